@@ -678,12 +678,12 @@ def test_a_run_whose_image_is_not_there_says_so(cluster: Contained):
     _, work = run_words(cluster)
     answer = cluster.sh(f"cd {work}; dalsegno run --nodes=2 --container-image=/nowhere.sqsh train.py")
     assert answer.code == NO_CONTAINER
-    told = "its container is to be had on none of its nodes: image /nowhere.sqsh: No such file or directory"
+    told = "the container could not be started on any node: image /nowhere.sqsh: No such file or directory"
     assert answer.err.count("/nowhere.sqsh") == 1 and told in answer.err, answer
-    assert "goes on without" not in answer.err and "more node" not in answer.err
+    assert "continues without" not in answer.err and "more node" not in answer.err
     plain = cluster.sh("dalsegno run --framework=plain -N2 --container-image=/nowhere.sqsh true")
     assert plain.code == NO_CONTAINER
-    assert "its container is not to be had: image /nowhere.sqsh: No such file or directory" in plain.err, plain
+    assert "the container could not be started: image /nowhere.sqsh: No such file or directory" in plain.err, plain
     own = cluster.sh(f"dalsegno run --framework=plain --container-image={cluster.image} sh -c 'exit {NO_CONTAINER}'")
     assert own.code == NO_CONTAINER and "the program ended with exit code 125" in own.err, own
     eventually(lambda: cluster.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
@@ -757,7 +757,10 @@ def test_a_node_where_pyxis_is_not_registered_is_named_with_the_commands_that_fi
             assert "unrecognized option '--container-image" in batch(cluster)
             assert cluster.lines("srun -w train-2 $I sh -c 'echo from $FROM_IMAGE'") == ["from"]  # not in the image!
             bare = cluster.sh(f"dalsegno run --framework=plain -N2 --container-image={cluster.image} true")
-            assert bare.code == 1 and "train-2 started no container: `dalsegno containers check` says why" in bare.out
+            assert (
+                bare.code == 1
+                and "train-2: the container did not start; run `dalsegno containers check` for the reason" in bare.out
+            )
             answer = cluster.sh("dalsegno containers check --json")
             found = json.loads(answer.out)
             assert answer.code == 1 and [each["host"] for each in found["findings"]] == ["train-2"]

@@ -154,7 +154,7 @@ def test_the_same_traceback_twice_ends_the_run_with_it_on_top(tiers: Cli, work: 
     assert (answer.code, run.generation) == (1, 2)
     report = answer.err[answer.err.index("Traceback") :]
     assert report.index("ValueError: bad batch 34") < report.index("error: run")
-    assert "rank 1 on train-2 failed: ValueError: bad batch 34, as it did before" in report
+    assert "rank 1 on train-2 failed: ValueError: bad batch 34, the same failure as before" in report
     run.no_trace()
 
 

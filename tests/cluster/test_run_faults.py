@@ -269,7 +269,7 @@ def test_an_elastic_run_goes_on_smaller_says_so_and_grows_back(cluster_for_runs:
     power_off(run.cli, nodes[1])
     run.wait_for_step(generation + 1)
     assert set(run.nodes) == {*nodes} - {nodes[1]}
-    run.wait_for(lambda: "runs on 3 of 4 nodes: the effective batch is smaller" in run.status.message)
+    run.wait_for(lambda: "running on 3 of 4 nodes: the effective batch is smaller" in run.status.message)
     assert "nodes 3 of 4\n" in run.log(0)
     run.cli.ok("up")
     run.wait_for(lambda: len(run.nodes) == 4, LONG_S)
@@ -288,7 +288,7 @@ def test_a_run_whose_saved_state_is_damaged_gives_its_job_back_and_begins_anew_i
     run.folder.state.write_text("{")
     kill(coordinator)
     run.wait_for(lambda: run.journal("granted", since=at), LONG_S)
-    (note,) = [each["text"] for each in run.journal("note", since=at) if "begins anew" in each["text"]]
+    (note,) = [each["text"] for each in run.journal("note", since=at) if "starts over" in each["text"]]
     assert f"scancel --name={run.id}" in note
     run.wait_for_step(after=run.journal("granted")[-1]["at"], timeout_s=LONG_S)
     assert job not in run.status.jobs and len(run.status.jobs) == 1

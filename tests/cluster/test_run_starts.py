@@ -49,7 +49,7 @@ def test_only_the_node_that_is_off_is_left_out_and_slurm_has_it_back(cluster_for
     print(f"first step {run.wait_for_step(timeout_s=LONG_S) - at:.1f} s after it was asked for")
     assert run.journal("granted")[0]["nodes"] == ["train-1", "train-2", "train-3"]
     assert set(run.nodes) == {"train-2", "train-3", "train-4"}
-    assert [each["text"] for each in run.journal("note")] == ["train-1 does not answer: the run goes on without it"]
+    assert [each["text"] for each in run.journal("note")] == ["train-1 does not answer; the run continues without it"]
     run.wait_for(lambda: "train-1" not in (now_held := held(run)) and "[1" not in now_held)
     run.cli.ok("up")
     assert run.finish() == 0
@@ -58,7 +58,7 @@ def test_only_the_node_that_is_off_is_left_out_and_slurm_has_it_back(cluster_for
 
 def test_a_run_that_lacks_a_node_says_so_and_takes_it_when_it_is_back(cluster_for_runs: Cli):
     run = granted_without(cluster_for_runs, "train-1", "lacks", "-N", "4")
-    run.wait_for(lambda: run.status.message.startswith("needs 1 more node, and Slurm has none to give:"))
+    run.wait_for(lambda: run.status.message.startswith("needs 1 more node, but Slurm has none available:"))
     assert run.generation == 0
     run.cli.ok("up")
     run.wait_for_step(timeout_s=LONG_S)

@@ -64,7 +64,7 @@ def test_a_dry_run_shows_what_would_be_asked_for_and_leaves_nothing(shared: Cli,
         "run-agent",
     ):
         assert asked in answer.out
-    assert "partition `train` gives a job 02:00:00; the run goes on in further jobs" in answer.err
+    assert "partition `train` limits jobs to 02:00:00; the run continues in further jobs" in answer.err
     assert runs_in(shared) == before
 
 
@@ -89,9 +89,9 @@ def test_what_the_cluster_cannot_do_is_told_before_anything_is_made(shared: Cli,
     (folder / "train.py").write_text("")
     before = runs_in(shared)
     for words, what in {
-        ("-N", "9", "train.py"): "the run wants 9 nodes, but partition `train` has 3",
+        ("-N", "9", "train.py"): "the run requests 9 nodes, but partition `train` has 3",
         ("-p", "trian", "train.py"): "there is no partition `trian`",
-        ("gone.py",): "there is no script `gone.py`",
+        ("gone.py",): "script `gone.py` not found",
     }.items():
         answer = shared.run("run", *words, cwd=folder)
         assert (answer.code, what in answer.err) == (2, True), answer.err

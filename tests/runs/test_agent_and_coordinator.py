@@ -71,7 +71,7 @@ async def test_the_same_traceback_twice_ends_the_run_and_is_reported(tmp_path: P
     async with played(tmp_path, "raise ValueError('bad batch') if rank else wait()", "n1", "n2") as run:
         assert await run.ends() == 1
         assert run.status.report.splitlines()[-1] == "ValueError: bad batch"
-        assert "as it did before" in run.status.message and run.status.generation == 2
+        assert "the same failure as before" in run.status.message and run.status.generation == 2
 
 
 @in_loop

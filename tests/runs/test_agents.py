@@ -81,7 +81,7 @@ def test_another_agent_of_the_same_node_takes_the_place_of_the_first():
     asyncio.run(twice())
     assert listener.log == [
         ("came", "n1"),
-        ("lost", "n1", "another agent took its place", False),
+        ("lost", "n1", "another agent replaced it", False),
         ("came", "n1"),
         ("said", "n1", Noted("two")),
         ("lost", "n1", "its agent is gone", False),

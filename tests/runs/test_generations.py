@@ -131,12 +131,12 @@ def test_after_too_many_failures_the_run_ends_with_the_workers_code():
     _, orders = play(
         running(max_restarts=0), WorkerEnded("b", 1, 1, 3), GenerationStopped("a", 1), GenerationStopped("b", 1)
     )
-    why = "rank 1 on b ended with exit code 3, and no restart was asked for"
+    why = "rank 1 on b ended with exit code 3, and no restart was requested"
     assert orders[-1] == Finish(3, read_failure(1, "b", 3), why)
     _, orders = play(
         running(max_restarts=0), WorkerEnded("b", 1, 1, -9), GenerationStopped("a", 1), GenerationStopped("b", 1)
     )
-    why = "rank 1 on b was ended by SIGKILL, and no restart was asked for"
+    why = "rank 1 on b was ended by SIGKILL, and no restart was requested"
     assert orders[-1] == Finish(137, read_failure(1, "b", -9), why)
 
 
@@ -153,7 +153,7 @@ def test_the_same_traceback_twice_running_ends_the_run():
     run = restart(running(), fault("ValueError: bad batch 17", rank=0, node="a"))
     again = fault("ValueError: bad batch 91", rank=1, node="b")
     run, orders = fail(run, again)
-    why = "rank 1 on b failed: ValueError: bad batch 91, as it did before: restarting would not help"
+    why = "rank 1 on b failed: ValueError: bad batch 91, the same failure as before; restarting would not help"
     assert (run.phase, orders) == (GenerationPhase.ENDED, [Finish(1, again, why)])
 
 

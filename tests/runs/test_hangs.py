@@ -1,4 +1,4 @@
-"""When no step for so long is a hang, and when ranks that have not returned are idle."""
+"""Detection of hangs and of idle ranks."""
 
 from dalsegno.runs.coordinator.hangs import ENOUGH_STEPS, Activity, StepMarks
 from dalsegno.runs.coordinator.messages import Work

@@ -38,7 +38,7 @@ def test_silence_is_followed_by_a_probe_and_then_by_the_verdict():
     seen = looks(watching(), 5.0)
     assert [now for now, _ in seen] == [0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]
     assert all(look == LivenessLook(probe=("a",)) for _, look in seen[:-1])
-    assert seen[-1][1] == LivenessLook(gone=(("a", "its host has not answered for 1.6 s"),))
+    assert seen[-1][1] == LivenessLook(gone=(("a", "the host has not answered for 1.6 s"),))
 
 
 def test_a_verdict_is_given_once():
@@ -64,7 +64,7 @@ def test_a_host_that_answers_probes_is_alive_however_silent_its_agent():
 def test_an_agent_that_says_nothing_for_very_long_is_stuck_though_its_host_answers():
     liveness = watching()
     seen = looks(liveness, 31.0, lambda now: liveness.answered("a", now))
-    assert seen == [(30.0, LivenessLook(gone=(("a", "its agent has said nothing for 30 s, though its host answers"),)))]
+    assert seen == [(30.0, LivenessLook(gone=(("a", "the agent has been silent for 30 s, though the host answers"),)))]
 
 
 def test_a_third_of_a_second_of_lost_beats_is_nothing():
@@ -121,4 +121,4 @@ def test_each_agent_has_its_own_time():
     liveness = watching()
     liveness.watch("b", 0.0)
     seen = looks(liveness, 2.0, lambda now: liveness.beat("b", now))
-    assert seen[-1] == (1.6, LivenessLook(gone=(("a", "its host has not answered for 1.6 s"),)))
+    assert seen[-1] == (1.6, LivenessLook(gone=(("a", "the host has not answered for 1.6 s"),)))

@@ -24,6 +24,6 @@ def test_it_is_told_once_of_each_and_not_before_it_is_long():
     told: set[str] = set()
     ages = {"n1": LONG_S - 1, "n2": LONG_S, "n3": LONG_S}
     said = tell_slow(ages, ["n1", "n2", "n3"], told, "/r/agents.log")
-    assert said == "agents take long to start on n[2-3], for an image or a prolog; /r/agents.log may say more"
+    assert said == "agents are slow to start on n[2-3] (image import or prolog); see /r/agents.log"
     assert tell_slow(ages, ["n1", "n2", "n3"], told, "/r/agents.log") == ""
     assert tell_slow({"n1": LONG_S}, [], told, "/r/agents.log") == ""

@@ -185,14 +185,14 @@ def test_an_image_that_no_node_has_ends_the_run_at_once_and_is_told_once(
 ):
     staff, _, boss = staffed
     assert tried_too_often(staff, boss, "n1", "n2").noted == []
-    why = "its container is to be had on none of its nodes: image /fsx/a.sqsh: No such file or directory"
+    why = "the container could not be started on any node: image /fsx/a.sqsh: No such file or directory"
     assert boss.ends == [(NO_CONTAINER, why)]
 
 
 def test_an_image_that_one_node_lacks_is_that_nodes_fault(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
     staff, _, boss = staffed
     tried_too_often(staff, boss, "n1")
-    assert boss.noted[0].startswith("agents on n1 do not live (image /fsx/a.sqsh: No such file")
+    assert boss.noted[0].startswith("agents on n1 end right after they start (image /fsx/a.sqsh: No such file")
     assert [code for code, _ in boss.ends] == [1], "for nothing is known of the other"
 
 
@@ -237,7 +237,7 @@ def test_an_agent_that_takes_long_to_start_is_waited_for_and_not_started_again_b
     step = staffed_slowly(staff, boss, times=2 * MOST_TRIES)
     assert staff.silent == {} and step.will_bring("n1", time.monotonic())
     (said,) = boss.noted
-    assert said.startswith("agents take long to start on n1, for an image or a prolog; ")
+    assert said.startswith("agents are slow to start on n1 (image import or prolog); ")
 
 
 @pytest.mark.parametrize("why", ["its task has ended", "its slurmd was started since"])

@@ -80,11 +80,11 @@ def test_one_that_has_lost_a_node_restarts_whatever_comes(folder: RunFolder):
 
 def test_one_that_gathers_says_for_whom_it_waits(folder: RunFolder):
     gathers = replace(RUNS, phase=GenerationPhase.GATHERING, ready=("n1",))
-    assert told(folder, Known(gathers, Short())).message == "waits for 1 more node from Slurm"
-    assert told(folder, Known(gathers, Short(("n1", "n3")))).message == "waits for n3 to be ready"
+    assert told(folder, Known(gathers, Short())).message == "waiting for 1 more node from Slurm"
+    assert told(folder, Known(gathers, Short(("n1", "n3")))).message == "waiting for n3 to be ready"
     begins = replace(gathers, generation=0, group=None)
     assert told(folder, Known(begins, Short(("n1", "n3")))).message == "", "that agents start is no news"
-    assert told(folder, Known(begins, Short())).message == "waits for 1 more node from Slurm"
+    assert told(folder, Known(begins, Short())).message == "waiting for 1 more node from Slurm"
 
 
 @pytest.mark.parametrize(("node", "was"), [("n1", "member"), ("n3", "spare"), ("n4", "starting")])

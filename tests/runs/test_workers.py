@@ -94,7 +94,7 @@ def test_an_order_that_comes_twice_is_obeyed_once(node: Node):
 
 def test_a_python_that_is_not_there_is_told_and_workers_start_as_programs(node: Node):
     node.set_up("print('x')", python="/no/such/python")
-    assert "nothing is imported ahead on n1" in node.hear("note")["note"]
+    assert "modules are not imported ahead on n1" in node.hear("note")["note"]
     assert not node.hear("ready")["ready"]["warm"]
 
 
@@ -108,7 +108,7 @@ def test_a_module_that_does_not_import_leaves_programs_of_their_own(node: Node):
 
 def test_a_folder_that_is_not_on_this_node_makes_it_useless(node: Node):
     node.set_up("pass", cwd="/no/such/folder")
-    assert "there is no folder /no/such/folder on this node" in node.hear("broken")["broken"]
+    assert "folder /no/such/folder does not exist on this node" in node.hear("broken")["broken"]
 
 
 def test_only_workers_that_listen_are_signalled(node: Node):

@@ -42,7 +42,7 @@ def test_a_worker_that_says_too_much_ends_neither_its_agent_nor_the_coordinator(
             ending = asyncio.ensure_future(run.ends())
             await run.until(lambda: ending.done() or "lost" in run.events())
             assert "lost" not in run.events() and ending.result() == 0
-            assert "n1 left out what it has to say of `step`" in run.folder.journal.read_text()
+            assert "n1 dropped a message (`step`" in run.folder.journal.read_text()
 
     asyncio.run(run())
 

@@ -63,7 +63,7 @@ def test_a_program_of_ones_own_starts_in_its_container_or_not_at_all():
         words, env={"SLURMD_NODENAME": "n1"}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "n1 started no container: `dalsegno containers check` says why\n"
+    assert done.stderr == "n1: the container did not start; run `dalsegno containers check` for the reason\n"
     there = [word.replace("/.dalsegno/dalsegno", "/") for word in words]
     assert subprocess.run(there, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout == "$HOME a b\n"
     assert guarded(request(container_image=""), LAUNCHER, ["echo"]) == ["echo"]
@@ -80,14 +80,14 @@ def test_mounts_as_pyxis_takes_them(text: str):
 
 @pytest.mark.parametrize("text", ["", "fsx:/data", "/a:b", "/a:/b:ro:x", "/a,,/b", "./here"])
 def test_what_is_no_mount_is_refused(text: str):
-    with pytest.raises(UsageError, match="is no mount"):
+    with pytest.raises(UsageError, match="invalid mount"):
         parse_mounts(text)
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"container_image": "", "container_mounts": ("/a:/a",)}, "nothing to mount into"),
+        ({"container_image": "", "container_mounts": ("/a:/a",)}, "mounts need a container"),
         ({"container_image": "a.sqsh"}, "not the name of an image"),
         ({"chdir": "/home/a:b"}, "cannot be mounted"),
     ],
@@ -98,12 +98,12 @@ def test_what_cannot_work_is_refused_before_the_run(fields: dict[str, object], w
 
 
 def test_a_cluster_without_containers_is_told_how_to_have_them():
-    with pytest.raises(UsageError, match="knows no --container-image") as caught:
+    with pytest.raises(UsageError, match="has no --container-image option") as caught:
         check_container(request(), "/runs/x", takes_containers=False)
-    assert "`dalsegno plan` says what is missing" in caught.value.hint
+    assert "`dalsegno plan` shows what is missing" in caught.value.hint
     assert takes_containers("  --container-image=IMAGE  the image") and not takes_containers("  --container=PATH")
 
 
 def test_an_image_brings_its_own_python():
-    with pytest.raises(UsageError, match="has the image's Python"):
+    with pytest.raises(UsageError, match="uses the image's Python"):
         request(venv="/home/ada/venv")

@@ -94,7 +94,7 @@ def test_an_ipv6_address_stands_in_brackets() -> None:
 
 
 def test_ports_do_not_run_over() -> None:
-    with pytest.raises(DalsegnoError, match="there are no 2 ports from 65535 on"):
+    with pytest.raises(DalsegnoError, match="there are fewer than 2 ports from 65535 on"):
         tensorflow_env(ProcessLayout("r", ("n1",), 2, 65_535), 0, {})
 
 

@@ -114,24 +114,24 @@ def test_all_faults_are_told_at_once_with_their_lines() -> None:
     assert problems(text) == [
         (1, "a job file needs `script`", "add `script: train.py`"),
         (1, "a job file has no setting `nodez`", "did you mean `nodes`?"),
-        (2, "`args`: `0.1` is not text", "put it in quotes: YAML reads numbers and yes/no in its own way"),
+        (2, "`args`: `0.1` is not text", "put it in quotes: YAML converts numbers and yes/no"),
         (3, "a job file has no setting `walltime`", "did you mean `time`?"),
         (4, "`detach` must be `true` or `false`, not `4`", ""),
-        (5, "`name`: `-x` cannot be a run's name",
+        (5, "`name`: invalid run name `-x`",
             "use letters, digits and `._@+=:-`, starting with a letter or digit, at most 80"),
         (6, "`mem`: `big` is not a size", "write `64G`, `512M`, `1T`, or `0` for all"),
         (7, "`env`: a list is not a mapping of variables", "write `NAME: value` lines below it"),
-        (8, "`sbatch_args`: `--nodes` is ours to write", "use our own `--nodes`"),
+        (8, "`sbatch_args`: `--nodes` is set by `dalsegno run`", "use `--nodes`"),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "there is no job in this file"),
-        ("- a", "there is no job in this file"),
-        ("script: t.py\nvenv: a\nconda: b\n", "a run has one Python environment: `venv` or `conda`, not both"),
-        ("script: ''\n", "there is no script to run"),
+        ("", "this file contains no job"),
+        ("- a", "this file contains no job"),
+        ("script: t.py\nvenv: a\nconda: b\n", "`venv` and `conda` exclude each other"),
+        ("script: ''\n", "no script given"),
     ],
 )
 def test_what_is_wrong_with_the_whole_is_told_of_the_file(text: str, what: str) -> None:
@@ -158,8 +158,8 @@ def test_a_file_with_faults_also_says_that_its_script_is_missing(tmp_path: Path)
     with pytest.raises(SpecError) as caught:
         load_job(tmp_path / "job.yaml")
     told = [(problem.what, problem.where.rpartition(":")[2]) for problem in caught.value.problems]
-    assert told == [("`nodes`: `many` is not a number of nodes", "3"), ("there is no script `nothere.py`", "1")]
-    assert caught.value.problems[1].hint == f"there is none in {tmp_path}"
+    assert told == [("`nodes`: `many` is not a number of nodes", "3"), ("script `nothere.py` not found", "1")]
+    assert caught.value.problems[1].hint == f"no such file in {tmp_path}"
 
 
 def test_options_are_named_as_a_job_file_has_them() -> None:

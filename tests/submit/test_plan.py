@@ -101,7 +101,7 @@ def test_trainium_is_asked_for_by_its_own_name() -> None:
 def test_a_run_longer_than_the_partition_allows_goes_on_in_further_jobs(asks_s: int, job: str, goes_on: bool) -> None:
     plan = planned(HEAD, time_limit_s=asks_s, gpus_per_node=Gpus(8))
     assert options(salloc_argv(plan))["--time"] == job
-    note = "partition `train` gives a job 1-00:00:00; the run goes on in further jobs"
+    note = "partition `train` limits jobs to 1-00:00:00; the run continues in further jobs"
     assert plan.notes == ((note,) if goes_on else ())
 
 
@@ -112,33 +112,33 @@ def test_no_time_asked_for_is_the_partition_s_own_and_no_limit_is_zero() -> None
 
 def test_idle_gpus_and_spares_nobody_waits_for_are_pointed_out() -> None:
     assert planned(HEAD, nodes=NodeCount(1, 4), spares=1).notes == (
-        "nodes of partition `train` have 8 h100 GPUs and the run asks for none: `--gpus-per-node 8`",
-        "a run that may start smaller does not wait for its spares",
+        "nodes of partition `train` have 8 h100 GPUs but the run requests none; to use them: `--gpus-per-node 8`",
+        "an elastic run does not wait for its spares",
     )
 
 
 def test_what_could_never_start_is_refused_before_slurm_sees_it() -> None:
     assert refused(partition="trian") == "there is no partition `trian`"
-    assert refused(nodes=9) == "the run wants 9 nodes, but partition `train` has 8"
+    assert refused(nodes=9) == "the run requests 9 nodes, but partition `train` has 8"
     assert refused(nodes=6, spares=1) == (
-        "the run wants 7 nodes (with 1 spare), but partition `train` gives a job at most 6"
+        "the run requests 7 nodes (with 1 spare), but partition `train` allows a job at most 6"
     )
     assert refused(partition="cpu", gpus_per_node=Gpus(1)) == (
-        "the run wants 1 GPUs per node, but nodes of partition `cpu` have none"
+        "the run requests 1 GPUs per node, but nodes of partition `cpu` have none"
     )
     assert refused(partition="cpu", nproc_per_node=2, cpus_per_task=2) == (
         "a node would need 4 CPUs, but nodes of partition `cpu` have 2"
     )
     assert refused(sbatch_args=("--requeue",)) == "`--requeue` is for batch jobs only"
     assert refused(name="x", signal_lead_s=65_000, time_limit_s=65_000) == (
-        "a limit of 65000 s leaves no time before its signal, 65000 s ahead"
+        "a time limit of 65000 s leaves no time before the signal 65000 s ahead of it"
     )
 
 
 def test_a_run_s_id_is_checked_like_a_name() -> None:
     from dalsegno.runs.submit.plan import plan_run
 
-    with pytest.raises(UsageError, match="cannot be a run's name"):
+    with pytest.raises(UsageError, match="invalid run name"):
         plan_run(asked(), FOREIGN, "--uid=0")
 
 
@@ -167,7 +167,7 @@ def test_a_join_of_a_run_in_its_second_job_waits_for_nothing() -> None:
 
 
 def test_runs_that_srun_itself_starts_take_no_further_nodes() -> None:
-    with pytest.raises(DalsegnoError, match="takes no further nodes: its framework is plain"):
+    with pytest.raises(DalsegnoError, match="cannot take further nodes: its framework is plain"):
         plan_join(planned(framework="plain"))
 
 

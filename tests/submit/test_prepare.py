@@ -97,7 +97,7 @@ def test_ids_are_readable_and_new() -> None:
     assert len(ids) == 200
     assert all(len(each) == len("train-k3f9x") and not set("ilou") & set(each.removeprefix("train-")) for each in ids)
     assert len(new_run_id("x" * 80, lambda _: False)) <= 80, "Slurm's job names end there"
-    with pytest.raises(UsageError, match="is taken"):
+    with pytest.raises(UsageError, match="no free id"):
         new_run_id("train", lambda _: True)
 
 
@@ -107,7 +107,7 @@ def test_a_run_is_found_by_the_start_of_its_id(tmp_path: Path) -> None:
     assert find_run(tmp_path, "train-a").run == "train-aaaaa"
     assert find_run(tmp_path, "eval").run == "eval-ccccc"
     assert find_run(tmp_path).run == list_runs(tmp_path)[0].run
-    with pytest.raises(UsageError, match="may be any of 2 runs: train-"):
+    with pytest.raises(UsageError, match="matches 2 runs: train-"):
         find_run(tmp_path, "train")
     with pytest.raises(NotThere) as fault:
         find_run(tmp_path, "evel-ccccc")
@@ -129,26 +129,28 @@ def test_a_script_that_is_not_there_is_missed_at_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     check_program(asked("train.py", chdir=str(tmp_path)), {})
     missing = refused(script="trian.py", chdir=str(tmp_path))
-    assert missing == "there is no script `trian.py`; did you mean `train.py`?"
+    assert missing == "script `trian.py` not found; did you mean `train.py`?"
     assert refused(script=".", chdir=str(tmp_path)) == "`.` is a folder, not a script; name the script in it"
-    assert refused(chdir=str(tmp_path / "gone")).startswith("there is no folder")
+    assert refused(chdir=str(tmp_path / "gone")).startswith("folder `")
 
 
 def test_a_program_of_any_kind_may_be_on_the_path(tmp_path: Path) -> None:
     tool = tmp_path / "hello"
     tool.write_text("#!/bin/sh\n")
     check = {"script": "hello", "chdir": "/", "framework": "plain"}
-    assert refused(**check).startswith("there is no program `hello`")
+    assert refused(**check).startswith("program `hello` not found")
     assert refused(**{**check, "chdir": str(tmp_path)}) == "`hello` is not executable; chmod +x hello"
     tool.chmod(0o755)
     check_program(asked("hello", chdir="/", framework="mpi"), {"PATH": str(tmp_path)})
     check_program(asked("hello", chdir="/", no_preload=True), {"PATH": str(tmp_path)})
-    assert refused(str(tmp_path), script="hello", chdir="/").startswith("there is no script `hello`")
+    assert refused(str(tmp_path), script="hello", chdir="/").startswith("script `hello` not found")
 
 
 def test_an_environment_without_a_python_is_none(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    assert refused(chdir=str(tmp_path), venv="v").startswith(f"there is no Python in `{tmp_path}/v`; `python3 -m venv")
+    assert refused(chdir=str(tmp_path), venv="v").startswith(
+        f"no Python found in `{tmp_path}/v`; create one with `python3 -m venv"
+    )
     (tmp_path / "v/bin").mkdir(parents=True)
     (tmp_path / "v/bin/python").symlink_to("/bin/sh")
     check_program(asked(chdir=str(tmp_path), venv="v"), {})

@@ -42,7 +42,7 @@ def test_one_that_lacks_what_ours_has_gives_way_to_ours(tmp_path: Path) -> None:
 
 def test_a_python_without_pytorch_is_told_before_the_run_waits(tmp_path: Path) -> None:
     lacks, has = python(tmp_path / "a", has=False), python(tmp_path / "b", has=True)
-    with pytest.raises(UsageError, match="there is no PyTorch in") as caught:
+    with pytest.raises(UsageError, match="PyTorch is not installed in") as caught:
         check_torch(asked(), lacks, certain=True)
     assert "dalsegno setup --torch" in caught.value.hint and "--venv PATH" in caught.value.hint
     (note,) = check_torch(asked(), lacks, certain=False)
@@ -56,7 +56,7 @@ def test_environment_without_pytorch_is_named_in_the_hint(tmp_path: Path) -> Non
     lacks = python(tmp_path / "mine", has=False)
     with pytest.raises(UsageError) as caught:
         check_torch(asked(venv="mine", chdir=str(tmp_path)), lacks, certain=True)
-    assert f"pip install torch` installs it in {tmp_path}/mine" in caught.value.hint
+    assert f"`{tmp_path}/mine/bin/python3 -m pip install torch`" in caught.value.hint
     assert "setup --torch" not in caught.value.hint, "that is for another environment"
 
 
@@ -66,4 +66,4 @@ def test_launcher_in_place_of_a_script_is_to_be_left_out(tmp_path: Path, launche
         args = ("--nproc-per-node", "2", "train.py")
         check_program(asked(script=launcher, args=args, chdir=str(tmp_path)), os.environ)
     name = launcher.rpartition("/")[2]
-    assert f"leave {name} out" in caught.value.hint and "`dalsegno run train.py`" in caught.value.hint
+    assert f"remove {name} and" in caught.value.hint and "`dalsegno run train.py`" in caught.value.hint

@@ -120,7 +120,7 @@ def test_sbatch_reads_back_any_word_that_stands_on_a_line(value: str) -> None:
 
 
 def test_a_word_over_two_lines_is_refused() -> None:
-    with pytest.raises(DalsegnoError, match="cannot stand in a batch script"):
+    with pytest.raises(DalsegnoError, match="cannot be written to a batch script"):
         sbatch_word("--output=a\nb")
 
 

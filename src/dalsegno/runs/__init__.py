@@ -1,1 +1,1 @@
-"""Launching a run and keeping it alive: generations, their coordinator, and the agents on the nodes."""
+"""Launch and supervision of runs: generations, their coordinator, and the agents on the nodes."""

@@ -39,4 +39,4 @@ def test_of_our_own_runs_the_same_fault_twice_is_still_the_end() -> None:
     run, _ = advance(Run(Shape(1, 1, 2), max_restarts=3), Joined("n"))
     run, _ = rounds(run, 1, SAME)
     run, orders = rounds(run, 1, SAME)
-    assert isinstance(orders[-1], Finish) and "as it did before" in orders[-1].why
+    assert isinstance(orders[-1], Finish) and "the same failure as before" in orders[-1].why

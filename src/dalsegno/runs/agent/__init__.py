@@ -1,1 +1,1 @@
-"""What runs on every node of a run, in the user's own Python (3.9 and later): agent, warm parent, their words."""
+"""The processes on every node of a run, in the user's own Python (3.9 and later): agent, warm parent, helpers."""

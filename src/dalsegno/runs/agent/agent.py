@@ -1,7 +1,8 @@
-"""The run agent: one on every node of a run, as the user, started by srun. Forks workers when its coordinator says so.
+"""The run agent: one on every node of a run, run as the user, started by srun. It forks workers on the coordinator's
+orders.
 
-It imports no torch: that is its warm parent's part. It knows nothing of the run but its place in it, and outlives the
-coordinator's absence for a while, so that a coordinator which was killed finds its workers running.
+It does not import torch; its warm parent does. It knows nothing of the run but its own part, and survives the absence
+of the coordinator for a while, so that a restarted coordinator finds its workers running.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from dalsegno.train.memory.files import sweep_abandoned
 from dalsegno.train.memory.safe import parse_word
 from dalsegno.wire.frames import Message
 
-# ---- What agents that were killed left on this node: processes and logs of the same run, memory of runs long gone.
+# Leftovers of killed agents on this node
 
 
 LONG_GONE_S = 24 * 3600.0
 
 
 def sweep(run: str, node: str) -> list[int]:
-    """Processes are found by their environment, and ended.
+    """Kill leftover processes of this run, found by their environment, and remove its log folders.
 
-    Where Slurm tracks processes by cgroup there is nothing left; elsewhere orphans in sessions of their own are.
+    Where Slurm tracks processes by cgroup there are none; elsewhere orphans in sessions of their own may remain.
     """
     marks = {f"{RUN}={run}".encode(), f"SLURMD_NODENAME={node}".encode()}
     left = [pid for pid in own_processes() if marks <= environment(pid)]
@@ -58,10 +59,11 @@ def sweep(run: str, node: str) -> list[int]:
 
 
 def sweep_long_gone(now: float | None = None, folder: Path | None = None) -> list[str]:
-    """Snapshots of this user's runs of which nothing was written for a day, and nothing runs here; the runs' ids.
+    """Remove snapshots of this user's runs that were not written for a day and have no process here; return the run
+    ids.
 
-    A run sweeps its nodes when it ends, but for those that it had lost by then: where there is a node agent it sees to
-    them within a minute.
+    A run sweeps its nodes when it ends, except those it had lost by then. Where there is a node agent, it sweeps those
+    within a minute.
     """
     sweep_abandoned(folder)
     before = (time.time() if now is None else now) - LONG_GONE_S
@@ -73,7 +75,7 @@ def sweep_long_gone(now: float | None = None, folder: Path | None = None) -> lis
     return gone
 
 
-# ---- Which hosts answer: a living kernel completes a TCP connect even while its processes are stopped or starved.
+# Reachability: a live kernel completes a TCP connect even while its processes are stopped or starved
 
 
 Address = tuple[str, int]
@@ -81,7 +83,7 @@ _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 
 def reached(addresses: Iterable[Address], timeout_s: float) -> set[Address]:
-    """Those that accept or refuse within the time: a refusal, too, comes from a living host."""
+    """Return the addresses that accept or refuse within the time: a refusal comes from a live host too."""
     answered: set[Address] = set()
     until = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
@@ -119,16 +121,15 @@ def _take_answer(selector: selectors.BaseSelector, key: selectors.SelectorKey, a
     sock.close()
 
 
-# ---- The run agent: one on every node of a run, as the user, started by srun. Forks workers when its coordinator
-# says so.
+# The agent
 
 
 TICK_S = 0.2
-WORD_S = 5.0  # on the connection too, for networks that let no heartbeats through
-# Shares of the time after which the coordinator gives a silent host up: we have to know a little before it does.
+WORD_S = 5.0  # on the connection too, for networks that drop heartbeats
+# Shares of the coordinator's timeout for a silent host: the agent has to notice slightly before it.
 LOOK_AFTER, LOOK_FOR = 0.45, 0.2
 CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-FOUND_CHARS = 4096  # a longer one is no list of devices
+FOUND_CHARS = 4096  # a longer value is not a list of devices
 FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 
 
@@ -142,7 +143,7 @@ class RunAgent:
         self.link.on_close = self._unwatch
         self.heart = Heart(node)
         self.selector = selectors.DefaultSelector()
-        # Not to be guessed: any user could bind the name before. Names of sockets are short.
+        # Random, because any user could bind a predictable name first. Socket names must be short.
         name = f"dalsegno.{os.getuid()}.{self.run[:40]}.{secrets.token_hex(8)}"
         self.door = WorkerSocket(name, self.selector, self._hear_worker)
         self.probe = self._open_probe()
@@ -161,8 +162,8 @@ class RunAgent:
         self.signals: list[int] = []
         self.terminated = False
         self.replaced = False
-        self.cut_off = False  # from most of the others: then it is not for us to decide anything
-        self.last_word: Sequence[str] = ()  # a command, where there is nobody left to give it
+        self.cut_off = False  # from most of the others: then this agent decides nothing
+        self.last_word: Sequence[str] = ()  # a command to run when no coordinator returns
         self.caught = set(CAUGHT)
         self.orders: dict[str, Callable[..., None]] = {
             "setup": self._set_up,
@@ -180,7 +181,7 @@ class RunAgent:
         }
 
     def serve(self) -> int:
-        """Until the run is over, or the coordinator has been gone for too long."""
+        """Serve until the run is over or the coordinator has been gone for too long."""
         adopt_orphans()
         sweep(self.run, self.node)
         sweep_long_gone()
@@ -201,7 +202,7 @@ class RunAgent:
             self.stream.close(self.link.send)
         return self.exit_code
 
-    # The coordinator
+    # Coordinator
 
     def _find_coordinator(self) -> None:
         self._forget_coordinator()
@@ -219,16 +220,16 @@ class RunAgent:
         self.link.close()
 
     def _unwatch(self) -> None:
-        """Before the socket is closed: the next one that is opened may bear its number."""
+        """Unregister before the socket is closed: the next socket may get the same number."""
         if self.watched is not None:
             self.selector.unregister(self.watched)
             self.watched, self.lost_at = None, time.monotonic()
             grants, self.grants = self.grants, {}
             for answer in grants.values():
-                answer({"granted": False, "why": "the coordinator is gone"})
+                answer({"granted": False, "why": "the coordinator is lost"})
 
     def _tell(self, message: Message) -> None:
-        """Of the workers, to the coordinator."""
+        """Send a message of the workers to the coordinator."""
         self.link.send(message)
 
     def _hello(self) -> Message:
@@ -256,7 +257,7 @@ class RunAgent:
                 order(message[word])
 
     def _set_up(self, told: Message) -> None:
-        """A node that does not see the run's folder writes elsewhere, and its coordinator writes for it."""
+        """Set up workers. A node that does not see the run folder writes locally, and the coordinator writes for it."""
         setup = read_setup(told)
         if self.stream is None and not os.path.isdir(setup.folder):
             self.stream = LogStream(self.run, self.node)
@@ -279,17 +280,17 @@ class RunAgent:
         self.exit_code = 0
 
     def _give_way(self, told: bool) -> None:
-        """To another agent on this node: what is in memory is its now."""
+        """Leave the snapshots in memory to the agent that replaces this one."""
         self.replaced = True
 
     def _beside_ended(self, name: str) -> None:
         if name == "keeper":
             self.snapshots.keeper_gone()
 
-    # Workers' own words
+    # Messages of workers
 
     def _hear_worker(self, message: Message, answer: Callable[[Message], None]) -> None:
-        """Whatever they say: it is their own code that says it, and must not end us or the coordinator."""
+        """Handle a message of the user's code, which must not end the agent or the coordinator."""
         try:
             told = {word: int(message[word]) for word in ("step", "grant", "generation") if word in message}
             self.snapshots.hear(message, answer)
@@ -302,9 +303,9 @@ class RunAgent:
             self._ask_grant(told["grant"], answer)
 
     def _ask_grant(self, generation: int, answer: Callable[[Message], None]) -> None:
-        """Only the coordinator knows whether a generation is still the present one."""
+        """Ask the coordinator: only it knows whether a generation is still the present one."""
         if self.link.sock is None:
-            answer({"granted": False, "why": "the coordinator is not there"})
+            answer({"granted": False, "why": "the coordinator is not connected"})
             return
         number = max(self.grants, default=0) + 1
         self.grants[number] = answer
@@ -327,14 +328,14 @@ class RunAgent:
         self.selector.register(read, selectors.EVENT_READ, lambda: os.read(read, 4096))
 
     def _handle_signals(self) -> None:
-        """Slurm's signals reach us alone; the workers are told by us, and the coordinator decides what follows."""
+        """Forward Slurm's signals to the workers, which do not get them, and report them; the coordinator decides."""
         while self.signals:
             number = self.signals.pop(0)
             if number in (signal.SIGTERM, signal.SIGUSR2):
                 self.link.send({"signal": signal.Signals(number).name})
                 self.workers.signal(number)
             self.terminated = self.terminated or number == signal.SIGTERM
-        if self.terminated and self.link.sock is None:  # nobody is left who could decide
+        if self.terminated and self.link.sock is None:  # no coordinator is there to decide
             self.exit_code = TERMINATED
 
     # Silence
@@ -351,12 +352,13 @@ class RunAgent:
             self._look_around(LOOK_FOR * gone_s)
 
     def _tick_s(self) -> float:
-        """Short while nothing is heard: what is to be done about it is to be done in time."""
+        """Return the tick, short during silence, so that the agent reacts in time."""
         quiet = time.monotonic() - max(self.heart.heard, self.link.heard) > 2 * TICK_S
         return TICK_S / 4 if quiet and self.workers.crew.running() else TICK_S
 
     def _look_around(self, timeout_s: float) -> None:
-        """Is the coordinator's host gone, or are we? Cut off from most others, we stop before they go on without us."""
+        """Find out whether the coordinator's host or this node is cut off. If it is this one, stop before the others
+        continue."""
         home = (self.link.peer, self.link.port)
         everyone = {home, *self.peers}
         answered = reached(everyone, timeout_s / 2)
@@ -370,7 +372,7 @@ class RunAgent:
         self._forget_coordinator()
 
     def _open_probe(self) -> int:
-        """A port that only has to be there: whether our kernel answers on it is what is asked."""
+        """Open a port whose only purpose is to show that this kernel answers."""
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.bind(("", 0))
         sock.listen(512)
@@ -385,7 +387,7 @@ def _take_and_close(sock: socket.socket) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """`run-agent RUN`, with the run's secret and the coordinator's addresses on standard input."""
+    """Run `run-agent RUN`, with the run's secret and the coordinator's addresses on standard input."""
     connect = json.load(sys.stdin)
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     agent = RunAgent(connect, node)

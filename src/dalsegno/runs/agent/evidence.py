@@ -1,4 +1,4 @@
-"""What a dead worker left to tell why it died: torch's error file, the traceback in its log, the kernel's OOM count."""
+"""The evidence of a dead worker: torch's error file, the traceback in its log, the kernel's OOM count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from dalsegno.runs.agent.script import STACKS_SIGNAL
 
 _TAIL_BYTES = 65536
-# A script that does not parse has no traceback: it is not in any frame yet.
+# A script that does not parse has no traceback, because no frame exists yet.
 _NOT_PARSED = re.compile(r'^  File ".+", line \d+\n(?:    .*\n)*(?:Syntax|Indentation|Tab)Error: .*$', re.MULTILINE)
 _COMPLAINT = re.compile(r"error|exception|fatal|cannot|can't|not found|no such|denied|invalid|usage:", re.IGNORECASE)
 _START = "Traceback (most recent call last):"
@@ -25,7 +25,8 @@ _LINE_CHARS = 300
 
 
 def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
-    """`traceback` and, where torch's `record` wrote one, the `time` of the error. Empty if there is nothing to tell."""
+    """Return the `traceback` and, where torch's `record` wrote one, the time `at` of the error. Empty if there is
+    none."""
     told = _read_error_file(error_file)
     tail = "" if told.get("traceback") else _tail(log, since)
     traceback = told.get("traceback") or last_traceback(tail) or _not_parsed(tail)
@@ -34,7 +35,7 @@ def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
 
 
 def last_words(log: str, since: int = 0) -> dict[str, Any]:
-    """Of one that gave up without a traceback: the last line of its log, if that is a complaint."""
+    """Return the last log line of a worker that ended without a traceback, if it looks like an error."""
     line = next((line.strip() for line in reversed(_tail(log, since).splitlines()) if line.strip()), "")
     return {"traceback": line[:_LINE_CHARS]} if _COMPLAINT.search(line) else {}
 
@@ -45,9 +46,9 @@ def _not_parsed(text: str) -> str:
 
 
 def last_traceback(text: str) -> str:
-    """The last traceback in a log, from its first line to the line of the exception; "" if there is none.
+    """Return the last traceback in a log, from its first line to the line of the exception; "" if there is none.
 
-    Chained exceptions are one traceback: the first of the chain is where it began.
+    Chained exceptions form one traceback, which starts with the first of the chain.
     """
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if _bare(line).startswith(_START)]
@@ -63,12 +64,12 @@ def last_traceback(text: str) -> str:
 
 
 def _bare(line: str) -> str:
-    """Without a prefix such as torch's `[rank2]: `."""
+    """Return the line without a prefix such as torch's `[rank2]: `."""
     return line.partition("]: ")[2] if line.startswith("[rank") else line
 
 
 def _end(lines: list[str], start: int) -> int:
-    """One past the first line that is neither indented nor empty: `ValueError: …`."""
+    """Return one past the first line that is neither indented nor empty: `ValueError: …`."""
     for number in range(start + 1, len(lines)):
         line = _bare(lines[number])
         if line and not line[0].isspace():
@@ -87,7 +88,7 @@ def _tail(path: str, since: int) -> str:
 
 
 def _read_error_file(path: str) -> dict[str, Any]:
-    """What `torch.distributed.elastic.multiprocessing.errors.record` writes; "" and nothing where it did not."""
+    """Read the file of `torch.distributed.elastic.multiprocessing.errors.record`; empty if there is none."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError), open(path) as file:
         message = json.load(file)["message"]
         if isinstance(message, str):
@@ -98,7 +99,7 @@ def _read_error_file(path: str) -> dict[str, Any]:
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed a process for memory since it booted."""
+    """Return how often the kernel has killed a process for lack of memory since boot."""
     with contextlib.suppress(OSError, ValueError), open("/proc/vmstat") as file:
         for line in file:
             if line.startswith("oom_kill "):
@@ -106,12 +107,11 @@ def oom_kills() -> int:
     return 0
 
 
-# ---- What /proc says of processes on an agent's node. The agent stands on its own, in the oldest Python that is
-# served.
+# Facts from /proc, without libraries, for the oldest supported Python
 
 
 def own_processes() -> list[int]:
-    """All of the same user's but ourselves."""
+    """Return all processes of the same user except ourselves."""
     found = []
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -121,7 +121,7 @@ def own_processes() -> list[int]:
 
 
 def environment(pid: int) -> set[bytes]:
-    """As it was given to it; empty where we may not look."""
+    """Return the initial environment of a process; empty if it is not readable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return set(file.read().split(b"\0"))
@@ -139,7 +139,7 @@ def children(pid: int) -> list[int]:
 
 
 def below(pid: int) -> list[int]:
-    """All living descendants; a zombie is no process any more, only a note of one."""
+    """Return all living descendants, without zombies."""
     found, ask = [], children(pid)
     while ask:
         child = ask.pop()
@@ -154,12 +154,12 @@ def is_zombie(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """By a signal, until another lets it go on."""
+    """Return whether it was stopped by a signal."""
     return _state(pid) == b"T"
 
 
 def _state(pid: int) -> bytes:
-    """As ps writes it; nothing of a process that is gone."""
+    """Return the state as ps shows it; empty for a process that is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0]
@@ -168,7 +168,7 @@ def _state(pid: int) -> bytes:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for this signal: one that has none would only die of it."""
+    """Return whether a process has a handler for this signal: without one it would die."""
     try:
         with open(f"/proc/{pid}/status") as file:
             line = next(line for line in file if line.startswith("SigCgt:"))
@@ -178,7 +178,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def work_of(pid: int) -> tuple[float, int]:
-    """Seconds of processor time of a process and all below it, those that have ended too; bytes read and written."""
+    """Return the CPU seconds of a process and its descendants, including ended ones, and the bytes read and written."""
     ticks, moved = 0, 0
     for each in (pid, *below(pid)):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -189,17 +189,16 @@ def work_of(pid: int) -> tuple[float, int]:
     return ticks / os.sysconf("SC_CLK_TCK"), moved
 
 
-# ---- Where a hanging worker is: py-spy's word if it is installed, else what its own faulthandler writes on a
-# signal.
+# Stacks of a hanging worker: from py-spy if installed, else from its own faulthandler on a signal
 
 
-WAIT_S = 1.0  # for the first line of it
-QUIET_S = 0.05  # after the last one: whoever is killed while it tells is cut off
+WAIT_S = 1.0  # for the first line
+QUIET_S = 0.05  # after the last line: a process that is killed while it writes leaves a partial dump
 PYSPY_S = 5.0
 
 
 def capture_all(workers: Iterable[tuple[int, str]]) -> None:
-    """Of many processes at once, each in its own file: one that tells nothing does not delay the others."""
+    """Capture the stacks of many processes at once, each in its own file, so that none delays the others."""
     asked = [threading.Thread(target=capture, args=each) for each in workers]
     for thread in asked:
         thread.start()
@@ -208,8 +207,8 @@ def capture_all(workers: Iterable[tuple[int, str]]) -> None:
 
 
 def capture(pid: int, path: str) -> None:
-    """Append the stacks of a process to a file; a process that tells nothing is said to."""
-    with contextlib.suppress(OSError):  # nowhere to write: the run is worth more than where it was
+    """Append the stacks of a process to a file, or a line that says why there are none."""
+    with contextlib.suppress(OSError):  # nowhere to write: the run matters more than the stacks
         if not (_by_pyspy(pid, path) or _by_signal(pid, path)):
             with open(path, "a") as file:
                 file.write(f"process {pid} {_why_silent(pid)}\n")
@@ -217,8 +216,8 @@ def capture(pid: int, path: str) -> None:
 
 def _why_silent(pid: int) -> str:
     if is_stopped(pid):
-        return "was stopped from outside (SIGSTOP): it cannot tell where it is; install py-spy to see it"
-    return "tells nothing of where it is: install py-spy to see it"
+        return "was stopped (SIGSTOP) and cannot write its stacks; install py-spy to capture them"
+    return "writes no stacks; install py-spy to capture them"
 
 
 def _by_pyspy(pid: int, path: str) -> bool:

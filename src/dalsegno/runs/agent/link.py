@@ -1,11 +1,11 @@
-"""The agent's connection to its coordinator: found, proved, lost and found again.
+"""The agent's connection to its coordinator: handshake, encryption, reconnection.
 
     coordinator  {"nonce": S, ...}
     agent        {"run", "agent", "nonce": C, "proof"}, then its hello, sealed
-    coordinator  {"proof"}, then what it has to say, sealed
+    coordinator  {"proof"}, then its messages, sealed
 
-Everything but these three messages is encrypted and authenticated (`wire/handshake.py`): the environment of a run, and
-what its workers say, are nobody else's business.
+All other messages are encrypted and authenticated (`wire/handshake.py`): the environment of a run and the output of its
+workers are private.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import NamedTuple
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
 from dalsegno.wire.handshake import MOST_SEALED, Seal, holds, nonce, prove, read_nonce
 
-AGENT, COORDINATOR = "run-agent/3", "coordinator/3"  # with the version of what they say to each other
+AGENT, COORDINATOR = "run-agent/3", "coordinator/3"  # with the version of the protocol
 CONNECT_S = 1.0
 TALK_S = 5.0
 _UNPROVED_BYTES = 8 << 10  # a greeting may carry a munge credential
 _FALLBACKS = 4
-_FIRST_PORT, _PORTS = 20_000, 12_000  # below the ports that Linux gives to outgoing connections
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below the ports that Linux uses for outgoing connections
 
 
 def fallback_ports(secret: bytes) -> tuple[int, ...]:
-    """Return the ports on which a coordinator listens whose own port was taken while it was dead.
+    """Return the ports on which a coordinator listens if its own port was taken while it was dead.
 
-    Coordinator and agents compute them from the run's secret: nobody has to be told, and nobody else knows them. A
-    stranger who listens there all the same has no proof.
+    Coordinator and agents derive them from the run's secret, so that they need not be announced. A process that happens
+    to listen there cannot prove itself.
     """
     digest = hmac.digest(secret, b"fallback ports", "sha256")
     words = (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 4 * _FALLBACKS, 4))
@@ -42,13 +42,13 @@ def fallback_ports(secret: bytes) -> tuple[int, ...]:
 
 
 class NotTheCoordinator(Exception):
-    """Whoever answered there does not know the run's secret."""
+    """The peer does not know the run's secret."""
 
 
 class CoordinatorLink:
-    """One connection at a time. `send` never raises: what a broken connection swallows is told again after the next.
+    """One connection at a time. `send` never raises: what a broken connection loses is sent again after the next hello.
 
-    Who has no secret yet finds it in the coordinator's greeting, if it may: that is what `unlock` does.
+    An agent without a secret gets it from the coordinator's greeting through `unlock`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CoordinatorLink:
         self.sock: socket.socket | None = None
         self.peer = ""  # the address that answered
         self._silent_host = False  # the last dial ended before there was a connection
-        self._stalled: list[tuple[str, int]] = []  # where somebody answered and said nothing, the longest ago first
+        self._stalled: list[tuple[str, int]] = []  # places that accepted but sent nothing, the oldest first
         self.heard = time.monotonic()
         self._reader = Reader()
         self.said: tuple[str, ...] = ()  # what both sides have proved
@@ -73,10 +73,10 @@ class CoordinatorLink:
         self.on_close: Callable[[], None] = lambda: None
 
     def connect(self, hello: Message) -> bool:
-        """Try each address and port once; whether one of them was our coordinator.
+        """Try each address and port once and return whether one of them was the coordinator.
 
-        Somebody else who has taken its port may let us wait for a greeting. That ends the round. In later rounds such
-        places come last and one at a time, so that our coordinator is found on another port meanwhile.
+        Another process on that port may accept and never greet. That ends the round. In later rounds such places come
+        last and one at a time, so that the coordinator can be found on another port meanwhile.
         """
         silent: set[str] = set()
         for address, port in self._places():
@@ -125,7 +125,7 @@ class CoordinatorLink:
         self.said, self.peer, self.heard = said, address, time.monotonic()
 
     def _next(self, until: float) -> Message:
-        """The next message of the handshake, in which the two sides take turns."""
+        """Return the next message of the handshake, in which the two sides take turns."""
         assert self.sock is not None
         while (body := self._reader.take()) is None:
             self.sock.settimeout(max(until - time.monotonic(), 0.001))
@@ -136,11 +136,11 @@ class CoordinatorLink:
         return parse(body)
 
     def early(self) -> list[Message]:
-        """What came on the heels of the handshake; no selector will tell of it."""
+        """Return messages that arrived together with the handshake; no selector reports them."""
         return self._opened(b"") if self.sock is not None else []
 
     def receive(self) -> list[Message]:
-        """What has come; a connection that is gone is closed."""
+        """Return what has arrived, and close a connection that is gone."""
         assert self.sock is not None
         try:
             data = self.sock.recv(262144)
@@ -155,7 +155,7 @@ class CoordinatorLink:
         return messages
 
     def _opened(self, data: bytes) -> list[Message]:
-        """The messages that these bytes complete. Who says what it cannot have said is not our coordinator."""
+        """Return the messages that these bytes complete. A bad seal means that the peer is not the coordinator."""
         messages: list[Message] = []
         try:
             for body in self._reader.bodies(data):
@@ -165,14 +165,15 @@ class CoordinatorLink:
         return messages
 
     def send(self, message: Message) -> bool:
-        """Whether it was sent, as far as can be known. In place of one that is too long the coordinator gets a note."""
+        """Send a message and return whether that seems to have worked. A message that is too long is replaced by a
+        note."""
         if self.sock is None:
             return False
         try:
             sealed = self._closer.close(message)
         except BadFrame as error:
             words = ", ".join(f"`{word}`" for word in message)
-            sealed = self._closer.close({"note": f"{self.name} left out what it has to say of {words}: {error}"[:1000]})
+            sealed = self._closer.close({"note": f"{self.name} dropped a message ({words}): {error}"[:1000]})
         try:
             self.sock.sendall(sealed)
         except OSError:
@@ -188,8 +189,7 @@ class CoordinatorLink:
             self.sock = None
 
 
-# ---- Heartbeats: small signed datagrams, sent by a thread of their own so that nothing else the agent does delays
-# them.
+# Heartbeats: small signed datagrams from their own thread, so that other work of the agent does not delay them
 
 
 INTERVAL_S = 0.1
@@ -204,7 +204,7 @@ class Heartbeat(NamedTuple):
 
 
 def beat_key(secret: bytes, *said: str) -> bytes:
-    """Return the key for the heartbeats of one connection; `said` is what both sides proved, their nonces included."""
+    """Return the key for the heartbeats of one connection; `said` is what both sides proved, including their nonces."""
     return hmac.digest(secret, "\0".join(("heartbeats", *said)).encode(errors="surrogatepass"), "sha256")
 
 
@@ -215,13 +215,13 @@ def pack_beat(key: bytes, beat: Heartbeat) -> bytes:
 
 
 def read_beat(key: bytes, data: bytes) -> Heartbeat | None:
-    """None for anything that was not signed with this key."""
+    """Parse a datagram; None for anything not signed with this key."""
     beat = peek_beat(data)
     return beat if beat is not None and is_signed(key, data) else None
 
 
 def peek_beat(data: bytes) -> Heartbeat | None:
-    """What a datagram claims to be, at the cost of a look at its form; None for what cannot be a beat."""
+    """Parse a datagram without checking its signature, which is cheap; None for what cannot be a beat."""
     if not _HEAD.size + _MAC_BYTES <= len(data) <= MOST_BYTES:
         return None
     number, length = _HEAD.unpack_from(data)
@@ -234,7 +234,7 @@ def is_signed(key: bytes, data: bytes) -> bool:
 
 
 def _mac(key: bytes, body: bytes) -> bytes:
-    return hmac.digest(key, b"beat\0" + body, "sha256")[:_MAC_BYTES]  # of no use as a proof or a seal
+    return hmac.digest(key, b"beat\0" + body, "sha256")[:_MAC_BYTES]  # cannot serve as a proof or a seal
 
 
 class _Target(NamedTuple):
@@ -246,7 +246,7 @@ class _Target(NamedTuple):
 
 
 class Heart:
-    """Sends beats to the coordinator, and hears its answers: `heard` is when the last one came (monotonic)."""
+    """Sends beats to the coordinator; `heard` is when its last answer came (monotonic)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -268,7 +268,7 @@ class Heart:
             if target is None:
                 time.sleep(INTERVAL_S)
                 continue
-            with contextlib.suppress(OSError):  # no way out just now: the next one may find it
+            with contextlib.suppress(OSError):  # no route at the moment; the next beat may get through
                 self._open(target)
                 self._send(target)
                 self._listen(target.key)
@@ -289,7 +289,7 @@ class Heart:
             raise
 
     def _listen(self, key: bytes) -> None:
-        """Until the next beat is due."""
+        """Receive answers until the next beat is due."""
         assert self._socket is not None
         due = time.monotonic() + INTERVAL_S
         while (left := due - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""Logs from a node that does not see the run's folder: written here, sent to the coordinator, who writes them there."""
+"""Logs of a node that does not see the run folder: written locally and sent to the coordinator, which appends them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK_BYTES = 65536
 
 
 def left_folders(run: str, node: str) -> list[str]:
-    """Those of agents of this run on this node that were killed. Hosts on one machine may share /tmp."""
+    """Return the folders of killed agents of this run on this node. Hosts on one machine may share /tmp."""
     ours = re.compile(re.escape(_prefix(run, node)) + r"\w+")
     there = tempfile.gettempdir()
     found = [os.path.join(there, name) for name in os.listdir(there) if ours.fullmatch(name)]
@@ -26,14 +26,14 @@ def _prefix(run: str, node: str) -> str:
 
 
 class LogStream:
-    """A folder of our own in place of the run's, and what has been sent of each file in it."""
+    """A local folder in place of the run folder, and how much of each file was sent."""
 
     def __init__(self, run: str, node: str) -> None:
         self.folder = tempfile.mkdtemp(prefix=_prefix(run, node))
         self._sent: dict[str, int] = {}
 
     def pump(self, tell: Callable[[Message], bool]) -> bool:
-        """Send a piece of each file that has grown; whether there was any. What could not be sent is sent later."""
+        """Send a piece of each file that has grown and return whether any had. Unsent data is sent later."""
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(self.folder) for name in names]
         return any([self._send(path, tell) for path in paths])
 

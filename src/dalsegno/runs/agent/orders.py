@@ -1,4 +1,4 @@
-"""What a coordinator tells its agents to do, read once where it comes in."""
+"""Orders of the coordinator to its agents, parsed once on arrival."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe import Safe, parse_word
 from dalsegno.wire.frames import Message
 
-ABSENCE_S = 60.0  # without a coordinator, until it says otherwise
+ABSENCE_S = 60.0  # how long an agent continues without a coordinator, unless the setup says otherwise
 
 
 @dataclass(frozen=True)
 class Setup:
-    """All that an agent has to know before anything starts; without it, there is nothing to start."""
+    """What an agent needs to know before anything starts."""
 
     python: str = ""
     modules: tuple[str, ...] = ()  # to import ahead
     script: str = ""
     args: tuple[str, ...] = ()
-    module: bool = False  # the script is a module's name
+    module: bool = False  # the script is a module name
     is_python: bool = True
     cwd: str = "/"
-    folder: str = ""  # the run's; "": nothing is written there
+    folder: str = ""  # the run folder; "": nothing is written there
     store: bool = False  # the ranks meet in torch's store
     env: Mapping[str, str] = field(default_factory=dict)
-    stdin: bool = False  # workers read what the agent would; else there is nothing to read
-    gone_s: float = 0.0  # after which a silent host is given up; 0: never
+    stdin: bool = False  # workers inherit the agent's stdin; otherwise it is empty
+    gone_s: float = 0.0  # timeout for a silent host; 0: never
     absence_s: float = ABSENCE_S
-    last_word: tuple[str, ...] = ()  # a command, where no coordinator comes any more
+    last_word: tuple[str, ...] = ()  # a command to run when no coordinator returns
 
 
 @dataclass(frozen=True)
 class WorkerOrder:
-    """One worker to be."""
+    """One worker to start."""
 
     rank: int
     env: Mapping[str, str]
-    args: tuple[str, ...] = ()  # in place of those of the setup, where there are any
-    files: Mapping[str, str] = field(default_factory=dict)  # where it writes, if not in the run's folder
+    args: tuple[str, ...] = ()  # replace the setup's arguments, if not empty
+    files: Mapping[str, str] = field(default_factory=dict)  # where it writes, if not in the run folder
 
 
 Address = tuple[str, int]
@@ -48,7 +48,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class ResumeOrder:
-    """The snapshot that all workers go on from, and which keepers have it."""
+    """The snapshot from which all workers resume, and which keepers hold it."""
 
     generation: int
     step: int
@@ -59,14 +59,14 @@ class ResumeOrder:
 
 @dataclass(frozen=True)
 class StartOrder:
-    """A node's part of a generation; `peers` is where the other nodes' hosts answer."""
+    """A node's part of a generation; `peers` are addresses that show whether the other hosts are alive."""
 
     generation: int
     workers: tuple[WorkerOrder, ...]
     peers: tuple[Address, ...] = ()
     resume: ResumeOrder | None = None
-    buddy: KeeperAddress | None = None  # the keeper that has copies of what is made here
-    safe: Safe | None = None  # what may not be overwritten; None: nobody has copies
+    buddy: KeeperAddress | None = None  # the keeper that holds copies of this node's snapshots
+    safe: Safe | None = None  # what must not be overwritten; None: there are no copies
 
 
 def read_setup(told: Message) -> Setup:

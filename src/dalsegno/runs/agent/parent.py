@@ -1,4 +1,4 @@
-"""The agent's hold on its warm parent: starting it, having it fork, hearing of ends, killing all that is below it."""
+"""The agent's handle on its warm parent: start it, have it fork, receive its reports, kill all processes below it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START = "import sys; sys.path.insert(0, sys.argv[1]); from dalsegno.runs.agent.
 
 
 class WarmParent:
-    """One such process. `sock` is readable when it has something to say; `receive` gives None when it is gone."""
+    """One warm parent. `sock` is readable when it has sent something; `receive` returns None when it is gone."""
 
     def __init__(
         self, python: str, modules: Sequence[str], env: Mapping[str, str], cwd: str, keep_stdin: bool = False
@@ -30,8 +30,8 @@ class WarmParent:
         self._reader = FileReader()
         argv = [python, "-u", "-c", _START, _PACKAGES, str(other.fileno()), *modules]
         try:
-            # Not -I: the user's PYTHONPATH and site folders are the workers' own. A session of its own: at a terminal
-            # Ctrl-C reaches the agent alone, which tells the workers.
+            # Not -I: the user's PYTHONPATH and site folders apply to workers. A session of its own: at a terminal
+            # Ctrl-C reaches only the agent, which signals the workers.
             self._process = subprocess.Popen(
                 argv, env=dict(env), cwd=cwd, pass_fds=[other.fileno()], start_new_session=True,
                 stdin=None if keep_stdin else subprocess.DEVNULL,
@@ -47,11 +47,11 @@ class WarmParent:
         return self._process.pid
 
     def fork(self, task: Message, files: Sequence[int] = ()) -> None:
-        with contextlib.suppress(OSError):  # it is gone; that is heard as its end
+        with contextlib.suppress(OSError):  # it is gone, which is reported as its end
             send(self.sock, {"fork": task, "files": len(files)}, files)
 
     def receive(self, wait: bool = False) -> list[Message] | None:
-        """What it has said; nothing, if it has not and is not waited for. None when it is gone."""
+        """Return what it has sent; an empty list if nothing; None when it is gone."""
         try:
             return self._reader.receive(self.sock, wait)
         except TimeoutError:
@@ -60,14 +60,14 @@ class WarmParent:
             return None
 
     def end(self) -> None:
-        """Kill it; its workers die with it, and what they leave behind becomes ours."""
+        """Kill it. Its workers die with it, and what they leave behind becomes our child."""
         self._process.kill()
         self._process.wait()
         self.sock.close()
 
 
 def plain_parent(env: Mapping[str, str], cwd: str, keep_stdin: bool = False) -> WarmParent:
-    """One that has imported nothing, in our own Python: its workers are programs that it becomes."""
+    """Start a parent without imports in our own Python; its workers are programs."""
     return WarmParent(sys.executable, (), env, cwd, keep_stdin)
 
 
@@ -78,7 +78,7 @@ def kill_groups(pids: Sequence[int]) -> None:
 
 
 def kill_below(keep: Sequence[int], timeout_s: float = 5.0) -> list[int]:
-    """Kill every process below ours but those to keep, whatever session it made itself; gives those that stay."""
+    """Kill every process below ours, in whatever session, except those in `keep`; return those that remain."""
     until = time.monotonic() + timeout_s
     while True:
         _reap(keep)
@@ -92,7 +92,7 @@ def kill_below(keep: Sequence[int], timeout_s: float = 5.0) -> list[int]:
 
 
 def _reap(keep: Sequence[int]) -> None:
-    """Orphans that became our own children; the parents we keep are waited for by whoever started them."""
+    """Reap orphans that became our children. Parents in `keep` are reaped by their owner."""
     for pid in children(os.getpid()):
         if pid not in keep:
             with contextlib.suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""Running a user's script in a process that was forked, so that it cannot tell the difference from `python SCRIPT`."""
+"""Running a user's script in a forked process, just as `python SCRIPT` would."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dalsegno.train.groups import keep_new_groups
 Task = dict[str, Any]
 
 FLUSH_S = 10.0
-STACKS_SIGNAL = signal.SIGRTMIN + 10  # nobody else's: NCCL, Slurm and people use USR1 and USR2
+STACKS_SIGNAL = signal.SIGRTMIN + 10  # used by nobody else: NCCL, Slurm and users have USR1 and USR2
 
 
 def run_script(task: Task) -> NoReturn:
-    """Become the program: environment, folder, output, arguments, `__main__`. Ends as the script ends."""
+    """Become the program: environment, folder, output, arguments, `__main__`. End as the script ends."""
     try:
         _run(task)
         code = 0
@@ -36,7 +36,7 @@ def run_script(task: Task) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         code = 130
-    except BaseException:  # whatever it is, the script ends of it as it would in a Python of its own
+    except BaseException:  # any exception ends the script as it would in a Python of its own
         _print_traceback()
         code = 1
     _leave(code)
@@ -50,26 +50,26 @@ def _exit_code(given: object) -> int:
 
 
 def _print_traceback() -> None:
-    """Without the frames that lead from us to the script."""
+    """Print the traceback without the frames between us and the script."""
     kind, error, trace = sys.exc_info()
     assert kind is not None and error is not None
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
         trace = trace.tb_next
-    with contextlib.suppress(Exception):  # a user's own hook may fail, as anything of a user's
+    with contextlib.suppress(Exception):  # a user's own hook may fail
         sys.excepthook(kind, error.with_traceback(trace), trace)
 
 
 def _leave(code: int) -> NoReturn:
-    """What Python does at its end, but for taking modules apart: with torch that takes a second, and may never end.
+    """Exit as Python does, but without tearing down modules, which takes a second with torch and may never end.
 
-    Threads that are no daemons are waited for, exit handlers run (multiprocessing joins its children in one), and what
-    was written to files that are still open reaches them.
+    Non-daemon threads are joined, exit handlers run (multiprocessing joins its children in one), and files that are
+    still open are flushed.
     """
-    with contextlib.suppress(BaseException):  # a Ctrl-C, say: Python shows it, and goes on to the next
+    with contextlib.suppress(BaseException):  # a Ctrl-C, for example: Python shows it and continues with the next
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):  # before 3.10 it raises what it has already shown
         atexit._run_exitfuncs()
-    # A file that another thread is writing to right now may never let go of its lock.
+    # A file that another thread is writing to may never release its lock.
     flushing = threading.Thread(target=_flush_files, daemon=True)
     with contextlib.suppress(RuntimeError):
         flushing.start()
@@ -78,16 +78,16 @@ def _leave(code: int) -> NoReturn:
 
 
 def _flush_files() -> None:
-    """Python does so when it destroys them; here nobody does."""
+    """Flush all open files. Python does so when it destroys them, which does not happen here."""
     for each in (*_open_files(), sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             each.flush()
 
 
 def _open_files() -> list[Any]:
-    """Text before bytes: what is flushed from the one goes into the other."""
+    """Return all open files, text before bytes: a flush of the former writes to the latter."""
     kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-    # By type(): isinstance asks an object for its class, and some that stand for others answer with a warning.
+    # By type(): isinstance asks an object for its class, and some proxies answer with a warning.
     found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
     return sorted(found, key=lambda each: not issubclass(type(each), io.TextIOWrapper))
 
@@ -110,7 +110,7 @@ def _run(task: Task) -> None:
 
 
 def become_program(task: Task) -> None:
-    """Become any executable, not only Python; a shell's own codes tell that it is not there or may not be run."""
+    """Become any executable. As in a shell, 127 means that it does not exist and 126 that it cannot be run."""
     os.chdir(task["cwd"])
     _redirect(task["stdout"], task["stderr"])
     files = task.get("files", ())
@@ -118,7 +118,7 @@ def become_program(task: Task) -> None:
         os.set_inheritable(file, True)
     argv = [task["script"], *(str(files[0]) if each == "{file}" and files else each for each in task["args"])]
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and what is ignored stays so
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and ignored signals stay ignored
     try:
         os.execvpe(argv[0], argv, task["env"])
     except OSError as error:
@@ -127,13 +127,13 @@ def become_program(task: Task) -> None:
 
 
 def _tell_stacks(path: str) -> None:
-    """On a signal, write where every thread is: asked for when the run hangs."""
-    with contextlib.suppress(OSError):  # no such folder: then stacks are all that is missing
+    """Write the stacks of all threads to a file on a signal, which is sent when the run hangs."""
+    with contextlib.suppress(OSError):  # no such folder: then only stacks are missing
         faulthandler.register(STACKS_SIGNAL, open(path, "a"), all_threads=True, chain=False)  # noqa: SIM115
 
 
 def _redirect(stdout: str, stderr: str) -> None:
-    """Output goes to files that are appended to: a restart never cuts off what was there. "": where ours goes."""
+    """Append output to files, so that a restart never truncates them. "" is the agent's own output."""
     sys.stdout.flush()
     sys.stderr.flush()
     for path, target in ((stdout, 1), (stderr, 2)):
@@ -142,11 +142,11 @@ def _redirect(stdout: str, stderr: str) -> None:
             os.dup2(file, target)
             os.close(file)
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(line_buffering=True)  # whole lines, at once: the log is read while the worker runs
+        sys.stdout.reconfigure(line_buffering=True)  # whole lines at once: the log is read while the worker runs
 
 
 def _reseed() -> None:
-    """Forked copies share their parent's random state; a process that was started afresh would not."""
+    """Seed the random generators: forked copies share their parent's state, unlike new processes."""
     random = sys.modules.get("random")
     if random is not None:
         random.seed()
@@ -156,7 +156,7 @@ def _reseed() -> None:
 
 
 def _run_file(path: str) -> None:
-    """The script as `__main__`, as `python PATH` makes it: pickle, multiprocessing and `__file__` work."""
+    """Run the script as `__main__`, as `python PATH` does: pickle, multiprocessing and `__file__` work."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=path, __builtins__=builtins, __loader__=None, __spec__=None, __cached__=None)
     sys.modules["__main__"] = main

@@ -1,8 +1,8 @@
-"""The agent's part in snapshots: knows what this node holds, finds for each worker what it goes on from.
+"""The agent's part in snapshots: knows what this node holds, and finds what each worker resumes from.
 
-The work itself is done by processes beside the workers: a saver for each rank that asks for one, and a keeper for the
-node, which makes checksums, sends copies to the buddy and fetches what is missing here. They outlive the workers.
-The keeper's port is opened here: other nodes know it before there is a keeper, and the next one has it too.
+The work is done by processes beside the workers: a saver for each rank that requests one, and a keeper for the node,
+which computes checksums, sends copies to the buddy and fetches what is missing here. They outlive the workers. The
+keeper's port is opened here, so that other nodes know it before there is a keeper, and the next keeper has it too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files; 
 
 
 class Snapshots:
-    """Of one run on one node. `tell` goes to the coordinator."""
+    """The snapshots of one run on one node. `tell` sends to the coordinator."""
 
     def __init__(
         self, run: str, node: str, secret: bytes, door: str, fork: Fork, tell: Callable[[Message], None]
@@ -36,31 +36,31 @@ class Snapshots:
         self._resume: ResumeOrder | None = None
         self._buddy: KeeperAddress | None = None
         self._generation = 0
-        self._keeper: Answer | None = None  # how to give it orders, once it is there
+        self._keeper: Answer | None = None  # sends orders to it, once it is connected
         self._keeper_asked = False
         self._listener = listen()
         self._shares = True  # with the other nodes of the run
-        self._orders: list[Message] = []  # for a keeper that is still to come
+        self._orders: list[Message] = []  # for a keeper that has not connected yet
         self._fetching: dict[int, Answer] = {}
         self._numbers = itertools.count(1)
 
     def stay_here(self) -> None:
-        """Neither send snapshots to other nodes nor load theirs: strangers may know the run's secret."""
+        """Neither send snapshots to other nodes nor load theirs: others may know the run's secret."""
         self._shares, self._secret = False, secrets.token_bytes(32)
         self._listener.close()
         self._listener = socket.create_server(("127.0.0.1", 0))
 
     def take_secret(self, secret: bytes) -> None:
-        """An agent may learn the run's secret only when it has found its coordinator."""
+        """Set the run's secret, which an agent may learn only from its coordinator."""
         if self._shares and secret != self._secret:
             self._secret = secret
             if self._keeper is not None:
                 self._keep()
 
-    # What the coordinator orders
+    # Orders of the coordinator
 
     def start(self, run: str, order: StartOrder) -> None:
-        """Files are named after the run as its workers know it: a torchrun bears one name for agents, one for them."""
+        """Prepare a generation. Files have the run's name as workers know it, which torchrun's agents do not share."""
         self.run, self._generation, self._resume, self._buddy = run, order.generation, order.resume, order.buddy
         self.note_safe(order.safe)
         if self._keeper is not None:
@@ -69,13 +69,13 @@ class Snapshots:
             self._start_keeper()  # others may send their copies at once
 
     def pair(self, buddy: KeeperAddress | None) -> None:
-        """Another node keeps copies of what is ours."""
+        """Set the keeper that holds copies of this node's snapshots."""
         self._buddy = buddy
         if self._keeper is not None:
             self._keep()
 
     def note_safe(self, safe: Safe | None) -> None:
-        """Workers read it before they overwrite an older snapshot. None: there is only what they have themselves."""
+        """Write what workers must not overwrite. None: they have only their own snapshots."""
         with contextlib.suppress(OSError, NoRoom):  # a full /dev/shm: then nothing newer counts as safe
             if safe is not None:
                 write_safe(own_folder() / safe_name(self.run), safe)
@@ -83,22 +83,22 @@ class Snapshots:
                 (folder / safe_name(self.run)).unlink(missing_ok=True)
 
     def held(self) -> list[dict[str, object]]:
-        """For the coordinator."""
+        """Return what this node holds, for the coordinator."""
         return [each.told() for each in holdings(self.run)]
 
     def hello(self) -> Message:
-        """What a coordinator has to know of us from the start."""
+        """Return what a coordinator needs to know from the start."""
         folder = find_folder()
         safe = read_safe(folder / safe_name(self.run)) if folder else None
         port = int(self._listener.getsockname()[1]) if self._shares else 0
         return {"held": self.held(), "keeper": port, "safe": render_word(safe) if safe else None}
 
     def end(self) -> None:
-        """The run is over: nothing of it stays in memory."""
+        """Remove everything of the run from memory."""
         with contextlib.suppress(OSError):
             sweep(self.run)
 
-    # What workers, savers and the keeper say
+    # Messages of workers, savers and the keeper
 
     def hear(self, message: Message, answer: Answer) -> None:
         if "saver" in message:
@@ -117,9 +117,9 @@ class Snapshots:
             self._tell({"note": f"copies of snapshots: {message['trouble']}"})
 
     def _give_saver(self, rank: int, answer: Answer) -> None:
-        """It listens before the worker hears of it."""
+        """Start a saver, which listens before the worker learns of it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            name = f"{self._door}.saver.{secrets.token_hex(8)}"  # nor to be guessed from the door's
+            name = f"{self._door}.saver.{secrets.token_hex(8)}"  # cannot be guessed from the door's name either
             sock.bind("\0" + name)
             sock.listen(1)
             task = {"kind": "saver", "name": f"ds:save{rank}", "door": self._door}
@@ -127,7 +127,7 @@ class Snapshots:
         answer({"saver": name} if forked else {"saver": ""})
 
     def _find(self, asking: int, answer: Answer) -> None:
-        """What the worker goes on from: here, or fetched from where it is; else it looks on disk."""
+        """Find what the worker resumes from: on this node, or fetched from another; else it looks on disk."""
         resume = self._resume
         if resume is None:
             answer({"own": ""})
@@ -154,7 +154,7 @@ class Snapshots:
         if answer is not None and self._resume is not None and told.get("ok"):
             answer({"step": self._resume.step, "own": told["own"], "shared": told["shared"]})
         elif answer is not None:
-            self._tell({"note": f"a snapshot could not be fetched: {told.get('why')}"})
+            self._tell({"note": f"could not fetch a snapshot: {told.get('why')}"})
             answer({"own": ""})
 
     # The keeper
@@ -169,7 +169,7 @@ class Snapshots:
             self._give_up_fetching()
 
     def can_fork(self) -> None:
-        """What is here from before may be asked for by other nodes."""
+        """Start a keeper if other nodes may request what is held here."""
         if self.held():
             self._start_keeper()
 
@@ -187,7 +187,7 @@ class Snapshots:
         self._tell({"kept": self.held()})
 
     def keeper_gone(self) -> None:
-        """It was killed: the next snapshot starts another."""
+        """Handle the loss of the keeper; the next snapshot starts another."""
         self._keeper, self._keeper_asked = None, False
         self._orders.clear()
         self._give_up_fetching()

@@ -1,9 +1,9 @@
-"""The warm parent: a Python that has done the slow imports, and forks workers that start at once.
+"""The warm parent: a Python process that has done the slow imports and forks workers that start at once.
 
-The agent speaks to it over a Unix socket: `{"fork": …}` makes a worker, and every end of one is told as
-`{"ended": pid, "code": …}`. It never touches a GPU itself: a forked process cannot use a CUDA context of its parent.
-It ends, and takes its workers along, when the agent does; what a worker leaves behind becomes its own child, so that
-the agent finds all of it below this process.
+The agent talks to it over a Unix socket: `{"fork": …}` starts a worker, and each end of one is reported as `{"ended":
+pid, "code": …}`. It never touches a GPU, since a forked process cannot use a CUDA context of its parent. It ends with
+the agent and takes its workers along. What a worker leaves behind becomes its own child, so that the agent finds all
+processes below it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dalsegno.train.contract import AGENT
 from dalsegno.wire.frames import FileReader, Message, send
 from dalsegno.wire.peer import uid_of
 
-# ---- What is forked beside the workers and outlives them: a rank's saver, a node's keeper.
+# Savers and the keeper, which outlive workers
 
 
 CONNECT_S = 60.0
 
 
 def become_saver(task: Message) -> None:
-    """Serve the one worker that was told of our socket."""
+    """Serve the one worker that was given our socket."""
     os.environ[AGENT] = task["door"]
     with socket.socket(fileno=task["files"][0]) as listener:
         worker = _first_of_ours(listener)
@@ -49,7 +49,7 @@ def become_keeper(task: Message) -> None:
 
 
 def _first_of_ours(listener: socket.socket) -> socket.socket | None:
-    """Anyone on the machine can see the socket; only the same user is let in."""
+    """Return the first connection of the same user: anyone on the machine can see the socket."""
     listener.settimeout(CONNECT_S)
     while True:
         try:
@@ -62,8 +62,7 @@ def _first_of_ours(listener: socket.socket) -> socket.socket | None:
         sock.close()
 
 
-# ---- The store of one generation, where its ranks meet: a process of its own, on a socket that the agent has
-# opened.
+# The store of one generation: a process of its own, on a socket that the agent has opened
 
 
 def serve_store(task: dict[str, Any]) -> None:
@@ -83,18 +82,18 @@ if __name__ == "__main__":
     hold(int(sys.argv[1]), int(sys.argv[2]))
 
 
-# ---- The warm parent: a Python that has done the slow imports, and forks workers that start at once.
+# The parent process
 
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 _WHY_CHARS = 2000  # of a user's exception
-WAKE_S = 0.5  # also looks without being woken: a signal that comes between two looks is not lost
+WAKE_S = 0.5  # checks without being woken too, in case a signal arrives between two checks
 
 
 def main(channel: int, modules: list[str]) -> None:
-    """Import, say what came of it, then fork workers until the agent goes. A worker returns from here to run."""
+    """Import, report the result, then fork workers until the agent ends. A worker returns from here to run."""
     die_with_parent()
     adopt_orphans()
     sock = socket.socket(fileno=channel)
@@ -122,7 +121,7 @@ def adopt_orphans() -> None:
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` show, at most 15 letters of it."""
+    """Set the name that `ps` and `top` show, at most 15 characters."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
 
 
@@ -131,7 +130,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def preload(modules: list[str]) -> Message:
-    """Import the modules; what went wrong or would go wrong after a fork is told, not raised."""
+    """Import the modules. Errors, and what would fail after a fork, are returned, not raised."""
     began = time.monotonic()
     for name in modules:
         try:
@@ -144,15 +143,15 @@ def preload(modules: list[str]) -> Message:
 
 
 def _cuda_is_initialised() -> bool:
-    """Not by asking whether CUDA is available: that question itself starts the driver, and no fork could use it."""
+    """Return whether CUDA is initialised. Asking whether it is available would itself start the driver."""
     torch = sys.modules.get("torch")
     return bool(torch is not None and torch.cuda.is_initialized())
 
 
 def other_threads() -> list[str]:
-    """Threads beside ours, by name: they do not live on in a forked worker, and a lock one holds stays locked there.
+    """Return the names of other threads: they do not exist in a forked worker, where a lock they hold stays locked.
 
-    Not those of OpenMP: they bear the process's own name, and libgomp starts new ones after a fork.
+    OpenMP threads are left out: they have the process's own name, and libgomp starts new ones after a fork.
     """
     named = {thread.native_id: thread.name for thread in threading.enumerate()}
     own = str(threading.get_native_id())
@@ -170,7 +169,7 @@ def _task_name(task: str) -> str:
 
 
 class Parent:
-    """Forks, reaps, tells."""
+    """Forks and reaps workers, and reports both to the agent."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -178,7 +177,7 @@ class Parent:
         self.children: set[int] = set()
 
     def serve(self) -> Message | None:
-        """Until the agent is gone (returns None), or as a freshly forked worker (returns what it shall run)."""
+        """Serve until the agent is gone (returns None), or return in a newly forked worker with its task."""
         wake_read, wake_write = os.pipe()
         for end in (wake_read, wake_write):
             os.set_blocking(end, False)
@@ -204,7 +203,7 @@ class Parent:
                     return worker
 
     def hear(self) -> Message | None:
-        """Handle what the agent says. In a forked worker: its task; when the agent is gone: an empty one."""
+        """Handle messages of the agent. Return the task in a forked worker; an empty one when the agent is gone."""
         messages = self.reader.receive(self.sock)
         if messages is None:
             self.end_children()
@@ -221,7 +220,8 @@ class Parent:
         if pid == 0:
             self._leave(parent, task)
             return dict(task, files=files)
-        with contextlib.suppress(OSError):  # on both sides of the fork, so that no one ever sees it without its group
+        # on both sides of the fork, so that the process is never seen without its group
+        with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         for file in files:
             os.close(file)
@@ -230,18 +230,18 @@ class Parent:
         return None
 
     def _leave(self, parent: int, task: Message) -> None:
-        """In the worker: nothing of the parent's is left but its memory."""
+        """Detach the worker from the parent: nothing is left of it but its memory."""
         os.setpgid(0, 0)
         die_with_parent()
         name_process(task.get("name", "worker"))
         if os.getppid() != parent:
-            os._exit(1)  # it died before we could ask to be told
+            os._exit(1)  # the parent died before the death signal was set
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.sock.close()
 
     def reap(self) -> None:
-        """Take note of all that has ended, adopted orphans too; only workers are told of."""
+        """Reap all that have ended, including adopted orphans; only workers are reported."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -260,7 +260,7 @@ class Parent:
 
 
 def start(arguments: list[str]) -> NoReturn:
-    """The command line: the socket's number, then the modules. Nothing of how we were started stays on the path."""
+    """Run the command line: the socket's number, then the modules. Remove our own entries from the path."""
     sys.path[:] = [folder for folder in sys.path if folder not in ("", arguments[0])]
     main(int(arguments[1]), arguments[2:])
     sys.exit(0)

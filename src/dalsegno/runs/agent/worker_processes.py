@@ -1,4 +1,4 @@
-"""The workers of one generation on one node: who runs, who ended and how."""
+"""The workers of one generation on one node: which run, and how others ended."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from dalsegno.wire.frames import Message
 
 Report = dict[str, Any]
 
-_MOST_BYTES = 512 << 10  # of all tracebacks in a message, as JSON: half of what one may have
-_CHAR_BYTES = 12  # that one character may take there
+_MOST_BYTES = 512 << 10  # of all tracebacks in a message, as JSON: half of its limit
+_CHAR_BYTES = 12  # maximum for one character there
 
 
 @dataclass
 class WorkerProcess:
-    """One process to be, or that is: pid 0 until it was forked."""
+    """One worker process; pid 0 until it is forked."""
 
     rank: int
     log: str
     error_file: str
-    log_start: int  # where in the log this life of the rank begins
+    log_start: int  # where the output of this process begins in the log
     pid: int = 0
     output: str = ""
     stacks: str = ""
@@ -36,7 +36,7 @@ class WorkerProcess:
 
 @dataclass
 class Crew:
-    """`reports` tell of ends; they are kept, since a coordinator that comes back asks for them again."""
+    """The workers of a generation. `reports` are kept, because a restarted coordinator requests them again."""
 
     generation: int
     workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by rank
@@ -46,10 +46,11 @@ class Crew:
     def add(
         self, rank: int, log: str, output: str | None = None, error_file: str | None = None, stacks: str = ""
     ) -> WorkerProcess:
-        """`log` takes its errors, and its output too unless that goes elsewhere; "" is where the agent's own goes."""
+        """Add a worker. `log` takes its errors, and its output unless that goes elsewhere; "" is the agent's own
+        output."""
         beside = log[: -len(".log")] + ".error.json" if error_file is None else error_file
         with contextlib.suppress(OSError):
-            os.unlink(beside)  # of an earlier life
+            os.unlink(beside)  # of an earlier process
         worker = WorkerProcess(rank, log, beside, _size(log), output=log if output is None else output, stacks=stacks)
         self.workers[rank] = worker
         return worker
@@ -58,7 +59,7 @@ class Crew:
         return next((worker for worker in self.workers.values() if worker.pid == pid), None)
 
     def ended(self, worker: WorkerProcess, code: int) -> Report:
-        """Note an end; what the worker left to tell goes along."""
+        """Record an end with its evidence."""
         report: Report = {"generation": self.generation, "rank": worker.rank, "code": code}
         if code != 0:
             told = gather(worker.log, worker.error_file, worker.log_start)
@@ -71,7 +72,7 @@ class Crew:
         return [worker for worker in self.workers.values() if worker.rank not in self.reports]
 
     def hurt(self) -> list[Report]:
-        """Of workers that we are about to kill: those that have already told of an error."""
+        """Return reports of running workers, about to be killed, that have already written an error."""
         found = []
         for worker in self.running():
             told = gather(worker.log, worker.error_file, worker.log_start)
@@ -81,7 +82,7 @@ class Crew:
 
 
 def fitting(reports: list[Report]) -> list[Report]:
-    """Return reports that fit into one message: of long tracebacks, only as much of the end as has room."""
+    """Return reports that fit into one message; long tracebacks keep only their end."""
     share = _MOST_BYTES // max(1, len(reports))
     return [_shortened(report, share) for report in reports]
 
@@ -100,14 +101,14 @@ def _size(path: str) -> int:
         return 0
 
 
-# ---- What the warm parent is asked to fork, as messages: a worker, or the store. And where each writes.
+# Tasks for the warm parent: a worker or the store, and the files they write
 
 
 STORE_FILE = str(Path(__file__).with_name("store.py"))
 
 
 def worker_task(setup: Setup, warm: bool, worker: WorkerProcess, order: WorkerOrder, door: str) -> Message:
-    """What one worker runs, and with which variables; later ones go before earlier ones."""
+    """Return the task of one worker; later variables override earlier ones."""
     own = {AGENT: door, "TORCHELASTIC_ERROR_FILE": worker.error_file}
     python = [] if warm or not setup.is_python else [setup.python, "-u"]
     module = ["-m"] if setup.module and python else []
@@ -140,7 +141,7 @@ def store_task(setup: Setup, warm: bool, port: int) -> Message:
 
 
 def run_files(folder: str, generation: int, rank: int) -> dict[str, str]:
-    """Where one life of a rank writes, in the run's folder."""
+    """Return the files of one worker in the run folder."""
     run = RunFolder(Path(folder))
     return {"log": _ready(run.log(generation, rank)), "stacks": _ready(run.stacks(generation, rank))}
 

@@ -1,4 +1,4 @@
-"""The agent's door for the workers on its node: they report steps there, and ask whether they may commit."""
+"""The agent's socket for the workers on its node: they report steps there and request permission to commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Hear = Callable[[Message, Callable[[Message], None]], None]  # a message, and ho
 
 
 class WorkerSocket:
-    """Listens on an abstract socket, which leaves no file behind. Only the same user may come in."""
+    """Listens on an abstract socket, which leaves no file behind, and accepts only the same user."""
 
     def __init__(self, name: str, selector: selectors.BaseSelector, hear: Hear) -> None:
         self.name, self._selector, self._hear = name, selector, hear

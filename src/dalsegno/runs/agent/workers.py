@@ -1,4 +1,4 @@
-"""All that an agent starts: the warm parent, the store, and the workers of one generation after the other."""
+"""All processes that an agent starts: the warm parent, the store, and the workers of each generation."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ SETTLE_S = 5.0
 
 
 class Workers:
-    """Told by the agent what to start; `tell` goes to the coordinator."""
+    """Starts and ends processes on the agent's orders; `tell` sends to the coordinator."""
 
     def __init__(self, node: str, door: str, selector: selectors.BaseSelector, tell: Callable[[Message], None]) -> None:
         self.node, self.door, self.selector, self.tell = node, door, selector, tell
         self.setup = Setup()
         self.parent: WarmParent | None = None
-        self.warm = False  # workers are forked, else they are programs of their own
+        self.warm = False  # workers are forked, else they are separate programs
         self.ready = False
         self.crew = Crew(0)
         self.stopped = 0  # the last generation of which nothing runs any more
-        self._waiting: list[Callable[[], None]] = []  # for the parent to be ready
-        self._telling: dict[int, set[int]] = {}  # signals, and who of the present workers has had them
-        self._forking: set[str] = set()  # asked for and not yet told of
+        self._waiting: list[Callable[[], None]] = []  # work that waits for the parent to be ready
+        self._telling: dict[int, set[int]] = {}  # signals, and which of the present workers have received them
+        self._forking: set[str] = set()  # requested and not yet confirmed
         self._beside: dict[int, str] = {}  # processes that outlive a generation: savers, the keeper
         self.beside_ended: Callable[[str], None] = lambda name: None
-        self.can_fork: Callable[[], None] = lambda: None  # told when there is something warm to fork from
-        self.held: Callable[[], list[dict[str, object]]] = list  # snapshots, for whoever plans the next generation
+        self.can_fork: Callable[[], None] = lambda: None  # called when there is a warm parent to fork from
+        self.held: Callable[[], list[dict[str, object]]] = list  # snapshots, for planning the next generation
 
     # The warm parent
 
@@ -53,7 +53,7 @@ class Workers:
         self.warm, self.ready = warm, False
         try:
             if not os.path.isdir(cwd):
-                raise OSError(f"there is no folder {cwd} on this node")
+                raise OSError(f"folder {cwd} does not exist on this node")
             if warm:
                 self.parent = WarmParent(setup.python, setup.modules, env, cwd, setup.stdin)
             else:
@@ -67,7 +67,7 @@ class Workers:
         self.selector.register(self.parent.sock, selectors.EVENT_READ, self._hear_parent)
 
     def _fall_back(self, why: str) -> None:
-        self.tell({"note": f"nothing is imported ahead on {self.node}: {why}"})
+        self.tell({"note": f"modules are not imported ahead on {self.node}: {why}"})
         self._start_parent(False)
 
     def _hear_parent(self, wait: bool = False) -> None:
@@ -84,7 +84,7 @@ class Workers:
 
     def _parent_is_warm(self, told: Message) -> None:
         if not told["ok"]:
-            self.tell({"note": f"nothing is imported ahead on {self.node}: {told['why']}"})
+            self.tell({"note": f"modules are not imported ahead on {self.node}: {told['why']}"})
             self.warm = False  # it can still become a program
         self._tell_ready(told)
         if self.warm:
@@ -98,7 +98,7 @@ class Workers:
         self.tell({"ready": {"warm": self.warm, "seconds": told.get("seconds"), "threads": told.get("threads")}})
 
     def _parent_died(self) -> None:
-        """Its workers died with it. Another takes its place; what cannot even import starts workers as programs."""
+        """Start another parent; the workers died with it. If the imports fail, start workers as programs."""
         was_ready = self.ready
         self._drop_parent()
         self.end()
@@ -107,7 +107,7 @@ class Workers:
         if was_ready or not self.warm:
             self._start_parent(self.warm)
         else:
-            self._fall_back("the Python that imports ahead died")
+            self._fall_back("the warm parent died")
 
     def _drop_parent(self) -> None:
         if self.parent is not None:
@@ -125,13 +125,14 @@ class Workers:
         else:
             self._waiting.append(do)
 
-    # A generation
+    # Generations
 
     def open_store(self, generation: int) -> None:
         self._when_ready(lambda: self._open_store(generation))
 
     def _open_store(self, generation: int) -> None:
-        """The socket is open when the port is told, so no one can take it; who connects early waits in its queue."""
+        """Open the store's socket before its port is reported, so that no other process can take it; early peers
+        queue."""
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.bind(("", 0))
             port = int(sock.getsockname()[1])
@@ -146,7 +147,7 @@ class Workers:
     def _start(self, order: StartOrder) -> None:
         generation = order.generation
         if generation <= max(self.stopped, self.crew.generation):
-            return  # told twice, or stopped while it waited for the parent
+            return  # a repeated order, or stopped while it waited for the parent
         self.crew = Crew(generation)
         self._telling.clear()
         for each in order.workers:
@@ -160,7 +161,7 @@ class Workers:
             self.parent.fork(dict(task, id=name), files)
 
     def fork_beside(self, name: str, task: Message, files: Sequence[int]) -> bool:
-        """A process that is no worker and lives on when they end; False if there is nothing warm to fork it from."""
+        """Fork a process that outlives the workers; False if there is no warm parent to fork from."""
         if not (self.warm and self.ready):
             return False
         self._fork(f"beside:{name}", task, files)
@@ -184,7 +185,7 @@ class Workers:
             self.tell({"ended": report})
 
     def stop(self, generation: int) -> None:
-        """Kill all of it at once, and say so when nothing of it is left."""
+        """Kill all workers of a generation at once, and report when nothing is left."""
         if generation < self.crew.generation:
             return
         hurt = self.crew.hurt()
@@ -196,7 +197,7 @@ class Workers:
             self.tell({"stopped": generation, "reports": fitting(hurt), "held": self.held()})
 
     def end(self) -> list[int]:
-        """Kill everything but the parent; gives what could not be killed."""
+        """Kill everything but the parent and return what could not be killed."""
         self._settle()
         running = self.crew.running()
         kill_groups([worker.pid for worker in running if worker.pid])
@@ -208,7 +209,7 @@ class Workers:
         return left
 
     def _settle(self) -> None:
-        """Hear of every fork that is under way, so that none comes after the killing."""
+        """Wait for all forks in progress, so that none follows the kill."""
         until = time.monotonic() + SETTLE_S
         while self._forking and self.parent is not None:
             self.parent.sock.settimeout(max(0.01, until - time.monotonic()))
@@ -220,7 +221,7 @@ class Workers:
             self.parent.sock.settimeout(None)
 
     def reset(self) -> None:
-        """We were given up, or nobody knows of us: nothing of before may run on."""
+        """Stop everything of before: the coordinator has lost us, or does not know us."""
         self._waiting.clear()
         self.end()
         self.crew = Crew(0)
@@ -232,15 +233,16 @@ class Workers:
         self._drop_parent()
         kill_below(keep=[])
 
-    # While they run
+    # Running workers
 
     def signal(self, number: int) -> None:
-        """Only those that listen: the others would die of it, and lose what they have done since they last saved."""
+        """Signal the workers that handle it. The others would die and lose what they have done since their last
+        save."""
         self._telling[number] = set()
         self.tell_again()
 
     def tell_again(self) -> None:
-        """A worker that has only just started may begin to listen a little later."""
+        """Signal workers that started only now and may install a handler a little later."""
         for number, told in self._telling.items():
             for worker in self.crew.running():
                 if worker.pid and worker.pid not in told and catches(worker.pid, number):
@@ -254,13 +256,13 @@ class Workers:
         self.tell({"stacks": generation})
 
     def tell_work(self, generation: int) -> None:
-        """What the workers that still run have done since they started: whether they do anything at all is asked."""
+        """Report the work of the running workers, which shows whether they are idle."""
         if generation == self.crew.generation:
             done = {str(worker.rank): work_of(worker.pid) for worker in self.crew.running() if worker.pid}
             self.tell({"worked": generation, "ranks": done})
 
     def _drop_empty_stacks(self, worker: WorkerProcess) -> None:
-        """A file for stacks that were never asked for."""
+        """Remove the stacks file of a worker if no stacks were captured."""
         with contextlib.suppress(OSError):
             if os.stat(worker.stacks).st_size == 0:
                 os.unlink(worker.stacks)

@@ -1,4 +1,4 @@
-"""Doing what the run's state machine orders: words to agents, pauses, nodes given back, the end."""
+"""Execution of the state machine's orders: messages to agents, pauses, releasing nodes, the end."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from dalsegno.runs.journal import RunEvent
 from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
 from dalsegno.wire.frames import Message
 
-# ---- The message that starts a node's workers: their ranks, their variables, and who else is in the run.
+# Start message
 
 
 def start_message(
     site: RunTerms, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None
 ) -> Message | None:
-    """None while one of the group is just being lost: what follows from that comes at once."""
+    """Return the message that starts a node's workers; None while a member is being lost, since a stop follows at
+    once."""
     group = order.group
     if any(agent not in peers for agent in group.agents):
         return None
@@ -54,11 +55,11 @@ def start_message(
     return {"start": {"generation": group.generation, "workers": workers, "peers": others, **(in_memory or {})}}
 
 
-# ---- Doing what the run's state machine orders: words to agents, pauses, nodes given back, the end.
+# Orders
 
 
 class Doer(Boss, Protocol):
-    """The coordinator, as far as it has hands."""
+    """The coordinator as far as executing orders needs it."""
 
     run: Run
     site: RunTerms
@@ -107,8 +108,8 @@ def _leave(of: Doer, order: Exclude) -> None:
 
 
 def exclude(of: Doer, agent: str, why: str) -> None:
-    """Its node is not taken again."""
-    of.note(f"{agent}: {why}; the run goes on without it")
+    """Do not use the node of this agent again."""
+    of.note(f"{agent}: {why}; the run continues without it")
     of.staff.excluded.append(agent)
     of.agents.send(agent, {"finish": 0})
 
@@ -118,20 +119,20 @@ async def _move(of: Doer) -> None:
     await of.staff.move()
 
 
-# ---- Taking agents in: those that come together at once, and after a while fewer than were asked for.
+# Newcomers
 
 
-TOGETHER_S = 10.0  # how long one waits for another that is starting
+TOGETHER_S = 10.0  # how long a newcomer waits for another that is starting
 
 
 class Gatherer(Boss, Protocol):
-    """The coordinator, as far as newcomers concern it."""
+    """The coordinator as far as newcomers need it."""
 
     run: Run
 
 
 class Gathering:
-    """Newcomers, and the patience of an elastic run, which starts smaller after `gather_s`."""
+    """Admits newcomers, and starts an elastic run with fewer nodes after `gather_s`."""
 
     def __init__(self, of: Gatherer, gather_s: float) -> None:
         self._of, self._gather_s = of, gather_s
@@ -139,7 +140,8 @@ class Gathering:
         self._waiting: asyncio.TimerHandle | None = None
 
     def take_in(self, event: Joined) -> None:
-        """While a run that is smaller than asked for runs, newcomers that come together are taken in together."""
+        """Admit a newcomer. While a run is below its full size, newcomers that arrive together are admitted
+        together."""
         run = self._of.run
         self._newcomers.append(event)
         smaller = run.phase is GenerationPhase.RUNNING and run.group and len(run.group.places) < self._of.wanted
@@ -156,7 +158,7 @@ class Gathering:
                 self._of.apply(event)
 
     def watch(self) -> None:
-        """After every event: a run that could start smaller does so after a while."""
+        """Let a run that could start with fewer nodes do so after a while. Called after every event."""
         run = self._of.run
         could = run.phase is GenerationPhase.GATHERING and not run.smaller and len(run.ready) >= run.shape.min_nodes
         if could and self._waiting is None:

@@ -1,4 +1,4 @@
-"""The agents of a run as its coordinator holds them: connected, watched, spoken to, lost."""
+"""The agents of a run as its coordinator sees them: their connections, their liveness, their loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import holds, read_nonce
 from dalsegno.wire.server import BoundedServer, Connection, LoopWatcher, Proved, ServerLimits
 
-# ---- The coordinator's side of its agents' connections: who they are, proved; what they say; that they are gone.
+# Connections
 
 
 LIMITS = ServerLimits(stranger_s=5.0, read_bytes=256 << 10)
@@ -22,28 +22,28 @@ LIMITS = ServerLimits(stranger_s=5.0, read_bytes=256 << 10)
 
 @dataclass(eq=False)
 class Peer:
-    """One agent's connection."""
+    """The connection of one agent."""
 
     name: str
     hello: AgentHello
     address: str
-    beat_key: bytes  # of its heartbeats, while this connection lasts
+    beat_key: bytes  # signs its heartbeats while this connection lasts
     send: Callable[[Message], None]
-    close: Callable[[], None]  # at once, and nobody is told
+    close: Callable[[], None]  # at once, without a report
 
     @property
     def host(self) -> str:
-        """Where other nodes reach it: what it says of itself, if anything, else what we see."""
+        """The address at which other nodes reach it: its own statement if any, else the peer address."""
         return self.hello.address or self.address
 
     @property
     def probe(self) -> tuple[str, int]:
-        """Where its host can be asked whether it lives."""
+        """The address that shows whether its host is alive."""
         return self.address, self.hello.probe
 
 
 class AgentServer:
-    """Listens for agents. The four callbacks are the coordinator's."""
+    """Listens for agents. The four callbacks belong to the coordinator."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class AgentServer:
         self._server: BoundedServer[str]
 
     async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
-        """Listen on this port, or on any if it is 0. The greeting is what strangers are told beside our nonce."""
+        """Listen on this port, or on any if it is 0. Unauthenticated peers receive the greeting with our nonce."""
         self._greeting = greeting or dict
         watcher = LoopWatcher(asyncio.get_running_loop())
         self._server = BoundedServer(watcher, self, AGENT, COORDINATOR, self._limits)
@@ -73,7 +73,7 @@ class AgentServer:
         """Stop listening."""
         self._server.close()
 
-    # What the server asks
+    # Callbacks of the server
 
     def greeting(self) -> Message:
         return self._greeting()
@@ -88,7 +88,7 @@ class AgentServer:
         return ""
 
     def came(self, connection: Connection[str]) -> None:
-        """The first sealed message tells more."""
+        """Wait for the first sealed message, which holds the details."""
 
     def said(self, connection: Connection[str], message: Message) -> None:
         peer = self._peers.get(connection)
@@ -116,7 +116,7 @@ class AgentServer:
             self._gone(peer)
 
     def refused(self, cause: str, detail: str) -> None:
-        """Strangers are not worth a line in the run's log."""
+        """Ignore it: unauthenticated peers are not worth a line in the run's log."""
 
     def _send(self, connection: Connection[str], message: Message) -> None:
         try:
@@ -130,30 +130,27 @@ class AgentServer:
         self._server.drop(connection)
 
 
-# ---- The agents of a run as its coordinator holds them: connected, watched, spoken to, lost.
-
-
 TRIES = 20
 
 
 class AgentListener(Protocol):
-    """Whom they are told of."""
+    """Receives the events of agents."""
 
     def agent_came(self, peer: Peer) -> None: ...
 
     def agent_said(self, peer: Peer, word: Word) -> None: ...
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
-        """`silent`: its host does not answer either."""
+        """An agent is gone; `silent` means that its host does not answer either."""
         ...
 
     def message_too_long(self, agent: str, detail: str) -> None:
-        """What was to be sent to this agent is longer than a message may be, and was not sent."""
+        """A message to this agent exceeds the size limit and was not sent."""
         ...
 
 
 class RunAgents:
-    """By node name. One node has one agent; another one of the same name takes the place of the first."""
+    """The agents by node name. A node has one agent; a second one of the same name replaces the first."""
 
     def __init__(self, run: str, secret: bytes, timing: Timing, listener: AgentListener) -> None:
         self.peers: dict[str, Peer] = {}
@@ -162,13 +159,13 @@ class RunAgents:
         self._door = AgentServer(run, secret, self._came, self._said, self._gone, listener.message_too_long)
 
     async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
-        """Listen for connections and for heartbeats, on the same port; returns it. OSError if it is taken."""
+        """Listen for connections and heartbeats on the same port and return it. Raise OSError if it is taken."""
         for attempt in range(TRIES if port == 0 else 1):
             found = await self._door.open(port, greeting, host)
             try:
                 self._pulse.open(found, host)
                 return found
-            except OSError:  # its twin for datagrams is taken
+            except OSError:  # the UDP port of the same number is taken
                 self._door.close()
                 if port or attempt == TRIES - 1:
                     raise
@@ -201,9 +198,9 @@ class RunAgents:
         before = self.peers.get(peer.name)
         if before is not None:
             if before.hello.pid != peer.hello.pid:
-                # Or it would come back, and they would take the place from each other.
+                # Otherwise it would reconnect, and the two would replace each other in turn.
                 before.send({"replaced": True, "finish": 0})
-            self.lose(peer.name, "another agent took its place", silent=False)
+            self.lose(peer.name, "another agent replaced it", silent=False)
         self.peers[peer.name] = peer
         self._pulse.expect(peer.name, peer.beat_key)
         self._listener.agent_came(peer)
@@ -214,8 +211,8 @@ class RunAgents:
         self._pulse.heard(peer.name)
         try:
             word = read_word(message)
-        except UNREADABLE as error:  # of another version perhaps
-            raise BadFrame(f"a message that makes no sense: {error!r}") from error
+        except UNREADABLE as error:  # from another version, perhaps
+            raise BadFrame(f"unreadable message: {error!r}") from error
         if word is not None:
             self._listener.agent_said(peer, word)
 

@@ -1,4 +1,4 @@
-"""Agents from Slurm: the run's own allocation, further steps in it, one-node jobs for what it lost, the next job."""
+"""Agents on Slurm nodes: the run's own allocation, more steps in it, one-node jobs to replace losses, the next job."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ ASK_AGAIN_S = 5.0
 
 
 class SlurmStaff:
-    """Keeps as many agents as the run wants, as far as Slurm gives nodes."""
+    """Keeps as many agents as the run wants, as far as Slurm grants nodes."""
 
     def __init__(self, site: CoordinatorSite, boss: Boss) -> None:
         self.site, self.boss = site, boss
         self.excluded: list[str] = []
-        self.silent: dict[str, float] = {}  # lost without a word, and when: their hosts are taken to be dead
+        self.silent: dict[str, float] = {}  # lost silently, and when; their hosts are assumed dead
         self.unhealthy: frozenset[str] = frozenset()
         self._down: frozenset[str] = frozenset()
-        self._vacating: dict[str, str] = {}  # nodes that are to be mended, and what for
-        self._were_out: set[str] = set()  # of those given up, which Slurm has had out of service since
+        self._vacating: dict[str, str] = {}  # nodes drained for repair, and why
+        self._were_out: set[str] = set()  # lost nodes that Slurm has had out of service since
         self._tries = Tries()
-        self._refusals = Refusals()  # of nodes beyond those of the run's own job
-        self._some_came = False  # agents, of any node
-        self._called: set[str] = set()  # nodes that have been asked whether they answer
+        self._refusals = Refusals()  # of nodes beyond the run's own job
+        self._some_came = False  # whether any agent ever connected
+        self._called: set[str] = set()  # nodes that are being probed
         self._told_slow: set[str] = set()
         self._jobs = SlurmJobs(site, self)
         self._departure = Departure(site, boss, self._jobs, lambda: self.begin(JobRole.NEXT))
 
-    # Asking for nodes
+    # Requests
 
     def begin(self, role: JobRole = JobRole.MAIN) -> None:
         if self.site.own_job is not None:
@@ -74,7 +74,8 @@ class SlurmStaff:
             job.role = JobRole.MAIN
             self.boss.apply(RunMoved())
         elif job.role is JobRole.JOIN and not job.adopted and self._has_agent(job):
-            self.soon(self._jobs.give_back([job]))  # where nodes are shared, Slurm may give one that we have
+            # where nodes are shared, Slurm may grant one that the run has already
+            self.soon(self._jobs.give_back([job]))
         self.look_after()
 
     def _has_agent(self, job: Job) -> bool:
@@ -93,32 +94,32 @@ class SlurmStaff:
         if job.role is JobRole.MAIN:
             self.boss.stop(1, f"Slurm refused: {why}", RunCause.REFUSED)
         else:
-            self.boss.note(f"Slurm refused: {why}; asked again in {ASK_AGAIN_S:.0f} s")
+            self.boss.note(f"Slurm refused: {why}; retrying in {ASK_AGAIN_S:.0f} s")
             asyncio.get_running_loop().call_later(ASK_AGAIN_S, self._begin_again)
 
     def _join_refused(self, why: str) -> None:
-        """Told once, however often it is asked again."""
+        """Report a refusal once, however often the request is repeated."""
         if self._refusals.refused(why, self._not_to_join, time.monotonic()):
             self.boss.journal(RunEvent.REFUSED, role=JobRole.JOIN.value, why=why)
-            self.boss.note(f"Slurm has no node to take a lost one's place: {why}")
+            self.boss.note(f"Slurm has no node to replace a lost one: {why}")
 
     def _begin_again(self) -> None:
         if not self.boss.ending:
             self.begin(JobRole.NEXT)
 
     def job_over(self, job: Job, state: JobState) -> None:
-        """Cancelled by its user, the run ends; preempted or out of time, it goes on in another job."""
+        """End the run if its user cancelled the job; continue in another job after preemption or the time limit."""
         self.boss.journal(RunEvent.JOB_OVER, job=job.id, role=job.role.value, state=state.value)
         if job.role is not JobRole.JOIN and state is JobState.CANCELLED:
             self.boss.apply(Cancelled())
         elif self.site.own_job is not None or self.boss.ending:
-            pass  # with our own job we go too
+            pass  # the coordinator ends with its own job
         elif (
             job.role is not JobRole.JOIN
             and not self._promote()
             and not any(each.role is JobRole.NEXT for each in self._jobs.jobs)
         ):
-            self.soon(self._jobs.give_back(self._waiting_joins))  # the next one starts when no other is left
+            self.soon(self._jobs.give_back(self._waiting_joins))  # the next job starts only when no other is left
             self.begin(JobRole.NEXT)
         self.boss.keep()
 
@@ -127,7 +128,7 @@ class SlurmStaff:
         return [job for job in self._jobs.jobs if job.role is JobRole.JOIN and not job.nodes]
 
     def _promote(self) -> bool:
-        """Has the run lost all nodes of its own job, the oldest of those that joined is its job from now on."""
+        """Make the oldest job that joined the run's own, if the run has lost all nodes of that one."""
         joined = [each for each in self._jobs.jobs if each.role is JobRole.JOIN and each.nodes]
         if self.boss.closing or not joined:
             return False
@@ -135,7 +136,7 @@ class SlurmStaff:
         return True
 
     def step_ended(self, job: Job, step: AgentStep) -> None:
-        """One node that srun does not get to ends the step on all: the others are started again without it."""
+        """Start agents again where a step ended. A node that srun cannot reach ends the step on all its nodes."""
         missed = self._jobs.not_reached(job, step)
         if not missed:
             asyncio.get_running_loop().call_later(0.05, self.look_after)
@@ -146,12 +147,12 @@ class SlurmStaff:
         self.soon(self._let_go())
 
     def _give_up(self, node: str, why: str) -> None:
-        self.boss.note(f"{why}: the run goes on without it")
+        self.boss.note(f"{why}; the run continues without it")
         self.silent[node] = time.time()
         self._tries.forget(node)
 
     async def _let_go(self) -> None:
-        """Nodes that were given up are not held: Slurm may mend them, or find others a use for them."""
+        """Release lost nodes, so that Slurm can repair them or give them to other jobs."""
         for job in [job for job in self._jobs.jobs if job.nodes and job.id != self.site.own_job]:
             if self.boss.closing or job not in self._jobs.jobs:
                 continue
@@ -162,10 +163,10 @@ class SlurmStaff:
                 self.job_over(job, JobState.NODE_FAIL)
         self.look_after()
 
-    # Keeping them
+    # Agents
 
     def look_after(self) -> None:
-        """Agents on every node of ours that should have one, and one-node jobs for what is missing beyond that."""
+        """Start agents on all nodes of the run that lack one, and request one-node jobs for missing nodes."""
         if self.boss.closing:
             return
         self._leave_what_is_to_be_mended()
@@ -180,7 +181,7 @@ class SlurmStaff:
         self._ask_for_missing(present)
 
     async def _staff(self, job: Job, nodes: Sequence[str]) -> None:
-        """All that answer."""
+        """Start agents on those nodes that respond."""
         found = await self._look_at(nodes)
         dead = await unreachable(found or (), self._jobs.slurm.slurmd_port)
         self._called.difference_update(nodes)
@@ -209,19 +210,21 @@ class SlurmStaff:
         if self._tries.once_more(node):
             return True
         if faults := [] if self._some_lived else self._jobs.container_faults():
-            self.boss.stop(NO_CONTAINER, f"its container is to be had on none of its nodes: {'; '.join(faults)}")
+            self.boss.stop(NO_CONTAINER, f"the container could not be started on any node: {'; '.join(faults)}")
             return False
         why = self._jobs.why_they_end(node)
-        self._give_up(node, f"agents on {node} do not live{why}")
+        self._give_up(node, f"agents on {node} end right after they start{why}")
         if self._none_lives:
-            self.boss.stop(1, f"its agents live on none of its nodes{why}; {self.site.folder.agents_log} says more")
+            self.boss.stop(
+                1, f"the run's agents end right after they start on every node{why}; see {self.site.folder.agents_log}"
+            )
         else:
             self.soon(self._let_go())
         return False
 
     @property
     def _none_lives(self) -> bool:
-        """Nor ever did: then the fault is not the nodes'."""
+        """Whether no agent ever came up on any node: then the nodes are not at fault."""
         nodes = {node for job in self._jobs.jobs for node in job.nodes}
         return not self._some_lived and nodes <= set(self.silent)
 
@@ -230,7 +233,7 @@ class SlurmStaff:
         return self._some_came or bool(self.boss.generation)
 
     def _ask_for_missing(self, present: frozenset[str]) -> None:
-        """Not before the run's own allocation is there: until then nothing is missing."""
+        """Request a replacement for a missing node, once the run's own allocation is granted."""
         if (
             self.boss.closing
             or not self.has_nodes
@@ -239,8 +242,8 @@ class SlurmStaff:
             return
         there = self._there(present)
         may_ask = not self.waits and self._refusals.may_ask(self._not_to_join, time.monotonic())
-        wanted = self.boss.wanted + self.site.spares  # a spare that has taken a rank is one no more
-        if len(there) < wanted and may_ask:  # one after the other, so that no two get the same node
+        wanted = self.boss.wanted + self.site.spares  # a spare that has taken a rank is no longer a spare
+        if len(there) < wanted and may_ask:  # one at a time, so that no two requests get the same node
             self._jobs.ask(JobRole.JOIN, suspects=self._suspects, members=sorted(there))
             self.boss.keep()
 
@@ -252,7 +255,7 @@ class SlurmStaff:
         return {*self._suspects, *self._there(self.boss.present)}
 
     def agent_came(self, node: str, again: bool) -> bool:
-        """Not where Slurm has taken its node from the job since: that is mended now, or another's."""
+        """Refuse a node that Slurm has taken from the job since: it is under repair, or belongs to another job."""
         self._some_came = True
         if again and node in self._down:
             self.leave_to_be_mended(node)
@@ -266,13 +269,13 @@ class SlurmStaff:
     def agent_lost(self, node: str, silent: bool) -> None:
         self._jobs.agent_left(node)
         if silent:
-            self.silent[node] = time.time() - self.site.timing.gone_s  # it may have booted before we knew
+            self.silent[node] = time.time() - self.site.timing.gone_s  # it may have booted before the loss was detected
 
     async def ask_slurm(self) -> None:
         await self._jobs.check()
         nodes = await self._look_at_nodes()
         if nodes is None:
-            return  # no answer says nothing about them
+            return  # no response tells nothing about the nodes
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
         self._down = frozenset(node.name for node in nodes if node.down)
         self.boss.apply(Doubted(self.unhealthy))
@@ -282,8 +285,8 @@ class SlurmStaff:
         for name in back:
             del self.silent[name]
         self._tries.forget(*back)
-        stays = (before - set(self._vacating)) & self.boss.present  # well again before we had left it
-        if back or stays:  # whoever waits was told not to take it, or is not needed any more
+        stays = (before - set(self._vacating)) & self.boss.present  # healthy again before the run had left it
+        if back or stays:  # waiting requests exclude that node, or are no longer needed
             await self._jobs.give_back(self._waiting_joins)
         await self._let_go()
         await self._tell_what_was_left()
@@ -302,7 +305,7 @@ class SlurmStaff:
         except DalsegnoError:
             return None
 
-    # Leaving
+    # Leaving nodes
 
     def leave_to_be_mended(self, node: str) -> None:
         self.silent[node] = time.time()
@@ -311,11 +314,11 @@ class SlurmStaff:
         self.soon(self._tell_what_was_left())
 
     def _leave_what_is_to_be_mended(self) -> None:
-        """Their agents go home."""
+        """Leave nodes drained for repair and end their agents."""
         for node in may_be_left(self._vacating, self.boss.ready, self.boss.wanted):
             self.silent[node] = time.time()
             self._tries.forget(node)
-            self.boss.go_on_without(node, f"it is to be mended ({self._vacating[node]})")
+            self.boss.go_on_without(node, f"drained for repair ({self._vacating[node]})")
             self.soon(self._tell_what_was_left())
 
     async def _tell_what_was_left(self) -> None:
@@ -325,20 +328,20 @@ class SlurmStaff:
                 job.left = left
 
     def leaving(self, job: int, node: str = "") -> None:
-        if node not in self._down:  # what was left of a job there is ended when it is back: the job may be over already
+        if node not in self._down:  # a recovered node ends what the job left there; the job may be over already
             self._departure.announced(job)
 
     async def move(self) -> None:
         await self._departure.move()
 
     async def call_back(self, nodes: Collection[str]) -> set[str]:
-        present = self.boss.present  # now: they go home while others are called
+        present = self.boss.present  # before agents are started: present ones end meanwhile
         jobs = [job for job in self._jobs.jobs if job.asking is None]
         bare = {job.id: set(self._jobs.unstaffed(job, present, self.excluded)) & set(nodes) for job in jobs}
         asked = sorted(set[str]().union(*bare.values()))
         found = await self._look_at(asked) if asked else ()
         dead = await unreachable(found or (), self._jobs.slurm.slurmd_port)
-        for job in [job for job in jobs if job in self._jobs.jobs]:  # it may have been given back meanwhile
+        for job in [job for job in jobs if job in self._jobs.jobs]:  # it may have been released meanwhile
             self._jobs.staff(job, sorted(bare[job.id] - set(dead)))
         return self._jobs.expected(present) & set(nodes)
 
@@ -349,13 +352,13 @@ class SlurmStaff:
     def soon(self, work: Awaitable[None]) -> None:
         self.boss.soon(work)
 
-    # Before and after our own death
+    # State for a successor
 
     def saved(self) -> tuple[SavedJob, ...]:
         return self._jobs.saved()
 
     async def adopt(self, saved: tuple[SavedJob, ...]) -> bool:
-        """A job that was queued again has none of the steps that it had in its former life."""
+        """Adopt saved jobs. A requeued job has none of the steps it had before."""
         own = self.site.own_job
         ours = own is None or any(job.job == own and any(map(_lives, job.steps)) for job in saved)
         if ours and saved:

@@ -1,4 +1,4 @@
-"""Telling causes apart: a bug in the script, a worker that was killed, noise from peers whose partner died. Pure."""
+"""Classify failures: a bug in the script, a killed worker, or noise from peers of a rank that died. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-FRAMES = 3  # the last ones in the user's own files make a traceback's signature
-# What ranks say when another one has gone: true, but not the reason.
+FRAMES = 3  # the last frames in the user's own files form a traceback's signature
+# What ranks report when another rank has gone: true, but not the cause.
 _NOISE = re.compile(
     r"Connection (closed|reset) by peer|Connection refused|Broken pipe|NCCL|DistBackendError|DistNetworkError"
     r"|DistStoreError|ProcessGroup|gloo|Socket Timeout|recvValue failed|failed to recv|store->get|TCPStore"
@@ -17,39 +17,40 @@ _NOISE = re.compile(
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$')
 _LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "/dalsegno/runs/")
 _NO_PYTHON = re.compile(r"(Syntax|Indentation|Tab)Error: ")
-_USAGE = re.compile(r"^(\S+: error|Error): ")  # argparse and click; both end with 2
+_USAGE = re.compile(r"^(\S+: error|Error): ")  # argparse and click; both exit with 2
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
-# Without a traceback: how NCCL's watchdog, and writers to a closed socket, end.
+# How NCCL's watchdog and writers to a closed socket end without a traceback.
 _OF_PEERS = (signal.SIGABRT, signal.SIGPIPE)
 
 
 class CauseKind(Enum):
-    SCRIPT = "script"  # a Python traceback, or an exit code of the program's own
-    KILLED = "killed"  # by a signal from outside
-    OOM = "oom"  # by the kernel, for memory
-    CRASHED = "crashed"  # by a signal of its own making: SEGV, ABRT, BUS
+    SCRIPT = "script"  # a Python traceback, or the program's own exit code
+    KILLED = "killed"  # by an external signal
+    OOM = "oom"  # by the kernel, for lack of memory
+    CRASHED = "crashed"  # by a signal it caused itself: SEGV, ABRT, BUS
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of one worker that did not end well."""
+    """The end of one worker that failed."""
 
     rank: int
     node: str
     code: int  # negative: a signal
     kind: CauseKind
-    signature: str = ""  # equal for equal faults; "" where nothing tells
+    signature: str = ""  # equal for equal faults; "" if unknown
     traceback: str = ""
     noise: bool = False
     why: str = ""
-    healthy: bool = True  # its node, as far as Slurm tells: neither down nor drained
+    healthy: bool = True  # whether Slurm has the node neither down nor drained
 
     @property
     def hopeless(self) -> bool:
-        """Whether every start ends so: the script is no Python, or its own parser refuses its arguments."""
+        """Whether every start would fail the same way: the script is not valid Python, or its parser rejects its
+        arguments."""
         last = self.traceback.strip().rpartition("\n")[2]
         return self.kind is CauseKind.SCRIPT and bool(
             _NO_PYTHON.match(last) or (self.code == 2 and _USAGE.search(last))
@@ -57,11 +58,11 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """As a shell tells it: a signal's number is added to 128."""
+        """The exit code as a shell reports it: 128 plus the number for a signal."""
         return 128 - self.code if self.code < 0 else self.code
 
     def sentence(self) -> str:
-        """One line for people."""
+        """Return one line for users."""
         return f"rank {self.rank} on {self.node} {self.what()}"
 
     def what(self) -> str:
@@ -76,7 +77,7 @@ class Failure:
 
 
 def read_failure(rank: int, node: str, code: int, traceback: str = "", oom: bool = False) -> Failure:
-    """What an agent's report of an end comes to."""
+    """Build a `Failure` from an agent's report of a worker's end."""
     clean = "\n".join(_PREFIX.sub("", line) for line in traceback.splitlines())
     last = clean.strip().splitlines()[-1] if clean.strip() else ""
     return Failure(
@@ -100,7 +101,7 @@ def _kind(code: int, oom: bool) -> CauseKind:
 
 
 def signature(traceback: str) -> str:
-    """Type, last frames in the user's own files, and the message without its numbers; "" if there is no traceback."""
+    """Return the last frames in the user's files and the message without numbers; "" if there is no traceback."""
     lines = traceback.strip().splitlines()
     frames = [found for line in lines if (found := _FRAME.match(line))]
     if not frames:
@@ -111,19 +112,20 @@ def signature(traceback: str) -> str:
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure | None:
-    """The one to show: the first that is not merely a peer's complaint, in the order in which they became known."""
+    """Return the failure to show: the first in order of arrival that is not merely a peer's complaint."""
     return next((each for each in failures if not each.noise), failures[0] if failures else None)
 
 
 def is_bug(now: Failure, before: Failure | None) -> bool:
-    """The same fault twice running, on healthy nodes: starting again would only find it a third time."""
+    """Return whether the same fault happened twice in a row on healthy nodes, so that a restart would hit it again."""
     same = before is not None and now.signature != "" and now.signature == before.signature
     healthy = before is not None and now.healthy and before.healthy
     return same and healthy and now.kind is CauseKind.SCRIPT and not now.noise
 
 
 def suspected_node(now: Failure, before: Failure | None) -> str:
-    """A node that Slurm has given up, or on which the last two failures began without the script's doing; else ""."""
+    """Return a node that is out of service, or where the last two failures began without the script's fault; else
+    ""."""
     if not now.healthy:
         return now.node
     twice = before is not None and before.node == now.node and not now.noise and not before.noise
@@ -132,10 +134,10 @@ def suspected_node(now: Failure, before: Failure | None) -> str:
 
 
 def back_off_s(quick_failures: int) -> float:
-    """How long to wait before the next start: not at all after one, longer after each further that came at once."""
+    """Return the pause before the next start: none after one failure, longer after each further immediate one."""
     return 0.0 if quick_failures < 2 else min(2.0 ** (quick_failures - 2), 30.0)
 
 
 def signal_name(number: int) -> str:
-    """ "" for a number that has none."""
+    """Return the name of a signal, "" if the number has none."""
     return signal.Signals(number).name if number in set(signal.Signals) else ""

@@ -1,4 +1,5 @@
-"""The coordinator: hears agents and Slurm, lets the run's state machine decide, and does what it orders."""
+"""The coordinator of a run: receives events from agents and Slurm, applies the state machine and executes its
+orders."""
 
 from __future__ import annotations
 
@@ -50,18 +51,17 @@ from dalsegno.system.files import read_json, write_atomic
 from dalsegno.train.contract import SAVED, TERMINATED
 from dalsegno.wire.frames import Message
 
-# ---- Where a run's agents find their coordinator, and the secret by which they know each other: a file of the
-# run's.
+# Connection file: address and secret by which agents find the coordinator
 
 
 @dataclass(frozen=True)
 class Connect:
     secret: bytes
-    port: int = 0  # any
+    port: int = 0  # 0: any free port
 
 
 def read_connect(folder: RunFolder) -> Connect:
-    """That of our former self, so that its agents find us; a fresh one if there was none."""
+    """Return the previous coordinator's secret and port, so that its agents reconnect, or a new secret."""
     known: Any = read_json(folder.connect, mending(folder.connect))
     return Connect(bytes.fromhex(known["secret"]), known["port"]) if known else Connect(secrets.token_bytes(32))
 
@@ -72,7 +72,7 @@ def write_connect(folder: RunFolder, connect: Connect) -> None:
 
 
 def own_addresses() -> list[str]:
-    """Where agents may find us: the addresses of our name first."""
+    """Return the addresses agents may connect to, those of the host name first."""
     found: list[Any] = []
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
@@ -81,29 +81,28 @@ def own_addresses() -> list[str]:
     return list(dict.fromkeys([*outward, *addresses, "127.0.0.1"]))
 
 
-# ---- The end of a coordinator: agents are sent home, nodes given back, people told how the run ended or that it
-# rests.
+# Shutdown
 
 
 FAREWELL_S = 3.0
-CALLED_S = 10.0  # until an agent has started that has only to sweep its node
+CALLED_S = 10.0  # time for an agent to start that only cleans up its node
 
 
 class Departing(RunView, Protocol):
-    """A coordinator that ends."""
+    """A coordinator that is shutting down."""
 
     agents: RunAgents
     memory: MemoryTable
     told: StatusWriter
     folder: RunFolder
-    resting: bool  # it ends, and the run does not
+    resting: bool  # the coordinator ends but the run does not
     said_farewell: bool
 
     def keep(self) -> None: ...
 
 
 async def say_farewell(of: Departing, end: Finish) -> int:
-    """Nothing of the run is left when this returns, unless it only rests."""
+    """Finish all agents, release the nodes and write the final status; return the exit code."""
     of.agents.send_all({"end": _end_message(end), "finish": end.code})
     called = set() if of.resting else await of.staff.call_back(of.memory.used)
     until = time.monotonic() + (CALLED_S if called else FAREWELL_S)
@@ -112,7 +111,7 @@ async def say_farewell(of: Departing, end: Finish) -> int:
     if not of.resting:
         await of.staff.dismiss(None if end.code == TERMINATED else end.code)
     of.keep()
-    of.said_farewell = True  # connections that break from now on have nothing more to tell
+    of.said_farewell = True  # connections that break from now on are not reported
     if of.resting:
         of.told.rests(of, end.why)
     else:
@@ -123,20 +122,17 @@ async def say_farewell(of: Departing, end: Finish) -> int:
 
 
 def _end_message(end: Finish) -> Message:
-    """How the run ended, for agents whose own people want to know."""
+    """Return how the run ended, for agents that report it to their own users."""
     cause = end.cause
     where = {"rank": cause.rank, "node": cause.node} if cause else {}
     return {"code": end.code, "why": end.why, **where}
 
 
-# ---- The coordinator: hears agents and Slurm, lets the run's state machine decide, and does what it orders.
-
-
-GATHER_S = 30.0  # an elastic run waits so long for all its nodes before it starts with fewer
+GATHER_S = 30.0  # how long an elastic run waits for all its nodes before it starts with fewer
 
 
 class Coordinator:
-    """One run, from its first agent to its end."""
+    """The coordinator of one run, from its first agent to its end."""
 
     def __init__(
         self,
@@ -158,14 +154,14 @@ class Coordinator:
         self.pen = Pen(site.folder.progress)
         self.granted = 0  # the newest generation that was allowed to commit
         self.end: Finish | None = None
-        self.resting = False  # we end, and the run does not
+        self.resting = False  # the coordinator ends but the run does not
         self.said_farewell = False
-        self._left: set[str] = set()  # nodes that were left of our own will, and whose agents may still be there
+        self._left: set[str] = set()  # nodes excluded on purpose whose agents may still be connected
         self._over = asyncio.Event()
         self._errands = BackgroundTasks()
 
     async def serve(self) -> int:
-        """Until the run has ended; gives its exit code."""
+        """Coordinate the run until it has ended and return its exit code."""
         saved = await find_saved(self.site, self.staff.dismiss, self.note)
         await self.open()
         if saved is None:
@@ -181,7 +177,8 @@ class Coordinator:
         return code
 
     def _catch_signals(self) -> None:
-        """In a batch step Slurm signals us too. On the head nobody does but to end us; then another takes over."""
+        """Handle Slurm's signals in a batch step. On the head node a signal only ends the coordinator; another takes
+        over."""
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGUSR2):
@@ -192,7 +189,7 @@ class Coordinator:
             self.staff.leaving(job, node)
 
     async def open(self) -> None:
-        """Listen where our former self did, if there was one, or where its agents look next; and write down where."""
+        """Listen on the previous coordinator's port, or on one its agents try next, and write the connection file."""
         known = read_connect(self.folder)
         self.agents = RunAgents(self.folder.run, known.secret, self.site.timing, self)
         port = await self._listen(known)
@@ -206,17 +203,17 @@ class Coordinator:
                 return await self.agents.open(port)
             except OSError as error:
                 self.note(f"cannot listen on port {port}: {error.strerror or error}; trying another one")
-        return await self.agents.open(0)  # agents that are started from now on find us there
+        return await self.agents.open(0)  # agents started from now on read this port
 
     # Agents
 
     def agent_came(self, peer: Peer) -> None:
-        if self.end is not None:  # late: the others have gone already
+        if self.end is not None:  # a late agent: the others have finished already
             self.memory.used.discard(peer.name)
             peer.send({"finish": self.end.code})
             return
         if not self.staff.agent_came(peer.name, again=bool(peer.hello.generation) and peer.name not in self.run.ready):
-            self.go_on_without(peer.name, "it was lost, and Slurm has set it down")
+            self.go_on_without(peer.name, "it was lost, and Slurm has marked it down")
             return
         keeper = (peer.host, peer.hello.keeper) if peer.hello.keeper else None
         self.memory.heard(peer.name, peer.hello.held, keeper, peer.hello.safe)
@@ -228,7 +225,7 @@ class Coordinator:
         self.tell()
 
     def _meet_again(self, peer: Peer) -> None:
-        """One that a former self knew; what ended meanwhile it has kept for us."""
+        """Take back an agent of the previous coordinator, with the reports it kept of workers that ended meanwhile."""
         if peer.hello.generation == self.run.generation:
             for report in peer.hello.reports:
                 self.agent_said(peer, EndedWorker(report))
@@ -242,7 +239,7 @@ class Coordinator:
             if not word.warm:
                 self.memory.keeps_nothing(peer.name)
         elif isinstance(word, Cold):
-            peer.send({"reset": True})  # orders that were under way are none any more
+            peer.send({"reset": True})  # orders in progress are void
         elif isinstance(word, Broken):
             exclude(self, peer.name, word.why)
         elif isinstance(word, Signalled):
@@ -278,7 +275,8 @@ class Coordinator:
                 self.agents.send(agent, message)
 
     def _answer_grant(self, peer: Peer, asked: GrantAsked) -> None:
-        """Who is cut off cannot ask. A saver may finish what its generation began, until a later one has committed."""
+        """Allow or deny a commit. A saver may finish what its generation began until a later generation has
+        committed."""
         ok = self.granted <= asked.generation <= self.run.generation and self.end is None
         why = "" if ok else f"generation {asked.generation} is over"
         if ok and asked.generation > self.granted:
@@ -298,18 +296,19 @@ class Coordinator:
         self.apply(Left(agent))
 
     def message_too_long(self, agent: str, detail: str) -> None:
-        """End the run: an agent that misses an order waits for ever, and a restart would make the message again."""
+        """End the run: an agent that misses an order waits forever, and a restart would build the same message
+        again."""
         self.stop(1, f"a message to {agent} is too long: {detail}")
 
     def go_on_without(self, node: str, why: str) -> None:
-        """Its agent's end is expected from now on, and no loss."""
+        """Continue without this node. The end of its agent is expected from now on and is not a loss."""
         self._left.add(node)
         self.journal(RunEvent.LEFT, node=node, why=why)
-        self.note(f"{node}: {why}; the run goes on without it")
+        self.note(f"{node}: {why}; the run continues without it")
         self.agents.send(node, {"finish": 0})
         self.apply(Left(node))
 
-    # Deciding and doing
+    # Events and orders
 
     def apply(self, event: Event) -> None:
         before = self.run
@@ -320,7 +319,7 @@ class Coordinator:
         if self.run.phase is GenerationPhase.RUNNING:
             self.started = self.started or time.time()
         self.memory.used.update(self.run.group.agents if self.run.group else ())
-        self.keep()  # before anything is done: a successor must know of it
+        self.keep()  # before anything is executed: a successor must know of it
         for order in orders:
             do(self, order)
         self.gathering.watch()
@@ -338,7 +337,7 @@ class Coordinator:
         self.resting = self.end is None
         self.finish(Finish(SAVED, why=why))
 
-    # Looking after things
+    # Periodic checks
 
     async def _check(self) -> None:
         while True:
@@ -358,7 +357,7 @@ class Coordinator:
     def soon(self, work: Awaitable[None]) -> None:
         self._errands.soon(work)
 
-    # What the staff asks
+    # Queries of the staff
 
     @property
     def closing(self) -> bool:
@@ -384,14 +383,14 @@ class Coordinator:
     def generation(self) -> int:
         return self.run.generation
 
-    # Telling
+    # Reports
 
     def keep(self) -> None:
-        """Write down what a successor needs. A full disk must not end the run."""
+        """Write what a successor needs. A full disk must not end the run."""
         self._write_state(durable=False)
 
     def _write_state(self, durable: bool) -> bool:
-        """Whether it is written; `durable`: even should the machine crash now."""
+        """Write the state and return whether that worked. With `durable` it survives a crash of the machine."""
         if self.said_farewell:
             return True
         saved = Saved(

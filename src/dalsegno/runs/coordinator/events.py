@@ -1,4 +1,4 @@
-"""What happens to a run, and what its coordinator orders: plain values."""
+"""Events of a run and orders of its state machine, as plain values."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class StoreOpened:
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A worker ended by itself. `code` is negative for a signal, as Python has it."""
+    """A worker ended by itself. As in Python, `code` is negative for a signal."""
 
     agent: str
     generation: int
     rank: int
     code: int
-    failure: Failure | None = None  # what is known of an end that was not well
+    failure: Failure | None = None  # details of an end that was a failure
     age_s: float = 0.0  # how long the generation has run
 
 
 @dataclass(frozen=True)
 class GenerationStopped:
-    """An agent has killed what it ran for this generation; some had already failed, and only not ended yet."""
+    """An agent has killed its workers of this generation. `failures` are of those that had failed but not ended yet."""
 
     agent: str
     generation: int
@@ -53,7 +53,7 @@ class GenerationStopped:
 
 @dataclass(frozen=True)
 class Hung:
-    """No step for too long: the generation is as good as dead."""
+    """No step for too long: the generation hangs."""
 
     generation: int
     why: str
@@ -67,27 +67,28 @@ class Waited:
 
 @dataclass(frozen=True)
 class Leaving:
-    """The nodes are needed back (time limit, preemption): workers were told to save and end."""
+    """The nodes are needed back (time limit, preemption). Workers were told to save and end."""
 
 
 @dataclass(frozen=True)
 class RunMoved:
-    """The old nodes are given back; agents that join from now on are those of another job."""
+    """The old nodes are released; agents that join from now on belong to another job."""
 
 
 @dataclass(frozen=True)
 class Cancelled:
-    """The user does not want the run any more."""
+    """The user cancelled the run."""
 
 
 @dataclass(frozen=True)
 class GaveUpWaiting:
-    """The time to wait for more nodes than the least is over."""
+    """The time to wait for more than the minimum of nodes is over."""
 
 
 @dataclass(frozen=True)
 class Doubted:
-    """These nodes are out of service, all of them: who runs there may run on, and nobody new begins if others can."""
+    """All nodes that are out of service. Workers there may continue, but new ones start there only if no other node is
+    free."""
 
     nodes: frozenset[str]
 
@@ -110,7 +111,7 @@ Event = (
 
 @dataclass(frozen=True)
 class OpenStore:
-    """Open the store's listening socket for this generation and say on which port."""
+    """Open the listening socket of this generation's store and report its port."""
 
     agent: str
     generation: int
@@ -128,7 +129,7 @@ class Start:
 
 @dataclass(frozen=True)
 class StopGeneration:
-    """Kill all workers of this generation at once, and say when they are gone."""
+    """Kill all workers of this generation at once, and report when they are gone."""
 
     agent: str
     generation: int
@@ -136,7 +137,7 @@ class StopGeneration:
 
 @dataclass(frozen=True)
 class Finish:
-    """The run is over with this exit code; agents may go."""
+    """The run is over with this exit code; agents may end."""
 
     code: int
     cause: Failure | None = None
@@ -146,24 +147,23 @@ class Finish:
 
 @dataclass(frozen=True)
 class Wait:
-    """Pause before the next start: the last ones failed at once."""
+    """Pause before the next start, because the last ones failed immediately."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Exclude:
-    """Send this agent away, and do not take its node again; or, where Slurm has it out of service, not until it is
-    mended."""
+    """Dismiss this agent and do not use its node again or, if Slurm has it out of service, not until it is repaired."""
 
     agent: str
-    why: str = "was the first to fail twice running"
+    why: str = "was the first to fail twice in a row"
     until_mended: bool = False
 
 
 @dataclass(frozen=True)
 class ReleaseNodes:
-    """Nothing runs any more: give the nodes back, and ask for others."""
+    """Nothing runs any more: release the nodes and request others."""
 
 
 Order = OpenStore | Start | StopGeneration | Finish | Wait | Exclude | ReleaseNodes

@@ -1,9 +1,9 @@
-"""The life of a run as a state machine: events in, orders out. Pure, so that every order of events can be tried.
+"""The state machine of a run: events in, orders out. Pure, so that every order of events can be tested.
 
-A generation is formed, opens its store, runs, and ends as a whole: by success of all its workers, by the death of one
-of them, or by the loss of a node. The next one is formed when every surviving agent has said that nothing of the old
-one runs any more, so two generations never run at the same time. Words about another generation than the present one
-come late and are ignored.
+A generation is formed, opens its store, runs, and ends as a whole: when all its workers succeed, when one of them dies,
+or when a node is lost. The next one is formed when every surviving agent has reported that nothing of the old one runs
+any more, so two generations never run at the same time. Messages about another generation than the present one arrive
+late and are ignored.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from dalsegno.runs.coordinator.group import Members, Shape, form_group
 from dalsegno.runs.status import RunCause
 from dalsegno.train.contract import DONE, SAVED, STOP, TERMINATED
 
-QUICK_S = 10.0  # a failure so soon after the start is followed by a pause if it happens again
-FORGIVEN_S = 600.0  # a generation that ran so long has earned the run its whole budget back
+QUICK_S = 10.0  # a failure so soon after the start causes a pause if it happens again
+FORGIVEN_S = 600.0  # a generation that ran so long restores the whole budget of restarts
 
 
 class GenerationPhase(Enum):
@@ -60,31 +60,31 @@ class GenerationPhase(Enum):
 
 @dataclass(frozen=True)
 class Run:
-    """All there is to know of a run between two events."""
+    """The complete state of a run between two events."""
 
     shape: Shape
     max_restarts: int = 3
-    literal: bool = False  # torchrun's rules: only 0 is well, and max_restarts failures are forgiven, whatever they are
+    literal: bool = False  # torchrun's rules: only 0 is success, and max_restarts failures of any kind are tolerated
     phase: GenerationPhase = GenerationPhase.GATHERING
     generation: int = 0
-    ready: tuple[str, ...] = ()  # agents, in the order in which they came
-    doubted: frozenset[str] = frozenset()  # those on nodes that Slurm has out of service
+    ready: tuple[str, ...] = ()  # agents, in order of arrival
+    doubted: frozenset[str] = frozenset()  # agents on nodes that Slurm has out of service
     group: Members | None = None  # of the present generation, or of the last one
-    done: frozenset[int] = frozenset()  # ranks that ended well
-    saved: bool = False  # some of them with "go on later"
+    done: frozenset[int] = frozenset()  # ranks that ended successfully
+    saved: bool = False  # some of them asked to be resumed later
     waiting_for: frozenset[str] = frozenset()  # agents that still have to stop
     restarts: int = 0  # after failures of workers; a lost node costs none
-    spent: int = 0  # of the budget for them
-    quick: int = 0  # failures in a row that came at once
-    failures: tuple[Failure, ...] = ()  # of the present generation, in the order in which they became known
+    spent: int = 0  # of the restart budget
+    quick: int = 0  # immediate failures in a row
+    failures: tuple[Failure, ...] = ()  # of the present generation, in order of arrival
     age_s: float = 0.0  # of the generation when it failed
-    lost_member: bool = False  # in the present generation: then peers' complaints are no failures
-    last: Failure | None = None  # why the generation before this one failed
+    lost_member: bool = False  # in the present generation: then complaints of peers are not failures
+    last: Failure | None = None  # why the previous generation failed
     pausing: bool = False  # until the back-off is over
     leaving: bool = False  # the nodes are needed back
-    exit_code: int | None = None  # set: stop for good with this
-    why: str = ""  # it stopped for good
-    cancelled: bool = False  # its user wanted that
+    exit_code: int | None = None  # set: end the run with this code
+    why: str = ""  # why the run ends
+    cancelled: bool = False  # by its user
     smaller: bool = False  # may start with fewer than max_nodes
 
 
@@ -92,7 +92,7 @@ Step = tuple[Run, list[Order]]
 
 
 def advance(run: Run, event: Event) -> Step:
-    """What becomes of the run, and what is to be done about it."""
+    """Return the next state of the run and the orders that follow."""
     if run.phase is GenerationPhase.ENDED:
         return run, []
     if isinstance(event, Joined):
@@ -126,7 +126,7 @@ def _told_from_outside(run: Run, event: Event) -> Step:
 
 
 def _joined(run: Run, agent: str) -> Step:
-    """A new agent fills the group that waits for it, lets a smaller one grow, or is a spare."""
+    """Add an agent: it completes the group, lets a smaller one grow, or becomes a spare."""
     if agent in run.ready:
         return run, []
     run = replace(run, ready=(*run.ready, agent))
@@ -139,7 +139,7 @@ def _joined(run: Run, agent: str) -> Step:
 
 
 def _left(run: Run, agent: str) -> Step:
-    """A run that lost all its agents at once waits for them to come back together, and does not begin small."""
+    """Remove an agent. A run that lost all agents at once waits for all to reconnect instead of starting small."""
     if agent not in run.ready:
         return run, []
     ready = tuple(one for one in run.ready if one != agent)
@@ -168,7 +168,7 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
     failure = event.failure or read_failure(event.rank, event.agent, event.code)
     if run.phase is GenerationPhase.STOPPING:
         if not run.failures and failure.noise:
-            return run, []  # nothing had failed: it complains of peers that we have stopped
+            return run, []  # nothing had failed: this is a complaint about peers that were stopped
         return replace(run, failures=(*run.failures, failure)), []
     if run.phase is not GenerationPhase.RUNNING:
         return run, []
@@ -176,7 +176,8 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
 
 
 def _ended_well(run: Run, event: WorkerEnded) -> Step:
-    """Told to leave, every end counts: whoever has not saved goes on from where it last did."""
+    """Record a successful end. While leaving, every end counts: a worker that has not saved resumes from its last
+    save."""
     if run.phase is not GenerationPhase.RUNNING or run.group is None:
         return run, []
     all_ranks = run.group.ranks
@@ -196,7 +197,7 @@ def _hung(run: Run, event: Hung) -> Step:
 
 
 def _leaving(run: Run) -> Step:
-    """While workers run they may save; a generation that is only forming is not begun."""
+    """Leave the nodes. Running workers may save; a generation that is only forming is not started."""
     if run.leaving:
         return run, []
     run = replace(run, leaving=True)
@@ -206,7 +207,7 @@ def _leaving(run: Run) -> Step:
 
 
 def _stop_all(run: Run) -> Step:
-    """End the present generation everywhere; what comes then is decided when it is gone."""
+    """End the present generation everywhere; what follows is decided once it is gone."""
     if run.phase in (GenerationPhase.GATHERING, GenerationPhase.STOPPING) or run.group is None:
         return _when_all_stopped(run)
     members = [agent for agent in run.group.agents if agent in run.ready]
@@ -241,14 +242,14 @@ def _about(run: Run) -> RunCause:
 
 
 def _after_failure(run: Run, cause: Failure) -> Step:
-    """Once more, or not: the same fault twice, or too many faults, end the run."""
+    """Restart or end the run: the same fault twice, or too many faults, end it."""
     spent = 0 if run.age_s >= FORGIVEN_S and not run.literal else run.spent
     why = _reason_to_end(run, cause, spent)
     if why:
         code = cause.exit_code
         return replace(run, phase=GenerationPhase.ENDED, exit_code=code, why=why), [Finish(code, cause, why)]
     quick = run.quick + 1 if run.age_s < QUICK_S else 0
-    # A worker that was killed says nothing of the next.
+    # A killed worker does not predict the next failure.
     pause_s = back_off_s(quick) if cause.code > 0 and not run.literal else 0.0
     suspect = "" if run.literal else suspected_node(cause, run.last)
     run = replace(run, restarts=run.restarts + 1, spent=spent + 1, quick=quick, pausing=pause_s > 0)
@@ -272,10 +273,10 @@ def _reason_to_end(run: Run, cause: Failure, spent: int) -> str:
         return f"{cause.sentence()}; restarting would not help"
     if spent >= run.max_restarts:
         plural = "s" * (run.max_restarts > 1)
-        times = f"after {run.max_restarts} restart{plural}" if run.max_restarts else "and no restart was asked for"
+        times = f"after {run.max_restarts} restart{plural}" if run.max_restarts else "and no restart was requested"
         return f"{cause.sentence()}, {times}"
     if is_bug(cause, run.last) and not run.literal:
-        return f"{cause.sentence()}, as it did before: restarting would not help"
+        return f"{cause.sentence()}, the same failure as before; restarting would not help"
     return ""
 
 

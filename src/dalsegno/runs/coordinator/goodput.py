@@ -1,7 +1,7 @@
-"""Where a run's time goes. Pure: what happened when, in; seconds by kind, out.
+"""Accounting of a run's time. Pure: what happened when, in; seconds by kind, out.
 
-Every second counts once: it was productive, or went to checkpoints, to starting, to waiting for nodes, or was lost to
-failures. Steps that are done again after a failure are lost, and so is the time until the first of them.
+Every second counts once: as productive, checkpoints, starting, waiting for nodes, or lost to failures. Steps that are
+repeated after a failure are lost, and so is the time until the first of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dalsegno.system.files import write_atomic
 
 
 class TimeKind(Enum):
-    """What a second of a run was spent on, in the order in which people are told."""
+    """What a second of a run was spent on, in the order of display."""
 
     PRODUCTIVE = "productive"
     LOST = "lost"
@@ -38,50 +38,50 @@ class Goodput:
 
     at: float
     spent: Mapping[TimeKind, float] = field(default_factory=dict)
-    kind: TimeKind = TimeKind.WAITING  # of the time that runs now
-    furthest: int = 0  # the last step that no earlier life had done
+    kind: TimeKind = TimeKind.WAITING  # of the time since `at`
+    furthest: int = 0  # the highest step reached so far
     step: int = 0
-    saving_s: float = 0.0  # told by the present generation so far
+    saving_s: float = 0.0  # reported by the present generation so far
     failures: int = 0
 
     @property
     def share(self) -> float:
-        """Of the time until now, what was productive."""
+        """The productive share of the time until now."""
         total = sum(self.spent.values())
         return self.spent.get(TimeKind.PRODUCTIVE, 0.0) / total if total else 0.0
 
 
 def passes(account: Goodput, now: float, kind: TimeKind | None = None) -> Goodput:
-    """Time goes by, and from now on it is of another kind."""
+    """Add the time since the last entry, and set the kind of what follows."""
     passed = max(0.0, now - account.at)
     spent = {**account.spent, account.kind: account.spent.get(account.kind, 0.0) + passed}
     return replace(account, at=max(now, account.at), spent=spent, kind=kind or account.kind)
 
 
 def starts(account: Goodput, now: float) -> Goodput:
-    """A generation forms, of nodes that are all there."""
+    """Record that a generation forms with all its nodes present."""
     lost = account.kind is TimeKind.LOST
     return replace(passes(account, now, TimeKind.LOST if lost else TimeKind.STARTING), saving_s=0.0)
 
 
 def granted(account: Goodput, now: float) -> Goodput:
-    """Slurm has given the run its first nodes: until its agents are ready there it starts, and waits for nobody."""
+    """Record that Slurm granted the first nodes: until its agents are ready the run is starting, not waiting."""
     return passes(account, now, TimeKind.STARTING) if account.kind is TimeKind.WAITING and not account.step else account
 
 
 def waits(account: Goodput, now: float) -> Goodput:
-    """Nodes are missing."""
+    """Record that nodes are missing."""
     return passes(account, now, TimeKind.WAITING)
 
 
 def fails(account: Goodput, now: float, counts: bool = True) -> Goodput:
-    """What was under way since the last step is lost, and what comes until the run is where it was."""
+    """Record a failure: the time since the last step is lost, and so is the time until the run is back where it was."""
     kind = account.kind if account.kind is TimeKind.WAITING else TimeKind.LOST
     return passes(replace(account, kind=kind, failures=account.failures + counts), now, TimeKind.LOST)
 
 
 def stepped(account: Goodput, now: float, step: int, saving_s: float) -> Goodput:
-    """A step is done. The first one of a generation ends its start; one that was done before is lost time."""
+    """Record a step. The first one of a generation ends its start; a repeated one is lost time."""
     new = step > account.furthest
     first = account.kind in (TimeKind.STARTING, TimeKind.WAITING)
     kind = account.kind if first else (TimeKind.PRODUCTIVE if new else TimeKind.LOST)
@@ -97,7 +97,7 @@ def stepped(account: Goodput, now: float, step: int, saving_s: float) -> Goodput
 
 
 def _charge_saving(account: Goodput, kind: TimeKind, saved_s: float) -> Goodput:
-    """Snapshots were taken within the time that has just been counted otherwise."""
+    """Move the time of snapshots, counted as `kind` so far, to checkpoints."""
     moved = min(saved_s, account.spent.get(kind, 0.0)) if kind is TimeKind.PRODUCTIVE else 0.0
     if not moved:
         return account
@@ -108,7 +108,7 @@ def _charge_saving(account: Goodput, kind: TimeKind, saved_s: float) -> Goodput:
 
 
 def follow(account: Goodput, before: Run, after: Run, now: float) -> Goodput:
-    """What a change of the run means for its time."""
+    """Account for a change of the run's state."""
     if (before.phase, before.generation) == (after.phase, after.generation):
         return account
     if before.phase is GenerationPhase.RUNNING and after.exit_code is None:
@@ -121,7 +121,7 @@ def follow(account: Goodput, before: Run, after: Run, now: float) -> Goodput:
     return passes(account, now)
 
 
-# ---- How far a run has got and where its time went: kept by the coordinator, in a file of its own.
+# Progress file
 
 
 WRITE_S = 1.0
@@ -129,19 +129,19 @@ WRITE_S = 1.0
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """As the first rank reports it. `figures` are its last ones: loss, step time, samples per second …"""
+    """Progress as rank 0 reports it. `figures` are its latest: loss, step time, samples per second, …"""
 
     account: Goodput
     figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
-        """Steps that are done."""
+        """The number of completed steps."""
         return self.account.step
 
 
 class Pen:
-    """Writes it down now and then. One that was written by a former coordinator is gone on with."""
+    """Writes the progress now and then, and continues a file of a previous coordinator."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -149,7 +149,7 @@ class Pen:
         self._written = 0.0
 
     def _former(self) -> TrainingProgress | None:
-        with contextlib.suppress(DalsegnoError):  # damaged: only the account begins anew
+        with contextlib.suppress(DalsegnoError):  # damaged: only the account starts over
             return read_progress(self._path)
         return None
 
@@ -158,7 +158,7 @@ class Pen:
         self.progress = replace(self.progress, account=account)
 
     def granted(self) -> None:
-        """The run has its first nodes."""
+        """Record that the run has its first nodes."""
         self.progress = replace(self.progress, account=granted(self.progress.account, time.time()))
 
     def stepped(self, word: Stepped) -> None:
@@ -168,7 +168,7 @@ class Pen:
             self.progress = TrainingProgress(account, dict(word.progress))
 
     def write(self, last: bool = False) -> None:
-        """Only of a run that reports steps."""
+        """Write the progress, for runs that report steps."""
         if not self.progress.figures or (time.monotonic() - self._written < WRITE_S and not last):
             return
         self._written = time.monotonic()
@@ -179,6 +179,6 @@ class Pen:
 
 
 def read_progress(path: Path) -> TrainingProgress | None:
-    """None for a run whose script reports no steps."""
+    """Read the progress; None for a run whose script reports no steps."""
     data = read_value(path)
     return facts_from_json(TrainingProgress, data) if isinstance(data, Mapping) else None

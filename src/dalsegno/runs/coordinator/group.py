@@ -1,4 +1,4 @@
-"""Who takes part in a generation, and with which ranks. Pure."""
+"""The members of a generation and their ranks. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True)
 class Shape:
-    """What the user asked for: this many nodes (MIN:MAX) with this many processes on each."""
+    """The size that the user requested: number of nodes (MIN:MAX) and processes on each."""
 
     min_nodes: int
     max_nodes: int
@@ -20,7 +20,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """One node's part in a generation: torchrun's GROUP_RANK, and the first of its RANKs."""
+    """One node's place in a generation: torchrun's GROUP_RANK, and the first of its RANKs."""
 
     agent: str
     group_rank: int
@@ -45,7 +45,7 @@ class Members:
 
     @property
     def store_agent(self) -> str:
-        """Who holds the store: the first node, whose address the others know as MASTER_ADDR."""
+        """The agent that holds the store: the first node, which is the others' MASTER_ADDR."""
         return self.places[0].agent
 
     @property
@@ -59,11 +59,10 @@ class Members:
 def form_group(
     generation: int, shape: Shape, ready: Sequence[str], before: Sequence[str] = (), doubted: Collection[str] = ()
 ) -> Members | None:
-    """The next generation from the agents that are ready, or None while there are too few.
+    """Form the next generation from the agents that are ready; None if there are too few.
 
-    Who was in the last one keeps its group rank (so its rank, its data and its snapshots); free ranks go to the
-    others in the order of their names, as Slurm lists them, those on nodes that are out of service last. A smaller
-    group closes ranks from the end.
+    Members of the last generation keep their group rank, and so their rank, data and snapshots. Free ranks go to the
+    others in the order in which Slurm lists nodes, those out of service last. A smaller group drops ranks from the end.
     """
     size = min(len(ready), shape.max_nodes)
     if size < shape.min_nodes:
@@ -77,12 +76,12 @@ def form_group(
 
 
 def in_order(name: str) -> list[str | int]:
-    """A key that sorts names as Slurm lists them: numbers in them count as numbers."""
+    """Return a key that sorts names as Slurm lists them: numbers in them count as numbers."""
     return [int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(name))]
 
 
 def _keep_seats(size: int, ready: Sequence[str], before: Sequence[str]) -> Mapping[int, str]:
-    """Group rank → agent for those that stay. Those whose rank is beyond the new size move into gaps."""
+    """Return group rank → agent for those that stay. Agents beyond the new size move into gaps."""
     alive = set(ready)
     seats = {index: agent for index, agent in enumerate(before[:size]) if agent in alive}
     moved = [agent for agent in before[size:] if agent in alive]

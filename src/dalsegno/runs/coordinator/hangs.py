@@ -1,4 +1,4 @@
-"""When no step for so long is a hang, and when ranks that have not returned are idle. Pure: times in, a verdict out."""
+"""Detection of hangs (no step for too long) and of idle ranks (others have returned). Pure: times in, a verdict out."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from dalsegno.runs.journal import RunEvent
 
 TIMES_THE_MEDIAN = 10
 LEAST_S = 60.0
-ENOUGH_STEPS = 5  # before that nobody knows how long a step takes: the first ones compile and warm up
+ENOUGH_STEPS = 5  # the first steps compile and warm up, so fewer tell nothing about the duration of a step
 KEPT = 100
-IDLE_S = 30.0  # of ranks that do nothing, while others have returned
-BUSY_SHARE = 0.02  # of a processor: what threads that only wait use is less
+IDLE_S = 30.0  # of ranks that do nothing while others have returned
+BUSY_SHARE = 0.02  # of a processor; threads that only wait use less
 BUSY_BYTES = 1 << 20
 
 
 class StepMarks:
-    """The steps of one generation, as its workers report them. `timeout_s`: 0 is never, None is by the steps."""
+    """The steps of one generation, as its workers report them. `timeout_s`: 0 is never, None derives it from the
+    steps."""
 
     def __init__(self, timeout_s: float | None, now: float) -> None:
         self.timeout_s = timeout_s
@@ -40,7 +41,7 @@ class StepMarks:
         self._over = False
 
     def step(self, number: int, now: float) -> None:
-        """Any rank's; the first one to reach a step makes the mark."""
+        """Record a step. The first rank to reach it counts."""
         if number <= self._newest:
             return
         if self._newest >= 0:
@@ -48,11 +49,11 @@ class StepMarks:
         self._newest, self.last = number, now
 
     def rest(self) -> None:
-        """The loop is over: what comes now (a last save, an evaluation) makes no steps."""
+        """Stop the timer: what follows the loop (a last save, an evaluation) has no steps."""
         self._over = True
 
     def sign(self, at: float) -> None:
-        """Another sign of progress, where no steps are reported: output."""
+        """Record output as progress, for scripts that report no steps."""
         if not self._steps:
             self.last = max(self.last, at)
 
@@ -66,16 +67,16 @@ class StepMarks:
         return max(LEAST_S, TIMES_THE_MEDIAN * median(self._steps))
 
     def overdue_s(self, now: float) -> float | None:
-        """For how long there was no step, once that is too long."""
+        """Return how long there has been no step, once that is too long."""
         limit = self.limit_s()
         return now - self.last if limit is not None and now - self.last > limit else None
 
 
 class Activity:
-    """What the ranks of one generation that have not returned yet have done, by the work that their nodes report."""
+    """The activity of the ranks that have not returned, from the work that their nodes report."""
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[Work, float]] = {}  # of each rank: its work when it last did some, and when
+        self._last: dict[int, tuple[Work, float]] = {}  # by rank: its work when it was last active, and when that was
 
     def heard(self, rank: int, work: Work, now: float) -> None:
         before, at = self._last.get(rank, (None, now))
@@ -83,7 +84,7 @@ class Activity:
             self._last[rank] = work, now
 
     def idle_s(self, ranks: Collection[int], now: float) -> float:
-        """For how long none of them has done anything; 0 while one of them is unknown."""
+        """Return how long all of these ranks have been idle; 0 while one of them is unknown."""
         return min((now - self._last[rank][1] if rank in self._last else 0.0 for rank in ranks), default=0.0)
 
 
@@ -91,15 +92,15 @@ def _is_busy(before: Work, now: Work, passed_s: float) -> bool:
     return now.cpu_s - before.cpu_s > BUSY_SHARE * max(1.0, passed_s) or now.moved - before.moved > BUSY_BYTES
 
 
-# ---- A run that stands still: seen, asked where it is, and its generation ended so that another can start.
+# Hangs: capture the stacks, then end the generation so that the next can start
 
 
-ASK_S = 5.0  # between two questions what ranks do that have not returned
-STACKS_S = 10.0  # a node takes at most seven; one that has not answered by then is stuck as well
+ASK_S = 5.0  # between two queries for the work of ranks that have not returned
+STACKS_S = 10.0  # a node needs at most seven; one that has not answered by then is stuck as well
 
 
 class HangView(Boss, Protocol):
-    """The coordinator, as far as a hang concerns it."""
+    """The coordinator as far as hangs need it."""
 
     run: Run
     agents: RunAgents
@@ -109,13 +110,13 @@ class HangView(Boss, Protocol):
 
 @dataclass(frozen=True)
 class Idle:
-    """Some ranks have returned; those that have not do nothing."""
+    """Some ranks have returned; the others are idle."""
 
     generation: int
     returned: int
-    ranks: Mapping[str, str]  # those that have not, each with its node
+    ranks: Mapping[str, str]  # not returned, with their nodes
     idle_s: int
-    stacks: str  # the file that tells where the first of them is
+    stacks: str  # the file with the stack of the first of them
 
     def sentence(self) -> str:
         names = ", ".join(f"{rank} on {node}" for rank, node in list(self.ranks.items())[:4])
@@ -124,12 +125,12 @@ class Idle:
         returned = f"{self.returned} rank{'s' if self.returned > 1 else ''} {'have' if self.returned > 1 else 'has'}"
         return (
             f"{returned} returned, but {ranks} {names}{more} {has} not, and {has} done nothing for {self.idle_s} s;"
-            f" {self.stacks} tells where"
+            f" see {self.stacks}"
         )
 
 
 class HangWatch:
-    """Over one generation after the other."""
+    """Watches the run, one generation after the other."""
 
     def __init__(
         self, of: HangView, timeout_s: float | None, stacks_s: float = STACKS_S, idle_s: float = IDLE_S
@@ -146,7 +147,7 @@ class HangWatch:
 
     @property
     def age_s(self) -> float:
-        """Of the present generation."""
+        """The age of the present generation."""
         return time.monotonic() - self._began
 
     def stepped(self, generation: int, step: int) -> None:
@@ -154,12 +155,12 @@ class HangWatch:
             self._marks.step(step, time.monotonic())
 
     def rest(self, generation: int) -> None:
-        """Its script has no more steps to do."""
+        """Stop the timer: the script has no more steps to do."""
         if generation == self._of.run.generation:
             self._marks.rest()
 
     def look(self) -> None:
-        """Called again and again."""
+        """Check for hangs and idle ranks. Called periodically."""
         run = self._of.run
         if run.phase is not GenerationPhase.RUNNING or self._hanging:
             return
@@ -172,7 +173,7 @@ class HangWatch:
             self._of.soon(self._end(run.generation, overdue_s))
 
     def _look_for_idle(self, run: Run) -> None:
-        """Some ranks have returned and the others do nothing: the run may never end. It is told of, not ended."""
+        """Report when some ranks have returned and the others are idle: the run may never end. It is not ended."""
         now, left = time.monotonic(), sorted(run.group.ranks - run.done) if run.group and run.done else []
         if not left or self._said_idle:
             return
@@ -195,19 +196,19 @@ class HangWatch:
         self._of.journal(RunEvent.IDLE, text=told.sentence(), **dataclasses.asdict(told))
 
     def worked(self, generation: int, ranks: Mapping[int, Work]) -> None:
-        """A node has told what its workers have done until now."""
+        """Record what a node's workers have done so far."""
         if generation == self._of.run.generation:
             for rank, work in ranks.items():
                 self._activity.heard(rank, work, time.monotonic())
 
     async def _end(self, generation: int, overdue_s: float) -> None:
-        why = f"no step for {overdue_s:.0f} s; where the ranks were is in {self._of.folder.all_stacks}"
+        why = f"no step for {overdue_s:.0f} s; stacks of the ranks: {self._of.folder.all_stacks}"
         self._of.note(why)
         await self._capture_stacks(generation)
         self._of.apply(Hung(generation, why, self.age_s))
 
     async def _capture_stacks(self, generation: int) -> None:
-        """On all nodes at once, before the workers are killed."""
+        """Capture the stacks on all nodes at once, before the workers are killed."""
         group = self._of.run.group
         self._asked = set(group.agents) & self._of.present if group else set()
         self._all_told.clear()
@@ -217,7 +218,7 @@ class HangWatch:
             await asyncio.wait_for(self._all_told.wait(), self._stacks_s)
 
     def told_stacks(self, agent: str) -> None:
-        """An agent has captured them, or never will: it is gone."""
+        """Record that an agent has captured the stacks, or is lost and never will."""
         self._asked.discard(agent)
         if not self._asked:
             self._all_told.set()

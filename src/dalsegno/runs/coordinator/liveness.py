@@ -1,7 +1,7 @@
-"""Who of the agents lives: silence, a probe, then the verdict. Pure: times come in, verdicts go out.
+"""Liveness of agents: silence, a probe, then the verdict. Pure: times in, verdicts out.
 
 A host that answers a connect is alive, however silent its agent is (stopped, starved, its packets lost). Only a host
-that answers nothing for the whole time is gone; and an agent that is silent for very long is stuck.
+that answers nothing for the whole time is lost. An agent that is silent for very long is stuck.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from dalsegno.runs.agent.link import MOST_BYTES, Heartbeat, is_signed, pack_beat, peek_beat
 from dalsegno.slurm.facts import NodeInfo
 
-LATE_S = 0.3  # a look that comes so much too late says more about us than about them
+LATE_S = 0.3  # a check that is so much too late means that the coordinator itself was stopped
 DEFAULT_GONE_S = 3.0
 LEAST_GONE_S, MOST_GONE_S = 1.0, 600.0
-NODE_TIMEOUT = "DALSEGNO_NODE_TIMEOUT"  # a cluster may know better
+NODE_TIMEOUT = "DALSEGNO_NODE_TIMEOUT"  # set by the cluster
 
 
 def told_gone_s(environ: Mapping[str, str]) -> float:
-    """What the cluster's variable says, if it says something sensible."""
+    """Return the value of the cluster's variable, or the default if it is missing or out of range."""
     try:
         told = float(environ.get(NODE_TIMEOUT) or DEFAULT_GONE_S)
     except ValueError:
@@ -34,11 +34,11 @@ def told_gone_s(environ: Mapping[str, str]) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """`gone_s` is the one knob: the longest time until a lost host is known to be lost."""
+    """Timeouts. All follow from `gone_s`: the longest time until a lost host is detected."""
 
     gone_s: float = DEFAULT_GONE_S
     stuck_s: float = 30.0
-    look_s: float = 0.1  # how often `look` is called
+    look_s: float = 0.1  # interval of `look`
 
     @property
     def suspect_s(self) -> float:
@@ -46,26 +46,26 @@ class Timing:
 
     @property
     def verdict_s(self) -> float:
-        """A little before: looking, and telling, take their time too."""
+        """Slightly less than `gone_s`, because checking and reporting take time too."""
         return 0.8 * self.gone_s
 
 
 @dataclass
 class _Sign:
-    beat: float  # last word of the agent's own
-    life: float  # last word of it or of its host
+    beat: float  # last message of the agent itself
+    life: float  # last message of the agent or answer of its host
 
 
 @dataclass(frozen=True)
 class LivenessLook:
-    """What a look came to: hosts to probe now, and agents that are gone, each with why."""
+    """The result of a check: hosts to probe now, and lost agents, each with the reason."""
 
     probe: tuple[str, ...] = ()
     gone: tuple[tuple[str, str], ...] = ()
 
 
 class Liveness:
-    """Signs of life, by agent."""
+    """The last signs of life of each agent."""
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
@@ -82,17 +82,17 @@ class Liveness:
         self._signs.pop(agent, None)
 
     def beat(self, agent: str, now: float) -> None:
-        """The agent itself has said something."""
+        """Record a message of the agent itself."""
         if agent in self._signs:
             self._signs[agent] = _Sign(now, now)
 
     def answered(self, agent: str, now: float) -> None:
-        """Its host has answered a probe."""
+        """Record that its host has answered a probe."""
         if agent in self._signs:
             self._signs[agent].life = now
 
     def look(self, now: float) -> LivenessLook:
-        """Called again and again. After a pause of our own everyone is forgiven one period."""
+        """Check all agents. After a pause of the coordinator itself, all timers start again."""
         late = self._looked is not None and now - self._looked > self.timing.look_s + LATE_S
         self._looked = now
         if late:
@@ -106,21 +106,22 @@ class Liveness:
 
     def _verdict(self, sign: _Sign, now: float) -> str:
         if now - sign.life >= self.timing.verdict_s:
-            return f"its host has not answered for {now - sign.life:.1f} s"
+            return f"the host has not answered for {now - sign.life:.1f} s"
         if now - sign.beat >= self.timing.stuck_s:
-            return f"its agent has said nothing for {now - sign.beat:.0f} s, though its host answers"
+            return f"the agent has been silent for {now - sign.beat:.0f} s, though the host answers"
         return ""
 
 
-# ---- Hearing heartbeats and probing the silent: the part of liveness that touches the network.
+# Heartbeats and probes
 
 
-BEATS_AT_ONCE = 256  # beside two of each agent
-_NEVER = 1 << 64  # more than any number of a beat: those of agents that are not watched are old
+BEATS_AT_ONCE = 256  # in addition to two per agent
+_NEVER = 1 << 64  # above any sequence number, so that beats of unknown agents count as old
 
 
 class Pulse:
-    """Looks ten times a second. Beats are taken from the socket at each look: cheaper than waking up for each."""
+    """Checks ten times a second. Beats are read from the socket at each check, which is cheaper than waking up for
+    each."""
 
     def __init__(self, timing: Timing, probes: Callable[[str], tuple[str, int] | None]) -> None:
         self.timing, self._probes = timing, probes
@@ -149,11 +150,11 @@ class Pulse:
         self._liveness.forget(agent)
 
     def heard(self, agent: str) -> None:
-        """Count what an agent says on its connection as a sign of life."""
+        """Count a message on the agent's connection as a sign of life."""
         self._liveness.beat(agent, time.monotonic())
 
     async def watch(self, gone: Callable[[str, str], None]) -> None:
-        """For ever: tell of agents that are gone, and why."""
+        """Report lost agents with the reason, forever."""
         while True:
             await asyncio.sleep(self.timing.look_s)
             self._take_beats()
@@ -164,10 +165,10 @@ class Pulse:
                 gone(agent, why)
 
     def _take_beats(self) -> None:
-        """Take what has come, within bounds: anybody may send datagrams, and must not keep us from our work.
+        """Read pending datagrams, within bounds: anyone may send them, and they must not starve the coordinator.
 
-        What is no beat of a watched agent is dropped before its signature is computed. Beats that a flood drives out
-        are not missed: a host that seems silent is probed, and agents speak on their connections too.
+        Datagrams other than beats of watched agents are dropped before the signature is computed. Beats lost in a flood
+        do no harm: a silent host is probed, and agents also send messages on their connections.
         """
         now = time.monotonic()
         with contextlib.suppress(BlockingIOError):
@@ -182,7 +183,7 @@ class Pulse:
                     self._answer(beat, address)
 
     def _answer(self, beat: Heartbeat, address: tuple[str, int]) -> None:
-        with contextlib.suppress(OSError):  # no way there just now
+        with contextlib.suppress(OSError):  # no route at the moment
             self._socket.sendto(pack_beat(self._keys[beat.sender], Heartbeat("", beat.number)), address)
 
     def _probe(self, agent: str) -> None:
@@ -193,27 +194,28 @@ class Pulse:
             task.add_done_callback(self._probing.discard)
 
     async def _dial(self, agent: str, address: tuple[str, int]) -> None:
-        """A fresh connect each time: its first packet is not held back, as a lost one's second would be."""
+        """Probe with a new connection each time: its first packet is sent at once, while a retransmission would be
+        delayed."""
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             _, writer = await asyncio.wait_for(asyncio.open_connection(*address), self.timing.gone_s)
             writer.transport.abort()
             self._liveness.answered(agent, time.monotonic())
 
 
-# ---- Whether nodes answer, asked before srun is told to start something there.
+# Reachability of nodes before srun starts agents there
 
 
-QUIET_PORT = 9  # where nobody listens, a kernel that lives says so, and slurmd's log has nothing to complain of
+QUIET_PORT = 9  # on a port where nothing listens, a live kernel refuses, and slurmd's log stays clean
 QUIET_S = 0.3
-PATIENT_S = 2.0  # long enough for a first packet that was lost
+PATIENT_S = 2.0  # long enough for the retransmission of a lost first packet
 AT_ONCE = 200  # connections
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT)
 
 
 async def unreachable(nodes: Iterable[NodeInfo], slurmd_port: Callable[[], Awaitable[int]]) -> list[str]:
-    """Those whose host answers on no port; of one that cannot be asked nothing is said.
+    """Return the nodes whose host answers on no port. Nodes without a known address are left out.
 
-    Where a firewall swallows what is for nobody, slurmd itself is asked: on its node's port, or on that of all.
+    A firewall may drop packets to closed ports. So slurmd's port is tried too: the node's own, or the common one.
     """
     suspects = await _silent([(node, QUIET_PORT) for node in nodes if node.address], QUIET_S)
     if not suspects:
@@ -235,7 +237,7 @@ async def _silent(asked: list[tuple[NodeInfo, int]], within_s: float) -> list[No
 
 
 async def _answers(host: str, port: int, within_s: float) -> bool:
-    """A refusal is an answer too, and what is our own fault says nothing of the host."""
+    """Return whether the host answers. A refusal is an answer, and a local error tells nothing about the host."""
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), within_s)
     except asyncio.TimeoutError:

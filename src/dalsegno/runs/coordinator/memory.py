@@ -1,4 +1,4 @@
-"""What the nodes of a run hold in memory, as their agents tell it, and what is to be done about that."""
+"""What the nodes of a run hold in memory, as their agents report it, and the orders that follow from it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe import NOWHERE, Safe, render_word
 from dalsegno.wire.frames import Message
 
-# ---- What the ranks of one generation may overwrite in memory, as its coordinator finds it. Pure: times come in.
+# What the ranks of one generation may overwrite in memory. Pure: times are arguments.
 
 
-PATIENCE_S = 5.0  # until a floor is set; twice as long each time, so that what is only slow gets through
+PATIENCE_S = 5.0  # until a floor is set; doubled each time, so that a slow copy still succeeds
 MOST_PATIENCE_S = 300.0
-AHEAD = 8  # steps; twice as many each time, should it have been heard of too late
+AHEAD = 8  # steps; doubled each time, in case the floor was set too late
 MOST_AHEAD = 4096
 _SHARED = -1
 
-_Part = tuple[Place, int]  # of a step: a rank's own, or what all have
+_Part = tuple[Place, int]  # of a step: a rank's own part, or the part common to all
 
 _Counted = TypeVar("_Counted")
 
 
 class Safety:
-    """Of one generation on these nodes. `said` is what a word about it has to begin with."""
+    """Tracks which steps of one generation are replicated. `said` is the first `Safe` to announce."""
 
     def __init__(self, nodes: Sequence[str], world: int, said: Safe, now: float) -> None:
         self.safe = said
@@ -36,12 +36,12 @@ class Safety:
         self._enough = min(2, len(nodes))
         self._held: dict[str, frozenset[_Part]] = {}
         self._holders: Counter[_Part] = Counter()
-        self._replicated: Counter[Place] = Counter()  # how many parts of a step enough nodes hold
+        self._replicated: Counter[Place] = Counter()  # number of a step's parts that enough nodes hold
         self._newest = said.place
         self._since, self._patience_s, self._ahead = now, PATIENCE_S, AHEAD
 
     def heard(self, node: str, held: Iterable[HeldSnapshot]) -> None:
-        """Costs what has changed, not what there is."""
+        """Update what a node holds. The cost depends on the change, not on the total."""
         if node not in self._nodes:
             return
         parts, before = frozenset(self._parts(held)), self._held.get(node, frozenset())
@@ -55,14 +55,14 @@ class Safety:
             self._newest = max(self._newest, part[0])
 
     def look(self, now: float) -> Safe:
-        """What may be said now."""
+        """Return what is safe now."""
         found = [place for place, parts in self._replicated.items() if parts == self._parts_of_a_step]
         place = max(filter(self._may_become_safe, found), default=self.safe.place)
         if place != self.safe.place:
             self.safe = replace(self.safe, place=place)
             self._since = now
         elif self._newest <= max(self.safe.place, self.safe.resumed):
-            self._since = now  # nothing is waiting
+            self._since = now  # nothing to wait for
         elif now - self._since > self._patience_s:
             self._give_up(now)
         return self.safe
@@ -86,33 +86,33 @@ class Safety:
 
 
 def _count(counter: Counter[_Counted], key: _Counted, change: int) -> None:
-    """What comes to nothing is forgotten."""
+    """Change a count and delete it at zero."""
     counter[key] += change
     if not counter[key]:
         del counter[key]
 
 
-# ---- What the nodes of a run hold in memory, as their agents tell it, and what is to be done about that.
+# Memory of all nodes
 
 
 Address = tuple[str, int]
-SOURCES = 8  # whom a node may ask for what all have, one after the other
+SOURCES = 8  # keepers a node may ask for the common part, in turn
 
 
 class MemoryTable:
-    """The coordinator's table. Agents that come back tell it again, so but for `used` it need not be kept."""
+    """The coordinator's table. Agents report again after a reconnect, so only `used` is saved."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[HeldSnapshot, ...]] = {}
         self._keepers: dict[str, Address] = {}
-        self._said: dict[str, Safe] = {}  # the last word on what is safe that each agent has heard, as it says itself
-        self._told: dict[str, Message] = {}  # what each agent was last told of its buddy
+        self._said: dict[str, Safe] = {}  # the last `Safe` each agent received, as it reports itself
+        self._told: dict[str, Message] = {}  # the last message to each agent about its buddy
         self._keepers_changed = False
         self._told_safe: Safe | None = None
-        self._begun = 0  # the last generation that was begun here
-        self._resume: Resume | None = None  # for that one
-        self._safety: Safety | None = None  # None where nothing is replicated
-        self.used: set[str] = set()  # nodes that may hold something, also those that nobody has swept since
+        self._begun = 0  # the last generation started here
+        self._resume: Resume | None = None  # for that generation
+        self._safety: Safety | None = None  # None if nothing is replicated
+        self.used: set[str] = set()  # nodes that may hold data, including those that were not swept since
 
     def heard(
         self, node: str, held: Sequence[HeldSnapshot], keeper: Address | None = None, said: Safe | None = None
@@ -131,13 +131,13 @@ class MemoryTable:
             table.pop(node, None)
 
     def keeps_nothing(self, node: str) -> None:
-        """It has no warm parent to fork a keeper from."""
+        """Forget a node's keeper: without a warm parent it has none."""
         self._keepers.pop(node, None)
 
-    # A generation begins
+    # Start of a generation
 
     def start(self, group: Members, agent: str, now: float) -> Message:
-        """One node's part: what its workers go on from, who has its copies, and what may not be overwritten."""
+        """Return one node's part of the start: what its workers resume from, who holds its copies, what to keep."""
         if self._begun != group.generation:
             self._begin(group, now)
         place = next(place for place in group.places if place.agent == agent)
@@ -167,7 +167,7 @@ class MemoryTable:
         return max(((said.generation, said.place) for said in self._said.values()), default=(0, NOWHERE))[1]
 
     def _order(self, found: Resume, ranks: Sequence[int], number: int) -> Message:
-        """To these ranks. What all nodes have comes to each from another one."""
+        """Return the resume order for these ranks. Each node gets the common part from a different source."""
         shared = self._addresses(found.shared)
         first = number % len(shared) if shared else 0
         return {
@@ -179,7 +179,7 @@ class MemoryTable:
         }
 
     def _within_reach(self, found: Resume, group: Members) -> bool:
-        """Every rank has each part at home, or somebody has it who can send it."""
+        """Return whether every rank has each part on its node, or from a node that can send it."""
         if not self._addresses(found.shared) and not set(group.agents) <= set(found.shared):
             return False
         for place in group.places:
@@ -197,10 +197,10 @@ class MemoryTable:
             node: KeeperAddress(*self._keepers[buddy], buddy) for node, buddy in ring.items() if buddy in self._keepers
         }
 
-    # While it runs
+    # While a generation runs
 
     def words(self, group: Members, now: float) -> list[tuple[str, Message]]:
-        """To whom to say what, now that something or nothing has changed: where the buddy is, and what is safe."""
+        """Return the messages due now, by node: where the buddy is, and what is safe."""
         said = self._new_pairs(group) if self._keepers_changed else []
         if self._begun != group.generation:
             self._take_over(group, now)
@@ -218,7 +218,8 @@ class MemoryTable:
         return said
 
     def _take_over(self, group: Members, now: float) -> None:
-        """A generation that a former self began: when all its nodes are heard of, the most that any was told counts."""
+        """Take over a generation of the previous coordinator: once all nodes have reported, the highest reported `Safe`
+        counts."""
         if not all(node in self._held for node in group.agents):
             return
         said = [each for node, each in self._said.items() if each.generation == group.generation]

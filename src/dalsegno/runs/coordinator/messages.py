@@ -1,6 +1,6 @@
-"""What agents say, read once where it comes in. Pure.
+"""Messages of run agents, parsed once on arrival. Pure.
 
-Whoever proved that it knows the run's secret speaks our language; what cannot be read raises, and ends its connection.
+Senders have proved that they know the run's secret. An unreadable message raises and ends the connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """How a worker ended, and what it left to tell why."""
+    """How a worker ended, with what is known of the cause."""
 
     generation: int
     rank: int
@@ -31,23 +31,23 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class AgentHello:
-    """Who an agent is, where it is found, and what it still has of before."""
+    """An agent's first message: its identity, its addresses and what it still runs or holds."""
 
     agent: str
     probe: int  # a port on which its host answers
     pid: int = 0
-    job: int = 0  # the Slurm job it lives in
-    address: str = ""  # where other nodes reach it, if it knows that better than we see it
-    found: Mapping[str, str] = field(default_factory=dict)  # variables of its own that its workers' depend on
+    job: int = 0  # the Slurm job that contains it
+    address: str = ""  # where other nodes reach it, if it knows better than the coordinator
+    found: Mapping[str, str] = field(default_factory=dict)  # variables of its own that its workers' variables depend on
     generation: int = 0  # of its workers
-    stopped: int = 0  # the last generation of which nothing runs there any more
+    stopped: int = 0  # the last generation of which nothing runs there
     reports: tuple[WorkerReport, ...] = ()
     held: tuple[HeldSnapshot, ...] = ()
-    keeper: int = 0  # the port on which its keeper listens
-    safe: Safe | None = None  # the last word on that which it has heard
+    keeper: int = 0  # the port of its keeper
+    safe: Safe | None = None  # the last `Safe` it received
 
     def still_runs(self, generation: int) -> bool:
-        """Whether it has this generation's workers, and has not ended them meanwhile."""
+        """Return whether it still runs this generation's workers."""
         return self.generation == generation > self.stopped
 
 
@@ -56,20 +56,20 @@ class Ready:
     """Workers can be started."""
 
     warm: bool = False
-    seconds: float | None = None  # that importing ahead took
-    threads: tuple[str, ...] = ()  # of the warm parent, beside its own
+    seconds: float | None = None  # time spent on importing ahead
+    threads: tuple[str, ...] = ()  # of the warm parent, besides its own
 
 
 @dataclass(frozen=True)
 class Cold:
-    """Its warm parent is gone, and its workers with it."""
+    """The warm parent is gone, and the workers with it."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Broken:
-    """Its node is of no use to the run."""
+    """The run cannot use this node."""
 
     why: str
 
@@ -82,14 +82,14 @@ class StoreOpen:
 
 @dataclass(frozen=True)
 class EndedWorker:
-    """A worker has, by itself."""
+    """A worker ended by itself."""
 
     report: WorkerReport
 
 
 @dataclass(frozen=True)
 class AllStopped:
-    """Nothing of a generation runs there any more; `reports` are of workers that had failed and not ended yet."""
+    """Nothing of a generation runs on this node. `reports` are of workers that had failed but not ended yet."""
 
     generation: int
     reports: tuple[WorkerReport, ...] = ()
@@ -101,19 +101,19 @@ class Stepped:
     generation: int
     step: int
     progress: Mapping[str, float] = field(default_factory=dict)
-    over: bool = False  # no step follows: what the script does now takes as long as it takes
+    over: bool = False  # no step follows; what the script does now may take any time
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What is in the node's memory now."""
+    """What the node's memory holds now."""
 
     held: tuple[HeldSnapshot, ...]
 
 
 @dataclass(frozen=True)
 class GrantAsked:
-    """May a worker of this generation commit what it wrote?"""
+    """A request of a worker of this generation to commit what it wrote."""
 
     number: int
     generation: int
@@ -126,15 +126,15 @@ class StacksTaken:
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker and the processes below it have done since it started."""
+    """What a worker and its child processes have done since it started."""
 
     cpu_s: float
-    moved: int  # bytes that they have read and written
+    moved: int  # bytes read and written
 
 
 @dataclass(frozen=True)
 class Worked:
-    """By rank, the workers of a node that still run."""
+    """The work of a node's running workers, by rank."""
 
     generation: int
     ranks: Mapping[int, Work]
@@ -142,21 +142,21 @@ class Worked:
 
 @dataclass(frozen=True)
 class Signalled:
-    """Slurm has sent it a signal."""
+    """Slurm sent the agent a signal."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Noted:
-    """A line for people."""
+    """A line for the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class LogPiece:
-    """From a node that does not see the run's folder."""
+    """Log text from a node that does not see the run folder."""
 
     name: str
     text: str
@@ -187,7 +187,7 @@ def read_hello(message: Message) -> AgentHello:
 
 
 def read_word(message: Message) -> Word | None:
-    """None for one that only says that somebody lives."""
+    """Parse a message; None for a mere sign of life."""
     return next((read(message) for word, read in _READERS.items() if word in message), None)
 
 
@@ -235,7 +235,7 @@ def _works(told: Mapping[str, Sequence[float]]) -> dict[int, Work]:
 
 
 def _figures(told: Message | None) -> dict[str, float]:
-    """A worker's own figures: what is no number is none of ours."""
+    """Return a worker's own figures; values that are not numbers are dropped."""
     found = (told or {}).items()
     return {str(name): float(value) for name, value in found if isinstance(value, (int, float))}
 
@@ -258,17 +258,17 @@ def _number(message: Message, name: str) -> int:
     return int(message.get(name) or 0)
 
 
-# ---- What agents' words mean for the run, as events. Pure.
+# Events
 
 
 def event_of(agent: str, word: Word, age_s: float, healthy: bool = True) -> Event | None:
-    """The event that a word means for the run; None for one that means none.
+    """Return the event that a message means for the run, or None.
 
-    `age_s` is the generation's, and `healthy` whether the agent's node is.
+    `age_s` is the generation's age, and `healthy` whether the agent's node is.
     """
     if isinstance(word, Ready):
         return Joined(agent)
-    if isinstance(word, Cold):  # its workers are gone, and others take it some seconds: a spare is quicker
+    if isinstance(word, Cold):  # its workers are gone and new ones take seconds: a spare is faster
         return Left(agent)
     if isinstance(word, StoreOpen):
         return StoreOpened(agent, word.generation, word.port)

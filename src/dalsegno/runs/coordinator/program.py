@@ -1,4 +1,4 @@
-"""The program `run-coordinator [--kept] FOLDER`: opens a run's folder and coordinates the run to its end."""
+"""The program `run-coordinator [--kept] FOLDER`: opens a run folder and coordinates the run to its end."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ from dalsegno.system.children import MARK, Child, send, start
 from dalsegno.system.machine import user_name
 from dalsegno.system.processes import LocalRunner
 
-# ---- In a batch step there is no controller: the step's first process keeps the coordinator, and starts it again.
+# Supervision in a batch step, where no controller restarts the coordinator
 
 
-CRASHED = 70  # a coordinator's word for "not my run's fault, start me again"
+CRASHED = 70  # exit code of a coordinator that failed through no fault of its run: start it again
 SHORT_LIFE_S = 10.0
 MOST_SHORT_LIVES = 8
 
 
 def keep(argv: Sequence[str]) -> int:
-    """Run the coordinator until it ends by itself; its code is the run's. Once Slurm ends the step, it is let go.
+    """Run the coordinator until it ends by itself and return the run's exit code. Do not restart it once Slurm ends the
+    step.
 
-    Slurm's signals are for the coordinator, not for us: they are passed on from before the first one is started.
+    Slurm's signals are meant for the coordinator. They are forwarded from before the first one is started.
     """
     caught: list[int] = []
     living: list[Child] = []
@@ -53,7 +54,7 @@ def keep(argv: Sequence[str]) -> int:
     while True:
         began, known = time.monotonic(), len(caught)
         living[:] = [start(argv, os.environ)]
-        for late in caught[known:]:  # while it was being started
+        for late in caught[known:]:  # signals that arrived while it was being started
             _send(living, late)
         code = _wait(living[0])
         living.clear()
@@ -74,14 +75,11 @@ def _send(living: Sequence[Child], number: int) -> None:
         send(child.process, signal.Signals(number))
 
 
-# ---- The program `run-coordinator [--kept] FOLDER`: opens a run's folder and coordinates the run to its end.
-
-
 KEPT = "--kept"
 
 
 def main(arguments: list[str]) -> int:
-    """On the head the controller keeps us; in a batch step a parent of our own does."""
+    """Run the coordinator: on the head node under the controller, in a batch step under a parent process of its own."""
     folder = RunFolder(Path(arguments[-1]))
     try:
         _write_to(folder.coordinator_log)
@@ -89,7 +87,7 @@ def main(arguments: list[str]) -> int:
         if in_batch and KEPT not in arguments:
             return keep([*launcher(), "run-coordinator", KEPT, str(folder.root)])
         code = _serve(folder)
-    except Exception:  # the last line of defence: it is in the log, and we are started again
+    except Exception:  # the last line of defence: the log has it, and the coordinator is started again
         traceback.print_exc()
         return CRASHED
     return code if in_batch else 0
@@ -98,7 +96,7 @@ def main(arguments: list[str]) -> int:
 def _serve(folder: RunFolder) -> int:
     status = read_status(folder.status)
     if status is not None and status.over:
-        return status.exit_code or 0  # a former self of ours brought it to its end
+        return status.exit_code or 0  # a previous coordinator finished the run
     return asyncio.run(_coordinate(open_site(folder)))
 
 
@@ -111,7 +109,7 @@ async def _coordinate(site: RunSite) -> int:
 def open_site(folder: RunFolder) -> RunSite:
     plan, environment = read_plan(folder), read_environment(folder)
     if MARK in os.environ:
-        environment[MARK] = os.environ[MARK]  # all that we start is found, and swept, as we are
+        environment[MARK] = os.environ[MARK]  # everything started from here can be found and swept by this mark
     own = int(os.environ.get("SLURM_JOB_ID") or 0) if not plan.on_head else 0
     client = SlurmClient(LocalRunner(), environment)
     return RunSite(folder, plan, environment, client, own or None, Timing(_node_timeout_s(plan, environment)))
@@ -123,7 +121,7 @@ def _node_timeout_s(plan: RunPlan, environment: Mapping[str, str]) -> float:
 
 
 def _write_to(log: Path) -> None:
-    """What goes wrong is in the run's folder, where its owner finds it."""
+    """Send all output to the run folder, where the owner finds errors."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -1,4 +1,4 @@
-"""What a coordinator tells people: the status file, the journal, the notes."""
+"""What a coordinator reports: the status file, the journal, notes for the user."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, r
 from dalsegno.system.machine import user_name
 from dalsegno.train.contract import SAVED
 
-# ---- What a run that is not complete waits for, in one line. Pure.
+# Shortage of nodes. Pure.
 
 
-NAMED = 3  # more are only counted
+NAMED = 3  # more nodes than this are only counted
 
 
 def shortage(missing: int, coming: Collection[str], waits: bool, refused: str) -> str:
-    """`coming` are nodes that will be ready, `waits` and `refused` tell of the others; "" where nothing is to say."""
+    """Return what an incomplete run waits for, "" for nothing. `coming` are nodes whose agents will be ready."""
     beyond = missing - len(coming)
     more = f"{beyond} more node{'s' if beyond > 1 else ''}"
     if beyond > 0 and refused:
-        return f"needs {more}, and Slurm has none to give: {refused}"
+        return f"needs {more}, but Slurm has none available: {refused}"
     if beyond > 0:
-        return f"waits for {more} from Slurm" if waits else ""
+        return f"waiting for {more} from Slurm" if waits else ""
     if missing <= 0 or not coming:
         return ""
     names = sorted(coming, key=in_order)
-    return f"waits for {', '.join(names) if len(names) <= NAMED else f'{len(names)} nodes'} to be ready"
+    return f"waiting for {', '.join(names) if len(names) <= NAMED else f'{len(names)} nodes'} to be ready"
 
 
-# ---- What a coordinator tells people: the status file, the journal, the notes.
+# Status file and journal
 
 
-NOTE_S = 30.0  # a note is shown so long; it stays in the journal
+NOTE_S = 30.0  # how long a note is shown; it stays in the journal
 
 
 class RunView(Protocol):
-    """The coordinator, as far as people are told of it."""
+    """The coordinator as far as its status reports it."""
 
     run: Run
     started: float | None
@@ -63,7 +63,7 @@ class RunView(Protocol):
 
 
 class StatusWriter:
-    """Writes only what has changed."""
+    """Writes the status file, only when it has changed, and the journal."""
 
     def __init__(self, site: RunTerms) -> None:
         self.site = site
@@ -77,7 +77,7 @@ class StatusWriter:
             journal.append(self.site.folder.journal, time.time(), event, **what)
 
     def note(self, text: str) -> None:
-        """A line for people, once."""
+        """Show a line to the user once and write it to the journal."""
         self._note, self._noted = text, time.monotonic()
         self.journal(RunEvent.NOTE, text=text)
 
@@ -86,7 +86,7 @@ class StatusWriter:
         return self._note if time.monotonic() - self._noted < NOTE_S else ""
 
     def generation(self, run: Run) -> None:
-        """Who is in a generation: `logs --node` goes by it."""
+        """Journal the members of a generation: `logs --node` reads them."""
         if run.group is not None:
             self.journal(
                 RunEvent.GENERATION,
@@ -98,11 +98,11 @@ class StatusWriter:
             )
 
     def lost(self, run: Run, node: str, why: str) -> None:
-        """A node, and what it was to the run: a spare costs no restart, and is missed all the same."""
+        """Journal a lost node and its role: losing a spare costs no restart, but the spare is missing."""
         self.journal(RunEvent.LOST, node=node, why=why, was=_node(run, node, _seats(run)).state.value)
 
     def heard(self, generation: int, node: str, word: Word, event: Event | None) -> None:
-        """Write down what of an agent's words is worth it."""
+        """Journal an agent's message if it matters later."""
         if isinstance(word, Ready):
             self.journal(RunEvent.READY, node=node, warm=word.warm, seconds=word.seconds, threads=list(word.threads))
             self._tell_threads(node, word.threads)
@@ -120,7 +120,7 @@ class StatusWriter:
                          what=failure.what(), signature=failure.signature, noise=failure.noise)  # fmt: skip
 
     def _write_log(self, name: str, text: str) -> None:
-        """For a node that does not see the run's folder."""
+        """Append log text from a node that does not see the run folder."""
         path = self.site.folder.inside(name)
         if path is not None:
             with contextlib.suppress(OSError):
@@ -131,20 +131,20 @@ class StatusWriter:
     def _tell_threads(self, node: str, threads: Sequence[str]) -> None:
         if threads:
             names = ", ".join(sorted(set(threads)))
-            self.note(f"threads of the warm parent on {node} do not live on in its workers: {names}")
+            self.note(f"threads of the warm parent on {node} do not exist in its workers: {names}")
 
     def status(self, of: RunView) -> None:
         self._write(self._status(of))
 
     def ended(self, of: RunView, end: Finish) -> None:
         report = end.cause.traceback if end.cause else ""
-        why = end.why or {0: "done", SAVED: "saved; to be gone on with later"}.get(end.code, self._note)
+        why = end.why or {0: "done", SAVED: "saved; can be resumed later"}.get(end.code, self._note)
         self.journal(RunEvent.ENDED, code=end.code, why=why)
         ended = replace(self._status(of), phase=RunPhase.ENDED, ended=time.time(), exit_code=end.code)
         self._write(replace(ended, message=why, cause=end.about, report=report, nodes=(), jobs=()))
 
     def rests(self, of: RunView, why: str) -> None:
-        """Not the end: another coordinator goes on, in another life of the job."""
+        """Report that this coordinator ends but the run does not: another one continues it after the requeue."""
         self._write(replace(self._status(of), phase=RunPhase.WAITING, message=why, nodes=()))
         self.journal(RunEvent.RESTS, why=why)
 
@@ -181,7 +181,7 @@ class StatusWriter:
                 write_status(self.site.folder.status, status)
 
     def last_output(self, generation: int) -> float:
-        """When any rank last wrote something, on the monotonic clock."""
+        """Return when any rank last wrote output, on the monotonic clock."""
         newest = 0.0
         with contextlib.suppress(OSError), os.scandir(self.site.folder.generation(generation)) as entries:
             newest = max((entry.stat().st_mtime for entry in entries), default=0.0)
@@ -205,7 +205,7 @@ def _message(of: RunView) -> str:
     if run.phase is GenerationPhase.GATHERING and of.staff.has_nodes:
         return _shortage(of)
     if run.phase is GenerationPhase.RUNNING and run.group and len(run.group.places) < run.shape.max_nodes:
-        return f"runs on {len(run.group.places)} of {run.shape.max_nodes} nodes: the effective batch is smaller"
+        return f"running on {len(run.group.places)} of {run.shape.max_nodes} nodes: the effective batch is smaller"
     return ""
 
 
@@ -213,7 +213,7 @@ def _shortage(of: RunView) -> str:
     run, staff = of.run, of.staff
     coming = staff.coming - set(run.ready)
     if not run.generation and len(run.ready) + len(coming) >= run.shape.max_nodes:
-        return ""  # that agents start is no news in the beginning
+        return ""  # agents starting at the beginning are not worth a message
     return shortage(run.shape.max_nodes - len(run.ready), coming, staff.waits, staff.refused)
 
 

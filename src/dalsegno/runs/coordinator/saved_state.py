@@ -1,4 +1,4 @@
-"""What a coordinator writes down so that its successor can go on: the run between two events, its jobs and steps."""
+"""What a coordinator saves so that a successor can continue: the run between two events, its jobs and steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SavedStep:
 
 @dataclass(frozen=True)
 class SavedJob:
-    """A job of the run; `asking` is the salloc that waits for it."""
+    """A job of the run. `asking` is the salloc that waits for it."""
 
     role: JobRole
     job: int | None
@@ -41,11 +41,11 @@ class Saved:
     run: Run
     jobs: tuple[SavedJob, ...] = ()
     excluded: tuple[str, ...] = ()
-    silent: Mapping[str, float] = field(default_factory=dict)  # nodes taken to be dead, and since when
+    silent: Mapping[str, float] = field(default_factory=dict)  # nodes assumed dead, and since when
     lost_nodes: int = 0
     started: float | None = None
     granted: int = 0  # the newest generation that was allowed to commit
-    used: tuple[str, ...] = ()  # nodes in whose memory something of the run may lie
+    used: tuple[str, ...] = ()  # nodes whose memory may hold data of the run
 
 
 def write_saved(path: Path, saved: Saved, durable: bool = False) -> None:
@@ -59,7 +59,8 @@ def write_saved(path: Path, saved: Saved, durable: bool = False) -> None:
 
 
 def read_saved(path: Path, fresh: Run) -> Saved | None:
-    """None if there is none; shape and limits are those of `fresh`. DalsegnoError for one that cannot be read."""
+    """Read a saved state, with shape and limits of `fresh`; None if there is none. Raise DalsegnoError if it is
+    unreadable."""
     raw: Any = read_json(path, mending(path))
     try:
         return None if raw is None else _from_json(raw, fresh)

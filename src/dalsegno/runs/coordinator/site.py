@@ -1,4 +1,4 @@
-"""What a coordinator has to know of its run and its Slurm; the room above, which knows the options, gives it."""
+"""What a coordinator needs to know about its run and its Slurm. `runs.submit`, which knows the options, provides it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dalsegno.wire.frames import Message
 
 @dataclass(frozen=True)
 class Seats:
-    """A generation as its workers' variables tell it: hosts by group rank, and where its store listens."""
+    """A generation as its workers' variables describe it: hosts by group rank, and where its store listens."""
 
     generation: int
     hosts: tuple[str, ...]
@@ -26,7 +26,7 @@ class Seats:
 
 
 class RunTerms(Protocol):
-    """One run, asked for and planned: what every coordinator has to know."""
+    """What every coordinator needs to know about its run."""
 
     @property
     def folder(self) -> RunFolder: ...
@@ -45,51 +45,51 @@ class RunTerms(Protocol):
 
     @property
     def hang_timeout_s(self) -> float | None:
-        """0: never; None: from the steps that are reported."""
+        """Seconds without a step that count as a hang. 0: never; None: derived from the reported steps."""
         ...
 
     @property
     def own_job(self) -> int | None:
-        """The job whose batch step the coordinator lives in; None on the head, where it asks for its jobs itself."""
+        """The job whose batch step runs the coordinator; None on the head node, where it submits its jobs itself."""
         ...
 
     def setup(self) -> Message:
-        """What an agent has to know before anything starts."""
+        """Return what an agent needs before anything starts."""
         ...
 
     def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-        """The variables of one worker; `found` are some that its agent found in its own environment."""
+        """Return the variables of one worker. `found` are variables of its agent's own environment."""
         ...
 
 
 class CoordinatorSite(RunTerms, Protocol):
-    """And what one has to know that asks Slurm for its agents."""
+    """What a coordinator needs that requests its nodes from Slurm."""
 
     @property
     def slurm(self) -> SlurmClient: ...
 
     @property
     def spares(self) -> int:
-        """Nodes beyond those of the run's shape that are to wait for a lost one's rank."""
+        """Nodes beyond the run's shape that wait to replace a lost one."""
         ...
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Of salloc and srun, and so of the agents."""
+        """The environment of salloc and srun, and so of the agents."""
         ...
 
     def allocation(self, role: JobRole, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
-        """Return the salloc for a job of this role."""
+        """Return the salloc command for a job of this role."""
         ...
 
     def step(self, job: int, nodes: Sequence[str]) -> list[str]:
-        """The srun that starts agents on these nodes of a job."""
+        """Return the srun command that starts agents on these nodes of a job."""
         ...
 
 
-# ---- How often whoever looks after a run does so.
+# Intervals
 
 
-CHECK_S = 0.5  # its folder, its nodes, its steps
-ASK_SLURM_S = 5.0  # what it did without telling
-REFRESH_S = 10.0  # a status is written again, though nothing has changed: whoever reads it sees that we live
+CHECK_S = 0.5  # between checks of the run's folder, nodes and steps
+ASK_SLURM_S = 5.0  # between queries for changes that Slurm does not announce
+REFRESH_S = 10.0  # a status is rewritten even if unchanged, so that readers see that the coordinator is alive

@@ -1,4 +1,4 @@
-"""Slurm, asked and told without blocking the coordinator, and again where it does not answer."""
+"""Slurm calls that do not block the coordinator and are retried while Slurm does not respond."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.names import node_list
 
-TRIES = 5  # of a word to Slurm that does not answer
+TRIES = 5  # of a call to which Slurm does not respond
 AGAIN_S = 1.0
 
 
@@ -20,7 +20,7 @@ class PatientSlurm:
         self._client = client
 
     async def look(self, job: int) -> JobInfo | None:
-        """None if Slurm knows it no more. Slurm not answering is no answer: asked again until it does."""
+        """Return the job, None if Slurm no longer knows it. Retry until Slurm responds."""
         while True:
             try:
                 return await asyncio.to_thread(self._client.job, job)
@@ -30,7 +30,7 @@ class PatientSlurm:
                 await asyncio.sleep(AGAIN_S)
 
     async def named(self, name: str) -> list[int]:
-        """Return this user's jobs of this name; none if Slurm does not say."""
+        """Return this user's jobs of this name; none if Slurm does not respond."""
         try:
             found = await asyncio.to_thread(self._client.jobs)
         except DalsegnoError:
@@ -38,7 +38,7 @@ class PatientSlurm:
         return [job.id for job in found if job.name == name and job.uid == os.geteuid()]
 
     async def slurmd_port(self) -> int:
-        """On which slurmd listens, but for nodes with a port of their own; 0 if Slurm does not say."""
+        """Return the port of slurmd on nodes without a port of their own; 0 if Slurm does not respond."""
         try:
             port = (await asyncio.to_thread(self._client.config)).get("SlurmdPort", "")
         except DalsegnoError:
@@ -54,7 +54,8 @@ class PatientSlurm:
         return None
 
     async def complete(self, job: int, exit_code: int) -> bool:
-        """Whether it was ended so; a Slurm whose library is another than we know can still be told to cancel it."""
+        """End the job with this exit code and return whether that worked. With an unknown libslurm only `cancel`
+        does."""
         try:
             await asyncio.to_thread(self._client.complete, job, exit_code)
         except DalsegnoError:
@@ -62,7 +63,7 @@ class PatientSlurm:
         return True
 
     async def shrink(self, job: int, nodes: Sequence[str]) -> bool:
-        """Leave a job only these of its nodes. Not tried again: whoever wants it will ask again."""
+        """Reduce a job to these nodes. Not retried: the caller asks again."""
         try:
             await asyncio.to_thread(self._client.update, JobId=str(job), NodeList=node_list(nodes))
         except DalsegnoError:
@@ -70,7 +71,7 @@ class PatientSlurm:
         return True
 
     async def comment(self, job: int, text: str) -> bool:
-        """Not tried again either."""
+        """Set the comment of a job. Not retried."""
         try:
             await asyncio.to_thread(self._client.update, JobId=str(job), Comment=text)
         except DalsegnoError:
@@ -78,7 +79,7 @@ class PatientSlurm:
         return True
 
     async def requeue(self, job: int) -> bool:
-        """Have a batch job wait in the queue again, unless Slurm sees to that already; whether it will."""
+        """Requeue a batch job unless Slurm does so already, and return whether it will be queued."""
         for _ in range(TRIES):
             try:
                 info = await asyncio.to_thread(self._client.job, job)

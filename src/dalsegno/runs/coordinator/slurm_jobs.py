@@ -1,6 +1,6 @@
-"""The Slurm jobs of a run: asked for with salloc, staffed with agents by srun, watched, given back.
+"""The Slurm jobs of a run: requested with salloc, given agents with srun, watched, released.
 
-salloc and srun run in sessions of their own and outlive the coordinator; its successor finds them by their PIDs.
+salloc and srun run in sessions of their own and outlive the coordinator. Its successor finds them by their PIDs.
 """
 
 from __future__ import annotations
@@ -23,31 +23,30 @@ from dalsegno.slurm.parse.srun import ended_on, launch_failures, refused_contain
 from dalsegno.system.children import Child, adopt, start
 from dalsegno.system.files import read_text
 
-# ---- One Slurm job of a run as its coordinator holds it: its nodes, the steps that bring agents, and what became
-# of it.
+# Jobs and steps
 
 
-ARRIVAL_S = 20.0  # a node whose agent has not come so long after its srun began, or the last look, is looked at
-LONGEST_S = 1800.0  # an image of many gigabytes is imported, or a prolog tries everything, before an agent starts
+ARRIVAL_S = 20.0  # a node without an agent so long after the start of its srun, or the last check, is checked
+LONGEST_S = 1800.0  # importing a large image or a long prolog may precede the start of an agent
 
 
 @dataclass(eq=False)
 class AgentStep:
-    """One srun. `left` are nodes whose agent came and went: this step will not bring another."""
+    """One srun. `left` are nodes whose agent came and went; this step will not start another."""
 
     child: Child
     nodes: tuple[str, ...]
     began: float
-    said_from: int = 0  # where in the agents' log its own words begin
+    said_from: int = 0  # where its own output begins in the agents' log
     left: set[str] = field(default_factory=set)
-    looked: dict[str, float] = field(default_factory=dict)  # when a node whose agent is slow was last found well
-    adopted: bool = False  # a former self began it, some time ago
+    looked: dict[str, float] = field(default_factory=dict)  # when a node with a slow agent was last found healthy
+    adopted: bool = False  # started by a previous coordinator, some time ago
 
     def will_bring(self, node: str, now: float) -> bool:
         return self._may_bring(node) and now - self.looked.get(node, self.began) < ARRIVAL_S
 
     def is_slow(self, node: str, now: float) -> bool:
-        """It may still bring that agent: nothing is known against it but that it takes its time."""
+        """Return whether the agent may still come and is merely slow."""
         return self._may_bring(node) and not self.adopted and now - self.began < LONGEST_S
 
     def _may_bring(self, node: str) -> bool:
@@ -56,7 +55,7 @@ class AgentStep:
 
 @dataclass(eq=False)
 class Job:
-    """One job of the run. Without an id it still waits to be heard of."""
+    """One job of the run. It has no id until Slurm's answer is read."""
 
     role: JobRole
     number: int
@@ -65,16 +64,16 @@ class Job:
     asking: Child | None = None
     steps: list[AgentStep] = field(default_factory=list)
     given_back: bool = False
-    adopted: bool = False  # a former self of ours was granted it
+    adopted: bool = False  # granted to a previous coordinator
     ends_at: int | None = None
-    left: frozenset[str] = frozenset()  # of its nodes, those that Slurm was told we do not need any more
+    left: frozenset[str] = frozenset()  # nodes of the job that Slurm was told are no longer needed
 
 
 def fate(info: JobInfo) -> JobState:
-    """Its state; and of one that is being ended, whether its user wants it so, which Slurm says only when it is gone.
+    """Return the state of a job; CANCELLED for one that is completing because its user ended it.
 
-    One that was preempted or has reached its limit still has some seconds in which to save; one that is requeued has
-    no end.
+    Slurm itself reports that only once the job is gone. A job that was preempted or has reached its time limit still
+    has seconds in which to save. A job that is requeued has no end time.
     """
     if info.state is not JobState.COMPLETING or info.preempted_at or info.ends_at is None or info.started_at is None:
         return info.state
@@ -82,14 +81,11 @@ def fate(info: JobInfo) -> JobState:
     return info.state if out_of_time else JobState.CANCELLED
 
 
-# ---- The Slurm jobs of a run: asked for with salloc, staffed with agents by srun, watched, given back.
-
-
-_MOST_BYTES = 1 << 20  # of what a step said: agents may have said much more
+_MOST_BYTES = 1 << 20  # of a step's output; agents may have written much more
 
 
 class JobListener(Protocol):
-    """Whom the jobs tell."""
+    """Receives the events of jobs."""
 
     def job_granted(self, job: Job) -> None: ...
 
@@ -100,12 +96,12 @@ class JobListener(Protocol):
     def step_ended(self, job: Job, step: AgentStep) -> None: ...
 
     def soon(self, work: Awaitable[None]) -> None:
-        """Begin something that is not waited for."""
+        """Start background work."""
         ...
 
 
 class SlurmJobs:
-    """All jobs a run has, or asks for."""
+    """All jobs that a run has or requests."""
 
     def __init__(self, site: CoordinatorSite, listener: JobListener) -> None:
         self.site, self.listener = site, listener
@@ -113,7 +109,7 @@ class SlurmJobs:
         self.jobs: list[Job] = []
         self.count = 0
 
-    # Asking
+    # Requests
 
     def ask(self, role: JobRole, suspects: Sequence[str] = (), members: Sequence[str] = ()) -> Job:
         self.count += 1
@@ -125,7 +121,7 @@ class SlurmJobs:
         return job
 
     def take(self, role: JobRole, job_id: int) -> Job:
-        """A job that is there already: the one whose batch step we live in."""
+        """Add a job that exists already: the one whose batch step runs the coordinator."""
         self.count += 1
         job = Job(role, self.count, job_id)
         self.jobs.append(job)
@@ -133,7 +129,7 @@ class SlurmJobs:
         return job
 
     def _asked(self, job: Job) -> None:
-        """salloc has ended: granted, or refused."""
+        """Handle the end of salloc: granted or refused."""
         answer = self._answer(job)
         job.asking, code = None, job.asking.poll() if job.asking else None
         job.id = answer.job or job.id
@@ -153,7 +149,7 @@ class SlurmJobs:
         return self.listener.job_granted(job)
 
     def waiting_id(self, job: Job) -> int | None:
-        """The id of a job that salloc waits for."""
+        """Return the id of a job that salloc waits for."""
         job.id = job.id or self._answer(job).job
         return job.id
 
@@ -163,7 +159,7 @@ class SlurmJobs:
     def _log(self, job: Job) -> Path:
         return self.site.folder.salloc_log(job.number)
 
-    # Staffing
+    # Agents
 
     def staff(self, job: Job, nodes: Sequence[str]) -> None:
         """Start agents on these nodes of a job."""
@@ -185,19 +181,19 @@ class SlurmJobs:
         self.listener.step_ended(job, step)
 
     def not_reached(self, job: Job, step: AgentStep) -> dict[str, str]:
-        """Node → why, for those on which srun could not start anything."""
+        """Return why srun could not start anything, by node."""
         return launch_failures(self._said(step), job.id or 0, step.nodes)
 
     def why_they_end(self, node: str) -> str:
-        """Of agents that end as soon as they are started; "" where it is not known."""
+        """Return why agents on this node end as soon as they start; "" if unknown."""
         said = _said_since(self.site.folder.agents_log, 0)
         if started_outside(said, node):
-            return ", for it starts no container (`dalsegno containers check` says why)"
+            return ": the container does not start there (run `dalsegno containers check` for the reason)"
         why = why_not_started(said, node)
         return f" ({why})" if why else ""
 
     def container_faults(self) -> list[str]:
-        """Why agents have their container on none of all nodes; empty if some node has not refused it."""
+        """Return why the container failed on every node; empty if some node has not refused it."""
         refused = refused_containers(_said_since(self.site.folder.agents_log, 0))
         nodes = [node for job in self.jobs for node in job.nodes]
         return list(dict.fromkeys(refused[node] for node in nodes)) if nodes and set(nodes) <= set(refused) else []
@@ -209,14 +205,14 @@ class SlurmJobs:
                     step.left.add(node)
 
     def unstaffed(self, job: Job, present: Collection[str], silent: Collection[str]) -> list[str]:
-        """Nodes of a job that have no agent, will not get one, and are not known to be dead."""
+        """Return the nodes of a job that have no agent, will not get one, and are not known to be dead."""
         now = time.monotonic()
         return [node for node in job.nodes if node not in present and node not in silent and not self._due(node, now)]
 
     def slow(self, nodes: Collection[str]) -> dict[str, float]:
-        """Node → since how many seconds, for those whose agent is long due and may still come.
+        """Return how many seconds agents have been due, by node, for those that may still come.
 
-        What srun has told the end of does not come any more.
+        If srun has reported the end of a task, its agent no longer comes.
         """
         now = time.monotonic()
         found: dict[str, float] = {}
@@ -227,7 +223,7 @@ class SlurmJobs:
         return found
 
     def wait_on(self, nodes: Collection[str]) -> None:
-        """These were looked at, and are well: their agents are given time."""
+        """Give the agents of these nodes more time: the nodes were checked and are healthy."""
         now = time.monotonic()
         for step in [step for job in self.jobs for step in job.steps]:
             step.looked.update(dict.fromkeys({*nodes} & {*step.nodes}, now))
@@ -236,7 +232,7 @@ class SlurmJobs:
         return _said_since(self.site.folder.agents_log, step.said_from)
 
     def expected(self, present: Collection[str]) -> set[str]:
-        """Nodes whose agents are on their way."""
+        """Return the nodes whose agents are on their way."""
         now = time.monotonic()
         return {node for job in self.jobs for node in job.nodes if node not in present and self._due(node, now)}
 
@@ -246,7 +242,7 @@ class SlurmJobs:
     # Watching
 
     async def check(self) -> None:
-        """Ask Slurm how the jobs are; one that is over is told of."""
+        """Ask Slurm for the state of the jobs and report those that are over."""
         for job in [job for job in self.jobs if job.id is not None and job.asking is None and job.nodes]:
             info = await self._look(job)
             if job not in self.jobs:
@@ -258,12 +254,12 @@ class SlurmJobs:
                 job.nodes, job.ends_at = info.nodes, info.ends_at
 
     async def runs_on(self, job: Job) -> bool:
-        """Whether Slurm has nothing against it."""
+        """Return whether the job runs and is not being preempted."""
         info = await self._look(job)
         return info is not None and info.state is JobState.RUNNING and not info.preempted_at
 
     async def is_wanted_back(self, job: Job) -> bool:
-        """Whether Slurm takes its nodes away only for a while: it was preempted, or is queued again."""
+        """Return whether Slurm takes the nodes only for a while: the job was preempted, or is requeued."""
         info = await self._look(job)
         return info is not None and bool(info.preempted_at or info.ends_at is None)
 
@@ -279,17 +275,17 @@ class SlurmJobs:
             if not job.given_back:
                 self.listener.job_over(job, state)
 
-    # Giving back
+    # Release
 
     async def let_go(self, job: Job, nodes: Collection[str]) -> None:
-        """Give some of a job's nodes back to Slurm. Those of a step that still runs not yet: it would die of it."""
+        """Release some of a job's nodes. Those of a running step stay, since the release would kill the step."""
         busy = {node for step in job.steps for node in step.nodes}
         stay = tuple(node for node in job.nodes if node in busy or node not in nodes)
         if job.id is not None and stay != job.nodes and await self.slurm.shrink(job.id, stay):
             job.nodes = stay
 
     async def give_back(self, jobs: Iterable[Job], code: int | None = None) -> None:
-        """End jobs we do not need any more; the one we live in ends with us. Without a code they are cancelled."""
+        """End jobs that are no longer needed, except the coordinator's own. Without a code they are cancelled."""
         for job in list(jobs):
             job.given_back = True
             if job.asking is not None:
@@ -298,7 +294,7 @@ class SlurmJobs:
             await self._cancel(job, code)
 
     async def sweep(self) -> None:
-        """At the very end: a job whose id we never learned bears the run's name."""
+        """Cancel the run's remaining jobs by name, including those whose id was never learned."""
         for each in await self.slurm.named(self.site.folder.run):
             if each != self.site.own_job:
                 await self.slurm.cancel(each)
@@ -314,9 +310,9 @@ class SlurmJobs:
         while any(step.child.alive() for step in job.steps) and time.monotonic() < until:
             await asyncio.sleep(0.02)
         for step in job.steps:
-            step.child.kill()  # over a lost node srun may wait for ever
+            step.child.kill()  # srun may wait forever for a lost node
 
-    # Before and after our own death
+    # State for a successor
 
     def saved(self) -> tuple[SavedJob, ...]:
         return tuple(
@@ -331,7 +327,8 @@ class SlurmJobs:
         )
 
     async def adopt(self, saved: Sequence[SavedJob]) -> None:
-        """Take over what a former self began: first all of it, for what we write down meanwhile must have all of it."""
+        """Adopt the previous coordinator's jobs, all before any is examined, because a state saved meanwhile must have
+        all."""
         self.count = max((each.number for each in saved), default=0)
         jobs = [self._adopt_job(each) for each in saved]
         for job in jobs:

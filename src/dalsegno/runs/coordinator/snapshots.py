@@ -1,8 +1,8 @@
-"""From which snapshot in memory a generation goes on. Pure.
+"""The choice of the in-memory snapshot from which a generation resumes. Pure.
 
-A rank's state has two parts: what every rank has, which any node's copy serves, and its own, which its buddy has too.
-A step is whole if all ranks' own parts of it are somewhere, and the common one is. For another number of ranks than
-made it, a step still serves if no rank had a part of the model to itself: then any rank's state is all there is.
+A rank's state has two parts: one common to all ranks, which any node's copy provides, and its own, which its buddy
+holds too. A step is whole if all ranks' own parts and the common part exist somewhere. For a different number of ranks,
+a step still serves if no rank's own part is a shard of the model: then any rank's state is complete.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class HeldSnapshot:
     step: int
     generation: int
     world: int
-    own: bool = True  # it has what only this rank has
-    shared: bool = True  # it has what all ranks have
-    sharded: bool = True  # and what only this rank has is a part of the model
+    own: bool = True  # holds this rank's own part
+    shared: bool = True  # holds the part common to all ranks
+    sharded: bool = True  # the rank's own part is a shard of the model
 
     @property
     def place(self) -> Place:
@@ -35,16 +35,16 @@ Holdings = Mapping[str, Sequence[HeldSnapshot]]  # by node
 
 @dataclass(frozen=True)
 class Resume:
-    """A whole step, and the nodes that hold what of it."""
+    """A whole step, and which nodes hold its parts."""
 
     place: Place
     own: Mapping[int, tuple[str, ...]]  # by rank
     shared: tuple[str, ...]
-    of: Mapping[int, int]  # by rank: whose own part it takes, its own if there were as many ranks
+    of: Mapping[int, int]  # by rank: whose own part it takes; itself if the number of ranks is the same
 
 
 def whole_steps(holdings: Holdings, world: int) -> Iterator[Resume]:
-    """The newest first. A later generation comes before a later step: it was begun on a later decision."""
+    """Yield whole steps, the newest first. A later generation precedes a later step: it began on a later decision."""
     steps: dict[Place, list[tuple[str, HeldSnapshot]]] = {}
     for node, held in holdings.items():
         for each in held:
@@ -56,12 +56,12 @@ def whole_steps(holdings: Holdings, world: int) -> Iterator[Resume]:
 
 
 def choose(holdings: Holdings, world: int) -> Resume | None:
-    """The newest whole step."""
+    """Return the newest whole step."""
     return next(whole_steps(holdings, world), None)
 
 
 def buddies(nodes: Sequence[str]) -> dict[str, str]:
-    """A ring: each node's snapshots are kept by the next one too."""
+    """Return each node's buddy, in a ring: the next node holds its copies."""
     return dict(zip(nodes, (*nodes[1:], nodes[0]), strict=True)) if len(nodes) > 1 else {}
 
 

@@ -1,4 +1,5 @@
-"""Where a run's agents come from: Slurm jobs that are asked for, or nowhere, where agents come by themselves."""
+"""The sources of a run's agents: Slurm jobs that the coordinator requests, or none where agents connect by
+themselves."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from dalsegno.runs.status import RunCause
 
 
 class Boss(Protocol):
-    """The coordinator, as its staff department sees it."""
+    """The coordinator as its staff sees it."""
 
     def apply(self, event: Event) -> None: ...
 
     def keep(self) -> None:
-        """Write down what is so now."""
+        """Save the present state for a successor."""
         ...
 
     def note(self, text: str) -> None: ...
@@ -31,21 +32,21 @@ class Boss(Protocol):
         ...
 
     def rest(self, why: str) -> None:
-        """End, but not the run: another coordinator goes on with it later."""
+        """End the coordinator but not the run: another coordinator continues it later."""
         ...
 
     def soon(self, work: Awaitable[None]) -> None:
-        """Begin something that is not waited for; its failure is ours."""
+        """Start background work; if it fails, the coordinator fails."""
         ...
 
     @property
     def closing(self) -> bool:
-        """No more agents are wanted: the run has ended, or leaves its nodes."""
+        """Whether no more agents are wanted: the run has ended, or is leaving its nodes."""
         ...
 
     @property
     def ending(self) -> bool:
-        """It will not go on, on these nodes or others."""
+        """Whether the run will not continue, on these nodes or others."""
         ...
 
     @property
@@ -55,16 +56,16 @@ class Boss(Protocol):
 
     @property
     def ready(self) -> frozenset[str]:
-        """Those of them that take part, or could at once."""
+        """Nodes that take part or could do so at once."""
         ...
 
     def go_on_without(self, node: str, why: str) -> None:
-        """Go on without this node, which is alive."""
+        """Continue without this node, which is alive."""
         ...
 
     @property
     def wanted(self) -> int:
-        """How many nodes the run has at its best."""
+        """The number of nodes of the full run."""
         ...
 
     @property
@@ -72,39 +73,39 @@ class Boss(Protocol):
 
 
 class Staff(Protocol):
-    """Brings agents. Every method may be called at any time, in any state."""
+    """Provides agents. Every method may be called at any time, in any state."""
 
-    excluded: list[str]  # nodes not to take (again)
-    silent: dict[str, float]  # nodes taken to be dead, and since when
+    excluded: list[str]  # nodes not to use (again)
+    silent: dict[str, float]  # nodes assumed dead, and since when
     unhealthy: frozenset[str]  # nodes that Slurm has taken out of service
 
     def begin(self) -> None: ...
 
     async def adopt(self, saved: tuple[SavedJob, ...]) -> bool:
-        """Go on with a former self's jobs; False if none of them is ours any more."""
+        """Continue with the previous coordinator's jobs; False if none of them is ours any more."""
         ...
 
     def saved(self) -> tuple[SavedJob, ...]: ...
 
     def look_after(self) -> None:
-        """Called twice a second, and when something has changed."""
+        """Start missing agents. Called twice a second and after changes."""
         ...
 
     async def ask_slurm(self) -> None:
-        """Called every few seconds: find out what Slurm did without telling."""
+        """Find out what Slurm did without a notice. Called every few seconds."""
         ...
 
     @property
     def ask_again_s(self) -> float:
-        """In how many seconds."""
+        """Seconds until the next `ask_slurm`."""
         ...
 
     def leave_to_be_mended(self, node: str) -> None:
-        """Slurm has it out of service, and it is no use to the run: not taken again before it is in service again."""
+        """Leave a node that Slurm has out of service and the run cannot use, until it is back in service."""
         ...
 
     def agent_came(self, node: str, again: bool) -> bool:
-        """Whether it may take part. Again: it has served before, and was given up since."""
+        """Return whether the agent may take part. `again`: it took part before and was lost since."""
         ...
 
     def agent_ready(self, node: str) -> None: ...
@@ -112,20 +113,19 @@ class Staff(Protocol):
     def agent_lost(self, node: str, silent: bool) -> None: ...
 
     def leaving(self, job: int, node: str = "") -> None:
-        """The nodes of this job are needed back (0: of the run's own), as an agent on this node was told: see to others
-        in time."""
+        """Prepare for the loss of this job's nodes (0: the run's own job), announced to an agent on this node."""
         ...
 
     async def move(self) -> None:
-        """Nothing runs any more: give the nodes back."""
+        """Release the nodes; nothing runs any more."""
         ...
 
     async def call_back(self, nodes: Collection[str]) -> set[str]:
-        """At the end, an agent on each of these that has none and lives: it leaves nothing there. Says who comes."""
+        """Start agents on these nodes if they have none and are alive, to clean up at the end; return who will come."""
         ...
 
     async def dismiss(self, code: int | None = None) -> None:
-        """The run is over: nothing of ours may stay in Slurm. It is told this exit code, or None: cancelled."""
+        """Remove everything of the run from Slurm. The jobs end with this exit code; None cancels them."""
         ...
 
     @property
@@ -136,22 +136,22 @@ class Staff(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Slurm has been asked for more nodes, and has not given them yet."""
+        """Whether Slurm was asked for more nodes and has not granted them yet."""
         ...
 
     @property
     def coming(self) -> frozenset[str]:
-        """Nodes whose agents are here, ready or not, or on their way."""
+        """Nodes whose agents are connected, ready or not, or on their way."""
         ...
 
     @property
     def refused(self) -> str:
-        """Why Slurm gives no further node; "" if it was not asked, or gives one."""
+        """Why Slurm grants no further node; "" if it was not asked, or grants one."""
         ...
 
 
 class NoStaff:
-    """Agents come by themselves: somebody else starts them (torchrun's way)."""
+    """No source of agents: something else starts them, as with torchrun."""
 
     def __init__(self) -> None:
         self.excluded: list[str] = []
@@ -214,7 +214,7 @@ class NoStaff:
         return ""
 
 
-# ---- Things that are begun and not waited for. One that fails is not forgotten: it ends whoever lives by them.
+# Background tasks
 
 
 class BackgroundTasks:
@@ -236,8 +236,8 @@ class BackgroundTasks:
             self._failed.set()
 
     async def until(self, over: asyncio.Event, *loops: Awaitable[None]) -> None:
-        """Live until it is over. What fails meanwhile is our own failure: better to crash, and be started again, than
-        to go on half blind."""
+        """Run the loops until `over` is set. Any failure is raised: a crash and a restart beat continuing half
+        blind."""
         work = (over.wait(), self._failure(), *loops)
         every: set[asyncio.Future[Any]] = {asyncio.ensure_future(each) for each in work}
         done, others = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
@@ -247,6 +247,6 @@ class BackgroundTasks:
             task.result()
 
     async def _failure(self) -> None:
-        """Raises the first one, once there is one."""
+        """Wait for the first failure and raise it."""
         await self._failed.wait()
         raise self._failures[0]

@@ -1,4 +1,4 @@
-"""After a coordinator's own death: what its successor takes over, and how it meets the agents that find it."""
+"""Takeover after a coordinator's death: what its successor restores, and how it meets the agents that reconnect."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dalsegno.runs.coordinator.saved_state import Saved, read_saved
 from dalsegno.runs.coordinator.site import RunTerms
 from dalsegno.runs.journal import RunEvent
 
-ADOPT_S = 10.0  # agents that have not found a new coordinator by then are lost
+ADOPT_S = 10.0  # agents that have not reconnected by then are lost
 
 
 class Successor(Doer, Protocol):
-    """A coordinator that takes a run over."""
+    """A coordinator that takes over a run."""
 
     lost_nodes: int
     started: float | None
@@ -32,15 +32,16 @@ class Successor(Doer, Protocol):
 async def find_saved(
     site: RunTerms, give_back: Callable[[], Awaitable[None]], note: Callable[[str], None]
 ) -> Saved | None:
-    """What a former self wrote down. Where it cannot be read the run begins anew, and must not hold its nodes twice.
+    """Return the previous coordinator's state. If it is unreadable the run starts over and must not hold its nodes
+    twice.
 
-    Agents of the old jobs are not to find us then; those in our own job come back, and begin anew with us.
+    Agents of the old jobs must not find this coordinator then. Those in its own job reconnect and start over.
     """
     try:
         return read_saved(site.folder.state, Run(site.shape, site.max_restarts))
     except DalsegnoError as error:
         by_hand = f"`scancel --name={site.folder.run}`"
-        note(f"{error.what}; the run begins anew, and the jobs it had are cancelled as by {by_hand}")
+        note(f"{error.what}; the run starts over and its jobs are cancelled, as with {by_hand}")
     if site.own_job is None:
         site.folder.connect.unlink(missing_ok=True)
     await give_back()
@@ -48,7 +49,7 @@ async def find_saved(
 
 
 async def go_on(of: Successor, saved: Saved) -> None:
-    """Agents find us by themselves; those that do not are lost."""
+    """Continue the run from a saved state. Agents reconnect by themselves; those that do not are lost."""
     of.run, of.lost_nodes, of.started, of.granted = saved.run, saved.lost_nodes, saved.started, saved.granted
     of.staff.excluded, of.staff.silent = list(saved.excluded), dict(saved.silent)
     of.memory.used.update(saved.used)
@@ -72,18 +73,19 @@ def _begin_anew(of: Successor) -> None:
 
 def _give_up_on_missing(of: Successor) -> None:
     for agent in [agent for agent in of.run.ready if agent not in of.agents.peers]:
-        of.agents.lose(agent, "its agent did not come back", silent=False)
+        of.agents.lose(agent, "its agent did not reconnect", silent=False)
 
 
 def unfinished(run: Run) -> list[Order]:
-    """Orders that our former self may have died over: the farewell, or asking for the next job."""
+    """Return the orders that the previous coordinator may not have completed: the shutdown, or requesting the next
+    job."""
     if run.phase is GenerationPhase.ENDED:
         return [Finish(run.exit_code or 0, first_cause(run.failures), run.why)]
     return [ReleaseNodes()] if run.leaving and run.phase is GenerationPhase.GATHERING else []
 
 
 def reconcile(of: Successor, peer: Peer) -> None:
-    """An agent that a former self knew: bring both to the same mind, without touching its workers."""
+    """Bring an agent that the previous coordinator knew to the run's present state, without touching its workers."""
     run = of.run
     if run.group is None or peer.name not in run.group.agents:
         return
@@ -92,5 +94,5 @@ def reconcile(of: Successor, peer: Peer) -> None:
     elif run.phase is GenerationPhase.STOPPING and peer.name in run.waiting_for:
         peer.send({"stop": run.generation})
     elif run.phase is GenerationPhase.RUNNING and not peer.hello.still_runs(run.generation):
-        of.apply(Left(peer.name))  # its peers wait for workers that are no more
+        of.apply(Left(peer.name))  # its peers wait for workers that no longer exist
         peer.send({"reset": True})

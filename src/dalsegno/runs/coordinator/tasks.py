@@ -1,4 +1,4 @@
-"""A run whose processes are srun's own tasks (MPI, plain programs): asked for, started, and its exit code passed on."""
+"""A run whose processes are srun's own tasks (MPI, plain programs): request nodes, start it, pass on its exit code."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from dalsegno.slurm.parse.srun import first_exit_code, refused_containers
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import SAVED, TERMINATED
 
-# Ends of a job that are not the run's doing: it waits for another. Out of time it has had all that was asked for.
+# Ends of a job that are not the program's fault: the run waits for another job. At its time limit it has had its time.
 _NOT_ITS_OWN = (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL)
 
 
 class TaskRun:
-    """The coordinator of such a run. It has no agents, so nothing in it can be started again but all of it."""
+    """The coordinator of a task run. It has no agents, so it can only be restarted as a whole."""
 
     def __init__(self, site: CoordinatorSite, status: RunStatus) -> None:
         self.site, self.folder = site, site.folder
         self.status = read_status(site.folder.status) or status
         self.jobs = SlurmJobs(site, self)
-        self.rests = False  # we end, and the run does not
+        self.rests = False  # the coordinator ends but the run does not
         self._over = asyncio.Event()
         self._errands = BackgroundTasks()
 
@@ -47,7 +47,7 @@ class TaskRun:
         await self._errands.until(self._over, self._check(), self._ask_slurm())
         if self.rests:
             self.folder.exit_code.unlink(missing_ok=True)
-            self._tell(phase=RunPhase.WAITING, message="waits in the queue again", exit_code=None)
+            self._tell(phase=RunPhase.WAITING, message="requeued", exit_code=None)
             return SAVED
         code = self.status.exit_code
         await self.jobs.give_back(self.jobs.jobs, None if code == TERMINATED else code)
@@ -56,7 +56,7 @@ class TaskRun:
         return self.status.exit_code or 0
 
     async def _begin(self) -> None:
-        """Ask for the nodes, unless a former self has: then its srun is still ours."""
+        """Request the nodes, unless a previous coordinator has: then adopt its srun."""
         saved = await find_saved(self.site, self.jobs.sweep, lambda text: self._journal(RunEvent.NOTE, text=text))
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class TaskRun:
         self._keep()
 
     async def _signalled(self) -> None:
-        """Cancelled by its user, or wanted back by Slurm, which queues it again."""
+        """Find out whether the user cancelled the job, or Slurm requeues it."""
         await self.jobs.check()
         if self._over.is_set() or not self.jobs.jobs:
             return
@@ -81,13 +81,13 @@ class TaskRun:
             self.rests = True
             self._over.set()
         else:
-            self._end(1, "its job is out of time")
+            self._end(1, "the job reached its time limit")
 
     def job_granted(self, job: Job) -> None:
-        """One log for each task: srun writes them."""
+        """Start the tasks; srun writes one log for each."""
         self._journal(RunEvent.GRANTED, job=job.id, nodes=list(job.nodes))
         if not job.steps and self.folder.exit_code.exists():
-            self._tasks_ended(job)  # it has ended while nobody looked after it
+            self._tasks_ended(job)  # it ended while no coordinator was there
             return
         if not job.steps:
             number = self.status.generation + 1
@@ -109,7 +109,7 @@ class TaskRun:
         self._tasks_ended(job)
 
     def _tasks_ended(self, job: Job) -> None:
-        """What srun ended with is in a file: it may have ended while nobody was there to be told."""
+        """Read srun's exit code from its file: srun may have ended while no coordinator was there."""
         told = (read_text(self.folder.exit_code) or "").strip()
         if told == "0":
             self._end(0, "done")
@@ -117,7 +117,7 @@ class TaskRun:
             self.soon(self._ask_why(job, int(told) if told.isdigit() else 1))
 
     async def _ask_why(self, job: Job, code: int) -> None:
-        """A program that failed, or one whose nodes were taken from it? While its job runs on, it was its own doing."""
+        """Find out whether the program failed or lost its nodes. If the job still runs, the program failed."""
         while job in self.jobs.jobs and not self._over.is_set():
             if await self.jobs.runs_on(job):
                 code = first_exit_code(read_text(self.folder.agents_log) or "") or code
@@ -127,12 +127,12 @@ class TaskRun:
             await asyncio.sleep(CHECK_S)
 
     def _no_container(self, code: int) -> str:
-        """That the program has not even begun, as its tasks say; they begin with it."""
+        """Return why the container did not start, from the first lines of the tasks' logs."""
         if code != NO_CONTAINER:
             return ""
         said = [read_text(path) or "" for path in sorted(self.folder.generation(1).glob("*"))]
         faults = dict.fromkeys(why for text in said for why in refused_containers(text).values())
-        return f"its container is not to be had: {'; '.join(faults)}" if faults else ""
+        return f"the container could not be started: {'; '.join(faults)}" if faults else ""
 
     def soon(self, work: Awaitable[None]) -> None:
         self._errands.soon(work)
@@ -147,7 +147,7 @@ class TaskRun:
         elif state in _NOT_ITS_OWN and self.site.own_job is None:
             self.folder.exit_code.unlink(missing_ok=True)
             self.jobs.ask(JobRole.NEXT)
-            self._tell(phase=RunPhase.WAITING, message=f"its job ended: {state.value}; waits for another")
+            self._tell(phase=RunPhase.WAITING, message=f"its job ended: {state.value}; waiting for another")
             self._keep()
         else:
             self._end(1, f"its job ended: {state.value}")

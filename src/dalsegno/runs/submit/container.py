@@ -1,7 +1,7 @@
-"""A run inside a container: what srun is told, in the words that Pyxis and our own plugin take alike. Pure.
+"""A run inside a container: srun options that Pyxis and our own plugin both accept. Pure.
 
-The run agent, its warm parent and the workers all live in it, in the image's own Python; what they need of us and of
-the run is mounted at the path it has outside.
+The run agent, its warm parent and the workers all run in the container, with the image's Python. What they need of the
+package and of the run is mounted at the same path as outside.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from dalsegno.runs.submit.request import RunRequest
 from dalsegno.runs.submit.values import shown
 from dalsegno.slurm.parse.srun import INSIDE
 
-PYTHON = "python3"  # the image's
+PYTHON = "python3"  # of the image
 GUARD = (
     f"[ -e {INSIDE} ] || {{ "
-    'echo "$SLURMD_NODENAME started no container: \\`dalsegno containers check\\` says why" >&2; exit 1; }; exec "$@"'
+    'echo "$SLURMD_NODENAME: the container did not start; run \\`dalsegno containers check\\` for the reason" >&2; '
+    'exit 1; }; exec "$@"'
 )
 OPTIONS_ARGV = ("srun", "--help")
 
 
 def takes_containers(help_text: str) -> bool:
-    """Whether a plugin has given srun the option; Slurm's own `--container` is another thing."""
+    """Return whether a plugin has added the option to srun; Slurm's own `--container` is unrelated."""
     return "--container-image" in help_text
 
 
 def container_words(request: RunRequest, folder: str, launcher: tuple[str, ...]) -> list[str]:
-    """Options for the srun that starts the agents, or the processes themselves; none where there is no image."""
+    """Return the container options for the srun that starts the agents or processes; none without an image."""
     if not request.container_image:
         return []
     own = [request.chdir or "/", dirname(join(request.chdir, request.script)), folder]
@@ -45,68 +46,68 @@ def container_words(request: RunRequest, folder: str, launcher: tuple[str, ...])
 
 
 def launcher_inside(request: RunRequest, launcher: tuple[str, ...]) -> tuple[str, ...]:
-    """Our programs need a Python and no library: the image's will do."""
+    """Return the launcher inside the container. It needs only a Python without libraries, so the image's suffices."""
     if not request.container_image or not _is_script(launcher):
         return launcher
     return (PYTHON, *launcher[1:-1], join(INSIDE, basename(launcher[-1])))
 
 
 def guarded(request: RunRequest, launcher: tuple[str, ...], words: list[str]) -> list[str]:
-    """A program that starts in its container, or not at all."""
+    """Wrap a command so that it runs in its container or not at all."""
     return ["sh", "-c", GUARD, "sh", *words] if request.container_image and _is_script(launcher) else words
 
 
 def _is_script(launcher: tuple[str, ...]) -> bool:
-    """A Python and a file of our package, rather than a command that the image may or may not have."""
+    """Return whether it is a Python and a file of the package, and not a command that the image may lack."""
     return len(launcher) > 1 and launcher[-1].startswith("/")
 
 
 def check_container(request: RunRequest, folder: str, takes_containers: bool = True) -> None:
-    """Raises UsageError for what cannot be meant, could not be mounted, or is not known to this cluster's srun."""
+    """Raise UsageError for options that contradict each other, cannot be mounted, or that this srun lacks."""
     if not request.container_image:
         if request.container_mounts:
-            raise UsageError("there is nothing to mount into", hint="`--container-image` names the image")
+            raise UsageError("mounts need a container", hint="name the image with `--container-image`")
         return
     parse_name(request.container_image)
     if not takes_containers:
         hint = (
-            "`dalsegno containers check` says why and how to fix it; on a local cluster, `dalsegno plan` "
-            "says what is missing, unless the file has `containers: {enabled: false}`"
+            "run `dalsegno containers check` for the reason and the fix; on a local cluster, `dalsegno plan` "
+            "shows what is missing, unless the file has `containers: {enabled: false}`"
         )
         raise UsageError(
-            "srun knows no --container-image here: neither Pyxis nor Dal Segno's plugin is set up", hint=hint
+            "srun has no --container-image option here: neither Pyxis nor Dal Segno's plugin is set up", hint=hint
         )
     for path in (request.chdir, dirname(join(request.chdir, request.script)), folder):
         if set(path) & set(":,"):
-            hint = "use a folder without `:` and `,`: Pyxis's options cannot name such"
+            hint = "use a folder without `:` and `,`, which Pyxis's options cannot express"
             raise UsageError(f"{shown(path)} cannot be mounted into a container", hint=hint)
 
 
 def parse_mounts(text: str) -> tuple[str, ...]:
-    """`SRC:DST[:FLAGS]`, or several with commas."""
+    """Parse `SRC:DST[:FLAGS]`, or several separated by commas."""
     mounts = tuple(text.split(","))
     for each in mounts:
         source, _, rest = each.partition(":")
         known = source in ("tmpfs", "umount") or source.startswith(("/", "./", "../"))
         if not known or not (rest or source).startswith("/") or each.count(":") > 2:
-            hint = "write it as `/folder:/folder`, with `:ro` after it to keep it from being written to"
-            raise UsageError(f"{shown(each)} is no mount", hint=hint)
+            hint = "write `/folder:/folder`, or `/folder:/folder:ro` for read-only"
+            raise UsageError(f"invalid mount {shown(each)}", hint=hint)
     return mounts
 
 
 def _image(request: RunRequest) -> str:
-    """A relative path is one below the run's folder, wherever srun is called from."""
+    """Return the image. A relative path is resolved from the run's working folder, wherever srun is called."""
     image = request.container_image
     return normpath(join(request.chdir, image)) if image.startswith(".") else image
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    """Without those that lie below another."""
+    """Return the paths that are not below another of them."""
     plain = list(dict.fromkeys(normpath(path) for path in paths if path))
     return [path for path in plain if not any(path != other and f"{path}/".startswith(f"{other}/") for other in plain)]
 
 
-# ---- How srun and an MPI library find each other: one of the types that `srun --mpi=list` prints.
+# MPI types
 
 
 MPI_LIST_ARGV = ("srun", "--mpi=list")
@@ -114,13 +115,13 @@ _WORD = re.compile(r"\b(none|openmpi|cray_shasta|pmi2|pmix(?:_v\d+)?)\b")
 
 
 def parse_mpi_types(text: str) -> tuple[str, ...]:
-    """The types in that list, whichever of Slurm's layouts it has; older ones print it to stderr."""
+    """Return the types in the output of `srun --mpi=list`, for all layouts of Slurm; older versions print to stderr."""
     listed = (_WORD.findall(line.partition("versions available:")[2] or line) for line in text.splitlines())
     return tuple(dict.fromkeys(name for names in listed for name in names))
 
 
 def choose_mpi(types: Sequence[str]) -> str:
-    """PMIx, the newest there is, else PMI-2. Open MPI 5 and most others know nothing else."""
+    """Return the newest PMIx, else PMI-2. Open MPI 5 and most others support nothing else."""
     if "pmix" in types:
         return "pmix"
     versions = sorted((name for name in types if name.startswith("pmix_v")), key=lambda name: int(name[6:]))
@@ -128,5 +129,5 @@ def choose_mpi(types: Sequence[str]) -> str:
         return versions[-1]
     if "pmi2" in types:
         return "pmi2"
-    known = f"`srun --mpi=list` knows only {', '.join(types)}" if types else "`srun --mpi=list` names no type"
-    raise UsageError(f"this Slurm cannot start MPI programs: {known}", hint="it needs its pmix or pmi2 plugin")
+    known = f"`srun --mpi=list` lists only {', '.join(types)}" if types else "`srun --mpi=list` lists no type"
+    raise UsageError(f"this Slurm cannot start MPI programs: {known}", hint="install Slurm's pmix or pmi2 plugin")

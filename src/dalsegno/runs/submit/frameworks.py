@@ -1,4 +1,4 @@
-"""What each process of a run finds in its environment, by framework. Pure: a world and a rank in, variables out."""
+"""The environment variables of each process, by framework. Pure: a layout and a rank in, variables out."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ LAST_PORT = 65_535
 
 @dataclass(frozen=True)
 class ProcessLayout:
-    """The processes of one generation: so many on each host, hosts in the order of their group ranks."""
+    """The processes of one generation: a fixed number per host, hosts in the order of their group ranks."""
 
     run: str
     hosts: tuple[str, ...]  # names or addresses at which the others reach them
     nproc_per_node: int
-    port: int  # where the first process, or our store beside it, listens; tensorflow takes as many as processes follow
+    port: int  # of the first process or of our store beside it; tensorflow uses one port per process from here on
     restarts: int = 0
     max_restarts: int = 0
     gpus_per_node: int = 0
-    cpus_per_process: int = 0  # 0: nobody has said
+    cpus_per_process: int = 0  # 0: unknown
     role: str = "default"
-    virtual_local_rank: bool = False  # torchrun's: each process sees its own GPU only, as the first
+    virtual_local_rank: bool = False  # torchrun's option: each process sees only its own GPU, as the first
 
     @property
     def size(self) -> int:
@@ -41,7 +41,7 @@ class ProcessLayout:
 def framework_env(
     framework: str, world: ProcessLayout, rank: int, found: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Variables of one process; `found` is what its agent found in its own environment."""
+    """Return the variables of one process. `found` are variables of its agent's environment."""
     if framework == "tensorflow":
         return tensorflow_env(world, rank, found or {})
     if framework == "jax":
@@ -50,7 +50,7 @@ def framework_env(
 
 
 def torch_env(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-    """As torchrun sets it. The store is in a process of ours, not in rank 0: that is what `USE_AGENT_STORE` says."""
+    """Return torchrun's variables. `USE_AGENT_STORE` says that the store is in a process of ours, not in rank 0."""
     size, local_size = str(world.size), str(world.nproc_per_node)
     return {
         "RANK": str(rank),
@@ -77,22 +77,20 @@ def _local_rank(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> di
     local = world.local_rank(rank)
     if not world.virtual_local_rank:
         return {"LOCAL_RANK": str(local)}
-    # On AMD's machines HIP's list goes before CUDA's.
+    # On AMD machines HIP's list takes precedence over CUDA's.
     known = [name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if found.get(name)]
     devices = found[known[0]].split(",") if known else [str(each) for each in range(world.nproc_per_node)]
     if local >= len(devices):
-        what = f"there is no GPU for local rank {local}: {known[0]} lists {len(devices)}"
-        raise DalsegnoError(
-            what, hint=f"ask for {len(devices)} processes per node, or leave out `--virtual-local-rank`"
-        )
+        what = f"no GPU for local rank {local}: {known[0]} lists {len(devices)}"
+        raise DalsegnoError(what, hint=f"request {len(devices)} processes per node, or remove `--virtual-local-rank`")
     return {"LOCAL_RANK": "0", **dict.fromkeys([*known[:1], "CUDA_VISIBLE_DEVICES"], devices[local].strip())}
 
 
 def torch_threads(nproc_per_node: int, cpus_per_process: int, found: Mapping[str, str]) -> dict[str, str]:
-    """As many threads as a process has CPUs. Where that is not known, torchrun's default: 1 for each of several.
+    """Return the number of threads: the CPUs of a process if known, else torchrun's default of 1 for several processes.
 
-    torch reads it when it is imported, so it is set before the warm parent starts. Without it torch takes every core
-    of the machine, also those of others.
+    torch reads it at import, so it is set before the warm parent starts. Without it torch uses every core of the
+    machine, including those of other jobs.
     """
     if "OMP_NUM_THREADS" in found:
         return {"OMP_NUM_THREADS": found["OMP_NUM_THREADS"]}
@@ -101,7 +99,7 @@ def torch_threads(nproc_per_node: int, cpus_per_process: int, found: Mapping[str
 
 
 def tensorflow_env(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-    """TF_CONFIG as MultiWorkerMirroredStrategy wants it: all workers' addresses, and which of them this one is."""
+    """Return TF_CONFIG for MultiWorkerMirroredStrategy: the addresses of all workers, and the index of this one."""
     workers = [_worker_address(world, each) for each in range(world.size)]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
     devices = share_of_devices(found.get("CUDA_VISIBLE_DEVICES", ""), world.nproc_per_node, world.local_rank(rank))
@@ -111,16 +109,16 @@ def tensorflow_env(world: ProcessLayout, rank: int, found: Mapping[str, str]) ->
 def _worker_address(world: ProcessLayout, rank: int) -> str:
     port = world.port + world.local_rank(rank)
     if port > LAST_PORT:
-        what = f"there are no {world.nproc_per_node} ports from {world.port} on"
-        raise DalsegnoError(what, hint="each process needs one of its own: ask for fewer per node, or try again")
+        what = f"there are fewer than {world.nproc_per_node} ports from {world.port} on"
+        raise DalsegnoError(what, hint="each process needs its own port; request fewer per node, or try again")
     return host_port(world.hosts[world.group_rank(rank)], port)
 
 
 def jax_env(world: ProcessLayout, rank: int) -> dict[str, str]:
-    """For `jax.distributed.initialize()` without arguments, and for scripts that read the variables themselves.
+    """Return variables for `jax.distributed.initialize()` without arguments, and for scripts that read them directly.
 
-    JAX takes the coordinator's address and the devices from its own variables, but count and id from Slurm's. Those
-    of the step count our agents, spares among them; so the processes get them as if srun had started each of them.
+    JAX reads the coordinator's address and the devices from its own variables, but count and id from Slurm's. Those of
+    the step count our agents, including spares, so each process gets them as if srun had started it.
     """
     local = world.local_rank(rank)
     hosts = compress(world.hosts)
@@ -142,12 +140,12 @@ def jax_env(world: ProcessLayout, rank: int) -> dict[str, str]:
 
 
 def share_of_devices(devices: str, processes: int, index: int) -> str:
-    """One process's part of `0,1,2,3`. All of it where there are fewer devices than processes."""
+    """Return one process's part of `0,1,2,3`; all of it if there are fewer devices than processes."""
     each = [device for device in devices.split(",") if device]
     share = len(each) // processes
     return ",".join(each[index * share : (index + 1) * share]) if share else devices
 
 
 def host_port(host: str, port: int) -> str:
-    """An address as URLs and gRPC write it: an IPv6 one in brackets."""
+    """Return an address as URLs and gRPC write it, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""A job file, `job.yaml`: the options of `dalsegno run` by the same words, with every fault at its line."""
+"""The job file, `job.yaml`: the options of `dalsegno run` under the same names, with every error at its line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_BYTES = 1024 * 1024
 _EXAMPLE = "a job file is a mapping: `script: train.py`, `nodes: 4`"
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 _FIELDS = {option.word: option.target for option in OPTIONS}
-_MEANT = {  # words of Slurm, of torchrun and of other tools
+_MEANT = {  # names in Slurm, torchrun and other tools
     "walltime": "time",
     "time_limit": "time",
     "ntasks_per_node": "nproc_per_node",
@@ -51,7 +51,7 @@ _MEANT = {  # words of Slurm, of torchrun and of other tools
 
 
 def load_job(path: str | os.PathLike[str], over: Mapping[str, object] | None = None) -> RunRequest:
-    """The request in the file at `path`; fields in `over` go before those of the file."""
+    """Read the request in the file at `path`; fields in `over` take precedence."""
     name = os.fspath(path)
     text = _read(name)
     try:
@@ -61,7 +61,7 @@ def load_job(path: str | os.PathLike[str], over: Mapping[str, object] | None = N
 
 
 def _missing_script(text: str, filename: str) -> list[Problem]:
-    """Of a file that has faults already: who mends those should not find another one after them."""
+    """Check the script of a file that has errors already, so that all are reported at once."""
     from dalsegno.spec.document import Table, read_document
 
     document = read_document(text, filename)
@@ -71,12 +71,12 @@ def _missing_script(text: str, filename: str) -> list[Problem]:
         return []  # a program may be found in the PATH
     if Path(folder, script).exists():
         return []
-    hint = f"there is none in {Path(folder).resolve()}"
-    return [Problem(f"there is no script {shown(script)}", document.where(("script",)), hint)]
+    hint = f"no such file in {Path(folder).resolve()}"
+    return [Problem(f"script {shown(script)} not found", document.where(("script",)), hint)]
 
 
 def parse_job(text: str, filename: str = "job.yaml", over: Mapping[str, object] | None = None) -> RunRequest:
-    """The request in `text`. Raises SpecError with all problems of the file."""
+    """Parse a request. Raise SpecError with all problems of the file."""
     fields = job_fields(text, filename)
     script, args = str(fields.pop("script")), fields.pop("args", ())
     try:
@@ -86,17 +86,17 @@ def parse_job(text: str, filename: str = "job.yaml", over: Mapping[str, object] 
 
 
 def _as_keys(text: str) -> str:
-    """Options as a job file has them: `cpus_per_task` for `--cpus-per-task`."""
+    """Write options as a job file has them: `cpus_per_task` for `--cpus-per-task`."""
     return _FLAG.sub(lambda found: found[1].replace("-", "_"), text)
 
 
 def job_fields(text: str, filename: str = "job.yaml") -> dict[str, Any]:
-    """Fields of a request that the file sets, `script` and `args` among them."""
+    """Return the fields of a request that the file sets, including `script` and `args`."""
     from dalsegno.spec.document import Table, read_document
 
     document = read_document(text, filename)
     if not isinstance(document.data, Table):
-        raise SpecError([Problem("there is no job in this file", filename, _EXAMPLE)])
+        raise SpecError([Problem("this file contains no job", filename, _EXAMPLE)])
     found = _validated(document)
     if document.problems:
         raise SpecError(sorted(document.problems, key=_line))
@@ -104,10 +104,10 @@ def job_fields(text: str, filename: str = "job.yaml") -> dict[str, Any]:
 
 
 def _validated(document: Document) -> dict[str, Any]:
-    """What the file sets; faults go to the document's problems."""
+    """Return what the file sets; errors are added to the document's problems."""
     from pydantic import ValidationError
 
-    # `x-…` is the user's own: a place for anchors. `key:` with nothing after it is as good as not there.
+    # `x-…` keys are the user's own, for anchors. `key:` without a value is treated as absent.
     given = {key: value for key, value in document.data.items() if not key.startswith("x-") and value is not None}
     try:
         job = JobFile.model_validate(given)
@@ -147,20 +147,19 @@ def _read(name: str) -> str:
         what = f"the file cannot be read: {error.strerror or error}"
         raise SpecError([Problem(what, name, "name a job file (`job.yaml`) or an sbatch script")]) from None
     if len(raw) > _MAX_BYTES:
-        raise SpecError([Problem("the file is larger than 1 MiB", name, "is this a job file?")])
+        raise SpecError([Problem("the file is larger than 1 MiB", name, "check that this is a job file")])
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise SpecError([Problem("that is not a text file (UTF-8)", name, _EXAMPLE)]) from None
 
 
-# ---- The job file's keys for pydantic, made from the table of options: strict, described, and read by the same
-# parsers.
+# Schema for pydantic, made from the table of options, with the same parsers
 
 
-USAGE = "usage"  # pydantic's name for a fault that one of our own parsers found
-_QUOTES = "put it in quotes: YAML reads numbers and yes/no in its own way"
-# How a list is written in one text; else with commas.
+USAGE = "usage"  # pydantic's name for an error of one of our parsers
+_QUOTES = "put it in quotes: YAML converts numbers and yes/no"
+# How a list is joined into one text; others with commas.
 _JOIN: dict[str, Callable[[list[str]], str]] = {"sbatch_args": shlex.join}
 
 _WORD: dict[str, Any] = {"type": ["string", "integer"]}
@@ -170,7 +169,7 @@ _SCHEMAS = {ValueKind.WORD: _WORD, ValueKind.LIST: _WORDS, ValueKind.MAPPING: _V
 
 
 def _text(value: object) -> str:
-    """A word of the file. Whole numbers keep their spelling; `0.10`, `1e-4` and `yes` would not."""
+    """Return a value of the file as text. Whole numbers keep their spelling; `0.10`, `1e-4` and `yes` would not."""
     if isinstance(value, str):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -189,7 +188,7 @@ def _variables(value: object) -> tuple[tuple[str, str], ...]:
 
 
 def _reader(option: Option) -> Callable[[object], object]:
-    """How a value of the file is read: as text, by the parser of the command line."""
+    """Return the reader of a value: as text, with the parser of the command line."""
     if option.kind is ValueKind.MAPPING:
         return _variables
     if option.kind is ValueKind.LIST:
@@ -223,18 +222,18 @@ _KEYS: dict[str, Any] = {
     "script": (str, Field(description="What to run: a Python script, or with `no_preload` any program.")),
     "args": (
         _value(_arguments, _WORDS, ("--lr 1e-4", ["--epochs", 10])),
-        Field(default=None, description="Its arguments, as a list or in one line."),
+        Field(default=None, description="Arguments of the script, as a list or in one line."),
     ),
     **{option.word: _field(option) for option in OPTIONS},
 }
-JobFile: type[Section] = create_model("JobFile", __base__=Section, __doc__="A run, as its file describes it.", **_KEYS)
+JobFile: type[Section] = create_model("JobFile", __base__=Section, __doc__="A run described by a job file.", **_KEYS)
 
 
 def job_schema() -> dict[str, Any]:
-    """The JSON schema of the job file, for editors."""
+    """Return the JSON schema of the job file, for editors."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **JobFile.model_json_schema(),
         "title": "Dal Segno job file",
-        "patternProperties": {"^x-": {"description": "Your own; a place for anchors."}},
+        "patternProperties": {"^x-": {"description": "For your own use, such as anchors."}},
     }

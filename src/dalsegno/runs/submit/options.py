@@ -1,6 +1,6 @@
-"""The options of a run as one table: word, meaning, how its text is read, and the field of RunRequest it sets.
+"""The options of a run as one table: name, help, parser, and the field of RunRequest that it sets.
 
-Command line, job file and variables all go by it, so that a word means the same wherever it stands.
+Command line, job file and variables all use it, so that a name means the same everywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENV_PREFIX = "DALSEGNO_RUN_"
 
 
 class ValueKind(Enum):
-    """What an option's value looks like in a job file."""
+    """The form of an option's value in a job file."""
 
     WORD = "word"
     FLAG = "flag"  # no value on the command line
@@ -34,11 +34,11 @@ class Option:
     word: str
     parse: Callable[[str], object]
     help: str
-    field: str = ""  # "": the same word
+    field: str = ""  # "": the same name
     kind: ValueKind = ValueKind.WORD
     examples: tuple[object, ...] = ()
-    also: tuple[str, ...] = ()  # Slurm's and torchrun's own spellings of the flag
-    shows: str = ""  # what stands for the value in `--help`
+    also: tuple[str, ...] = ()  # spellings of the flag in Slurm and torchrun
+    shows: str = ""  # placeholder for the value in `--help`
 
     @property
     def target(self) -> str:
@@ -72,9 +72,9 @@ def _sbatch_args(text: str) -> tuple[str, ...]:
 
 
 def _image(text: str) -> str:
-    """An empty one is a variable that was not set, and not a run without a container: srun refuses it too."""
+    """Parse an image. An empty name is an unset variable, not a run without a container: srun refuses it too."""
     if not text.strip():
-        raise UsageError("the image's name is empty", hint="without the option the run has no container")
+        raise UsageError("the image name is empty", hint="to run without a container, remove the option")
     return _path(text)
 
 
@@ -84,7 +84,7 @@ OPTIONS = (
     Option(
         "nodes",
         values.parse_nodes,
-        "Nodes, or MIN:MAX: it may go on with as few as MIN. Default: 1.",
+        "Nodes, or MIN:MAX to continue with as few as MIN. Default: 1.",
         examples=(4, "1:4"),
         also=("-N", "--nnodes"),
         shows="N|MIN:MAX",
@@ -92,28 +92,28 @@ OPTIONS = (
     Option(
         "nproc_per_node",
         values.parse_positive,
-        "Processes on each node. Default: one for each GPU asked for, else one.",
+        "Processes on each node. Default: one for each requested GPU, else one.",
         also=("--ntasks-per-node",),
         shows="N",
     ),
     Option(
         "gpus_per_node",
         values.parse_gpus,
-        "GPUs of each node: 8, or h100:8. Default: none.",
+        "GPUs on each node: 8, or h100:8. Default: none.",
         examples=(8, "h100:8"),
         shows="[TYPE:]N",
     ),
     Option(
         "cpus_per_task",
         values.parse_positive,
-        "CPUs for each process. Default: its share of the node by GPUs, else one.",
+        "CPUs for each process. Default: the GPUs' share of the node, else one.",
         also=("-c",),
         shows="N",
     ),
     Option(
         "mem",
         values.parse_memory,
-        "Memory of each node: 64G; 0: all of it. Default: as Slurm gives.",
+        "Memory on each node: 64G; 0: all of it. Default: Slurm's.",
         "memory_mib",
         examples=("64G",),
         shows="SIZE",
@@ -121,20 +121,21 @@ OPTIONS = (
     Option(
         "spares",
         values.parse_count,
-        "Further nodes, kept warm, that take the place of lost ones. Default: 0.",
+        "Additional warm nodes that replace lost ones. Default: 0.",
         shows="N",
     ),
     Option(
         "partition",
         _named("partition"),
-        "Slurm partition, or several with commas. Default: the cluster's.",
+        "Slurm partition, or several, separated by commas. Default: the cluster's.",
         also=("-p",),
         shows="NAME",
     ),
     Option(
         "time",
         values.parse_time_limit,
-        "Time limit: 12h, 2:00:00; beyond the partition's own it goes on in further jobs. Default: the partition's.",
+        "Time limit: 12h, 2:00:00. Beyond the partition's limit the run continues in further jobs. "
+        "Default: the partition's.",
         "time_limit_s",
         examples=("2:00:00", "12h", "unlimited"),
         also=("-t",),
@@ -160,7 +161,7 @@ OPTIONS = (
         shows="NODES",
     ),
     Option(
-        "env", values.parse_env_words, "Environment variable of the processes.", kind=ValueKind.MAPPING, shows="K=V"
+        "env", values.parse_env_words, "Environment variable for the processes.", kind=ValueKind.MAPPING, shows="K=V"
     ),
     Option("venv", _path, "Python virtual environment to run in. Default: the active one.", shows="PATH"),
     Option("conda", _path, "Prefix of the conda environment to run in.", shows="PREFIX"),
@@ -171,40 +172,40 @@ OPTIONS = (
         also=("-J", "--job-name"),
         shows="NAME",
     ),
-    Option("detach", values.parse_flag, "Submit and leave; do not follow the output.", kind=ValueKind.FLAG),
+    Option("detach", values.parse_flag, "Submit and return; do not follow the output.", kind=ValueKind.FLAG),
     Option(
         "max_restarts",
         values.parse_count,
-        "Restarts after failures of the script; a lost node costs none. Default: 3.",
+        "Restarts after failures of the script; lost nodes do not count. Default: 3.",
         shows="N",
     ),
     Option(
         "preload",
         values.parse_modules,
-        "Python modules to import once per node, ahead, beside the framework's own.",
+        "Python modules to import ahead, once per node, in addition to the framework's.",
         kind=ValueKind.LIST,
         shows="MODULE",
     ),
     Option(
         "no_preload",
         values.parse_flag,
-        "Start plain processes; nothing is imported ahead. Restarts are slower, snapshots stay on their node, "
+        "Start plain processes without importing modules ahead. Restarts are slower, snapshots stay on their node, "
         "and torch can hang at the end of a script.",
         kind=ValueKind.FLAG,
     ),
-    Option("fresh", values.parse_flag, "Start anew, whatever checkpoints there are.", kind=ValueKind.FLAG),
+    Option("fresh", values.parse_flag, "Start from scratch; ignore existing checkpoints.", kind=ValueKind.FLAG),
     Option(
         "framework",
         _checked(check_framework),
-        "Whose variables the processes get: torch, tensorflow, jax, mpi or plain. Default: torch.",
+        "Framework that sets the processes' variables: torch, tensorflow, jax, mpi or plain. Default: torch.",
         examples=("torch", "tensorflow", "jax", "mpi", "plain"),
         shows="NAME",
     ),
     Option(
         "hang_timeout",
         values.parse_seconds,
-        "No step for so long (10m; off: never) is a hang: stacks are kept, then it restarts. Default: ten times the"
-        " usual step, a minute at least, where steps are reported.",
+        "Time without a step that counts as a hang (10m; off: never): stacks are saved, then the run restarts. Default:"
+        " ten times the median step, at least a minute, if steps are reported.",
         "hang_timeout_s",
         examples=("10m", "off"),
         shows="TIME",
@@ -212,7 +213,7 @@ OPTIONS = (
     Option(
         "node_timeout",
         values.parse_node_timeout,
-        "How long a node may be silent until it is taken to be lost. Default: $DALSEGNO_NODE_TIMEOUT, else 3.",
+        "Silence after which a node is declared lost. Default: $DALSEGNO_NODE_TIMEOUT, else 3.",
         "node_timeout_s",
         examples=("3", "1.5s"),
         shows="SECONDS",
@@ -220,7 +221,7 @@ OPTIONS = (
     Option(
         "signal_lead",
         values.parse_seconds,
-        "How long before the time limit the processes are told to save. Default: 2m.",
+        "Time before the time limit at which the processes are told to save. Default: 2m.",
         "signal_lead_s",
         examples=("2m",),
         shows="TIME",
@@ -229,20 +230,20 @@ OPTIONS = (
     Option(
         "output",
         _path,
-        "Folder in which the run gets its own, for logs and reports. Default: $DALSEGNO_RUNS, else the state folder's.",
+        "Folder for the run folder with logs and reports. Default: $DALSEGNO_RUNS, else in the state folder.",
         shows="FOLDER",
     ),
     Option(
         "container_image",
         _image,
-        "Run in this container: a .sqsh file, or a registry's image as Pyxis writes it. Its Python is the run's.",
+        "Run in this container: a .sqsh file, or a registry image as Pyxis writes it. The run uses its Python.",
         examples=("/fsx/pytorch.sqsh", "nvcr.io#nvidia/pytorch:24.01-py3"),
         shows="IMAGE",
     ),
     Option(
         "container_mounts",
         parse_mounts,
-        "Mounts into the container, beside the run's folders and this one.",
+        "Mounts into the container, in addition to the run folder and the working folder.",
         kind=ValueKind.LIST,
         examples=("/fsx:/fsx",),
         shows="SRC:DST[:ro]",
@@ -250,7 +251,7 @@ OPTIONS = (
     Option(
         "sbatch_args",
         _sbatch_args,
-        "Further options for Slurm, as they are, in one text: '--nice=10 --reservation=morning'.",
+        "Further options for Slurm, unchanged, in one text: '--nice=10 --reservation=morning'.",
         kind=ValueKind.LIST,
         examples=("--reservation=morning",),
         shows="WORDS",
@@ -260,17 +261,17 @@ _BY_WORD = {option.word: option for option in OPTIONS}
 
 
 def option(word: str) -> Option:
-    """The option of that word, written with `-` or `_`."""
+    """Return the option of that name, written with `-` or `_`."""
     return _BY_WORD[word.replace("-", "_")]
 
 
 def parse_option(word: str, text: str) -> object:
-    """The value of one option on the command line. A fault names its flag."""
+    """Parse the value of one option on the command line. An error names its flag."""
     return _read(option(word), text, option(word).flag)
 
 
 def options_from_env(environ: Mapping[str, str]) -> dict[str, object]:
-    """Fields of a request that variables set: `DALSEGNO_RUN_NODES=1:4`. An empty one sets nothing."""
+    """Return the fields of a request that variables set: `DALSEGNO_RUN_NODES=1:4`. Empty variables are ignored."""
     given = [each for each in OPTIONS if environ.get(each.variable)]
     return {each.target: _read(each, environ[each.variable], each.variable) for each in given}
 
@@ -283,7 +284,7 @@ def _read(each: Option, text: str, where: str) -> object:
 
 
 def make_request(script: str, args: tuple[str, ...] = (), *layers: Mapping[str, object]) -> RunRequest:
-    """A request from fields in layers, weakest first. As with sbatch: file, then variables, then command line."""
+    """Build a request from layers of fields, weakest first. As with sbatch: file, then variables, then command line."""
     fields: dict[str, Any] = {}
     for layer in layers:
         fields.update(layer)

@@ -1,4 +1,4 @@
-"""What a run asks of Slurm, as a value: computed here, shown by `--dry-run`, done elsewhere exactly so."""
+"""What a run requests from Slurm, as a value: computed here, shown by `--dry-run`, and executed exactly so."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dalsegno.slurm.names import node_list
 from dalsegno.slurm.parse.nodes import PartitionInfo
 from dalsegno.spec.facts import Cluster, Node
 
-# ---- What a plan has to know of the cluster: little, and on somebody else's cluster less.
+# Facts about the cluster
 
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """A partition. CPUs and GPUs are those of its smallest node; 0 and None: not known, or no limit."""
+    """A partition. CPUs and GPUs are those of its smallest node; 0 and None mean unknown or no limit."""
 
     name: str
     default: bool = False
@@ -32,39 +32,39 @@ class PartitionFacts:
     cpus: int = 0
     gpus: int = 0
     gpu_type: str = ""
-    gres: str = "gpu"  # what Slurm calls them: gpu, neuron
+    gres: str = "gpu"  # Slurm's name for them: gpu, neuron
     time_limit_s: int | None = None
     max_nodes: int | None = None
 
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """A cluster as far as a run goes. `launcher` starts `dalsegno` on any node of it."""
+    """A cluster as far as a run needs it. `launcher` starts `dalsegno` on any of its nodes."""
 
-    id: str = ""  # drawn when it was made; "" for one that is not ours
-    controller: bool = False  # ours, on the head node: it starts coordinators
-    partitions: tuple[PartitionFacts, ...] = ()  # none: not known
+    id: str = ""  # random, set at creation; "" for a cluster not made by Dal Segno
+    controller: bool = False  # whether our controller on the head node starts coordinators
+    partitions: tuple[PartitionFacts, ...] = ()  # empty: unknown
     launcher: tuple[str, ...] = ("dalsegno",)
     python: str = "python3"  # of runs that name no environment
     runs_folder: str = "runs"
-    mpi_types: tuple[str, ...] = ()  # as `srun --mpi=list` tells
-    containers: bool = True  # srun takes --container-image: Pyxis's plugin, or ours
+    mpi_types: tuple[str, ...] = ()  # from `srun --mpi=list`
+    containers: bool = True  # whether srun has --container-image, from Pyxis or our plugin
 
     def partition(self, name: str) -> PartitionFacts | None:
-        """The one a job with this `--partition` goes to; None where that is open. UsageError if it is not there."""
+        """Return the partition for this `--partition`, None if undetermined. Raise UsageError if it does not exist."""
         known = {each.name: each for each in self.partitions}
         if not known or "," in name:
             return None
         if not name:
             return next((each for each in self.partitions if each.default), None)
         if name not in known:
-            hint = did_you_mean(name, known, otherwise=f"there are {', '.join(known)}")
+            hint = did_you_mean(name, known, otherwise=f"the partitions are {', '.join(known)}")
             raise UsageError(f"there is no partition `{name}`", hint=hint)
         return known[name]
 
 
 def partitions_of(cluster: Cluster) -> tuple[PartitionFacts, ...]:
-    """From a cluster file of ours. Its spares are out of scheduling, so they do not count."""
+    """Read the partitions from a cluster file. Spares are out of scheduling and do not count."""
     nodes = {node.name: node for node in cluster.nodes if not node.spare}
     return tuple(
         _with_nodes(
@@ -81,7 +81,7 @@ def partitions_of(cluster: Cluster) -> tuple[PartitionFacts, ...]:
 
 
 def partitions_seen(partitions: Iterable[PartitionInfo], nodes: Iterable[NodeInfo]) -> tuple[PartitionFacts, ...]:
-    """From what Slurm itself tells of a cluster we know nothing of."""
+    """Read the partitions from Slurm, for a cluster that we did not make."""
     by_name = {node.name: node for node in nodes}
     return tuple(
         _with_nodes(
@@ -110,16 +110,16 @@ def _with_nodes(facts: PartitionFacts, nodes: list[Node] | list[NodeInfo]) -> Pa
     )
 
 
-# ---- One Slurm job as it is asked for: the options that salloc and sbatch have in common.
+# Options common to salloc and sbatch
 
 
-# USR1 has been NCCL's; Slurm's default goes to all steps and not to the batch shell.
+# NCCL has used USR1. Slurm's default signal goes to all steps but not to the batch shell.
 SAVE_SIGNAL = "USR2"
 
 
 @dataclass(frozen=True)
 class JobAsk:
-    """What one job of a run asks of Slurm. `role` is what it is to the run."""
+    """What one job of a run requests from Slurm. `role` is its role in the run."""
 
     name: str
     role: JobRole = JobRole.MAIN
@@ -141,18 +141,18 @@ class JobAsk:
 
 
 def slurm_options(job: JobAsk) -> list[str]:
-    """`--name=value` words, the user's own extras last so that they win."""
+    """Return `--name=value` words, the user's own last so that they take precedence."""
     asked = {
         "job-name": job.name,
         "comment": left_comment(job.role, ()),
         "nodes": _span(job.nodes),
-        # With it, Slurm 22.05 gives a range of nodes only its least: it counts the tasks of that many.
+        # With it, Slurm 22.05 grants only the minimum of a range of nodes: it counts the tasks of that many.
         "ntasks-per-node": str(job.tasks_per_node) if job.nodes.min == job.nodes.max else "",
         "cpus-per-task": str(job.cpus_per_task),
         "mem": "" if job.memory_mib is None else f"{job.memory_mib}M",
         **_gpu_option(job),
         "time": "" if job.time_limit_s is None else slurm_time(job.time_limit_s),
-        # Only agents know what it means: a program of srun's own would die of it.
+        # Only agents handle it: it would kill a program that srun starts directly.
         "signal": f"{SAVE_SIGNAL}@{job.signal_lead_s}" if job.signal_lead_s else "",
         "partition": job.partition,
         "account": job.account,
@@ -165,7 +165,7 @@ def slurm_options(job: JobAsk) -> list[str]:
 
 
 def slurm_time(seconds: int) -> str:
-    """As Slurm writes it: `1-02:03:04`. No limit is 0."""
+    """Format a time as Slurm does: `1-02:03:04`. No limit is 0."""
     if seconds == UNLIMITED_S:
         return "0"
     minutes, second = divmod(seconds, 60)
@@ -187,11 +187,11 @@ def _gpu_option(job: JobAsk) -> dict[str, str]:
     return {"gres": f"{job.gres}:{job.gpus}"}  # --gpus-per-node means gres/gpu only
 
 
-# ---- Whether a run fits its partition, and what follows from the partition for it.
+# Limits and defaults of the partition
 
 
 def check_fits(request: RunRequest, partition: PartitionFacts | None) -> None:
-    """Raises UsageError for what Slurm would leave waiting for ever."""
+    """Raise UsageError for a request that would wait in the queue forever."""
     if partition is None:
         return
     _check_nodes(request, partition)
@@ -199,30 +199,30 @@ def check_fits(request: RunRequest, partition: PartitionFacts | None) -> None:
     cpus = request.processes_per_node * job_cpus(request, partition)
     if partition.cpus and cpus > partition.cpus:
         what = f"a node would need {cpus} CPUs, but nodes of partition `{partition.name}` have {partition.cpus}"
-        raise UsageError(what, hint="ask for fewer processes per node, or a smaller `--cpus-per-task`")
+        raise UsageError(what, hint="request fewer processes per node, or a smaller `--cpus-per-task`")
 
 
 def _check_nodes(request: RunRequest, partition: PartitionFacts) -> None:
     least = request.nodes.min if request.nodes.min < request.nodes.max else request.nodes.max + request.spares
     spares = f" (with {request.spares} spare)" if least > request.nodes.max else ""
-    for limit, said in ((partition.nodes, "has"), (partition.max_nodes, "gives a job at most")):
+    for limit, said in ((partition.nodes, "has"), (partition.max_nodes, "allows a job at most")):
         if limit and least > limit:
-            what = f"the run wants {least} nodes{spares}, but partition `{partition.name}` {said} {limit}"
-            raise UsageError(what, hint="ask for fewer nodes or spares, or for another partition")
+            what = f"the run requests {least} nodes{spares}, but partition `{partition.name}` {said} {limit}"
+            raise UsageError(what, hint="request fewer nodes or spares, or another partition")
 
 
 def _check_gpus(request: RunRequest, partition: PartitionFacts) -> None:
     wanted = request.gpus_per_node
     if partition.nodes and wanted.count > partition.gpus:
         has = f"have {partition.gpus}" if partition.gpus else "have none"
-        what = f"the run wants {wanted.count} GPUs per node, but nodes of partition `{partition.name}` {has}"
-        raise UsageError(what, hint="ask for fewer, or for another partition: `sinfo -o '%P %G'` lists them")
+        what = f"the run requests {wanted.count} GPUs per node, but nodes of partition `{partition.name}` {has}"
+        raise UsageError(what, hint="request fewer, or another partition: `sinfo -o '%P %G'` lists them")
 
 
 def job_cpus(request: RunRequest, partition: PartitionFacts | None) -> int:
-    """CPUs of each process: as asked, else its share of a node by the node's GPUs, else one.
+    """Return the CPUs of each process: as requested, else its share of a node by the node's GPUs, else one.
 
-    Who takes all GPUs of a node takes all its CPUs: nobody else has a use for them, and data loaders do.
+    A run that takes all GPUs of a node takes all its CPUs too: no other job can use them, but data loaders can.
     """
     if request.cpus_per_task:
         return request.cpus_per_task
@@ -234,7 +234,7 @@ def job_cpus(request: RunRequest, partition: PartitionFacts | None) -> int:
 
 
 def job_time(request: RunRequest, partition: PartitionFacts | None) -> int | None:
-    """Time of one job: as asked, but no longer than the partition gives; the run goes on in further jobs."""
+    """Return the time limit of one job: as requested, up to the partition's; the run continues in further jobs."""
     return partition.time_limit_s if partition and _outlasts(request, partition) else request.time_limit_s
 
 
@@ -244,33 +244,30 @@ def _outlasts(request: RunRequest, partition: PartitionFacts) -> bool:
 
 
 def notes_on(request: RunRequest, partition: PartitionFacts | None) -> tuple[str, ...]:
-    """What a user may not expect, in sentences."""
+    """Return notes on consequences that a user may not expect."""
     notes = []
     if partition and partition.time_limit_s and _outlasts(request, partition):
         limit = slurm_time(partition.time_limit_s)
-        notes.append(f"partition `{partition.name}` gives a job {limit}; the run goes on in further jobs")
+        notes.append(f"partition `{partition.name}` limits jobs to {limit}; the run continues in further jobs")
     if partition and partition.gpus and not request.gpus_per_node.count:
         kind = f" {partition.gpu_type}" if partition.gpu_type else ""
         has = f"nodes of partition `{partition.name}` have {partition.gpus}{kind} GPUs"
-        notes.append(f"{has} and the run asks for none: `--gpus-per-node {partition.gpus}`")
+        notes.append(f"{has} but the run requests none; to use them: `--gpus-per-node {partition.gpus}`")
     if request.spares and request.nodes.min < request.nodes.max:
-        notes.append("a run that may start smaller does not wait for its spares")
+        notes.append("an elastic run does not wait for its spares")
     return tuple(notes)
-
-
-# ---- What a run asks of Slurm, as a value: computed here, shown by `--dry-run`, done elsewhere exactly so.
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run and the job it asks for. The run outlives the job: `plan_join` and `plan_next` ask for more."""
+    """A run and the job it requests. The run outlives the job: `plan_join` and `plan_next` plan further jobs."""
 
     run: str  # its id, and the name of all its Slurm jobs
     request: RunRequest
     shape: Shape
     job: JobAsk
     folder: str
-    cluster: str = ""  # its id: job ids of a run mean nothing on another cluster of the same name
+    cluster: str = ""  # its id: job ids of a run are meaningless on another cluster of the same name
     on_head: bool = False  # the coordinator runs on the head node and holds an allocation; else in a batch step
     launcher: tuple[str, ...] = ("dalsegno",)
     python: str = "python3"
@@ -279,7 +276,7 @@ class RunPlan:
 
 
 def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
-    """The plan for a run of this id. Raises UsageError where the cluster cannot do it."""
+    """Plan a run of this id. Raise UsageError if the cluster cannot run it."""
     check_name(run)
     partition = cluster.partition(request.partition)
     if cluster.controller:
@@ -306,10 +303,10 @@ def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
 
 
 def plan_join(plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[str] = ()) -> RunPlan:
-    """One node more for a run that lost one: not one we suspect, and not one that is in the run already."""
+    """Plan a job for one more node, excluding suspected nodes and members of the run."""
     if not plan.request.has_agents:
-        what = f"run {plan.run} takes no further nodes: its framework is {plan.request.framework}"
-        raise DalsegnoError(what, hint="only runs with agents do; `--framework torch` has them")
+        what = f"run {plan.run} cannot take further nodes: its framework is {plan.request.framework}"
+        raise DalsegnoError(what, hint="only runs with agents can; use `--framework torch`")
     excluded = tuple(sorted({*plan.job.exclude, *suspects, *members}, key=in_order))
     check_node_names(excluded)
     job = replace(plan.job, role=JobRole.JOIN, nodes=ONE_NODE, exclude=excluded, dependency="")
@@ -317,15 +314,15 @@ def plan_join(plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[
 
 
 def plan_next(plan: RunPlan, suspects: Iterable[str] = ()) -> RunPlan:
-    """The job in which a run longer than its job goes on: queued now, started when no other job of the run is left."""
+    """Plan the job in which a run continues: queued now, started once no other job of the run is left."""
     excluded = tuple(sorted({*plan.job.exclude, *suspects}, key=in_order))
     return replace(plan, job=replace(plan.job, role=JobRole.NEXT, dependency="singleton", exclude=excluded))
 
 
 def salloc_argv(plan: RunPlan) -> list[str]:
-    """An allocation without a batch script: no node of it is special, any may die.
+    """Return the salloc command: an allocation without a batch script, so that any of its nodes may die.
 
-    Slurm cannot requeue it: preempted, it is gone, and the coordinator asks for it again.
+    Slurm cannot requeue it. After preemption the coordinator requests it again.
     """
     return ["salloc", "--no-shell", "--no-kill", *slurm_options(plan.job)]
 
@@ -352,6 +349,6 @@ def _job(request: RunRequest, partition: PartitionFacts | None, run: str) -> Job
 
 
 def _with_spares(request: RunRequest) -> NodeCount:
-    """A run of fixed size waits for its spares too; one that may be smaller starts with what there is."""
+    """Return the number of nodes with spares. A run of fixed size waits for its spares; an elastic one does not."""
     most = request.nodes.max + request.spares
     return NodeCount(most if request.nodes.min == request.nodes.max else request.nodes.min, most)

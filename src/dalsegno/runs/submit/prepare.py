@@ -1,4 +1,4 @@
-"""A planned run becomes a folder: all that its coordinator needs is in it before anybody is told of the run."""
+"""Preparation of a run: write the folder with all that its coordinator needs, before the run is announced."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dalsegno.runs.submit.values import shown
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, explain, make_folder, owner_name, remove_tree, write_atomic
 
-_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # no link, and no pipe to wait for
-ELSEWHERE = "mend that, or have the run's folder elsewhere: `--output FOLDER`"
+_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # do not follow links, and do not block on pipes
+ELSEWHERE = "fix that, or put the run folder elsewhere with `--output FOLDER`"
 
 
 def first_status(plan: RunPlan, user: str, now: float) -> RunStatus:
-    """What people are told until the run's coordinator speaks."""
+    """Return the status of a run until its coordinator writes one."""
     return RunStatus(
         run=plan.run,
         name=plan.request.label,
@@ -43,12 +43,12 @@ def first_status(plan: RunPlan, user: str, now: float) -> RunStatus:
 
 
 def given_up(status: RunStatus, now: float, exit_code: int, why: str, cause: RunCause = RunCause.OTHER) -> RunStatus:
-    """The end of a run that has no coordinator to tell of it."""
+    """Return the final status of a run that has no coordinator to write it."""
     return replace(status, phase=RunPhase.ENDED, updated=now, ended=now, exit_code=exit_code, message=why, cause=cause)
 
 
 def prepare_run(plan: RunPlan, environment: Mapping[str, str], status: RunStatus, home: Path) -> RunFolder:
-    """Make the run's folder, whole or not at all. One that lies elsewhere is found in `home` by a link."""
+    """Create the run folder atomically. If it is outside `home`, a link in `home` points to it."""
     folder = Path(plan.folder)
     half = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -66,7 +66,7 @@ def prepare_run(plan: RunPlan, environment: Mapping[str, str], status: RunStatus
 
 
 def discard_run(run: RunFolder, home: Path) -> None:
-    """Take back a run that nobody took over."""
+    """Remove a run that was never taken over."""
     remove_tree(run.root)
     link = home / run.run
     if link.is_symlink():
@@ -76,12 +76,13 @@ def discard_run(run: RunFolder, home: Path) -> None:
 def read_plan(run: RunFolder) -> RunPlan:
     data = read_value(run.plan)
     if not isinstance(data, Mapping):
-        raise DalsegnoError(f"run {run.run} has no plan", hint=f"is {run.root} the folder of a run?")
+        raise DalsegnoError(f"run {run.run} has no plan", hint=f"check that {run.root} is a run folder")
     return facts_from_json(RunPlan, data)
 
 
 def read_environment(run: RunFolder) -> dict[str, str]:
-    """The variables the run was asked for with, for its owner alone: they say which Slurm and whose programs to use."""
+    """Return the variables of the submission. Only the owner's file counts: they select the Slurm and the programs to
+    use."""
     try:
         with _open_own(run) as file:
             data = json.load(file)
@@ -93,7 +94,7 @@ def read_environment(run: RunFolder) -> dict[str, str]:
 
 
 def check_own(run: RunFolder) -> None:
-    """Raise for another user's run, also as root: who must not write there, nor start what its PATH leads to."""
+    """Raise for another user's run, also as root: root must not write there or start programs from its PATH."""
     with contextlib.suppress(FileNotFoundError):
         _open_own(run).close()
 
@@ -124,12 +125,12 @@ def _link(link: Path, folder: Path) -> None:
     link.symlink_to(folder)
 
 
-# ---- Runs by their id: a new one, all there are, and the one a user means.
+# Run ids
 
 
-# Base 32 without the letters that are read as others: i, l, o, u.
+# Base 32 without letters that are easily misread: i, l, o, u.
 _LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"
-_LONGEST_LABEL = 60  # so that label and letters together still make a job's name
+_LONGEST_LABEL = 60  # so that label and letters still fit a job name
 _TRIES = 1000
 
 
@@ -138,16 +139,16 @@ def random_letters() -> str:
 
 
 def new_run_id(label: str, taken: Callable[[str], bool], letters: Callable[[], str] = random_letters) -> str:
-    """An id that nothing else bears, and that people can read: `train-k3f9x`."""
+    """Return an unused, readable id: `train-k3f9x`."""
     for _ in range(_TRIES):
         run = f"{label[:_LONGEST_LABEL]}-{letters()}"
         if not taken(run):
             return run
-    raise UsageError(f"every id for a run {shown(label)} is taken", hint="give it another name with --name")
+    raise UsageError(f"no free id found for a run named {shown(label)}", hint="choose another name with --name")
 
 
 def list_runs(home: Path) -> list[RunFolder]:
-    """All runs of this home, the newest first. Links whose folder is gone are passed over."""
+    """Return all runs of this home, the newest first. Links whose folder is gone are skipped."""
     try:
         names = [path.name for path in home.iterdir() if not path.name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
@@ -157,13 +158,13 @@ def list_runs(home: Path) -> list[RunFolder]:
 
 
 def find_run(home: Path, name: str = "", prefer: Callable[[RunFolder], bool] = lambda run: True) -> RunFolder:
-    """The run of that id, or the only one whose id starts so; the newest if none is named.
+    """Return the run of that id, or the only one whose id starts with it; the newest if none is named.
 
-    Of several that start so, the only one that is preferred.
+    If several match, return the only preferred one.
     """
     known = list_runs(home)
     if not known:
-        raise NotThere("there are no runs yet", hint="`dalsegno run train.py` starts one")
+        raise NotThere("there are no runs yet", hint="start one with `dalsegno run train.py`")
     if not name:
         return known[0]
     found = [run for run in known if run.run == name] or [run for run in known if run.run.startswith(name)]
@@ -174,12 +175,12 @@ def find_run(home: Path, name: str = "", prefer: Callable[[RunFolder], bool] = l
         found = [run for run in found if prefer(run)] or found
     if len(found) > 1:
         some = ", ".join(run.run for run in found[:5])
-        raise UsageError(f"{shown(name)} may be any of {len(found)} runs: {some}", hint="write more of its id")
+        raise UsageError(f"{shown(name)} matches {len(found)} runs: {some}", hint="type more of the id")
     return found[0]
 
 
 def _made_at(run: RunFolder) -> float | None:
-    """When it was asked for: the plan is written once and never changed. None if this is no run."""
+    """Return when the run was submitted: its plan is written once. None if this is not a run."""
     with contextlib.suppress(OSError):
         about = os.stat(run.plan, follow_symlinks=False)
         return about.st_mtime if stat.S_ISREG(about.st_mode) else None

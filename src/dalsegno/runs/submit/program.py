@@ -1,4 +1,4 @@
-"""Whether what a run shall run is there, asked before the run waits in a queue for an hour to find that it is not."""
+"""Checks that a run's program exists, made before the run waits in a queue."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from dalsegno.runs.submit.request import RunRequest
 from dalsegno.runs.submit.values import shown
 from dalsegno.system.processes import LocalRunner
 
-# ---- The environment a run's processes start in: the user's Python environment, the user's variables.
+# Environment of the run's processes
 
 
-# Left from the job or step we are called from, these would steer our own srun; SLURM_CONF says which cluster.
+# Inherited from an enclosing job or step, these would affect our own srun. SLURM_CONF selects the cluster.
 _OF_ANOTHER_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
 _KEPT = ("SLURM_CONF",)
 
 
 def prefix_of(request: RunRequest) -> str:
-    """Folder of the Python environment, absolute if the request says where it runs; "" if it names none."""
+    """Return the folder of the Python environment, absolute if the request has a working folder; "" if it names
+    none."""
     given = request.venv or request.conda
     return join(request.chdir, given) if given else ""
 
 
 def python_of(request: RunRequest, otherwise: str) -> str:
-    """The Python that the processes run in."""
+    """Return the Python that the processes run in."""
     prefix = prefix_of(request)
     return join(prefix, "bin", "python") if prefix else otherwise
 
 
 def activation(request: RunRequest) -> dict[str, str]:
-    """What activating the environment sets, PATH aside."""
+    """Return the variables that activating the environment sets, except PATH."""
     prefix = prefix_of(request)
     if request.venv:
         return {"VIRTUAL_ENV": prefix}
@@ -45,7 +46,7 @@ def activation(request: RunRequest) -> dict[str, str]:
 
 
 def run_environment(request: RunRequest, base: Mapping[str, str]) -> dict[str, str]:
-    """Everything an srun from outside a job hands on to the agents; `base` is where the user asked for the run."""
+    """Return the environment that srun passes on to the agents; `base` is that of the submission."""
     kept = {name: value for name, value in base.items() if name in _KEPT or not name.startswith(_OF_ANOTHER_JOB)}
     prefix = prefix_of(request)
     if prefix:
@@ -54,18 +55,17 @@ def run_environment(request: RunRequest, base: Mapping[str, str]) -> dict[str, s
     return {**kept, **activation(request), **dict(request.env)}
 
 
-# ---- Whether what a run shall run is there, asked before the run waits in a queue for an hour to find that it is
-# not.
+# Program
 
 
 LAUNCHERS = ("torchrun", "python", "python3")
 
 
 def check_program(request: RunRequest, environ: Mapping[str, str]) -> None:
-    """Raises UsageError unless script, working folder and Python environment are there."""
+    """Raise UsageError unless script, working folder and Python environment exist."""
     folder = Path(request.chdir or ".")
     if not folder.is_dir():
-        raise UsageError(f"there is no folder `{folder}`", where="--chdir", hint="name one that exists")
+        raise UsageError(f"folder `{folder}` does not exist", where="--chdir", hint="name an existing folder")
     _check_prefix(request)
     file = folder / request.script
     _refuse_launchers(request, file)
@@ -74,25 +74,26 @@ def check_program(request: RunRequest, environ: Mapping[str, str]) -> None:
     if file.is_file():
         _check_rights(request, file)
     elif not (_may_be_any_program(request) and (request.container_image or _on_path(request.script, environ))):
-        raise UsageError(f"there is no {_kind(request)} {shown(request.script)}", hint=_hint(request, file))
+        raise UsageError(f"{_kind(request)} {shown(request.script)} not found", hint=_hint(request, file))
 
 
 def _refuse_launchers(request: RunRequest, file: Path) -> None:
-    """`run` is what torchrun is; a script of that name in this folder is a script."""
+    """Refuse `torchrun` and `python`, which `run` replaces; a script of that name in this folder is accepted."""
     name = os.path.basename(request.script)
     if name not in LAUNCHERS or _may_be_any_program(request) or file.is_file():
         return
     script = next((word for word in request.args if word.endswith(".py")), "SCRIPT")
     raise UsageError(
         f"`{name}` is not a script: `dalsegno run` starts the processes itself",
-        hint=f"leave {name} out, and put its options before the script: `dalsegno run {script}`",
+        hint=f"remove {name} and put its options before the script: `dalsegno run {script}`",
     )
 
 
 def find_python(environ: Mapping[str, str], module: str = "") -> str:
-    """The Python that `python3` is in the user's shell; that of an active virtual environment first.
+    """Return the Python that `python3` is in the user's shell, that of an active virtual environment first.
 
-    Where that one lacks the module the run needs and our own Python has it, ours: a clone that was set up with torch.
+    If that one lacks the module the run needs and our own Python has it, return ours: a clone that was set up with
+    torch.
     """
     active = os.path.join(environ.get("VIRTUAL_ENV", ""), "bin", "python3")
     if environ.get("VIRTUAL_ENV") and os.access(active, os.X_OK):
@@ -105,14 +106,17 @@ def find_python(environ: Mapping[str, str], module: str = "") -> str:
 
 
 def check_torch(request: RunRequest, python: str, *, certain: bool) -> tuple[str, ...]:
-    """A note, or an error where it is `certain` that the nodes see what we see, if this Python lacks PyTorch."""
+    """Return a note if this Python lacks PyTorch. Raise if it is `certain` that the nodes see the same files."""
     needs = request.framework == "torch" and not _may_be_any_program(request) and not request.container_image
     if not needs or (find_spec("torch") if python == sys.executable else _has(python, "torch")):
         return ()
-    what, hint = f"there is no PyTorch in {python}", "`dalsegno setup --torch` installs it, `--venv PATH` names another"
-    if prefix := prefix_of(request):
+    what, hint = (
+        f"PyTorch is not installed in {python}",
+        "run `dalsegno setup --torch`, or name another with `--venv PATH`",
+    )
+    if prefix_of(request):
         word = "venv" if request.venv else "conda"
-        hint = f"`{python} -m pip install torch` installs it in {prefix}; `--{word} PATH` names another environment"
+        hint = f"run `{python} -m pip install torch`, or name another environment with `--{word} PATH`"
     if certain:
         raise UsageError(what, hint=hint)
     return (f"{what}: {hint}",)
@@ -130,19 +134,21 @@ def _check_prefix(request: RunRequest) -> None:
     prefix = prefix_of(request)
     if prefix and not os.access(os.path.join(prefix, "bin", "python"), os.X_OK):
         word = "venv" if request.venv else "conda"
-        hint = f"`python3 -m venv {prefix}` makes one" if request.venv else "`conda env list` shows the prefixes"
-        raise UsageError(f"there is no Python in `{prefix}`", where=f"--{word}", hint=hint)
+        hint = f"create one with `python3 -m venv {prefix}`" if request.venv else "`conda env list` shows the prefixes"
+        raise UsageError(f"no Python found in `{prefix}`", where=f"--{word}", hint=hint)
 
 
 def _check_rights(request: RunRequest, file: Path) -> None:
     if not os.access(file, os.R_OK):
-        raise UsageError(f"{shown(request.script)} may not be read", hint=f"`ls -l {request.script}` shows who may")
+        raise UsageError(
+            f"{shown(request.script)} is not readable", hint=f"check its permissions with `ls -l {request.script}`"
+        )
     if _may_be_any_program(request) and not request.script.endswith(".py") and not os.access(file, os.X_OK):
         raise UsageError(f"{shown(request.script)} is not executable", hint=f"chmod +x {request.script}")
 
 
 def _may_be_any_program(request: RunRequest) -> bool:
-    """Else it is a Python script: the warm parent runs it in itself."""
+    """Return whether it may be any program; else it is a Python script, which the warm parent runs in itself."""
     return request.no_preload or not request.has_agents
 
 
@@ -157,5 +163,5 @@ def _kind(request: RunRequest) -> str:
 def _hint(request: RunRequest, file: Path) -> str:
     beside = [each.name for each in file.parent.iterdir()] if file.parent.is_dir() else []
     if not _may_be_any_program(request) and shutil.which(request.script):
-        return "a program that is no Python script needs `--no-preload`, or `--framework plain`"
-    return did_you_mean(file.name, beside, otherwise=f"there is none in {file.parent.resolve()}")
+        return "a program that is not a Python script needs `--no-preload`, or `--framework plain`"
+    return did_you_mean(file.name, beside, otherwise=f"no such file in {file.parent.resolve()}")

@@ -1,4 +1,4 @@
-"""What a user asks for: a run, not yet a job. One that exists is one whose every word is safe in a command line."""
+"""A user's request for a run, not yet a job. Every word of an existing `RunRequest` is safe in a command line."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ from dalsegno.runs.submit.values import (
 )
 from dalsegno.slurm.names import node_list, word
 
-# ---- Words that may go into a command line or a script, each by itself. Every check raises UsageError or does
-# nothing.
+# Checks of single words, which raise UsageError
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=:-]{0,79}", re.ASCII)
 _CONSTRAINT = re.compile(r"[A-Za-z0-9\[(!][A-Za-z0-9_.,:&|*!()\[\]=-]{0,199}", re.ASCII)
 _MAX_SIGNAL_LEAD_S = 65_535
-MOST_ARGUMENT_BYTES = 512 << 10  # as JSON: half of what a message may have
+MOST_ARGUMENT_BYTES = 512 << 10  # as JSON; half the limit of a message
 
 
 def check_name(name: str) -> None:
-    """The name of a run, or its id: it becomes the name of Slurm's job."""
+    """Check a run's name or id, which becomes the name of its Slurm job."""
     if not _NAME.fullmatch(name):
         hint = "use letters, digits and `._@+=:-`, starting with a letter or digit, at most 80"
-        raise UsageError(f"{shown(name)} cannot be a run's name", hint=hint)
+        raise UsageError(f"invalid run name {shown(name)}", hint=hint)
 
 
 def check_slurm_names(names: Mapping[str, str]) -> None:
-    """Names of Slurm's own things, by their kind; "" is none, and several may stand with commas."""
+    """Check Slurm names by their kind; "" is none, and several are separated by commas."""
     try:
         for kind, given in names.items():
             for name in given.split(",") if given else ():
@@ -61,60 +60,63 @@ def check_node_names(names: Iterable[str]) -> None:
 
 def check_constraint(text: str) -> None:
     if not _CONSTRAINT.fullmatch(text):
-        hint = "write features with Slurm's `&`, `|`, `*` and brackets, without blanks: `a100&nvlink`"
-        raise UsageError(f"{shown(text)} cannot be a constraint", hint=hint)
+        hint = "write features with Slurm's `&`, `|`, `*` and brackets, without spaces: `a100&nvlink`"
+        raise UsageError(f"invalid constraint {shown(text)}", hint=hint)
 
 
 def check_arguments(words: Iterable[str]) -> None:
-    """What a process gets as its arguments or in its environment may hold anything else."""
+    """Check a process's arguments or environment, which may hold anything but zero bytes."""
     for each in words:
         if "\0" in each:
-            raise UsageError(f"{shown(each)} holds a zero byte", hint="remove it")
+            raise UsageError(f"{shown(each)} contains a zero byte", hint="remove it")
 
 
 def check_size(arguments: Sequence[str]) -> None:
-    """Refuse arguments that would not fit into the message that tells agents what to start."""
+    """Refuse arguments that do not fit into the message that starts workers."""
     size = len(json.dumps(list(arguments)))
     if size > MOST_ARGUMENT_BYTES:
-        what = f"the arguments of the script take {size >> 10} KiB, and at most {MOST_ARGUMENT_BYTES >> 10} KiB fit"
-        raise UsageError(what, hint="write them to a file, and give the script its path")
+        what = f"the arguments of the script take {size >> 10} KiB; the limit is {MOST_ARGUMENT_BYTES >> 10} KiB"
+        raise UsageError(what, hint="write them to a file and pass its path to the script")
 
 
 def check_paths(paths: Iterable[str]) -> None:
     for path in paths:
         if not path.isprintable() or path.startswith("-"):
-            raise UsageError(f"{shown(path)} is not a path Slurm can take", hint="use one without line breaks")
+            raise UsageError(f"{shown(path)} is not a path that Slurm accepts", hint="use one without line breaks")
 
 
 def check_counts(counts: Mapping[str, int | None], least: int) -> None:
     for name, count in counts.items():
         if count is not None and count < least:
-            raise UsageError(f"`--{name}` cannot be {count}", hint=f"the least is {least}")
+            raise UsageError(f"`--{name}` cannot be {count}", hint=f"the minimum is {least}")
 
 
 def check_node_timeout(seconds: float | None) -> None:
-    """Heartbeats come ten times a second, and some get lost: below a second every hiccup would be a lost node."""
+    """Check the timeout. Ten heartbeats are sent per second and some get lost, so a shorter one would cause false
+    alarms."""
     if seconds is not None and not LEAST_GONE_S <= seconds <= MOST_GONE_S:
-        hint = f"from {LEAST_GONE_S:g} to {MOST_GONE_S:g} seconds"
-        raise UsageError(f"a node cannot be given up after {seconds:g} s", hint=hint)
+        hint = f"use {LEAST_GONE_S:g} to {MOST_GONE_S:g} seconds"
+        raise UsageError(f"invalid node timeout: {seconds:g} s", hint=hint)
 
 
 def check_signal(lead_s: int, limit_s: int | None) -> None:
-    """The signal before the end must fall inside the job."""
+    """Check that the signal before the end falls inside the job."""
     if not 0 < lead_s <= _MAX_SIGNAL_LEAD_S:
-        hint = f"from 1 to {_MAX_SIGNAL_LEAD_S} seconds"
+        hint = f"use 1 to {_MAX_SIGNAL_LEAD_S} seconds"
         raise UsageError(f"Slurm cannot send a signal {lead_s} s before the end", hint=hint)
     if limit_s is not None and limit_s != UNLIMITED_S and limit_s <= lead_s:
-        hint = "ask for more time, or for a smaller `--signal-lead`"
-        raise UsageError(f"a limit of {limit_s} s leaves no time before its signal, {lead_s} s ahead", hint=hint)
+        hint = "request more time, or a smaller `--signal-lead`"
+        raise UsageError(
+            f"a time limit of {limit_s} s leaves no time before the signal {lead_s} s ahead of it", hint=hint
+        )
 
 
-# ---- Options handed on to Slurm as they are, and those that are not because we speak for them ourselves.
+# Options passed on to Slurm, except those that `dalsegno run` sets itself
 
 
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?", re.ASCII)
 
-# Slurm's options that we write, and ours that steers each ("" where none does).
+# Slurm's options that we set, and our option for each ("" if there is none).
 _OURS = {
     "nodes": "--nodes",
     "ntasks": "--nproc-per-node",
@@ -146,28 +148,28 @@ _OURS = {
     "wait": "",
     "input": "",
 }
-# What sbatch has and salloc has not (22.05 to 24.11).
+# Options of sbatch that salloc lacks (22.05 to 24.11).
 _BATCH_ONLY = frozenset(
     {"batch", "export-file", "ignore-pbs", "kill-on-invalid-dep", "no-requeue", "propagate", "requeue"}
 )
 
 
 def check_sbatch_args(words: Iterable[str]) -> None:
-    """Each must be one long option in one word. Anything else sbatch would take for the script."""
+    """Check that each is one long option in one word. sbatch would take anything else for the script."""
     for each in words:
         name = _name(each)
         if name in _OURS:
             instead = _OURS[name]
             raise UsageError(
-                f"`--{name}` is ours to write", hint=f"use our own `{instead}`" if instead else "leave it out"
+                f"`--{name}` is set by `dalsegno run`", hint=f"use `{instead}`" if instead else "remove it"
             )
 
 
 def check_for_salloc(words: Iterable[str]) -> None:
-    """On a cluster with a controller the run holds an allocation without a batch script."""
+    """Check options for a cluster with a controller, where a run holds an allocation without a batch script."""
     for each in words:
         if _name(each) in _BATCH_ONLY:
-            hint = "this cluster's runs hold an allocation, not a batch job; leave it out"
+            hint = "remove it: runs on this cluster hold an allocation, not a batch job"
             raise UsageError(f"`--{_name(each)}` is for batch jobs only", hint=hint)
 
 
@@ -175,34 +177,33 @@ def _name(each: str) -> str:
     found = _OPTION.fullmatch(each)
     if not found or not each.isprintable():
         hint = "write `--sbatch-arg=--reservation=morning`"
-        raise UsageError(f"{shown(each)} is not one of Slurm's long options", hint=hint)
+        raise UsageError(f"{shown(each)} is not a long option of Slurm", hint=hint)
     return found[1]
 
 
-# ---- What a user asks for: a run, not yet a job. One that exists is one whose every word is safe in a command
-# line.
+# The request
 
 
 DEFAULT_SIGNAL_LEAD_S = 120  # Slurm may send it up to 60 s early, never late
 
 
-# Frameworks, and whether our run agents start the processes; else srun itself does, as its tasks.
+# Frameworks, and whether our run agents start the processes. Otherwise srun starts them as its tasks.
 FRAMEWORKS = {"torch": True, "tensorflow": True, "jax": True, "mpi": False, "plain": False}
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run as asked for. "" and None: not asked for, so Slurm's or our own default. Raises UsageError if faulty."""
+    """A requested run. "" and None mean the default of Slurm or our own. Raises UsageError if invalid."""
 
     script: str
     args: tuple[str, ...] = ()
     nodes: NodeCount = ONE_NODE
-    nproc_per_node: int | None = None  # else one for each GPU, else 1
+    nproc_per_node: int | None = None  # default: one for each GPU, else 1
     gpus_per_node: Gpus = NO_GPUS
     cpus_per_task: int | None = None  # a task is one of the run's processes
     memory_mib: int | None = None  # of each node; 0: all of it
     spares: int = 0
-    partition: str = ""  # or several, with commas
+    partition: str = ""  # or several, separated by commas
     time_limit_s: int | None = None  # UNLIMITED_S: none at all
     account: str = ""
     qos: str = ""
@@ -218,11 +219,11 @@ class RunRequest:
     no_preload: bool = False
     fresh: bool = False
     framework: str = "torch"  # whose variables the processes get
-    hang_timeout_s: int | None = None  # 0: off; None: from the steps that the training library reports
-    node_timeout_s: float | None = None  # until a silent node is taken to be lost; None: as the cluster says
+    hang_timeout_s: int | None = None  # 0: off; None: derived from the steps that the training library reports
+    node_timeout_s: float | None = None  # until a silent node is declared lost; None: the cluster's value
     signal_lead_s: int = DEFAULT_SIGNAL_LEAD_S
     chdir: str = ""
-    output: str = ""  # folder in which the run gets its own
+    output: str = ""  # folder that contains the run folder
     container_image: str = ""  # as Pyxis takes it
     container_mounts: tuple[str, ...] = ()  # SRC:DST[:FLAGS]
     sbatch_args: tuple[str, ...] = ()
@@ -242,7 +243,7 @@ class RunRequest:
 
     @property
     def label(self) -> str:
-        """The run's name: as given, or that of the script without what Slurm's names cannot hold."""
+        """The run's name: as given, or the script's without characters that Slurm's names cannot have."""
         stem = basename(self.script).rpartition(".")[0] or basename(self.script)
         safe = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem)[:40]
         return self.name or safe.strip("-") or "run"
@@ -250,7 +251,7 @@ class RunRequest:
 
 def _check_words(request: RunRequest) -> None:
     if not request.script or request.script.startswith("-"):
-        what = f"{shown(request.script)} is not a script to run" if request.script else "there is no script to run"
+        what = f"{shown(request.script)} is not a script" if request.script else "no script given"
         raise UsageError(what, hint="name it after the options: `dalsegno run --nodes 4 train.py --lr 0.1`")
     if request.name:
         check_name(request.name)
@@ -289,19 +290,19 @@ def _check_numbers(request: RunRequest) -> None:
 
 def check_framework(name: str) -> None:
     if name not in FRAMEWORKS:
-        hint = did_you_mean(name, FRAMEWORKS, otherwise=f"there are {', '.join(FRAMEWORKS)}")
-        raise UsageError(f"{shown(name)} is no framework we know", hint=hint)
+        hint = did_you_mean(name, FRAMEWORKS, otherwise=f"the frameworks are {', '.join(FRAMEWORKS)}")
+        raise UsageError(f"unknown framework {shown(name)}", hint=hint)
 
 
 def _check_choices(request: RunRequest) -> None:
     check_framework(request.framework)
     if request.venv and request.conda:
-        raise UsageError("a run has one Python environment: `--venv` or `--conda`, not both", hint="leave one out")
+        raise UsageError("`--venv` and `--conda` exclude each other", hint="remove one of them")
     if request.container_image and (request.venv or request.conda):
-        what = "a run in a container has the image's Python, and no `--venv` or `--conda`"
-        raise UsageError(what, hint="leave it out; `dalsegno image from-venv PATH` makes an image of one")
+        what = "a run in a container uses the image's Python, not `--venv` or `--conda`"
+        raise UsageError(what, hint="remove it; `dalsegno image from-venv PATH` makes an image of an environment")
     if request.preload and request.no_preload:
-        raise UsageError("`--preload` and `--no-preload` exclude each other", hint="leave one out")
+        raise UsageError("`--preload` and `--no-preload` exclude each other", hint="remove one of them")
     if not request.has_agents and request.nodes.min != request.nodes.max:
         what = f"a run of framework {request.framework} cannot change its size"
-        raise UsageError(what, hint=f"ask for {request.nodes.max} nodes, not {request.nodes}")
+        raise UsageError(what, hint=f"request {request.nodes.max} nodes, not {request.nodes}")

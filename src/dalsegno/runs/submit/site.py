@@ -1,4 +1,4 @@
-"""A planned run as its coordinator sees it: what to ask of Slurm, what agents and workers have to know."""
+"""A planned run as its coordinator sees it: its Slurm commands, and what agents and workers need to know."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dalsegno.train.contract import FRESH, RUN
 from dalsegno.wire.frames import Message
 
 TORCH_MODULES = ("torch", "torch.distributed", "torch._dynamo")
-COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # whole seconds; without it the agents know best
+COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # whole seconds; without it agents use their own default
 
 
 @dataclass(frozen=True)
 class RunSite:
-    """`launch.site.Site` for a plan."""
+    """`CoordinatorSite` for a plan."""
 
     folder: RunFolder
     plan: RunPlan
@@ -77,23 +77,24 @@ class RunSite:
         return {"absence_s": float(told)} if told.isdigit() else {}
 
     def _last_word(self) -> list[str]:
-        """Has the batch step's host died, with it the coordinator: the job begins anew, and its run goes on there."""
+        """Return the agents' last command when the batch step's host, and so the coordinator, has died: requeue the
+        job."""
         return ["scontrol", "requeue", str(self.own_job)] if self.own_job else []
 
     def _modules(self) -> tuple[str, ...]:
-        """What is imported ahead; without torch's own, a tensorflow or jax script has only what the user names."""
+        """Return the modules to import ahead. A tensorflow or jax script has only those that the user names."""
         own = TORCH_MODULES if self.plan.request.framework == "torch" else ()
         return (*own, *self.plan.request.preload)
 
     def _setup_env(self) -> dict[str, str]:
-        """Read when torch is imported, so it has to be there before; and the run's id, by which leftovers are found."""
+        """Return variables that must exist before torch is imported, and the run's id, by which leftovers are found."""
         is_torch = self.plan.request.framework == "torch"
         nproc = self.shape.nproc_per_node
         threads = torch_threads(nproc, self._cpus_per_process(nproc), self.environment) if is_torch else {}
         return {RUN: self.folder.run, **threads, **({FRESH: "1"} if self.plan.request.fresh else {})}
 
     def _cpus_per_process(self, nproc: int) -> int:
-        """The agent of a node is one task with the CPUs of all its processes."""
+        """Return the CPUs of one process. A node's agent is one task with the CPUs of all its processes."""
         return max(1, self.plan.job.cpus_per_task // nproc) if self.plan.request.has_agents else 0
 
     def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
@@ -115,7 +116,8 @@ class RunSite:
         return salloc_argv(plan_next(self.plan, suspects) if role is JobRole.NEXT else self.plan)
 
     def step(self, job: int, nodes: Sequence[str]) -> list[str]:
-        """A step of tasks leaves its code in a file, for whoever looks after the run when it ends."""
+        """Return the srun command. A step of tasks writes its exit code to a file, for whichever coordinator is there
+        by then."""
         argv = step_argv(self.plan, job, nodes)
         if self.plan.request.has_agents:
             return argv

@@ -1,6 +1,6 @@
-"""What one can ask of a run, read from text: the same words on the command line, in a job file and in variables.
+"""Parsers of the values of a run's options, the same on the command line, in a job file and in variables.
 
-Every fault is a sentence of its own, so that it reads well after a flag's name and after a file's line.
+Each error is a complete sentence, so that it reads well after a flag's name and after a file's line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dalsegno.errors import UsageError
 from dalsegno.hostlist import MAX_NODES, HostlistError, expand
 
-UNLIMITED_S = 0  # a time limit of none, as Slurm reads `--time=0`
+UNLIMITED_S = 0  # no time limit, as in Slurm's `--time=0`
 MAX_COUNT = 65_536
 
 _NODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
@@ -27,7 +27,7 @@ _SECONDS_HINT = "write seconds, or `90s`, `5m`, `1h`"
 
 @dataclass(frozen=True)
 class NodeCount:
-    """How many nodes a run wants: it starts with `max`, and may go on with `min`."""
+    """The number of nodes of a run: it starts with `max` and may continue with `min`."""
 
     min: int
     max: int
@@ -38,7 +38,7 @@ class NodeCount:
 
 @dataclass(frozen=True)
 class Gpus:
-    """GPUs of each node, of any type or of one."""
+    """The GPUs of each node, of any type or of one."""
 
     count: int = 0
     type: str = ""
@@ -52,13 +52,13 @@ NO_GPUS = Gpus()
 
 
 def shown(text: str) -> str:
-    """Text from a user as it may stand in a message: short, on one line, in backticks."""
+    """Return a user's text for use in a message: short, on one line, in backticks."""
     line = "".join(letter if letter.isprintable() else "?" for letter in text)
     return f"`{line[:60]}…`" if len(line) > 60 else f"`{line}`"
 
 
 def parse_nodes(text: str) -> NodeCount:
-    """`4`, or `1:4`: at least 1 and at most 4."""
+    """Parse `4`, or `1:4` for at least 1 and at most 4."""
     found = _NODES.fullmatch(text.strip())
     nodes = NodeCount(int(found[1]), int(found[2] or found[1])) if found else NodeCount(0, 0)
     if not 1 <= nodes.min <= nodes.max <= MAX_NODES:
@@ -67,11 +67,11 @@ def parse_nodes(text: str) -> NodeCount:
 
 
 def parse_count(text: str, least: int = 0) -> int:
-    """A whole number of things."""
+    """Parse a whole number."""
     bare = text.strip()
     if not (bare.isascii() and bare.isdigit() and len(bare) < 8 and least <= int(bare) <= MAX_COUNT):
         what = f"{shown(text)} is not a whole number from {least} to {MAX_COUNT}"
-        raise UsageError(what, hint="write it in digits alone, such as `8`")
+        raise UsageError(what, hint="use digits only, such as `8`")
     return int(bare)
 
 
@@ -80,7 +80,7 @@ def parse_positive(text: str) -> int:
 
 
 def parse_gpus(text: str) -> Gpus:
-    """`8`, or with Slurm's type `h100:8`."""
+    """Parse `8`, or with Slurm's type `h100:8`."""
     found = _GPUS.fullmatch(text.strip())
     if not found:
         raise UsageError(f"{shown(text)} is not a number of GPUs", hint="write `8`, or `h100:8`")
@@ -88,23 +88,23 @@ def parse_gpus(text: str) -> Gpus:
 
 
 def parse_time_limit(text: str) -> int:
-    """Seconds of one of Slurm's times (a bare number is minutes) or of `2h`; UNLIMITED_S for no limit."""
+    """Parse a time as Slurm writes it (a bare number is minutes), or `2h`, to seconds; UNLIMITED_S for no limit."""
     seconds = _seconds(text, 60, _TIME_HINT)
     return UNLIMITED_S if seconds is None else seconds
 
 
 def parse_seconds(text: str) -> int:
-    """A span where a bare number is seconds; 0 (or `off`) switches off what it bounds."""
+    """Parse a duration where a bare number is seconds; 0 or `off` disables what it limits."""
     if text.strip().lower() == "off":
         return 0
     seconds = _seconds(text, 1, _SECONDS_HINT)
     if seconds is None:
-        raise UsageError(f"{shown(text)} is not a span of time", hint=_SECONDS_HINT)
+        raise UsageError(f"{shown(text)} is not a duration", hint=_SECONDS_HINT)
     return seconds
 
 
 def parse_node_timeout(text: str) -> float:
-    """Seconds, parts of them too: `1.5`, `1.5s`."""
+    """Parse seconds with up to three decimals: `1.5`, `1.5s`."""
     bare = text.strip().lower().removesuffix("s").strip()
     if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,3})?", bare, re.ASCII):
         raise UsageError(f"{shown(text)} is not a number of seconds", hint="write `3` or `1.5s`")
@@ -121,7 +121,7 @@ def _seconds(text: str, bare_s: int, hint: str) -> int | None:
 
 
 def parse_memory(text: str) -> int:
-    """MiB of `64G`; a bare number is MiB and 0 is all the node has, both as in Slurm."""
+    """Parse `64G` to MiB. As in Slurm, a bare number is MiB and 0 is all memory of the node."""
     from dalsegno.spec.quantities import parse_size_mib
 
     bare = text.strip()
@@ -132,7 +132,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """Names of nodes: `gpu[1-4],gpu9`."""
+    """Parse node names: `gpu[1-4],gpu9`."""
     try:
         return tuple(dict.fromkeys(expand(text)))
     except HostlistError as fault:
@@ -140,24 +140,24 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 
 
 def parse_env_pairs(pairs: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """`K=V` words; of a name given twice the last one counts."""
+    """Parse `K=V` words; for a repeated name the last one counts."""
     found: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not _VARIABLE.fullmatch(key):
-            raise UsageError(f"{shown(pair)} is not a variable and its value", hint="write `NAME=value`")
+            raise UsageError(f"{shown(pair)} is not of the form NAME=value", hint="write `NAME=value`")
         found.pop(key, None)
         found[key] = value
     return tuple(found.items())
 
 
 def parse_env_words(text: str) -> tuple[tuple[str, str], ...]:
-    """Several `K=V` in one text, separated and quoted as for a shell."""
+    """Parse several `K=V` in one text, separated and quoted as for a shell."""
     return parse_env_pairs(parse_words(text))
 
 
 def parse_words(text: str) -> tuple[str, ...]:
-    """The words of a text as a shell would split it."""
+    """Split a text into words as a shell does."""
     try:
         return tuple(shlex.split(text))
     except ValueError as fault:
@@ -165,7 +165,7 @@ def parse_words(text: str) -> tuple[str, ...]:
 
 
 def parse_modules(text: str) -> tuple[str, ...]:
-    """Python modules, separated by commas."""
+    """Parse the names of Python modules, separated by commas."""
     return tuple(parse_module(name.strip()) for name in text.split(",") if name.strip())
 
 
@@ -176,7 +176,7 @@ def parse_module(name: str) -> str:
 
 
 def parse_flag(text: str) -> bool:
-    """A switch in a variable: 1 or 0, yes or no, true or false, on or off."""
+    """Parse a switch in a variable: 1 or 0, yes or no, true or false, on or off."""
     if text.strip().lower() not in _BOOLEANS:
         raise UsageError(f"{shown(text)} is neither yes nor no", hint="write `1` or `0`")
     return _BOOLEANS[text.strip().lower()]
