@@ -1,8 +1,8 @@
-"""Writes the field tables of docs/cluster-file.md from the model, so that they cannot go stale.
+"""Write the field tables of docs/cluster-file.md from the model, so that they cannot go stale.
 
     .venv/bin/python docs/field_tables.py
 
-A table stands between `<!-- fields: Partition -->` and `<!-- end of fields -->`. A test compares them with the model.
+Each table is between `<!-- fields: Partition -->` and `<!-- end of fields -->`. A test compares them with the model.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ TEXT: Schema = {"type": "string"}
 NAMES: list[Schema] = [TEXT, {"type": "array", "items": TEXT}]
 TIMES, SIZES, SHARES = ["30m", "2h", "1-00:00:00"], ["512M", "64G", "2T"], ["25%", 0.25]
 SPANS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-MANY_WORDS = 10
+MANY_CHOICES = 10
 LARGE = 10**6
 
 
 def fill(page: str) -> str:
-    """The page with every table as the model has it now."""
+    """Return the page with all its tables generated from the present model."""
     models = {model.__name__: model for model in sections(ClusterSpec)}
     links = {name: _link(page, at) for name, at in marked(page).items()}
     return TABLE.sub(lambda found: f"{found[1]}\n{_table(models[found[2]], links)}\n\n{found[3]}", page)
 
 
 def marked(page: str) -> dict[str, int]:
-    """The sections that have a table on the page, and where."""
+    """Return the sections that have a table on the page, with the position of each."""
     return {found[2]: found.start() for found in TABLE.finditer(page)}
 
 
 def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """The model and all that it is made of, in the order of the file."""
+    """Yield the model and the models that it contains, in the order of the file."""
     seen: dict[type[BaseModel], None] = {model: None}
     waiting = [model]
     while waiting:
@@ -68,13 +68,10 @@ def _models_in(parts: list[Any]) -> Iterator[type[BaseModel]]:
 
 
 def _link(page: str, at: int) -> str:
-    """The heading above that place, as GitHub links to it."""
+    """Return a link, in GitHub's form, to the heading above a position."""
     heading = HEADING.findall(page[:at])[-1]
     slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
     return f"[{heading}](#{slug})"
-
-
-# A table ----------------------------------------------------------------------------------------------------
 
 
 def _table(model: type[BaseModel], links: Mapping[str, str]) -> str:
@@ -105,7 +102,7 @@ def _escape(text: str) -> str:
 
 
 def takes(schema: Schema, links: Mapping[str, str]) -> str:
-    """What may be written there, in words."""
+    """Describe the values that a field accepts."""
     choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
     if len(choices) == 1:
         return takes(choices[0], links) if "anyOf" in choices[0] else _single(choices[0], links)
@@ -121,7 +118,7 @@ def _single(schema: Schema, links: Mapping[str, str]) -> str:
     if "$ref" in schema:
         return links[schema["$ref"].rpartition("/")[2]]
     if "enum" in schema:
-        return _words(schema["enum"])
+        return _choices(schema["enum"])
     kind = schema["type"]
     if kind == "array":
         return f"list: {takes(schema['items'], links)}"
@@ -134,11 +131,11 @@ def _single(schema: Schema, links: Mapping[str, str]) -> str:
     return {"boolean": "true or false", "string": "size" if schema.get("examples") == SIZES else "text"}[kind]
 
 
-def _words(words: list[Any]) -> str:
-    """Slurm's words are listed in both cases: once is enough."""
-    lower = [str(word).lower() for word in words]
-    once = [word for at, word in enumerate(words) if lower[at] not in lower[:at]]
-    return "Slurm's words" if len(once) > MANY_WORDS else ", ".join(f"`{word}`" for word in once)
+def _choices(choices: list[Any]) -> str:
+    """List the choices. The schema has Slurm's keywords in both cases; one is enough here."""
+    lower = [str(choice).lower() for choice in choices]
+    once = [choice for at, choice in enumerate(choices) if lower[at] not in lower[:at]]
+    return "Slurm's keywords" if len(once) > MANY_CHOICES else ", ".join(f"`{choice}`" for choice in once)
 
 
 def _number(schema: Schema) -> str:
@@ -149,29 +146,29 @@ def _number(schema: Schema) -> str:
 
 
 def default(field: FieldInfo, schema: Schema) -> str:
-    """What holds where the field is left out; empty where nothing does."""
+    """Return the default of a field, or an empty string if it has none."""
     if field.is_required():
         return "required"
     value = field.default
     if field.default_factory is not None or value is None or value in ("", [], {}):
         return ""
-    words = schema.get("enum", [])
-    return f"`{value.lower() if value.lower() in words else value}`" if words else f"`{_written(field, value)}`"
+    choices = schema.get("enum", [])
+    return f"`{value.lower() if value.lower() in choices else value}`" if choices else f"`{_format(field, value)}`"
 
 
-def _written(field: FieldInfo, value: Any) -> str:
-    """As one would write it in the file."""
+def _format(field: FieldInfo, value: Any) -> str:
+    """Format a value as it is written in the cluster file."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if _is(field, Seconds) or _is(field, Minutes):
-        return _span(value * (60 if _is(field, Minutes) else 1))
-    if _is(field, SizeMiB):
+    if _has_type(field, Seconds) or _has_type(field, Minutes):
+        return _span(value * (60 if _has_type(field, Minutes) else 1))
+    if _has_type(field, SizeMiB):
         return f"{value // 1024}G"
-    return f"{value:.0%}" if _is(field, Share) else str(value)
+    return f"{value:.0%}" if _has_type(field, Share) else str(value)
 
 
-def _is(field: FieldInfo, alias: Any) -> bool:
-    """Whether the field is of this annotated type: its validator tells."""
+def _has_type(field: FieldInfo, alias: Any) -> bool:
+    """Return whether the field has this annotated type, recognized by its validator."""
     return get_args(alias)[1] in field.metadata
 
 

@@ -1,11 +1,11 @@
-"""Data-parallel training of a small MLP, in the shape of PyTorch's own multi-GPU tutorial.
+"""Train a small MLP with data parallelism, in the form of PyTorch's multi-GPU tutorial.
 
     python ddp.py 10 2
     torchrun --standalone --nproc-per-node 4 ddp.py 10 2
     dalsegno torchrun --standalone --nproc-per-node 4 ddp.py 10 2
     dalsegno run --nodes 2 --nproc-per-node 4 ddp.py 10 2
 
-Kill it at any moment and start the same line again: it goes on where it was.
+Kill it at any moment and run the same command again: it resumes where it was.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
 
-    every = asked.save_every * len(loader)  # the tutorial counts in epochs, the checkpointer in steps
+    every = asked.save_every * len(loader)  # the tutorial counts epochs, the checkpointer steps
     ckpt = Checkpointer(asked.checkpoints, model=model, optimizer=optimizer, data=loader, disk_every=every)
     for epoch in ckpt.epochs(asked.total_epochs):
         for inputs, targets in loader:
@@ -61,7 +61,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def join() -> tuple[int, int, torch.device]:
-    """Whoever launched us has set the variables; without them we are alone."""
+    """Join the process group of the launcher, or run as a single process if no launcher set its variables."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

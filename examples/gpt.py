@@ -5,7 +5,7 @@
     torchrun --standalone --nproc-per-node 2 gpt.py --fsdp     # every rank holds a part of it (FSDP2)
     dalsegno run --nodes 2 --nproc-per-node 4 gpt.py --fsdp
 
-Kill it at any moment and start the same line again: it goes on where it was, on another number of ranks too.
+Kill it at any moment and run the same command again: it resumes where it was, also with another number of ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TEXT = Path(__file__).parent / "data" / "sonnets.txt"
 
 
 class Attention(nn.Module):
-    """Each position looks at those before it. Where they are is told by turning queries and keys (RoPE)."""
+    """Causal self-attention. Rotations of queries and keys encode the positions (RoPE)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -36,10 +36,10 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotations: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(turned(q, turns), turned(k, turns), v, is_causal=True)
+        seen = F.scaled_dot_product_attention(rotate(q, rotations), rotate(k, rotations), v, is_causal=True)
         return self.out(seen.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -50,8 +50,8 @@ class Block(nn.Module):
         self.attention = Attention(width, heads)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x), turns)
+    def forward(self, x: Tensor, rotations: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x), rotations)
         return x + self.mlp(self.norm2(x))
 
 
@@ -65,22 +65,22 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, letters, bias=False)
 
     def forward(self, letters: Tensor) -> Tensor:
-        x, turns = self.embed(letters), turns_for(letters.shape[1], self.per_head, letters.device)
+        x, rotations = self.embed(letters), rotations_for(letters.shape[1], self.per_head, letters.device)
         for block in self.blocks:
-            x = block(x, turns)
+            x = block(x, rotations)
         logits: Tensor = self.head(self.norm(x))
         return logits
 
 
-def turns_for(length: int, size: int, device: torch.device) -> Tensor:
-    """By how much each pair of numbers is turned at each position: slowly for the last pairs, fast for the first."""
+def rotations_for(length: int, size: int, device: torch.device) -> Tensor:
+    """Return the rotation of each pair of numbers at each position: fast for the first pairs, slow for the last."""
     speeds = 10_000 ** (-torch.arange(0, size, 2, device=device) / size)
     angles = torch.outer(torch.arange(length, device=device), speeds)
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def turned(x: Tensor, turns: Tensor) -> Tensor:
-    (cos, sin), (a, b) = turns, x.chunk(2, dim=-1)
+def rotate(x: Tensor, rotations: Tensor) -> Tensor:
+    (cos, sin), (a, b) = rotations, x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
 
@@ -91,10 +91,10 @@ def main() -> None:
     alphabet = sorted(set(text))
     letters = torch.tensor([alphabet.index(letter) for letter in text], device=device)
     torch.manual_seed(0)  # the same model on every rank
-    model = spread(GPT(len(alphabet), asked.width, asked.heads, asked.layers).to(device), asked.fsdp)
+    model = distribute(GPT(len(alphabet), asked.width, asked.heads, asked.layers).to(device), asked.fsdp)
     optimizer = torch.optim.AdamW(model.parameters(), lr=asked.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, asked.steps))
-    torch.manual_seed(1 + rank)  # other data on every rank
+    torch.manual_seed(1 + rank)  # different data on every rank
 
     ckpt = Checkpointer(
         asked.checkpoints, model=model, optimizer=optimizer, scheduler=scheduler, disk_every=asked.save_every
@@ -110,15 +110,15 @@ def main() -> None:
             print(f"step {step} loss {loss.item():.9g}", flush=True)
         ckpt.done(step, loss=loss, samples=asked.batch_size)
 
-    written = write(model, letters[: asked.context], asked.sample)  # all ranks: each has a part of the model
+    written = write(model, letters[: asked.context], asked.sample)  # all ranks take part: each may hold a shard
     if rank == 0:
         print("".join(alphabet[letter] for letter in written))
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def spread(model: GPT, fsdp: bool) -> nn.Module:
-    """Over the ranks, if there are several."""
+def distribute(model: GPT, fsdp: bool) -> nn.Module:
+    """Distribute the model over the ranks, with FSDP2 or DDP."""
     if fsdp:
         for block in model.blocks:
             fully_shard(block)
@@ -128,7 +128,7 @@ def spread(model: GPT, fsdp: bool) -> nn.Module:
 
 
 def draw_batch(letters: Tensor, size: int, context: int) -> tuple[Tensor, Tensor]:
-    """Pieces of the text, and the letter that follows each of their letters."""
+    """Return random pieces of the text, and for each letter the one that follows it."""
     starts = torch.randint(len(letters) - context, (size, 1)).to(letters.device)
     places = starts + torch.arange(context, device=letters.device)
     return letters[places], letters[places + 1]

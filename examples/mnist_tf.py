@@ -1,10 +1,10 @@
-"""Handwritten digits with TensorFlow's MultiWorkerMirroredStrategy: every worker holds the model, gradients are summed.
+"""Train on handwritten digits with TensorFlow's MultiWorkerMirroredStrategy: every worker holds the model.
 
     python mnist_tf.py
     dalsegno run --framework tensorflow --nodes 2 --nproc-per-node 1 mnist_tf.py --data /shared/mnist.npz
 
-`dalsegno run --framework tensorflow` sets TF_CONFIG, and starts all workers again when one is lost; Keras then goes on
-from its own backup, which is made at the end of every epoch.
+`dalsegno run --framework tensorflow` sets TF_CONFIG, and restarts all workers when one is lost. Keras then resumes
+from its own backup, which it writes at the end of every epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 
 class Place(NamedTuple):
-    """Of this process among the workers."""
+    """The position of this process among the workers."""
 
     index: int
     workers: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place:
-    """From TF_CONFIG, as TensorFlow reads it; without it we are alone."""
+    """Read the position from TF_CONFIG, as TensorFlow does; without it there is one worker."""
     config = json.loads(environ.get("TF_CONFIG") or "{}")
     workers = config.get("cluster", {}).get("worker", [])
     return Place(int(config.get("task", {}).get("index", 0)), max(1, len(workers)))
@@ -38,7 +38,7 @@ def main() -> None:
     asked, place = parse_arguments(), find_place()
     import tensorflow as tf
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else of TensorFlow's is used
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # must come before any other use of TensorFlow
     images, labels = load_digits(tf, asked.data)
     data = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images), seed=0).repeat()
     with strategy.scope():
@@ -63,7 +63,7 @@ def make_model(tf: Any) -> Any:
 
 
 def load_digits(tf: Any, path: str | None) -> tuple[Any, Any]:
-    """From a file that all nodes see, else from where Keras keeps it: it is fetched once, from the internet."""
+    """Load the data from a file that all nodes see, or let Keras download and cache it."""
     import numpy as np
 
     if path is None:
@@ -76,10 +76,10 @@ def load_digits(tf: Any, path: str | None) -> tuple[Any, Any]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="handwritten digits on several TensorFlow workers")
-    parser.add_argument("--data", help="mnist.npz (default: fetched by Keras)")
+    parser.add_argument("--data", help="mnist.npz (default: downloaded by Keras)")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps-per-epoch", type=int, default=70)
-    parser.add_argument("--batch-size", type=int, default=64, help="of each worker (default 64)")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per step on each worker (default 64)")
     parser.add_argument("--checkpoints", default="checkpoints/mnist", help="folder (default checkpoints/mnist)")
     return parser.parse_args()
 

@@ -1,29 +1,29 @@
 # shellcheck shell=bash
-# The set-up that ./dalsegno and ./test share; the caller sets ROOT to the repository's folder.
-# Works with bash 3.2 (macOS) and uses only builtins until something is missing: a later call costs a few ms.
+# The set-up of ./dalsegno and ./test. The caller sets ROOT to the folder of the repository.
+# It works with bash 3.2 (macOS), and uses only builtins unless something is missing: a later call takes a few ms.
 #
 # Variables for unusual machines and for tests:
-#   DALSEGNO_PYTHON      the interpreter to make .venv with
-#   DALSEGNO_PROBE_PATH  where to look for Slurm's and the other programs (default: PATH and the sbin folders)
-#   DALSEGNO_SYSROOT     the root folder whose interrupted set-up is looked for (default: /)
+#   DALSEGNO_PYTHON      the interpreter for .venv
+#   DALSEGNO_PROBE_PATH  where to look for Slurm and the other programs (default: PATH and the sbin folders)
+#   DALSEGNO_SYSROOT     the root folder in which to look for an interrupted set-up (default: /)
 
 VENV=${ROOT:?}/.venv
-TRIED=$VENV/dalsegno-containers.tried # by a call that could not install what containers need
+TRIED=$VENV/dalsegno-containers.tried # exists if the packages for containers could not be installed
 
-# What the local target starts, as program:package; Debian and Ubuntu use the same names.
+# Programs of the local target, as program:package. Debian and Ubuntu use the same names.
 LOCAL_PROGRAMS="slurmctld:slurmctld slurmd:slurmd slurmdbd:slurmdbd slurmrestd:slurmrestd sinfo:slurm-client
     munged:munge mariadbd:mariadb-server mariadb-install-db:mariadb-server ip:iproute2 nsenter:util-linux"
 
-# What container jobs need beside that: our Slurm plugin is compiled, images are made and unpacked. A path is a file.
+# Additional programs for container jobs: to compile the Slurm plugin, and to make and unpack images. A path is a file.
 CONTAINER_PROGRAMS="gcc:gcc /usr/include/stdio.h:libc6-dev /usr/include/slurm/spank.h:libslurm-dev
     sqfstar:squashfs-tools squashfuse_ll:squashfuse zstd:zstd"
 
-# What `demo --scene docker` needs beside that, and nothing else does.
+# Only `demo --scene docker` needs these.
 DOCKER_PROGRAMS="dockerd:docker.io"
 
-# What ./test needs beside that: it compiles an MPI program and runs it, makes an image of one program, has a
-# registry with images that other tools made, and hosts that are reached over ssh. Headers are no programs to look for, so they come with the compiler
-# that wants them.
+# Additional programs for ./test: it compiles and runs an MPI program, makes an image of one program, and runs a
+# registry with images of other tools and hosts that are reached over ssh. Headers have no program to look for, so their
+# packages are listed with the compiler.
 SUITE_PROGRAMS="gcc:gcc mpicc:openmpi-bin mpicc:libopenmpi-dev mpicc:libc6-dev busybox:busybox-static
     docker-registry:docker-registry skopeo:skopeo umoci:umoci openssl:openssl sshd:openssh-server sudo:sudo"
 
@@ -37,8 +37,8 @@ fail() { # fail WHAT [HINT-LINE...]
     exit 1
 }
 
-# set_up core|dev [local [containers|offer] [docker]]: the environment, and with `local` the system packages too. What
-# containers need is installed with `containers`; with `offer`, where that is possible: a cluster does without.
+# set_up core|dev [local [containers|offer] [docker]]: prepare .venv and, with `local`, the system packages. With
+# `containers`, the packages for containers are required; with `offer`, they are installed if possible.
 set_up() {
     MISSING='' OFFERED=''
     venv_ready "$1" || need_python
@@ -56,13 +56,13 @@ setup_command() { # dalsegno setup [--dev] [--torch]
             --torch) torch=yes ;;
             -h | --help)
                 echo "Usage: ./dalsegno setup [--dev] [--torch]"
-                echo "Installs the system packages a local cluster needs and makes .venv; run it again at any time."
-                echo "  --dev    also what ./test needs"
-                echo "  --torch  also PyTorch: the CPU build where there is no NVIDIA GPU"
+                echo "Installs the system packages for a local cluster and creates .venv. You can run it again at any time."
+                echo "  --dev    also install what ./test needs"
+                echo "  --torch  also install PyTorch: the CPU build if there is no NVIDIA GPU"
                 exit 0
                 ;;
             *)
-                printf 'error: setup knows no %s\nhint: ./dalsegno setup --help\n' "$1" >&2
+                printf 'error: setup has no option %s\nhint: ./dalsegno setup --help\n' "$1" >&2
                 exit 2
                 ;;
         esac
@@ -77,9 +77,9 @@ setup_command() { # dalsegno setup [--dev] [--torch]
     say "ready"
 }
 
-# ---- which commands need Slurm on this machine
+# Which commands need Slurm on this machine
 
-makes_local_cluster() { # the command line's arguments
+makes_local_cluster() { # takes the arguments of the command line
     case " $* " in *" -h "* | *" --help "*) return 1 ;; esac
     case ${1-} in
         demo) return 0 ;;
@@ -88,13 +88,13 @@ makes_local_cluster() { # the command line's arguments
     esac
 }
 
-plays_with_torch() { # the command line's arguments: the demo trains, unless another scene is asked for
+trains_with_torch() { # takes the arguments of the command line; the demo trains, unless another scene is selected
     [ "${1-}" = demo ] || return 1
     case " $* " in *" -h "* | *" --help "* | *researchers*) return 1 ;; esac
     ! asks_for_docker "$@"
 }
 
-names_remote_target() { # true when the first argument that is a file is a cluster file for another target
+names_remote_target() { # true if the first argument that is a file is a cluster file for another target
     local file line remote='^target:[[:space:]"'\'']*(ssh|parallelcluster|hyperpod|oci)([^a-z]|$)'
     for file; do
         [ -f "$file" ] || continue
@@ -106,16 +106,16 @@ names_remote_target() { # true when the first argument that is a file is a clust
     return 1
 }
 
-# ---- system packages
+# System packages
 
 need() { case " $MISSING " in *" $1 "*) ;; *) MISSING="${MISSING:+$MISSING }$1" ;; esac; }
 
-asks_for_docker() { # the command line's arguments: true for the one scene that plays with it
+asks_for_docker() { # takes the arguments of the command line; true for the scene with Docker
     [ "${1-}" = demo ] || return 1
     case " $* " in *" --scene docker "* | *" --scene=docker "*) ;; *) return 1 ;; esac
 }
 
-containers_in_file() { # the command line's arguments: prints yes or no as the cluster file's `containers:` has it, or nothing
+containers_in_file() { # takes the arguments of the command line; prints yes, no or nothing, as `containers:` says
     local file line inside='' said='' off='enabled:[[:space:]]*(false|no|off)'
     for file in "${@:2}" cluster.yaml; do
         [ -f "$file" ] || continue
@@ -144,7 +144,7 @@ need_local_packages() { # need_local_packages core|dev [containers|offer] [docke
     done
     for pair in $programs; do has_program "${pair%%:*}" || need "${pair#*:}"; done
     for pair in $offered; do has_program "${pair%%:*}" || OFFERED="${OFFERED:+$OFFERED }${pair#*:}"; done
-    # Left by a set-up that was ended half-way: its packages may be unpacked but not configured.
+    # An interrupted set-up leaves this file: its packages may be unpacked but not configured.
     local package pending=${DALSEGNO_SYSROOT-}/var/lib/dalsegno-setup/packages
     [ ! -r "$pending" ] || for package in $(<"$pending"); do need "$package"; done
 }
@@ -156,8 +156,8 @@ has_program() { # has_program NAME|/FILE
     esac
 }
 
-# Without root, without apt or without a network there are no containers, and `plan` says what they lack. It is tried
-# once: `./dalsegno setup` tries again.
+# Without root, apt or a network there are no containers, and `plan` says what is missing. This is tried once;
+# `./dalsegno setup` tries again.
 install_offered() {
     local as_root=() rc=0
     [ ! -e "$TRIED" ] && command -v apt-get >/dev/null || return 0
@@ -169,12 +169,12 @@ install_offered() {
     # shellcheck disable=SC2086 # a list of package names
     ${as_root[@]+"${as_root[@]}"} "$ROOT/scripts/install-packages" --optional $OFFERED || rc=$?
     [ $rc -lt 128 ] || exit $rc
-    [ $rc -eq 0 ] || { say "so this cluster has no containers; \`./dalsegno setup\` tries again" && : >"$TRIED"; }
+    [ $rc -eq 0 ] || { say "this cluster has no containers; run \`./dalsegno setup\` to try again" && : >"$TRIED"; }
 }
 
 install_packages() {
-    command -v apt-get >/dev/null || fail "these programs' packages are missing: $MISSING" \
-        "only Debian's and Ubuntu's packages are known; install the same software another way, then try again"
+    command -v apt-get >/dev/null || fail "system packages are missing: $MISSING" \
+        "only packages of Debian and Ubuntu are supported; install the same software in another way, then try again"
     local as_root=()
     if [ "$EUID" -ne 0 ]; then
         sudo -n true 2>/dev/null || say_what_to_install
@@ -192,9 +192,9 @@ say_what_to_install() {
         "$(printf '%q' "$ROOT/dalsegno") setup    (the same, and keeps the packages' own services from starting)"
 }
 
-# ---- the virtual environment
+# The virtual environment
 
-# The stamp is written last. It names the folder, the interpreter and the pyproject.toml that .venv was completed for.
+# The stamp is written last. It holds the folder, the interpreter and the pyproject.toml for which .venv is complete.
 venv_ready() { # venv_ready core|dev
     local stamp=$VENV/dalsegno-$1.stamp root='' python='' have='' want=''
     [ -r "$stamp" ] || return 1
@@ -213,7 +213,7 @@ venv_usable() {
     [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
 }
 
-in_turn() ( # runs a step on .venv while no other call does; made with sudo, .venv still belongs to the clone's owner
+in_turn() ( # runs a step on .venv while no other call does; even with sudo, .venv belongs to the owner of the clone
     exec 9<"$ROOT/scripts" && lock 9
     umask 022
     "$@"
@@ -225,23 +225,23 @@ complete_venv() { # complete_venv core|dev
     [ "$1" = core ] || package=".[$1]"
     venv_ready "$1" && return # another call finished it while this one waited
     [ -w "$VENV" ] || { [ ! -e "$VENV" ] && [ -w "$ROOT" ]; } ||
-        fail "$VENV is not complete, and you may not write there" "run \`./dalsegno setup\` as the owner of the folder"
+        fail "$VENV is incomplete, and you may not write to it" "run \`./dalsegno setup\` as the owner of the folder"
     if ! venv_usable; then
         find_python || no_python
-        say "making .venv with $PYTHON"
-        quietly "$PYTHON" -m venv --clear "$VENV" || fail "could not make $VENV"
+        say "creating .venv with $PYTHON"
+        quietly "$PYTHON" -m venv --clear "$VENV" || fail "could not create $VENV"
     fi
     say "installing Python packages into .venv"
-    rm -f "$VENV"/dalsegno-*.stamp # pip may be stopped with the old version gone and the new one not there yet
+    rm -f "$VENV"/dalsegno-*.stamp # pip may be interrupted between removing the old version and installing the new one
     cd "$ROOT" || exit 1
     quietly "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input -e "$package" ||
-        fail "pip could not install what Dal Segno needs" "the lines above are pip's; try again when they are mended"
-    { write_stamp core && write_stamp "$1"; } || fail "could not write into $VENV"
+        fail "pip could not install what Dal Segno needs" "fix the error of pip above, then try again"
+    { write_stamp core && write_stamp "$1"; } || fail "could not write to $VENV"
 }
 
 owner_of() { "$VENV/bin/python" -c 'import os, sys; s = os.stat(sys.argv[1]); print(f"{s.st_uid}:{s.st_gid}")' "$1"; }
 
-lock() { # lock FD: waits its turn; the lock ends with the process that holds it
+lock() { # lock FD: waits for the lock, which ends with the process that holds it
     if command -v flock >/dev/null; then
         flock --nonblock "$1" || { say "waiting for another set-up to finish"; flock "$1"; }
     else
@@ -250,8 +250,8 @@ lock() { # lock FD: waits its turn; the lock ends with the process that holds it
     fi
 }
 
-quietly() { # runs a command; shows the end of what it said only if it failed
-    # Into a file without a name: what the command leaves running keeps nobody waiting, and nothing is left behind.
+quietly() { # runs a command, and shows the end of its output only if it fails
+    # The output goes to an unlinked file: background processes of the command delay nothing, and no file is left.
     local file said rc=0
     file=$(mktemp) || { "$@" </dev/null; return; }
     exec {said}<>"$file"
@@ -262,7 +262,7 @@ quietly() { # runs a command; shows the end of what it said only if it failed
     return $rc
 }
 
-# ---- Python
+# Python
 
 need_python() {
     venv_usable && return
@@ -283,7 +283,7 @@ venv_package() {
     esac
 }
 
-# The system's own first: one in a home folder (pyenv, conda) cannot be run by the machine's other users.
+# The system's Python comes first: other users cannot run one in a home folder (pyenv, conda).
 find_python() {
     local name folder
     PYTHON=${DALSEGNO_PYTHON-}

@@ -1,32 +1,32 @@
 # shellcheck shell=bash
-# `./dalsegno setup --torch`: PyTorch into .venv. Where there is no NVIDIA GPU it has to be a CPU build: the plain
-# one from PyPI brings gigabytes of CUDA libraries with it, and pip would begin by fetching them. So a CPU build is
-# asked for only where nothing else is on offer: PyTorch's own CPU index, then wheel folders that pip is set up with.
+# `./dalsegno setup --torch`: install PyTorch into .venv. Without an NVIDIA GPU it must be a CPU build: the one from PyPI
+# downloads gigabytes of CUDA libraries. So pip only sees sources that offer nothing else: PyTorch's CPU index, then the
+# wheel folders in pip's configuration.
 
 CPU_INDEX=https://download.pytorch.org/whl/cpu
 
-# By its folders, as importing it takes seconds.
+# Look for its folders, because importing it takes seconds.
 has_torch() { compgen -G "$VENV/lib/python3*/site-packages/torch" >/dev/null && compgen -G "$VENV/lib/python3*/site-packages/numpy" >/dev/null; }
 
 install_torch() {
     if venv_python -c 'import numpy, torch' 2>/dev/null; then
-        say "torch is there already"
+        say "torch is already installed"
     elif has_nvidia_gpu; then
         say "installing torch with CUDA"
-        quietly pip_install 'torch>=2.1' || fail "pip could not install torch" "the lines above are pip's"
+        quietly pip_install 'torch>=2.1' || fail "pip could not install torch" "fix the error of pip above, then try again"
     else
         install_cpu_torch
     fi
-    quietly pip_install numpy || fail "pip could not install numpy" "the lines above are pip's"
+    quietly pip_install numpy || fail "pip could not install numpy" "fix the error of pip above, then try again"
 }
 
 install_cpu_torch() {
     say "installing torch, CPU build (no NVIDIA GPU here)"
-    torch_from_cpu_index || torch_from_wheel_folder || fail "no CPU build of torch can be had from here: neither $CPU_INDEX nor a wheel folder pip is set up with (find-links) offers one" \
-        "bring a CPU wheel and run: .venv/bin/python -m pip install ./torch-….whl"
+    torch_from_cpu_index || torch_from_wheel_folder || fail "no CPU build of torch found: neither $CPU_INDEX nor a wheel folder in pip's configuration (find-links) offers one" \
+        "download a CPU wheel and run: .venv/bin/python -m pip install ./torch-….whl"
 }
 
-# Without pip's configuration: another index it names could offer a newer torch, and that one with CUDA.
+# Ignore pip's configuration: another index could offer a newer torch with CUDA.
 torch_from_cpu_index() {
     (
         unset PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
@@ -40,7 +40,7 @@ torch_from_wheel_folder() {
         venv_python -m pip uninstall --quiet --yes torch >/dev/null 2>&1
         return 1
     fi
-    quietly pip_install 'torch>=2.1' # it is there already: only what it needs is fetched
+    quietly pip_install 'torch>=2.1' # it is installed already: only its dependencies are downloaded
 }
 
 WANTS_CUDA='

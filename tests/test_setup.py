@@ -206,7 +206,7 @@ def test_docker_is_installed_for_the_scene_that_plays_with_it_alone(clone: Path,
         assert bash(clone, f"asks_for_docker {words}").returncode == 0
     for words in ("demo", "demo --report docker.html", "up docker.yaml"):
         assert bash(clone, f"asks_for_docker {words}").returncode == 1
-    assert bash(clone, "plays_with_torch demo --scene docker").returncode == 1
+    assert bash(clone, "trains_with_torch demo --scene docker").returncode == 1
     for words, there in {"core containers docker": True, "core containers": False, "dev containers": False}.items():
         told = bash(clone, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout
         assert ("docker.io" in told.split()) == there

@@ -1,7 +1,7 @@
 """Data-parallel training from first principles: seven ways to average gradients, from naive to torch's own.
 
-Read the rungs in the order of `RUNGS`. All of them are driven by the same loop (`train.py`), send through the same
-counted door (`wire.py`) and leave the same gradients behind; they differ in how many messages they send, and when.
+Read the rungs in the order of `RUNGS`. All of them use the same loop (`train.py`), communicate through the same counted
+interface (`wire.py`) and produce the same gradients. They differ in how many messages they send, and when.
 """
 
 from __future__ import annotations

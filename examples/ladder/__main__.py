@@ -1,4 +1,4 @@
-"""Train a small model with one rung and look how far its gradients are from DDP's.
+"""Train a small model with one rung, and compare its gradients with those of DDP.
 
 torchrun --nproc-per-node 2 -m ladder ring
 """

@@ -8,7 +8,7 @@ import torch
 
 
 class Bucket:
-    """Some parameters of one dtype on one device, and a flat buffer as long as their gradients together."""
+    """Parameters of one dtype on one device, and a flat buffer for all of their gradients."""
 
     def __init__(self, parameters: list[Any]) -> None:
         self.parameters = parameters
@@ -17,22 +17,22 @@ class Bucket:
         self._slots = self.flat.split(sizes)
 
     def fill(self, ranks: int) -> Any:
-        """The gradients, each divided by the number of ranks, one after the other."""
+        """Copy the gradients into the buffer, each divided by the number of ranks."""
         for each, slot in zip(self.parameters, self._slots, strict=True):
             torch.div(each.grad, ranks, out=slot.view(each.shape))
         return self.flat
 
     def spread(self) -> None:
-        """Back from the buffer to where the optimizer looks for them."""
+        """Copy the gradients from the buffer back to the parameters."""
         for each, slot in zip(self.parameters, self._slots, strict=True):
             each.grad.copy_(slot.view(each.shape))
 
 
 def make_buckets(parameters: list[Any], cap_bytes: int) -> list[Bucket]:
-    """Buckets in the order in which they will be full: the backward pass meets the last parameters first.
+    """Return buckets in the order in which they fill: the backward pass starts with the last parameters.
 
-    A bucket is closed once it has reached the cap, so a parameter is never cut and buckets are of uneven size. Types
-    do not mix: a buffer has one.
+    A bucket is closed once it has reached the cap, so a parameter is never split and buckets differ in size. A buffer
+    has one dtype, so parameters of different types go into different buckets.
     """
     closed: list[list[Any]] = []
     open_: dict[tuple[Any, Any], list[Any]] = {}

@@ -1,7 +1,7 @@
 """Third rung: gradients copied into flat buckets, one all-reduce per bucket, after the backward pass.
 
-The same bytes in far fewer messages. Two copies are the price, and the network is still idle while the backward pass
-computes, the processor idle while the network works.
+This sends the same bytes in far fewer messages. It costs two copies. The network is still idle during the backward
+pass, and the processor is idle while the network works.
 """
 
 from __future__ import annotations

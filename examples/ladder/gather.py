@@ -1,7 +1,7 @@
-"""First rung: everybody sends its gradients to rank 0, which averages them and sends the mean back.
+"""First rung: every rank sends its gradients to rank 0, which averages them and sends the mean back.
 
-It is what one would write first, and it is correct. But all bytes pass through one rank: with N ranks it receives N-1
-gradients and sends N-1, one after the other, while the rest wait. Twice the ranks, twice the time.
+This is the simplest way, and it is correct. But all bytes pass through one rank: with N ranks it receives N-1 gradients
+and sends N-1, one after the other, while the rest wait. Twice the ranks take twice the time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Fourth rung: a bucket travels as soon as its last gradient is there, while the backward pass goes on.
+"""Fourth rung: a bucket is sent as soon as its last gradient is complete, while the backward pass continues.
 
-A hook on every parameter runs when its gradient is complete. The backward pass begins with the last layers, so the
-buckets are made in reverse order: the first is full early, and its sum is on its way while earlier layers compute.
+A hook on every parameter runs when its gradient is complete. The backward pass starts with the last layers, so the
+buckets are made in reverse order: the first is full early, and is summed while earlier layers compute.
 
-All ranks must begin their all-reduces in the same order, or the sums of different buckets would meet. Ranks may differ
-in what they use, and then in which bucket is full first. So bucket n waits for bucket n-1, and what is still not full
-after the backward pass, because a parameter got no gradient, is sent then.
+All ranks must start their all-reduces in the same order, or different buckets would be added. Ranks may use different
+parameters, and then different buckets are full first. So bucket n waits for bucket n-1. A bucket that is not full after
+the backward pass, because a parameter got no gradient, is sent then.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Overlapped(FlatBuckets):
         super().__init__(*given, **options)
         self._bucket_of = {each: index for index, bucket in enumerate(self.buckets) for each in bucket.parameters}
         self._hooks = [each.register_post_accumulate_grad_hook(self._ready) for each in self.parameters]
-        self._start_anew()
+        self._reset()
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         self._missing = [len(bucket.parameters) for bucket in self.buckets]
         self._sums: list[Pending] = []
 
@@ -42,7 +42,7 @@ class Overlapped(FlatBuckets):
         for bucket, sum_ in zip(self.buckets, self._sums, strict=True):
             sum_.wait()
             bucket.spread()
-        self._start_anew()
+        self._reset()
 
     def close(self) -> None:
         for hook in self._hooks:

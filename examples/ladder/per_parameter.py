@@ -1,8 +1,8 @@
 """Second rung: one all-reduce per parameter, after the backward pass.
 
-All-reduce leaves the sum on every rank and needs no rank in the middle: each sends and receives about twice the size
-of the gradient, however many ranks there are. But a model has hundreds of parameters, most of them small (biases,
-norms), and every call costs its latency, however few bytes it carries.
+All-reduce leaves the sum on every rank and needs no central rank: each sends and receives about twice the size of the
+gradient, for any number of ranks. But a model has hundreds of parameters, most of them small (biases, norms), and every
+call has a latency, however few bytes it carries.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .rung import Rung
 class PerParameter(Rung):
     def average(self) -> None:
         for each in self.parameters:
-            # Divided before it is summed, as DDP does it: the sum of many half-precision numbers could overflow.
+            # Divide before summing, as DDP does: the sum of many half-precision numbers could overflow.
             gradient = each.grad.div_(self.wire.size).contiguous()
             self.wire.all_reduce(gradient).wait()
-            each.grad.copy_(gradient)  # nothing to do where `contiguous` was the gradient itself
+            each.grad.copy_(gradient)  # no copy if `contiguous` returned the gradient itself

@@ -1,4 +1,4 @@
-"""What every rung is: a model wrapped, called like the model, with something to do after `backward()`."""
+"""The base class of all rungs: it wraps a model, is called like the model, and averages after `backward()`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 
 from .wire import Wire
 
-DEFAULT_CAP_MB = 25.0  # torch's own
+DEFAULT_CAP_MB = 25.0  # the default of torch
 
 
 class Rung:
-    """Trains alone: no gradient leaves the process. The rungs above replace `average`.
+    """The rung without communication: no gradient leaves the process. Subclasses replace `average`.
 
     Data-parallel training is correct when all ranks start from the same weights and apply the same gradient, the mean
-    of what each found on its own part of the batch. The first is done here, once; the second is `average`, every step.
+    of what each found on its own part of the batch. The first is done here, once. The second is `average`.
     """
 
-    whole_batch = False  # one process computes for all of them: DataParallel
+    whole_batch = False  # True if one process computes the whole batch: DataParallel
 
     def __init__(
         self, model: Any, wire: Wire, *, bucket_cap_mb: float | None = None, find_unused: bool = False
@@ -33,29 +33,29 @@ class Rung:
         return self.model(batch)
 
     def my_part(self, batch: Any) -> Any:
-        """This rank's share of a batch that all ranks know."""
+        """Return this rank's share of a batch that all ranks have."""
         return batch if self.whole_batch else batch.tensor_split(self.wire.size)[self.wire.rank]
 
     def after_backward(self) -> None:
-        """Average the gradients. A parameter this rank did not use counts as zero: the others wait for its answer."""
+        """Average the gradients. A parameter that this rank did not use counts as zero: the others wait for it."""
         used = [each.grad is not None for each in self.parameters]
         for each in self.parameters:
             if each.grad is None:
                 each.grad = torch.zeros_like(each)
         self.average()
         if self.find_unused:
-            self._forget_unused(used)
+            self._clear_unused(used)
 
     def average(self) -> None:
         """Replace every gradient by its mean over all ranks."""
 
-    def _forget_unused(self, used: list[bool]) -> None:
-        """What no rank used gets no gradient, so that the optimizer leaves it alone (momentum would move it)."""
-        by_how_many = torch.tensor(used, dtype=torch.int32, device=self.parameters[0].device)
-        self.wire.all_reduce(by_how_many).wait()
-        for each, count in zip(self.parameters, by_how_many.tolist(), strict=True):
+    def _clear_unused(self, used: list[bool]) -> None:
+        """Remove the gradient of parameters that no rank used, because momentum would still move them."""
+        use_counts = torch.tensor(used, dtype=torch.int32, device=self.parameters[0].device)
+        self.wire.all_reduce(use_counts).wait()
+        for each, count in zip(self.parameters, use_counts.tolist(), strict=True):
             if not count:
                 each.grad = None
 
     def close(self) -> None:
-        """Let go of the model: it is as it was before."""
+        """Release the model and restore its original behaviour."""

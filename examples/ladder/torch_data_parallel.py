@@ -1,8 +1,8 @@
 """Beside the ladder: torch's DataParallel, one process with a thread per GPU.
 
-Every step it copies the model to all GPUs, cuts the batch, gathers the outputs on the first GPU and sums the gradients
-there: the first rung's star, inside one process and its interpreter lock. It needs several GPUs in one machine. On a
-CPU, or with one GPU, there is one replica, the model itself: the gradients are right and there is nothing to measure.
+In every step it copies the model to all GPUs, splits the batch, gathers the outputs on the first GPU and sums the
+gradients there. This is the star of the first rung, inside one process and its interpreter lock. It needs several GPUs
+in one machine. On a CPU, or with one GPU, the model itself is the only replica, and there is nothing to measure.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class TorchDataParallel(Rung):
         return self.replicated(batch)
 
     def after_backward(self) -> None:
-        """Nothing: there is one model, and its gradient is that of the whole batch."""
+        """Do nothing: there is one model, and its gradient is that of the whole batch."""
 
 
 def why_not_measured(gpus: int) -> str:
-    """Why a time of DataParallel would mean nothing with so many GPUs; empty where it means something."""
+    """Return why DataParallel cannot be measured with so many GPUs, or an empty string if it can."""
     if gpus > 1:
         return ""
     return f"DataParallel needs several GPUs in one process; here there {'is one' if gpus else 'are none'}"

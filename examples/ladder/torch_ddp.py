@@ -1,11 +1,11 @@
 """Top rung: torch's DistributedDataParallel, which is the fourth rung in C++.
 
-It keeps flat buckets in reverse order, hooks every parameter, and begins a bucket's all-reduce when it is full.
-`bucket_cap_mb` is the one number to turn: small buckets start early but are many, large ones are few but start late.
-Left to torch, the cap is 25 MiB and the first bucket 1 MiB, so that something is under way soon.
+It keeps flat buckets in reverse order, hooks every parameter, and starts a bucket's all-reduce when it is full.
+`bucket_cap_mb` is the number to tune: small buckets start early but are many, large ones are few but start late.
+By default the cap is 25 MiB and the first bucket 1 MiB, so that communication starts early.
 """
 
-# No `from __future__ import annotations` here: DDP looks at the types of its hook, and wants the types themselves.
+# No `from __future__ import annotations` here: DDP checks the annotations of its hook, and needs real types.
 
 from typing import Any
 
@@ -29,10 +29,10 @@ class TorchDDP(Rung):
         return self.ddp(batch)
 
     def after_backward(self) -> None:
-        """Nothing: when `backward()` returns, DDP has averaged."""
+        """Do nothing: when `backward()` returns, DDP has averaged."""
 
     def count_buckets(self) -> None:
-        """From now on. A hook in Python costs time, so what is timed is not counted."""
+        """Start to count buckets. A hook in Python costs time, so timed steps are not counted."""
         self.ddp.register_comm_hook(self.wire, _counted)
 
 

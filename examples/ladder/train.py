@@ -12,7 +12,7 @@ from .rung import Rung
 
 
 def train_step(rung: Rung, inputs: Any, targets: Any, optimizer: Any) -> None:
-    """One step: the same lines for every rung, `after_backward` apart what one writes without data parallelism."""
+    """Run one step. Except for `after_backward`, it is the same as without data parallelism."""
     watch = rung.wire.watch
     watch.start_step()
     optimizer.zero_grad()
@@ -26,7 +26,7 @@ def train_step(rung: Rung, inputs: Any, targets: Any, optimizer: Any) -> None:
 
 
 def make_model(mib: float, layers: int, seed: int = 0) -> Any:
-    """`layers` square linear layers with biases and ReLU between them, about `mib` MiB of float32 in all."""
+    """Return `layers` square linear layers with biases and ReLU between them, about `mib` MiB of float32 in all."""
     width = width_of(mib, layers)
     torch.manual_seed(seed)
     parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]

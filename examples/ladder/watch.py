@@ -1,4 +1,4 @@
-"""When compute and communication began and ended: on a CPU by the clock, on a GPU by events in its streams."""
+"""Record when compute and communication start and end: on a CPU by the clock, on a GPU by events in its streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 class Span(NamedTuple):
-    """Something that took its time, in seconds from the start of the step."""
+    """One phase of a step, in seconds from the start of the step."""
 
     kind: str  # forward, backward, update or communicate
     label: str
@@ -22,7 +22,7 @@ class Span(NamedTuple):
 
 @dataclass
 class _Open:
-    """A span while it lasts; its stamps are whatever the watch's clock gives."""
+    """A span that may not have ended yet, with the time stamps of the watch."""
 
     kind: str
     label: str
@@ -31,7 +31,7 @@ class _Open:
 
 
 class Watch:
-    """Notes spans while it is `on`. Off, it costs nothing: timed steps are not watched."""
+    """Records spans while it is `on`. It costs nothing while it is off, as in timed steps."""
 
     def __init__(self) -> None:
         self.on = False
@@ -59,9 +59,9 @@ class Watch:
         self.end(span)
 
     def ends_with(self, span: _Open | None, work: Any) -> None:
-        """The span ends when the operation does, which is while we are busy with something else.
+        """End the span when the operation ends, in the background.
 
-        For a GPU the callback comes early, but on a stream that waits for the operation: an event there is its end.
+        For a GPU the callback runs early, but on a stream that waits for the operation: an event there marks its end.
         """
         if span:
             work.get_future().add_done_callback(lambda _: self.end(span))
@@ -78,7 +78,7 @@ class Watch:
 
 
 class CudaWatch(Watch):
-    """A GPU runs behind the program that feeds it, so the clock would tell when work was asked for, not when it ran."""
+    """Uses GPU events, because a clock would show when work was queued, not when it ran."""
 
     def stamp(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)

@@ -1,7 +1,7 @@
-"""The one door to the other processes. All rungs send through it, so every message is counted in one place.
+"""All communication with the other processes. All rungs use it, so every message is counted in one place.
 
-Of `send` and `receive` the count is what happened. A collective's messages are made inside the backend, where nobody
-counts; for those it is what a ring all-reduce needs, by the formula, and the tally says so (`computed`).
+`send` and `receive` are counted exactly. The backend sends the messages of a collective, where they cannot be counted.
+For those, the count is what a ring all-reduce needs by the formula, and the tally says so (`computed`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .watch import Watch
 
 @dataclass
 class Tally:
-    """What one rank did. `calls`: operations it asked for; `messages`: those it sent, from process to process."""
+    """The counts of one rank. `calls`: operations it started; `messages`: messages it sent to other processes."""
 
     calls: int = 0
     messages: int = 0
@@ -27,7 +27,7 @@ class Tally:
 
 @dataclass
 class Pending:
-    """A sum that is under way; the tensor holds it after `wait`."""
+    """An all-reduce in progress; the tensor holds the sum after `wait`."""
 
     work: Any
     watch: Watch
@@ -35,11 +35,11 @@ class Pending:
 
     def wait(self) -> None:
         self.work.wait()
-        self.watch.end(self.span)  # where the callback that tells the end is not through yet
+        self.watch.end(self.span)  # in case the callback has not run yet
 
 
 class Wire:
-    """What a rung may do with the other processes of the default group."""
+    """The operations that a rung may use to communicate within the default group."""
 
     def __init__(self, watch: Watch | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -47,11 +47,11 @@ class Wire:
         self.tally = Tally()
 
     def broadcast(self, tensor: Any) -> None:
-        """Rank 0's values for everybody. Only at the start, so it is not counted."""
+        """Send the values of rank 0 to all ranks. This happens only at the start, so it is not counted."""
         dist.broadcast(tensor, 0)
 
     def all_reduce(self, tensor: Any) -> Pending:
-        """Begin to replace the tensor by its sum over all ranks, and return at once."""
+        """Start to replace the tensor by its sum over all ranks, and return at once."""
         self.count_all_reduce(bytes_of(tensor))
         span = self.watch.begin("communicate", f"all-reduce {bytes_of(tensor)} B")
         work = dist.all_reduce(tensor, async_op=True)
@@ -69,7 +69,7 @@ class Wire:
         self._count(0, 0, bytes_of(tensor))
 
     def exchange(self, outgoing: Any, to: int, incoming: Any, source: int) -> None:
-        """Send one tensor while another comes in. What is empty does not travel: both ends know its size."""
+        """Send one tensor while receiving another. Empty tensors are not sent: both ends know their size."""
         asked = [dist.P2POp(dist.isend, outgoing, to)] if outgoing.numel() else []
         asked += [dist.P2POp(dist.irecv, incoming, source)] if incoming.numel() else []
         with self.watch.span("communicate", f"send {bytes_of(outgoing)} B to {to}"):
@@ -78,7 +78,7 @@ class Wire:
         self._count(int(outgoing.numel() > 0), bytes_of(outgoing), bytes_of(incoming), calls=len(asked))
 
     def count_all_reduce(self, size: int) -> None:
-        """As a ring does it: 2(N-1) messages, which carry 2(N-1)/N of the tensor out and as much in."""
+        """Count an all-reduce as a ring does it: 2(N-1) messages with 2(N-1)/N of the tensor out and as much in."""
         moved = 2 * (self.size - 1) * size // self.size
         self._count(2 * (self.size - 1), moved, moved)
         self.tally.computed = True

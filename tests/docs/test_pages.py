@@ -60,7 +60,7 @@ def test_the_readme_lists_every_page():
 
 def test_the_page_on_security_says_who_is_trusted_what_is_root_and_how_to_report():
     sections = re.findall(r"^## (.+)$", (ROOT / "docs/security.md").read_text(), re.MULTILINE)
-    assert {"Who is trusted", "What runs with root's rights", "Reporting a hole"} <= set(sections)
+    assert {"Who is trusted", "What runs with root's rights", "Reporting a vulnerability"} <= set(sections)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
