@@ -18,7 +18,9 @@ from typing import NamedTuple
 from tests.prose_rules import Module, constants_of, decisions_on_prose, states_as_text
 
 PACKAGE = "dalsegno"
-SRC = Path(__file__).parent.parent / "src" / PACKAGE
+ROOT = Path(__file__).parent.parent
+SRC = ROOT / "src" / PACKAGE
+PAGE = ROOT / "docs/architecture.md"
 
 # ---- the table: what each room may import, beside itself
 
@@ -505,3 +507,22 @@ def test_a_class_name_that_two_modules_share_is_found():
         source("spec/document.py", "class Node: ...\nclass Other: ..."),
     ]
     assert shared_classes(sources) == {"Node": ["spec/facts.py", "spec/document.py"]}
+
+
+def test_every_path_on_the_page_about_the_architecture_exists():
+    named = re.findall(r"`([\w.-]+/[\w./-]*|[\w-]+\.(?:py|c|sh))`", PAGE.read_text())
+    assert len(named) > 100
+    assert [path for path in named if not (SRC / path).exists() and not (ROOT / path).exists()] == []
+
+
+def test_every_function_on_the_page_about_the_architecture_is_in_the_file_beside_it():
+    table = PAGE.read_text().partition("## Where is it?")[2].partition("\n## ")[0]
+    rows = [
+        [re.findall(r"`([^`]+)`", cell) for cell in line.split("|")[2:4]] for line in table.splitlines() if "|" in line
+    ]
+    found = [(files, name) for files, names in rows for name in names]
+    assert len(found) > 8
+    sources = {path: (SRC / path).read_text() for files, _ in found for path in files if (SRC / path).is_file()}
+    assert [
+        name for files, name in found if not any(re.search(rf"\b{name}\(", sources.get(path, "")) for path in files)
+    ] == []
