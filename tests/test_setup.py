@@ -1,4 +1,4 @@
-"""./dalsegno and its set-up, without network: a copy of the scripts, a ready environment, folders instead of /."""
+"""Tests of ./dalsegno and its set-up, without a network: copied scripts, a ready environment, folders instead of /."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Done = subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that runs what the tests run in. It names no path of its own: a copy is as good."""
+    """A virtual environment with the packages of the tests. It contains no path of its own, so it can be copied."""
     venv = tmp_path_factory.mktemp("bare") / ".venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     (packages,) = (venv / "lib").glob("python3*/site-packages")
@@ -37,7 +37,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clone(bare: Path) -> Iterator[Path]:
-    """The repository at a path with a space, its .venv ready; open to other users, as pytest's own folders are not."""
+    """A copy of the repository at a path with a space, with a ready .venv, readable for other users."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         clone = Path(os.path.realpath(folder)) / "a clone"
@@ -51,7 +51,7 @@ def clone(bare: Path) -> Iterator[Path]:
 
 
 def bash(clone: Path, code: str, cwd: Path | None = None, **env: str) -> Done:
-    """Runs shell code with the set-up's functions at hand."""
+    """Run shell code with the functions of scripts/setup.sh."""
     return run(["bash", "-c", f'ROOT=$1; . "$ROOT/scripts/setup.sh"; {code}', "bash", str(clone)], env, cwd)
 
 
@@ -63,16 +63,16 @@ def run(argv: list[str], env: dict[str, str], cwd: Path | None = None, user: int
     )  # fmt: skip
 
 
-# ---- the wrapper
+# The wrapper
 
 
-def test_a_later_call_goes_straight_to_the_command_line(clone: Path):
+def test_a_later_call_starts_the_command_line_at_once(clone: Path):
     done = run([str(clone / "dalsegno"), "--help"], {})
     assert done.stdout.startswith("Usage: dalsegno ")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_module_in_the_current_folder_is_not_taken_for_a_library(clone: Path, tmp_path: Path):
+def test_a_module_in_the_current_folder_is_not_imported(clone: Path, tmp_path: Path):
     (tmp_path / "click.py").write_text("raise SystemExit('imported from the current folder')")
     assert run([str(clone / "dalsegno"), "--version"], {}, cwd=tmp_path).returncode == 0
 
@@ -82,46 +82,46 @@ def test_a_link_to_the_wrapper_works(clone: Path, tmp_path: Path):
     assert run([str(tmp_path / "ds"), "--version"], {}).returncode == 0
 
 
-# ---- the stamp
+# The stamp
 
 
-def test_the_environment_is_ready_once_stamped(clone: Path):
+def test_the_environment_is_ready_when_it_has_a_stamp(clone: Path):
     assert bash(clone, "venv_ready core").returncode == 0
-    assert bash(clone, "venv_ready dev").returncode == 1, "the tests' own dependencies are a second stamp"
+    assert bash(clone, "venv_ready dev").returncode == 1, "the dependencies of the tests have a separate stamp"
 
 
-def test_a_changed_pyproject_asks_for_the_set_up_again(clone: Path):
+def test_a_changed_pyproject_needs_a_new_set_up(clone: Path):
     with (clone / "pyproject.toml").open("a") as file:
         file.write("# one more line\n")
     assert bash(clone, "venv_ready core").returncode == 1
 
 
-def test_a_moved_folder_asks_for_the_set_up_again(clone: Path):
+def test_a_moved_folder_needs_a_new_set_up(clone: Path):
     moved = clone.rename(clone.with_name("moved"))
     assert bash(moved, "venv_ready core").returncode == 1
 
 
-def test_another_interpreter_asks_for_the_set_up_again(clone: Path):
+def test_another_interpreter_needs_a_new_set_up(clone: Path):
     (clone / ".venv/bin/python").unlink()
     shutil.copy("/bin/sh", clone / ".venv/bin/python")
     assert bash(clone, "venv_ready core").returncode == 1
 
 
-def test_a_stamp_cut_short_does_not_count(clone: Path):
+def test_a_truncated_stamp_is_ignored(clone: Path):
     stamp = clone / ".venv/dalsegno-core.stamp"
     stamp.write_text(stamp.read_text()[:-20])
     assert bash(clone, "venv_ready core").returncode == 1
 
 
-# ---- Python
+# Python
 
 
-def test_the_named_interpreter_is_taken(clone: Path):
+def test_the_named_interpreter_is_used(clone: Path):
     done = bash(clone, 'find_python && echo "$PYTHON"', DALSEGNO_PYTHON=sys.executable)
     assert done.stdout.strip() == sys.executable
 
 
-def test_without_a_new_enough_python_it_says_what_to_install(clone: Path):
+def test_an_old_python_is_refused_with_what_to_install(clone: Path):
     done = bash(clone, "find_python || no_python", DALSEGNO_PYTHON="/bin/false")
     assert done.returncode == 1
     assert "needs Python 3.10 or newer, and /bin/false is not" in done.stderr
@@ -129,20 +129,20 @@ def test_without_a_new_enough_python_it_says_what_to_install(clone: Path):
 
 
 @AS_ROOT
-def test_a_user_who_may_not_write_the_environment_is_told_who_can(clone: Path):
+def test_a_user_who_may_not_write_the_environment_gets_a_hint(clone: Path):
     (clone / ".venv/dalsegno-core.stamp").unlink()
     done = run([str(clone / "dalsegno"), "--version"], {}, user=NOBODY)
     assert (done.returncode, done.stdout) == (1, "")
     assert "run `./dalsegno setup` as the owner of the folder" in done.stderr
 
 
-# ---- system packages
+# System packages
 
 PACKAGES = "slurmctld slurmd slurmdbd slurmrestd slurm-client munge mariadb-server iproute2 util-linux"
 
 
 def without_packages(clone: Path, *args: str) -> Done:
-    """A user who is not root, has no sudo, and finds none of the programs."""
+    """Run ./dalsegno as a user without root, without sudo and without any of the programs."""
     tools = clone / "tools"
     tools.mkdir()
     (tools / "apt-get").symlink_to("/bin/false")
@@ -152,14 +152,14 @@ def without_packages(clone: Path, *args: str) -> Done:
 
 @NOT_LINUX
 @pytest.mark.parametrize("args", [["demo"], ["up"], ["up", "cluster.yaml"]])
-def test_without_root_and_without_packages_it_says_exactly_what_to_install(clone: Path, args: list[str]):
+def test_without_root_the_error_lists_the_missing_packages(clone: Path, args: list[str]):
     done = without_packages(clone, *args)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"  apt-get update && apt-get install -y --no-install-recommends {PACKAGES}\n" in done.stderr
 
 
 @NOT_LINUX
-def test_container_jobs_need_a_compiler_and_squashfs_too(clone: Path, tmp_path: Path):
+def test_container_jobs_also_need_a_compiler_and_squashfs(clone: Path, tmp_path: Path):
     (clone / "cluster.yaml").write_text(LOCAL_FILE + "containers: {enabled: true}\n")
     more = "gcc libc6-dev libslurm-dev squashfs-tools squashfuse zstd"
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
@@ -180,8 +180,8 @@ def test_container_jobs_need_a_compiler_and_squashfs_too(clone: Path, tmp_path: 
 
 
 @NOT_LINUX
-def test_container_tools_that_cannot_be_installed_keep_no_cluster_from_starting(clone: Path, tmp_path: Path):
-    """Asked for once; after that a call costs nothing, until `setup` asks again."""
+def test_a_cluster_starts_without_container_tools_that_cannot_be_installed(clone: Path, tmp_path: Path):
+    """It is tried once; later calls do not try again until `setup` does."""
     (clone / "scripts/install-packages").write_text('#!/bin/bash\necho "asked: $*" >&2\nexit 1\n')
     (clone / "scripts/install-packages").chmod(0o755)
     programs, nothing = tmp_path / "bin", tmp_path / "nothing"
@@ -190,17 +190,17 @@ def test_container_tools_that_cannot_be_installed_keep_no_cluster_from_starting(
     for name in DAEMONS:
         (programs / name).symlink_to("/bin/true")
     (nothing / "apt-get").symlink_to("/bin/true")
-    (nothing / "sudo").symlink_to("/bin/true")  # `sudo -n` runs nothing, and fails nothing
+    (nothing / "sudo").symlink_to("/bin/true")  # a `sudo -n` that does nothing and succeeds
     env = {"DALSEGNO_PROBE_PATH": str(programs), "DALSEGNO_SYSROOT": str(tmp_path), "PATH": f"{nothing}:/usr/bin:/bin"}
-    done = bash(clone, "set_up core local offer && echo goes on", **env)
-    assert done.stdout == "goes on\n"
+    done = bash(clone, "set_up core local offer && echo continues", **env)
+    assert done.stdout == "continues\n"
     if os.geteuid() == 0:
         assert "asked: --optional gcc libc6-dev libslurm-dev" in done.stderr and "no containers" in done.stderr
         assert bash(clone, "set_up core local offer", **env).stderr == ""
 
 
 @NOT_LINUX
-def test_docker_is_installed_for_the_scene_that_plays_with_it_alone(clone: Path, tmp_path: Path):
+def test_docker_is_installed_only_for_the_scene_with_docker(clone: Path, tmp_path: Path):
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
     for words in ("demo --scene docker", "demo --scene=docker"):
         assert bash(clone, f"asks_for_docker {words}").returncode == 0
@@ -212,13 +212,13 @@ def test_docker_is_installed_for_the_scene_that_plays_with_it_alone(clone: Path,
         assert ("docker.io" in told.split()) == there
 
 
-def test_the_packages_are_those_the_local_target_looks_for(clone: Path):
+def test_the_packages_match_the_programs_of_the_local_target(clone: Path):
     pairs = bash(clone, "echo $LOCAL_PROGRAMS").stdout.split()
     assert dict(pair.split(":") for pair in pairs) == DAEMONS
 
 
 @NOT_LINUX
-def test_packages_of_an_interrupted_set_up_are_asked_for_again(clone: Path, tmp_path: Path):
+def test_packages_of_an_interrupted_set_up_are_installed_again(clone: Path, tmp_path: Path):
     note = tmp_path / "var/lib/dalsegno-setup/packages"
     note.parent.mkdir(parents=True)
     note.write_text("munge\nslurmd\n")
@@ -260,14 +260,16 @@ LOCAL_FILE = "name: near\ntarget: local\nssh: {}\n"
         (False, "status -c up", ""),
     ],
 )
-def test_only_making_a_cluster_here_needs_slurm_here(clone: Path, tmp_path: Path, needed: bool, args: str, file: str):
+def test_only_commands_that_create_a_local_cluster_need_slurm(
+    clone: Path, tmp_path: Path, needed: bool, args: str, file: str
+):
     (tmp_path / "far.yaml").write_text(SSH_FILE)
     if file:
         (tmp_path / "cluster.yaml").write_text(file)
     assert (bash(clone, f"makes_local_cluster {args}", cwd=tmp_path).returncode == 0) == needed
 
 
-# ---- services are held back, and let go
+# Services
 
 
 @pytest.fixture
@@ -282,7 +284,7 @@ def files(folder: Path) -> set[str]:
 
 
 def packages_script(sysroot: Path, code: str) -> Done:
-    """Runs shell code with the functions of scripts/install-packages at hand."""
+    """Run shell code with the functions of scripts/install-packages."""
     return run(["bash", "-c", f'. "{REPO}/scripts/install-packages"; {code}'], {"DALSEGNO_SYSROOT": str(sysroot)})
 
 
@@ -290,7 +292,7 @@ def policy_says(sysroot: Path, service: str) -> int:
     return run([str(sysroot / "usr/sbin/policy-rc.d"), service, "start"], {}).returncode
 
 
-def test_held_services_are_masked_and_denied_and_no_others(sysroot: Path):
+def test_only_held_services_are_masked_and_denied(sysroot: Path):
     assert packages_script(sysroot, "hold_services munge").returncode == 0
     for unit in ("munge.service", "slurmd.service", "mariadb.service", "mariadb.socket"):
         assert os.readlink(sysroot / "etc/systemd/system" / unit) == "/dev/null"
@@ -298,12 +300,12 @@ def test_held_services_are_masked_and_denied_and_no_others(sysroot: Path):
         assert policy_says(sysroot, service) == answer
 
 
-def test_letting_go_leaves_no_trace_but_the_note(sysroot: Path):
+def test_releasing_services_leaves_only_the_lists(sysroot: Path):
     packages_script(sysroot, "hold_services munge; release_services")
     assert files(sysroot) == {"var/lib/dalsegno-setup/services", "var/lib/dalsegno-setup/packages"}
 
 
-def test_a_unit_enabled_meanwhile_is_disabled_and_a_strangers_stays(sysroot: Path):
+def test_a_unit_enabled_meanwhile_is_disabled_and_foreign_units_stay(sysroot: Path):
     wants = sysroot / "etc/systemd/system/multi-user.target.wants"
     wants.mkdir()
     (wants / "munge.service").symlink_to("/lib/systemd/system/munge.service")
@@ -312,7 +314,7 @@ def test_a_unit_enabled_meanwhile_is_disabled_and_a_strangers_stays(sysroot: Pat
     assert os.listdir(wants) == ["cron.service"]
 
 
-def test_a_policy_of_somebody_elses_is_left_alone(sysroot: Path):
+def test_a_foreign_policy_is_not_changed(sysroot: Path):
     policy = sysroot / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")
     policy.chmod(0o755)
@@ -320,7 +322,7 @@ def test_a_policy_of_somebody_elses_is_left_alone(sysroot: Path):
     assert policy.read_text() == "#!/bin/sh\nexit 101\n"
 
 
-def test_a_unit_or_mask_of_the_administrators_is_left_alone(sysroot: Path):
+def test_a_unit_or_mask_of_the_administrator_is_not_changed(sysroot: Path):
     units = sysroot / "etc/systemd/system"
     (units / "slurmd.service").write_text("[Service]\n")
     (units / "munge.service").symlink_to("/dev/null")
@@ -329,19 +331,19 @@ def test_a_unit_or_mask_of_the_administrators_is_left_alone(sysroot: Path):
 
 
 def install(sysroot: Path, apt: str) -> Done:
-    """The whole of install-packages, with a stand-in for apt-get that does `apt` when it installs."""
+    """Run install-packages, with a fake apt-get that runs the code `apt` when it installs."""
     tools = sysroot.parent / "tools"
     tools.mkdir(exist_ok=True)
     for name, code in {"apt-get": f'case " $* " in *simulate*) ;; *" install "*) {apt} ;; esac', "dpkg": ":"}.items():
         (tools / name).write_text(f"#!/bin/bash\n{code}\n")
         (tools / name).chmod(0o755)
     env = {"DALSEGNO_SYSROOT": str(sysroot), "PATH": f"{tools}:{os.environ['PATH']}", "SYSROOT": str(sysroot)}
-    env["TMPDIR"] = str(tools)  # one that is killed leaves its file there
+    env["TMPDIR"] = str(tools)  # a killed call leaves its file there
     return run([str(REPO / "scripts/install-packages"), "munge"], env)
 
 
 @AS_ROOT
-def test_while_apt_works_services_are_denied_and_afterwards_all_is_as_before(sysroot: Path):
+def test_services_are_denied_only_while_apt_works(sysroot: Path):
     done = install(sysroot, '"$SYSROOT/usr/sbin/policy-rc.d" munge start; echo $? >"$SYSROOT/../said"')
     assert done.returncode == 0, done.stderr
     assert (sysroot.parent / "said").read_text() == "101\n"
@@ -352,7 +354,7 @@ def test_while_apt_works_services_are_denied_and_afterwards_all_is_as_before(sys
 @pytest.mark.parametrize(
     ("apt", "code"), [("exit 100", 1), ("kill -TERM $PPID", 143), ("kill -INT $PPID; kill -INT $$", 130)]
 )
-def test_a_failed_or_interrupted_install_lets_go_and_the_next_one_finishes(sysroot: Path, apt: str, code: int):
+def test_the_next_call_finishes_a_failed_or_interrupted_install(sysroot: Path, apt: str, code: int):
     assert install(sysroot, apt).returncode == code
     assert files(sysroot) == {"var/lib/dalsegno-setup/services", "var/lib/dalsegno-setup/packages"}
     assert install(sysroot, ":").returncode == 0
@@ -360,17 +362,17 @@ def test_a_failed_or_interrupted_install_lets_go_and_the_next_one_finishes(sysro
 
 
 @AS_ROOT
-def test_what_a_killed_install_left_behind_is_taken_away_by_the_next(sysroot: Path):
+def test_the_next_call_cleans_up_after_a_killed_install(sysroot: Path):
     install(sysroot, "kill -KILL $PPID")
     assert "usr/sbin/policy-rc.d" in files(sysroot)
     assert install(sysroot, ":").returncode == 0
     assert files(sysroot) == set()
 
 
-# ---- what the scripts promise in words
+# Documentation
 
 
-def test_the_documented_variables_are_the_ones_the_scripts_read():
+def test_the_documented_variables_match_those_in_the_scripts():
     texts = [path.read_text() for path in (REPO / "dalsegno", REPO / "test", *(REPO / "scripts").iterdir())]
     used = {name for text in texts for name in re.findall(r"\$\{(DALSEGNO_\w+)", text)}
     documented = set(re.findall(r"^# +(DALSEGNO_\w+)", (REPO / "scripts/setup.sh").read_text(), re.MULTILINE))

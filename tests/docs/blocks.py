@@ -1,4 +1,4 @@
-"""The fenced blocks of README and docs: finding them, running their commands, comparing what they say."""
+"""Find the fenced blocks of README and docs, run their commands, and compare their output."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted((R
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DALSEGNO = re.compile(r"(?:\./)?dalsegno (\w+)")
 
-# Commands that need no cluster, and leave none.
+# Commands that neither need nor create a cluster.
 CHEAP = {"init", "validate", "schema", "ckpt", "image"}
-# Lines that no test can run, and why.
+# Lines that no test can run, with the reason.
 NOT_RUN = {
-    "./dalsegno demo": "tests/cluster plays the same scene",
-    "./dalsegno COMMAND": "no command, but the form of all",
+    "./dalsegno demo": "tests/cluster runs the same scene",
+    "./dalsegno COMMAND": "not a command, but the form of all commands",
     "./dalsegno setup": "changes the machine; tests/test_setup.py",
     "./dalsegno setup --dev": "changes the machine; tests/test_setup.py",
-    "./test": "this is it",
-    "./test tests/test_architecture.py -x": "this is it",
+    "./test": "runs this test",
+    "./test tests/test_architecture.py -x": "runs a test",
     "./test --long": "takes hours",
     "./test --long container": "takes hours",
     "./test --long bookworm": "takes minutes, and builds a machine",
     "./test --long trixie": "takes an hour",
     "./test --long sid": "takes an hour",
     "UPDATE_GOLDEN=1 ./test tests/slurm && git diff tests/golden": "writes into the repository",
-    "rm -rf .venv": "removes what runs this test",
+    "rm -rf .venv": "removes the environment of this test",
     "sudo apt-get remove slurmctld slurmd slurmdbd slurmrestd slurm-client munge mariadb-server"
     " && sudo apt-get autoremove": "removes Slurm from the machine",
     ".venv/bin/python docs/field_tables.py": "writes into the repository; tests/docs/test_pages.py",
-    "srun --nodes 2 --ntasks-per-node 8 dalsegno bench ddp --model-mb 512": "wants sixteen GPUs; tests/bench",
-    "torchrun --nproc-per-node 8 --no-python dalsegno bench ddp --model-mb 512": "wants eight GPUs; tests/bench",
-    "dalsegno run --nodes 2 --nproc-per-node 8 --no-preload dalsegno bench ddp --model-mb 512": "wants sixteen GPUs",
-    "cd examples && torchrun --nproc-per-node 2 -m ladder ring": "from the root of a clone; tests/ladder",
+    "srun --nodes 2 --ntasks-per-node 8 dalsegno bench ddp --model-mb 512": "needs sixteen GPUs; tests/bench",
+    "torchrun --nproc-per-node 8 --no-python dalsegno bench ddp --model-mb 512": "needs eight GPUs; tests/bench",
+    "dalsegno run --nodes 2 --nproc-per-node 8 --no-preload dalsegno bench ddp --model-mb 512": "needs sixteen GPUs",
+    "cd examples && torchrun --nproc-per-node 2 -m ladder ring": "runs in the root of a clone; tests/ladder",
     "sudo benchmarks/up.py": "takes minutes",
     "sudo benchmarks/up.py --quick": "takes a minute",
     "sudo benchmarks/up.py --write": "takes minutes, and writes into the repository",
@@ -59,7 +59,7 @@ NOT_RUN = {
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block. The words after its language may say `file=NAME` (it is that file) and `faulty`."""
+    """One fenced block. After its language may follow `file=NAME` (its content is that file) and `faulty`."""
 
     page: Path
     line: int
@@ -78,7 +78,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """What a reader would type, and what the page says it answers (None: nothing is said of that)."""
+    """A command of a page, and the output that the page shows (None: the page shows none)."""
 
     where: str
     text: str
@@ -96,21 +96,21 @@ def every_block(*languages: str) -> list[Block]:
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """All that is to be typed, in order, but for what no test can run."""
+    """Yield the commands of a page in order, without those that no test can run."""
     for block in blocks(page):
         if block.language == "console":
-            yield from _dialogue(block)
+            yield from _console_commands(block)
         elif block.language == "sh" and not all(line in NOT_RUN for line in lines(block)):
             yield Command(block.where, block.text)
 
 
 def lines(block: Block) -> list[str]:
-    """The commands of a `sh` block, without their comments."""
+    """Return the commands of a `sh` block, without their comments."""
     bare = (re.sub(r"\s+# .*", "", line).strip() for line in block.text.splitlines())
     return [line for line in bare if line and not line.startswith("#")]
 
 
-def _dialogue(block: Block) -> Iterator[Command]:
+def _console_commands(block: Block) -> Iterator[Command]:
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         typed, _, answer = part.partition("\n")
         yield Command(block.where, typed, answer)
@@ -124,12 +124,9 @@ def needs_cluster(page: Path) -> bool:
     return any(set(DALSEGNO.findall(command.text)) - CHEAP for command in commands(page))
 
 
-# Running ----------------------------------------------------------------------------------------------------
-
-
-def play(page: Path, folder: Path, env: Mapping[str, str]) -> list[str]:
-    """Do in `folder` all that the page does; gives what came out otherwise than the page says."""
-    _furnish(page, folder)
+def run_page(page: Path, folder: Path, env: Mapping[str, str]) -> list[str]:
+    """Run the commands of a page in `folder`, and return those whose output differs from the page."""
+    _write_files(page, folder)
     path = f"{folder}{os.pathsep}{env['PATH']}"
     faults = []
     for command in commands(page):
@@ -138,14 +135,16 @@ def play(page: Path, folder: Path, env: Mapping[str, str]) -> list[str]:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300,
         )  # fmt: skip
         meant_to_fail = (command.answer or "").startswith("error:")
-        as_told = command.answer is None or matches(command.answer, done.stdout)
-        if not as_told or (done.returncode != 0) != meant_to_fail:
-            faults.append(f"{command.where}: `{command.text}` ended with {done.returncode} and said:\n{done.stdout}")
+        as_shown = command.answer is None or matches(command.answer, done.stdout)
+        if not as_shown or (done.returncode != 0) != meant_to_fail:
+            faults.append(
+                f"{command.where}: `{command.text}` exited with {done.returncode} and printed:\n{done.stdout}"
+            )
     return faults
 
 
-def _furnish(page: Path, folder: Path) -> None:
-    """The page's files, and `dalsegno` and `python` as commands in the folder."""
+def _write_files(page: Path, folder: Path) -> None:
+    """Write the files of the page, and `dalsegno` and `python` as commands, into the folder."""
     for block in blocks(page):
         if block.file:
             (folder / block.file).write_text(block.text)
@@ -155,12 +154,12 @@ def _furnish(page: Path, folder: Path) -> None:
         script.chmod(0o755)
 
 
-def matches(told: str, said: str) -> bool:
-    """Equal but for numbers and spacing; a line with only … stands for any lines."""
-    expected = "".join("(?:.*\n)*?" if line.strip() == "…" else f"{re.escape(line)}\n" for line in _plain(told))
-    return re.fullmatch(expected, "".join(f"{line}\n" for line in _plain(said))) is not None
+def matches(shown: str, printed: str) -> bool:
+    """Return whether both are equal except for numbers and spacing; a line with only … stands for any lines."""
+    expected = "".join("(?:.*\n)*?" if line.strip() == "…" else f"{re.escape(line)}\n" for line in _plain(shown))
+    return re.fullmatch(expected, "".join(f"{line}\n" for line in _plain(printed))) is not None
 
 
 def _plain(text: str) -> list[str]:
-    """Addresses, versions and times differ from run to run; so do the columns around them."""
+    """Remove what differs from run to run: addresses, versions, times, and the columns around them."""
     return [" ".join(re.sub(r"\d+(\.\d+)*", "0", line).split()) for line in text.rstrip("\n").split("\n")]

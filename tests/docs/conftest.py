@@ -1,4 +1,4 @@
-"""Pages that make clusters get the same kind of home as the tests on the real cluster."""
+"""Fixtures: pages that create clusters use the same kind of home as the cluster tests."""
 
 from tests.cluster.conftest import cache, cli
 

@@ -1,4 +1,4 @@
-"""What the pages show is true: files validate, commands answer as shown."""
+"""The examples on the pages are true: files validate, and commands print what is shown."""
 
 import os
 from pathlib import Path
@@ -21,20 +21,20 @@ from tests.docs.blocks import (
     matches,
     needs_cluster,
     needs_torch,
-    play,
+    run_page,
 )
 
 BASE = {"name": "name: demo", "target": "target: local", "partitions": "partitions: [{name: train, nodes: 2}]"}
 
 
 def whole(block: Block) -> str:
-    """An example may show only the section that it is about."""
+    """Return a whole cluster file for an example, which may show only one section."""
     keys = yaml.safe_load(block.text)
     return "\n".join([block.text, *(line for key, line in BASE.items() if key not in keys)])
 
 
 @pytest.mark.parametrize("block", every_block("yaml"), ids=lambda block: block.where)
-def test_every_file_is_valid_unless_it_is_said_to_be_faulty(block: Block):
+def test_every_cluster_file_is_valid_unless_marked_faulty(block: Block):
     if block.file == "job.yaml":
         assert parse_job(block.text, block.where).script
     elif "faulty" in block.words:
@@ -45,40 +45,42 @@ def test_every_file_is_valid_unless_it_is_said_to_be_faulty(block: Block):
 
 
 @pytest.mark.parametrize("block", every_block("sh"), ids=lambda block: block.where)
-def test_a_block_is_run_as_a_whole_or_not_at_all(block: Block):
+def test_a_block_is_run_completely_or_not_at_all(block: Block):
     known = [line for line in lines(block) if line in NOT_RUN]
-    assert known in ([], lines(block)), "add the rest to NOT_RUN with a reason, or move it to a block of its own"
+    assert known in ([], lines(block)), "add the rest to NOT_RUN with a reason, or move it to a separate block"
 
 
-def test_what_is_not_run_is_still_on_a_page():
+def test_every_line_in_not_run_is_still_on_a_page():
     assert set(NOT_RUN) <= {line for block in every_block("sh") for line in lines(block)}
 
 
-def test_every_block_is_of_a_kind_that_is_tested():
+def test_every_block_has_a_language_that_is_tested():
     assert {block.language for page in PAGES for block in blocks(page)} == {"yaml", "sh", "console", "python"}
-    assert all(block.file for block in every_block("python")), "a script is a file that the page's commands run"
+    assert all(block.file for block in every_block("python")), (
+        "every script has a file name, so that the commands of the page can run it"
+    )
 
 
 def without_cluster(torch: bool) -> list[Path]:
     return [page for page in PAGES if not needs_cluster(page) and needs_torch(page) == torch]
 
 
-@pytest.mark.cluster  # it needs none, but several Pythons that import torch
+@pytest.mark.cluster  # it needs no cluster, but several processes that import torch
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", without_cluster(torch=True), ids=lambda page: page.name)
-def test_commands_that_need_torch_answer_as_the_page_says(page: Path, tmp_path: Path):
+def test_commands_that_need_torch_print_what_the_page_shows(page: Path, tmp_path: Path):
     pytest.importorskip("torch")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "DALSEGNO_HOME": str(tmp_path / "home")}
-    assert play(page, tmp_path, env) == []
+    assert run_page(page, tmp_path, env) == []
 
 
 @pytest.mark.parametrize("page", without_cluster(torch=False), ids=lambda page: page.name)
-def test_commands_that_need_no_cluster_answer_as_the_page_says(page: Path, tmp_path: Path):
+def test_commands_that_need_no_cluster_print_what_the_page_shows(page: Path, tmp_path: Path):
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "DALSEGNO_HOME": str(tmp_path / "home")}
-    assert play(page, tmp_path, env) == []
+    assert run_page(page, tmp_path, env) == []
 
 
-def test_answers_are_compared_but_for_numbers_spacing_and_what_is_left_out():
+def test_output_is_compared_without_numbers_spacing_and_omitted_lines():
     assert matches("up after 1.0 s\n", "up after 12.34 s\n")
     assert matches("a\n…\nz\n", "a\nb\nc\nz\n") and matches("a\n…\nz\n", "a\nz\n")
     assert not matches("a\n…\nz\n", "a\nb\n")

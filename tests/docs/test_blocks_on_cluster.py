@@ -1,6 +1,6 @@
-"""Pages that make a cluster are played from top to bottom, each in a home of its own.
+"""Run the pages that create a cluster from top to bottom, each in a separate home.
 
-Not on the cluster that tests share: a page brings its own up, changes it and takes it down, as its reader would.
+They do not use the shared cluster of the tests: a page creates, changes and removes its own, as a reader would.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import Cli
-from tests.docs.blocks import PAGES, needs_cluster, play
+from tests.docs.blocks import PAGES, needs_cluster, run_page
 
 pytestmark = [
     pytest.mark.cluster,
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if needs_cluster(page)], ids=lambda page: page.name)
-def test_commands_answer_as_the_page_says(page: Path, cli: Cli):
+def test_commands_print_what_the_page_shows(page: Path, cli: Cli):
     folder = cli.home / "page"
     folder.mkdir()
-    assert play(page, folder, cli.env) == []
+    assert run_page(page, folder, cli.env) == []

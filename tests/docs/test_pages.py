@@ -1,4 +1,4 @@
-"""What the pages say of the program is what the program is: commands, fields, rooms, links."""
+"""The pages agree with the program: commands, fields, rooms, variables, links."""
 
 import importlib
 import re
@@ -18,27 +18,27 @@ ROW = re.compile(r"^\| `(\w+)` \| (.+) \|$", re.MULTILINE)
 
 
 def text_of(page: Path) -> str:
-    """Without its blocks, whose brackets are not links."""
+    """Return the text of a page without its blocks, whose brackets are not links."""
     return FENCE.sub("", page.read_text())
 
 
-def test_the_table_of_commands_is_that_of_the_program():
+def test_the_readme_lists_the_commands_of_the_program():
     readme = text_of(ROOT / "README.md").partition("## Commands")[2].partition("\n## ")[0]
     shown = dict(ROW.findall(readme))
     assert list(shown) == [*COMMANDS, "setup"]
     assert {name: shown[name] for name in COMMANDS} == COMMANDS
 
 
-def test_the_field_tables_are_those_of_the_model():
+def test_the_field_tables_match_the_model():
     page = PAGE.read_text()
     assert fill(page) == page, "run: .venv/bin/python docs/field_tables.py"
 
 
-def test_every_section_of_the_cluster_file_has_its_table():
+def test_every_section_of_the_cluster_file_has_a_table():
     assert set(marked(PAGE.read_text())) == {section.__name__ for section in sections(ClusterSpec)}
 
 
-def test_every_room_of_the_package_is_on_the_page_about_it():
+def test_the_architecture_page_names_every_room():
     page = (ROOT / "docs/architecture.md").read_text()
     folder = ROOT / "src/dalsegno"
     rooms = [f"{path.name}/" for path in folder.iterdir() if (path / "__init__.py").exists()]
@@ -46,9 +46,9 @@ def test_every_room_of_the_package_is_on_the_page_about_it():
     assert [room for room in (*rooms, *files) if f"`{room}`" not in page] == []
 
 
-def test_every_variable_that_the_program_knows_is_on_a_page():
+def test_every_environment_variable_is_on_a_page():
     sources = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    known = {name for name in VARIABLE.findall(sources) if not name.endswith("_")}  # that is how a family begins
+    known = {name for name in VARIABLE.findall(sources) if not name.endswith("_")}  # a prefix of several variables
     told = {name for page in PAGES for name in VARIABLE.findall(page.read_text())}
     assert "DALSEGNO_HOME" in known and known - told == set()
 
@@ -58,27 +58,24 @@ def test_the_readme_lists_every_page():
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - listed == set()
 
 
-def test_the_page_on_security_says_who_is_trusted_what_is_root_and_how_to_report():
+def test_the_security_page_has_its_three_main_sections():
     sections = re.findall(r"^## (.+)$", (ROOT / "docs/security.md").read_text(), re.MULTILINE)
     assert {"Who is trusted", "What runs with root's rights", "Reporting a vulnerability"} <= set(sections)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
-def test_every_link_leads_somewhere(page: Path):
+def test_every_link_has_a_target(page: Path):
     inside = [link for link in LINK.findall(text_of(page)) if "://" not in link]
-    assert [link for link in inside if not leads_somewhere(page, link)] == []
+    assert [link for link in inside if not has_target(page, link)] == []
 
 
-def leads_somewhere(page: Path, link: str) -> bool:
+def has_target(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     target = page.parent / path if path else page
     if not target.exists():
         return False
     headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE) if anchor else []
     return not anchor or anchor in {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
-
-
-# The measured table --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -90,7 +87,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize(
     ("script", "row"), [("up", "| 4 virtual hosts"), ("restart", "| worker killed"), ("recovery", "| power cut: known")]
 )
-def test_the_measured_tables_have_their_place_and_are_there(table: ModuleType, script: str, row: str):
+def test_the_performance_page_has_the_measured_tables(table: ModuleType, script: str, row: str):
     page = (ROOT / "docs/performance.md").read_text()
     begin, end = marks(table, script)
     measured = page.partition(begin)[2].partition(end)[0]
@@ -101,7 +98,7 @@ def marks(table: ModuleType, script: str) -> tuple[str, str]:
     return tuple(table.MARK.format(script=script, which=which) for which in ("begin", "end"))
 
 
-def test_a_new_table_takes_the_place_of_the_old_one(table: ModuleType):
+def test_a_new_table_replaces_the_old_one(table: ModuleType):
     begin, end = marks(table, "up")
     page = f"before\n{begin}\nold\n{end}\nafter\n"
     assert table.put_between_markers(page, "new", "up") == f"before\n{begin}\n\nnew\n\n{end}\nafter\n"

@@ -1,7 +1,7 @@
 """One of several processes that try every rung: `python -m tests.ladder.ranks FOLDER RANK PORT`.
 
-All three play in a world of three, then the first two in a world of two, and each writes down what it saw. One start of
-processes for all rungs: what takes its time is torch's import.
+All three run with three ranks, then the first two with two ranks, and each writes its results to a file. The processes
+start once for all rungs, because the import of torch takes most of the time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ODD_CAP_MB = 100 / 2**20  # several buckets, of uneven size
 
 
 class Odd(nn.Module):
-    """Odd shapes, two dtypes, a scalar, a buffer, a frozen parameter; one that nobody uses, one that only some do."""
+    """A model with odd shapes, two dtypes, a scalar, a buffer, a frozen parameter and parameters used by some ranks."""
 
     def __init__(self, seed: int, detour: bool) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def _backward(rung: Any) -> None:
 
 
 def differences(ours: list[Any], theirs: list[Any]) -> list[str]:
-    """Where two lists of gradients are not the same: both missing, or equal but for the order of summation."""
+    """Return the differences of two lists of gradients: both missing, or equal except for the order of summation."""
     found = []
     for at, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if one is None or other is None:

@@ -1,4 +1,4 @@
-"""Every rung leaves the gradients that torch's DDP leaves, and sends what it says it sends."""
+"""Every rung produces the gradients of torch's DDP, and its counts match what it sends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Found = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where three processes have tried every rung, in a world of three and in one of two."""
+    """The folder in which three processes wrote their results for every rung, with three ranks and with two."""
     folder = tmp_path_factory.mktemp("ladder")
     path = os.pathsep.join(str(ROOT / part) for part in ("", "src", "examples"))
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -52,32 +52,32 @@ def size(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def found(folder: Path, size: int) -> Found:
-    """What was seen, by rank."""
+    """The results, by rank."""
     seen = [json.loads((folder / f"found-{rank}.json").read_text())[str(size)] for rank in range(size)]
     return {what: [each[what] for each in seen] for what in seen[0]}
 
 
 @pytest.mark.parametrize("rung", [*OURS, "ddp"])
-def test_gradients_are_ddps_also_of_parameters_that_all_or_some_ranks_did_not_use(rung: str, found: Found, size: int):
+def test_gradients_match_ddp_for_parameters_that_some_or_all_ranks_did_not_use(rung: str, found: Found, size: int):
     assert found[f"unused by all or some: {rung}"] == [[]] * size
 
 
 @pytest.mark.parametrize("rung", [*OURS, "ddp", "data-parallel"])
-def test_gradients_are_ddps_where_all_ranks_use_the_same(rung: str, found: Found, size: int):
+def test_gradients_match_ddp_when_all_ranks_use_the_same_parameters(rung: str, found: Found, size: int):
     assert found[f"used by all: {rung}"] == [[]] * size
 
 
 @pytest.mark.parametrize("rung", [*OURS, "ddp", "data-parallel"])
-def test_all_ranks_start_from_rank_0s_weights_and_buffers(rung: str, found: Found, size: int):
+def test_all_ranks_start_with_the_weights_and_buffers_of_rank_0(rung: str, found: Found, size: int):
     start = found[f"start: {rung}"]
     assert start == [start[0]] * size
 
 
-def test_without_find_unused_what_nobody_used_counts_as_zero_and_nobody_waits_for_ever(found: Found, size: int):
+def test_without_find_unused_an_unused_parameter_counts_as_zero_and_no_rank_hangs(found: Found, size: int):
     assert found["zero instead of missing"] == [True] * size
 
 
-def test_buckets_are_in_reverse_order_of_one_dtype_each_and_closed_at_the_cap(found: Found):
+def test_buckets_are_in_reverse_order_with_one_dtype_and_closed_at_the_cap(found: Found):
     # Backwards: second (60 B), sometimes' bias (80 B) and weight (180 B) | never (32 B), first's bias (52 B) and weight
     # (192 B) | the double (24 B) and the scalar (4 B) never reach the cap of 100 B, and do not mix.
     assert found["buckets"][0] == [
@@ -88,14 +88,14 @@ def test_buckets_are_in_reverse_order_of_one_dtype_each_and_closed_at_the_cap(fo
     ]
 
 
-# ---- traffic of a model with gradients of 48, 12, 24 and 8 bytes, in buckets of 44 and 48 bytes
+# Traffic of a model with gradients of 48, 12, 24 and 8 bytes, in buckets of 44 and 48 bytes
 
 
 def sums(found: Found, rung: str, field: str) -> list[int]:
     return [each[field] for each in found[f"traffic: {rung}"]]
 
 
-def test_gathering_makes_rank_0_send_and_receive_for_all(found: Found, size: int):
+def test_gather_makes_rank_0_send_and_receive_for_all(found: Found, size: int):
     others = size - 1
     assert sums(found, "gather", "messages") == [4 * others, *[4] * others]
     assert sums(found, "gather", "sent_bytes") == [92 * others, *[92] * others]
@@ -103,21 +103,21 @@ def test_gathering_makes_rank_0_send_and_receive_for_all(found: Found, size: int
     assert sums(found, "gather", "computed") == [False] * size
 
 
-def test_one_all_reduce_per_parameter_is_four_and_per_bucket_two(found: Found, size: int):
+def test_four_parameters_need_four_all_reduces_and_two_buckets_two(found: Found, size: int):
     assert sums(found, "per-parameter", "calls") == [4] * size
     for rung in ("buckets", "overlap", "ddp"):
         assert sums(found, rung, "calls") == [2] * size
         assert sums(found, rung, "messages") == [2 * 2 * (size - 1)] * size
 
 
-def test_bytes_of_an_all_reduce_are_computed_as_those_of_a_ring(found: Found, size: int):
+def test_the_bytes_of_an_all_reduce_are_those_of_a_ring(found: Found, size: int):
     expected = {2: 44 + 48, 3: 44 * 4 // 3 + 48 * 4 // 3}[size]
     for rung in ("buckets", "overlap", "ddp"):
         assert sums(found, rung, "sent_bytes") == sums(found, rung, "received_bytes") == [expected] * size
         assert sums(found, rung, "computed") == [True] * size
 
 
-def test_the_ring_sends_what_the_formula_says_to_the_byte(found: Found, size: int):
+def test_the_ring_sends_exactly_what_the_formula_says(found: Found, size: int):
     # 11 numbers on three ranks are chunks of 4, 4 and 3: who sends the short one twice sends less.
     assert sums(found, "ring", "sent_bytes") == {2: [92, 92], 3: [124, 124, 120]}[size]
     assert sum(sums(found, "ring", "sent_bytes")) == 2 * (size - 1) * 92
@@ -125,7 +125,7 @@ def test_the_ring_sends_what_the_formula_says_to_the_byte(found: Found, size: in
     assert sums(found, "ring", "computed") == [False] * size
 
 
-def test_the_example_runs_by_itself(folder: Path):
+def test_the_example_runs_as_a_program(folder: Path):
     said = (folder / "said").read_text()
     assert "ring: rank 0 in 3 steps: Tally(calls=" in said
     assert "largest difference to DDP's gradients: " in said
