@@ -45,6 +45,23 @@ def test_a_copy_arrives_and_a_state_can_be_made_of_it(node: NewNode) -> None:
     assert shared and own and same(state_of(shared, own), state)
 
 
+def test_copy_and_fetch_recreate_a_removed_folder(node: NewNode) -> None:
+    """Another run of the user that ends on the node removes the empty folder."""
+    one, other = pair(node)
+    other.ready()
+    other.folder.rmdir()
+    one.commit(filled(7, rank=3, world=8))
+    one.until(one.sent)
+    assert [copy.record.step for copy in other.copies()] == [7]
+    assert other.folder.stat().st_mode & 0o777 == 0o700
+    third = node("third")
+    third.keep()
+    third.ready()
+    third.folder.rmdir()
+    assert third.fetch(3, 7, own=[other.address], shared=[one.address])["ok"]
+    assert third.folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_ranks_take_turns_and_each_has_its_copy(node: NewNode) -> None:
     one, other = pair(node)
     for step in (1, 2):

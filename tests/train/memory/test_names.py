@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.memory.files import SlotName, alive_name, left_by, parse_slot, safe_name, slots_of, sweep
+from dalsegno.train.memory.files import (
+    SlotName,
+    alive_name,
+    create_own,
+    left_by,
+    parse_slot,
+    remove_folder,
+    safe_name,
+    slots_of,
+    sweep,
+)
 
 RUNS = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9.-]{0,30}\Z")
 SLOTS = st.builds(SlotName, RUNS, st.integers(0, 9999), st.integers(0, 9), st.booleans())
@@ -59,3 +70,31 @@ def test_a_run_finds_and_sweeps_its_own_files_only(tmp_path: Path) -> None:
 
 def test_no_folder_holds_no_slots(tmp_path: Path) -> None:
     assert slots_of("a", tmp_path / "none") == []
+
+
+def test_file_is_created_while_other_runs_remove_the_empty_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "dalsegno.1"
+    done = threading.Event()
+
+    def remove_until_done() -> None:
+        while not done.is_set():
+            remove_folder(folder)
+
+    remover = threading.Thread(target=remove_until_done)
+    remover.start()
+    try:
+        for number in range(2000):
+            os.close(create_own(folder / str(number)))
+            (folder / str(number)).unlink()
+    finally:
+        done.set()
+        remover.join()
+
+
+def test_recreated_folder_is_private_and_a_foreign_one_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "dalsegno.1"
+    os.close(create_own(folder / "a.0.0"))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o770)
+    with pytest.raises(PermissionError):
+        create_own(folder / "a.0.1")

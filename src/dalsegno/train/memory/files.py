@@ -76,9 +76,15 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int | None:
 
 
 def create_own(path: Path) -> int:
-    """Create the file; whatever bears its name is removed. A folder that was swept meanwhile is made again."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path.parent, 0o700)
+    """Create the file, in place of any file of that name. Create its folder again if another run has removed it."""
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path.parent, 0o700)
+        with contextlib.suppress(FileNotFoundError):  # a run that ended removed the empty folder just now
+            return _create_in_private(path)
+
+
+def _create_in_private(path: Path) -> int:
     with _private(path.parent) as folder:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=folder)

@@ -46,7 +46,10 @@ def check_room(needed: int, room: FreeMemory, slots: int, ranks: int = 1) -> Non
 
 
 def read_room(folder: Path, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> FreeMemory:
-    disk = os.statvfs(folder if folder.exists() else folder.parent)  # the last run of ours to end has removed it
+    try:
+        disk = os.statvfs(folder)
+    except FileNotFoundError:  # a run that ended has removed the empty folder
+        disk = os.statvfs(folder.parent)
     return FreeMemory(disk.f_bavail * disk.f_frsize, _available(proc), _below_limit(proc, cgroups), str(folder))
 
 
