@@ -22,7 +22,7 @@ def test_alone_it_trains_and_a_second_start_has_nothing_left_to_do(launcher: Lau
     first, second = (launcher.run(*line, program=ALONE) for _ in range(2))
     assert_well(first), assert_well(second)
     assert list(losses(first)) == list(range(2 * 2048 // 128)) and losses(second) == {}
-    assert "going on from step 32 (disk)" in second.stderr
+    assert "resuming from step 32 (disk)" in second.stderr
     assert os.readlink(launcher.folder / "checkpoints/ddp/latest") == "step-000000000032"
 
 
@@ -52,7 +52,7 @@ def test_plain_torchrun_started_again_goes_on_from_disk(launcher: Launcher) -> N
     killed = launcher.run(*PAIR, str(FRAIL), "SIGKILL", "1", "90", *words, "killed", program=TORCHRUN)
     again = launcher.run(*PAIR, *words, "killed", program=TORCHRUN)
     assert_well(undisturbed), assert_well(again)
-    assert killed.returncode == 1 and "what is saved goes to disk only" in killed.stderr
+    assert killed.returncode == 1 and "saving to disk only" in killed.stderr
     assert losses(killed, again) == losses(undisturbed)
 
 

@@ -141,7 +141,7 @@ def test_snapshots_in_a_folder_that_another_user_made_first_are_not_there(run: s
     assert as_user(VICTIM, lambda: str(own_folder())) == f"{folder}.1", "and it is found again"
 
 
-@pytest.mark.parametrize("kind", ["link", "file", "open to others"])
+@pytest.mark.parametrize("kind", ["link", "file", "accessible to others"])
 def test_a_folder_that_is_none_or_is_open_to_others_is_not_used(run: str, loaded: Path, kind: str) -> None:
     folder = SHM / f"dalsegno.{VICTIM}"
 
@@ -154,12 +154,12 @@ def test_a_folder_that_is_none_or_is_open_to_others_is_not_used(run: str, loaded
             folder.mkdir()
             folder.chmod(0o777)
 
-    as_user(VICTIM if kind == "open to others" else ATTACKER, prepare)
+    as_user(VICTIM if kind == "accessible to others" else ATTACKER, prepare)
     assert as_user(VICTIM, lambda: str(own_folder())) == f"{folder}.1"
 
 
 def test_a_file_in_the_victims_own_folder_is_checked_too(run: str, loaded: Path) -> None:
-    """A folder of the victim's may have been open to others for a moment."""
+    """A folder of the victim's may have been accessible to others for a moment."""
 
     def leave_open() -> None:
         own_folder().chmod(0o777)

@@ -1,4 +1,4 @@
-"""What differs between ranks that should hold the same: statistics are the first rank's, all else is told of."""
+"""Tensors that differ between ranks: statistics are taken from the first rank, all others are warned of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dalsegno.train.state import Objects, Piece, TrainingState, take
 
 
 def trained(rank: int) -> Any:
-    """As under DDP: the same parameters on every rank, statistics of each rank's own batches."""
+    """Return a model as under DDP: equal parameters on every rank, statistics of each rank's own batches."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 300), torch.nn.BatchNorm1d(300), torch.nn.BatchNorm1d(300))
     torch.manual_seed(rank)
@@ -31,7 +31,7 @@ def state_of(model: Any, rank: int, world: int = 4) -> TrainingState:
 
 
 def written(folder: Path, models: list[Any]) -> tuple[dict[str, Any], list[str]]:
-    """The tensors of the checkpoint that these ranks make, and what was said."""
+    """Return the tensors of the checkpoint that these ranks write, and the warnings."""
     said: list[str] = []
     for rank, model in enumerate(models):
         write_share(folder, state_of(model, rank, len(models)), "run", 1)
@@ -50,36 +50,36 @@ def test_statistics_on_disk_are_those_of_the_first_rank(tmp_path: Path) -> None:
     assert said == []
 
 
-def test_in_memory_every_rank_keeps_its_own() -> None:
+def test_snapshot_keeps_the_statistics_of_each_rank() -> None:
     pieces = {piece.key: piece for piece in state_of(trained(2), rank=2).pieces}
     assert not pieces["model.1.running_mean"].shared and pieces["model.0.weight"].shared
 
 
-def test_large_tables_of_numbers_are_no_statistics() -> None:
+def test_large_integer_buffers_are_not_statistics() -> None:
     model = torch.nn.Module()
     model.register_buffer("mask", torch.ones(512, 512, dtype=torch.bool))
     model.register_buffer("mean", torch.ones(512, 512))
     assert Objects({"model": model}).apart() == {"model.mean"}
 
 
-def test_parameters_that_differ_between_ranks_are_told_of_by_name(tmp_path: Path) -> None:
+def test_parameters_that_differ_between_ranks_are_warned_of_by_name(tmp_path: Path) -> None:
     models = [trained(rank) for rank in range(3)]
     with torch.no_grad():
         models[2][0].weight[5, 1] += 1e-6
     _, said = written(tmp_path, models)
-    (words,) = said
-    assert "ranks 0 and 2 do not hold the same model.0.weight:" in words
+    (warning,) = said
+    assert "ranks 0 and 2 have different values of model.0.weight:" in warning
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64])
-def test_a_print_is_of_the_values_however_they_lie(dtype: Any) -> None:
+def test_fingerprint_depends_on_values_not_on_memory_layout(dtype: Any) -> None:
     values = torch.arange(12).reshape(3, 4).to(dtype)
     assert print_of(values) == print_of(values.t().contiguous().t())
     assert print_of(values) != print_of(values.flip(0))
     assert isinstance(print_of(torch.empty(0, dtype=dtype)), int) and isinstance(print_of(values[0, 0]), int)
 
 
-def test_a_snapshot_with_statistics_of_its_own_serves_any_number_of_ranks(tmp_path: Path) -> None:
+def test_snapshot_with_rank_statistics_does_not_count_as_sharded(tmp_path: Path) -> None:
     slots = Slots("apart", 1, 1, folder=tmp_path)
     record = slots.write(state_of(trained(1), rank=1))
     shard = Piece("w", torch.ones(2), (4,), (2,), shared=False)

@@ -1,4 +1,4 @@
-"""What one rank writes all can read; the first to write a word may keep it."""
+"""The board of a run: all ranks read what one writes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def at_once(calls: list[Callable[[], None]]) -> None:
         thread.join(60)
 
 
-def test_what_one_writes_the_others_read() -> None:
+def test_entry_of_one_rank_is_read_by_others() -> None:
     one, other = ranks(2)
     one.write("disk", 12)
     other.write("memory", [3, 1])
     assert one.read() == other.read() == {"disk": 12, "memory": [3, 1]}
 
 
-def test_no_word_is_lost_when_all_write_at_once() -> None:
+def test_no_entry_is_lost_when_all_ranks_write_at_once() -> None:
     boards = ranks(8)
-    at_once([lambda board=board, n=n: board.write(f"word{n}", n) for n, board in enumerate(boards)])  # type: ignore[misc]
-    assert boards[0].read() == {f"word{n}": n for n in range(8)}
+    at_once([lambda board=board, n=n: board.write(f"entry{n}", n) for n, board in enumerate(boards)])  # type: ignore[misc]
+    assert boards[0].read() == {f"entry{n}": n for n in range(8)}
 
 
-def test_the_first_to_stop_says_where() -> None:
+def test_first_write_of_stop_wins() -> None:
     boards = ranks(8)
     calls = [lambda board=board, n=n: board.write("stop", n, replace=False) for n, board in enumerate(boards)]  # type: ignore[misc]
     at_once(calls)
@@ -49,24 +49,24 @@ def test_the_first_to_stop_says_where() -> None:
     assert boards[2].read()["stop"] == stop
 
 
-def test_everyone_hears_everyone() -> None:
-    boards, heard = ranks(3), {}
+def test_gather_returns_the_values_of_all_ranks() -> None:
+    boards, gathered = ranks(3), {}
 
-    def speak(rank: int) -> None:
-        heard[rank] = boards[rank].gather("subject", rank * 10)
+    def gather(rank: int) -> None:
+        gathered[rank] = boards[rank].gather("subject", rank * 10)
 
-    at_once([lambda rank=rank: speak(rank) for rank in range(3)])  # type: ignore[misc]
-    assert heard == {rank: [0, 10, 20] for rank in range(3)}
+    at_once([lambda rank=rank: gather(rank) for rank in range(3)])  # type: ignore[misc]
+    assert gathered == {rank: [0, 10, 20] for rank in range(3)}
 
 
-def test_a_single_rank_needs_no_store() -> None:
+def test_single_rank_needs_no_store() -> None:
     board = OwnBoard()
     board.write("stop", 1)
     board.write("stop", 2, replace=False)
     assert (board.read(), board.gather("x", 5)) == ({"stop": 1}, [5])
 
 
-def test_a_second_board_on_the_same_store_knows_nothing_of_the_first() -> None:
+def test_boards_on_the_same_store_are_independent() -> None:
     store = torch.distributed.HashStore()
     first, second = (StoreBoard(store, 0, 1, number) for number in range(2))
     first.write("stop", 7)
@@ -74,16 +74,16 @@ def test_a_second_board_on_the_same_store_knows_nothing_of_the_first() -> None:
     assert (second.read(), second.gather("disk", "new")) == ({}, ["new"])
 
 
-def test_a_slow_disk_outlasts_the_timeout_that_the_script_chose_for_its_collectives() -> None:
+def test_gather_waits_longer_than_the_timeout_for_collectives() -> None:
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(milliseconds=200))
     other = torch.distributed.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(milliseconds=200))
-    boards, heard = [StoreBoard(store, 0, 2), StoreBoard(other, 1, 2)], {}
+    boards, gathered = [StoreBoard(store, 0, 2), StoreBoard(other, 1, 2)], {}
     reading = threading.Event()
 
-    def speak(rank: int) -> None:
+    def gather(rank: int) -> None:
         if rank == 0:
             reading.wait(0.6)
-        heard[rank] = boards[rank].gather("disk", rank)
+        gathered[rank] = boards[rank].gather("disk", rank)
 
-    at_once([lambda rank=rank: speak(rank) for rank in range(2)])  # type: ignore[misc]
-    assert heard == {0: [0, 1], 1: [0, 1]}
+    at_once([lambda rank=rank: gather(rank) for rank in range(2)])  # type: ignore[misc]
+    assert gathered == {0: [0, 1], 1: [0, 1]}

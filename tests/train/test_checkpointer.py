@@ -1,4 +1,4 @@
-"""A loop of one process: what is refused, and who is at work. No step is saved here: savers are processes."""
+"""The loops of one process: errors, signals and resuming."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def made(folder: Path, **options: Any) -> Checkpointer:
     return Checkpointer(folder, model=torch.nn.Linear(2, 2), disk_every=None, **options)
 
 
-def test_a_step_that_is_not_reported_and_one_that_is_reported_twice_are_refused(tmp_path: Path) -> None:
+def test_step_that_is_not_reported_is_refused(tmp_path: Path) -> None:
     ckpt = made(tmp_path)
     loop = ckpt.steps(5)
     next(loop)
@@ -32,17 +32,17 @@ def test_a_step_that_is_not_reported_and_one_that_is_reported_twice_are_refused(
     next(loop)
 
 
-def test_one_checkpointer_is_at_work_in_a_folder_the_newest(tmp_path: Path) -> None:
+def test_only_the_newest_checkpointer_of_a_folder_is_active(tmp_path: Path) -> None:
     first, second, elsewhere = made(tmp_path / "a"), made(tmp_path / "a"), made(tmp_path / "b")
     loops = [each.steps(5) for each in (first, elsewhere, second)]
     assert [next(loop) for loop in loops] == [0, 0, 0]
     second.done(0)
     elsewhere.done(0)
-    with pytest.raises(CheckpointError, match="another one at work"):
+    with pytest.raises(CheckpointError, match="another one using"):
         first.done(0)
 
 
-# Loops of one's own: each does ten steps that draw random numbers, and is interrupted after the fourth.
+# Custom loops: each does ten steps that draw random numbers, and is interrupted after the fourth.
 
 STEPS = """
     for step in ckpt.steps(10):
@@ -65,7 +65,7 @@ WITH = """
             ckpt.done()
 """
 
-# The shape of Hugging Face's TrainerCallback: the loop is the trainer's.
+# The shape of Hugging Face's TrainerCallback: the trainer owns the loop.
 HUGGING_FACE = """
     class Callback:
         def on_train_begin(self, args, state, control, **more):
@@ -83,7 +83,7 @@ HUGGING_FACE = """
     callback.on_train_end(None, None, None)
 """
 
-# The shape of a Lightning callback: another thread of control, the same three moments.
+# The shape of a Lightning callback: another control flow, the same three calls.
 LIGHTNING = """
     class Callback:
         def on_train_start(self, trainer, module):
@@ -140,7 +140,7 @@ def write_loop(folder: Path, loop: str) -> Path:
 
 
 def run_loop(folder: Path, loop: str, stop_at: int = -1) -> tuple[int, str, str]:
-    """Exit code, output and errors of the script, in a process that was forked: it need not import torch again."""
+    """Run the script in a forked process, which has torch loaded. Return exit code, output and errors."""
     script = write_loop(folder, loop)
 
     def run() -> None:
@@ -162,33 +162,33 @@ def run_loop(folder: Path, loop: str, stop_at: int = -1) -> tuple[int, str, str]
 
 @pytest.fixture(scope="module")
 def at_once(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the script prints that is never interrupted."""
-    code, told, errors = run_loop(tmp_path_factory.mktemp("at-once"), STEPS)
+    """Return the output of the script without an interruption."""
+    code, output, errors = run_loop(tmp_path_factory.mktemp("at-once"), STEPS)
     assert code == 0, errors
-    return told
+    return output
 
 
 @pytest.mark.parametrize("loop", [WHILE, WITH, HUGGING_FACE, LIGHTNING], ids=["while", "with", "hf", "lightning"])
-def test_a_loop_of_ones_own_stops_at_a_signal_and_goes_on_with_the_same_numbers(
+def test_custom_loop_stops_at_a_signal_and_resumes_with_the_same_numbers(
     tmp_path: Path, loop: str, at_once: str
 ) -> None:
     code, _, errors = run_loop(tmp_path, loop, stop_at=4)
     assert code == 75 and "saved step 5, stopping" in errors, errors
-    code, told, errors = run_loop(tmp_path, loop)
-    assert code == 0 and "going on from step 5" in errors, errors
-    assert told == at_once and told.split()[2:] == ["10", "10"]
-    assert os.readlink(tmp_path / "ckpt" / "latest") == "step-000000000010", "the last step is saved unasked"
+    code, output, errors = run_loop(tmp_path, loop)
+    assert code == 0 and "resuming from step 5" in errors, errors
+    assert output == at_once and output.split()[2:] == ["10", "10"]
+    assert os.readlink(tmp_path / "ckpt" / "latest") == "step-000000000010", "the last step is always saved"
 
 
-def test_done_before_the_loop_began_is_refused_at_the_first_step(tmp_path: Path) -> None:
-    """A resumed training would go on with other random numbers, and nobody would know."""
+def test_done_before_begin_is_refused(tmp_path: Path) -> None:
+    """Otherwise a resumed training would silently draw other random numbers."""
     with pytest.raises(CheckpointError, match=r"call begin\(\) before the first step"):
         made(tmp_path).done()
     with pytest.raises(CheckpointError, match="before the loop began"):
         made(tmp_path).finish()
 
 
-def test_begin_hears_signals_and_an_error_inside_with_saves_nothing(tmp_path: Path) -> None:
+def test_begin_installs_signal_handlers_and_an_error_saves_nothing(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ZeroDivisionError), made(tmp_path) as ckpt:
         assert signal.getsignal(signal.SIGTERM) != before
@@ -197,7 +197,7 @@ def test_begin_hears_signals_and_an_error_inside_with_saves_nothing(tmp_path: Pa
     assert signal.getsignal(signal.SIGTERM) == before and not (tmp_path / "latest").exists()
 
 
-def test_a_script_that_ends_without_finish_is_told_what_it_has_lost(tmp_path: Path) -> None:
+def test_script_that_ends_without_finish_prints_what_was_saved(tmp_path: Path) -> None:
     script = write_loop(tmp_path, WHILE.replace("    ckpt.finish()\n", ""))
     argv = [sys.executable, str(script), str(tmp_path / "ckpt"), "-1"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -213,6 +213,6 @@ def test_a_script_that_ends_without_finish_is_told_what_it_has_lost(tmp_path: Pa
         ({"model": torch.nn.Linear(1, 1)}, "`model` is given twice"),
     ],
 )
-def test_what_cannot_be_a_ranks_own_is_refused(tmp_path: Path, given: Any, why: str) -> None:
+def test_invalid_per_rank_object_is_refused(tmp_path: Path, given: Any, why: str) -> None:
     with pytest.raises(CheckpointError, match=why):
         made(tmp_path, per_rank=given)

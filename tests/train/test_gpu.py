@@ -40,7 +40,7 @@ class Training:
         self.opt.step()
 
     def captured(self) -> Callable[[], None]:
-        """The same step, replayed by a graph."""
+        """Return the same step, replayed by a CUDA graph."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.step()
@@ -77,7 +77,7 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def torn(training: Training, keeping: Keeping, step: Callable[[], None], steps: range) -> dict[int, list[str]]:
-    """Trains on while each snapshot is copied; what is in memory and not as it was."""
+    """Train while each snapshot is copied. Return the tensors in memory that differ from their step."""
     wrong = {}
     for number in steps:
         torch.cuda.synchronize()
@@ -90,7 +90,7 @@ def torn(training: Training, keeping: Keeping, step: Callable[[], None], steps: 
     return wrong
 
 
-def test_steps_that_are_announced_are_waited_for(keeping: Keeping, said: list[str]) -> None:
+def test_optimizer_step_waits_for_the_copy(keeping: Keeping, said: list[str]) -> None:
     training = Training()
     training.step()
     keeping.step_done()
@@ -98,8 +98,8 @@ def test_steps_that_are_announced_are_waited_for(keeping: Keeping, said: list[st
     assert sorted(held()) == [3, 4, 5] and said == []
 
 
-def test_no_snapshot_is_torn_by_the_steps_of_a_graph(keeping: Keeping, said: list[str]) -> None:
-    """The first one is begun after a step that was announced, as those before the capture are."""
+def test_snapshots_are_consistent_with_cuda_graph_steps(keeping: Keeping, said: list[str]) -> None:
+    """The first snapshot begins after an announced step, as before a capture."""
     training = Training()
     for _ in range(3):
         training.step()
@@ -107,4 +107,4 @@ def test_no_snapshot_is_torn_by_the_steps_of_a_graph(keeping: Keeping, said: lis
     replay = training.captured()
     assert torn(training, keeping, replay, range(1, 6)) == {}
     assert sorted(held()) == [3, 4, 5]
-    assert [words for words in said if "CUDA graph" in words] == said and len(said) == 1
+    assert [warning for warning in said if "CUDA graph" in warning] == said and len(said) == 1

@@ -1,4 +1,4 @@
-"""A snapshot holds the step it was taken at, whatever the training does while it is copied."""
+"""A snapshot holds the step at which it was taken, whatever training does during the copy."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def keeping(tmp_path: Path, said: list[str]) -> Iterator[Keeping]:
 
 @pytest.fixture
 def under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However quick the machine, a copy is not known to be complete before it is waited for."""
+    """Make every copy look incomplete until it is waited for, even on a fast machine."""
     monkeypatch.setattr(Beside, "done", lambda copy: False)
 
 
 class Training:
-    """Large enough that its copy takes a while, with statistics that change in the forward pass."""
+    """A model large enough that its copy takes a while, with statistics that change in the forward pass."""
 
     def __init__(self, optimizer: bool = True) -> None:
         torch.manual_seed(1)
@@ -80,7 +80,7 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [key for key in one if not torch.equal(one[key], other[key])]
 
 
-def test_what_the_next_step_changes_is_copied_before_it_does(keeping: Keeping) -> None:
+def test_tensors_are_copied_before_the_next_step_changes_them(keeping: Keeping) -> None:
     training = Training()
     training.step()
     for step in range(1, 6):
@@ -90,10 +90,10 @@ def test_what_the_next_step_changes_is_copied_before_it_does(keeping: Keeping) -
         training.step()
         keeping.settle(wait=True)
         assert differing(before, held(step)) == []
-        assert len(differing(before, training.values())) > 5, "the training has gone on"
+        assert len(differing(before, training.values())) > 5, "training has continued"
 
 
-def test_a_model_whose_optimizer_is_not_known_is_copied_at_once(keeping: Keeping) -> None:
+def test_model_without_a_known_optimizer_is_copied_at_once(keeping: Keeping) -> None:
     training = Training(optimizer=False)
     before = training.values()
     keeping.keep(training.state(1), training.objects.steady(), save=False)
@@ -106,13 +106,13 @@ def test_a_model_whose_optimizer_is_not_known_is_copied_at_once(keeping: Keeping
 
 
 def swap(training: Training) -> None:
-    """As an average is swapped in, by some: torch counts no change."""
+    """Change parameters through `.data`, which torch does not count as a change."""
     for parameter in training.model.parameters():
         parameter.data.zero_()
 
 
-def test_what_no_optimizer_announces_is_copied_at_once(keeping: Keeping) -> None:
-    """As when a CUDA graph replays the steps."""
+def test_tensors_are_copied_at_once_if_no_optimizer_announces_changes(keeping: Keeping) -> None:
+    """This is the case when a CUDA graph replays the steps."""
     training = Training()
     training.step()
     keeping.step_done()
@@ -125,7 +125,7 @@ def test_what_no_optimizer_announces_is_copied_at_once(keeping: Keeping) -> None
         assert differing(before, held(step)) == []
 
 
-def test_a_copy_that_a_step_has_passed_without_a_word_is_dropped_and_the_next_made_at_once(
+def test_copy_is_dropped_after_an_unannounced_step_and_later_ones_are_synchronous(
     keeping: Keeping, said: list[str], under_way: None
 ) -> None:
     training = Training()
@@ -136,7 +136,7 @@ def test_a_copy_that_a_step_has_passed_without_a_word_is_dropped_and_the_next_ma
     keeping.step_done()
     assert steps_held() == []
     assert "call settle()" in said[0] and keeping.counted.skipped == 1
-    assert keeping.hear(), "it will be tried again"
+    assert keeping.collect_results(), "a later save will be tried"
     before = training.values()
     keeping.keep(training.state(2), training.objects.steady(), save=False)
     training.step()
@@ -144,9 +144,7 @@ def test_a_copy_that_a_step_has_passed_without_a_word_is_dropped_and_the_next_ma
     assert differing(before, held(2)) == [] and len(said) == 2
 
 
-def test_a_copy_under_which_parameters_were_changed_by_hand_is_dropped(
-    keeping: Keeping, said: list[str], under_way: None
-) -> None:
+def test_copy_is_dropped_if_parameters_change_during_it(keeping: Keeping, said: list[str], under_way: None) -> None:
     training = Training()
     training.step()
     keeping.step_done()
@@ -157,7 +155,7 @@ def test_a_copy_under_which_parameters_were_changed_by_hand_is_dropped(
     assert steps_held() == [] and len(said) == 1
 
 
-def test_who_settles_before_changing_parameters_loses_nothing(keeping: Keeping, said: list[str]) -> None:
+def test_settle_before_a_manual_change_keeps_the_snapshot(keeping: Keeping, said: list[str]) -> None:
     training = Training()
     training.step()
     keeping.step_done()
@@ -170,7 +168,7 @@ def test_who_settles_before_changing_parameters_loses_nothing(keeping: Keeping, 
     assert differing(before, held(1)) == [] and said == []
 
 
-def test_snapshots_find_no_slot_only_when_all_are_needed(keeping: Keeping) -> None:
+def test_no_snapshot_is_skipped_while_a_slot_is_free(keeping: Keeping) -> None:
     training = Training()
     for step in range(8):
         keeping.keep(training.state(step), training.objects.steady(), save=False)
@@ -178,14 +176,14 @@ def test_snapshots_find_no_slot_only_when_all_are_needed(keeping: Keeping) -> No
     assert (keeping.counted.snapshots, keeping.counted.skipped) == (8, 0)
 
 
-def test_without_room_in_memory_the_state_is_saved_here_and_now(tmp_path: Path, keeping: Keeping) -> None:
+def test_state_is_saved_synchronously_if_memory_is_short(tmp_path: Path, keeping: Keeping) -> None:
     keeping._slots = None  # as after NoRoom
     training = Training()
     keeping.keep(training.state(4), training.objects.steady(), save=True)
     assert (tmp_path / "step-000000000004" / "MANIFEST.json").exists()
 
 
-def test_what_was_saved_here_does_not_wait_for_an_earlier_save_that_is_still_under_way(
+def test_synchronous_save_does_not_wait_for_an_earlier_running_save(
     tmp_path: Path, keeping: Keeping, said: list[str]
 ) -> None:
     training = Training()

@@ -1,4 +1,4 @@
-"""A copy that failed is heard of by whoever would commit it."""
+"""A failed copy raises in `wait`, before it can be committed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNFIT = [(torch.zeros(2), torch.zeros(3))]
 
 
 class OnDevice:
-    """An event that has come, as a device's stream would tell of it."""
+    """A fake of a CUDA event that has completed."""
 
     def query(self) -> bool:
         return True
@@ -22,18 +22,18 @@ class OnDevice:
         return
 
 
-def test_of_a_thread_beside_the_training() -> None:
+def test_error_of_the_copy_thread_is_raised_in_wait() -> None:
     with pytest.raises(RuntimeError, match="size"):
         Beside(UNFIT).wait()
 
 
-def test_of_the_thread_that_empties_pinned_memory() -> None:
+def test_error_of_the_pinned_memory_thread_is_raised_in_wait() -> None:
     pending = PendingCopies(OnDevice(), [], UNFIT)
     with pytest.raises(RuntimeError, match="size"):
         pending.wait()
 
 
-def test_what_went_well_says_nothing() -> None:
+def test_successful_copy_raises_nothing() -> None:
     target = torch.zeros(3)
     pending = PendingCopies(OnDevice(), [], [(target, torch.ones(3))])
     pending.wait()

@@ -1,4 +1,4 @@
-"""Objects give their state and take it back, wrapped or not."""
+"""Objects save and restore their state, wrapped or not."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def saved(objects: Objects) -> tuple[bytes, dict[str, Any]]:
     return state.shell, {piece.key: piece.tensor for piece in state.pieces}
 
 
-def test_a_training_goes_on_as_if_nothing_had_happened() -> None:
+def test_training_resumes_without_a_difference() -> None:
     one = training(1)
     for _ in range(3):
         step(*one)
     shell, tensors = saved(objects(*one))
     tensors = {key: tensor.clone() for key, tensor in tensors.items()}
     other = training(2)
-    objects(*other).give(shell, tensors)
+    objects(*other).restore(shell, tensors)
     step(*one)
     step(*other)
     assert torch.equal(one[0].weight, other[0].weight)
     assert one[2].get_last_lr() == other[2].get_last_lr()
 
 
-def test_what_was_given_back_does_not_hang_on_the_file_it_came_from() -> None:
+def test_restored_state_does_not_share_memory_with_the_file() -> None:
     model, opt, sched = training(1)
     step(model, opt, sched)
     shell, tensors = saved(Objects({"model": model, "optimizer": opt}))
     given = {key: tensor.clone() for key, tensor in tensors.items()}
-    Objects({"model": model, "optimizer": opt}).give(shell, given)
+    Objects({"model": model, "optimizer": opt}).restore(shell, given)
     for tensor in given.values():
         tensor.zero_()
     assert model.weight.abs().sum() > 0
@@ -71,18 +71,18 @@ def test_torch_compile_does_not_change_the_names() -> None:
     ("named", "says"),
     [
         ({"model": 3}, "has no state_dict"),
-        ({"a.b": torch.nn.Linear(1, 1)}, "cannot be called"),
-        ({"dalsegno": torch.nn.Linear(1, 1)}, "cannot be called"),
+        ({"a.b": torch.nn.Linear(1, 1)}, "invalid object name"),
+        ({"dalsegno": torch.nn.Linear(1, 1)}, "invalid object name"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_at_once(named: dict[str, Any], says: str) -> None:
+def test_object_that_cannot_be_saved_is_refused(named: dict[str, Any], says: str) -> None:
     with pytest.raises(CheckpointError, match=says):
         Objects(named)
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
+def test_checkpoint_of_another_model_is_refused_by_name() -> None:
     shell, tensors = saved(Objects({"model": torch.nn.Linear(3, 2)}))
     with pytest.raises(CheckpointError, match=r"(?s)does not fit `model`.*--fresh"):
-        Objects({"model": torch.nn.Linear(4, 2)}).give(shell, tensors)
-    with pytest.raises(CheckpointError, match="holds no `ema`"):
-        Objects({"ema": torch.nn.Linear(3, 2)}).give(shell, tensors)
+        Objects({"model": torch.nn.Linear(4, 2)}).restore(shell, tensors)
+    with pytest.raises(CheckpointError, match="has no `ema`"):
+        Objects({"ema": torch.nn.Linear(3, 2)}).restore(shell, tensors)

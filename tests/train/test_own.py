@@ -1,4 +1,4 @@
-"""Random numbers go on where they were, with another number of ranks too: no rank draws again what it has drawn."""
+"""Random states are restored, also on another number of ranks: no rank draws the same numbers twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def drawn() -> list[float]:
 
 
 def saved(seeds: list[int]) -> tuple[list[dict[str, Any]], list[list[float]]]:
-    """What ranks with these seeds have of their own after some steps, and what each would draw next."""
+    """Return the states of ranks with these seeds after some steps, and what each would draw next."""
     owns, nexts = [], []
     for seed in seeds:
         torch.manual_seed(seed)
@@ -29,39 +29,39 @@ def saved(seeds: list[int]) -> tuple[list[dict[str, Any]], list[list[float]]]:
 
 
 def resumed(owns: list[dict[str, Any]], world: int, by_rank: bool = False) -> list[list[float]]:
-    """What each of so many ranks draws; new ones have found what the first one had. `by_rank`: as the script seeds."""
+    """Return what each rank draws after a resume; new ranks load the first one's state. `by_rank`: seeds differ."""
     then, found = len(owns), []
     loaded = [owns[rank] if rank < then else owns[0] for rank in range(world)]
     digests = [digest(own["random"]) for own in loaded]
     for rank in range(world):
-        torch.manual_seed(0)  # as every script begins
+        torch.manual_seed(0)  # as scripts do at their start
         random.seed(0)
         own = Own(None)
         own.load(loaded[rank], then, world, seed_for(rank, digests, then, [str(n * by_rank) for n in range(world)]))
-        own.give()
+        own.restore_randomness()
         found.append(drawn())
     return found
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_that_were_there_go_on_with_theirs(world: int) -> None:
+def test_existing_ranks_resume_their_random_states(world: int) -> None:
     owns, nexts = saved([1, 2, 3])
     assert resumed(owns, world) == nexts[:world]
 
 
-def test_new_ranks_draw_numbers_that_nobody_else_draws() -> None:
+def test_new_ranks_draw_distinct_random_numbers() -> None:
     owns, nexts = saved([1, 2])
     found = resumed(owns, 4)
     assert found[:2] == nexts
     assert len({tuple(numbers) for numbers in found}) == 4
 
 
-def test_where_all_drew_the_same_so_do_new_ones() -> None:
+def test_new_ranks_draw_the_same_numbers_if_all_ranks_did() -> None:
     owns, nexts = saved([5, 5])
     assert resumed(owns, 4) == [nexts[0]] * 4
 
 
-def test_one_rank_becomes_several_that_draw_the_same_if_the_script_seeds_them_so() -> None:
+def test_one_rank_becomes_two_with_equal_or_distinct_seeds_as_the_script_sets() -> None:
     owns, nexts = saved([5])
     assert resumed(owns, 2) == [nexts[0]] * 2
     first, second = resumed(owns, 2, by_rank=True)
@@ -69,7 +69,7 @@ def test_one_rank_becomes_several_that_draw_the_same_if_the_script_seeds_them_so
 
 
 class Cache:
-    """Something that each rank has its own of."""
+    """An object with state per rank."""
 
     def __init__(self, value: float) -> None:
         self.value = torch.tensor([value])
@@ -81,7 +81,7 @@ class Cache:
         self.value = state["value"]
 
 
-def test_what_a_rank_calls_its_own_comes_back_to_it_and_to_no_other() -> None:
+def test_per_rank_state_is_restored_only_on_its_rank() -> None:
     saved = Own(None, {"cache": Cache(3.0)}).take(rank=1)
     there, elsewhere = Cache(0.0), Cache(0.0)
     assert Own(None, {"cache": there}).load_per_rank(saved, rank=1) == [] and there.value.item() == 3.0

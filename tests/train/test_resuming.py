@@ -1,4 +1,4 @@
-"""What a worker takes from memory: whole, of the step that was said, and divided as it is now."""
+"""A worker loads a snapshot only if it is intact, of the requested step and has the current shards."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ torch = pytest.importorskip("torch")
 from dalsegno.train.agent import AgentLink
 from dalsegno.train.memory.slots import Slot, write
 from dalsegno.train.memory.snapshot import checksum
-from dalsegno.train.resume import _found_in_memory
+from dalsegno.train.resume import _find_in_memory
 from dalsegno.train.state import Piece, TrainingState
 from tests.train.memory.states import filled, same
 
 
 class Told(AgentLink):
-    """An agent that has found it."""
+    """An agent that answers with this snapshot."""
 
     def __init__(self, step: int, own: Path, shared: Path) -> None:
         super().__init__("nobody")
@@ -31,10 +31,10 @@ class Told(AgentLink):
 
 def found(path: Path, step: int, layouts: Mapping[str, Any] | None = None) -> tuple[TrainingState | None, list[str]]:
     warned: list[str] = []
-    return _found_in_memory(Told(step, path, path), 0, layouts or {}, warned.append), warned
+    return _find_in_memory(Told(step, path, path), 0, layouts or {}, warned.append), warned
 
 
-def test_a_snapshot_is_taken_with_or_without_its_checksums(tmp_path: Path) -> None:
+def test_snapshot_is_loaded_with_or_without_checksums(tmp_path: Path) -> None:
     write(Slot(tmp_path / "slot"), filled(5), generation=1)
     for _ in range(2):
         state, warned = found(tmp_path / "slot", 5)
@@ -43,7 +43,7 @@ def test_a_snapshot_is_taken_with_or_without_its_checksums(tmp_path: Path) -> No
     assert found(tmp_path / "slot", 6) == (None, [])
 
 
-def test_a_damaged_one_is_not_and_that_is_said(tmp_path: Path) -> None:
+def test_damaged_snapshot_is_not_loaded_and_warned_of(tmp_path: Path) -> None:
     slot = Slot(tmp_path / "slot")
     record = write(slot, filled(5), generation=1)
     checksum(tmp_path / "slot")
@@ -55,12 +55,12 @@ def test_a_damaged_one_is_not_and_that_is_said(tmp_path: Path) -> None:
     assert state is None and "nothing is damaged" in warning
 
 
-def test_shards_that_are_cut_otherwise_now_are_left_to_the_disk(tmp_path: Path) -> None:
+def test_snapshot_with_other_shard_shapes_is_not_used(tmp_path: Path) -> None:
     half = Piece("model.w", torch.ones(2), size=(4,), offsets=(0,), shared=False)
     write(Slot(tmp_path / "slot"), TrainingState(5, 0, 2, (half,), b"", b"", {}), generation=1)
 
     class Cut(torch.Tensor):
-        """Whole to look at, and of which this rank has a part."""
+        """A fake of a DTensor: its full shape, and this rank's part."""
 
         def to_local(self) -> Any:
             return torch.zeros(self.part)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""No sample twice and none left out, wherever a run is interrupted and however its loop is written."""
+"""No sample is seen twice or left out, wherever a run is interrupted and however its loop is written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loader(workers: int = 0, drop_last: bool = False) -> tuple[Any, DataPlace]:
 
 
 def numbered(batches: Any) -> Iterator[list[int]]:
-    """An endless loop over the data, as many scripts write it."""
+    """Loop over the data without end, as many scripts do."""
     for epoch in itertools.count():
         batches.sampler.set_epoch(epoch)
         for batch in batches:
@@ -58,7 +58,7 @@ def train(stream: Iterator[list[int]], place: DataPlace, steps: int) -> list[lis
 
 @pytest.mark.parametrize("loop", [numbered, unnumbered])
 @pytest.mark.parametrize("stop", range(9))
-def test_a_run_that_goes_on_sees_what_the_undisturbed_run_would_have_seen(loop: Any, stop: int) -> None:
+def test_resumed_run_sees_the_same_data_as_an_uninterrupted_one(loop: Any, stop: int) -> None:
     batches, place = loader()
     whole = train(loop(batches), place, 9)
     batches, place = loader()
@@ -70,7 +70,7 @@ def test_a_run_that_goes_on_sees_what_the_undisturbed_run_would_have_seen(loop: 
 
 
 @pytest.mark.parametrize("stop", [1, 5, 6, 7])
-def test_a_sampler_that_draws_its_order_from_torch_draws_the_same_again(stop: int) -> None:
+def test_sampler_order_from_torch_is_reproduced(stop: int) -> None:
     torch.manual_seed(3)
     batches, place = random_loader()
     whole = train(unnumbered(batches), place, 9)
@@ -86,7 +86,7 @@ def test_a_sampler_that_draws_its_order_from_torch_draws_the_same_again(stop: in
 
 
 @pytest.mark.parametrize("make", [loader, random_loader])
-def test_a_pass_that_is_finished_is_not_begun_again(make: Any) -> None:
+def test_finished_epoch_is_not_repeated(make: Any) -> None:
     torch.manual_seed(3)
     batches, place = make()
     place.number(0)
@@ -101,7 +101,7 @@ def test_a_pass_that_is_finished_is_not_begun_again(make: Any) -> None:
     assert one_pass(batches) == second
 
 
-def test_what_workers_have_prefetched_does_not_count() -> None:
+def test_prefetched_samples_do_not_count() -> None:
     batches, place = loader(workers=2)
     seen = train(numbered(batches), place, 1)
     kept = place.state_dict()
@@ -113,7 +113,7 @@ def test_what_workers_have_prefetched_does_not_count() -> None:
     assert len(samples) == len(set(samples))
 
 
-def test_the_batch_size_is_found_where_the_sampler_is_used() -> None:
+def test_batch_size_is_found_in_the_batch_sampler() -> None:
     batches, place = loader(drop_last=True)
     stream = numbered(batches)
     next(stream)
@@ -121,13 +121,13 @@ def test_the_batch_size_is_found_where_the_sampler_is_used() -> None:
     assert place.samples == 4
 
 
-def test_a_sampler_nobody_draws_batches_from_needs_to_be_told() -> None:
+def test_sampler_without_a_batch_sampler_needs_the_number_of_samples() -> None:
     place = DataPlace(RandomSampler(DATA))
     with pytest.raises(CheckpointError, match="samples="):
         place.step_done(None)
 
 
-def test_the_sampler_stays_what_it_was_for_everyone_else() -> None:
+def test_tracked_sampler_keeps_its_type_and_length() -> None:
     batches, _place = loader()
     assert isinstance(batches.sampler, DistributedSampler)
     assert len(batches) == 3
@@ -135,7 +135,7 @@ def test_the_sampler_stays_what_it_was_for_everyone_else() -> None:
 
 
 class Pairs(BatchSampler):
-    """A batch sampler of a script's own: neighbours stay together."""
+    """A custom batch sampler that keeps neighbours together."""
 
     def __init__(self) -> None:
         super().__init__(range(0, len(DATA), 2), 1, False)
@@ -159,8 +159,8 @@ def with_plain_batches() -> Any:
 @pytest.mark.parametrize("make", [loader_alone, with_own_batches, with_plain_batches])
 @pytest.mark.parametrize("give", [lambda batches: batches, lambda batches: batches.batch_sampler])
 @pytest.mark.parametrize("samples", [None, 4])
-def test_the_place_is_found_in_a_loader_and_in_a_batch_sampler(make: Any, give: Any, samples: int | None) -> None:
-    """A batch sampler of a script's own is counted in batches, whatever the script says of samples."""
+def test_position_is_found_in_a_loader_and_in_a_batch_sampler(make: Any, give: Any, samples: int | None) -> None:
+    """A custom batch sampler is counted in batches, whatever number of samples the script passes."""
     torch.manual_seed(3)
     batches = make()
     place, stream = find_place(give(batches)), unnumbered(batches)
@@ -180,7 +180,7 @@ def test_the_place_is_found_in_a_loader_and_in_a_batch_sampler(make: Any, give: 
     assert [next(stream), next(stream)] == whole[3:]
 
 
-def test_a_stream_has_no_place_that_we_could_tell() -> None:
+def test_iterable_dataset_has_no_position() -> None:
     class Stream(IterableDataset):  # type: ignore[type-arg,misc]
         def __iter__(self) -> Iterator[int]:
             return iter(DATA)

@@ -1,4 +1,4 @@
-"""Who hears a signal, and what it does to children that the script has forked."""
+"""Signals in the script and in the children that it forks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dalsegno.train.signals import SaveWish
 
 @pytest.fixture
 def wish() -> Iterator[SaveWish]:
-    heard = SaveWish()
-    heard.listen((signal.SIGUSR1,))
-    yield heard
-    heard.stop_listening()
+    wish = SaveWish()
+    wish.listen((signal.SIGUSR1,))
+    yield wish
+    wish.stop_listening()
 
 
 class Slow:
-    """Data that tells who loads it, and takes its time."""
+    """A slow data set that returns the process id of its loader."""
 
     def __len__(self) -> int:
         return 2
@@ -38,33 +38,33 @@ class Slow:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_is_only_noted(wish: SaveWish, number: int) -> None:
+def test_signal_is_only_recorded(wish: SaveWish, number: int) -> None:
     os.kill(os.getpid(), number)
-    assert wish.heard == number
+    assert wish.received == number
 
 
-def test_a_second_interrupt_does_not_wait(wish: SaveWish) -> None:
+def test_second_interrupt_raises_at_once(wish: SaveWish) -> None:
     os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_child_that_is_told_to_end_ends(wish: SaveWish) -> None:
-    """Or `Pool.terminate` would wait for ever."""
+def test_forked_child_ends_on_sigterm(wish: SaveWish) -> None:
+    """Otherwise `Pool.terminate` would wait for ever."""
     context = multiprocessing.get_context("fork")
     runs = context.Event()
-    for _ in range(5):  # told while it is about to wait, too
+    for _ in range(5):  # also at the moment before it sleeps
         child = context.Process(target=lambda: (runs.set(), time.sleep(600)), daemon=True)
         child.start()
         assert runs.wait(60)
         child.terminate()
         child.join(60)
-        assert child.exitcode == -signal.SIGTERM and wish.heard is None
+        assert child.exitcode == -signal.SIGTERM and wish.received is None
         runs.clear()
 
 
-def test_who_loads_the_data_for_the_step_in_flight_goes_on(wish: SaveWish) -> None:
-    """A terminal sends an interrupt to all processes. (SIGTERM ends a loader's workers: torch sees to that.)"""
+def test_data_loader_worker_ignores_interrupts(wish: SaveWish) -> None:
+    """A terminal sends SIGINT to all processes. SIGTERM ends a loader's workers; torch handles that."""
     loader: Any = DataLoader(Slow(), batch_size=1, num_workers=1, multiprocessing_context="fork")  # type: ignore[arg-type]
     batches = iter(loader)
     worker = int(next(batches))

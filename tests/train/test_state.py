@@ -1,4 +1,4 @@
-"""A state taken apart and put together is the state it was, and bears the names torch's own loader looks for."""
+"""A state that is split and rebuilt is unchanged, and has the names that torch's own loader expects."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def trained(optimizer: str, **options: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "RMSprop", "NAdam"])
-def test_model_and_optimizer_come_back(optimizer: str) -> None:
+def test_model_and_optimizer_are_restored(optimizer: str) -> None:
     model, opt = trained(optimizer)
     nested = {"model": model.state_dict(), "optimizer": opt.state_dict()}
     assert same(again(nested), nested)
 
 
-def test_int_keys_empty_dicts_tuples_and_ordered_dicts_come_back() -> None:
+def test_int_keys_empty_dicts_tuples_and_ordered_dicts_are_restored() -> None:
     nested = {
         "a": {"state": {}, "groups": [{"lr": 0.1, "params": [0, 1]}], 7: torch.ones(2)},
         "b": collections.OrderedDict(pair=(torch.zeros(1), 3), nothing=None, words=["x", "y"]),
@@ -62,12 +62,12 @@ def test_names_are_those_of_torchs_distributed_checkpoint() -> None:
     assert {key for key, value in flat.items() if isinstance(value, torch.Tensor)} == set(tensors)
 
 
-def test_two_entries_with_one_name_are_refused() -> None:
+def test_two_entries_with_the_same_name_are_refused() -> None:
     with pytest.raises(ValueError, match=r"a\.b"):
         empty_out({"a": {"b": 1}, "a.b": 2})
 
 
-def test_taking_copies_nothing() -> None:
+def test_take_copies_nothing() -> None:
     weight = torch.ones(4)
     (piece,) = take({"w": weight}, own=None, step=3, rank=0, world=1).pieces
     assert piece.tensor.data_ptr() == weight.data_ptr()

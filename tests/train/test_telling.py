@@ -1,4 +1,4 @@
-"""What a worker tells of its progress: now and then, and at the end all of it."""
+"""A worker reports its progress at intervals, and all of it at the end."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from dalsegno.train.snapshots import Counted
 
 
 class Agent:
-    """Hears everything."""
+    """A fake of an agent that records all messages."""
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
 
-    def tell(self, message: Any) -> None:
-        self.heard.append(dict(message))
+    def send(self, message: Any) -> None:
+        self.received.append(dict(message))
 
 
-def test_the_last_step_and_the_last_save_are_told_however_soon_they_follow() -> None:
+def test_last_step_and_last_save_are_reported_without_delay() -> None:
     agent, counted = Agent(), Counted()
-    teller = ProgressReporter(agent, 3, 0)  # type: ignore[arg-type]
+    reporter = ProgressReporter(agent, 3, 0)  # type: ignore[arg-type]
     for step in (1, 2, 3):
-        teller.tell(step, StepClock(0.0), torch.tensor(0.5 * step), {"samples": 4, "accuracy": 0.9}, counted)
+        reporter.report(step, StepClock(0.0), torch.tensor(0.5 * step), {"samples": 4, "accuracy": 0.9}, counted)
     counted.saves, counted.save_s = 1, 2.5
-    teller.tell_end(3)
-    first, last = agent.heard
+    reporter.report_end(3)
+    first, last = agent.received
     assert (first["step"], last["step"], last["over"], last["generation"]) == (1, 3, True, 3)
     assert {name: last["progress"][name] for name in ("loss", "accuracy", "saves", "save_s")} == {
         "loss": 1.5, "accuracy": 0.9, "saves": 1, "save_s": 2.5,
     }  # fmt: skip
 
 
-def test_a_loss_is_kept_without_the_graph_it_came_from() -> None:
+def test_loss_is_kept_without_its_autograd_graph() -> None:
     weight = torch.ones(1, requires_grad=True)
-    teller = ProgressReporter(Agent(), 1, 0)  # type: ignore[arg-type]
-    teller.tell(1, StepClock(0.0), (weight * 2).sum(), {}, Counted())
-    assert teller._last is not None and not teller._last[1]["loss"].requires_grad
+    reporter = ProgressReporter(Agent(), 1, 0)  # type: ignore[arg-type]
+    reporter.report(1, StepClock(0.0), (weight * 2).sum(), {}, Counted())
+    assert reporter._last is not None and not reporter._last[1]["loss"].requires_grad
 
 
-def test_other_ranks_tell_their_step_alone() -> None:
+def test_other_ranks_report_only_their_step() -> None:
     agent = Agent()
-    teller = ProgressReporter(agent, 1, 5)  # type: ignore[arg-type]
-    teller.tell(1, StepClock(0.0), 0.5, {}, Counted())
-    teller.tell_end(1)
-    assert agent.heard == [{"step": 1, "generation": 1}, {"step": 1, "generation": 1, "over": True}]
+    reporter = ProgressReporter(agent, 1, 5)  # type: ignore[arg-type]
+    reporter.report(1, StepClock(0.0), 0.5, {}, Counted())
+    reporter.report_end(1)
+    assert agent.received == [{"step": 1, "generation": 1}, {"step": 1, "generation": 1, "over": True}]

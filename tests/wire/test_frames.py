@@ -1,4 +1,4 @@
-"""Messages on a socket, and what is none."""
+"""Messages on a socket: valid and invalid frames."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ from dalsegno.wire.frames import MAX_BYTES, MAX_DEPTH, BadFrame, FileReader, Mes
     st.integers(1, 7),
 )
 @settings(max_examples=50, deadline=None)
-def test_messages_survive_any_cutting(messages: list[Message], size: int):
+def test_messages_are_parsed_from_pieces_of_any_size(messages: list[Message], size: int):
     data = b"".join(pack(message) for message in messages)
     reader = Reader()
     assert [m for start in range(0, len(data), size) for m in reader.feed(data[start : start + size])] == messages
@@ -36,7 +36,7 @@ def test_messages_survive_any_cutting(messages: list[Message], size: int):
         b"\0\0\0\2\xff\xfe",
     ],
 )
-def test_what_is_not_our_language_is_refused(data: bytes):
+def test_invalid_frame_is_refused(data: bytes):
     with pytest.raises(BadFrame):
         list(Reader().feed(data))
 
@@ -93,33 +93,33 @@ def test_garbage_collected_during_a_deeply_nested_message_is_finalized():
     assert sorted(finalized) == list(range(400))
 
 
-def test_a_length_is_refused_before_anything_is_kept_for_it():
+def test_excessive_length_is_refused_before_allocation():
     with pytest.raises(BadFrame, match="longer than"):
         list(Reader().feed((1 << 31).to_bytes(4, "big")))
 
 
-def test_who_is_told_little_may_say_so():
+def test_reader_enforces_its_own_limit():
     assert list(Reader(most_bytes=9).feed(pack({"a": 100}))) == [{"a": 100}]
     with pytest.raises(BadFrame, match="longer than 9"):
         list(Reader(most_bytes=9).feed(pack({"a": 1000})))
 
 
-def test_we_say_nothing_that_we_would_not_hear():
+def test_too_long_message_is_not_sent():
     with pytest.raises(BadFrame):
         pack({"text": "x" * MAX_BYTES})
     longest = {"text": "x" * (MAX_BYTES - len('{"text":""}'))}
     assert list(Reader().feed(pack(longest))) == [longest]
 
 
-def test_messages_before_a_bad_one_are_heard():
-    heard = []
+def test_messages_before_an_invalid_one_are_received():
+    received = []
     with pytest.raises(BadFrame):
         for message in Reader().feed(pack({"one": 1}) + b"\0\0\0\1x"):
-            heard.append(message)
-    assert heard == [{"one": 1}]
+            received.append(message)
+    assert received == [{"one": 1}]
 
 
-def test_files_travel_along():
+def test_open_files_are_passed_with_a_message():
     ours, theirs = socket.socketpair()
     read, write = os.pipe()
     send(ours, {"files": 1}, [write])
@@ -129,7 +129,7 @@ def test_files_travel_along():
     os.write(copy, b"through")
     assert os.read(read, 10) == b"through" and reader.take_files(1) == []
     ours.close()
-    assert reader.receive(theirs) is None, "the other side has gone"
+    assert reader.receive(theirs) is None, "the peer has closed the connection"
     theirs.close()
     for each in (read, write, copy):
         os.close(each)

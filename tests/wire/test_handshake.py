@@ -1,4 +1,4 @@
-"""Agent and coordinator know each other by the run's secret; strangers get nowhere and disturb nobody."""
+"""Agent and coordinator authenticate with the run's secret; strangers are rejected and disturb no one."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ HELLO: Message = {"run": "train-k3f9x", "probe": 1, "found": {}}
 
 
 class House:
-    """A coordinator's door on a loop of its own, and who came through it."""
+    """A coordinator's agent server in its own event loop, with a log of its callbacks."""
 
     def __init__(self, secret: bytes = SECRET) -> None:
         self.log: list[tuple[object, ...]] = []
@@ -73,7 +73,7 @@ def house() -> Iterator[House]:
 
 
 def is_cut_off(sock: socket.socket) -> bool:
-    """The other side closes, after at most its nonce."""
+    """Return once the peer closes the connection, after at most its nonce."""
     sock.settimeout(60)
     with contextlib.suppress(ConnectionResetError):
         while sock.recv(4096):
@@ -81,7 +81,7 @@ def is_cut_off(sock: socket.socket) -> bool:
     return True
 
 
-def test_who_knows_the_secret_is_let_in_and_both_can_talk(house: House):
+def test_agent_with_the_secret_connects_and_both_sides_send(house: House):
     link = house.link()
     assert link.connect(HELLO) and house.heard(("came", "n1"))
     link.send({"ready": 1})
@@ -95,18 +95,18 @@ def test_who_knows_the_secret_is_let_in_and_both_can_talk(house: House):
     assert house.heard(("gone", "n1"))
 
 
-def test_an_agent_with_another_secret_is_refused(house: House):
+def test_agent_with_another_secret_is_refused(house: House):
     assert not house.link(secret=b"x" * 32).connect(HELLO)
     assert house.log == []
 
 
-def test_an_agent_of_another_run_is_refused(house: House):
+def test_agent_of_another_run_is_refused(house: House):
     assert not house.link().connect({**HELLO, "run": "train-other"})
     assert house.log == []
 
 
-def test_an_agent_does_not_obey_who_does_not_know_the_secret():
-    """One that took the coordinator's port: it has no proof of its own, whatever it was told."""
+def test_agent_rejects_a_coordinator_without_the_secret():
+    """A process that took over the coordinator's port cannot make a proof."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def pretend(proof: object) -> None:
@@ -125,18 +125,18 @@ def test_an_agent_does_not_obey_who_does_not_know_the_secret():
 
 
 @pytest.mark.parametrize("proof", ["", "0" * 64, "é", None, 17, ["x"], {}])
-def test_what_is_no_proof_does_not_hold(proof: object):
+def test_invalid_proof_is_rejected(proof: object):
     assert not holds(proof, SECRET, "agent", "a", "b", "n1")
 
 
-def test_a_proof_is_of_no_use_for_the_other_side_another_name_or_another_nonce():
+def test_proof_is_bound_to_side_name_and_nonce():
     proof = prove(SECRET, "agent", "a", "b", "n1")
     assert holds(proof, SECRET, "agent", "a", "b", "n1")
     for side, *said in (("coordinator", "a", "b", "n1"), ("agent", "b", "a", "n1"), ("agent", "a", "b", "n2")):
         assert not holds(proof, SECRET, side, *said)
 
 
-def test_a_proof_that_was_overheard_is_of_no_use_later(house: House):
+def test_recorded_proof_cannot_be_replayed(house: House):
     link = house.link()
     assert link.connect(HELLO)
     overheard = shake(house.stranger())
@@ -158,7 +158,7 @@ def read_nonce(sock: socket.socket) -> str:
 
 
 def shake(sock: socket.socket) -> bytes:
-    """A whole handshake by hand, as somebody on the wire would see it."""
+    """Do a complete handshake by hand and return its bytes, as seen on the wire."""
     theirs, ours = read_nonce(sock), nonce()
     said = (theirs, ours, "train-k3f9x", "n7")
     hello = {"run": "train-k3f9x", "agent": "n7", "nonce": ours, "proof": prove(SECRET, AGENT, *said)}
@@ -180,13 +180,13 @@ def shake(sock: socket.socket) -> bytes:
         b"",
     ],
 )
-def test_a_stranger_is_cut_off_and_others_are_served(house: House, data: bytes):
+def test_stranger_is_disconnected_and_others_are_served(house: House, data: bytes):
     stranger = house.stranger()
     stranger.sendall(data)
     if not data:
         stranger.close()
     link = house.link()
-    assert link.connect(HELLO), "while the stranger is still there"
+    assert link.connect(HELLO), "while the stranger is still connected"
     assert not data or is_cut_off(stranger)
     stranger.close()
     link.send({"ready": 1})
@@ -194,7 +194,7 @@ def test_a_stranger_is_cut_off_and_others_are_served(house: House, data: bytes):
     link.close()
 
 
-def test_an_agent_that_stops_speaking_our_language_is_gone(house: House):
+def test_agent_that_breaks_the_protocol_is_disconnected(house: House):
     link = house.link()
     assert link.connect(HELLO) and link.sock is not None
     link.sock.sendall(b"\xff\xff\xff\xff")
@@ -202,7 +202,7 @@ def test_an_agent_that_stops_speaking_our_language_is_gone(house: House):
     link.close()
 
 
-def test_the_next_address_is_tried_where_one_does_not_answer(house: House):
+def test_next_address_is_tried_if_one_does_not_answer(house: House):
     link = CoordinatorLink(SECRET, ["127.0.0.99", "127.0.0.1"], house.port, "n1")
     taken = socket.socket()
     taken.bind(("127.0.0.98", 0))
@@ -211,7 +211,7 @@ def test_the_next_address_is_tried_where_one_does_not_answer(house: House):
     link.close()
 
 
-def test_words_to_a_connection_that_is_gone_raise_nothing():
+def test_send_on_a_closed_connection_raises_nothing():
     link = CoordinatorLink(SECRET, ["127.0.0.1"], 1, "n1")
     link.send({"ready": 1})
     assert not link.connect(HELLO)

@@ -1,4 +1,4 @@
-"""The library inside a training script. Nothing here is loaded before it is asked for: `contract` costs no torch."""
+"""The library for training scripts. Modules load on first use, so that importing `contract` does not import torch."""
 
 from __future__ import annotations
 

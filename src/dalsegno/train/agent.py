@@ -1,4 +1,4 @@
-"""The run agent as a worker sees it: told of steps, asked whether a checkpoint may be committed, asked for a saver."""
+"""A worker's connection to its run agent: reports steps, asks for permission to commit and for a saver."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from dalsegno.train import contract
 from dalsegno.wire.frames import BadFrame, Reader, send
 from dalsegno.wire.peer import check_peer
 
-ANSWER_S = 60.0  # an agent that is alive answers at once; its coordinator may be on its way back
+ANSWER_S = 60.0  # a live agent answers at once, but its coordinator may be restarting
 
 
 class AgentLink:
-    """Of one process. What cannot be delivered is lost: an agent that is gone takes its workers along."""
+    """The connection of one process. Undeliverable messages are dropped: workers end with their agent."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._sock: socket.socket | None = None
         self._reader = Reader()
 
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """Never waits: a training step is no time to wait for anyone."""
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message without waiting, because a training step must not block."""
         with contextlib.suppress(OSError):
             sock = self._open()
             sock.settimeout(0.0)
             send(sock, dict(message))
 
     def ask(self, message: Mapping[str, Any], wait_s: float = ANSWER_S) -> dict[str, Any]:
-        """The answer, or an empty one if there is none."""
+        """Send a message and return the answer; an empty one if none comes."""
         try:
             sock = self._open()
             sock.settimeout(wait_s)
@@ -65,6 +65,6 @@ class AgentLink:
 
 
 def find_agent(environ: Mapping[str, str] = os.environ) -> AgentLink | None:
-    """None under torchrun, or alone."""
+    """Return the link to the run agent; None under torchrun or without a launcher."""
     name = environ.get(contract.AGENT)
     return AgentLink(name) if name else None

@@ -1,4 +1,4 @@
-"""The three lines of a training script: what to save, the loop, and the end of each step."""
+"""The Checkpointer: a training script names what to save, loops over its steps, and reports the end of each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dalsegno.train.options import (
 )
 from dalsegno.train.progress import ProgressReporter
 from dalsegno.train.rank_state import Own, digest, seed_for, take_randomness
-from dalsegno.train.ranks import named, open_board, stand
+from dalsegno.train.ranks import locate_process, open_board, with_run_name
 from dalsegno.train.resume import Resumed, fix_layouts, from_disk, from_memory
 from dalsegno.train.saver import SaverTerms
 from dalsegno.train.schedule import READ_S, Leader, StepClock, due, soon
@@ -37,19 +37,19 @@ from dalsegno.train.signals import SaveWish, take_turn
 from dalsegno.train.snapshots import Keeping
 from dalsegno.train.state import Objects, TrainingState, take
 
-GRACE_S = 25.0  # Slurm kills 30 s after it has asked
-LAST_SAVE_S = 1800.0  # at the end of a training nobody is in a hurry
+GRACE_S = 25.0  # Slurm sends SIGKILL 30 s after SIGTERM
+LAST_SAVE_S = 1800.0  # at the end of training there is no deadline
 HOW_TO_BEGIN = "loop over steps() or epochs(), or call begin() before the first step and finish() after the last"
 Every = Union[int, str, None]
-_checkpointers = itertools.count()  # of this process
+_checkpointers = itertools.count()  # in this process
 _PROCESS = secrets.token_hex(4)  # containers may share /dev/shm and have the same process ids
 
 
 class Checkpointer:
-    """Keeps a training run from losing its work.
+    """Saves the state of a training run and restores it after a restart.
 
-    Give it what has to be saved, by name: anything with `state_dict` and `load_state_dict`. If there is something to
-    go on from, it is loaded here: build the model, the optimizer and the rest first.
+    Pass the objects to save by name: anything with `state_dict` and `load_state_dict`. A saved state is loaded here,
+    so create the model, the optimizer and the rest first.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Checkpointer:
         signals: tuple[int, ...] = (),
         **objects: Any,
     ) -> None:
-        data = objects.pop("sampler", None) if data is None else data  # an older name
+        data = objects.pop("sampler", None) if data is None else data  # the former name of `data`
         check_options(memory_every, disk_every, keep, keep_every, grace_s, signals)
         check_objects(objects, data if data is not None else per_rank)
         check_per_rank(per_rank, objects)
@@ -77,50 +77,50 @@ class Checkpointer:
         self._grace_s, self._signals = grace_s, signals
         self._clock = StepClock(began=time.monotonic())
         self._number = next(_checkpointers)
-        # The agent keeps one state for each rank: that of the first. A second one, say of the next phase, goes to disk.
+        # The agent keeps one state per rank, that of the first Checkpointer. A second one saves to disk only.
         self._agent = find_agent() if self._number == 0 else None
-        # Without an agent nobody would find a snapshot again.
+        # Without an agent, no process could find a snapshot after a restart.
         self.memory_every = parse_interval(memory_every, "memory_every") if self._agent else Never()
-        self._where = stand()
+        self._where = locate_process()
         self._board = open_board(self._where.rank, self._where.world)
         has_name = bool(self._where.run)
-        self._where = named(self._where, self._board.gather("run", f"{ALONE}{os.getpid()}-{_PROCESS}")[0])
+        self._where = with_run_name(self._where, self._board.gather("run", f"{ALONE}{os.getpid()}-{_PROCESS}")[0])
         fix_layouts(objects.values(), self._warn)
         self._open_folder(has_name)
         self.resumed = self._resume()
         self._save_step = self.resumed.step if self.resumed and self.resumed.source == "disk" else -1
         self._keeping = self._start_keeping(keep, keep_every)
         self._leader = Leader(self.memory_every, self.disk_every, time.monotonic())
-        self._teller = ProgressReporter(self._agent, self._where.generation, self._where.rank)
-        self._words: dict[str, Any] = {}
-        self._looked_at = float("-inf")
+        self._reporter = ProgressReporter(self._agent, self._where.generation, self._where.rank)
+        self._agreed: dict[str, Any] = {}
+        self._read_at = float("-inf")
         self._total: int | None = None
         self._begun = self._ended = False
-        self._wish = SaveWish()
+        self._signal = SaveWish()
 
     # The loop
 
     def steps(self, total: int) -> Iterator[int]:
-        """The numbers of the steps that are still to be done."""
+        """Yield the numbers of the remaining steps."""
         self._begin()
         self._total = total
         if self.step >= total > 0:
-            self._say(f"all {total} steps were done before; --fresh (or {contract.FRESH}=1) starts anew")
+            self._say(f"all {total} steps are already done; to start from scratch, use --fresh (or {contract.FRESH}=1)")
         try:
             while self.step < total:
                 number = self.step
                 yield number
                 if self.step == number:
-                    raise CheckpointError(f"step {number} was not reported", hint=f"call done({number}) at its end")
+                    raise CheckpointError(f"step {number} was not reported as done", hint=f"call done({number})")
             self._finish()
         finally:
             self.end()
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The numbers of the passes over the data that are not finished. They come from the place in the data."""
+        """Yield the numbers of the unfinished epochs, from the saved position in the data."""
         place = self._own.place
         if place is None:
-            raise CheckpointError("epochs() has to know the data", hint="Checkpointer(…, data=loader)")
+            raise CheckpointError("epochs() needs the data loader", hint="create it with Checkpointer(…, data=loader)")
         self._begin()
         try:
             for epoch in range(place.epoch, total):
@@ -132,16 +132,16 @@ class Checkpointer:
             self.end()
 
     def begin(self, total: int | None = None) -> None:
-        """Begin a loop of your own, right before its first step: `steps` and `epochs` do so themselves.
+        """Begin your own loop, right before its first step. `steps` and `epochs` call it themselves.
 
-        Restores the random numbers and starts to listen for signals. `total`: the step that is the last one.
+        It restores the random states and installs signal handlers. `total`: the number of steps.
         """
         if not self._begun:
             self._begin()
             self._total = total
 
     def finish(self) -> None:
-        """After the last step of a loop of your own: it is saved, and waited for."""
+        """Save after the last step of your own loop, and wait until it is on disk."""
         if self._ended:
             return
         if not self._begun:
@@ -156,37 +156,37 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """A loop that an error ends is not at the end of a step: nothing more is saved."""
+        """Finish, or after an error end without saving: the state is then in the middle of a step."""
         if kind is None:
             self.finish()
         else:
             self.end()
 
     def done(self, step: int | None = None, loss: Any = None, samples: int | None = None, **figures: Any) -> None:
-        """A step is done: everything that has to happen between two steps happens here."""
+        """Report that a step is done. Snapshots, saves and stops happen in this call."""
         if self._ended:
-            raise CheckpointError("this Checkpointer's loop is over", hint=f"is another one at work in {self.folder}?")
+            raise CheckpointError("this Checkpointer's loop has ended", hint=f"is another one using {self.folder}?")
         if not self._begun:
-            what = "done() was called before the loop began: random numbers are not restored, signals are not heard"
+            what = "done() was called before the loop began: random states and signal handlers are not set"
             raise CheckpointError(what, hint=HOW_TO_BEGIN)
         if step is not None and step != self.step:
-            raise CheckpointError(f"step {step} is done, but step {self.step} was under way", hint="one loop, one step")
+            raise CheckpointError(f"done({step}) was called during step {self.step}", hint="call done once per step")
         self.step += 1
         self._own.step_done(samples)
         self._clock.step(time.monotonic())
         self._keeping.step_done()
-        self._look()
-        now_due = due(self.step, self.memory_every, self.disk_every, self._words, last=self._total)
+        self._follow_board()
+        now_due = due(self.step, self.memory_every, self.disk_every, self._agreed, last=self._total)
         if now_due.memory or now_due.disk:
             self._keep(save=now_due.disk)
             self._clock.stall(time.monotonic())
-        self._teller.tell(self.step, self._clock, loss, dict(figures, samples=samples), self._keeping.counted)
+        self._reporter.report(self.step, self._clock, loss, dict(figures, samples=samples), self._keeping.counted)
         if now_due.stop:
             self._stop()
 
     def settle(self) -> None:
-        """Before you change parameters yourself (swap an average in, load others): a snapshot of them may be under way.
-        An optimizer's step does so itself."""
+        """Wait for a running snapshot. Call it before you change parameters yourself, for example to swap in an EMA.
+        An optimizer's step does this itself."""
         self._keeping.settle(wait=True)
 
     # Before the first step
@@ -199,7 +199,7 @@ class Checkpointer:
             self.folder, Visitor(where.run, has_name, where.generation, self._number, where.fresh), self._warn
         )
         if aside is not None:
-            self._say(f"starting anew; the checkpoints that were there are now in {aside}")
+            self._say(f"starting from scratch; the earlier checkpoints are now in {aside}")
 
     def _resume(self) -> Resumed | None:
         rank = self._where.rank
@@ -215,12 +215,12 @@ class Checkpointer:
             missing = self._own.load_per_rank(found.own, rank)
             if missing:
                 names = ", ".join(f"`{name}`" for name in missing)
-                self._warn(f"nothing was saved of {names} for this rank: it starts as the script created it")
-            self._say(f"going on from step {found.step} ({found.source})")
+                self._warn(f"no saved state of {names} for this rank: it starts as the script created it")
+            self._say(f"resuming from step {found.step} ({found.source})")
         return found
 
     def _start_keeping(self, keep: int, keep_every: int | None) -> Keeping:
-        """What it writes bears a name of its own: a cell of a notebook may be run twice."""
+        """Start snapshots and saves under a name of their own: a notebook cell may be run twice."""
         where, number = self._where, self._number
         run = numbered(where.run, number)
         sweep_abandoned()
@@ -229,7 +229,7 @@ class Checkpointer:
             keep, keep_every, sweep=self._agent is None,
         )  # fmt: skip
         if self._agent is None:
-            self._say_where_it_goes()
+            self._say_disk_only()
             atexit.register(lambda: None if self._keeping.left_to_saver else sweep_rank(run, where.rank))
         resumed = self.resumed.step if self.resumed else None
         return Keeping(terms, self._agent, resumed, where.local_world, self._warn, self._say)
@@ -237,40 +237,40 @@ class Checkpointer:
     def _begin(self) -> None:
         if self._ended:
             raise CheckpointError(
-                "this Checkpointer's loop is over", hint="make another one: it goes on from the last save"
+                "this Checkpointer's loop has ended", hint="create another one: it resumes from the last save"
             )
         self._begun = True
         take_turn(self.folder, self)
-        atexit.register(self._tell_unfinished)
-        self._own.give()
-        self._wish.listen(self._signals)
+        atexit.register(self._say_unfinished)
+        self._own.restore_randomness()
+        self._signal.listen(self._signals)
         self._clock.begin(time.monotonic())
 
     # Between steps
 
-    def _look(self) -> None:
-        """At the board now and then; what we know ourselves is written there first."""
+    def _follow_board(self) -> None:
+        """Write what this rank knows to the board, and read it at intervals."""
         now = time.monotonic()
         ahead = soon(self.step, self._clock.fastest_s, self._where.world)
-        if self._wish.heard is not None:
+        if self._signal.received is not None:
             self._board.write("stop", ahead, replace=False)
-        elif now - self._looked_at < READ_S:
+        elif now - self._read_at < READ_S:
             return
-        self._looked_at = now
-        if self._keeping.hear():
+        self._read_at = now
+        if self._keeping.collect_results():
             self._board.write("failed", self.step)
-        self._words = self._board.read()
+        self._agreed = self._board.read()
         if self._where.rank == 0:
             self._lead(now, ahead)
 
     def _lead(self, now: float, ahead: int) -> None:
         keeping, behind = self._keeping, self._leader.behind
-        about = (self._clock.mean_s, keeping.counted.stall_s, self._words.get("failed"), ahead, keeping.busy)
-        for word, value in self._leader.words(self.step, now, *about).items():
-            self._board.write(word, value)
-            self._words[word] = value
+        measured = (self._clock.mean_s, keeping.counted.stall_s, self._agreed.get("failed"), ahead, keeping.busy)
+        for name, value in self._leader.decide(self.step, now, *measured).items():
+            self._board.write(name, value)
+            self._agreed[name] = value
         if self._leader.behind and not behind:
-            self._warn("a save takes longer than disk_every: the next one begins when it is done")
+            self._warn("a save takes longer than disk_every: the next one starts when it is done")
 
     def _keep(self, save: bool) -> None:
         self._keeping.keep(self._state(), self._objects.steady(), save)
@@ -284,19 +284,19 @@ class Checkpointer:
     # The end
 
     def _stop(self) -> NoReturn:
-        """All ranks stop after the same step. The exit code tells whoever launched us to go on later."""
+        """Stop; all ranks do so after the same step. The exit code asks the launcher to resume later."""
         saved = self._all_saved(self._grace_s)
         self.end()
         if saved:
             self._say(f"saved step {self.step}, stopping")
         else:
             self._warn(f"stopping; step {self.step} could not be saved in time")
-        if self._wish.heard == signal.SIGINT and self._agent is None:
+        if self._signal.received == signal.SIGINT and self._agent is None:
             raise KeyboardInterrupt
         sys.exit(contract.SAVED if saved else contract.TERMINATED)
 
     def _finish(self) -> None:
-        """All steps are done: the last one is saved, and waited for. A save that failed before is tried again."""
+        """Wait until the last step is on disk. Retry a save that failed."""
         if self._all_saved(LAST_SAVE_S):
             return
         self._keep(save=True)
@@ -304,33 +304,33 @@ class Checkpointer:
             raise CheckpointError(f"the last step, {self.step}, could not be saved", hint="see the warnings above")
 
     def _all_saved(self, timeout_s: float, attempt: str = "") -> bool:
-        """The first rank's save is done when the checkpoint is whole; no rank leaves before that."""
-        self._teller.tell_end(self.step)
+        """Wait for the saves of all ranks. The first rank's save ends when the checkpoint is complete."""
+        self._reporter.report_end(self.step)
         ours = self._save_step == self.step and self._keeping.wait(self.step, timeout_s)
         ends = self._board.gather(f"ended{attempt}", [self.step, ours])
-        self._teller.tell_end(self.step)  # with that save
+        self._reporter.report_end(self.step)  # now with that save
         return all(end == [self.step, True] for end in ends)
 
     def end(self) -> None:
-        """The loop is over, as it is by itself after its last step."""
+        """End the loop without saving. Loops call it themselves after their last step."""
         if self._ended:
             return
         self._ended = True
-        self._wish.stop_listening()
+        self._signal.stop_listening()
         self._keeping.close()
 
-    # Words to the user
+    # Messages to the user
 
-    def _tell_unfinished(self) -> None:
+    def _say_unfinished(self) -> None:
         if not self._ended and self.step > max(self._save_step, 0):
-            saved = f"step {self._save_step} is the last that was saved" if self._save_step > 0 else "nothing was saved"
+            saved = f"the last saved step is {self._save_step}" if self._save_step > 0 else "nothing was saved"
             self._say(f"the script ended after step {self.step} without finish(): {saved}")
 
-    def _say_where_it_goes(self) -> None:
+    def _say_disk_only(self) -> None:
         if self._number == 0:
-            self._say("not under `dalsegno run`: what is saved goes to disk only")
+            self._say("not under `dalsegno run`: saving to disk only")
         elif find_agent() is not None:
-            self._say("a second Checkpointer: what it saves goes to disk only, the first one's to memory too")
+            self._say("this second Checkpointer saves to disk only; the first one also saves to memory")
 
     def _say(self, text: str) -> None:
         if self._where.rank == 0:

@@ -1,16 +1,16 @@
-"""What a training script and whoever launched it agree on: names of variables, words to the agent, exit codes."""
+"""The contract between a training script and its launcher: environment variables and exit codes."""
 
 from __future__ import annotations
 
-# Variables of a worker, beside those torchrun sets.
+# Environment variables of a worker, in addition to those of torchrun.
 RUN = "DALSEGNO_RUN"  # the run's id
 GENERATION = "DALSEGNO_GENERATION"  # counts every start of the run's workers, from 1
 AGENT = "DALSEGNO_AGENT"  # abstract Unix socket of the agent, without its leading zero byte
 WANTED_NODES = "DALSEGNO_WANTED_NODES"  # nodes the user asked for; fewer may be in this generation
-FRESH = "DALSEGNO_FRESH"  # "1": start anew, whatever checkpoints there are
+FRESH = "DALSEGNO_FRESH"  # "1": start from scratch even if there are checkpoints
 
 # Exit codes of workers and of runs.
 DONE = 0
-SAVED = 75  # saved, go on later
+SAVED = 75  # saved, resume later
 STOP = 93  # do not restart
 TERMINATED = 143  # ended on request, without saving

@@ -1,4 +1,4 @@
-"""The library's own error: what went wrong, and what to do about it."""
+"""The library's errors. Each says what went wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class CheckpointError(RuntimeError):
 
 
 class NoRoom(CheckpointError):
-    """The snapshot does not fit into this machine's shared memory, or there is no place for it."""
+    """The snapshot does not fit into this machine's shared memory, or its folder cannot be used."""

@@ -1,9 +1,9 @@
-"""Process groups that are never destroyed: torch can deadlock when one is.
+"""Keep process groups from being destroyed, because torch can deadlock when one is.
 
-When the last reference to a gloo group goes, its destructor joins the group's threads while it holds Python's lock,
-which one of them may be waiting for. That happens in the middle of a script: a DDP model that goes out of scope after
-`destroy_process_group` held that last reference. One more reference, which nobody ever gives up, is all it takes.
-`destroy_process_group` still shuts the group down, so its connections and its GPU memory are given back.
+When the last reference to a gloo group is dropped, its destructor joins the group's threads while it holds the GIL,
+which one of those threads may be waiting for. This can happen in the middle of a script: a DDP model that goes out of
+scope after `destroy_process_group` held the last reference. One reference that is never released prevents it.
+`destroy_process_group` still shuts the group down and releases its connections and GPU memory.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import functools
 import sys
 from typing import Any
 
-_MAKE = "_new_process_group_helper"  # every group of torch's is made there: the default one, new_group, split_group
+_MAKE = "_new_process_group_helper"  # creates every group: the default one, new_group, split_group
 _kept: set[int] = set()
 
 
 def keep_new_groups() -> None:
-    """Keep every group that this process makes from now on. Does nothing where torch.distributed is not loaded."""
+    """Keep every group that this process creates from now on. Do nothing if torch.distributed is not loaded."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     make = getattr(c10d, _MAKE, None)
     if c10d is None or make is None or hasattr(make, "keeps_groups"):
@@ -36,7 +36,7 @@ def keep_new_groups() -> None:
 
 
 def keep(group: Any) -> None:
-    """Give the group a reference that not even the interpreter's end takes away."""
+    """Add a reference to the group that is never released, not even at interpreter exit."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     kind = getattr(c10d, "ProcessGroup", None)
     if kind is not None and isinstance(group, kind) and id(group) not in _kept:

@@ -1,7 +1,7 @@
-"""Nested state dicts, taken apart into named tensors and a shell, and put together again.
+"""Split nested state dicts into named tensors and a shell, and rebuild them.
 
 The names are those of PyTorch's distributed checkpoint (`model.layers.0.weight`), so that its loader finds them. The
-shell keeps what that naming loses: the types of keys, empty dicts, tuples.
+shell keeps what these names do not: the types of keys, empty dicts, tuples.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import torch
 
 
 class Hole(NamedTuple):
-    """Where a tensor was."""
+    """The placeholder for a tensor in a shell."""
 
     key: str
 
 
 def empty_out(nested: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor], dict[str, object]]:
-    """The shell, the tensors by name, and the other leaves by name."""
+    """Return the shell, the tensors by name, and the other leaves by name."""
     tensors: dict[str, torch.Tensor] = {}
     values: dict[str, object] = {}
 
     def note(into: dict[str, Any], key: str, value: Any) -> None:
         if key in tensors or key in values:
-            raise ValueError(f"two entries of the state are both called {key!r}")
+            raise ValueError(f"two entries of the state have the name {key!r}")
         into[key] = value
 
     def walk(path: tuple[str, ...], value: Any) -> Any:
@@ -44,7 +44,7 @@ def empty_out(nested: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor], 
 
 
 def fill_in(shell: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The nested dicts again, each tensor in its place."""
+    """Return the nested dicts with each tensor in its place."""
     if isinstance(shell, Hole):
         return tensors[shell.key]
     if isinstance(shell, Mapping):
@@ -55,7 +55,7 @@ def fill_in(shell: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _like(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
-    """OrderedDict and the like stay what they are; a read-only view becomes a dict."""
+    """Return `new` as the type of `old`, for example OrderedDict; a read-only view becomes a dict."""
     if type(old) is dict or not hasattr(old, "copy") or not hasattr(old, "update"):
         return new
     same = old.copy()
@@ -65,7 +65,7 @@ def _like(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """A list is looked into where torch looks into it; a tuple only for tensors."""
+    """Return whether to descend into the value: into lists as torch does, into tuples only if they hold tensors."""
     if type(value) is list:
         return any(isinstance(each, (torch.Tensor, Mapping)) or _holds_tensors(each) for each in value)
     return type(value) is tuple and any(isinstance(each, torch.Tensor) or _holds_tensors(each) for each in value)

@@ -1,5 +1,6 @@
-"""What a script asks of Checkpointer, looked through before anything is touched: an option that is only used under a
-launcher, or at the end, should not fail there for the first time.
+"""Check the options of Checkpointer when it is created.
+
+Otherwise a wrong option that is used only under a launcher, or at the end, would fail late.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from typing import Any, Union
 
 from dalsegno.train.errors import CheckpointError
 
-# ---- How often: what a user writes, what is due, and what would be best. Pure.
-
+# Intervals
 
 STALL_SHARE = 0.01  # of all time, for "auto"
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])", re.ASCII)
@@ -41,7 +41,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Auto:
-    """As often as costs at most 1 % of the time."""
+    """As often as possible at a cost of at most 1 % of the time."""
 
 
 Interval = Union[Never, Steps, Seconds, Auto]
@@ -49,7 +49,7 @@ Interval = Union[Never, Steps, Seconds, Auto]
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of the cost so far; None where nothing was measured yet."""
+    """The measured cost so far; None where nothing has been measured yet."""
 
     step_s: float | None = None
     stall_s: float | None = None
@@ -59,7 +59,7 @@ UNKNOWN = Measured()
 
 
 def parse_interval(text: object, name: str = "every", auto: bool = True) -> Interval:
-    """`10` steps, `"10m"`, `"auto"`, None or 0 for never. ValueError says what is wrong, and what would be right."""
+    """Parse `10` (steps), `"10m"`, `"auto"`, or None or 0 for never. Raise ValueError with the valid forms."""
     if text is None or text is False or text == 0:
         return Never()
     if isinstance(text, int) and text is not True and text > 0:
@@ -69,21 +69,21 @@ def parse_interval(text: object, name: str = "every", auto: bool = True) -> Inte
     found = _TIME.fullmatch(text.strip()) if isinstance(text, str) else None
     if found and float(found[1]) > 0:
         return Seconds(float(found[1]) * _SECONDS[found[2]])
-    raise ValueError(f"{name}={text!r} is no interval: write {_choices(auto)}")
+    raise ValueError(f"invalid interval {name}={text!r}: use {_choices(auto)}")
 
 
 def auto_steps(measured: Measured) -> int:
-    """Steps between two snapshots so that they stall training for at most 1 % of its time; often at first, to learn."""
+    """Return the steps between snapshots that stall training at most 1 % of the time; 1 until the cost is known."""
     if not measured.step_s or measured.stall_s is None:
         return 1
     return max(1, math.ceil(measured.stall_s / (STALL_SHARE * measured.step_s)))
 
 
 def suggest_interval_s(stall_s: float, failures: int, over_s: float, save_s: float = 0.0) -> float | None:
-    """The interval that loses least time to saving and to failures together, after Young and Daly.
+    """Return the interval that loses the least time to saving and to failures together, after Young and Daly.
 
-    None without a failure or a cost to reckon with. `stall_s`: what a save costs the training. `save_s`: what it takes
-    beside the training; the next one cannot begin before that.
+    None without a failure or a cost. `stall_s`: how long a save stalls training. `save_s`: how long it takes beside the
+    training; the next save cannot begin before that.
     """
     if failures <= 0 or over_s <= 0 or stall_s <= 0:
         return None
@@ -98,17 +98,15 @@ def _daly(stall_s: float, between_s: float) -> float:
 
 
 def _choices(auto: bool) -> str:
-    words = 'a number of steps (100), a time ("30s", "10m", "1h")' + (', "auto"' if auto else "")
-    return f"{words}, or None for never"
+    choices = 'a number of steps (100), a time ("30s", "10m", "1h")' + (', "auto"' if auto else "")
+    return f"{choices}, or None for never"
 
 
-# ---- What a script asks of Checkpointer, looked through before anything is touched: an option that is only used
-# under a launcher, or at the end, should not fail there for the first time.
-
+# Checks of options
 
 OPTIONS = ("data", "per_rank", "memory_every", "disk_every", "keep", "keep_every", "grace_s", "signals")
 Folder = Union[str, "os.PathLike[str]"]
-_NOT_TO_BE_HEARD = (signal.SIGKILL, signal.SIGSTOP)
+_UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 
 def check_options(
@@ -124,14 +122,14 @@ def check_options(
 
 
 def check_folder(folder: Folder) -> Path:
-    """An empty name would be the folder of the script: a variable that nobody has set."""
+    """Return the absolute path. Refuse an empty one, which is usually an unset variable."""
     if not os.fspath(folder):
-        raise CheckpointError("the folder for checkpoints has no name", hint='Checkpointer("/ckpt/gpt", …)')
+        raise CheckpointError("the checkpoint folder is an empty string", hint='Checkpointer("/ckpt/gpt", …)')
     return Path(folder).absolute()
 
 
 def check_objects(objects: Mapping[str, Any], data: Any) -> None:
-    """What has no state may be an option that was misspelt."""
+    """Refuse an object without state whose name looks like a misspelled option."""
     if data is None and all(each is None for each in objects.values()):
         raise CheckpointError("nothing to save", hint="Checkpointer(folder, model=model, optimizer=optimizer)")
     for name, each in objects.items():
@@ -141,7 +139,7 @@ def check_objects(objects: Mapping[str, Any], data: Any) -> None:
 
 
 def check_per_rank(per_rank: object, objects: Mapping[str, Any]) -> None:
-    """Objects by name, as the others, but each rank has its own."""
+    """Check the objects of which each rank has its own."""
     if per_rank is None:
         return
     if not isinstance(per_rank, Mapping):
@@ -156,17 +154,17 @@ def check_per_rank(per_rank: object, objects: Mapping[str, Any]) -> None:
 
 def _check_number(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"{name}={value!r} is no number of checkpoints or steps", hint="1 or more")
+        raise CheckpointError(f"{name}={value!r} is not a number of checkpoints or steps", hint="1 or more")
 
 
 def _check_grace(value: object) -> None:
     if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise CheckpointError(f"grace_s={value!r} is no number of seconds", hint="grace_s=25.0, say")
+        raise CheckpointError(f"grace_s={value!r} is not a number of seconds", hint="for example grace_s=25.0")
 
 
 def _check_signals(numbers: object) -> None:
-    known = [number for number in signal.valid_signals() if number not in _NOT_TO_BE_HEARD]
+    known = [number for number in signal.valid_signals() if number not in _UNCATCHABLE]
     if not isinstance(numbers, Iterable) or any(number not in known for number in numbers):
         raise CheckpointError(
-            f"signals={numbers!r} are no signals that can be heard", hint="signals=(signal.SIGUSR1,), say"
+            f"signals={numbers!r} are not signals that can be caught", hint="for example signals=(signal.SIGUSR1,)"
         )

@@ -1,4 +1,4 @@
-"""What a worker tells its agent of its progress: for `runs`, for the metrics, and so that a hang is noticed."""
+"""Report a worker's progress to its agent, for `runs`, for the metrics and for the detection of hangs."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from dalsegno.train.agent import AgentLink
 from dalsegno.train.schedule import StepClock
 from dalsegno.train.snapshots import Counted
 
-TELL_S = 0.5
+REPORT_S = 0.5
 
 
 class ProgressReporter:
-    """Tells now and then: a message for each step would be noticed in the step."""
+    """Sends progress at intervals: a message for each step would slow the steps down."""
 
     def __init__(self, agent: AgentLink | None, generation: int, rank: int) -> None:
         self._agent, self._generation, self._rank = agent, generation, rank
-        self._told_at, self._told_step = float("-inf"), 0
+        self._sent_at = float("-inf")
         self._samples = 0
         self._last: tuple[StepClock, dict[str, Any], Counted] | None = None
 
-    def tell(self, step: int, clock: StepClock, loss: Any, figures: dict[str, Any], counted: Counted) -> None:
+    def report(self, step: int, clock: StepClock, loss: Any, figures: dict[str, Any], counted: Counted) -> None:
         self._samples += figures.get("samples") or 0
-        told = {name: _detached(value) for name, value in dict(figures, loss=loss).items() if name != "samples"}
-        self._last = clock, told, counted
+        shown = {name: _detached(value) for name, value in dict(figures, loss=loss).items() if name != "samples"}
+        self._last = clock, shown, counted
         now = time.monotonic()
-        if self._agent is None or now - self._told_at < TELL_S:
+        if self._agent is None or now - self._sent_at < REPORT_S:
             return
-        passed, self._told_at = now - self._told_at, now
+        passed, self._sent_at = now - self._sent_at, now
         rates = {"samples_per_s": self._samples / passed} if self._samples and math.isfinite(passed) else {}
         self._samples = 0
-        self._agent.tell(self._about(step, rates))
+        self._agent.send(self._message(step, rates))
 
-    def tell_end(self, step: int) -> None:
-        """No step follows: nobody need take the quiet for a hang."""
+    def report_end(self, step: int) -> None:
+        """Report that no step follows, so that the silence is not taken for a hang."""
         if self._agent is not None:
-            self._agent.tell({**self._about(step), "over": True})
+            self._agent.send({**self._message(step), "over": True})
 
-    def _about(self, step: int, rates: Mapping[str, float] = MappingProxyType({})) -> dict[str, Any]:
-        about: dict[str, Any] = {"step": step, "generation": self._generation}
-        if self._rank == 0 and self._last is not None:  # the ranks keep step
-            about["progress"] = {**_progress(*self._last), **rates}
-        return about
+    def _message(self, step: int, rates: Mapping[str, float] = MappingProxyType({})) -> dict[str, Any]:
+        message: dict[str, Any] = {"step": step, "generation": self._generation}
+        if self._rank == 0 and self._last is not None:  # all ranks do the same steps
+            message["progress"] = {**_progress(*self._last), **rates}
+        return message
 
 
 def _progress(clock: StepClock, figures: Mapping[str, Any], counted: Counted) -> dict[str, float | None]:
@@ -64,12 +64,12 @@ def _progress(clock: StepClock, figures: Mapping[str, Any], counted: Counted) ->
 
 
 def _detached(value: Any) -> Any:
-    """A loss holds on to the whole graph that it came from."""
+    """Return the value without its autograd graph, which a loss would keep alive."""
     return value.detach() if hasattr(value, "detach") else value
 
 
 def _number(value: Any) -> float | None:
-    """A loss on a GPU is read only when it is told, not at every step: reading it waits for the GPU."""
+    """Return the value as a number. Reading a loss from a GPU waits for the GPU, so this is not done at every step."""
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What only this rank has: its random numbers, its place in the data, and what the script calls its own."""
+"""The state of one rank alone: its random states, its position in the data, and the script's per-rank objects."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from dalsegno.train.errors import CheckpointError
 
-# ---- The states of all random number generators a training script draws from.
+# Random states
 
 
 def take_randomness() -> dict[str, Any]:
-    """Those in use now: numpy's if it is loaded, the GPU's if one is in use."""
+    """Return the states of the generators in use: numpy's if it is loaded, the GPU's if one is in use."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -30,7 +30,7 @@ def take_randomness() -> dict[str, Any]:
     return states
 
 
-def give_randomness(states: dict[str, Any]) -> None:
+def restore_randomness(states: dict[str, Any]) -> None:
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
     if "numpy" in states:
@@ -42,16 +42,16 @@ def give_randomness(states: dict[str, Any]) -> None:
 
 
 def digest(states: Mapping[str, Any] | None) -> str:
-    """By which ranks find out whether they draw the same numbers."""
+    """Return a digest by which ranks compare whether they draw the same numbers."""
     torchs = bytes(states["torch"].tolist()) if states else b""
     return hashlib.sha256(torchs).hexdigest()
 
 
 def seed_for(rank: int, saved: Sequence[str], world_then: int, now: Sequence[str]) -> int | None:
-    """For a rank that was not there when the state was saved, where each rank draws numbers of its own. By digests of
-    what was saved, and of what the script has just seeded, on all ranks.
+    """Return the seed for a rank that did not exist when the state was saved, if each rank draws its own numbers.
 
-    None for the others: they go on with theirs. Where all ranks drew the same, as some scripts rely on, so do new ones.
+    `saved` and `now`: digests of the saved states and of those the script has just seeded, of all ranks. None for a
+    rank with a saved state, and where all ranks drew the same numbers, as some scripts require.
     """
     alike = len(set(saved[:world_then])) == 1 and len(set(now)) == 1
     if rank < world_then or alike:
@@ -67,11 +67,11 @@ def reseed(seed: int) -> None:
         numpy.random.seed(seed)
 
 
-# ---- A sampler that knows its place: after a restart it leaves out what the run has seen already.
+# Position in the data: after a restart the sampler skips the samples that the run has seen
 
 
 def find_place(data: Any) -> DataPlace | None:
-    """In what a script gives us: a sampler, a batch sampler, or their loader. None if it tells its place itself."""
+    """Return the position for a sampler, a batch sampler or a loader; None if the object has its own state_dict."""
     if hasattr(data, "state_dict"):
         return None
     if isinstance(data, DataLoader):
@@ -90,30 +90,30 @@ def _place_in_loader(loader: Any) -> DataPlace | None:
 
 
 def _place_in_batches(batches: Any) -> DataPlace:
-    """torch's own only cuts what its sampler gives, and that one knows the epochs."""
+    """Return the position for a batch sampler. torch's own one only groups its sampler, which knows the epochs."""
     if type(batches) is BatchSampler:
         return DataPlace(batches.sampler, batches.batch_size)
     return DataPlace(batches, 1, batches=True)
 
 
 class DataPlace:
-    """Where a run is in its data: which pass, and how much of it this rank has trained on.
+    """The position of a run in its data: the epoch, and how much of it this rank has trained on.
 
-    It is counted in what the sampler gives: samples, or whole batches. `each_step`: how many of those a step takes, 0
-    if that has to be found out.
+    The unit is what the sampler yields: samples or whole batches. `each_step`: how many of them a step takes, 0 if
+    unknown.
     """
 
     def __init__(self, sampler: Any, each_step: int = 0, batches: bool = False) -> None:
         self.sampler = sampler
         self._batches = batches
-        self.numbered = False  # the script numbers its passes itself, by set_epoch
+        self.numbered = False  # the script numbers its epochs itself, with set_epoch
         self.epoch = 0
         self.samples = 0
-        self.seed: Any = None  # torch's random state when the pass began: some samplers draw their order from it
+        self.seed: Any = None  # torch's random state when the epoch began: some samplers draw their order from it
         self._resume: dict[str, Any] | None = None
         self._begun = False
         self._each_step = each_step
-        _teach(sampler, self)
+        _track(sampler, self)
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "samples": self.samples, "seed": self.seed, "random": torch.get_rng_state()}
@@ -123,12 +123,12 @@ class DataPlace:
         self._resume, self._begun = dict(state), False
 
     def number(self, epoch: int) -> None:
-        """The next pass is this one."""
+        """Set the number of the next epoch."""
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
     def finish(self, epoch: int) -> None:
-        """This pass is over, and all that the script does after one."""
+        """Note that this epoch is over, with all that the script does after one."""
         self.epoch, self.samples, self.seed = epoch + 1, 0, None
         self._resume, self._begun = None, False
 
@@ -140,7 +140,7 @@ class DataPlace:
         self.samples += self._each_step
 
     def pass_over(self, draw: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """One pass over the data, or what is left of it."""
+        """Return an iterator over one epoch, or over the rest of it."""
         epoch = int(getattr(self.sampler, "epoch", 0)) if self.numbered else self.epoch + (1 if self._begun else 0)
         if self._resume is not None and epoch < self._resume["epoch"]:
             return iter(())
@@ -152,19 +152,21 @@ class DataPlace:
         return itertools.islice(_drawn_again(draw, left) if left else draw(), self.samples, None)
 
     def _batch(self) -> int:
-        """Of whoever draws batches from our sampler."""
+        """Return the batch size of the one batch sampler that uses our sampler."""
         found = {each.batch_size for each in _owners(self.sampler) if isinstance(each, BatchSampler)}
         if len(found) != 1:
             raise CheckpointError(
-                "cannot tell how many samples a step takes from the sampler",
-                hint="give the loader, data=loader, or say it: done(step, samples=len(batch)), those of this rank",
+                "the number of samples per step is unknown",
+                hint="pass the loader (data=loader), or this rank's number: done(step, samples=len(batch))",
             )
         return int(found.pop())
 
 
 def _drawn_again(draw: Callable[[], Iterator[Any]], state: dict[str, Any]) -> Iterator[Any]:
-    """A sampler draws its order with its first index. What it and its loader draw now they drew already before the
-    restart: afterwards the random state is again that of the interrupted run."""
+    """Draw the interrupted epoch's order again, then restore the random state of the interrupted run.
+
+    A sampler draws its order together with its first index.
+    """
     indices = draw()
     if state["seed"] is not None:
         torch.set_rng_state(state["seed"])
@@ -178,8 +180,8 @@ def _owners(sampler: Any) -> list[Any]:
     return holders + [owner for each in holders if isinstance(each, dict) for owner in gc.get_referrers(each)]
 
 
-def _teach(sampler: Any, place: DataPlace) -> None:
-    """The sampler the script holds, and its loader with it, goes on to be the same object."""
+def _track(sampler: Any, place: DataPlace) -> None:
+    """Make the sampler track its position in place: the script and its loader keep the same object."""
     kind = type(sampler)
 
     class Placed(kind):  # type: ignore[misc,valid-type]
@@ -196,12 +198,13 @@ def _teach(sampler: Any, place: DataPlace) -> None:
     sampler.__class__ = Placed
 
 
-# ---- What only this rank has: its random numbers, its place in the data, and what the script calls its own.
+# All state of one rank
 
 
 class Own:
-    """`data`: a loader or sampler of PyTorch, or anything that tells its own place (torchdata's StatefulDataLoader).
+    """The state that only this rank has.
 
+    `data`: a loader or sampler of PyTorch, or anything with a state_dict (torchdata's StatefulDataLoader).
     `per_rank`: objects of the script whose state differs from rank to rank, by name.
     """
 
@@ -213,8 +216,8 @@ class Own:
         self._seed: int | None = None
         if data is not None and not hasattr(self._data, "state_dict"):
             raise CheckpointError(
-                f"a {type(data).__name__} cannot tell its place in the data",
-                hint="over an IterableDataset, torchdata's StatefulDataLoader can; or leave data= out",
+                f"a {type(data).__name__} cannot save its position in the data",
+                hint="for an IterableDataset use torchdata's StatefulDataLoader, or leave data= out",
             )
 
     def take(self, rank: int = 0) -> dict[str, Any]:
@@ -225,7 +228,7 @@ class Own:
         return taken
 
     def load_per_rank(self, own: Mapping[str, Any], rank: int) -> list[str]:
-        """Put back what this rank had. The names of what it had not: another rank's is never taken instead."""
+        """Restore the per-rank objects. Return the names without one saved by this rank."""
         saved = own.get("per_rank", {}) if own.get("rank") == rank else {}
         for name, each in self._per_rank.items():
             if name in saved:
@@ -233,7 +236,7 @@ class Own:
         return [name for name in self._per_rank if name not in saved]
 
     def load(self, own: dict[str, Any], world_then: int, world: int, seed: int | None = None) -> None:
-        """With another number of ranks each has another share of the data. `seed`: for numbers of this rank's own."""
+        """Restore the position in the data, converted if the number of ranks has changed. `seed`: see `seed_for`."""
         data = own.get("data")
         if self.place is not None and data is not None:
             data = dict(data, samples=data["samples"] * world_then // world)
@@ -241,12 +244,12 @@ class Own:
             self._data.load_state_dict(data)
         self._randomness, self._seed = own.get("random"), seed
 
-    def give(self) -> None:
-        """When the loop begins: what the script has drawn until then it drew in every life."""
+    def restore_randomness(self) -> None:
+        """Restore the random states when the loop begins: the script draws the earlier numbers at every start."""
         if self._seed is not None:
             reseed(self._seed)
         elif self._randomness is not None:
-            give_randomness(self._randomness)
+            restore_randomness(self._randomness)
         self._randomness = self._seed = None
 
     def step_done(self, samples: int | None) -> None:
@@ -255,7 +258,7 @@ class Own:
 
 
 def _on_cpu(state: Any) -> Any:
-    """The rank may go on on another node, and there on another GPU."""
+    """Return the state on the CPU: the rank may resume on another node and GPU."""
     if isinstance(state, torch.Tensor):
         return state.detach().cpu()
     if isinstance(state, dict):

@@ -1,4 +1,4 @@
-"""Where a run goes on: from the newest snapshot in memory that all ranks have, else from the newest checkpoint."""
+"""Resume a run from the newest snapshot in memory that all ranks have, else from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -20,37 +20,35 @@ from dalsegno.train.memory.snapshot import Snapshot, SnapshotVerdict, judge, ope
 from dalsegno.train.ranks import Board
 from dalsegno.train.state import Objects, Piece, TrainingState, layout_for, local_part, with_local
 
-# ---- All ranks find the same checkpoint, and together read every byte of it once: one rank alone would read for
-# hours.
-
+# Checkpoints: the ranks share the reading of every byte, because one rank alone could take hours
 
 Warn = Callable[[str], None]
 
 
 def find_together(folder: Path, board: Board, rank: int, world: int, warn: Warn) -> FoundCheckpoint | None:
-    """The newest one that is whole, held by every rank; damaged ones are told of by the first, and passed over."""
+    """Return the newest intact checkpoint, the same on all ranks. Skip damaged ones; the first rank warns of them."""
     damaged: list[str] = []
     for attempt in itertools.count():
-        first = _look(folder, damaged, warn) if rank == 0 else None
-        name, error = board.gather(f"disk {attempt}", _told(first))[0]
+        first = _find_newest(folder, damaged, warn) if rank == 0 else None
+        name, error = board.gather(f"disk {attempt}", _name_or_error(first))[0]
         if error:
             raise CheckpointError(*error)
         if name is None:
             return None
         found, faults = _read_share(first, folder / name, rank, world)
-        everyones = sorted({fault for each in board.gather(f"faults {attempt}", faults) for fault in each})
-        if found is not None and not everyones:
+        all_faults = sorted({fault for each in board.gather(f"faults {attempt}", faults) for fault in each})
+        if found is not None and not all_faults:
             return found
         if found is not None:
             found.close()
         damaged.append(name)
         if rank == 0:
-            warn(f"{folder / name} is damaged and passed over: {'; '.join(everyones)}")
+            warn(f"{folder / name} is damaged, skipping it: {'; '.join(all_faults)}")
     return None
 
 
-def _look(folder: Path, damaged: list[str], warn: Warn) -> FoundCheckpoint | CheckpointError | None:
-    """By sizes alone. What is wrong with the folder all ranks are to hear."""
+def _find_newest(folder: Path, damaged: list[str], warn: Warn) -> FoundCheckpoint | CheckpointError | None:
+    """Find the newest checkpoint by file sizes. Return an error instead of raising it, so that all ranks get it."""
     try:
         found = newest_but(damaged, folder, warn)
     except CheckpointError as error:
@@ -58,7 +56,7 @@ def _look(folder: Path, damaged: list[str], warn: Warn) -> FoundCheckpoint | Che
     return none_is_whole(folder, damaged) if found is None and damaged else found
 
 
-def _told(found: FoundCheckpoint | CheckpointError | None) -> tuple[str | None, tuple[str, str] | None]:
+def _name_or_error(found: FoundCheckpoint | CheckpointError | None) -> tuple[str | None, tuple[str, str] | None]:
     if isinstance(found, CheckpointError):
         return None, (found.what, found.hint)
     return (found.path.name if found else None), None
@@ -74,15 +72,14 @@ def _read_share(
     return mine, byte_faults(mine.path, dict(sorted(mine.manifest.files.items())[rank::world]))
 
 
-# ---- Where a run goes on: from the newest snapshot in memory that all ranks have, else from the newest checkpoint.
-
+# Resuming
 
 FETCH_S = 1800.0  # the agent may have to fetch all of it from another node first
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What was loaded. `own`: of this rank, or of the first one if there were fewer ranks then."""
+    """What was loaded. `own`: the state of this rank, or of rank 0 if there were fewer ranks then."""
 
     step: int
     world: int
@@ -93,42 +90,42 @@ class Resumed:
 def from_memory(
     objects: Objects, agent: AgentLink, folder: Path, board: Board, rank: int, warn: Warn
 ) -> Resumed | None:
-    """All ranks or none: what one of them cannot load from memory, or is newer on disk, all load from disk."""
+    """Load from memory on all ranks or on none: None if one rank cannot, or if the checkpoint on disk is newer."""
     layouts = objects.layouts()
-    state = _found_in_memory(agent, rank, layouts, warn)
+    state = _find_in_memory(agent, rank, layouts, warn)
     steps = board.gather("memory", None if state is None else [state.step, state.world])
     on_disk = board.gather("on disk", _newest_on_disk(folder) if rank == 0 else None)[0]
     if state is None or any(step != steps[0] for step in steps) or state.step < on_disk:
         return None
-    objects.give(state.shell, {piece.key: _whole(piece, layouts) for piece in state.pieces})
+    objects.restore(state.shell, {piece.key: _whole(piece, layouts) for piece in state.pieces})
     return Resumed(state.step, state.world, pickle.loads(state.own), "memory")
 
 
 def _newest_on_disk(folder: Path) -> int:
-    """The last step that was saved, at first sight; -1 if none was."""
+    """Return the last saved step, judged by file sizes; -1 if there is none."""
     whole = (path for path in list_steps(folder) if not check(path, every_byte=False).faults)
     return max((int(path.name.rpartition("-")[2]) for path in whole), default=-1)
 
 
-def _found_in_memory(
+def _find_in_memory(
     agent: AgentLink, rank: int, layouts: Mapping[str, torch.Tensor], warn: Warn
 ) -> TrainingState | None:
-    """The agent knows the step, and has fetched from other nodes what this one did not have."""
-    told = agent.ask({"resume": rank}, FETCH_S)
-    if not told.get("own"):
+    """Ask the agent, which knows the step and fetches missing parts from other nodes."""
+    answer = agent.ask({"resume": rank}, FETCH_S)
+    if not answer.get("own"):
         return None
-    shared = _opened(Path(told["shared"]), warn)
-    own = shared if told["own"] == told["shared"] else _opened(Path(told["own"]), warn)
+    shared = _open_intact(Path(answer["shared"]), warn)
+    own = shared if answer["own"] == answer["shared"] else _open_intact(Path(answer["own"]), warn)
     if shared is None or own is None:
         return None
     with contextlib.suppress(CheckpointError):
         state = state_of(shared, own)
-        return state if state.step == told["step"] and _fits(state, layouts) else None
+        return state if state.step == answer["step"] and _fits(state, layouts) else None
     return None
 
 
 def _fits(state: TrainingState, layouts: Mapping[str, torch.Tensor]) -> bool:
-    """Whether what this rank had to itself is what it has now: another number of ranks may divide the model anew."""
+    """Return whether this rank's shards have their former shapes; they depend on the number of ranks."""
     for piece in state.pieces:
         like = None if piece.shared else layout_for(piece.key, piece.size, layouts)
         if like is not None and local_part(like).shape != piece.tensor.shape:
@@ -136,12 +133,12 @@ def _fits(state: TrainingState, layouts: Mapping[str, torch.Tensor]) -> bool:
     return True
 
 
-def _opened(path: Path, warn: Warn) -> Snapshot | None:
-    """Mapped once: what was checked is what is loaded. One without checksums yet was made on this node."""
+def _open_intact(path: Path, warn: Warn) -> Snapshot | None:
+    """Map the snapshot once, so that what was checked is loaded. One without checksums was made on this node."""
     snapshot = open_snapshot(path)
     if snapshot is not None and judge(snapshot) in (SnapshotVerdict.WHOLE, SnapshotVerdict.UNCHECKED):
         return snapshot
-    warn(f"the snapshot in {path} is damaged; going back to the checkpoint on disk")
+    warn(f"the snapshot in {path} is damaged; using the checkpoint on disk")
     return None
 
 
@@ -153,7 +150,7 @@ def _whole(piece: Piece, layouts: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return with_local(like, piece.tensor)
     if tuple(piece.tensor.shape) == tuple(piece.size):
         return piece.tensor
-    raise CheckpointError(f"{piece.key} was sharded, and is not any more", hint="save to disk and load it there")
+    raise CheckpointError(f"{piece.key} was sharded and no longer is", hint="save to disk and resume from there")
 
 
 def from_disk(objects: Objects, folder: Path, board: Board, rank: int, world: int, warn: Warn) -> Resumed | None:
@@ -161,14 +158,14 @@ def from_disk(objects: Objects, folder: Path, board: Board, rank: int, world: in
     if found is None:
         return None
     with found:
-        objects.give(found.shell, _read(found, objects.layouts()), found.unpickle)
+        objects.restore(found.shell, _read(found, objects.layouts()), found.unpickle)
         resumed = Resumed(found.step, found.world, _own(found, rank), "disk")
-        board.gather("loaded", True)  # one rank's hold keeps it from being removed until all have read it
+        board.gather("loaded", True)  # one rank's lock keeps it from being removed until all have read it
     return resumed
 
 
 def _read(found: FoundCheckpoint, layouts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Each tensor whole, or cut as the living one is."""
+    """Read each tensor, in full or as this rank's shard."""
     tensors = {}
     for key, (size, dtype) in found.sizes.items():
         like = layout_for(key, size, layouts)
@@ -182,11 +179,11 @@ def _own(found: FoundCheckpoint, rank: int) -> Any:
     return found.unpickle(own) if own else {}
 
 
-# ---- DDP sums gradients in the same order in every life of a run.
-
-
 def fix_layout(model: torch.nn.Module) -> bool:
-    """True if the layout of a DDP model is fixed from now on (or was never going to change)."""
+    """Fix the order in which a DDP model sums gradients, so that it is the same after every restart.
+
+    Return whether it is fixed now, or was never going to change.
+    """
     reducer: Any = getattr(model, "reducer", None)
     if reducer is None or getattr(model, "find_unused_parameters", False):
         return True
@@ -198,7 +195,7 @@ def fix_layout(model: torch.nn.Module) -> bool:
 
 
 def fix_layouts(objects: Iterable[Any], warn: Callable[[str], None]) -> None:
-    """Of all models among them."""
+    """Fix the layouts of all models among the objects."""
     models = [each for each in objects if isinstance(each, torch.nn.Module)]
     if not all([fix_layout(model) for model in models]):
-        warn("this torch does not let DDP's buckets be fixed: a resumed run may differ in the last bits")
+        warn("this version of torch does not allow fixing DDP's buckets: a resumed run may differ in the last bits")

@@ -1,8 +1,8 @@
-"""The saver: a process beside a worker, which writes the worker's snapshots to disk while the training goes on.
+"""The saver: a process beside a worker that writes the worker's snapshots to disk while training continues.
 
-It has its own Python, so that it does not slow the training down, and it outlives the worker: a save that has begun is
-finished when the worker is killed. Requests and results are lines of JSON on one socket; a request that waits while
-another is at work is replaced by a newer one.
+It is a separate Python process, so it does not slow down training. It outlives the worker: a save that has begun is
+finished even if the worker is killed. Requests and results are lines of JSON on one socket. A waiting request is
+replaced by a newer one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from dalsegno.train.memory.files import is_current, sweep_rank
 from dalsegno.train.memory.snapshot import held_snapshot, state_of
 from dalsegno.train.state import TrainingState
 
-# ---- What a worker asks its saver for: one line of JSON.
-
 
 @dataclass(frozen=True)
 class SaverTerms:
-    """What is the same for all saves of one rank in one generation."""
+    """The settings that all saves of one rank in one generation share."""
 
     folder: str
     run: str
@@ -41,12 +39,12 @@ class SaverTerms:
     world: int
     keep: int
     keep_every: int | None = None
-    sweep: bool = False  # nobody else removes the run's files in memory when the worker is gone
+    sweep: bool = False  # the saver removes the run's files in memory when the worker is gone
 
 
 @dataclass(frozen=True)
 class Request:
-    """Write a rank's share of a snapshot; the first rank makes a checkpoint of all shares."""
+    """A request to write a rank's share of a snapshot. The first rank commits a checkpoint of all shares."""
 
     terms: SaverTerms
     step: int
@@ -58,39 +56,36 @@ def render(request: Request) -> bytes:
 
 
 def parse(line: bytes) -> Request:
-    told = json.loads(line)
-    return Request(SaverTerms(**told["terms"]), int(told["step"]), str(told["slot"]))
-
-
-# ---- The saver: a process beside a worker, which writes the worker's snapshots to disk while the training goes on.
+    message = json.loads(line)
+    return Request(SaverTerms(**message["terms"]), int(message["step"]), str(message["slot"]))
 
 
 Warn = Callable[[str], None]
-NICE = 5  # the training comes first
+NICE = 5  # training has priority
 
 
 def serve(sock: socket.socket, alive: int | None = None) -> None:
-    """Until the worker hangs up and nothing is left to do. `alive`: the locked file that keeps its snapshots."""
+    """Serve until the worker disconnects and all work is done. `alive`: the locked file that keeps its snapshots."""
     os.nice(NICE)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # meant for the worker, sent to the whole group
-    asked, terms = Asked(sock), None
+        signal.signal(number, signal.SIG_IGN)  # meant for the worker, but sent to the whole process group
+    requests, terms = Asked(sock), None
     while True:
-        request = asked.next()
+        request = requests.next()
         if request is None:
             break
         terms, began = request.terms, time.monotonic()
-        words: list[str] = []
-        why = save(request, asked.overtaken, words.append)
-        told = {"step": request.step, "slot": request.slot, "seconds": time.monotonic() - began, "why": why}
-        told["words"] = words
-        asked.tell({**told, "overtaken": bool(why) and asked.overtaken()})
+        warnings: list[str] = []
+        why = save(request, requests.overtaken, warnings.append)
+        result = {"step": request.step, "slot": request.slot, "seconds": time.monotonic() - began, "why": why}
+        result["words"] = warnings
+        requests.report({**result, "overtaken": bool(why) and requests.overtaken()})
     if terms is not None and terms.sweep and (alive is None or is_current(alive, terms.run, terms.rank)):
         sweep_rank(terms.run, terms.rank)
 
 
 def save(request: Request, overtaken: Callable[[], bool], warn: Warn) -> str:
-    """A snapshot that is in memory. Empty if it went well, else why not."""
+    """Save a snapshot from memory. Return an empty string, or why it failed."""
     with held_snapshot(Path(request.slot)) as snapshot:
         if snapshot is None or snapshot.record.step != request.step:
             return f"the snapshot of step {request.step} is gone"
@@ -99,12 +94,12 @@ def save(request: Request, overtaken: Callable[[], bool], warn: Warn) -> str:
 
 
 def save_here(request: Request, state: TrainingState, warn: Warn) -> str:
-    """A state that is not in a slot, while the training waits."""
+    """Save a state that is not in a slot, while training waits."""
     return write(request, state) or finish(request, warn)
 
 
 def write(request: Request, state: TrainingState) -> str:
-    """This rank's share."""
+    """Write this rank's share. Return an empty string, or why it failed."""
     terms = request.terms
     try:
         write_share(Path(terms.folder), state, terms.run, terms.generation)
@@ -114,7 +109,7 @@ def write(request: Request, state: TrainingState) -> str:
 
 
 def finish(request: Request, warn: Warn, overtaken: Callable[[], bool] = lambda: False) -> str:
-    """The first rank makes a checkpoint of all shares."""
+    """Commit a checkpoint of all shares, on the first rank. Return an empty string, or why it failed."""
     terms = request.terms
     if terms.rank != 0:
         return ""
@@ -131,7 +126,7 @@ def finish(request: Request, warn: Warn, overtaken: Callable[[], bool] = lambda:
 
 
 def grant_for(generation: int) -> Callable[[], bool]:
-    """Under an agent only the coordinator may say that this generation still counts."""
+    """Return a function that asks whether this generation may commit. Under an agent, the coordinator decides."""
     agent = find_agent()
     if agent is None:
         return lambda: True
@@ -139,7 +134,7 @@ def grant_for(generation: int) -> Callable[[], bool]:
 
 
 class Asked:
-    """What the worker has asked for."""
+    """The worker's requests."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -148,29 +143,31 @@ class Asked:
         self._over = False
 
     def next(self) -> Request | None:
-        """Waits for it; None when the worker has hung up."""
+        """Wait for the next request and return it; None if the worker has disconnected."""
         while self._waiting is None and not self._over:
-            self._hear(timeout_s=None)
+            self._receive(timeout_s=None)
         request, self._waiting = self._waiting, None
         return request
 
     def overtaken(self) -> bool:
-        """A newer request waits. A slow rank's share may come all the same: it works off what it was asked in order."""
-        self._hear(timeout_s=0.0)
+        """Return whether a newer request waits. A slow rank's share may still come: it works in order."""
+        self._receive(timeout_s=0.0)
         return self._waiting is not None
 
-    def tell(self, result: dict[str, object]) -> None:
+    def report(self, result: dict[str, object]) -> None:
         try:
             self._sock.sendall(json.dumps(result).encode() + b"\n")
         except OSError:
             self._over = True
 
-    def _hear(self, timeout_s: float | None) -> None:
+    def _receive(self, timeout_s: float | None) -> None:
         if self._over or not select.select([self._sock], [], [], timeout_s)[0]:
             return
         try:
             data = self._sock.recv(65536)
-        except ConnectionResetError:  # said once if the worker died with answers unread; what it asked is still to come
+        except (
+            ConnectionResetError
+        ):  # raised once if the worker died with unread answers; its requests can still be read
             return
         self._over = not data
         *lines, self._buffer = (self._buffer + data).split(b"\n")
@@ -179,7 +176,7 @@ class Asked:
 
 
 def main() -> None:
-    """`python -m dalsegno.train.saver FD [ALIVE]`: where there is no warm parent to fork from."""
+    """Run `python -m dalsegno.train.saver FD [ALIVE]`, used where there is no warm parent to fork from."""
     serve(socket.socket(fileno=int(sys.argv[1])), *map(int, sys.argv[2:]))
 
 

@@ -1,4 +1,4 @@
-"""A worker's hand on its saver: starts it, asks it to save, hears what came of it."""
+"""A worker's side of its saver: start it, request saves, collect the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dalsegno.wire.peer import check_peer
 
 
 class SaveResult(NamedTuple):
-    """Of one save. `why` is empty if all went well. `overtaken`: given up for a newer one. `words`: of warning."""
+    """The result of one save. `why` is empty on success. `overtaken`: abandoned for a newer one. `words`: warnings."""
 
     step: int
     slot: str
@@ -29,28 +29,28 @@ class SaveResult(NamedTuple):
 
 
 class Saver:
-    """Started when it is first needed. Its process outlives this one, to finish what it has begun."""
+    """A saver, started on first use. Its process outlives this one to finish a save."""
 
     def __init__(self, rank: int, agent: AgentLink | None, inherits: Sequence[int] = ()) -> None:
-        """`inherits`: open files that a saver of our own keeps open."""
+        """Create the client. `inherits`: files that a saver started here keeps open."""
         self._rank, self._agent, self._inherits = rank, agent, tuple(inherits)
         self._sock: socket.socket | None = None
         self._buffer = b""
         self.started = False
-        self._step = -1  # asked for last
-        self.busy: dict[str, int] = {}  # slots it was asked to read and has not answered for, and which step
+        self._step = -1  # of the last request
+        self.busy: dict[str, int] = {}  # slots of unanswered requests, with their steps
 
     def ask(self, request: Request) -> None:
         if self._sock is None:
             self._sock = self._from_agent() or _start(self._inherits)
             self.started = True
         self._step = request.step
-        self.busy = {request.slot: request.step}  # a request that waits is replaced by a newer one
-        with contextlib.suppress(OSError):  # a saver that has died is seen when its answer is read
+        self.busy = {request.slot: request.step}  # a waiting request is replaced by a newer one
+        with contextlib.suppress(OSError):  # a dead saver is detected when its answer is read
             self._sock.sendall(render(request))
 
     def results(self, timeout_s: float = 0.0) -> list[SaveResult]:
-        """Those that have come in, after waiting for one no longer than that."""
+        """Return the results that have arrived, after waiting at most this long for one."""
         if self._sock is None or not select.select([self._sock], [], [], timeout_s)[0]:
             return []
         try:
@@ -66,7 +66,7 @@ class Saver:
         return found
 
     def wait(self, step: int, timeout_s: float) -> SaveResult:
-        """For the save of that step."""
+        """Wait for the save of that step."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             for result in self.results(until - time.monotonic()):
@@ -82,7 +82,7 @@ class Saver:
             self._sock = None
 
     def _from_agent(self) -> socket.socket | None:
-        """Forked from the agent's warm parent: it has torch already."""
+        """Connect to a saver forked from the agent's warm parent, which has torch loaded."""
         name = self._agent.ask({"saver": self._rank}).get("saver") if self._agent else None
         if not name:
             return None
@@ -102,16 +102,16 @@ class Saver:
 
 
 def _start(inherits: Sequence[int]) -> socket.socket:
-    """In a session of its own: a Ctrl-C at the terminal is meant for the training, not for its last save."""
-    ours, its = socket.socketpair()
-    with its:
-        passed = [its.fileno(), *inherits]
+    """Start a saver in its own session, so that Ctrl-C at the terminal does not interrupt the last save."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        passed = [theirs.fileno(), *inherits]
         command = [sys.executable, "-m", "dalsegno.train.saver", *map(str, passed)]
         subprocess.Popen(command, pass_fds=passed, start_new_session=True, stdin=subprocess.DEVNULL)
     return ours
 
 
 def _parse(line: bytes) -> SaveResult:
-    told: dict[str, Any] = json.loads(line)
-    about = (bool(told.get("overtaken")), tuple(map(str, told.get("words") or ())))
-    return SaveResult(int(told["step"]), str(told["slot"]), float(told["seconds"]), str(told["why"]), *about)
+    result: dict[str, Any] = json.loads(line)
+    rest = (bool(result.get("overtaken")), tuple(map(str, result.get("words") or ())))
+    return SaveResult(int(result["step"]), str(result["slot"]), float(result["seconds"]), str(result["why"]), *rest)

@@ -1,4 +1,4 @@
-"""Signals that ask for a save: the handler only takes note, so that it cannot break what it interrupts."""
+"""Signals that request a save. The handler only sets a flag, so that it cannot break what it interrupts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ ALWAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class SaveWish:
-    """Set by the first signal. A second Ctrl-C means at once."""
+    """The first signal received. A second Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
-        self.heard: int | None = None
+        self.received: int | None = None
         self._process = os.getpid()
         self._before: dict[int, Any] = {}
 
     def listen(self, more: tuple[int, ...] = ()) -> None:
-        """Python lets only the main thread listen; elsewhere (some notebooks) signals do what they always did."""
+        """Install the handlers. Python allows this only in the main thread, which some notebooks do not use."""
         if threading.current_thread() is threading.main_thread():
             os.register_at_fork(after_in_child=self._begin_in_child)
             for number in (*ALWAYS, *more):
@@ -31,26 +31,27 @@ class SaveWish:
 
     def stop_listening(self) -> None:
         for number, handler in self._before.items():
-            with contextlib.suppress(ValueError, TypeError):  # another thread's turn; a handler not set from Python
+            with contextlib.suppress(ValueError, TypeError):  # not in the main thread; a handler not set from Python
                 signal.signal(number, handler)
         self._before.clear()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             return
-        if number == signal.SIGINT and self.heard == signal.SIGINT:
+        if number == signal.SIGINT and self.received == signal.SIGINT:
             raise KeyboardInterrupt
-        self.heard = number
+        self.received = number
 
     def _begin_in_child(self) -> None:
-        """Forked from the script. A Ctrl-C reaches those that load its data too: they go on, the step in flight needs
-        them. Told to end, a child ends as if we had never listened: at once, even if it is just about to wait."""
+        """Restore SIGTERM in a child of the script, so that it ends at once.
+
+        SIGINT stays ignored there: Ctrl-C also reaches data loaders, and the current step needs them.
+        """
         if signal.SIGTERM in self._before:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-# ---- In a folder one checkpointer of a process is at work: two at once would take each other's saves for their
-# own.
+# One active Checkpointer per folder and process: two would confuse each other's saves
 
 
 class Ends(Protocol):

@@ -1,4 +1,4 @@
-"""What a run keeps: snapshots in memory, and their way to disk."""
+"""Take snapshots in memory and have them saved to disk."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from dalsegno.train.agent import AgentLink
 from dalsegno.train.errors import NoRoom
 from dalsegno.train.memory.cuda import Copier
 from dalsegno.train.memory.files import hold
-from dalsegno.train.memory.room import stated
+from dalsegno.train.memory.room import describe_use
 from dalsegno.train.memory.slots import Draft, Pair, Slot, Slots, copy_now, needs_bytes
 from dalsegno.train.saver import Request, SaverTerms, save_here
 from dalsegno.train.saver_client import Saver, SaveResult
 from dalsegno.train.state import TrainingState
 
-# ---- Whether a copy may be made beside the training: only while every change of what is copied is announced. Pure.
-
 
 class Tensor(Protocol):
     @property
     def _version(self) -> int:
-        """Counts the changes that torch sees."""
+        """Count the changes that torch sees."""
         ...
 
 
 class Trust:
+    """Whether tensors may be copied while training continues: only if every change of them is announced before."""
+
     def __init__(self) -> None:
         self.lost = False
-        self._heard = False  # since the last step was done
-        self._announced = False  # the last step was
+        self._heard = False  # an optimizer's step was announced since the last step was done
+        self._announced = False  # the optimizer's step of the last step was announced
         self._watched: Sequence[tuple[Tensor, int]] = ()
 
     @property
@@ -44,16 +44,16 @@ class Trust:
         return self._announced and not self.lost
 
     def watch(self, tensors: Sequence[Tensor]) -> None:
-        """A copy of these begins."""
+        """Note that a copy of these tensors begins."""
         self._watched = [(each, each._version) for each in tensors]
 
-    def hear(self) -> None:
-        """An optimizer is about to change them; the copy is waited for."""
+    def announce_change(self) -> None:
+        """Note that an optimizer is about to change them, after the copy is complete."""
         self._heard = True
-        self.let_go()
+        self.end_copy()
 
-    def let_go(self) -> None:
-        """The copy is complete. If one of them has changed by now, it is worth nothing."""
+    def end_copy(self) -> None:
+        """Note that the copy is complete. If a tensor has changed by now, the copy is invalid."""
         self.lost = self.lost or any(each._version != version for each, version in self._watched)
         self._watched = ()
 
@@ -63,10 +63,9 @@ class Trust:
         self._announced, self._heard = self._heard, False
 
 
-# ---- Copies a snapshot's tensors into its slot, beside the training where that is possible.
+# Copies into a slot
 
-
-SMALL = 16 << 20  # bytes: copied before a thread would have begun
+SMALL = 16 << 20  # bytes: copied faster than a thread starts
 
 
 class Moving(Protocol):
@@ -76,7 +75,7 @@ class Moving(Protocol):
 
 
 class SnapshotMoved:
-    """Nothing to wait for."""
+    """A complete copy."""
 
     def done(self) -> bool:
         return True
@@ -86,7 +85,7 @@ class SnapshotMoved:
 
 
 class Beside:
-    """In a thread: torch's copies let other threads run."""
+    """A copy in a thread: torch's copies release the GIL."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self._error: BaseException | None = None
@@ -104,12 +103,12 @@ class Beside:
     def _copy(self, pairs: Sequence[Pair]) -> None:
         try:
             copy_now(pairs)
-        except BaseException as error:  # told to whoever waits
+        except BaseException as error:  # raised in `wait`
             self._error = error
 
 
 class Mover:
-    """One for a process: every optimizer's step waits for the copy under way."""
+    """The copies of a process. Every optimizer's step waits for the running one."""
 
     def __init__(self) -> None:
         self._copier: Copier | None = None
@@ -119,7 +118,7 @@ class Mover:
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def prepare(self, slots: Sequence[Slot], state: TrainingState) -> None:
-        """Pinning takes a while: all slots at once, before the first snapshot."""
+        """Pin all slots before the first snapshot, because pinning is slow."""
         device = next((piece.tensor.device for piece in state.pieces if piece.tensor.is_cuda), None)
         if device is not None:
             self._copier = Copier(device)
@@ -127,7 +126,7 @@ class Mover:
                 self._copier.pin(slot)
 
     def move(self, draft: Draft, steady: Container[int]) -> Moving:
-        """`steady`: the addresses of tensors that only an optimizer's step changes."""
+        """Copy the tensors into the slot. `steady`: the addresses of tensors that only an optimizer's step changes."""
         later = [pair for pair in draft.pairs if pair[1].data_ptr() in steady and not pair[1].is_inference()]
         if not self.trust.given or sum(source.nbytes for _, source in later) < SMALL:
             later = []
@@ -143,7 +142,7 @@ class Mover:
         return self._beside
 
     def waited_s(self) -> float:
-        """How long optimizers have waited for copies since this was last asked."""
+        """Return how long optimizers have waited for copies since the last call."""
         waited, self._waited_s = self._waited_s, 0.0
         return waited
 
@@ -151,9 +150,9 @@ class Mover:
         self._hook.remove()
 
     def _before_step(self, *ignored: object) -> None:
-        """An optimizer is about to change what is being copied."""
+        """Wait for the copy before an optimizer changes its tensors."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            return  # a graph is being recorded: nothing changes yet, and nothing may be waited for
+            return  # a graph is being captured: nothing changes yet, and waiting is not allowed
         began = time.monotonic()
         if self._copier is not None:
             self._copier.before_change()
@@ -161,17 +160,16 @@ class Mover:
             self._beside.wait()
             self._beside = None
         self._waited_s += time.monotonic() - began
-        self.trust.hear()
+        self.trust.announce_change()
 
 
-# ---- What a run keeps: snapshots in memory, and their way to disk.
+# Snapshots of a rank
 
-
-UNHEARD = (
-    "parameters change without an optimizer's step() being heard (a CUDA graph, weights that are swapped by hand):"
-    " snapshots are copied while the training waits from now on. Before a swap, call settle()"
+UNANNOUNCED = (
+    "parameters changed without a call of an optimizer's step() (a CUDA graph, or weights swapped by hand):"
+    " training now waits for every snapshot. Before a swap, call settle()"
 )
-SLOTS = 3  # one is complete, one is being written, one may be on its way to disk
+SLOTS = 3  # one complete, one being written, one being saved to disk
 
 
 class _Open(NamedTuple):
@@ -180,12 +178,12 @@ class _Open(NamedTuple):
     draft: Draft
     moving: Moving
     save: bool
-    call_s: float  # that the training stood still for until now
+    call_s: float  # how long training has stalled so far
 
 
 @dataclass
 class Counted:
-    """What came of it all, for whoever wants to know."""
+    """The number and cost of snapshots and saves."""
 
     snapshots: int = 0
     skipped: int = 0
@@ -196,7 +194,7 @@ class Counted:
 
 
 class Keeping:
-    """Of one rank in one generation."""
+    """The snapshots and saves of one rank in one generation."""
 
     def __init__(
         self,
@@ -208,7 +206,7 @@ class Keeping:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.counted = Counted()
-        self.failed = False  # the last save did
+        self.failed = False  # of the last save
         self._terms, self._agent, self._warn, self._say, self._ranks_here = terms, agent, warn, say, ranks_here
         self._slots: Slots | None = None
         alive: list[int] = []
@@ -223,11 +221,11 @@ class Keeping:
         self._open: _Open | None = None
         self._prepared = False
         self._warned: set[str] = set()
-        self._alone = False  # the training waits for every copy
+        self._alone = False  # training waits for every copy
         self._dropped: list[SaveResult] = []
 
     def keep(self, state: TrainingState, steady: Container[int], save: bool) -> None:
-        """Copy the state into memory, and have it saved from there. Without a slot for it, it is saved here and now.
+        """Copy the state into memory and have it saved from there. Without a free slot, save it here and now.
 
         `steady`: the addresses of tensors that only an optimizer's step changes.
         """
@@ -240,25 +238,25 @@ class Keeping:
             self._open = _Open(draft, moving, save, time.monotonic() - began)
             self.settle(wait=False)
         elif save:
-            words: list[str] = []
-            why = save_here(Request(self._terms, state.step, ""), state, words.append)
-            self._note(SaveResult(state.step, "", time.monotonic() - began, why, words=tuple(words)))
+            warnings: list[str] = []
+            why = save_here(Request(self._terms, state.step, ""), state, warnings.append)
+            self._note(SaveResult(state.step, "", time.monotonic() - began, why, words=tuple(warnings)))
         else:
             self.counted.skipped += 1
 
     def step_done(self) -> None:
-        """What was being copied has been there for a whole step."""
+        """Note the end of a step, and commit a snapshot that is complete."""
         self._mover.trust.step_done()
         self.settle(wait=self._mover.trust.lost)
 
     def settle(self, wait: bool) -> None:
-        """Commit a snapshot once all of it is there."""
+        """Commit the open snapshot if it is complete, or wait until it is."""
         if self._open is None or not (wait or self._open.moving.done()):
             return
         opened, self._open = self._open, None
         began = time.monotonic()
         opened.moving.wait()
-        self._mover.trust.let_go()
+        self._mover.trust.end_copy()
         if self._mover.trust.lost and not self._alone:
             self._drop(opened)
             return
@@ -266,41 +264,41 @@ class Keeping:
         record, path = opened.draft.commit(), str(opened.draft.slot.path)
         self.counted.snapshots += 1
         if self._agent is not None:
-            told = {"rank": record.rank, "step": record.step, "path": path}
-            self._agent.tell({"snapshot": told, "generation": record.generation})
+            snapshot = {"rank": record.rank, "step": record.step, "path": path}
+            self._agent.send({"snapshot": snapshot, "generation": record.generation})
         if opened.save:
             self._saver.ask(Request(self._terms, record.step, path))
 
     def _drop(self, opened: _Open) -> None:
-        """The copy that was under way when trust was lost: its slot holds nothing. Those after it are made alone."""
+        """Drop the copy whose tensors changed. Training waits for all later copies."""
         self._alone = True
-        self._warn(UNHEARD)
+        self._warn(UNANNOUNCED)
         self.counted.skipped += 1
         if opened.save:
-            self._dropped.append(SaveResult(opened.draft.record.step, "", 0.0, "it changed while it was copied"))
+            self._dropped.append(SaveResult(opened.draft.record.step, "", 0.0, "the state changed while it was copied"))
 
-    def hear(self) -> bool:
-        """What came of earlier saves; says whether one has failed."""
+    def collect_results(self) -> bool:
+        """Collect the results of earlier saves. Return whether one has failed."""
         results, self._dropped = [*self._dropped, *self._saver.results()], []
         for result in results:
             self._note(result)
         return any(result.why and not result.overtaken for result in results)
 
     def wait(self, step: int, timeout_s: float) -> bool:
-        """Until the save of that step is done; says whether it is on disk."""
+        """Wait for the save of that step. Return whether it is on disk."""
         self.settle(wait=True)
-        if step in self._saver.busy.values():  # else it was saved here, while an earlier one may still be under way
+        if step in self._saver.busy.values():  # else it was saved here, while an earlier one may still be running
             self._note(self._saver.wait(step, timeout_s))
         return not self.failed
 
     @property
     def busy(self) -> bool:
-        """A save is under way, or about to be."""
+        """Return whether a save is running or about to start."""
         return bool(self._saver.busy) or (self._open is not None and self._open.save)
 
     @property
     def left_to_saver(self) -> bool:
-        """A saver was started: it removes what is in memory when it has done its last work."""
+        """Return whether a saver was started, which removes the snapshots after its last save."""
         return self._saver.started
 
     def close(self) -> None:
@@ -313,7 +311,7 @@ class Keeping:
             os.close(self._alive.pop())
 
     def _begin(self, state: TrainingState) -> Draft | None:
-        """A state that has outgrown its slots may find no room for larger ones."""
+        """Open a slot; None if none is free, or if the state has outgrown its slots and memory is short."""
         try:
             return self._slots.begin(state, spare=self._saver.busy) if self._slots is not None else None
         except NoRoom as error:
@@ -321,13 +319,13 @@ class Keeping:
             return None
 
     def _go_without(self, error: NoRoom) -> None:
-        self._warn(f"{error}; every save now stops the training while it is written")
+        self._warn(f"{error}; training now waits for every save")
         if self._slots is not None:
             self._slots.close()
         self._slots = None
 
     def _prepare(self, state: TrainingState) -> None:
-        """Memory is found, touched and pinned before the first snapshot, which would else seem ten times as dear."""
+        """Allocate and pin memory before the first snapshot, which would otherwise be measured ten times too slow."""
         if self._slots is None or self._prepared:
             return
         try:
@@ -339,24 +337,26 @@ class Keeping:
         self._prepared = True
         if self._agent is not None:
             needed = self._ranks_here * needs_bytes(state, SLOTS)
-            self._say(f"in memory {stated(needed, SLOTS, self._ranks_here)}")
+            self._say(describe_use(needed, SLOTS, self._ranks_here))
 
     def _note(self, result: SaveResult) -> None:
-        for words in set(result.words) - self._warned:
-            self._warned.add(words)
-            self._warn(words)
+        for warning in set(result.words) - self._warned:
+            self._warned.add(warning)
+            self._warn(warning)
         if result.overtaken:
             self._note_overtaken(result.step)
             return
         self.failed = bool(result.why)
         if result.why:
-            self._warn(f"step {result.step} was not saved: {result.why}. The training goes on; it will be tried again")
+            self._warn(
+                f"step {result.step} was not saved: {result.why}. Training continues; a later save will be tried"
+            )
         else:
             self.counted.saves += 1
             self.counted.save_s = result.seconds
 
     def _note_overtaken(self, step: int) -> None:
-        """Nothing is wrong but the interval; once is enough, and the first rank speaks for all."""
+        """Warn once, on the first rank: only the interval is too short."""
         self.counted.overtaken += 1
         if self.counted.overtaken == 1 and self._terms.rank == 0:
-            self._warn(f"step {step} was given up for a newer one: a save takes longer than disk_every")
+            self._warn(f"the save of step {step} was dropped for a newer one: a save takes longer than disk_every")

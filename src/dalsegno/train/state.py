@@ -1,4 +1,4 @@
-"""A training state as one value: what this rank holds of every tensor, and all that is not a tensor."""
+"""A training state as one value: this rank's part of every tensor, and all other values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.nested import empty_out, fill_in
 
-# ---- Which part of a tensor this rank holds: all of it, or its shard of a DTensor.
-
 
 class Part(NamedTuple):
+    """The part of a tensor that this rank holds: all of it, or its shard of a DTensor."""
+
     tensor: torch.Tensor
     size: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -37,19 +37,19 @@ def part_of(key: str, tensor: torch.Tensor) -> Part:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """A DTensor of which this rank has only a part."""
+    """Return whether this is a DTensor of which this rank has only a part."""
     placements = getattr(tensor, "placements", ())
     return any(placement.is_shard() for placement in placements)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What of it is on this rank."""
+    """Return this rank's part of the tensor."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
 
 
 def with_local(like: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """A DTensor laid out as `like`, whose part on this rank is `local`."""
+    """Return a DTensor laid out like `like` whose part on this rank is `local`."""
     from torch.distributed.tensor import DTensor
 
     assert isinstance(like, DTensor)
@@ -70,9 +70,6 @@ def _shard(tensor: torch.Tensor) -> Part:
     return Part(tensor.to_local(), tuple(tensor.shape), tuple(offsets), shared=False, writes=first)
 
 
-# ---- A training state as one value: what this rank holds of every tensor, and all that is not a tensor.
-
-
 Unpickle = Callable[[bytes], Any]
 
 
@@ -90,23 +87,23 @@ class Piece:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a run needs to go on from a step as if nothing had happened."""
+    """What a run needs to resume from a step without a difference."""
 
-    step: int  # steps that are done; training goes on with this one
+    step: int  # number of steps done, and so the next step
     rank: int
     world: int
     pieces: tuple[Piece, ...]
     shell: bytes  # pickled: the nested state dicts, with a hole for each tensor; the same on all ranks
-    own: bytes  # pickled: what only this rank has (random numbers, its place in the data)
-    values: Mapping[str, object]  # leaves of the shell that are no tensors, by name: for torch's own loader
+    own: bytes  # pickled: what only this rank has (random states, its position in the data)
+    values: Mapping[str, object]  # leaves of the shell other than tensors, by name, for torch's own loader
 
 
 def take(
     nested: Mapping[str, Any], own: object, step: int, rank: int, world: int, apart: Container[str] = ()
 ) -> TrainingState:
-    """The state as it is now. Nothing is copied: the tensors are the living ones.
+    """Return the current state. Nothing is copied: its tensors are those of the script.
 
-    `apart`: names of tensors that may differ between ranks. Each keeps its own; on disk it is the first one's.
+    `apart`: names of tensors that may differ between ranks. Each rank keeps its own; on disk is that of the first rank.
     """
     shell, tensors, values = empty_out(nested)
     pieces = tuple(_piece(key, tensor, rank, key in apart) for key, tensor in tensors.items())
@@ -116,7 +113,7 @@ def take(
 def put_together(
     shell: bytes, tensors: Mapping[str, torch.Tensor], unpickle: Unpickle = pickle.loads
 ) -> dict[str, Any]:
-    """The nested state dicts again, for `load_state_dict`."""
+    """Rebuild the nested state dicts, for `load_state_dict`."""
     nested: dict[str, Any] = fill_in(unpickle(shell), tensors)
     return nested
 
@@ -128,16 +125,14 @@ def _piece(key: str, tensor: torch.Tensor, rank: int, apart: bool) -> Piece:
     return Piece(key, part.tensor.detach(), part.size, part.offsets, part.shared, part.writes)
 
 
-# ---- The objects a script wants to have saved: their state dicts by name, and how a saved state goes back into
-# them.
-
+# Objects of the script
 
 _FEW = 1 << 16  # elements
 RESERVED = ("dalsegno",)
 
 
 class Objects:
-    """By the names the script gave them."""
+    """The objects to save, by the names that the script gave them."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = {name: unwrapped(each) for name, each in named.items() if each is not None}
@@ -148,16 +143,16 @@ class Objects:
         return {name: each.state_dict() for name, each in self._named.items()}
 
     def apart(self) -> set[str]:
-        """The names of what ranks see differently: a batch norm's statistics are of each rank's own batches.
+        """Return the names of tensors that differ between ranks, such as batch norm statistics of each rank's batches.
 
-        DDP gives all ranks those of the first one when the next step begins. Large tables of numbers are no statistics.
+        DDP sends those of the first rank to all others when the next step begins. Large tables are not statistics.
         """
         modules = {name: each for name, each in self._named.items() if isinstance(each, torch.nn.Module)}
         buffers = ((f"{name}.{key}", buffer) for name, each in modules.items() for key, buffer in each.named_buffers())
         return {key for key, buffer in buffers if buffer.is_floating_point() or buffer.numel() <= _FEW}
 
     def steady(self) -> set[int]:
-        """The addresses of what only an optimizer's step changes: its parameters, and its states."""
+        """Return the addresses of what only an optimizer's step changes: its parameters and its states."""
         found: set[int] = set()
         for each in self._named.values():
             if isinstance(each, torch.optim.Optimizer):
@@ -168,26 +163,26 @@ class Objects:
         return found
 
     def layouts(self) -> dict[str, torch.Tensor]:
-        """The sharded tensors there are or will be, by name: they tell how a saved one has to be cut."""
+        """Return the sharded tensors that exist or will exist, by name. Saved tensors are cut like them."""
         found = {key: tensor for key, tensor in empty_out(self.nested())[1].items() if is_sharded(tensor)}
         for name, each in self._named.items():
             if isinstance(each, torch.optim.Optimizer):
                 found.update(_layouts_of_states(name, each))
         return found
 
-    def give(self, shell: bytes, tensors: Mapping[str, torch.Tensor], unpickle: Unpickle = pickle.loads) -> None:
-        """Put a saved state back. The tensors may be views of a file: only modules, which copy, get those."""
+    def restore(self, shell: bytes, tensors: Mapping[str, torch.Tensor], unpickle: Unpickle = pickle.loads) -> None:
+        """Load a saved state. The tensors may be views of a file: only modules, which copy, get those."""
         saved = put_together(shell, _copied(tensors, self._copying()), unpickle)
         for name, each in self._named.items():
             if name not in saved:
-                hint = "leave it out, start anew with --fresh, or give this training a folder of its own"
-                raise CheckpointError(f"the checkpoint holds no `{name}`, only {', '.join(saved)}", hint=hint)
+                hint = "leave it out, start from scratch with --fresh, or use another folder"
+                raise CheckpointError(f"the checkpoint has no `{name}`, only {', '.join(saved)}", hint=hint)
             try:
                 each.load_state_dict(saved[name])
             except (RuntimeError, ValueError, KeyError) as error:
                 raise CheckpointError(
                     f"the checkpoint does not fit `{name}`: {error}",
-                    hint="start anew with --fresh, or give this training a folder of its own",
+                    hint="start from scratch with --fresh, or use another folder",
                 ) from error
 
     def _copying(self) -> tuple[str, ...]:
@@ -195,7 +190,7 @@ class Objects:
 
 
 def unwrapped(thing: Any) -> Any:
-    """What DDP and torch.compile have wrapped: a checkpoint then fits with and without them."""
+    """Return what DDP and torch.compile have wrapped, so that a checkpoint fits with and without them."""
     while True:
         if isinstance(thing, torch.nn.parallel.DistributedDataParallel):
             thing = thing.module
@@ -207,7 +202,7 @@ def unwrapped(thing: Any) -> Any:
 
 def _check(name: str, thing: Any) -> None:
     if name in RESERVED or "." in name:
-        raise CheckpointError(f"an object cannot be called `{name}`", hint="any other name without a dot will do")
+        raise CheckpointError(f"invalid object name `{name}`", hint="use another name, without a dot")
     if not (callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))):
         raise CheckpointError(
             f"`{name}` ({type(thing).__name__}) has no state_dict and load_state_dict",
@@ -216,7 +211,7 @@ def _check(name: str, thing: Any) -> None:
 
 
 def _layouts_of_states(name: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """An optimizer has no state before its first step; what it will have is cut as its parameters are."""
+    """Yield the layouts of an optimizer's future states, which are cut like its parameters."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     for number, parameter in enumerate(parameters):
         if is_sharded(parameter):
@@ -224,7 +219,7 @@ def _layouts_of_states(name: str, optimizer: torch.optim.Optimizer) -> Iterator[
 
 
 def layout_for(key: str, size: tuple[int, ...], layouts: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """The living sharded tensor by which a saved one is cut, if it is cut at all."""
+    """Return the script's sharded tensor by which a saved one is cut; None if it is not cut."""
     found = layouts.get(key)
     if found is None:
         found = layouts.get(key.rpartition(".")[0] + ".")

@@ -1,4 +1,4 @@
-"""Messages on a socket: a length, then JSON; open files may travel along on a Unix socket."""
+"""Messages on a socket: a length, then JSON. A Unix socket can also pass open files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 Message = dict[str, Any]
 
-MAX_BYTES = 1 << 20  # nothing we say is longer; a stranger who claims more is cut off
+MAX_BYTES = 1 << 20  # none of our messages is longer; a peer that announces more is disconnected
 MAX_DEPTH = 64  # of arrays and objects in each other; our messages have fewer than ten levels
 _LENGTH = struct.Struct("!I")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -20,7 +20,7 @@ _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 class BadFrame(Exception):
-    """The other side does not speak our language."""
+    """The peer does not follow the protocol."""
 
 
 def pack(message: Message) -> bytes:
@@ -39,9 +39,9 @@ def frame(body: bytes, most_bytes: int = MAX_BYTES) -> bytes:
 
 
 class Reader:
-    """Turns bytes, in whatever pieces they come, into messages, none of them longer than `most_bytes`.
+    """A parser of a byte stream, in pieces of any size, into messages of at most `most_bytes`.
 
-    The work is linear in the number of bytes, however they are cut: a `bytearray` drops its front without copying.
+    The work is linear in the number of bytes, whatever the pieces: a `bytearray` drops its front without copying.
     """
 
     def __init__(self, most_bytes: int = MAX_BYTES) -> None:
@@ -53,7 +53,7 @@ class Reader:
             yield parse(body)
 
     def bodies(self, data: bytes) -> Iterator[bytes]:
-        """Add bytes, then yield the body of each whole frame; what is not asked for stays for the next call."""
+        """Add bytes, then yield the body of each complete frame. Frames not consumed stay for the next call."""
         self.add(data)
         while (body := self.take()) is not None:
             yield body
@@ -62,7 +62,7 @@ class Reader:
         self._buffer += data
 
     def take(self) -> bytes | None:
-        """Return the next whole body, or None while it has not come yet."""
+        """Return the next complete body; None if it has not arrived yet."""
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
@@ -104,7 +104,7 @@ def _depth(body: bytes) -> int:
 
 
 def send(sock: socket.socket, message: Message, files: Sequence[int] = ()) -> None:
-    """Send a message whole; `files` go with its first byte."""
+    """Send a complete message; `files` go with its first byte."""
     data = pack(message)
     if not files:
         sock.sendall(data)
@@ -115,14 +115,14 @@ def send(sock: socket.socket, message: Message, files: Sequence[int] = ()) -> No
 
 
 class FileReader(Reader):
-    """The same for a Unix socket: keeps the files that came along until they are asked for."""
+    """A reader for a Unix socket. It keeps received files until `take_files` is called."""
 
     def __init__(self) -> None:
         super().__init__()
         self._files: list[int] = []
 
     def receive(self, sock: socket.socket, wait: bool = True) -> list[Message] | None:
-        """The messages that have come, or None when the other side has gone."""
+        """Return the messages that have arrived; None if the peer has closed the connection."""
         room = socket.CMSG_LEN(64 * array.array("i").itemsize)
         try:
             data, extra, _, _ = sock.recvmsg(65536, room, 0 if wait else socket.MSG_DONTWAIT)

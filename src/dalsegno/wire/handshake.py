@@ -1,4 +1,4 @@
-"""Prove to each other that both sides know a secret, without saying it; then seal what they say.
+"""Mutual proof that both sides know a secret without sending it, and sealed messages after that.
 
     server   {"nonce": S, ...}
     client   {"nonce": C, "proof": P, ...}      P covers both nonces and the client's name
@@ -7,11 +7,11 @@
 
 A sealed message is encrypted and authenticated (encrypt, then MAC). Its keys come from the secret, both nonces, the
 client's name and the direction, and its number is part of it: a message cannot be read, changed, repeated, reordered,
-left out, sent back or used in another connection. Only its length shows. A secret that leaks later opens recordings
+left out, sent back or used in another connection. Only its length shows. A secret that leaks later decrypts recordings
 of earlier connections.
 
-Only the standard library of Python 3.9 is there, on nodes where nothing else may be. It has no cipher, so the key
-stream is SHAKE-256 over the key and the message's number, and the MAC is HMAC-SHA-256.
+Nodes may have only the standard library of Python 3.9. It has no cipher, so the key stream is
+SHAKE-256 over the key and the message's number, and the MAC is HMAC-SHA-256.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ def nonce() -> str:
 
 
 def read_nonce(message: Message) -> str:
-    """Return the nonce in a message of the handshake; BadFrame if there is none of ours."""
+    """Return the nonce in a message of the handshake; raise BadFrame if it is missing or invalid."""
     value = message.get("nonce")
     if not isinstance(value, str) or not _NONCE.fullmatch(value):
-        raise BadFrame("`nonce` is not as it should be")
+        raise BadFrame("`nonce` is missing or invalid")
     return value
 
 
 def prove(secret: bytes, side: str, *said: str) -> str:
-    """A proof for one side of one conversation: both nonces are in it, so it is of no use in another."""
+    """Return a proof for one side of one connection. It covers both nonces, so it is useless in another."""
     return _digest(secret, side, *said).hex()
 
 
 def holds(proof: object, secret: bytes, side: str, *said: str) -> bool:
+    """Return whether the proof is valid."""
     return isinstance(proof, str) and hmac.compare_digest(
         proof.encode(errors="replace"), prove(secret, side, *said).encode()
     )
 
 
 class Seal:
-    """Seals the messages of one side of one connection, or opens those of the other: in order, each once.
+    """Seals the messages of one side of a connection, or opens those of the other side, in order and each once.
 
     `said` is what both sides proved: the nonces and the client's name.
     """
@@ -64,7 +65,7 @@ class Seal:
         self._count = 0
 
     def close(self, message: Message) -> bytes:
-        """Return a whole frame, ready to be sent; BadFrame, and nothing has changed, if the message is too long."""
+        """Return a complete frame. Raise BadFrame, with no change of state, if the message is too long."""
         text = encode(message)
         if len(text) > MAX_BYTES:
             raise BadFrame(f"a message of {len(text)} bytes is longer than {MAX_BYTES}")
@@ -73,15 +74,15 @@ class Seal:
         return frame(self._tag(hidden) + hidden, MOST_SEALED)
 
     def open(self, body: bytes) -> Message:
-        """Return the message in a frame's body; BadFrame for what the other side has not said, or not now."""
+        """Return the message in a frame's body; raise BadFrame if the peer did not send it, or not as the next one."""
         self._count += 1
         tag, hidden = body[:TAG_BYTES], body[TAG_BYTES:]
         if not hmac.compare_digest(tag, self._tag(hidden)):
-            raise BadFrame("a message with a wrong seal: forged, or said before")
+            raise BadFrame("a message with a wrong seal: forged or replayed")
         return parse(self._xor(hidden))
 
     def _xor(self, text: bytes) -> bytes:
-        """Encrypt or decrypt the present message."""
+        """Encrypt or decrypt the current message."""
         stream = hashlib.shake_256(self._cipher + self._count.to_bytes(8, "big")).digest(len(text))
         return (int.from_bytes(text, "little") ^ int.from_bytes(stream, "little")).to_bytes(len(text), "little")
 
@@ -96,7 +97,7 @@ class Tags:
         self._key, self._count = _digest(secret, "tag: authenticate", side, *said), 0
 
     def next(self) -> Callable[[memoryview], bytes]:
-        """What makes the tag of the next piece; it may be called later, in any thread."""
+        """Return the function that makes the tag of the next piece. It may be called later, in any thread."""
         self._count += 1
         started = hmac.new(self._key, self._count.to_bytes(8, "big"), "sha256")
 
@@ -107,5 +108,5 @@ class Tags:
         return tag
 
 
-def _digest(secret: bytes, *words: str) -> bytes:
-    return hmac.digest(secret, "\0".join(words).encode(errors="surrogatepass"), "sha256")
+def _digest(secret: bytes, *parts: str) -> bytes:
+    return hmac.digest(secret, "\0".join(parts).encode(errors="surrogatepass"), "sha256")

@@ -12,7 +12,7 @@ from dalsegno.train.disk.load import find_newest
 from tests.train.disk.states import filled, names, save
 
 
-def test_old_checkpoints_move_and_can_still_be_loaded(tmp_path: Path) -> None:
+def test_old_checkpoints_are_moved_and_can_still_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     for step in (10, 20):
         save(tmp_path, filled(step), step)
@@ -24,7 +24,7 @@ def test_old_checkpoints_move_and_can_still_be_loaded(tmp_path: Path) -> None:
     found.close()
 
 
-def test_twice_in_a_second_makes_two_folders(tmp_path: Path) -> None:
+def test_two_fresh_starts_in_a_second_create_two_folders(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save(tmp_path, filled(step), step)
         set_aside(tmp_path)
@@ -32,23 +32,23 @@ def test_twice_in_a_second_makes_two_folders(tmp_path: Path) -> None:
     assert sorted(kept) == [step_name(10), step_name(20), step_name(30)]
 
 
-def test_nothing_to_set_aside_makes_no_folder(tmp_path: Path) -> None:
+def test_no_folder_is_created_without_checkpoints(tmp_path: Path) -> None:
     assert set_aside(tmp_path) is None and set_aside(tmp_path / "nowhere") is None and names(tmp_path) == []
 
 
-def test_what_a_run_has_written_itself_stays_and_so_does_what_may_be_its_own(tmp_path: Path) -> None:
+def test_checkpoints_of_the_run_and_damaged_ones_stay(tmp_path: Path) -> None:
     for step, run in ((10, "other"), (20, "ours"), (30, "ours.1"), (40, "ours.then"), (50, "ours")):
         save(tmp_path, filled(step), step, run=run, keep=9)
     (tmp_path / step_name(50) / "MANIFEST.json").write_text("damaged")
-    aside = set_aside(tmp_path, but_of="ours")
+    aside = set_aside(tmp_path, except_run="ours")
     assert aside and names(aside) == [step_name(10), step_name(40)]
     assert names(tmp_path) == [aside.name, "latest", *map(step_name, (20, 30, 50))]
 
 
-def test_what_is_newest_moves_with_the_link_to_it(tmp_path: Path) -> None:
+def test_latest_link_moves_with_its_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, filled(10), 10, run="ours")
     save(tmp_path, filled(20), 20, run="other")
-    aside = set_aside(tmp_path, but_of="ours")
+    aside = set_aside(tmp_path, except_run="ours")
     assert aside and names(aside) == ["latest", step_name(20)] and names(tmp_path) == [aside.name, step_name(10)]
 
 
@@ -60,18 +60,18 @@ def fresh(folder: Path, run: str = "ours", named: bool = True, generation: int =
     return [int(name.rpartition("-")[2]) for name in names(folder) if name.startswith("step-")]
 
 
-def test_the_first_to_come_starts_from_nothing_whatever_its_name(tmp_path: Path) -> None:
+def test_first_generation_moves_all_checkpoints_aside(tmp_path: Path) -> None:
     assert fresh(tmp_path) == []
 
 
-def test_a_later_generation_leaves_only_what_its_run_has_written(tmp_path: Path) -> None:
+def test_later_generation_keeps_only_its_runs_checkpoints(tmp_path: Path) -> None:
     """The first one may have died before it came here: --fresh is meant all the same."""
     assert fresh(tmp_path, generation=2) == [20]
 
 
-def test_a_second_checkpointer_leaves_what_the_first_has_written(tmp_path: Path) -> None:
+def test_second_checkpointer_keeps_checkpoints_of_the_first(tmp_path: Path) -> None:
     assert fresh(tmp_path, number=1) == [20]
 
 
-def test_a_run_without_a_name_sets_nothing_aside_that_may_be_its_own(tmp_path: Path) -> None:
+def test_run_without_a_name_moves_nothing_aside_after_generation_1(tmp_path: Path) -> None:
     assert fresh(tmp_path, run="alone.7", named=False, generation=2) == [10, 20]

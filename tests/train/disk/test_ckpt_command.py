@@ -53,7 +53,7 @@ def test_ls_shows_the_newest_first_and_which_is_the_latest(two: Path) -> None:
     assert lines[2].split()[0] == "10" and lines[2].endswith("2      run-a  whole")
 
 
-def test_ls_says_what_is_missing(two: Path) -> None:
+def test_ls_shows_missing_files(two: Path) -> None:
     (two / "step-000000000010" / "MANIFEST.json").unlink()
     (two / "step-000000000020" / "__0_0.distcp").unlink()
     _, newest, oldest = ckpt("ls", two).stdout.splitlines()
@@ -85,13 +85,13 @@ def test_verify_as_json(two: Path) -> None:
     assert [each["whole"] for each in json.loads(result.stdout)] == [True, False]
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_commands_report_an_empty_or_missing_folder(tmp_path: Path) -> None:
     assert ckpt("ls", tmp_path).exit_code == 0 and ckpt("ls", tmp_path).stdout == ""
     assert "no checkpoints in" in refused("verify", tmp_path)
     assert "no folder" in refused("ls", tmp_path / "nowhere")
 
 
-def test_looking_needs_no_torch(two: Path) -> None:
+def test_verify_does_not_import_torch(two: Path) -> None:
     code = (
         "import sys; from dalsegno.cli.ckpt import command; "
         f"command(['verify', {str(two)!r}], standalone_mode=False); sys.exit('torch' in sys.modules)"
@@ -99,7 +99,7 @@ def test_looking_needs_no_torch(two: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=100, capture_output=True).returncode == 0
 
 
-def test_sizes_and_ages_are_for_people() -> None:
+def test_sizes_and_ages_are_readable() -> None:
     assert [size(count) for count in (0, 2048, 3 << 30, 5 << 40)] == ["0 B", "2.0 KiB", "3.0 GiB", "5.0 TiB"]
     assert _age("2020-01-01T00:00:00+00:00").endswith(" d")
     assert _age("2999-01-01T00:00:00+00:00") == "0 s", "a clock that was ahead"
@@ -114,12 +114,12 @@ def training_state() -> dict[str, Any]:
     return {"model": dict(model.state_dict()), "optimizer": opt.state_dict()}
 
 
-def test_to_a_torch_file_and_back(tmp_path: Path) -> None:
+def test_convert_to_a_torch_file_and_back(tmp_path: Path) -> None:
     state = training_state()
     save(tmp_path / _made(tmp_path, "old"), state, 7, world=3)
     result = ckpt("convert", tmp_path / "old", tmp_path / "plain.pt")
     assert result.stdout.strip() == str(tmp_path / "plain.pt")
-    assert "not kept: what each rank had of its own" in result.stderr
+    assert "not kept: the state of each rank" in result.stderr
     plain = torch.load(tmp_path / "plain.pt")
     assert plain.pop("dalsegno") == {"step": 7} and same(plain, state)
 
@@ -131,7 +131,7 @@ def test_to_a_torch_file_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
-def test_a_bare_state_dict_goes_under_a_name(tmp_path: Path) -> None:
+def test_bare_state_dict_is_placed_under_a_name(tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
     torch.save({"weight": torch.ones(3)}, tmp_path / "bare.pth")
@@ -142,11 +142,11 @@ def test_a_bare_state_dict_goes_under_a_name(tmp_path: Path) -> None:
     assert state["model"]["weight"].tolist() == [1, 1, 1]
 
 
-def test_to_safetensors_and_back(tmp_path: Path) -> None:
+def test_convert_to_safetensors_and_back(tmp_path: Path) -> None:
     state = training_state()
     save(tmp_path / _made(tmp_path, "old"), state, 7)
     result = ckpt("convert", tmp_path / "old" / "latest", tmp_path / "t.safetensors")
-    assert "values that are no tensors: optimizer.param_groups.0.lr, " in result.stderr
+    assert "values that are not tensors: optimizer.param_groups.0.lr, " in result.stderr
     made = ckpt("convert", tmp_path / "t.safetensors", tmp_path / "new").stdout.strip()
     assert made.endswith("step-000000000007")
     ckpt("convert", tmp_path / "new", tmp_path / "again.pt")
@@ -154,16 +154,16 @@ def test_to_safetensors_and_back(tmp_path: Path) -> None:
     assert same(dict(sorted(again.items())), dict(sorted(state["model"].items())))
 
 
-def test_without_safetensors_the_error_says_how_to_get_it(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_safetensors_names_the_package(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "safetensors.torch", raising=False)
     assert "pip install safetensors" in refused("convert", two, two / "t.safetensors")
 
 
-def test_what_cannot_be_converted_is_refused(two: Path) -> None:
+def test_invalid_conversions_are_refused(two: Path) -> None:
     (two / "there.pt").write_text("mine")
     assert "is there already" in refused("convert", two, two / "there.pt")
-    assert "is no file of torch.save" in refused("convert", two / "there.pt", two / "new")
+    assert "is not a torch.save file" in refused("convert", two / "there.pt", two / "new")
     assert "must be a file" in refused("convert", two, two / "elsewhere")
     assert "must be a file" in refused("convert", two / "a.pt", two / "b.pt")
     assert "no file" in refused("convert", two / "nowhere.pt", two / "new")
@@ -172,14 +172,14 @@ def test_what_cannot_be_converted_is_refused(two: Path) -> None:
     assert not (two / "new").exists()
 
 
-def test_a_file_that_cannot_be_written_is_refused_in_our_words(two: Path) -> None:
-    assert "the folder has vanished" in refused("convert", two, two / "nowhere" / "plain.pt")
+def test_unwritable_target_is_refused_with_a_clear_error(two: Path) -> None:
+    assert "the folder no longer exists" in refused("convert", two, two / "nowhere" / "plain.pt")
     (two / ".plain.pt.new").write_text("of one who was killed")
     assert ckpt("convert", two, two / "plain.pt").exit_code == 0
     assert not (two / ".plain.pt.new").exists()
 
 
-def test_a_file_of_an_older_torch_is_read_and_half_a_file_is_refused(tmp_path: Path) -> None:
+def test_old_torch_file_is_read_and_truncated_file_is_refused(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     assert ckpt("convert", tmp_path / "old.pt", tmp_path / "new").exit_code == 0
     for name, use_zip in (("old.pt", False), ("new.pt", True)):
@@ -187,10 +187,10 @@ def test_a_file_of_an_older_torch_is_read_and_half_a_file_is_refused(tmp_path: P
         data = (tmp_path / name).read_bytes()
         for length in (0, 10, len(data) // 2, len(data) - 10):
             (tmp_path / name).write_bytes(data[:length])
-            assert "is no file of torch.save" in refused("convert", tmp_path / name, tmp_path / "other")
+            assert "is not a torch.save file" in refused("convert", tmp_path / name, tmp_path / "other")
 
 
-def test_nothing_is_put_into_a_folder_that_a_run_is_writing_to(two: Path) -> None:
+def test_convert_refuses_a_folder_in_use(two: Path) -> None:
     torch.save({"w": torch.ones(2)}, two / "plain.pt")
     lock = lock_folder(two, "a-run", print)
     assert "is in use by a-run" in refused("convert", two / "plain.pt", two)
@@ -198,14 +198,14 @@ def test_nothing_is_put_into_a_folder_that_a_run_is_writing_to(two: Path) -> Non
     assert ckpt("convert", two / "plain.pt", two).exit_code == 0
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(two: Path) -> None:
+def test_damaged_newest_checkpoint_is_skipped_with_a_warning(two: Path) -> None:
     (two / "latest" / "__0_0.distcp").write_bytes(b"")
     result = ckpt("convert", two, two / "plain.pt")
-    assert "is damaged and passed over" in result.stderr
+    assert "is damaged, skipping it" in result.stderr
     assert torch.load(two / "plain.pt")["epoch"] == 10
 
 
-def test_a_file_with_code_in_it_is_loaded_only_on_request(tmp_path: Path) -> None:
+def test_file_with_code_needs_trust(tmp_path: Path) -> None:
     torch.save({"path": Path("x"), "w": torch.ones(1)}, tmp_path / "code.pt")
     assert "--trust" in refused("convert", tmp_path / "code.pt", tmp_path / "new")
     assert ckpt("convert", tmp_path / "code.pt", tmp_path / "new", "--trust").exit_code == 0

@@ -25,7 +25,7 @@ def value_of(folder: Path) -> int:
         return int(found.value("epoch"))
 
 
-def test_what_lies_on_disk(tmp_path: Path) -> None:
+def test_checkpoint_has_the_documented_files(tmp_path: Path) -> None:
     path = save(tmp_path, filled(7), 7, world=2)
     assert names(tmp_path) == ["latest", step_name(7)] and os.readlink(tmp_path / "latest") == step_name(7)
     assert names(path) == [".metadata", "MANIFEST.json", "__0_0.distcp", "__1_0.distcp"]
@@ -34,7 +34,7 @@ def test_what_lies_on_disk(tmp_path: Path) -> None:
     assert set(manifest.files) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
 
 
-def test_rank_0_waits_for_the_others(tmp_path: Path) -> None:
+def test_rank_0_waits_for_other_ranks(tmp_path: Path) -> None:
     write_share(tmp_path, share_of(filled(7), 7, rank=0, world=2), "run-a", 1)
     late = threading.Timer(0.1, write_share, (tmp_path, share_of(filled(7), 7, rank=1, world=2), "run-a", 1))
     late.start()
@@ -49,21 +49,21 @@ def test_latest_does_not_point_back_when_two_saves_of_a_generation_end_together(
     assert os.readlink(tmp_path / "latest") == step_name(8)
 
 
-def test_who_does_not_come_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+def test_missing_ranks_are_named_and_nothing_is_left(tmp_path: Path) -> None:
     write_share(tmp_path, share_of(filled(7), 7, rank=0, world=3), "run-a", 1)
     with pytest.raises(CheckpointError, match="ranks 1, 2 did not write"):
         commit(tmp_path, 7, 3, "run-a", 1, yes, timeout_s=0.05)
     assert names(tmp_path) == []
 
 
-def test_rank_0_stops_waiting_when_it_is_told_to(tmp_path: Path) -> None:
+def test_rank_0_stops_waiting_when_abandoned(tmp_path: Path) -> None:
     write_share(tmp_path, share_of(filled(7), 7, rank=0, world=2), "run-a", 1)
-    with pytest.raises(CheckpointError, match="given up while rank 1"):
+    with pytest.raises(CheckpointError, match="abandoned before rank 1"):
         commit(tmp_path, 7, 2, "run-a", 1, yes, abandoned=lambda missing: missing == [1])
     assert names(tmp_path) == []
 
 
-def test_a_rank_that_failed_is_not_waited_for(tmp_path: Path) -> None:
+def test_commit_does_not_wait_for_a_failed_rank(tmp_path: Path) -> None:
     write_share(tmp_path, share_of(filled(7), 7, rank=0, world=2), "run-a", 1)
     (tmp_path / TemporaryName(7, "run-a", 1).name / "__1_0.distcp").mkdir()  # what rank 1 cannot write over
     with pytest.raises(CheckpointError):
@@ -73,23 +73,25 @@ def test_a_rank_that_failed_is_not_waited_for(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_generation_that_is_over_commits_nothing(tmp_path: Path) -> None:
+def test_ended_generation_commits_nothing(tmp_path: Path) -> None:
     save(tmp_path, filled(5), 5)
     with pytest.raises(CheckpointError, match="generation 1 of run-a is over"):
         save(tmp_path, filled(7), 7, grant=lambda: False)
     assert names(tmp_path) == ["latest", step_name(5)]
 
 
-def test_without_an_answer_nothing_is_committed(tmp_path: Path) -> None:
+def test_nothing_is_committed_without_permission(tmp_path: Path) -> None:
     def grant() -> bool:
         raise ConnectionRefusedError("no agent")
 
-    with pytest.raises(CheckpointError, match="step 7 was not committed: nobody to ask for leave: no agent"):
+    with pytest.raises(
+        CheckpointError, match="step 7 was not committed: no answer to the request for permission: no agent"
+    ):
         save(tmp_path, filled(7), 7, grant=grant)
     assert names(tmp_path) == []
 
 
-def test_the_grant_is_asked_when_all_is_ready_and_nothing_is_visible(tmp_path: Path) -> None:
+def test_permission_is_requested_before_the_rename(tmp_path: Path) -> None:
     seen: list[object] = []
 
     def grant() -> bool:
@@ -101,20 +103,20 @@ def test_the_grant_is_asked_when_all_is_ready_and_nothing_is_visible(tmp_path: P
     assert seen == [([TemporaryName(7, "run-a", 1).name], ())]
 
 
-def test_a_whole_checkpoint_of_the_same_step_stays(tmp_path: Path) -> None:
+def test_intact_checkpoint_of_the_same_step_stays(tmp_path: Path) -> None:
     save(tmp_path, filled(1), 7)
     save(tmp_path, filled(2), 7, generation=2)
     assert value_of(tmp_path) == 1 and names(tmp_path) == ["latest", step_name(7)]
 
 
-def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+def test_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     path = save(tmp_path, filled(1), 7)
     (path / "__0_0.distcp").write_bytes(bytes(100))
     save(tmp_path, filled(2), 7, generation=2)
     assert value_of(tmp_path) == 2 and names(tmp_path) == ["latest", step_name(7)]
 
 
-def test_something_of_the_users_called_latest_is_left_alone_with_a_warning(tmp_path: Path) -> None:
+def test_users_own_file_named_latest_is_kept_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "latest").mkdir()
     (tmp_path / "latest" / "mine").touch()
     said: list[str] = []
@@ -123,14 +125,14 @@ def test_something_of_the_users_called_latest_is_left_alone_with_a_warning(tmp_p
     assert names(tmp_path) == ["latest", step_name(7)]
 
 
-def test_a_share_written_twice_counts_once(tmp_path: Path) -> None:
+def test_share_written_twice_counts_once(tmp_path: Path) -> None:
     write_share(tmp_path, share_of(filled(1), 7), "run-a", 1)
     write_share(tmp_path, share_of(filled(2), 7), "run-a", 1)
     commit(tmp_path, 7, 1, "run-a", 1, yes)
     assert value_of(tmp_path) == 2
 
 
-def test_times_decide_nothing(tmp_path: Path) -> None:
+def test_file_times_are_ignored(tmp_path: Path) -> None:
     """A clock that jumps, forward or back, does not change which checkpoint is the newest or which one goes."""
     for step, then in ((10, 4e9), (20, 0), (30, 1e9)):
         path = save(tmp_path, filled(step), step, keep=2)

@@ -34,7 +34,7 @@ def newest(folder: Path) -> tuple[int | None, list[str]]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_any_flipped_bit_is_found_and_the_one_before_is_taken(two: Path, name: str) -> None:
+def test_any_flipped_bit_is_detected_and_the_previous_checkpoint_is_used(two: Path, name: str) -> None:
     whole = (two / name).read_bytes()
     chance = random.Random(name)
     for place in {0, len(whole) - 1, *(chance.randrange(len(whole)) for _ in range(25))}:
@@ -51,48 +51,48 @@ def test_any_flipped_bit_is_found_and_the_one_before_is_taken(two: Path, name: s
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("length", [0, 1, -1])
-def test_a_file_cut_short_is_found(two: Path, name: str, length: int) -> None:
+def test_truncated_file_is_detected(two: Path, name: str, length: int) -> None:
     (two / name).write_bytes((two / name).read_bytes()[:length])
     assert newest(two.parent)[0] == 10
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_gone_is_found(two: Path, name: str) -> None:
+def test_missing_file_is_detected(two: Path, name: str) -> None:
     (two / name).unlink()
     step, (said,) = newest(two.parent)
     assert step == 10 and f"{name} cannot be read: No such file" in said
 
 
-def test_a_file_too_long_is_found(two: Path) -> None:
+def test_too_long_file_is_detected(two: Path) -> None:
     with open(two / "__1_0.distcp", "ab") as file:
         file.write(b"x")
     assert "instead of" in newest(two.parent)[1][0]
 
 
-def test_a_checkpoint_under_another_steps_name_is_none(two: Path) -> None:
+def test_checkpoint_with_the_name_of_another_step_is_invalid(two: Path) -> None:
     two.rename(two.with_name(step_name(99)))
     assert newest(two.parent)[0] == 10
 
 
-def test_a_copy_under_any_other_name_is_as_good(two: Path) -> None:
+def test_copy_with_any_other_name_is_valid(two: Path) -> None:
     copy = two.rename(two.with_name("kept for the paper"))
     assert faults_of(copy) == ()
     open_checkpoint(copy).close()
 
 
-def test_no_checkpoint_at_all_is_a_fresh_start(tmp_path: Path) -> None:
+def test_empty_folder_means_a_fresh_start(tmp_path: Path) -> None:
     assert newest(tmp_path) == (None, []) and newest(tmp_path / "nowhere") == (None, [])
 
 
-def test_checkpoints_of_which_none_is_whole_are_an_error_and_not_a_fresh_start(two: Path) -> None:
+def test_only_damaged_checkpoints_are_an_error(two: Path) -> None:
     for path in two.parent.glob("step-*"):
         (path / "MANIFEST.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole") as error:
+    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged") as error:
         find_newest(two.parent, lambda text: None)
     assert "--fresh" in error.value.hint
 
 
-def test_opening_a_damaged_one_by_name_is_an_error_that_names_the_file(two: Path) -> None:
+def test_open_of_a_damaged_checkpoint_names_the_file(two: Path) -> None:
     (two / "__0_0.distcp").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 0 bytes"):
         open_checkpoint(two, every_byte=False)

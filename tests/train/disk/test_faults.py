@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 @needs_root
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     def work() -> None:
         save(tmp_path, filled(10), 10)
         with pytest.raises(CheckpointError, match="the disk is full") as error:
@@ -34,7 +34,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_disk_that_is_full_for_one_rank_is_told_by_rank_0(tmp_path: Path) -> None:
+def test_full_disk_of_one_rank_is_reported_by_rank_0(tmp_path: Path) -> None:
     def work() -> None:
         state = {"model": {"weight": torch.ones(MIB + MIB // 2)}}
         write_share(tmp_path, share_of(state, 20, rank=0, world=2), "run-a", 1)
@@ -49,7 +49,7 @@ def test_a_disk_that_is_full_for_one_rank_is_told_by_rank_0(tmp_path: Path) -> N
 
 
 @needs_root
-def test_a_disk_that_has_become_read_only(tmp_path: Path) -> None:
+def test_read_only_disk_is_reported(tmp_path: Path) -> None:
     def work() -> None:
         save(tmp_path, filled(10), 10)
         subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
@@ -60,23 +60,23 @@ def test_a_disk_that_has_become_read_only(tmp_path: Path) -> None:
     on_a_small_disk(tmp_path, "4m", work)
 
 
-def test_a_folder_that_has_vanished_is_not_made_anew(tmp_path: Path) -> None:
+def test_missing_folder_is_not_created(tmp_path: Path) -> None:
     folder = tmp_path / "mount"
-    with pytest.raises(CheckpointError, match="the folder has vanished"):
+    with pytest.raises(CheckpointError, match="the folder no longer exists"):
         save(folder, filled(10), 10)
     assert not folder.exists()
 
 
-def test_a_folder_that_vanishes_between_the_shares_and_the_commit(tmp_path: Path) -> None:
+def test_folder_removed_before_the_commit_is_reported(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     write_share(folder, share_of(filled(7), 7), "run-a", 1)
     shutil.rmtree(folder)
-    with pytest.raises(CheckpointError, match="the folder has vanished"):
+    with pytest.raises(CheckpointError, match="the folder no longer exists"):
         commit(folder, 7, 1, "run-a", 1, yes)
 
 
-def test_a_data_file_that_lost_its_end_before_the_commit(tmp_path: Path) -> None:
+def test_truncated_data_file_is_detected_before_the_commit(tmp_path: Path) -> None:
     write_share(tmp_path, share_of(filled(7), 7), "run-a", 1)
     (tmp_path / TemporaryName(7, "run-a", 1).name / "__0_0.distcp").write_bytes(b"short")
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 5 bytes"):

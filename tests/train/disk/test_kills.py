@@ -79,7 +79,7 @@ def kill_savers(folder: Path, generation: int, start: int, after_s: float, chanc
         return max((int(line) for line in lines), default=start)
 
 
-def test_savers_killed_at_random_moments(tmp_path: Path) -> None:
+def test_savers_killed_at_random_moments_leave_a_complete_checkpoint(tmp_path: Path) -> None:
     chance = random.Random(os.environ.get("DALSEGNO_SEED", "da capo"))
     save(tmp_path, filled(1), 1, generation=0)  # and all that savers import is imported
     committed = 1
@@ -96,7 +96,7 @@ def test_savers_killed_at_random_moments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["none", "damaged"])
-def test_a_saver_killed_before_each_of_its_calls_to_the_file_system(tmp_path: Path, fault: str) -> None:
+def test_saver_killed_before_each_file_system_call_leaves_a_complete_checkpoint(tmp_path: Path, fault: str) -> None:
     """Save, commit and retention, cut off at the first call, the second, and so on; in the short form every fourth."""
     for number in range(1, 1000, STRIDE):
         folder = tmp_path / str(number)

@@ -40,7 +40,7 @@ def take(folder: Path, run: str, wait_s: float = 10.0) -> FolderLock:
     return lock_folder(folder, run, pytest.fail, wait_s)
 
 
-def test_a_second_run_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+def test_second_run_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
     child = held_by_a_child(tmp_path, "run-a")
     try:
         with pytest.raises(CheckpointError, match=rf"in use by run-a \(host \S+, process {child}, since 20"):
@@ -50,7 +50,7 @@ def test_a_second_run_is_refused_and_told_who_the_first_is(tmp_path: Path) -> No
     take(tmp_path, "run-b").release()
 
 
-def test_the_lock_goes_with_its_process_even_if_that_left_children(tmp_path: Path) -> None:
+def test_lock_ends_with_its_process_even_if_children_remain(tmp_path: Path) -> None:
     orphan, say = os.pipe()
 
     def fork_and_pause() -> None:
@@ -67,7 +67,7 @@ def test_the_lock_goes_with_its_process_even_if_that_left_children(tmp_path: Pat
         os.kill(grandchild, signal.SIGKILL)
 
 
-def test_the_same_run_waits_for_its_old_process_to_die(tmp_path: Path) -> None:
+def test_same_run_waits_for_its_old_process_to_exit(tmp_path: Path) -> None:
     def die_in_a_second() -> None:
         signal.alarm(1)
         signal.pause()
@@ -78,7 +78,7 @@ def test_the_same_run_waits_for_its_old_process_to_die(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_an_old_process_of_the_same_run_that_does_not_die_is_named_too(tmp_path: Path) -> None:
+def test_old_process_of_the_same_run_that_does_not_exit_is_named(tmp_path: Path) -> None:
     child = held_by_a_child(tmp_path, "run-a")
     try:
         with pytest.raises(CheckpointError, match=f"in use by run-a .*process {child}"):
@@ -87,7 +87,7 @@ def test_an_old_process_of_the_same_run_that_does_not_die_is_named_too(tmp_path:
         end(child)
 
 
-def test_a_lock_that_a_lost_host_left_on_the_file_server_does_not_stop_its_own_run(tmp_path: Path) -> None:
+def test_stale_lock_of_a_lost_host_does_not_stop_its_own_run(tmp_path: Path) -> None:
     child = held_by_a_child(tmp_path, "run-a")
     try:
         record = tmp_path / ".dalsegno.lock"
@@ -99,7 +99,7 @@ def test_a_lock_that_a_lost_host_left_on_the_file_server_does_not_stop_its_own_r
         end(child)
 
 
-def test_one_process_may_take_it_twice_for_one_run_but_not_for_two(tmp_path: Path) -> None:
+def test_process_may_lock_twice_for_one_run_but_not_for_two(tmp_path: Path) -> None:
     first, second = take(tmp_path, "run-a"), take(tmp_path, "run-a")
     with pytest.raises(CheckpointError, match="in use by run-a"):
         take(tmp_path, "run-b")
@@ -114,6 +114,6 @@ def test_one_process_may_take_it_twice_for_one_run_but_not_for_two(tmp_path: Pat
     take(tmp_path, "run-b").release()
 
 
-def test_no_folder_no_lock(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="the folder has vanished"):
+def test_missing_folder_cannot_be_locked(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="the folder no longer exists"):
         take(tmp_path / "nowhere", "run-a")

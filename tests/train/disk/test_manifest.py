@@ -17,13 +17,13 @@ MANIFEST = CheckpointManifest(
 )
 
 
-def test_what_is_written_is_read() -> None:
+def test_manifest_survives_parsing() -> None:
     assert parse(render(MANIFEST)) == MANIFEST
     assert MANIFEST.bytes == 1077
 
 
 @given(some.integers(0, len(render(MANIFEST).encode()) - 1), some.integers(1, 255))
-def test_any_changed_byte_shows(place: int, change: int) -> None:
+def test_any_changed_byte_is_detected(place: int, change: int) -> None:
     text = bytearray(render(MANIFEST).encode())
     text[place] ^= change
     with pytest.raises(ValueError):
@@ -31,17 +31,17 @@ def test_any_changed_byte_shows(place: int, change: int) -> None:
 
 
 @given(some.integers(0, len(render(MANIFEST)) - 1))
-def test_one_that_was_cut_short_is_none(length: int) -> None:
+def test_truncated_manifest_is_refused(length: int) -> None:
     with pytest.raises(ValueError):
         parse(render(MANIFEST)[:length])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": 1}', '{"format": 1, "files": 3}', "[" * 5000])
-def test_other_json_is_none(text: str) -> None:
-    with pytest.raises(ValueError, match="no manifest"):
+def test_other_json_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a manifest"):
         parse(text)
 
 
-def test_that_of_a_newer_version_is_told_apart_from_a_damaged_one() -> None:
+def test_manifest_of_a_newer_version_is_recognized() -> None:
     with pytest.raises(ValueError, match="newer version"):
         parse(render(MANIFEST).replace('"format": 1', '"format": 2'))

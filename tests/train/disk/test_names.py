@@ -8,7 +8,7 @@ from dalsegno.train.disk.format import TemporaryName, is_trash, parse_step, pars
 
 
 @given(some.integers(0, 10**15))
-def test_a_steps_name_says_the_step_and_sorts_as_steps_do(step: int) -> None:
+def test_step_name_contains_the_step_and_sorts_numerically(step: int) -> None:
     assert parse_step(step_name(step)) == step
     if step < 10**11:
         assert step_name(step) < step_name(step + 1)
@@ -17,18 +17,18 @@ def test_a_steps_name_says_the_step_and_sorts_as_steps_do(step: int) -> None:
 @pytest.mark.parametrize(
     "name", ["step-5", "step-000000000005-copy", "xstep-000000000005", "latest", "step-", ".step-"]
 )
-def test_what_only_looks_like_a_checkpoint_is_none(name: str) -> None:
+def test_similar_names_are_not_checkpoints(name: str) -> None:
     assert parse_step(name) is None
 
 
 @given(some.builds(TemporaryName, some.integers(0, 10**13), some.text(max_size=60), some.integers(0, 10**6)))
-def test_a_temporary_name_says_step_run_and_generation(temporary: TemporaryName) -> None:
+def test_temporary_name_contains_step_run_and_generation(temporary: TemporaryName) -> None:
     assert "/" not in temporary.name and "\0" not in temporary.name
     assert parse_temporary(temporary.name) == temporary
     assert parse_step(temporary.name) is None
 
 
-def test_trash_is_known_and_is_nothing_else() -> None:
+def test_trash_name_is_recognized() -> None:
     name = trash_name(7, "ab12")
     assert is_trash(name) and parse_step(name) is None and parse_temporary(name) is None
     assert not is_trash(".trash-of-mine") and not is_trash(step_name(7))

@@ -77,7 +77,7 @@ class Disk:
         self.unsynced |= {Path(path), Path(path).parent}
 
 
-def test_whatever_gets_its_final_name_is_on_the_disk_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_synced_before_the_final_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     final = save(tmp_path, filled(7), 7, world=2)
     monkeypatch.undo()
@@ -85,9 +85,7 @@ def test_whatever_gets_its_final_name_is_on_the_disk_before(tmp_path: Path, monk
     assert [path for path in unsynced if path == temporary or temporary in path.parents] == []
 
 
-def test_the_manifest_is_the_last_file_and_latest_comes_after_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_manifest_is_written_last_and_latest_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     final = save(tmp_path, filled(7), 7, world=2)
     monkeypatch.undo()
@@ -98,7 +96,7 @@ def test_the_manifest_is_the_last_file_and_latest_comes_after_all(
     assert disk.linked == [(final.name, set())], "what `latest` points at is there before it does"
 
 
-def test_a_save_leaves_nothing_that_a_power_cut_could_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_leaves_nothing_unsynced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     save(tmp_path, filled(7), 7, world=2)
     monkeypatch.undo()

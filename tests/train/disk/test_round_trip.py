@@ -44,7 +44,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("world", [1, 3, 4, 8])
-def test_torch_loads_it_with_no_help_from_us(tmp_path: Path, world: int) -> None:
+def test_torch_alone_loads_the_checkpoint(tmp_path: Path, world: int) -> None:
     model, opt = trained(seed=2)
     save(tmp_path, {"model": model.state_dict(), "optimizer": opt.state_dict()}, 7, world)
     other, other_opt = trained(seed=1)
@@ -56,7 +56,7 @@ def test_torch_loads_it_with_no_help_from_us(tmp_path: Path, world: int) -> None
     assert same(other_opt.state_dict(), opt.state_dict())
 
 
-def test_torch_rebuilds_it_without_a_model(tmp_path: Path) -> None:
+def test_torch_rebuilds_the_state_without_a_model(tmp_path: Path) -> None:
     model, opt = trained(seed=2)
     nested = {"model": dict(model.state_dict()), "optimizer": opt.state_dict(), "list": [{"a": torch.ones(2)}, 3]}
     save(tmp_path, nested, 7, world=2)
@@ -67,7 +67,7 @@ def test_torch_rebuilds_it_without_a_model(tmp_path: Path) -> None:
     assert plain["list"][1] == 3
 
 
-def test_four_ranks_then_three_then_eight_then_one(tmp_path: Path) -> None:
+def test_state_survives_changes_of_the_number_of_ranks(tmp_path: Path) -> None:
     model, opt = trained(seed=2)
     nested: dict[str, Any] = {"model": dict(model.state_dict()), "optimizer": opt.state_dict()}
     for step, world in enumerate([4, 3, 8, 1]):
@@ -79,14 +79,14 @@ def test_four_ranks_then_three_then_eight_then_one(tmp_path: Path) -> None:
         nested = again
 
 
-def test_each_rank_finds_what_was_its_own(tmp_path: Path) -> None:
+def test_each_rank_loads_its_own_state(tmp_path: Path) -> None:
     save(tmp_path, {"w": torch.ones(3)}, 7, world=2)
     with _newest(tmp_path) as found:
         assert [pickle.loads(found.own(rank)) for rank in range(2)] == [{"rank": 0}, {"rank": 1}]
         assert found.own(2) is None
 
 
-def test_every_rank_writes_its_part_and_no_more(tmp_path: Path) -> None:
+def test_every_rank_writes_only_its_share(tmp_path: Path) -> None:
     path = save(tmp_path, {"w": torch.ones(4 << 20)}, 1, world=4)
     sizes = [(path / f"__{rank}_0.distcp").stat().st_size for rank in range(4)]
     assert max(sizes) < 1.01 * (4 << 20)
@@ -110,7 +110,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_tensors_of_every_kind(tmp_path: Path, world: int) -> None:
+def test_tensors_of_every_kind_are_restored(tmp_path: Path, world: int) -> None:
     save(tmp_path, ODD, 1, world)
     with _newest(tmp_path) as found:
         again = load(found)
@@ -124,7 +124,7 @@ def test_tensors_of_every_kind(tmp_path: Path, world: int) -> None:
 
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_large_tensors_of_which_only_the_needed_part_is_read(tmp_path: Path, world: int, dtype: Any) -> None:
+def test_large_tensors_are_restored_from_the_mapped_file(tmp_path: Path, world: int, dtype: Any) -> None:
     large = torch.arange(1200 * 1300).reshape(1200, 1300).to(dtype)
     save(tmp_path, {"large": large, "flat": large.flatten()}, 1, world)
     with _newest(tmp_path) as found:
@@ -132,7 +132,7 @@ def test_large_tensors_of_which_only_the_needed_part_is_read(tmp_path: Path, wor
     assert torch.equal(again["large"], large) and torch.equal(again["flat"], large.flatten())
 
 
-def test_a_file_that_goes_while_it_is_read_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_file_removed_while_reading_is_a_checkpoint_error(tmp_path: Path) -> None:
     path = save(tmp_path, {"w": torch.ones(1 << 20)}, 1)
     with _newest(tmp_path) as found:
         (path / "__0_0.distcp").unlink()
@@ -140,7 +140,7 @@ def test_a_file_that_goes_while_it_is_read_is_an_error_of_ours(tmp_path: Path) -
             found.fill({"w": torch.zeros(1 << 20)})
 
 
-def test_a_view_is_written_without_what_lies_around_it(tmp_path: Path) -> None:
+def test_view_is_written_without_the_rest_of_its_storage(tmp_path: Path) -> None:
     path = save(tmp_path, {"window": torch.zeros(10 << 20)[5:10]}, 1)
     assert (path / "__0_0.distcp").stat().st_size < 100_000
 
@@ -158,7 +158,7 @@ def sharded(rank: int, world: int, rows: int = 10, writes: bool = True) -> Train
 
 
 @pytest.mark.parametrize("world", [1, 2, 4, 7])
-def test_shards_are_written_by_their_ranks_and_loaded_whole(tmp_path: Path, world: int) -> None:
+def test_shards_are_written_by_their_ranks_and_loaded_in_full(tmp_path: Path, world: int) -> None:
     for rank in range(world):
         write_share(tmp_path, sharded(rank, world), "run-a", 1)
     commit(tmp_path, 1, world, "run-a", 1, yes)
@@ -167,7 +167,7 @@ def test_shards_are_written_by_their_ranks_and_loaded_whole(tmp_path: Path, worl
     assert torch.equal(state["model"]["w"], torch.arange(30.0).reshape(10, 3))
 
 
-def test_a_shard_that_nobody_wrote_is_noticed_before_the_commit(tmp_path: Path) -> None:
+def test_missing_shard_is_detected_before_the_commit(tmp_path: Path) -> None:
     write_share(tmp_path, sharded(0, 2), "run-a", 1)
     write_share(tmp_path, sharded(1, 2, writes=False), "run-a", 1)
     with pytest.raises(CheckpointError, match=r"15 of the 30 elements of model\.w"):
@@ -175,17 +175,17 @@ def test_a_shard_that_nobody_wrote_is_noticed_before_the_commit(tmp_path: Path) 
     assert names(tmp_path) == []
 
 
-def test_ranks_that_see_a_tensor_differently_are_noticed(tmp_path: Path) -> None:
+def test_different_tensor_sizes_between_ranks_are_detected(tmp_path: Path) -> None:
     write_share(tmp_path, sharded(0, 2), "run-a", 1)
     write_share(tmp_path, sharded(1, 2, rows=12), "run-a", 1)
-    with pytest.raises(CheckpointError, match="do not agree"):
+    with pytest.raises(CheckpointError, match="disagree on the size"):
         commit(tmp_path, 1, 2, "run-a", 1, yes)
 
 
 # Misfits --------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_has_changed_is_told_where(tmp_path: Path) -> None:
+def test_changed_model_is_refused_with_the_tensor_name(tmp_path: Path) -> None:
     save(tmp_path, {"w": torch.ones(3), "v": torch.ones(2)}, 1)
     with _newest(tmp_path) as found:
         with pytest.raises(CheckpointError, match=r"w has size \(4,\), but \(3,\)"):

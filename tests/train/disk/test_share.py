@@ -22,31 +22,31 @@ def _row_bytes(tensor: Shared, dim: int) -> int:
     return tensor.bytes // tensor.size[dim] if tensor.size and tensor.size[dim] else tensor.bytes
 
 
-def test_one_tensor_that_is_nearly_everything_is_divided() -> None:
+def test_dominant_tensor_is_divided() -> None:
     tensors = [Shared("big", (4096, 1024), 4), Shared("bias", (1024,), 4)]
     shares = divide(tensors, 4)
     assert all(abs(bytes_of(share, tensors) - 4 * MIB) <= CRUMB for share in shares)
 
 
-def test_many_small_tensors_stay_whole_and_are_spread() -> None:
+def test_small_tensors_are_not_divided_but_distributed() -> None:
     tensors = [Shared(f"w{number:03d}", (16, 16), 4) for number in range(400)]
     shares = divide(tensors, 4)
     assert [len(share) for share in shares] == [100] * 4
     assert all((each.start, each.stop) == (0, 16) for share in shares for each in share)
 
 
-def test_leading_dimensions_of_one_do_not_hinder() -> None:
+def test_leading_dimensions_of_size_one_are_skipped() -> None:
     (first, second) = divide([Shared("w", (1, 1, 1024, 1024), 4)], 2)
     assert first == [Slice("w", 2, 0, 512)] and second == [Slice("w", 2, 512, 1024)]
 
 
-def test_scalars_and_empty_tensors_are_written_by_somebody() -> None:
+def test_scalars_and_empty_tensors_are_assigned() -> None:
     tensors = [Shared("step", (), 8), Shared("none", (0, 7), 4), Shared("also", (7, 0), 4)]
     assert sorted(each.key for share in divide(tensors, 3) for each in share) == ["also", "none", "step"]
     assert [each.key for share in divide([Shared("none", (0,), 4)], 3) for each in share] == ["none"]
 
 
-def test_more_ranks_than_rows() -> None:
+def test_more_ranks_than_rows_are_handled() -> None:
     shares = divide([Shared("w", (2, MIB), 4)], 8)
     assert sorted((each.start, each.stop) for share in shares for each in share) == [(0, 1), (1, 2)]
 
@@ -58,7 +58,7 @@ TENSORS = some.lists(some.tuples(SIZES, some.sampled_from([1, 2, 4, 8, 16])), ma
 
 
 @given(TENSORS, some.integers(1, 9), some.randoms())
-def test_every_row_is_written_exactly_once_whatever_order_a_rank_has_them_in(
+def test_every_row_is_written_once_in_any_order_of_tensors(
     tensors: list[Shared], world: int, chance: random.Random
 ) -> None:
     shares = divide(tensors, world)
@@ -72,9 +72,7 @@ def test_every_row_is_written_exactly_once_whatever_order_a_rank_has_them_in(
 
 
 @given(TENSORS, some.integers(1, 9))
-def test_nobody_writes_more_than_its_part_by_more_than_a_row_or_a_crumb_at_each_end(
-    tensors: list[Shared], world: int
-) -> None:
+def test_shares_differ_by_at_most_a_row_or_a_crumb_at_each_end(tensors: list[Shared], world: int) -> None:
     total = sum(tensor.bytes for tensor in tensors)
     row = max((tensor.bytes // next((rows for rows in tensor.size if rows > 1), 1) for tensor in tensors), default=0)
     most = max(bytes_of(share, tensors) for share in divide(tensors, world))

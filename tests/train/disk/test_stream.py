@@ -15,7 +15,7 @@ from dalsegno.train.disk.format import FileMark
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1, 2, 3], [1 << 20, 5], [5, (33 << 20) + 1, 5, 1 << 20], [700_000] * 7])
-def test_the_mark_is_that_of_the_file(tmp_path: Path, sizes: list[int]) -> None:
+def test_mark_matches_the_file(tmp_path: Path, sizes: list[int]) -> None:
     chance = random.Random(1)
     pieces = [chance.randbytes(size) for size in sizes]
     with ChecksummedFile(tmp_path / "file") as file:
@@ -27,7 +27,7 @@ def test_the_mark_is_that_of_the_file(tmp_path: Path, sizes: list[int]) -> None:
     assert mark == FileMark(len(written), zlib.crc32(written))
 
 
-def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FileExistsError):
         ChecksummedFile(tmp_path / "file")

@@ -28,7 +28,7 @@ def set_safe(node: Node, generation: int, step: int, of: int | None = None) -> N
     write_safe(node.folder / safe_name(RUN), Safe(generation, (of or generation, step)))
 
 
-def test_a_copy_arrives_and_a_state_can_be_made_of_it(node: NewNode) -> None:
+def test_copy_arrives_and_restores_the_state(node: NewNode) -> None:
     one, other = pair(node)
     state = filled(7, rank=3, world=8)
     one.commit(state)
@@ -62,7 +62,7 @@ def test_copy_and_fetch_recreate_a_removed_folder(node: NewNode) -> None:
     assert third.folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_ranks_take_turns_and_each_has_its_copy(node: NewNode) -> None:
+def test_every_rank_gets_its_turn_to_be_copied(node: NewNode) -> None:
     one, other = pair(node)
     for step in (1, 2):
         for rank in range(4):
@@ -79,7 +79,7 @@ def test_without_a_buddy_snapshots_are_checksummed(node: NewNode) -> None:
     assert [verify(one.path(held)) for held in one.held()] == [SnapshotVerdict.WHOLE] and one.sent() == []
 
 
-def test_a_snapshot_that_cannot_be_read_does_not_hold_up_the_others(node: NewNode) -> None:
+def test_unreadable_snapshot_does_not_delay_others(node: NewNode) -> None:
     one, other = node("one"), node("other")
     other.keep()
     one.commit(filled(2, rank=1, world=2))
@@ -92,7 +92,7 @@ def test_a_snapshot_that_cannot_be_read_does_not_hold_up_the_others(node: NewNod
     one.until(lambda: one.sent() == [1])
 
 
-def test_what_comes_faster_than_it_can_be_sent_is_skipped(node: NewNode) -> None:
+def test_snapshots_faster_than_the_link_are_skipped(node: NewNode) -> None:
     one, other = node("one"), node("other")
     other.keep()
     with relay(other.address, forth=held_back(50_000, until=one.folder.parent / "go")) as slow:
@@ -107,7 +107,7 @@ def test_what_comes_faster_than_it_can_be_sent_is_skipped(node: NewNode) -> None
     assert len(os.listdir(other.folder)) == 2
 
 
-def test_a_new_buddy_gets_the_newest(node: NewNode) -> None:
+def test_new_buddy_gets_the_newest_snapshot(node: NewNode) -> None:
     one, _other = pair(node)
     for step in (1, 2):
         one.commit(filled(step))
@@ -119,7 +119,7 @@ def test_a_new_buddy_gets_the_newest(node: NewNode) -> None:
     assert [copy.record.step for copy in third.copies()] == [2]
 
 
-def test_a_keeper_that_starts_anew_tells_what_is_there_and_sends_only_what_is_missing(node: NewNode) -> None:
+def test_restarted_keeper_reports_its_snapshots_and_sends_only_missing_ones(node: NewNode) -> None:
     one, other = pair(node)
     one.commit(filled(1))
     one.until(one.sent)
@@ -134,7 +134,7 @@ def test_a_keeper_that_starts_anew_tells_what_is_there_and_sends_only_what_is_mi
     assert [other.path(copy).stat().st_mtime_ns for copy in other.copies()] == [before]
 
 
-def test_a_byte_damaged_on_its_way_is_found_and_the_copy_before_stays(node: NewNode) -> None:
+def test_byte_damaged_in_transit_is_detected_and_the_previous_copy_stays(node: NewNode) -> None:
     one, other = pair(node)
     one.commit(filled(1, elements=100_000))
     one.until(one.sent)
@@ -170,7 +170,7 @@ def test_copies_that_are_not_safe_yet_are_not_overwritten(node: NewNode) -> None
     assert sorted(copy.record.step for copy in other.copies()) == [2, 3, 4]
 
 
-def test_a_rank_that_has_to_wait_does_not_hold_up_another(node: NewNode) -> None:
+def test_waiting_rank_does_not_delay_another(node: NewNode) -> None:
     one, other = pair(node)
     set_safe(other, 1, -1)
     set_safe(one, 1, -1)
@@ -181,19 +181,19 @@ def test_a_rank_that_has_to_wait_does_not_hold_up_another(node: NewNode) -> None
     one.until(lambda: [kept for kept in one.kept if kept["rank"] == 1 and kept["sent"]])
 
 
-def test_a_generation_that_was_given_up_can_send_no_more_and_its_agent_hears_why(node: NewNode) -> None:
+def test_replaced_generation_is_refused_and_its_agent_gets_the_reason(node: NewNode) -> None:
     one, other = node("one"), node("other")
     other.keep(generation=2)
     other.ready()
     one.keep(other.address, generation=1)
     one.commit(filled(1))
-    one.until(lambda: [message for message in one.heard if "gone on without" in message.get("trouble", "")])
+    one.until(lambda: [message for message in one.heard if "replaced this generation" in message.get("trouble", "")])
     assert one.sent() == [] and other.copies() == []
     one.keep(other.address, generation=2, resumed=1)
     one.until(one.sent)
 
 
-def test_copies_that_are_of_no_use_are_dropped(node: NewNode) -> None:
+def test_drop_order_removes_copies(node: NewNode) -> None:
     one, other = pair(node)
     for rank in (0, 1):
         one.commit(filled(1, rank=rank, world=2))
@@ -203,7 +203,7 @@ def test_copies_that_are_of_no_use_are_dropped(node: NewNode) -> None:
     assert [copy.rank for copy in other.copies()] == [1] and len(os.listdir(other.folder)) == 1
 
 
-def test_the_keeper_ends_with_its_agent(node: NewNode) -> None:
+def test_keeper_ends_with_its_agent(node: NewNode) -> None:
     one, other = pair(node, rate=1e5)  # a minute and more
     one.commit(filled(1, elements=2_000_000))
     _until_a_file_is_made(other.folder, 1)

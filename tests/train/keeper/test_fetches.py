@@ -35,7 +35,7 @@ def loaded(answer: Message) -> TrainingState:
     return state_of(shared, own)
 
 
-def test_each_part_is_fetched_from_who_holds_it(node: NewNode) -> None:
+def test_each_part_is_fetched_from_its_holder(node: NewNode) -> None:
     state = filled(5, rank=2, world=4)
     one, other, third = three(node, state)
     answer = third.fetch(2, 5, own=[other.address], shared=[one.address])
@@ -46,7 +46,7 @@ def test_each_part_is_fetched_from_who_holds_it(node: NewNode) -> None:
     assert [again[part] for part in ("own", "shared")] == [answer[part] for part in ("own", "shared")]
 
 
-def test_what_is_here_already_is_not_fetched(node: NewNode) -> None:
+def test_local_parts_are_not_fetched(node: NewNode) -> None:
     one, other, _ = three(node, filled(5))
     here = one.fetch(0, 5)
     assert here["own"] == here["shared"] == str(one.path(one.held()[0]))
@@ -54,7 +54,7 @@ def test_what_is_here_already_is_not_fetched(node: NewNode) -> None:
     assert beside["own"] == str(other.path(other.copies()[0])) and same(loaded(beside), filled(5))
 
 
-def test_the_second_holder_goes_on_where_the_first_died(node: NewNode) -> None:
+def test_second_holder_continues_where_the_first_died(node: NewNode) -> None:
     state = filled(5, elements=250_000)
     one, other, third = three(node, state)
     with relay(one.address, back=cut_after(3_000_000)) as dies, relay(other.address, back=cut_after(1_100_000)) as rest:
@@ -62,7 +62,7 @@ def test_the_second_holder_goes_on_where_the_first_died(node: NewNode) -> None:
     assert answer["ok"] and same(loaded(answer), state)
 
 
-def test_the_first_of_two_holders_is_a_node_that_is_gone(node: NewNode) -> None:
+def test_fetch_succeeds_if_the_first_holder_is_gone(node: NewNode) -> None:
     one, other, third = three(node, filled(5))
     gone = node("gone")
     gone.kill()
@@ -70,27 +70,27 @@ def test_the_first_of_two_holders_is_a_node_that_is_gone(node: NewNode) -> None:
     assert answer["ok"] and same(loaded(answer), filled(5))
 
 
-def test_damage_on_the_way_is_found_and_another_holder_is_asked(node: NewNode) -> None:
+def test_damage_in_transit_is_detected_and_another_holder_is_used(node: NewNode) -> None:
     state = filled(5, elements=50_000)
     one, other, third = three(node, state)
     with relay(one.address, back=flip_at(300_000)) as spoiled:
         answer = third.fetch(0, 5, own=[spoiled], shared=[one.address])
-        assert not answer["ok"] and "changed on their way" in answer["why"]
+        assert not answer["ok"] and "changed in transit" in answer["why"]
         assert third.held() == [] and os.listdir(third.folder) == []
         answer = third.fetch(0, 5, own=[spoiled, other.address], shared=[one.address])
     assert answer["ok"] and same(loaded(answer), state)
 
 
-def test_what_nobody_has_is_told_and_nothing_is_left(node: NewNode) -> None:
+def test_missing_part_is_reported_and_nothing_is_left(node: NewNode) -> None:
     one, other, third = three(node, filled(5))
     for rank, step in ((0, 6), (1, 5)):
         answer = third.fetch(rank, step, own=[one.address, other.address], shared=[one.address])
-        assert not answer["ok"] and "not there any more" in answer["why"]
-    assert "nobody is known to hold it" in third.fetch(0, 5)["why"]
+        assert not answer["ok"] and "no longer has it" in answer["why"]
+    assert "no node is known to have it" in third.fetch(0, 5)["why"]
     assert os.listdir(third.folder) == []
 
 
-def test_a_holder_whose_keeper_is_only_just_starting_is_waited_for(node: NewNode) -> None:
+def test_fetch_waits_for_a_holder_whose_keeper_is_starting(node: NewNode) -> None:
     """Its agent has come back, and has opened the port."""
     one, third, port = node("one"), node("third"), listen()
     for each in (one, third):
@@ -108,7 +108,7 @@ def test_a_holder_whose_keeper_is_only_just_starting_is_waited_for(node: NewNode
     assert answer["ok"] and same(loaded(answer), filled(5))
 
 
-def test_who_does_not_answer_is_asked_again_for_a_while_and_who_refuses_only_once_more() -> None:
+def test_silent_holder_is_retried_for_a_while_and_a_refusing_one_once() -> None:
     slow, dead = ("slow", 1), ("dead", 1)
     turns = Turns([slow, dead], began=0.0)
     asked = []
@@ -119,7 +119,7 @@ def test_who_does_not_answer_is_asked_again_for_a_while_and_who_refuses_only_onc
     assert asked.count(dead) == 2 and 20 < asked.count(slow) < 60
 
 
-def test_what_several_ranks_need_is_fetched_once(node: NewNode) -> None:
+def test_shared_part_is_fetched_once_for_several_ranks(node: NewNode) -> None:
     one, third = node("one"), node("third")
     for each in (one, third):
         each.keep()
@@ -133,7 +133,7 @@ def test_what_several_ranks_need_is_fetched_once(node: NewNode) -> None:
     assert len({answer["shared"] for answer in done}) == 1 and len(os.listdir(third.folder)) == 5
 
 
-def test_what_was_fetched_goes_when_the_run_has_come_further(node: NewNode) -> None:
+def test_fetched_parts_are_removed_when_a_newer_step_is_safe(node: NewNode) -> None:
     one, _, third = three(node, filled(5))
     third.keep(generation=2, resumed=5)
     assert third.fetch(0, 5, own=[one.address], shared=[one.address])["ok"]

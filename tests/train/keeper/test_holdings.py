@@ -14,7 +14,7 @@ from dalsegno.train.memory.snapshot import Incoming, checksum, open_snapshot, ou
 from tests.train.memory.states import filled
 
 
-def test_snapshots_and_copies_are_told_and_what_is_half_made_is_not(shm: Path) -> None:
+def test_holdings_list_snapshots_and_copies_but_not_partial_ones(shm: Path) -> None:
     slots = Slots("a", 2, 3, folder=shm)
     slots.write(filled(7, rank=2, world=4))
     slots.write(filled(8, rank=2, world=4))
@@ -30,7 +30,7 @@ def test_snapshots_and_copies_are_told_and_what_is_half_made_is_not(shm: Path) -
     assert told == [(7, False, True, True, True), (7 + 1, True, True, False, True), (8, False, True, True, False)]
 
 
-def test_what_is_no_snapshot_of_this_run_is_not_told(shm: Path) -> None:
+def test_holdings_ignore_files_that_are_not_valid_snapshots_of_the_run(shm: Path) -> None:
     slots.write(Slot(shm / str(SlotName("b", 0, 0))), filled(1), generation=1)
     slots.write(Slot(shm / str(SlotName("a", 1, 0))), filled(1, rank=0), generation=1)
     slots.write(Slot(shm / str(SlotName("a", 0, 0))), filled(1), generation=1)
@@ -41,7 +41,7 @@ def test_what_is_no_snapshot_of_this_run_is_not_told(shm: Path) -> None:
     assert holdings("a", shm) == [] and holdings("a", shm / "nowhere") == []
 
 
-def test_it_costs_no_torch() -> None:
+def test_holdings_does_not_import_torch() -> None:
     code = "import sys, dalsegno.train.keeper.holdings, dalsegno.train.keeper; print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
     assert said.stdout == "False\n"

@@ -31,7 +31,7 @@ def check_copies(node: Node, beside: Path, elements: int) -> list[int]:
 
 
 @pytest.mark.timeout(600)
-def test_sender_and_receiver_are_killed_at_random_moments(node: NewNode, shm: Path) -> None:
+def test_sender_and_receiver_killed_at_random_moments_lose_no_acknowledged_copy(node: NewNode, shm: Path) -> None:
     drawn, elements = random.Random(), 60_000
     one, other = node("one"), node("other")
     step, newest, cut_short = 0, 0, 0
@@ -71,7 +71,7 @@ def _whole(node: Node) -> list[int]:
 
 
 @pytest.mark.timeout(600)
-def test_holders_are_killed_while_they_are_asked(node: NewNode) -> None:
+def test_fetch_survives_killed_holders(node: NewNode) -> None:
     """The fetch ends well if one of them lives, and leaves nothing otherwise."""
     drawn, state = random.Random(), filled(1, elements=400_000)
     one, other, third = node("one"), node("other"), node("third")

@@ -18,7 +18,7 @@ from dalsegno.train.keeper.plan import (
 )
 
 
-def test_each_order_is_read() -> None:
+def test_each_order_is_parsed() -> None:
     buddy, secret = KeeperAddress("b", 5, "n2"), b"\0\xff"
     keep = {"run": "a", "node": "n1", "secret": "00ff", "buddy": [*buddy], "generation": 3}
     assert parse_order({"keep": keep}) == KeepOrder("a", secret, "n1", 3, buddy, UNTOLD, RATE)
@@ -32,7 +32,7 @@ def test_each_order_is_read() -> None:
     assert parse_order({"drop": [{"rank": 1}, {"rank": 2}]}) == Drop((1, 2))
 
 
-def test_what_is_not_known_is_passed_over_and_what_makes_no_sense_is_not() -> None:
+def test_unknown_order_is_ignored_and_invalid_order_is_an_error() -> None:
     assert parse_order({"dance": 1}) is None
     with pytest.raises(CheckpointError):
         parse_order({"keep": {"run": "../../etc", "secret": "", "generation": 1}})
@@ -40,7 +40,7 @@ def test_what_is_not_known_is_passed_over_and_what_makes_no_sense_is_not() -> No
         parse_order({"fetch": {}})
 
 
-def test_a_rate_is_kept_after_a_short_burst() -> None:
+def test_rate_is_kept_after_a_short_burst() -> None:
     now = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -57,5 +57,5 @@ def test_a_rate_is_kept_after_a_short_burst() -> None:
     assert now[0] - began == pytest.approx(0.75)
 
 
-def test_a_slow_way_is_used_in_small_pieces() -> None:
+def test_low_rate_uses_small_pieces() -> None:
     assert Pace(1e6).chunk == 125_000 and Pace(1.0).chunk == 64 << 10 and unlimited().chunk == CHUNK

@@ -44,39 +44,39 @@ def sent(*these: StoredSnapshot) -> set[tuple[int, int]]:
     return {key_of(one) for one in these}
 
 
-def test_the_newest_snapshot_of_this_node_is_checksummed_first() -> None:
+def test_newest_snapshot_of_this_node_is_checksummed_first() -> None:
     old, new, done, copy = held(1, summed=False), held(2, summed=False), held(3), held(4, copy=True, summed=False)
     assert to_sum([old, new, done, copy]) == new
     assert to_sum([old, done, copy]) == to_sum([old, new], failed=sent(new)) == old
     assert to_sum([done, copy]) is None
 
 
-def test_the_newest_is_sent_and_what_came_before_is_skipped() -> None:
+def test_newest_snapshot_is_sent_and_older_ones_are_skipped() -> None:
     first, second, third = (held(step) for step in (1, 2, 3))
     assert to_send([first, second, third], KEEP, sent()) == third
     assert to_send([first, second, third], KEEP, sent(third)) is None
     assert to_send([first, second, third], KEEP, sent(first)) == third
 
 
-def test_what_was_skipped_is_sent_after_a_while_if_it_may_become_safe() -> None:
+def test_skipped_snapshot_is_sent_later_if_it_may_become_safe() -> None:
     snapshots = [held(step) for step in (1, 2, 3, 4)]
     assert to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, (1, 1)), skipped=True) == snapshots[2]
     assert to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, (1, 1))) is None
     assert to_send(snapshots, KEEP, sent(*snapshots[2:]), Safe(1, (1, 3)), skipped=True) is None
 
 
-def test_ranks_take_turns() -> None:
+def test_ranks_are_served_in_turn() -> None:
     behind, ahead, newest = held(4, rank=1), held(4, rank=0), held(5, rank=0)
     assert to_send([behind, ahead, newest], KEEP, sent()) == newest
     assert to_send([behind, ahead, newest], KEEP, sent(ahead)) == behind
     assert to_send([behind, ahead, newest], KEEP, sent(ahead, behind)) == newest
 
 
-def test_copies_of_others_and_what_has_no_checksums_are_not_sent() -> None:
+def test_copies_and_snapshots_without_checksums_are_not_sent() -> None:
     assert to_send([held(1, copy=True), held(2, summed=False)], KEEP, sent()) is None
 
 
-def test_steps_that_were_given_up_are_not_sent() -> None:
+def test_abandoned_steps_are_not_sent() -> None:
     resumed, given_up = held(5, generation=1), held(6, generation=1)
     later = replace(KEEP, generation=2, resumed=5)
     assert to_send([resumed, given_up], later, sent()) == resumed
@@ -84,14 +84,14 @@ def test_steps_that_were_given_up_are_not_sent() -> None:
     assert to_send([resumed, given_up], replace(KEEP, generation=2), sent()) == given_up
 
 
-def test_a_copy_goes_beside_the_newest_and_no_third_file_is_made() -> None:
+def test_copy_is_written_beside_the_newest_without_a_third_file() -> None:
     assert slot_for([None, None, None], [False, False, False], KEEP, None) == 0
     assert slot_for([record(1), None, None], [True, False, False], KEEP, None) == 1
     assert slot_for([record(1), record(2), None], [True, True, False], KEEP, None) == 0
     assert slot_for([None, record(2), None], [True, True, False], KEEP, None) == 0
 
 
-def test_a_copy_that_may_become_safe_is_not_overwritten() -> None:
+def test_copy_that_may_become_safe_is_not_overwritten() -> None:
     two = [record(1), record(2), None]
     assert slot_for(two, [True, True, False], KEEP, Safe(1, (1, 1))) == 2
     assert slot_for([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 1))) is None
@@ -99,7 +99,7 @@ def test_a_copy_that_may_become_safe_is_not_overwritten() -> None:
     assert slot_for([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 1), floor=3)) == 1
 
 
-def test_what_the_run_went_on_from_stays_until_a_newer_step_is_safe() -> None:
+def test_copy_of_the_resumed_step_stays_until_a_newer_step_is_safe() -> None:
     copies, later = [record(5), record(6), record(7, generation=2)], replace(KEEP, generation=2, resumed=5)
     assert slot_for(copies, [True] * 3, later, Safe(2, resumed=(1, 5))) == 1
     assert slot_for(copies, [True] * 3, later, Safe(2, (1, 6), resumed=(1, 5))) is None
@@ -109,7 +109,7 @@ def test_what_the_run_went_on_from_stays_until_a_newer_step_is_safe() -> None:
     assert slot_for([record(5), record(6), None], [True, True, False], untold, None) == 0
 
 
-def test_a_snapshot_of_this_node_is_taken_before_a_copy_and_shared_parts_from_any_rank() -> None:
+def test_local_snapshot_is_preferred_and_shared_parts_come_from_any_rank() -> None:
     here, copy, other = held(3, rank=1), held(3, rank=1, copy=True), held(3, rank=2)
     alone = replace(copy, record=replace(copy.record, shared=ABSENT))
     assert find_own([copy, here, other], 1, 1, 3) == here
@@ -118,14 +118,14 @@ def test_a_snapshot_of_this_node_is_taken_before_a_copy_and_shared_parts_from_an
     assert find_shared([alone], 1, 3) is None
 
 
-def test_what_was_fetched_is_spent_when_a_newer_step_is_safe() -> None:
+def test_fetched_parts_are_not_needed_when_a_newer_step_is_safe() -> None:
     own, shared, copy = (held(5, copy=True, slot=slot) for slot in (OWN, SHARED, 0))
     newer = [held(6, generation=2, copy=is_copy) for is_copy in (False, True)]
     assert spent([own, shared, copy, held(5), *newer], Safe(2, (2, 6), resumed=(1, 5))) == [own, shared]
     assert spent([own], Safe(2, resumed=(1, 5))) == spent([own], NOTHING_SAFE) == spent([own], None) == []
 
 
-def test_what_is_left_of_a_rank_that_has_moved_goes_when_the_new_generation_has_a_safe_step() -> None:
+def test_files_of_a_moved_rank_are_removed_when_the_new_generation_has_a_safe_step() -> None:
     """Its own slots where it lived, and copies with a buddy it no longer has."""
     moved = [held(4, rank=1), held(5, rank=1, slot=1), held(4, rank=2, copy=True), held(5, rank=2, copy=True, slot=1)]
     lives = [held(4, rank=0), held(7, rank=0, generation=2, slot=1)]
@@ -171,9 +171,7 @@ class Model:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6)), max_size=120))
-def test_nodes_never_wait_for_each_other_for_ever_and_the_safe_step_is_always_there(
-    ranks: int, events: list[tuple[int, int]]
-) -> None:
+def test_nodes_do_not_deadlock_and_the_safe_step_is_always_present(ranks: int, events: list[tuple[int, int]]) -> None:
     model, steps = Model(ranks), [0] * ranks
     for rank, what in events:
         if what == 0:

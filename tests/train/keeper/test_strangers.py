@@ -26,7 +26,7 @@ from tests.train.keeper.test_copies import pair
 from tests.train.memory.states import filled
 
 
-def test_a_keeper_with_another_secret_can_neither_send_nor_fetch(node: NewNode) -> None:
+def test_keeper_with_another_secret_can_neither_send_nor_fetch(node: NewNode) -> None:
     one, other = pair(node)
     one.commit(filled(1))
     one.until(one.sent)
@@ -59,7 +59,7 @@ def says(node: Node, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     "said", [b"", b"GET / HTTP/1.1\r\n\r\n", struct.pack("!I", 1 << 31), struct.pack("!I", 2) + b"[]"]
 )
-def test_a_stranger_hears_a_nonce_and_no_more(node: NewNode, said: bytes) -> None:
+def test_stranger_receives_only_a_nonce(node: NewNode, said: bytes) -> None:
     one = node("one")
     one.keep()
     one.commit(filled(1))
@@ -68,7 +68,7 @@ def test_a_stranger_hears_a_nonce_and_no_more(node: NewNode, said: bytes) -> Non
     assert one.fetch(0, 1)["ok"]
 
 
-def test_before_the_agent_has_told_the_secret_nobody_is_served(node: NewNode) -> None:
+def test_no_caller_is_served_before_the_agent_sends_the_secret(node: NewNode) -> None:
     """Who calls early waits."""
     one = node("one")
     with one.call() as early:
@@ -80,7 +80,7 @@ def test_before_the_agent_has_told_the_secret_nobody_is_served(node: NewNode) ->
         assert b"nonce" in early.recv(4096)
 
 
-def test_strangers_who_only_wait_do_not_keep_others_out(node: NewNode) -> None:
+def test_idle_strangers_do_not_block_others(node: NewNode) -> None:
     one, other = node("one"), node("other")
     other.keep()
     other.ready()
@@ -92,7 +92,7 @@ def test_strangers_who_only_wait_do_not_keep_others_out(node: NewNode) -> None:
         sock.close()
 
 
-def test_who_is_called_has_to_prove_itself_too() -> None:
+def test_called_keeper_must_prove_itself() -> None:
     """A stranger on the buddy's address is sent no state."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=lambda: prove_as_called_with(listener, b"another"))
@@ -117,7 +117,7 @@ def drip(sock: socket.socket, data: bytes) -> None:
             time.sleep(0.02)
 
 
-def test_who_says_little_and_slowly_is_cut_off() -> None:
+def test_slow_sender_is_disconnected() -> None:
     """The time is for the whole of a proof, not for each byte."""
     one, other = socket.socketpair()
     with one, other:
@@ -135,7 +135,7 @@ def offered(length: int, rank: int = 0, world: int = 1) -> Message:
     return {"offer": 1, "header": (record.pack() + SnapshotSums(1, 0, 0).pack()).hex()}
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_allocated(node: NewNode) -> None:
+def test_too_large_copy_is_refused_before_allocation(node: NewNode) -> None:
     one = node("one")
     one.keep()
     one.ready()
@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(node: NewNode
     [{}, {"offer": 1, "header": "00"}, {"offer": 1, "header": 5}, {"offer": "x"}, {"fetch": ["../../etc", 1, 1, "own"]},
      {"fetch": 1}, offered(100, rank=5)],
 )  # fmt: skip
-def test_what_makes_no_sense_ends_the_call_and_nothing_else(node: NewNode, message: Message) -> None:
+def test_invalid_message_ends_only_its_connection(node: NewNode, message: Message) -> None:
     one = node("one")
     one.keep()
     one.commit(filled(1))
@@ -164,7 +164,7 @@ def test_what_makes_no_sense_ends_the_call_and_nothing_else(node: NewNode, messa
     assert one.fetch(0, 1)["ok"]
 
 
-def test_who_has_long_work_to_do_says_so_and_is_waited_for() -> None:
+def test_busy_peer_sends_wait_messages() -> None:
     one, other = channels()
     with one, other:
         with other.at_work():
@@ -188,7 +188,7 @@ def part_of(path: Path, data: bytes) -> Extent:
 
 @pytest.mark.parametrize("length", [0, 1, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE + 17])
 @pytest.mark.parametrize("start", [0, 1, PIECE])
-def test_bulk_data_arrives_as_it_was_sent_from_any_place(tmp_path: Path, length: int, start: int) -> None:
+def test_bulk_data_arrives_unchanged_from_any_offset(tmp_path: Path, length: int, start: int) -> None:
     data, (one, other) = os.urandom(length), channels()
     start = min(start, length)
     part, buffer = part_of(tmp_path / "part", data), bytearray(data[:start] + bytes(length - start))
@@ -202,7 +202,7 @@ def test_bulk_data_arrives_as_it_was_sent_from_any_place(tmp_path: Path, length:
 
 
 @pytest.mark.parametrize("at", [0, PIECE - 1, PIECE, 2 * PIECE + 40, 3 * PIECE + 70])
-def test_bulk_data_that_was_changed_does_not_count(tmp_path: Path, at: int) -> None:
+def test_changed_bulk_data_is_discarded(tmp_path: Path, at: int) -> None:
     """Neither its bytes nor its tags; and what came before the change does."""
     data = os.urandom(3 * PIECE)
     part, buffer = part_of(tmp_path / "part", data), bytearray(3 * PIECE)

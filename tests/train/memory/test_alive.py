@@ -32,7 +32,7 @@ for step in steps.steps(1000):
 """
 
 
-def test_snapshots_of_a_killed_training_are_swept_by_the_next_one(shm: Path) -> None:
+def test_snapshots_of_a_killed_training_are_removed_by_the_next_one(shm: Path) -> None:
     def train() -> None:
         hold("a", 0, shm)
         Slots("a", 0, 1, folder=shm).write(filled(1))
@@ -58,7 +58,7 @@ def test_snapshots_stay_while_a_process_that_inherited_the_lock_lives(shm: Path)
     assert sweep_abandoned(shm) == [("a", 0)]
 
 
-def test_a_rank_that_starts_again_under_its_name_is_not_swept_by_its_predecessor(shm: Path) -> None:
+def test_restarted_rank_is_not_swept_by_its_predecessor(shm: Path) -> None:
     before = hold("a", 0, shm)
     assert is_current(before, "a", 0, shm)
     now = hold("a", 0, shm)
@@ -68,7 +68,7 @@ def test_a_rank_that_starts_again_under_its_name_is_not_swept_by_its_predecessor
     os.close(now)
 
 
-def test_a_training_without_a_launcher_leaves_nothing_once_another_starts(tmp_path: Path) -> None:
+def test_training_without_a_launcher_leaves_nothing_once_another_starts(tmp_path: Path) -> None:
     """The whole way, in this user's real folder."""
     first = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "one")], stdout=subprocess.PIPE, text=True, start_new_session=True

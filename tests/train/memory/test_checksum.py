@@ -32,7 +32,7 @@ def flip(path: Path, bit: int) -> None:
         file.write(bytes([byte ^ 1 << bit % 8]))
 
 
-def test_a_slot_is_whole_once_it_is_checksummed(shm: Path) -> None:
+def test_checksummed_slot_is_intact(shm: Path) -> None:
     assert verify(shm / "s") == SnapshotVerdict.NOTHING
     write(Slot(shm / "s"), filled(1), generation=1)
     assert verify(shm / "s") == SnapshotVerdict.UNCHECKED
@@ -40,7 +40,7 @@ def test_a_slot_is_whole_once_it_is_checksummed(shm: Path) -> None:
     assert verify(shm / "s") == SnapshotVerdict.WHOLE
 
 
-def test_a_bit_flipped_anywhere_is_found(shm: Path) -> None:
+def test_any_flipped_bit_is_detected(shm: Path) -> None:
     small = filled(1, count=4, elements=20)
     write(Slot(shm / "s"), small, generation=1)
     checksum(shm / "s")
@@ -52,7 +52,7 @@ def test_a_bit_flipped_anywhere_is_found(shm: Path) -> None:
     assert verify(shm / "s") == SnapshotVerdict.WHOLE
 
 
-def test_a_bit_flipped_in_a_slot_of_many_chunks_is_found(shm: Path) -> None:
+def test_flipped_bit_in_a_slot_of_many_chunks_is_detected(shm: Path) -> None:
     large = filled(1, count=3, elements=5 << 20)
     write(Slot(shm / "s"), large, generation=1)
     checksum(shm / "s")
@@ -65,7 +65,7 @@ def test_a_bit_flipped_in_a_slot_of_many_chunks_is_found(shm: Path) -> None:
     assert verify(shm / "s") == SnapshotVerdict.WHOLE
 
 
-def test_checksums_of_the_step_before_count_for_nothing(shm: Path) -> None:
+def test_checksums_of_the_previous_step_are_ignored(shm: Path) -> None:
     slot = Slot(shm / "s")
     write(slot, filled(1), generation=1)
     late = checksum(shm / "s")
@@ -77,14 +77,14 @@ def test_checksums_of_the_step_before_count_for_nothing(shm: Path) -> None:
     assert verify(shm / "s") == SnapshotVerdict.UNCHECKED
 
 
-def test_a_slot_that_is_being_written_is_not_checksummed(shm: Path) -> None:
+def test_slot_being_written_is_not_checksummed(shm: Path) -> None:
     slot = Slot(shm / "s")
     write(slot, filled(1), generation=1)
     begin(slot, filled(2), generation=1)
     assert checksum(shm / "s") is None and verify(shm / "s") == SnapshotVerdict.NOTHING
 
 
-def test_a_buddy_keeps_a_ranks_own_part_and_gives_it_back(shm: Path) -> None:
+def test_own_part_survives_the_copy_to_a_buddy(shm: Path) -> None:
     wanted = filled(5, rank=1, world=2)
     write(Slot(shm / "zero"), filled(5, rank=0, world=2), generation=1)
     write(Slot(shm / "one"), wanted, generation=1)
@@ -93,7 +93,7 @@ def test_a_buddy_keeps_a_ranks_own_part_and_gives_it_back(shm: Path) -> None:
     assert same(state_of(taken(shm / "zero"), taken(shm / "copy")), wanted)
 
 
-def test_a_copy_that_changed_on_its_way_is_found(shm: Path) -> None:
+def test_copy_changed_in_transit_is_detected(shm: Path) -> None:
     write(Slot(shm / "one"), filled(5), generation=1)
     header, part = outgoing(taken(shm / "one"))
     changed = bytearray(part)
@@ -102,7 +102,7 @@ def test_a_copy_that_changed_on_its_way_is_found(shm: Path) -> None:
     assert verify(shm / "copy") == SnapshotVerdict.DAMAGED
 
 
-def test_a_copy_whose_sender_went_away_holds_nothing(shm: Path) -> None:
+def test_partial_copy_is_an_empty_slot(shm: Path) -> None:
     write(Slot(shm / "one"), filled(5), generation=1)
     header, part = outgoing(taken(shm / "one"), SnapshotSums(0, 0, 0))
     coming = Incoming(shm / "copy", header)

@@ -12,28 +12,28 @@ def held(step: int, generation: int = 1) -> SnapshotRecord:
     return SnapshotRecord(0, step, generation, 0, 1, ABSENT, ABSENT)
 
 
-def test_an_empty_slot_comes_first() -> None:
+def test_empty_slot_is_used_first() -> None:
     assert free_slots([held(5), None], generation=1) == [1]
     assert free_slots([None, None], generation=1) == [0, 1]
 
 
-def test_where_nobody_replicates_the_older_one_is_overwritten() -> None:
+def test_older_slot_is_overwritten_without_replication() -> None:
     assert free_slots([held(5), held(6)], generation=1) == [0]
     assert free_slots([held(7), held(6)], generation=1) == [1]
 
 
-def test_a_slot_is_free_only_when_a_newer_step_is_safe() -> None:
+def test_slot_is_free_only_when_a_newer_step_is_safe() -> None:
     slots = [held(5), held(6)]
     assert free_slots(slots, 1, safe=Safe(1, (1, 4))) == []
     assert free_slots(slots, 1, safe=Safe(1, (1, 5))) == []
     assert free_slots(slots, 1, safe=Safe(1, (1, 6))) == [0]
 
 
-def test_with_three_slots_all_older_than_the_safe_step_are_free_the_oldest_first() -> None:
+def test_slots_older_than_the_safe_step_are_free_oldest_first() -> None:
     assert free_slots([held(6), held(5), held(7)], 1, safe=Safe(1, (1, 7))) == [1, 0]
 
 
-def test_the_step_a_generation_started_from_stays_until_a_newer_one_is_safe() -> None:
+def test_resumed_step_stays_until_a_newer_one_is_safe() -> None:
     slots = [held(5, generation=1), held(6, generation=2)]
     assert free_slots([held(5, generation=1), None], 2, resumed=5) == [1]
     assert free_slots(slots, 2, resumed=5, safe=Safe(2, resumed=(1, 5))) == []
@@ -41,11 +41,11 @@ def test_the_step_a_generation_started_from_stays_until_a_newer_one_is_safe() ->
     assert free_slots(slots, 2, resumed=5) == [0]
 
 
-def test_what_was_safe_in_an_earlier_generation_says_nothing_about_this_one() -> None:
+def test_safe_step_of_an_earlier_generation_frees_nothing_in_this_one() -> None:
     assert free_slots([held(5, 2), held(6, 2)], 2, resumed=4, safe=Safe(1, (1, 9))) == []
 
 
-def test_the_last_safe_step_stays_until_this_generation_has_one_of_its_own() -> None:
+def test_last_safe_step_stays_until_this_generation_has_one() -> None:
     """What it went on from may be on one node alone."""
     slots = [held(5, 1), held(7, 1), held(8, 2)]
     assert free_slots(slots, 2, resumed=7, safe=Safe(2, (1, 5), resumed=(1, 7))) == []
@@ -53,24 +53,24 @@ def test_the_last_safe_step_stays_until_this_generation_has_one_of_its_own() -> 
     assert free_slots(slots, 2, resumed=7, safe=Safe(2, (2, 8), resumed=(1, 7))) == [0, 1]
 
 
-def test_what_lies_between_the_safe_step_and_the_floor_is_free() -> None:
+def test_slots_between_the_safe_step_and_the_floor_are_free() -> None:
     slots = [held(5), held(7), held(9)]
     assert free_slots(slots, 1, safe=Safe(1, (1, 5))) == []
     assert free_slots(slots, 1, safe=Safe(1, (1, 5), floor=9)) == [1]
     assert free_slots(slots, 1, safe=Safe(1, (1, 5), floor=20)) == [1, 2]
 
 
-def test_steps_that_were_given_up_are_free() -> None:
+def test_abandoned_steps_are_free() -> None:
     assert free_slots([held(5, 1), held(9, 1)], 2, resumed=5) == [1]
     assert free_slots([held(8, 1), held(9, 1)], 2, resumed=3) == [0, 1]
     assert free_slots([held(8, 1), held(9, 1)], 2, resumed=None) == [0, 1]
 
 
-def test_steps_before_the_one_that_was_loaded_are_free() -> None:
+def test_steps_before_the_resumed_one_are_free() -> None:
     assert free_slots([held(5, 1), held(4, 1)], 2, resumed=5, safe=Safe(1, (1, 5))) == [1]
 
 
-def test_the_safe_step_is_read_back(tmp_path: Path) -> None:
+def test_safe_step_survives_write_and_read(tmp_path: Path) -> None:
     path = tmp_path / "dalsegno.0.a.safe"
     assert read_safe(path) is None
     for step in (3, 2**50):
@@ -81,7 +81,7 @@ def test_the_safe_step_is_read_back(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_with_a_damaged_word_about_safety_nothing_is_safe(tmp_path: Path) -> None:
+def test_damaged_safe_file_means_nothing_is_safe(tmp_path: Path) -> None:
     path = tmp_path / "safe"
     write_safe(path, Safe(1, (1, 3)))
     for raw in (b"", path.read_bytes()[:-1], b"\2" + path.read_bytes()[1:]):

@@ -66,7 +66,7 @@ def killed_after(delay_s: float, act: Callable[[int], None]) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_killed_at_random_moments(shm: Path) -> None:
+def test_writer_killed_at_random_moments_leaves_a_complete_step(shm: Path) -> None:
     drawn, newest = random.Random(), 0
     for generation in range(1, ROUNDS + 1):
         elements = drawn.choice([20_000, 100_000, 100_000, 400_000])
@@ -86,7 +86,7 @@ def test_killed_at_random_moments(shm: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("elements", [1000, 50_000], ids=["a slot that fits", "a slot that must grow"])
-def test_killed_at_every_line(shm: Path, elements: int) -> None:
+def test_writer_killed_at_every_line_leaves_a_complete_step(shm: Path, elements: int) -> None:
     """Through all that a snapshot runs; in the short form at some lines, others each time."""
     stride = 1 if LONG else 20
     line, dies = random.Random().randrange(stride), True

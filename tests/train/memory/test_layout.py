@@ -37,21 +37,21 @@ def test_ranges_are_aligned_inside_their_part_and_do_not_overlap(any_state: Trai
 
 
 @given(states)
-def test_what_all_ranks_have_and_what_one_has_are_kept_apart(any_state: TrainingState) -> None:
+def test_shared_and_own_pieces_are_in_separate_parts(any_state: TrainingState) -> None:
     layout = lay_out(any_state)
     assert layout.shared is not None
     assert all(one.shared for one in layout.shared.pieces) and not any(one.shared for one in layout.own.pieces)
 
 
 @given(states)
-def test_a_head_tells_what_is_in_its_part(any_state: TrainingState) -> None:
+def test_head_describes_its_part(any_state: TrainingState) -> None:
     own = lay_out(any_state).own
     assert parse_head(own.head) == Contents(tuple(blob for blob, _ in own.blobs), own.pieces)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(states)
-def test_any_state_comes_back_bit_by_bit(any_state: TrainingState) -> None:
+def test_any_state_is_restored_bit_by_bit(any_state: TrainingState) -> None:
     with TemporaryDirectory(prefix="dalsegno-test-", dir=SHM) as folder:
         slot = Slot(Path(folder) / "slot")
         write(slot, any_state, generation=1)
@@ -60,6 +60,6 @@ def test_any_state_comes_back_bit_by_bit(any_state: TrainingState) -> None:
         assert snapshot and same(state_of(snapshot), any_state)
 
 
-def test_a_tensor_that_is_not_dense_is_refused_by_name() -> None:
-    with pytest.raises(CheckpointError, match=r"model\.emb is no dense tensor"):
+def test_sparse_tensor_is_refused_by_name() -> None:
+    with pytest.raises(CheckpointError, match=r"model\.emb is not a dense tensor"):
         lay_out(state(1, piece("model.emb", torch.eye(3).to_sparse())))

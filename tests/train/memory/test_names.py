@@ -28,32 +28,32 @@ SLOTS = st.builds(SlotName, RUNS, st.integers(0, 9999), st.integers(0, 9), st.bo
 
 
 @given(SLOTS)
-def test_a_name_is_read_back(slot: SlotName) -> None:
+def test_slot_name_survives_parsing(slot: SlotName) -> None:
     assert parse_slot(str(slot)) == slot
 
 
 @given(SLOTS, SLOTS)
-def test_no_two_slots_share_a_name(one: SlotName, other: SlotName) -> None:
+def test_slot_names_are_unique(one: SlotName, other: SlotName) -> None:
     assert (str(one) == str(other)) == (one == other)
 
 
-def test_a_copy_for_a_buddy_is_told_apart() -> None:
+def test_copy_has_a_different_name() -> None:
     assert str(SlotName("train-k3f9x", 3, 1)) == "train-k3f9x.3.1"
     assert str(SlotName("train-k3f9x", 3, 1, copy=True)) == "train-k3f9x.3.copy1"
 
 
 @pytest.mark.parametrize("name", ["", "a.safe", "a.1", "a.1.alive", "a.x.1", "a b.1.1", "a"])
-def test_other_files_are_no_slots(name: str) -> None:
+def test_other_file_names_are_not_slots(name: str) -> None:
     assert parse_slot(name) is None
 
 
 @pytest.mark.parametrize("run", ["", "a/b", "../a", "a\n", "a b"])
-def test_a_name_that_could_lead_elsewhere_is_refused(run: str) -> None:
-    with pytest.raises(CheckpointError, match="cannot be a run's id"):
+def test_run_id_that_could_leave_the_folder_is_refused(run: str) -> None:
+    with pytest.raises(CheckpointError, match="invalid run id"):
         SlotName(run, 0, 0)
 
 
-def test_a_run_finds_and_sweeps_its_own_files_only(tmp_path: Path) -> None:
+def test_run_finds_and_sweeps_only_its_own_files(tmp_path: Path) -> None:
     mine = [str(SlotName("a", 0, 0)), str(SlotName("a", 2, 1, copy=True)), safe_name("a"), alive_name("a", 1)]
     others = [
         str(SlotName("a.0", 0, 0)), alive_name("b", 0), safe_name("a.b"), "dalsegno-x",
@@ -68,7 +68,7 @@ def test_a_run_finds_and_sweeps_its_own_files_only(tmp_path: Path) -> None:
     assert sweep("a", tmp_path) == 0
 
 
-def test_no_folder_holds_no_slots(tmp_path: Path) -> None:
+def test_missing_folder_has_no_slots(tmp_path: Path) -> None:
     assert slots_of("a", tmp_path / "none") == []
 
 

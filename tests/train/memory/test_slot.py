@@ -21,7 +21,7 @@ from tests.train.memory.states import filled, piece, same, state
 RECORD = SnapshotRecord(5, 7, 2, 1, 4, Extent(512, 128, 30, 99), Extent(640, 64, 20, 98))
 
 
-def test_a_record_is_read_back_and_any_flipped_bit_makes_it_none() -> None:
+def test_record_survives_parsing_and_any_flipped_bit_invalidates_it() -> None:
     raw = RECORD.pack().ljust(HEADER, b"\0")
     assert parse_record(raw) == RECORD
     for bit in range(256 * 8):
@@ -31,16 +31,16 @@ def test_a_record_is_read_back_and_any_flipped_bit_makes_it_none() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", bytes(HEADER), RECORD.pack()[:100], RECORD.pack()[:255]])
-def test_a_torn_record_is_none(raw: bytes) -> None:
+def test_torn_record_is_ignored(raw: bytes) -> None:
     assert parse_record(raw) is None
 
 
-def test_checksums_have_a_record_of_their_own() -> None:
+def test_checksums_have_their_own_record() -> None:
     assert parse_sums(RECORD.pack() + SnapshotSums(5, 1, 2).pack()) == SnapshotSums(5, 1, 2)
     assert parse_sums(RECORD.pack().ljust(HEADER, b"\0")) is None
 
 
-def test_what_is_written_is_read_by_whoever_comes_later(shm: Path) -> None:
+def test_written_snapshot_is_read_by_a_later_reader(shm: Path) -> None:
     wanted = filled(3, rank=1, world=4)
     record = write(Slot(shm / "s"), wanted, generation=2)
     snapshot = open_snapshot(shm / "s")
@@ -49,12 +49,12 @@ def test_what_is_written_is_read_by_whoever_comes_later(shm: Path) -> None:
     assert same(state_of(snapshot), wanted)
 
 
-def test_the_file_is_its_owners_alone(shm: Path) -> None:
+def test_file_is_accessible_only_to_its_owner(shm: Path) -> None:
     write(Slot(shm / "s"), filled(1), generation=1)
     assert (shm / "s").stat().st_mode & 0o777 == 0o600
 
 
-def test_living_parameters_are_copied_without_their_history(shm: Path) -> None:
+def test_parameters_are_copied_without_autograd_history(shm: Path) -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     write(Slot(shm / "s"), state(1, piece("p", parameter)), generation=1)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_living_parameters_are_copied_without_their_history(shm: Path) -> None:
     assert kept.tolist() == [1, 1, 1] and not kept.requires_grad
 
 
-def test_an_open_slot_holds_nothing_until_its_commit(shm: Path) -> None:
+def test_open_slot_is_empty_until_commit(shm: Path) -> None:
     slot = Slot(shm / "s")
     write(slot, filled(1), generation=1)
     draft = begin(slot, filled(2), generation=1)
@@ -75,7 +75,7 @@ def test_an_open_slot_holds_nothing_until_its_commit(shm: Path) -> None:
     assert draft.commit() == read_record(shm / "s")
 
 
-def test_the_same_shape_keeps_the_file(shm: Path) -> None:
+def test_file_is_reused_for_the_same_shape(shm: Path) -> None:
     slot = Slot(shm / "s")
     write(slot, filled(1), generation=1)
     before = (shm / "s").stat().st_ino
@@ -83,7 +83,7 @@ def test_the_same_shape_keeps_the_file(shm: Path) -> None:
     assert (shm / "s").stat().st_ino == before
 
 
-def test_a_warm_slot_is_written_without_page_faults(shm: Path) -> None:
+def test_warm_slot_is_written_without_page_faults(shm: Path) -> None:
     import resource
 
     slot, states = Slot(shm / "s"), [filled(step, count=4, elements=4 << 20) for step in range(3)]
@@ -95,7 +95,7 @@ def test_a_warm_slot_is_written_without_page_faults(shm: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages / 50
 
 
-def test_a_state_that_grew_gets_a_larger_file(shm: Path) -> None:
+def test_larger_state_gets_a_larger_file(shm: Path) -> None:
     slot, grown = Slot(shm / "s"), filled(2, elements=100_000)
     write(slot, filled(1), generation=1)
     write(slot, grown, generation=1)
@@ -103,14 +103,14 @@ def test_a_state_that_grew_gets_a_larger_file(shm: Path) -> None:
     assert snapshot and same(state_of(snapshot), grown)
 
 
-def test_a_state_that_shrank_gives_memory_back(shm: Path) -> None:
+def test_smaller_state_frees_memory(shm: Path) -> None:
     slot = Slot(shm / "s")
     write(slot, filled(1, elements=1_000_000), generation=1)
     write(slot, filled(2), generation=1)
     assert slot.capacity < 300_000
 
 
-def test_a_later_process_takes_the_slot_over(shm: Path) -> None:
+def test_later_process_takes_over_the_slot(shm: Path) -> None:
     in_child(lambda: write(Slot(shm / "s"), filled(1), generation=1))
     before, slot = (shm / "s").stat().st_ino, Slot(shm / "s")
     assert (record := slot.record()) and record.step == 1
@@ -118,7 +118,7 @@ def test_a_later_process_takes_the_slot_over(shm: Path) -> None:
     assert (shm / "s").stat().st_ino == before and (record := slot.record()) and record.generation == 2
 
 
-def test_changing_what_was_read_does_not_change_the_slot(shm: Path) -> None:
+def test_changes_to_loaded_tensors_do_not_change_the_slot(shm: Path) -> None:
     write(Slot(shm / "s"), filled(1), generation=1)
     snapshot = open_snapshot(shm / "s")
     assert snapshot
@@ -127,7 +127,7 @@ def test_changing_what_was_read_does_not_change_the_slot(shm: Path) -> None:
     assert again and same(state_of(again), filled(1))
 
 
-def test_a_slot_that_someone_reads_is_not_overwritten(shm: Path) -> None:
+def test_slot_held_by_a_reader_is_not_overwritten(shm: Path) -> None:
     write(Slot(shm / "s"), filled(1), generation=1)
     with held_snapshot(shm / "s") as snapshot:
         assert snapshot and snapshot.record.step == 1
@@ -136,13 +136,13 @@ def test_a_slot_that_someone_reads_is_not_overwritten(shm: Path) -> None:
     assert not snapshot.still_there()
 
 
-def test_a_truncated_file_holds_nothing(shm: Path) -> None:
+def test_truncated_file_counts_as_empty(shm: Path) -> None:
     write(Slot(shm / "s"), filled(1), generation=1)
     os.truncate(shm / "s", lay_out(filled(1)).total - 1)
     assert open_snapshot(shm / "s") is None
 
 
-def test_a_lost_rank_is_put_together_from_anothers_shared_part(shm: Path) -> None:
+def test_lost_rank_is_restored_with_another_ranks_shared_part(shm: Path) -> None:
     write(Slot(shm / "zero"), filled(5, rank=0, world=2), generation=1)
     lost = filled(5, rank=1, world=2)
     write(Slot(shm / "lost"), lost, generation=1)
@@ -155,17 +155,17 @@ def test_a_lost_rank_is_put_together_from_anothers_shared_part(shm: Path) -> Non
     zero, one = open_snapshot(shm / "zero"), open_snapshot(shm / "one")
     assert zero and one and same(state_of(zero, one), lost)
     assert len(one.mapping) < len(zero.mapping) + 1 and one.record.own.length < zero.record.end - 512
-    with pytest.raises(CheckpointError, match="only what is its own"):
+    with pytest.raises(CheckpointError, match="has no shared part"):
         state_of(one)
 
 
 @pytest.mark.parametrize(("step", "generation"), [(5, 2), (6, 1)])
-def test_parts_of_different_steps_or_generations_are_never_joined(shm: Path, step: int, generation: int) -> None:
+def test_parts_of_different_steps_or_generations_are_refused(shm: Path, step: int, generation: int) -> None:
     write(Slot(shm / "zero"), filled(5), generation=1)
     write(Slot(shm / "one"), filled(step), generation=generation)
     zero, one = open_snapshot(shm / "zero"), open_snapshot(shm / "one")
     assert zero and one
-    with pytest.raises(CheckpointError, match="not of one state"):
+    with pytest.raises(CheckpointError, match="not of the same state"):
         state_of(zero, one)
 
 

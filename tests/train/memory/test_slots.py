@@ -22,14 +22,14 @@ def steps(slots: Slots) -> list[int | None]:
     return [record.step if record else None for record in slots.records()]
 
 
-def test_the_two_newest_steps_are_kept_where_nobody_replicates(shm: Path) -> None:
+def test_two_newest_steps_are_kept_without_replication(shm: Path) -> None:
     slots = Slots("a", rank=0, generation=1, folder=shm)
     for step in range(1, 6):
         assert slots.write(filled(step))
     assert steps(slots) == [5, 4] and slots.skipped == 0
 
 
-def test_what_is_not_safe_yet_is_not_overwritten_and_the_skipped_are_counted(shm: Path) -> None:
+def test_unsafe_step_is_not_overwritten_and_skips_are_counted(shm: Path) -> None:
     slots, safe = Slots("a", rank=0, generation=1, folder=shm), shm / safe_name("a")
     write_safe(safe, Safe(1))
     assert [bool(slots.write(filled(step))) for step in (1, 2, 3)] == [True, True, False]
@@ -38,7 +38,7 @@ def test_what_is_not_safe_yet_is_not_overwritten_and_the_skipped_are_counted(shm
     assert slots.write(filled(4)) and steps(slots) == [4, 2]
 
 
-def test_a_generation_that_starts_again_keeps_what_it_started_from(shm: Path) -> None:
+def test_new_generation_keeps_the_step_it_resumed_from(shm: Path) -> None:
     first = Slots("a", rank=0, generation=1, folder=shm)
     for step in (5, 6):
         first.write(filled(step))
@@ -46,7 +46,7 @@ def test_a_generation_that_starts_again_keeps_what_it_started_from(shm: Path) ->
     assert second.write(filled(6)) and [r and (r.generation, r.step) for r in second.records()] == [(1, 5), (2, 6)]
 
 
-def test_while_one_is_read_and_the_other_is_the_newest_a_snapshot_is_skipped(shm: Path) -> None:
+def test_snapshot_is_skipped_while_the_only_free_slot_is_read(shm: Path) -> None:
     slots = Slots("a", rank=0, generation=1, folder=shm)
     slots.write(filled(1))
     slots.write(filled(2))
@@ -60,7 +60,7 @@ def test_while_one_is_read_and_the_other_is_the_newest_a_snapshot_is_skipped(shm
     assert slots.write(filled(3)) and steps(slots) == [3, 2]
 
 
-def test_memory_is_what_was_stated_and_all_of_it_is_taken_at_once(shm: Path) -> None:
+def test_memory_use_matches_the_estimate_from_the_start(shm: Path) -> None:
     state = filled(1, elements=100_000)
     slots = Slots("a", rank=0, generation=1, folder=shm)
     slots.prepare(state)
@@ -71,7 +71,7 @@ def test_memory_is_what_was_stated_and_all_of_it_is_taken_at_once(shm: Path) -> 
     assert sum((shm / name).stat().st_blocks * 512 for name in left_by("a", shm)) == used
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_made(shm: Path) -> None:
+def test_too_large_snapshot_is_refused_before_creation(shm: Path) -> None:
     tight = FreeMemory(shm=1 << 20, memory=8 << 30)
     slots = Slots("a", rank=0, generation=1, folder=shm, read_room=lambda folder: tight)
     with pytest.raises(NoRoom, match="snapshots in memory need 3 MiB more"):
@@ -79,13 +79,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(shm: Path) -> None
     assert left_by("a", shm) == []
 
 
-def test_slots_that_are_there_already_need_no_more_room(shm: Path) -> None:
+def test_existing_slots_need_no_more_memory(shm: Path) -> None:
     Slots("a", rank=0, generation=1, folder=shm).write(filled(1))
     none = FreeMemory(shm=0, memory=0)
     assert Slots("a", rank=0, generation=2, resumed=1, folder=shm, read_room=lambda folder: none).write(filled(2))
 
 
-def test_slots_of_an_earlier_life_are_mapped_before_the_first_step_waits_for_them(shm: Path) -> None:
+def test_slots_of_an_earlier_process_are_mapped_in_prepare(shm: Path) -> None:
     Slots("a", rank=0, generation=1, folder=shm).write(filled(1))
     slots = Slots("a", rank=0, generation=2, resumed=1, folder=shm)
     slots.prepare(filled(1))

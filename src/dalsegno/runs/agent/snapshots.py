@@ -84,7 +84,7 @@ class Snapshots:
 
     def held(self) -> list[dict[str, object]]:
         """Return what this node holds, for the coordinator."""
-        return [each.told() for each in holdings(self.run)]
+        return [each.to_message() for each in holdings(self.run)]
 
     def hello(self) -> Message:
         """Return what a coordinator needs to know from the start."""

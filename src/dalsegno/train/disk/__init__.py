@@ -1,1 +1,1 @@
-"""Checkpoints on disk. Nothing is loaded before it is asked for: what lists and verifies costs no torch."""
+"""Checkpoints on disk. Modules load on first use, so that listing and verifying do not import torch."""

@@ -1,7 +1,7 @@
-"""Rank 0 makes a checkpoint of the shares of all ranks, in an order that leaves a whole one or none at any moment.
+"""Commit a checkpoint of the shares of all ranks, on rank 0, so that at any moment it is complete or absent.
 
-data files, fsynced by their ranks → .metadata → MANIFEST.json → fsync of the folder → may we still? → rename to the
-final name → fsync of the parent → `latest`.
+data files, fsynced by their ranks → .metadata → MANIFEST.json → fsync of the folder → ask for permission → rename to
+the final name → fsync of the parent → `latest`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from dalsegno.train.disk.files import ChecksummedFile, link_durably, remove_tree, sync_folder, told, write_durably
+from dalsegno.train.disk.files import (
+    ChecksummedFile,
+    link_durably,
+    remove_tree,
+    report_disk_errors,
+    sync_folder,
+    write_durably,
+)
 from dalsegno.train.disk.folder import Retention, tidy
 from dalsegno.train.disk.format import (
     LATEST,
@@ -53,8 +60,7 @@ from dalsegno.train.disk.format import (
 from dalsegno.train.disk.verify import faults_of, list_steps, read_manifest
 from dalsegno.train.errors import CheckpointError
 
-# ---- Waiting for the parts of all ranks: savers have nothing in common but the folder they write to.
-
+# Parts of all ranks: the savers share nothing but the folder they write to
 
 _PAUSE_S = 0.02
 
@@ -67,20 +73,20 @@ def never(missing: Sequence[int]) -> bool:
 
 
 def gather_parts(temporary: Path, world: int, timeout_s: float, abandoned: Abandoned = never) -> list[RankPart]:
-    """The parts of all ranks, as soon as they are there; if they never are, an error that says who failed.
+    """Wait for the parts of all ranks and return them; raise an error that names the ranks that failed.
 
-    `abandoned`: whether to wait no longer for these ranks.
+    `abandoned`: returns whether to stop waiting for these ranks.
     """
     deadline = time.monotonic() + timeout_s
     wanted = {part_name(rank): rank for rank in range(world)}
     while True:
-        there = set(os.listdir(temporary))  # opening a folder makes a network file system look again
+        there = set(os.listdir(temporary))  # opening a folder makes a network file system refresh it
         if wanted.keys() <= there:
             return [_read(temporary, rank, world) for rank in range(world)]
         _refuse_failed(temporary, there, world)
         missing = sorted(rank for name, rank in wanted.items() if name not in there)
         if abandoned(missing):
-            raise CheckpointError(f"the checkpoint was given up while {_ranks(missing)} had not written theirs")
+            raise CheckpointError(f"the checkpoint was abandoned before {_ranks(missing)} had written their share")
         if time.monotonic() > deadline:
             raise CheckpointError(
                 f"{_ranks(missing)} did not write their share within {timeout_s:g} s",
@@ -90,7 +96,7 @@ def gather_parts(temporary: Path, world: int, timeout_s: float, abandoned: Aband
 
 
 def moved_on(folder: Path, ours: TemporaryName, ranks: Sequence[int]) -> bool:
-    """One of these ranks is writing a newer step of the same generation: its share of this one will not come."""
+    """Return whether one of these ranks is writing a newer step of the generation, so its share will not come."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             each = parse_temporary(name)
@@ -117,7 +123,7 @@ def _refuse_failed(temporary: Path, there: set[str], world: int) -> None:
             why = ""
             with contextlib.suppress(OSError):
                 why = (temporary / failed_name(rank)).read_text()
-            raise CheckpointError(f"rank {rank} could not write its share: {why or 'it did not say why'}")
+            raise CheckpointError(f"rank {rank} could not write its share: {why or 'no reason given'}")
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -125,9 +131,7 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
-# ---- Rank 0 makes a checkpoint of the shares of all ranks, in an order that leaves a whole one or none at any
-# moment.
-
+# Commit
 
 Grant = Callable[[], bool]
 Warn = Callable[[str], None]
@@ -146,15 +150,15 @@ def commit(
     abandoned: Abandoned = never,
     warn: Warn = lambda text: None,
 ) -> Path:
-    """Waits for the shares of all ranks and gives the checkpoint's folder. `grant` has the last word.
+    """Wait for the shares of all ranks, commit, and return the checkpoint's folder. `grant` decides before the rename.
 
-    What goes wrong before the rename is a CheckpointError and leaves nothing; after it the checkpoint is there, and
-    what fails then is only warned of.
+    A failure before the rename raises CheckpointError and leaves nothing behind. After it the checkpoint exists, and a
+    failure is only a warning.
     """
     ours = TemporaryName(step, run, generation)
     temporary, final = folder / ours.name, folder / step_name(step)
     try:
-        with told("cannot write the checkpoint", folder):
+        with report_disk_errors("cannot write the checkpoint", folder):
             parts = gather_parts(temporary, world, timeout_s, abandoned)
             _complete(temporary, ours, parts)
             _ask(grant, ours)
@@ -162,7 +166,7 @@ def commit(
     except BaseException:
         remove_tree(temporary)
         raise
-    _tell_of_differences(parts, warn)
+    _warn_of_differences(parts, warn)
     _point_latest(folder, ours, final.name, warn)
     tidy(folder, ours, Retention(keep, every), warn)
     return final
@@ -189,16 +193,18 @@ def _ask(grant: Grant, ours: TemporaryName) -> None:
     try:
         granted = grant()
     except OSError as error:
-        raise CheckpointError(f"step {ours.step} was not committed: nobody to ask for leave: {error}") from error
+        raise CheckpointError(
+            f"step {ours.step} was not committed: no answer to the request for permission: {error}"
+        ) from error
     if not granted:
         raise CheckpointError(
             f"step {ours.step} was not committed: generation {ours.generation} of {ours.run} is over",
-            hint="a newer generation goes on from an earlier step; nothing is to be done",
+            hint="nothing to do: a newer generation resumes from an earlier step",
         )
 
 
 def _put_in_place(temporary: Path, final: Path, step: int) -> None:
-    """A whole checkpoint of the same step stays: it may be read just now, and it is as good as ours."""
+    """Rename the folder to its final name. An intact checkpoint of the same step stays: it may be in use."""
     try:
         os.rename(temporary, final)
     except OSError as error:
@@ -214,22 +220,22 @@ def _put_in_place(temporary: Path, final: Path, step: int) -> None:
     sync_folder(final.parent)
 
 
-def _tell_of_differences(parts: Sequence[RankPart], warn: Warn) -> None:
-    from dalsegno.train.disk.write import differing
+def _warn_of_differences(parts: Sequence[RankPart], warn: Warn) -> None:
+    from dalsegno.train.disk.write import describe_difference
 
-    words = differing(parts)
-    if words:
-        warn(words)
+    difference = describe_difference(parts)
+    if difference:
+        warn(difference)
 
 
 def _point_latest(folder: Path, ours: TemporaryName, name: str, warn: Warn) -> None:
-    """Point `latest` at this checkpoint, or at a later one that another save of this generation made meanwhile."""
+    """Point `latest` at this checkpoint, or at a later one of this generation from a concurrent save."""
     try:
         link_durably(folder / LATEST, name)
         newest = _newest_of_generation(folder, ours)
-        if newest != name:  # its save set the link before ours did
+        if newest != name:  # its save set the link before this one
             link_durably(folder / LATEST, newest)
-    except OSError as error:  # a file system without links, or something of the user's under that name
+    except OSError as error:  # a file system without links, or a file of the user with that name
         warn(f"{folder / LATEST} does not point at the newest checkpoint, {name}: {error.strerror}")
 
 
@@ -242,11 +248,11 @@ def _newest_of_generation(folder: Path, ours: TemporaryName) -> str:
     return step_name(ours.step)
 
 
-# ---- The parts of all ranks put together: `.metadata`, by which torch.distributed.checkpoint finds every tensor.
+# `.metadata`, by which torch.distributed.checkpoint finds every tensor
 
 
 def merge(parts: Sequence[RankPart]) -> bytes:
-    """Refuses what could not be loaded: a tensor of which something is missing, or that ranks see differently."""
+    """Return the `.metadata` of all parts. Refuse a tensor that is incomplete or differs in size or type."""
     items: dict[str, Any] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
     for part in sorted(parts, key=lambda part: part.rank):
@@ -254,7 +260,7 @@ def merge(parts: Sequence[RankPart]) -> bytes:
             _add(items, places, entry, part.file)
     _refuse_gaps(items)
     metadata = Metadata(items, planner_data=_paths(parts, items), storage_data=places)
-    metadata.version = "1.0.0"  # of DCP's format; older torch does not know the field
+    metadata.version = "1.0.0"  # of DCP's format; older versions of torch lack the field
     return pickle.dumps(metadata)
 
 
@@ -262,14 +268,14 @@ def _add(items: dict[str, Any], places: dict[MetadataIndex, _StorageInfo], entry
     chunk = entry.chunk
     index = MetadataIndex(entry.key, chunk.offsets if chunk else None)
     if index in places:
-        return  # hybrid sharding: another rank has written the same
+        return  # hybrid sharding: another rank wrote the same
     places[index] = _StorageInfo(file, entry.at, entry.length)
     if chunk is None:
         items[entry.key] = BytesStorageMetadata()
         return
     known = items.setdefault(entry.key, _tensor(chunk))
     if (known.size, known.properties.dtype) != (torch.Size(chunk.size), _dtype(chunk)):
-        raise CheckpointError(f"the ranks do not agree on size and type of {entry.key}")
+        raise CheckpointError(f"the ranks disagree on the size or type of {entry.key}")
     known.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)))
 
 
@@ -291,6 +297,6 @@ def _refuse_gaps(items: dict[str, Any]) -> None:
 
 
 def _paths(parts: Sequence[RankPart], items: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Where each key stands in the nested state; a name that nobody knows the path of is cut at its first dot."""
+    """Return the path of each key in the nested state. A key with an unknown path is split at its first dot."""
     known = {key: tuple(path) for part in parts for key, path in part.paths.items()}
     return {key: known.get(key) or tuple(key.split(".", 1)) for key in items}

@@ -1,4 +1,4 @@
-"""A checkpoint as one plain file, and such a file as a checkpoint. Says what the other form cannot hold."""
+"""Convert a checkpoint to one plain file and back. Report what the other format cannot hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dalsegno.train.disk.commit import commit
-from dalsegno.train.disk.files import ChecksummedFile, sync_folder, told
+from dalsegno.train.disk.files import ChecksummedFile, report_disk_errors, sync_folder
 from dalsegno.train.disk.folder import lock_folder
 from dalsegno.train.disk.load import FoundCheckpoint
 from dalsegno.train.disk.write import write_share
@@ -20,12 +20,16 @@ from dalsegno.train.errors import CheckpointError
 from dalsegno.train.state import put_together, take
 
 NOTE = "dalsegno"  # the entry of a plain file that keeps the step
-_NO_PICKLE = ("Unsupported operand", "invalid load key", "truncated")  # what unpicklers say of anything else
-_OWN = "what each rank had of its own: random numbers, its place in the data"
+_NO_PICKLE = (
+    "Unsupported operand",
+    "invalid load key",
+    "truncated",
+)  # messages of unpicklers for files that are not pickles
+_OWN = "the state of each rank: random states, position in the data"
 
 
 def to_torch_file(found: FoundCheckpoint, target: Path) -> list[str]:
-    """A file for torch.load: the nested state dicts as they were. Gives what was not kept."""
+    """Write a file for torch.load with the nested state dicts. Return what was not kept."""
     try:
         nested = put_together(found.shell, _tensors(found), found.unpickle)
     except (ImportError, AttributeError, pickle.UnpicklingError) as error:
@@ -35,35 +39,35 @@ def to_torch_file(found: FoundCheckpoint, target: Path) -> list[str]:
 
 
 def _torch_save(value: object, path: Path) -> None:
-    """torch answers a full disk with an error of its own, which tells nothing."""
+    """Save through our own file: torch's own error for a full disk does not name the cause."""
     with ChecksummedFile(path) as file:
         torch.save(value, file)
         file.finish()
 
 
 def to_safetensors(found: FoundCheckpoint, target: Path) -> list[str]:
-    """All tensors by name. Gives what was not kept."""
+    """Write all tensors by name. Return what was not kept."""
     save_file = _safetensors().save_file
     from safetensors import SafetensorError
 
-    tensors, about = _tensors(found), {"format": "pt", "step": str(found.step)}
+    tensors, metadata = _tensors(found), {"format": "pt", "step": str(found.step)}
     try:
-        _write_beside(target, lambda path: save_file(tensors, path, metadata=about))
+        _write_beside(target, lambda path: save_file(tensors, path, metadata=metadata))
     except SafetensorError as error:
-        raise CheckpointError(f"cannot write {target}: {error}", hint="is there room for it?") from error
+        raise CheckpointError(f"cannot write {target}: {error}", hint="is there enough space?") from error
     values = [key for key in found.values if not key.startswith(f"{NOTE}.")]
-    return [*([f"{len(values)} values that are no tensors: {_few(values)}"] if values else []), _OWN]
+    return [*([f"{len(values)} values that are not tensors: {_few(values)}"] if values else []), _OWN]
 
 
 def from_torch_file(source: Path, folder: Path, step: int | None, under: str, trust: bool) -> Path:
-    """A checkpoint of what torch.load reads from the file."""
+    """Create a checkpoint of what torch.load reads from the file."""
     try:  # an older torch.save wrote files that cannot be mapped
         nested = torch.load(source, map_location="cpu", weights_only=not trust, mmap=zipfile.is_zipfile(source))
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        if isinstance(error, pickle.UnpicklingError) and not any(words in str(error) for words in _NO_PICKLE):
-            hint = "--trust loads it all the same, and runs whatever code is in it"
+        if isinstance(error, pickle.UnpicklingError) and not any(text in str(error) for text in _NO_PICKLE):
+            hint = "--trust loads it anyway and runs the code in it"
             raise CheckpointError(f"{source} holds more than tensors and plain values", hint) from error
-        raise CheckpointError(f"{source} is no file of torch.save", hint="is it whole?") from error
+        raise CheckpointError(f"{source} is not a torch.save file, or is damaged") from error
     if not isinstance(nested, Mapping):
         raise CheckpointError(f"{source} holds a {type(nested).__name__}", hint="it must be a dict of state dicts")
     note = nested.get(NOTE, {})
@@ -72,9 +76,9 @@ def from_torch_file(source: Path, folder: Path, step: int | None, under: str, tr
 
 
 def from_safetensors(source: Path, folder: Path, step: int | None, under: str) -> Path:
-    """A checkpoint with these tensors: `model.0.weight` becomes `0.weight` of `model`."""
+    """Create a checkpoint of these tensors: `model.0.weight` becomes `0.weight` of `model`."""
     with _safetensors_file(source) as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is no mapping
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is not a mapping
         noted = int((file.metadata() or {}).get("step", 0))
     nested: dict[str, Any] = {under: tensors} if under else {}
     for key, tensor in tensors.items() if not under else ():
@@ -87,10 +91,10 @@ def from_safetensors(source: Path, folder: Path, step: int | None, under: str) -
 
 
 def _save(folder: Path, nested: Mapping[str, Any], step: int) -> Path:
-    with told("cannot write to", folder):
+    with report_disk_errors("cannot write to", folder):
         os.makedirs(folder, exist_ok=True)
     run, generation = f"convert-{os.getpid()}", 1
-    lock = lock_folder(folder, run, lambda words: None)  # a commit clears away what others have half written
+    lock = lock_folder(folder, run, lambda warning: None)  # a commit removes partial checkpoints of others
     try:
         write_share(folder, take(nested, None, step, 0, 1), run, generation)
         return commit(folder, step, 1, run, generation, grant=lambda: True, keep=10**9)
@@ -105,11 +109,11 @@ def _tensors(found: FoundCheckpoint) -> dict[str, torch.Tensor]:
 
 
 def _write_beside(target: Path, write: Any) -> None:
-    """Whole or not at all, as everything here."""
+    """Write a temporary file and rename it, so that the target is complete or absent."""
     beside = target.with_name(f".{target.name}.new")
     try:
-        with told("cannot write", target):
-            beside.unlink(missing_ok=True)  # of one who was killed
+        with report_disk_errors("cannot write", target):
+            beside.unlink(missing_ok=True)  # left by a killed process
             write(beside)
             with open(beside, "rb+") as file:
                 os.fsync(file.fileno())
@@ -134,7 +138,7 @@ def _safetensors_file(source: Path) -> Any:
     try:
         return safe_open(source, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{source} is no safetensors file: {error}") from error
+        raise CheckpointError(f"{source} is not a safetensors file: {error}") from error
 
 
 def _few(keys: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Files that are there in whole or not at all, after a power cut too; and errors of the disk in plain words."""
+"""Durable files that are complete or absent even after a power failure, and clear messages for disk errors."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _HINTS = {
     errno.EROFS: ("the file system is read-only", "mount it writable, or choose another folder"),
     errno.EACCES: ("no permission", "let this user write there, or choose another folder"),
     errno.EPERM: ("no permission", "let this user write there, or choose another folder"),
-    errno.ENOENT: ("the folder has vanished", "was it removed, or its file system unmounted?"),
-    errno.ENOTDIR: ("it is no folder", "something that is no folder is in its place"),
-    errno.EEXIST: ("it is no folder", "something that is no folder is in its place"),
-    errno.ESTALE: ("the folder has vanished", "its file server has lost it; was it removed elsewhere?"),
-    errno.EIO: ("the disk fails", "look at the kernel's log of this machine and of its file server"),
+    errno.ENOENT: ("the folder no longer exists", "was it removed, or its file system unmounted?"),
+    errno.ENOTDIR: ("not a folder", "a file has that name: remove it, or choose another folder"),
+    errno.EEXIST: ("not a folder", "a file has that name: remove it, or choose another folder"),
+    errno.ESTALE: ("the folder no longer exists", "was it removed on the file server?"),
+    errno.EIO: ("the disk reports an I/O error", "read the kernel log of this machine and of its file server"),
 }
-_BLOCK = 256 << 10  # bytes: writes of megabytes were measured three times slower
+_BLOCK = 256 << 10  # bytes: larger writes were measured to be three times slower
 
 
 @contextlib.contextmanager
-def told(doing: str, where: Path) -> Iterator[None]:
-    """What the disk says, as a CheckpointError that names what was being done, the cause and the way out."""
+def report_disk_errors(doing: str, where: Path) -> Iterator[None]:
+    """Turn an OSError into a CheckpointError that names the operation, the cause and the fix."""
     try:
         yield
     except OSError as error:
@@ -41,7 +41,7 @@ def told(doing: str, where: Path) -> Iterator[None]:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Either the old file or all of the new one, whatever happens. The folder's own fsync is the caller's."""
+    """Replace a file atomically. The caller syncs the folder."""
     beside = path.with_name(f".{path.name}.new")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
@@ -58,7 +58,7 @@ def write_all(fd: int, data: memoryview) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Makes the names in a folder last. Some network file systems know no fsync of folders, and need none."""
+    """Make the names in a folder durable. Some network file systems have no fsync of folders and need none."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -70,9 +70,9 @@ def sync_folder(path: Path) -> None:
 
 
 def link_durably(link: Path, target: str) -> None:
-    """Points a link elsewhere in one stroke."""
+    """Set a symbolic link atomically."""
     beside = link.with_name(f".{link.name}.new")
-    unlink(beside)  # of one who was killed here
+    unlink(beside)  # left by a killed process
     os.symlink(target, beside)
     try:
         os.replace(beside, link)
@@ -88,27 +88,25 @@ def unlink(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder of ours, or what is left of it; being there no more is fine."""
+    """Remove a folder of ours, or what is left of it. A missing folder is not an error."""
     shutil.rmtree(path, ignore_errors=True)
 
 
-# ---- A new file, written once from start to end. While one thread writes, others compute the checksum and have the
-# disk take what is there already, so that little is left to wait for at the end.
+# Checksummed file: while one thread writes, others compute the checksum and sync, so that the end is short
 
-
-_GATHER = 1 << 20  # bytes: smaller writes are gathered, torch.save makes forty for each tensor
-_SLICE = 32 << 20  # bytes that are written and summed side by side
-_AHEAD = 128 << 20  # bytes after which the disk is asked to take them
+_GATHER = 1 << 20  # bytes: smaller writes are gathered, because torch.save makes forty per tensor
+_SLICE = 32 << 20  # bytes that are written and summed in parallel
+_AHEAD = 128 << 20  # bytes after which an fsync starts
 
 
 class ChecksummedFile:
-    """What torch.save needs of a file, and at the end a mark: size and CRC-32.
+    """A file for torch.save that returns its size and CRC-32 at the end.
 
-    Writing raises nothing: torch.save would answer with an error of its own and hide the disk's. `check` tells.
+    Writing raises nothing, because torch.save would hide the disk's error behind its own. `check` raises it.
     """
 
     def __init__(self, path: Path) -> None:
-        # Not for the group to write, whatever the umask: what others can have changed is loaded with less trust.
+        # Never group-writable, whatever the umask: files that others can change are loaded with less trust.
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._beside = ThreadPoolExecutor(2)
         self._syncing: Future[None] | None = None
@@ -139,7 +137,7 @@ class ChecksummedFile:
             raise self._error
 
     def finish(self) -> FileMark:
-        """On the disk, not only on its way there."""
+        """Sync the file to disk and return its mark."""
         self.flush()
         self._settle()
         self.check()
@@ -149,12 +147,12 @@ class ChecksummedFile:
     def _put(self, view: memoryview) -> None:
         if self._error:
             return
-        summed = self._beside.submit(zlib.crc32, view, self._crc)  # both let go of the interpreter's lock
+        summed = self._beside.submit(zlib.crc32, view, self._crc)  # both release the GIL
         try:
             write_all(self._fd, view)
         except OSError as error:
             self._error = error
-        self._crc = summed.result()  # nobody may look at the caller's memory after this
+        self._crc = summed.result()  # the caller's memory must not be read after this
         self._sync_ahead(view.nbytes)
 
     def _sync_ahead(self, written: int) -> None:
@@ -164,7 +162,7 @@ class ChecksummedFile:
             self._syncing, self._unsynced = self._beside.submit(os.fsync, self._fd), 0
 
     def _settle(self) -> None:
-        """The system tells of a failed write once, to whoever syncs first: that must not be lost."""
+        """Wait for the running sync and keep its error: the system reports a failed write only once."""
         try:
             if self._syncing:
                 self._syncing.result()

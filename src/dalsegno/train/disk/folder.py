@@ -1,4 +1,4 @@
-"""A run takes its folder: makes it, keeps other runs out, clears away what would be in its way. One rank does it."""
+"""Open a run's checkpoint folder on one rank: create it, lock it, and remove leftovers; and apply retention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from dalsegno.train.disk.files import remove_tree, sync_folder, told
+from dalsegno.train.disk.files import remove_tree, report_disk_errors, sync_folder
 from dalsegno.train.disk.format import (
     ASIDE,
     LATEST,
@@ -33,17 +33,16 @@ from dalsegno.train.disk.format import (
 from dalsegno.train.disk.verify import faults_of, list_steps, read_manifest
 from dalsegno.train.errors import CheckpointError
 
-# ---- One folder, one run: a second one is refused, and told who the first is.
-
+# Lock: one run per folder
 
 _PAUSE_S = 0.05
-_STRANGER_S = 0.5  # enough for one that is just dying, or has not yet written its name
+_STRANGER_S = 0.5  # enough for a process that is exiting or has not yet written its name
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a folder, as the lock file says."""
+    """The holder of a folder, as named in the lock file."""
 
     run: str = "an unknown run"
     host: str = "?"
@@ -56,7 +55,7 @@ class Holder:
 
 @dataclass
 class FolderLock:
-    """Held until it is released as often as it was taken, or its process ends."""
+    """A lock that is held until it is released as often as it was taken, or its process ends."""
 
     path: Path
     run: str
@@ -67,35 +66,35 @@ class FolderLock:
     def release(self) -> None:
         self.count -= 1
         if self.count == 0 and self.pid == os.getpid():
-            _mine.pop(self.path, None)
+            _held_locks.pop(self.path, None)
             os.close(self.fd)
 
 
-_mine: dict[Path, FolderLock] = {}
+_held_locks: dict[Path, FolderLock] = {}
 
 
 def lock_folder(folder: Path, run: str, warn: Callable[[str], None], wait_s: float = 10.0) -> FolderLock:
-    """Waits a while for an earlier process of the same run, which may be dying still; others are refused at once."""
+    """Lock the folder. Wait for an earlier process of the same run that may be exiting; refuse others at once."""
     path = folder.resolve() / LOCK
-    mine = _mine.get(path)
-    if mine and mine.pid == os.getpid():
-        return _again(mine, folder, run)
-    with told("cannot lock", folder):
+    held = _held_locks.get(path)
+    if held and held.pid == os.getpid():
+        return _take_again(held, folder, run)
+    with report_disk_errors("cannot lock", folder):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         _take(fd, folder, run, warn, wait_s)
     except BaseException:
         os.close(fd)
         raise
-    _mine[path] = FolderLock(path, run, fd, os.getpid())
-    return _mine[path]
+    _held_locks[path] = FolderLock(path, run, fd, os.getpid())
+    return _held_locks[path]
 
 
-def _again(mine: FolderLock, folder: Path, run: str) -> FolderLock:
-    if mine.run != run:
-        raise _refusal(folder, Holder(mine.run, socket.gethostname(), mine.pid))
-    mine.count += 1
-    return mine
+def _take_again(held: FolderLock, folder: Path, run: str) -> FolderLock:
+    if held.run != run:
+        raise _refusal(folder, Holder(held.run, socket.gethostname(), held.pid))
+    held.count += 1
+    return held
 
 
 def _take(fd: int, folder: Path, run: str, warn: Callable[[str], None], wait_s: float) -> None:
@@ -103,35 +102,33 @@ def _take(fd: int, folder: Path, run: str, warn: Callable[[str], None], wait_s: 
     while not _try(fd, folder, warn):
         holder, waited = _read(fd), time.monotonic() - started
         if waited > (wait_s if holder.run == run else _STRANGER_S):
-            _refuse_or_go_on(folder, run, holder, warn)
+            _refuse_or_continue(folder, run, holder, warn)
             return
         time.sleep(_PAUSE_S)
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     _write(fd, Holder(run, socket.gethostname(), os.getpid(), now))
 
 
-def _refuse_or_go_on(folder: Path, run: str, holder: Holder, warn: Callable[[str], None]) -> None:
-    """A file server keeps the locks of a host that was lost for minutes; the same run need not wait for that."""
+def _refuse_or_continue(folder: Path, run: str, holder: Holder, warn: Callable[[str], None]) -> None:
+    """Refuse, unless the same run holds it on another host: a file server keeps a lost host's locks for minutes."""
     if holder.run != run or holder.host == socket.gethostname():
         raise _refusal(folder, holder)
-    warn(f"{folder} is still locked by an earlier process of this run, {holder}; going on without the lock")
+    warn(f"{folder} is still locked by an earlier process of this run, {holder}; continuing without the lock")
 
 
 def _refusal(folder: Path, holder: Holder) -> CheckpointError:
-    return CheckpointError(
-        f"{folder} is in use by {holder}", hint="give each run a folder of its own, or end that run first"
-    )
+    return CheckpointError(f"{folder} is in use by {holder}", hint="use another folder, or end that run first")
 
 
 def _try(fd: int, folder: Path, warn: Callable[[str], None]) -> bool:
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # POSIX allows both answers for "held by another"
+    except (BlockingIOError, PermissionError):  # POSIX allows both errors for "held by another"
         return False
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        warn(f"the file system of {folder} has no locks: nothing stops a second run from writing there")
+        warn(f"the file system of {folder} has no locks: a second run could write there")
     return True
 
 
@@ -148,13 +145,10 @@ def _read(fd: int) -> Holder:
         return Holder()
 
 
-# ---- A fresh start that loses nothing: the old checkpoints move into a folder of their own.
-
-
-def set_aside(folder: Path, but_of: str = "") -> Path | None:
-    """Where they are now; None if there were none. Foreign files stay where they are, and what that run has written."""
-    with told("cannot set aside the checkpoints in", folder):
-        old = [path for path in list_steps(folder) if not but_of or _is_of_another(path, but_of)]
+def set_aside(folder: Path, except_run: str = "") -> Path | None:
+    """Move all checkpoints but those of `except_run` into a new folder. Return it; None if there were none."""
+    with report_disk_errors("cannot move the checkpoints aside in", folder):
+        old = [path for path in list_steps(folder) if not except_run or _is_of_another(path, except_run)]
         if not old:
             return None
         aside = _new_folder(folder)
@@ -168,7 +162,7 @@ def set_aside(folder: Path, but_of: str = "") -> Path | None:
 
 
 def _is_of_another(checkpoint: Path, run: str) -> bool:
-    """One that does not say whose it is may be our own, damaged: it stays, for the loader to warn of."""
+    """Return whether another run wrote it. A damaged one may be our own and stays, for the loader to warn of."""
     try:
         return not is_of(read_manifest(checkpoint).run, run)
     except ValueError:
@@ -183,7 +177,7 @@ def _pointed_at(folder: Path) -> str:
 
 def _new_folder(folder: Path) -> Path:
     name = ASIDE + datetime.now().strftime("%Y%m%d-%H%M%S")
-    for number in range(1, 1000):  # the clock may stand still or go back
+    for number in range(1, 1000):  # the clock may stop or go back
         path = folder / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)
@@ -191,16 +185,15 @@ def _new_folder(folder: Path) -> Path:
     raise FileExistsError(f"{folder / name}")
 
 
-# ---- Readers and removal keep out of each other's way: who reads holds a shared lock on the manifest, who removes
-# needs it alone. The locks are the system's (flock) and go with their process; a file system without them is taken
-# as it is.
+# Read locks: a reader holds a shared flock on the manifest, removal needs an exclusive one. A file system without locks
+# is used without them.
 
 
 class ReadLock:
-    """While it is held, retention leaves the checkpoint alone."""
+    """A lock that keeps retention from removing the checkpoint."""
 
     def __init__(self, checkpoint: Path) -> None:
-        """Raises FileNotFoundError if the checkpoint is gone, or just going."""
+        """Take the lock; raise FileNotFoundError if the checkpoint is gone or being removed."""
         path = checkpoint / MANIFEST
         self._fd: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -218,8 +211,8 @@ class ReadLock:
 
 @contextlib.contextmanager
 def removing(checkpoint: Path) -> Iterator[bool]:
-    """True if nobody reads the checkpoint; no new reader can begin meanwhile."""
-    fd = os.open(checkpoint / MANIFEST, os.O_RDWR | os.O_CLOEXEC)  # NFS wants it open for writing
+    """Lock out new readers. Yield whether no process reads the checkpoint."""
+    fd = os.open(checkpoint / MANIFEST, os.O_RDWR | os.O_CLOEXEC)  # NFS needs it open for writing
     try:
         yield _lock(fd, fcntl.LOCK_EX)
     finally:
@@ -237,25 +230,25 @@ def _lock(fd: int, kind: int) -> bool:
     return True
 
 
-# ---- Which checkpoints go, and how they go: first out of sight in one stroke, then file by file.
+# Retention: a checkpoint is renamed first, so that it disappears at once, then removed
 
 
 class Retention(NamedTuple):
     last: int
-    every: int | None = None  # steps that are multiples of this stay for ever
+    every: int | None = None  # steps that are multiples of this are never removed
 
 
 def to_remove(steps: Collection[int], newest: int, keep: Retention) -> list[int]:
-    """Of the checkpoints up to the one just written. Later ones are of another history: not ours to judge."""
+    """Return the steps to remove, up to the one just written. Later steps belong to another history and stay."""
     ours = sorted(step for step in steps if step <= newest)
     old = ours[: -max(1, keep.last)]
     return [step for step in old if not (keep.every and step % keep.every == 0)]
 
 
 def left_behind(names: Collection[str], ours: TemporaryName) -> list[str]:
-    """Folders of savers that were killed, and removals that were cut short.
+    """Return the folders of killed savers and of interrupted removals.
 
-    Whoever writes here holds the lock, so what other runs left is dead; of our own run it is what is older.
+    The caller holds the lock, so folders of other runs are stale. Of our own run, the older ones are.
     """
     found = {name: temporary for name in names if (temporary := parse_temporary(name))}
     dead = [name for name, each in found.items() if each.run != ours.run or _age(each) < _age(ours)]
@@ -263,20 +256,20 @@ def left_behind(names: Collection[str], ours: TemporaryName) -> list[str]:
 
 
 def namesakes(names: Collection[str], run: str, generation: int) -> list[str]:
-    """What an earlier life of the run left under the names of this one: torchrun counts from 0 each time."""
+    """Return the folders of an earlier start that have this one's names: torchrun counts from 0 each time."""
     found = {name: temporary for name in names if (temporary := parse_temporary(name))}
     return sorted(name for name, each in found.items() if each.run == run and each.generation >= generation)
 
 
 def remove_namesakes(folder: Path, run: str, generation: int) -> None:
-    """Before the first save, by who holds the lock: or shares of two lives could be put together as one checkpoint."""
-    with told("cannot clear", folder):
+    """Remove them before the first save, so that shares of two starts are never merged. The caller holds the lock."""
+    with report_disk_errors("cannot clean up", folder):
         for name in namesakes(os.listdir(folder), run, generation):
             remove_tree(folder / name)
 
 
 def tidy(folder: Path, ours: TemporaryName, keep: Retention, warn: Callable[[str], None]) -> None:
-    """After a commit. What cannot be removed now is tried again after the next one."""
+    """Remove leftovers and old checkpoints after a commit. Failed removals are retried after the next one."""
     try:
         for name in left_behind(os.listdir(folder), ours):
             remove_tree(folder / name)
@@ -312,15 +305,13 @@ def _age(temporary: TemporaryName) -> tuple[int, int]:
     return temporary.generation, temporary.step
 
 
-# ---- A run takes its folder: makes it, keeps other runs out, clears away what would be in its way. One rank does
-# it.
-
+# Opening a folder
 
 Warn = Callable[[str], None]
 
 
 class Visitor(NamedTuple):
-    """Who opens a folder. A run without a name cannot know what an earlier generation of it has written."""
+    """The run that opens a folder. A run without a name cannot know what its earlier generations wrote."""
 
     run: str
     named: bool
@@ -330,13 +321,13 @@ class Visitor(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Nothing of this run can be on disk yet."""
+        """Return whether this run cannot have written anything yet."""
         return self.generation <= 1 and self.number == 0
 
 
 def open_folder(folder: Path, who: Visitor, warn: Warn) -> Path | None:
-    """Where a fresh start has put what was there; None if there was nothing, or it stays."""
-    with told("cannot make", folder):
+    """Create and lock the folder. Return where a fresh start moved the old checkpoints; None if they stay."""
+    with report_disk_errors("cannot create", folder):
         os.makedirs(folder, exist_ok=True)
     lock_folder(folder, who.run, warn)
     remove_namesakes(folder, numbered(who.run, who.number), who.generation)
@@ -344,5 +335,5 @@ def open_folder(folder: Path, who: Visitor, warn: Warn) -> Path | None:
         return None
     if who.is_first:
         return set_aside(folder)
-    # Whoever came before may have died before it got here; but what this run has written it goes on from.
-    return set_aside(folder, but_of=who.run) if who.named or who.generation <= 1 else None
+    # An earlier generation may have died before it got here. The run resumes from what it wrote itself.
+    return set_aside(folder, except_run=who.run) if who.named or who.generation <= 1 else None

@@ -1,11 +1,11 @@
-"""What lies where in a folder of checkpoints: names out, names in; nothing is touched.
+"""The names and formats of the files in a checkpoint folder. Pure: nothing is read or written.
 
 step-000000001234/               a checkpoint: __0_0.distcp, __1_0.distcp … .metadata, MANIFEST.json
 latest                           a link to the newest one
-.step-000000001240.RUN.g3.tmp/   one that is being written
-.trash-step-000000001000.…/      one that is being removed
+.step-000000001240.RUN.g3.tmp/   a checkpoint that is being written
+.trash-step-000000001000.…/      a checkpoint that is being removed
 .dalsegno.lock                   held by the run that writes here
-before-20260131-235959/          what `--fresh` has set aside
+before-20260131-235959/          checkpoints that `--fresh` has moved aside
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ METADATA = ".metadata"
 LATEST = "latest"
 LOCK = ".dalsegno.lock"
 ASIDE = "before-"
-SHELL = "dalsegno.shell"  # entries of ours among those of torch
+SHELL = "dalsegno.shell"  # our entry among torch's
 
 _STEP = re.compile(r"step-(\d{12,})")
 _TEMPORARY = re.compile(r"\.step-(\d{12,})\.(.*)\.g(\d+)\.tmp")
@@ -31,7 +31,7 @@ _TRASH = re.compile(r"\.trash-step-\d{12,}\..+")
 
 
 class TemporaryName(NamedTuple):
-    """A checkpoint that is being written: of which step, by which run, in which generation of it."""
+    """The name of a checkpoint that is being written: its step, run and generation."""
 
     step: int
     run: str
@@ -43,12 +43,12 @@ class TemporaryName(NamedTuple):
 
 
 def numbered(run: str, number: int) -> str:
-    """What a process's second checkpointer, and so on, writes bears a name of its own."""
+    """Return the name under which a process's n-th checkpointer writes."""
     return f"{run}.{number}" if number else run
 
 
 def is_of(name: str, run: str) -> bool:
-    """Whether one of the run's checkpointers goes by this name."""
+    """Return whether this is the name of one of the run's checkpointers."""
     return name == run or re.fullmatch(re.escape(run) + r"\.\d+", name) is not None
 
 
@@ -57,7 +57,7 @@ def step_name(step: int) -> str:
 
 
 def parse_step(name: str) -> int | None:
-    """The step of a checkpoint's folder; None for any other name, one like it included (`step-5`, `step-…-copy`)."""
+    """Return the step of a checkpoint's folder; None for any other name, even `step-5` or `step-…-copy`."""
     found = _STEP.fullmatch(name)
     return int(found[1]) if found and step_name(int(found[1])) == name else None
 
@@ -84,7 +84,7 @@ def part_name(rank: int) -> str:
 
 
 def failed_name(rank: int) -> str:
-    """Left in place of the part by a rank that could not write its share."""
+    """Return the name of the file that a rank leaves when it could not write its share."""
     return f"failed-{rank}.txt"
 
 
@@ -92,15 +92,13 @@ def own_key(rank: int) -> str:
     return f"dalsegno.own.{rank}"
 
 
-# ---- The manifest: what a checkpoint consists of, with sizes and checksums. Written last, it makes a folder a
-# checkpoint.
-
+# Manifest: the files of a checkpoint with sizes and checksums. It is written last and makes the checkpoint valid
 
 FORMAT = 1
 
 
 class FileMark(NamedTuple):
-    """Size and checksum of one file."""
+    """The size and checksum of one file."""
 
     bytes: int
     crc32: int
@@ -113,7 +111,7 @@ class CheckpointManifest:
     run: str
     generation: int
     torch: str
-    time: str  # for people; nothing is decided by it
+    time: str  # for display only
     files: Mapping[str, FileMark]
 
     @property
@@ -138,12 +136,12 @@ def render(manifest: CheckpointManifest) -> str:
 
 
 def parse(text: str) -> CheckpointManifest:
-    """Raises ValueError, with what is wrong, for anything but a text that `render` gave."""
+    """Parse the text that `render` made; raise ValueError with the fault for any other."""
     try:
         content = json.loads(text)
         manifest = _manifest(content)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError("is no manifest, or a damaged one") from error
+        raise ValueError("is not a manifest, or is damaged") from error
     if content.get("format") != FORMAT:
         raise ValueError(f"has format {content.get('format')}, written by a newer version")
     if render(manifest) != text:
@@ -168,17 +166,16 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-# ---- A part: what one rank says of the file it has written, left beside it for rank 0 to put together.
-
+# Part: one rank's description of its data file, for rank 0 to merge
 
 PathStep = Union[str, int]
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box cut out of a tensor."""
+    """A rectangular slice of a tensor."""
 
-    dtype: str  # as torch calls it: "bfloat16"
+    dtype: str  # torch's name: "bfloat16"
     size: tuple[int, ...]  # of the whole tensor
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -186,7 +183,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class DataEntry:
-    """One thing in a data file: a chunk of a tensor, or, without a chunk, any other value."""
+    """One entry of a data file: a chunk of a tensor, or without a chunk any other value."""
 
     key: str
     at: int
@@ -202,8 +199,8 @@ class RankPart:
     mark: FileMark
     entries: Sequence[DataEntry]
     torch: str
-    paths: Mapping[str, Sequence[PathStep]] = field(default_factory=dict)  # of every key, from rank 0 alone
-    prints: Mapping[str, int] = field(default_factory=dict)  # of what every rank holds
+    paths: Mapping[str, Sequence[PathStep]] = field(default_factory=dict)  # of every key, from rank 0 only
+    prints: Mapping[str, int] = field(default_factory=dict)  # of the tensors that every rank holds
 
 
 def render_part(part: RankPart) -> bytes:

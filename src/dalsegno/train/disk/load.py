@@ -1,4 +1,4 @@
-"""The newest whole checkpoint of a folder, and what is in it."""
+"""Find the newest intact checkpoint of a folder and read it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.utils import _create_file_view
 
-from dalsegno.train.disk.files import told
+from dalsegno.train.disk.files import report_disk_errors
 from dalsegno.train.disk.folder import ReadLock
 from dalsegno.train.disk.format import METADATA, SHELL, CheckpointManifest, own_key
 from dalsegno.train.disk.verify import byte_faults, check, list_steps
 from dalsegno.train.errors import CheckpointError
 
-# ---- Pickles that can do nothing but make plain values: what a checkpoint of somebody else's is read with.
+# Restricted pickles, for checkpoints that other users may have written
 
-
-TRUST = "DALSEGNO_TRUST_CHECKPOINTS"  # "1": load what others may have written, and run the code in it
+TRUST = "DALSEGNO_TRUST_CHECKPOINTS"  # "1": load files that others may have written, and run the code in them
 _PLAIN = {
     "builtins": {"set", "frozenset", "complex", "bytearray", "slice", "range", "dict", "list", "int", "float", "str"},
     "collections": {"OrderedDict", "defaultdict", "Counter", "deque"},
@@ -50,16 +49,16 @@ _PLAIN = {
 
 
 class NotPlainValue(CheckpointError):
-    """There is more in it than plain values."""
+    """The pickle holds more than plain values."""
 
 
 def load_plain(raw: bytes) -> Any:
-    """Unpickle plain values; `NotPlain` names the first thing that is none."""
+    """Unpickle plain values; raise NotPlainValue with the name of the first other one."""
     return _Unpickler(io.BytesIO(raw)).load()
 
 
 def is_ours(fd: int) -> bool:
-    """Whether nobody but this user and root can have written an open file, or its user has said to trust it."""
+    """Return whether only this user and root can have written the open file, or the user chose to trust it."""
     found = os.fstat(fd)
     others_may_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return os.environ.get(TRUST) == "1" or (found.st_uid in (os.getuid(), 0) and not others_may_write)
@@ -79,39 +78,39 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load_storage(raw: bytes) -> Any:
-    """torch's own of this name would unpickle anything."""
+    """Load a storage safely: torch's function of this name would unpickle anything."""
     return torch.load(io.BytesIO(raw), weights_only=True)
 
 
-def _get_member(of: Any, name: str) -> Any:
-    """Python 3.11 and later write a member of an enumeration as getattr(class, name)."""
+def _get_member(owner: Any, name: str) -> Any:
+    """Return an enum member, which Python 3.11 and later pickle as getattr(class, name)."""
     from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
-    if of is not _MEM_FORMAT_ENCODING:
-        raise NotPlainValue(f"the attribute {name} of {of!r} is not a plain value")
+    if owner is not _MEM_FORMAT_ENCODING:
+        raise NotPlainValue(f"the attribute {name} of {owner!r} is not a plain value")
     return _MEM_FORMAT_ENCODING[name]
 
 
-# ---- The newest whole checkpoint of a folder, and what is in it.
+# Finding and reading
 
 
 class FoundCheckpoint:
-    """A checkpoint that was found whole. It is not removed before `close`.
+    """An intact checkpoint. It is not removed before `close`.
 
-    `trust`: whether to run code that is in it. None: where nobody else can have written it.
+    `trust`: whether to run code that is in it. None: only if no other user can have written it.
     """
 
     def __init__(self, path: Path, manifest: CheckpointManifest, lock: ReadLock, trust: bool | None) -> None:
         self.path, self.manifest, self._lock = path, manifest, lock
         self.step, self.world, self.run = manifest.step, manifest.world, manifest.run
-        self._told, self._trusted = trust, trust is not False
-        with told("cannot read", path), open(path / METADATA, "rb") as file:
-            self._look_at(file)
+        self._trust, self._trusted = trust, trust is not False
+        with report_disk_errors("cannot read", path), open(path / METADATA, "rb") as file:
+            self._check_owner(file)
             self._metadata = self.unpickle(file.read())
 
-    def _look_at(self, file: IO[bytes]) -> None:
-        """One file that others may have written is enough."""
-        self._trusted = self._trusted and (self._told is True or is_ours(file.fileno()))
+    def _check_owner(self, file: IO[bytes]) -> None:
+        """Withdraw trust if others may have written the file. One such file is enough."""
+        self._trusted = self._trusted and (self._trust is True or is_ours(file.fileno()))
 
     def unpickle(self, raw: bytes) -> Any:
         """Load a pickle that is in this checkpoint."""
@@ -127,13 +126,13 @@ class FoundCheckpoint:
 
     @property
     def sizes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Size and type of every tensor in it."""
+        """Return the size and type of every tensor."""
         items = self._metadata.state_dict_metadata.items()
         return {key: (tuple(item.size), item.properties.dtype) for key, item in items if hasattr(item, "chunks")}
 
     @property
     def values(self) -> list[str]:
-        """The names of all that is not a tensor."""
+        """Return the names of all entries that are not tensors."""
         return [key for key, item in self._metadata.state_dict_metadata.items() if not hasattr(item, "chunks")]
 
     @property
@@ -144,23 +143,23 @@ class FoundCheckpoint:
         return shell
 
     def own(self, rank: int) -> bytes | None:
-        """What that rank alone had; None if there was no such rank."""
+        """Return the state of that rank alone; None if there was no such rank."""
         own: bytes | None = self.value(own_key(rank))
         return own
 
     def value(self, key: str) -> Any:
-        """Anything that is not a tensor; None if it is not there."""
+        """Return an entry that is not a tensor; None if it does not exist."""
         info = next((info for index, info in self._metadata.storage_data.items() if index.fqn == key), None)
         if info is None:
             return None
-        with told("cannot read", self.path), open(self.path / info.relative_path, "rb") as file:
-            self._look_at(file)
+        with report_disk_errors("cannot read", self.path), open(self.path / info.relative_path, "rb") as file:
+            self._check_owner(file)
             file.seek(info.offset)
             return torch.load(io.BytesIO(file.read(info.length)), weights_only=not self._trusted)
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Reads into these tensors, whole ones or parts (DTensor): only the files and chunks they need."""
-        with told("cannot read", self.path):
+        """Read into these tensors, full ones or shards (DTensor): only the files and chunks they need."""
+        with report_disk_errors("cannot read", self.path):
             fill(self.path, self._metadata, tensors)
 
     def close(self) -> None:
@@ -174,10 +173,10 @@ class FoundCheckpoint:
 
 
 def find_newest(folder: Path, warn: Callable[[str], None], trust: bool | None = None) -> FoundCheckpoint | None:
-    """The newest checkpoint that is whole to the last byte; damaged ones are told of and passed over.
+    """Return the newest checkpoint of which every byte is intact. Warn of damaged ones and skip them.
 
-    None if there has never been one. If there were some and none is whole, that is an error: to start from nothing
-    without a word would throw away what can perhaps be mended.
+    None if there is no checkpoint. If all are damaged, raise an error: a silent start from scratch would discard what
+    can perhaps be repaired.
     """
     damaged: list[str] = []
     found = newest_but(damaged, folder, warn, every_byte=True, trust=trust)
@@ -193,39 +192,39 @@ def newest_but(
     every_byte: bool = False,
     trust: bool | None = None,
 ) -> FoundCheckpoint | None:
-    """The newest that is none of the damaged. Those that it finds to be so it adds to them, and tells of."""
-    with told("cannot read", folder):
+    """Return the newest checkpoint not in `damaged`. Warn of damaged ones and add them to the list."""
+    with report_disk_errors("cannot read", folder):
         for path in list_steps(folder):
             found, faults = _open_checked(path, every_byte, trust) if path.name not in damaged else (None, ())
             if found:
                 return found
             if faults:
-                warn(f"{path} is damaged and passed over: {'; '.join(faults)}")
+                warn(f"{path} is damaged, skipping it: {'; '.join(faults)}")
                 damaged.append(path.name)
     return None
 
 
 def none_is_whole(folder: Path, damaged: Sequence[str]) -> CheckpointError:
     return CheckpointError(
-        f"no checkpoint in {folder} is whole: {', '.join(damaged)}",
-        hint="`dalsegno ckpt verify` tells more; --fresh sets them aside and starts from the beginning",
+        f"all checkpoints in {folder} are damaged: {', '.join(damaged)}",
+        hint="`dalsegno ckpt verify` shows details; --fresh moves them aside and starts from scratch",
     )
 
 
 def open_checkpoint(path: Path, every_byte: bool = True, trust: bool | None = None) -> FoundCheckpoint:
-    """This checkpoint and no other. `every_byte=False` looks at sizes only: another rank has read all of it.
+    """Open this checkpoint. `every_byte=False` checks sizes only, if another rank reads all of it.
 
     `trust`: whether to run code that is in it. By default that depends on who can have written it.
     """
-    with told("cannot read", path):
+    with report_disk_errors("cannot read", path):
         found, faults = _open_checked(path, every_byte, trust)
     if found is None:
-        raise CheckpointError(f"{path} is not whole: {'; '.join(faults) or 'it is gone'}")
+        raise CheckpointError(f"{path} is damaged: {'; '.join(faults) or 'it no longer exists'}")
     return found
 
 
 def _open_checked(path: Path, every_byte: bool, trust: bool | None) -> tuple[FoundCheckpoint | None, tuple[str, ...]]:
-    """The checkpoint, or what is wrong with it; neither if it has been removed in this moment."""
+    """Return the checkpoint, or its faults; neither if it was removed just now."""
     try:
         lock = ReadLock(path)
     except FileNotFoundError:
@@ -233,7 +232,9 @@ def _open_checked(path: Path, every_byte: bool, trust: bool | None) -> tuple[Fou
     try:
         checked = check(path, every_byte)
         faults = checked.faults
-        if checked.manifest and not faults and not every_byte:  # what is unpickled here is read whole in any case
+        if (
+            checked.manifest and not faults and not every_byte
+        ):  # the metadata is unpickled, so it is always checked in full
             index = {name: mark for name, mark in checked.manifest.files.items() if name == METADATA}
             faults = tuple(byte_faults(path, index))
         if checked.manifest and not faults:
@@ -245,23 +246,21 @@ def _open_checked(path: Path, every_byte: bool, trust: bool | None) -> tuple[Fou
     return None, faults
 
 
-# ---- Tensors filled from a checkpoint by torch's own planner and reader, without a process group.
-
-
 def fill(checkpoint: Path, metadata: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill the tensors with torch's own planner and reader, without a process group."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     _refuse_misfits(metadata.state_dict_metadata, tensors)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    with warnings.catch_warnings(), _in_our_words(checkpoint):
-        warnings.filterwarnings("ignore", message="torch.distributed is")  # that it reads alone is what we want
+    with warnings.catch_warnings(), _report_torch_errors(checkpoint):
+        warnings.filterwarnings("ignore", message="torch.distributed is")  # reading without a process group is intended
         dcp.load(dict(tensors), storage_reader=MappedReader(checkpoint, metadata), planner=planner, no_dist=True)
 
 
 @contextlib.contextmanager
-def _in_our_words(checkpoint: Path) -> Iterator[None]:
-    """torch packs whatever fails into an error of its own, a BaseException at that."""
+def _report_torch_errors(checkpoint: Path) -> Iterator[None]:
+    """Turn torch's error, which is a BaseException, into a CheckpointError."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -285,23 +284,22 @@ def _few(keys: list[str]) -> str:
     return ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
 
 
-# ---- Large tensors straight from the mapped file: torch.load would read each chunk as a whole into fresh memory,
-# and copy it from there. Here only the pages that a target needs are read, and copied once.
+# Large tensors are read from the mapped file: torch.load would read each chunk in full into new memory and copy it from
+# there. Here only the pages that a target needs are read, and copied once.
 
-
-_LARGE = 1 << 20  # bytes: below this there is nothing to win
-_DATA = "data/0"  # what torch.save calls the first storage of a file
+_LARGE = 1 << 20  # bytes: below this there is nothing to gain
+_DATA = "data/0"  # torch.save's name for the first storage of a file
 
 
 class MappedReader(FileSystemReader):  # type: ignore[misc]
-    """torch's reader, with a shorter way for what is large. It reads files that we wrote: every chunk contiguous."""
+    """torch's reader with a faster path for large chunks. It reads files that we wrote, with contiguous chunks."""
 
     def __init__(self, checkpoint: Path, metadata: Any) -> None:
         super().__init__(checkpoint)
         self._items = metadata.state_dict_metadata
 
     def read_data(self, plan: Any, planner: Any) -> Any:
-        """Reads what is large, and leaves the rest of the plan to torch."""
+        """Read the large chunks, and leave the rest of the plan to torch."""
         rest = [item for item in plan.items if not self._copied(item, planner)]
         return super().read_data(replace(plan, items=rest), planner)
 
@@ -320,7 +318,7 @@ class MappedReader(FileSystemReader):  # type: ignore[misc]
 
 
 def _mapped_chunk(path: Path, info: Any, dtype: torch.dtype, sizes: torch.Size) -> torch.Tensor | None:
-    """None if it does not lie there as we write it."""
+    """Return a mapped chunk; None if its layout is not the one we write."""
     elements = math.prod(sizes)
     with open(path, "rb") as file:
         archive = torch._C.PyTorchFileReader(_create_file_view(file, info.offset, info.length))

@@ -1,4 +1,4 @@
-"""Is a checkpoint whole? Its manifest, the sizes of its files, and, if asked, every byte. Needs no torch."""
+"""Verify a checkpoint: its manifest, the sizes of its files, and optionally every byte. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class Checked:
-    """A checkpoint's folder, what its manifest says (None: there is no valid one), and what is wrong with it."""
+    """A checkpoint's folder, its manifest (None: no valid one), and its faults."""
 
     path: Path
     manifest: CheckpointManifest | None
@@ -36,33 +36,33 @@ def check(path: Path, every_byte: bool = True) -> Checked:
 
 
 def byte_faults(path: Path, files: Mapping[str, FileMark]) -> list[str]:
-    """Of these files of a checkpoint, every byte."""
+    """Read every byte of these files of a checkpoint and return the faults."""
     with ThreadPoolExecutor(_THREADS) as pool:
         found = pool.map(lambda item: _byte_fault(path / item[0], item[1]), files.items())
         return [fault for fault in found if fault]
 
 
 def faults_of(path: Path, every_byte: bool = True) -> tuple[str, ...]:
-    """What is wrong, each fault naming its file; nothing for a whole checkpoint."""
+    """Return the faults, each with its file; none for an intact checkpoint."""
     return check(path, every_byte).faults
 
 
 def read_manifest(path: Path) -> CheckpointManifest:
-    """Raises ValueError, saying what is wrong with it, if there is none that holds for this folder."""
+    """Read the manifest; raise ValueError with the fault if this folder has no valid one."""
     try:
         text = (path / MANIFEST).read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise ValueError("is no manifest, or a damaged one") from error
+        raise ValueError("is not a manifest, or is damaged") from error
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
     manifest = parse(text)
     if parse_step(path.name) not in (None, manifest.step):
-        raise ValueError(f"is that of step {manifest.step}")
+        raise ValueError(f"is of step {manifest.step}")
     return manifest
 
 
 def list_steps(folder: Path) -> list[Path]:
-    """The folders named as checkpoints are, the newest step first; none if the folder is not there."""
+    """Return the folders with names of checkpoints, newest first; none if the folder does not exist."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""A rank's share of a checkpoint: one data file, on the disk, and a part that tells rank 0 what is in it."""
+"""Write a rank's share of a checkpoint: one data file, and a part that describes it to rank 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dalsegno.train.disk.files import ChecksummedFile, remove_tree, told, unlink, write_durably
+from dalsegno.train.disk.files import ChecksummedFile, remove_tree, report_disk_errors, unlink, write_durably
 from dalsegno.train.disk.format import (
     SHELL,
     Chunk,
@@ -28,14 +28,13 @@ from dalsegno.train.disk.format import (
 )
 from dalsegno.train.state import Piece, TrainingState
 
-# ---- Who writes what: every rank works it out alone and finds the same, so nobody has to be asked.
+# Division of the work: every rank computes the same result alone
 
-
-CRUMB = 64 * 1024  # bytes: below this one entry costs more than it evens out
+CRUMB = 64 * 1024  # bytes: a smaller entry costs more than it balances
 
 
 class Shared(NamedTuple):
-    """A tensor that every rank has in whole."""
+    """A tensor that every rank has in full."""
 
     key: str
     size: tuple[int, ...]
@@ -56,7 +55,7 @@ class Slice(NamedTuple):
 
 
 def divide(tensors: Sequence[Shared], world: int) -> list[list[Slice]]:
-    """For each rank the slices it writes: together every tensor once, each rank about the same number of bytes."""
+    """Return the slices that each rank writes: every tensor once, and about the same number of bytes per rank."""
     shares: list[list[Slice]] = [[] for _ in range(world)]
     total = sum(tensor.bytes for tensor in tensors)
     at = 0
@@ -68,7 +67,7 @@ def divide(tensors: Sequence[Shared], world: int) -> list[list[Slice]]:
 
 
 def split_dim(size: Sequence[int]) -> int:
-    """The first dimension with more than one row: slices along it lie in one piece in memory."""
+    """Return the first dimension with more than one row: slices along it are contiguous in memory."""
     return next((dim for dim, rows in enumerate(size) if rows != 1), 0)
 
 
@@ -84,7 +83,7 @@ def _cut(tensor: Shared, at: int, total: int, world: int) -> list[tuple[int, Sli
 
 
 def _row(tensor: Shared, rows: int, byte: int) -> int:
-    """The row at which a cut wanted at `byte` is made."""
+    """Return the row nearest to a cut at `byte`."""
     if byte < CRUMB:
         return 0
     if tensor.bytes - byte < CRUMB:
@@ -96,12 +95,11 @@ def _owner(byte: int, total: int, world: int) -> int:
     return min(world - 1, byte * world // total) if total else 0
 
 
-# ---- A rank's data file as PyTorch's distributed checkpoint writes it: every entry a small torch.save file of its
-# own.
+# Data file, as PyTorch's distributed checkpoint writes it: every entry is a small torch.save file
 
 
 def write_entries(file: ChecksummedFile, state: TrainingState) -> list[DataEntry]:
-    """All that falls to this rank: its share of the tensors, what is its own, and on rank 0 the rest."""
+    """Write this rank's share of the tensors, its own state, and on rank 0 the rest."""
     with _without_torchs_checksums():
         return [
             *(_write_entry(file, key, value) for key, value in _values(state)),
@@ -138,7 +136,7 @@ def _write_chunk(file: ChecksummedFile, piece: Piece, part: Slice) -> DataEntry:
 
 
 def _dense_slice(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
-    """The slice with a storage of its own: torch.save would write all that lies around a mere view. Not a copy."""
+    """Return the slice with its own storage, without a copy: torch.save would write the whole storage of a view."""
     dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     if dense.dim():
         dense = dense.narrow(part.dim, part.start, part.stop - part.start)
@@ -156,7 +154,7 @@ def _write_entry(file: ChecksummedFile, key: str, value: Any, chunk: Any = None)
 
 @contextlib.contextmanager
 def _without_torchs_checksums() -> Iterator[None]:
-    """torch.save can leave out its own CRC-32 (2.6 and later), which no loader looks at: ours covers the same bytes."""
+    """Turn off torch.save's CRC-32 (2.6 and later), which no loader reads: ours covers the same bytes."""
     choose = getattr(torch.serialization, "set_crc32_options", None)
     if choose is None:
         yield
@@ -169,15 +167,14 @@ def _without_torchs_checksums() -> Iterator[None]:
         choose(before)
 
 
-# ---- Prints of tensors: a few numbers of each, so that it shows where ranks do not hold the same.
+# Fingerprints of tensors, to detect where ranks differ
 
-
-SAMPLES = 1024  # elements of each tensor that are looked at
-_FACTOR = 0x9E3779B97F4A7C1  # odd, and large: neighbours that are swapped show
+SAMPLES = 1024  # elements of each tensor that are read
+_FACTOR = 0x9E3779B97F4A7C1  # odd and large: swapped neighbours change the sum
 
 
 def prints_of(state: TrainingState) -> dict[str, int]:
-    """Of all that every rank holds; of nothing where there is only one."""
+    """Return the fingerprints of all shared tensors; none if there is one rank."""
     shared = [piece for piece in state.pieces if piece.shared] if state.world > 1 else []
     return {piece.key: print_of(piece.tensor) for piece in shared}
 
@@ -189,8 +186,8 @@ def print_of(tensor: torch.Tensor) -> int:
     return int((numbers * (torch.arange(len(numbers)) * 2 + 1) * _FACTOR).sum())
 
 
-def differing(parts: Sequence[RankPart]) -> str:
-    """What is to be said of it; nothing if all ranks hold the same."""
+def describe_difference(parts: Sequence[RankPart]) -> str:
+    """Return a warning about tensors that differ between ranks; empty if there are none."""
     first = min(parts, key=lambda part: part.rank)
     unlike = {key: part.rank for part in parts for key, value in part.prints.items() if first.prints.get(key) != value}
     if not unlike:
@@ -198,18 +195,16 @@ def differing(parts: Sequence[RankPart]) -> str:
     (key, rank), others = next(iter(unlike.items())), len(unlike) - 1
     also = f" and {others} more" if others else ""
     return (
-        f"ranks {first.rank} and {rank} do not hold the same {key}{also}: a checkpoint has every tensor once, parts of"
-        " it from different ranks. Give what belongs to one rank as per_rank={'name': object}, or as a DTensor (FSDP2)"
+        f"ranks {first.rank} and {rank} have different values of {key}{also}: a checkpoint has every tensor once, with"
+        " parts from different ranks. Pass per-rank state as per_rank={'name': object}, or as a DTensor (FSDP2)"
     )
 
 
-# ---- Where each named tensor and value stood in the nested state: what torch needs to rebuild it without a model.
-
-
 def paths_in(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep, ...]]:
+    """Return the path of each key in the nested state, which torch needs to rebuild it without a model."""
     try:
         nested = pickle.loads(shell)
-    except Exception:  # classes that only the training script has: the names alone must do then
+    except Exception:  # classes that only the training script has
         return {}
     found: dict[str, tuple[PathStep, ...]] = {}
 
@@ -228,26 +223,26 @@ def paths_in(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep, .
     return found
 
 
-# ---- A rank's share of a checkpoint: one data file, on the disk, and a part that tells rank 0 what is in it.
+# Share of a rank
 
 
 def write_share(folder: Path, state: TrainingState, run: str, generation: int) -> None:
-    """Every rank calls this, in any process; rank 0 then commits. Run and generation together must never come twice.
+    """Write this rank's share, in any process; rank 0 then commits. A run must not use a generation twice.
 
-    What goes wrong is a CheckpointError, and leaves nothing of this rank's behind.
+    A failure raises CheckpointError and leaves no data of this rank behind.
     """
     temporary = folder / TemporaryName(state.step, run, generation).name
     try:
-        with told("cannot write the checkpoint", folder):
+        with report_disk_errors("cannot write the checkpoint", folder):
             _make(temporary)
             _write(temporary, state)
     except BaseException as error:
-        _give_up(temporary, state.rank, error)
+        _abandon(temporary, state.rank, error)
         raise
 
 
 def _make(temporary: Path) -> None:
-    """Not its parents: a folder that has vanished may be a mount that is gone, and below it is the wrong disk."""
+    """Create the folder, not its parents: a missing parent may be an unmounted file system."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(temporary)
 
@@ -268,8 +263,8 @@ def _remove_files(temporary: Path, rank: int) -> None:
         unlink(temporary / name)
 
 
-def _give_up(temporary: Path, rank: int, error: BaseException) -> None:
-    """Without rank 0 there is no commit; any other rank tells rank 0 why it need not wait."""
+def _abandon(temporary: Path, rank: int, error: BaseException) -> None:
+    """Clean up after a failure. Without rank 0 there is no commit; any other rank leaves its error for rank 0."""
     if rank == 0:
         remove_tree(temporary)
         return

@@ -1,8 +1,8 @@
-"""The keeper: one process on each node that looks after its snapshots, beside the training.
+"""The keeper: one process per node and run that manages the node's snapshots beside the training.
 
-It makes their checksums, sends what only one rank has to a buddy node, keeps what another node sends, and fetches what
-a rank needs that comes to live here. Its master is the run agent. Nothing is loaded before it is asked for: what is
-held (`holdings`) can be read without torch.
+It makes their checksums, sends the own part of each rank to a buddy node, keeps the copies that another node sends, and
+fetches what a rank needs that moves to this node. The run agent controls it. Modules load on first use, so that
+`holdings` does not import torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 
 
 def serve(agent: str, listener: socket.socket) -> None:
-    """Be the keeper of that agent's node (its abstract Unix socket, by name), until the agent goes."""
+    """Run the keeper of that agent's node until the agent ends. `agent`: the name of its abstract Unix socket."""
     from dalsegno.train.keeper.service import serve as serve_until_the_end
 
     serve_until_the_end(agent, listener)

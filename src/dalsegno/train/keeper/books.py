@@ -1,4 +1,4 @@
-"""What the threads of a keeper share: the orders, what was sent, and how the agent is told."""
+"""The shared state of a keeper's threads: its orders, what was sent, and reports to the agent."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from dalsegno.train.memory.files import SlotName, safe_name, slots_of
 from dalsegno.train.memory.safe import Safe, read_safe
 from dalsegno.wire.frames import Message
 
-Tell = Callable[[Message], None]
+Report = Callable[[Message], None]
 
 
 class Books:
-    """What is held is read from the folder each time: it alone knows, and outlives us."""
+    """The state of a keeper. What is held is read from the folder each time, because the folder outlives the keeper."""
 
-    def __init__(self, folder: Path, tell: Tell) -> None:
-        self.folder, self.tell = folder, tell
+    def __init__(self, folder: Path, report: Report) -> None:
+        self.folder, self.report = folder, report
         self.changed = threading.Condition(threading.RLock())
         self.keep: KeepOrder | None = None
         self._sent: dict[Sent, KeeperAddress] = {}
-        self._told: list[Message] | None = None
+        self._reported: list[Message] | None = None
         self._trouble = ""
 
     def order(self, keep: KeepOrder) -> None:
         with self.changed:
             self.keep = keep
-            self.look()
+            self.refresh()
 
     def wait_for_orders(self, timeout_s: float) -> KeepOrder | None:
-        """A keeper's port is known before its agent has spoken to it."""
+        """Wait for the first orders: others know a keeper's port before its agent has sent any."""
         with self.changed:
             self.changed.wait_for(lambda: self.keep is not None, timeout_s)
             return self.keep
 
-    def look(self) -> None:
-        """Something has changed: whoever waits looks again, and the agent is told what there is now."""
+    def refresh(self) -> None:
+        """Wake waiting threads after a change, and report the snapshots to the agent."""
         with self.changed:
             self.remove(one.name for one in spent(self.held(), self.safe()))
             self.changed.notify_all()
-            kept = [one.told(not one.copy and key_of(one) in self.sent()) for one in self.held()]
-            if kept != self._told:
-                self.tell({"kept": kept})
-                self._told = kept
+            kept = [one.to_message(not one.copy and key_of(one) in self.sent()) for one in self.held()]
+            if kept != self._reported:
+                self.report({"kept": kept})
+                self._reported = kept
 
-    def complain(self, why: str) -> None:
-        """Of what goes on going wrong the agent hears once."""
+    def report_trouble(self, why: str) -> None:
+        """Report a failure to the agent, once if it repeats."""
         with self.changed:
             if why != self._trouble:
-                self.tell({"trouble": why})
+                self.report({"trouble": why})
                 self._trouble = why
 
     def held(self) -> list[StoredSnapshot]:
         return holdings(self.keep.run, self.folder) if self.keep else []
 
     def sent(self) -> set[Sent]:
-        """What the present buddy has."""
+        """Return what the current buddy has."""
         buddy = self.keep.buddy if self.keep else None
         return {key for key, address in self._sent.items() if address == buddy}
 
@@ -69,13 +69,13 @@ class Books:
             here = {key_of(held) for held in self.held()}
             self._sent = {key: address for key, address in self._sent.items() if key in here}
             self._sent[key_of(one)] = buddy
-            self.look()
+            self.refresh()
 
     def safe(self) -> Safe | None:
         return read_safe(self.folder / safe_name(self.keep.run)) if self.keep else None
 
     def path(self, rank: int, slot: int) -> Path:
-        """Where a copy goes. Its name is made of numbers and the agent's own word: nothing that a caller said."""
+        """Return the path of a copy. Its name has only numbers and the agent's run id, nothing from a caller."""
         assert self.keep is not None
         return self.folder / str(SlotName(self.keep.run, rank, slot, copy=True))
 
@@ -88,22 +88,21 @@ class Books:
                 (self.folder / str(name)).unlink()
 
     def drop(self, ranks: Collection[int]) -> None:
-        """All copies of these ranks, half-made ones too."""
+        """Remove all copies of these ranks, with partial ones."""
         if self.keep is not None:
             with self.changed:
                 self.remove(name for name in slots_of(self.keep.run, self.folder) if name.copy and name.rank in ranks)
-                self.look()
+                self.refresh()
 
 
-# ---- How fast copies may go: below the speed at which they would be in the training's way.
-
+# Rate limit, so that copies do not slow down training
 
 CHUNK = 4 << 20
 _LEAST = 64 << 10
 
 
 class Pace:
-    """A bucket of tokens, one for each byte, filled at the rate; it holds a quarter of a second's worth."""
+    """A token bucket with one token per byte. It holds a quarter of a second's worth."""
 
     def __init__(
         self,
@@ -116,11 +115,11 @@ class Pace:
 
     @property
     def chunk(self) -> int:
-        """Bytes to send at once: on a slow way the other side should not wait long for the next ones."""
+        """Return the bytes to send at once, fewer at a low rate so that the receiver does not wait long."""
         return max(_LEAST, min(CHUNK, int(self.rate / 8)))
 
     def take(self, count: int) -> None:
-        """Wait until so many bytes may go. More than the bucket holds is lent, and paid for at once."""
+        """Wait until this many bytes may be sent. More than the bucket holds is sent after a longer wait."""
         now = self._clock()
         self._tokens = min(self.rate / 4, self._tokens + (now - self._at) * self.rate) - count
         self._at = now
@@ -129,5 +128,5 @@ class Pace:
 
 
 def unlimited() -> Pace:
-    """Nobody trains while a rank's state is fetched."""
+    """Return no limit, for fetches: training does not run then."""
     return Pace(float(1 << 60))

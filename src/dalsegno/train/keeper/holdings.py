@@ -1,4 +1,4 @@
-"""What this node holds of a run, as it lies in shared memory. Costs no torch: the agent asks before all else."""
+"""The snapshots of a run in this node's shared memory. Does not import torch: the agent reads them at its start."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dalsegno.train.memory.record import ABSENT, HEADER, SnapshotRecord, parse_r
 
 @dataclass(frozen=True)
 class StoredSnapshot:
-    """A committed snapshot, or a part of one: whose it is, of which step, and which of its two parts are here."""
+    """A committed snapshot, or a part of one: its rank, its step, and which of its two parts are here."""
 
     name: SlotName
     record: SnapshotRecord
-    summed: bool  # its checksums are made
+    summed: bool  # it has checksums
 
     @property
     def rank(self) -> int:
@@ -25,7 +25,7 @@ class StoredSnapshot:
 
     @property
     def copy(self) -> bool:
-        """Not written by a rank of this node."""
+        """Return whether a rank of another node wrote it."""
         return self.name.copy
 
     @property
@@ -40,8 +40,8 @@ class StoredSnapshot:
     def shared(self) -> bool:
         return self.record.shared != ABSENT
 
-    def told(self, sent: bool = False) -> dict[str, object]:
-        """As the agent hears of it. `sent`: a buddy has it too."""
+    def to_message(self, sent: bool = False) -> dict[str, object]:
+        """Return the message for the agent. `sent`: a buddy has it too."""
         return {
             "rank": self.rank, "step": self.record.step, "generation": self.record.generation,
             "world": self.record.world, "copy": self.copy, "own": self.own, "shared": self.shared,
@@ -50,7 +50,7 @@ class StoredSnapshot:
 
 
 def holdings(run: str, folder: Path | None = None) -> list[StoredSnapshot]:
-    """All that is committed; what is being written, is visibly damaged or another user's, is not there."""
+    """Return all committed snapshots; not those being written, visibly damaged or owned by another user."""
     folder = folder or find_folder()
     if folder is None:
         return []
@@ -70,15 +70,12 @@ def _held(name: SlotName, path: Path) -> StoredSnapshot | None:
     if record is None or record.end > size:
         return None
     if record.rank != name.rank and record.own != ABSENT:
-        return None  # what all ranks have may come from any of them; the rest may not
+        return None  # the shared part may come from any rank; the own part may not
     return StoredSnapshot(name, record, sums is not None and sums.seq == record.seq)
 
 
-# ---- The port of a keeper. Whoever starts keepers opens it, and hands it from one to the next.
-
-
 def listen() -> socket.socket:
-    """On all addresses: which one another node knows us by is not ours to know."""
+    """Open the port of a keeper, on all addresses. The agent passes it from one keeper to the next."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256)
     return socket.create_server(("", 0), backlog=256)

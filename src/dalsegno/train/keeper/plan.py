@@ -1,8 +1,8 @@
-"""What to do next, given what is held, what was sent, and what was ordered. Pure.
+"""Decide what a keeper does next, from what it holds, what it sent and its orders. Pure.
 
-A copy may be overwritten only by the rule for the slots of a rank itself: when something newer is safe for all ranks.
-So there is a third slot for copies, which is made only if the second holds a step that is not safe yet: nodes that
-each sent another step first would otherwise wait for each other for ever.
+A copy may be overwritten by the rule for a rank's own slots: when something newer is safe for all ranks. So there is a
+third slot for copies, created only if the second holds a step that is not safe yet. Otherwise nodes that sent different
+steps first would wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from dalsegno.train.memory.files import check_run
 from dalsegno.train.memory.record import SnapshotRecord, free_slots
 from dalsegno.train.memory.safe import Safe
 
-# ---- What the agent orders, read once where it comes in. Pure.
+# Orders of the agent
 
 
 class KeeperAddress(NamedTuple):
-    """Where a keeper listens, and the node it belongs to: a keeper of another node that answers there is refused."""
+    """The address of a keeper and its node. A keeper of another node that answers there is refused."""
 
     host: str
     port: int
     node: str
 
 
-UNTOLD = -1
-RATE = 2 << 30  # bytes in a second
+UNTOLD = -1  # the order does not name the step
+RATE = 2 << 30  # bytes per second
 
 
 @dataclass(frozen=True)
 class KeepOrder:
-    """Whose snapshots these are, and who is to have a copy of them."""
+    """An order to keep the snapshots of a run and to send copies to a buddy."""
 
     run: str
     secret: bytes
-    node: str  # the one that this keeper belongs to, as its peers name it
+    node: str  # of this keeper, as its peers name it
     generation: int
     buddy: KeeperAddress | None = None
-    resumed: int | None = UNTOLD  # the step this generation went on from; None if it started anew
-    rate: float = RATE  # bytes that may go to the buddy in a second
+    resumed: int | None = UNTOLD  # the step from which this generation resumed; None if it started from scratch
+    rate: float = RATE  # bytes per second to the buddy
 
 
 @dataclass(frozen=True)
 class CommittedSnapshot:
-    """A rank of this node has committed a step. What it is stands in its slot: this is only a call to look."""
+    """A notice that a rank of this node has committed a step. The details are in its slot."""
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """What a rank needs to go on from that step. No holders: it is here already."""
+    """An order to fetch what a rank needs to resume from that step. No holders: it is here already."""
 
     number: int
     rank: int
@@ -63,7 +63,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Drop:
-    """Copies that are of no use any more, by the ranks they are of."""
+    """An order to drop the copies of these ranks."""
 
     ranks: tuple[int, ...]
 
@@ -72,7 +72,7 @@ Order = Union[KeepOrder, CommittedSnapshot, Fetch, Drop]
 
 
 def parse_order(message: Mapping[str, Any]) -> Order | None:
-    """None for what a later agent may say and this keeper does not know; raises where a known order makes no sense."""
+    """Parse an order; None if it is unknown, from a newer agent. Raise if a known order is invalid."""
     if "keep" in message:
         return _keep(message["keep"])
     if "snapshot" in message:
@@ -84,42 +84,41 @@ def parse_order(message: Mapping[str, Any]) -> Order | None:
     return None
 
 
-def _keep(told: Mapping[str, Any]) -> KeepOrder:
-    run, buddy, resumed = str(told["run"]), told.get("buddy"), told.get("resumed", UNTOLD)
+def _keep(message: Mapping[str, Any]) -> KeepOrder:
+    run, buddy, resumed = str(message["run"]), message.get("buddy"), message.get("resumed", UNTOLD)
     check_run(run)
     return KeepOrder(
         run,
-        bytes.fromhex(told["secret"]),
-        str(told["node"]),
-        int(told["generation"]),
+        bytes.fromhex(message["secret"]),
+        str(message["node"]),
+        int(message["generation"]),
         None if buddy is None else _address(buddy),
         None if resumed is None else int(resumed),
-        max(1.0, float(told.get("rate", RATE))),
+        max(1.0, float(message.get("rate", RATE))),
     )
 
 
-def _fetch(told: Mapping[str, Any]) -> Fetch:
-    number, rank, generation, step = (int(told[name]) for name in ("number", "rank", "generation", "step"))
-    own, shared = (tuple(map(_address, told.get(part, ()))) for part in ("own", "shared"))
+def _fetch(message: Mapping[str, Any]) -> Fetch:
+    number, rank, generation, step = (int(message[name]) for name in ("number", "rank", "generation", "step"))
+    own, shared = (tuple(map(_address, message.get(part, ()))) for part in ("own", "shared"))
     return Fetch(number, rank, generation, step, own, shared)
 
 
-def _address(told: Any) -> KeeperAddress:
-    host, port, node = told
+def _address(value: Any) -> KeeperAddress:
+    host, port, node = value
     return KeeperAddress(str(host), int(port), str(node))
 
 
-# ---- What to do next, given what is held, what was sent, and what was ordered. Pure.
+# Decisions
 
+COPIES = 3  # slots for the copies of one rank that a buddy sends
+OWN, SHARED = 3, 4  # slots for the parts that were fetched for it
 
-COPIES = 3  # slots for what a buddy sends of one rank
-OWN, SHARED = 3, 4  # and those for the parts that were fetched for it
-
-Sent = tuple[int, int]  # a rank, and the number of its snapshot
+Sent = tuple[int, int]  # a rank and the `seq` of its snapshot
 
 
 def to_sum(held: Iterable[StoredSnapshot], failed: Collection[Sent] = ()) -> StoredSnapshot | None:
-    """The newest snapshot of this node that has no checksums."""
+    """Return the newest snapshot of this node without checksums."""
     without = [one for one in held if not one.copy and not one.summed and key_of(one) not in failed]
     return max(without, key=_place, default=None)
 
@@ -131,7 +130,7 @@ def to_send(
     safe: Safe | None = None,
     skipped: bool = False,
 ) -> StoredSnapshot | None:
-    """The newest snapshot that the buddy lacks, of the rank whose turn it is. `skipped`: or an older one, after all."""
+    """Return the newest snapshot to send, of the rank whose turn it is. `skipped`: also consider older ones."""
     mine = [one for one in held if not one.copy and one.summed and _counts(one, keep, safe)]
     waiting = [one for one in mine if key_of(one) not in sent]
     reached = {one.rank: one.place for one in sorted(mine, key=_place) if key_of(one) in sent}
@@ -149,7 +148,7 @@ def key_of(one: StoredSnapshot) -> Sent:
 def slot_for(
     copies: Sequence[SnapshotRecord | None], made: Sequence[bool], keep: KeepOrder, safe: Safe | None
 ) -> int | None:
-    """Where the next copy of a rank goes; None while all are needed. No file is made before those that are there."""
+    """Return the slot for the next copy of a rank; None while all are needed. Existing files are used first."""
     free = free_slots(copies, keep.generation, _resumed(copies, keep), safe)
     return min(free, key=lambda number: (not made[number], free.index(number)), default=None)
 
@@ -160,16 +159,16 @@ def find_own(held: Iterable[StoredSnapshot], rank: int, generation: int, step: i
 
 
 def find_shared(held: Iterable[StoredSnapshot], generation: int, step: int) -> StoredSnapshot | None:
-    """Of any rank: all have the same."""
+    """Find the shared part, which is the same on every rank."""
     fit = [one for one in held if one.shared and one.place == (generation, step)]
     return min(fit, key=lambda one: one.copy, default=None)
 
 
 def spent(held: Sequence[StoredSnapshot], safe: Safe | None) -> list[StoredSnapshot]:
-    """What is of no use any more, and would only take memory.
+    """Return the snapshots that are no longer needed.
 
-    That is what was fetched to start from, once the run has come further; and all that is left of a rank that has gone
-    to live elsewhere, or has its copies elsewhere: nothing of it is of the generation that has a safe step by now.
+    These are the parts fetched to start from, once the run has a newer safe step; and those of a rank that now runs or
+    has its copies elsewhere: none of them is of the generation with a safe step.
     """
     if safe is None:
         return []
@@ -181,14 +180,14 @@ def spent(held: Sequence[StoredSnapshot], safe: Safe | None) -> list[StoredSnaps
 
 
 def _counts(one: StoredSnapshot, keep: KeepOrder, safe: Safe | None) -> bool:
-    """Whether anyone may ever go on from it: not from steps that were given up, nor from before what is safe."""
+    """Return whether the run may ever resume from it: not from abandoned steps, nor from before the safe one."""
     if safe is not None and not safe.needs(one.place):
         return False
     return one.record.generation == keep.generation or keep.resumed in (UNTOLD, one.record.step)
 
 
 def _resumed(copies: Iterable[SnapshotRecord | None], keep: KeepOrder) -> int | None:
-    """Untold: it may be the newest one, so that is kept."""
+    """Return the step from which the generation resumed. If unknown, it may be the newest one."""
     if keep.resumed != UNTOLD:
         return keep.resumed
     return max((copy.step for copy in copies if copy and copy.generation < keep.generation), default=None)

@@ -1,4 +1,4 @@
-"""The door of a keeper for other keepers of its run."""
+"""The server of a keeper for the other keepers of its run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from dalsegno.train.memory.snapshot import Incoming, held_snapshot, outgoing, re
 from dalsegno.wire.bounds import WaitingConnections
 from dalsegno.wire.frames import BadFrame, Message
 
-# ---- To a keeper that asks for a part of a snapshot: its header, then its bytes.
-
 
 def give(channel: Channel, message: Message, books: Books) -> None:
+    """Send a part of a snapshot to a keeper that requests it: its header, then its bytes."""
     rank, generation, step, part = message["fetch"]
     shared = part == "shared"
     held = books.held()
@@ -50,15 +49,13 @@ def _give(channel: Channel, message: Message, books: Books, one: StoredSnapshot,
         return True
 
 
-# ---- From a rank of another node: its part is written beside the newest one that is whole, and counts when it is
-# whole.
-
+# Copies from other nodes: each is written beside the newest complete one, and counts when it is complete
 
 MOST_RANKS = 1 << 20
 
 
 class Receiving:
-    """One copy of a rank at a time: should its sender have called anew, the old call ends first."""
+    """Receives copies, one per rank at a time: if its sender reconnects, the old connection ends first."""
 
     def __init__(self, books: Books, read_room: Callable[[Path], FreeMemory] = read_room) -> None:
         self._books, self._read_room = books, read_room
@@ -66,11 +63,11 @@ class Receiving:
         self._lock = threading.Lock()
 
     def take(self, channel: Channel, message: Message) -> None:
-        """Answer an offer, and receive what was offered."""
+        """Answer an offer and receive the copy."""
         header = bytes.fromhex(message["header"])
         record = parse_record(header)
         if record is None or record.shared != ABSENT or not record.rank < record.world <= MOST_RANKS:
-            raise CheckpointError("what was offered is no copy of a snapshot")
+            raise CheckpointError("the offer is not a copy of a snapshot")
         if not self._begin(record.rank):
             channel.send({"later": True})
             return
@@ -91,7 +88,7 @@ class Receiving:
     def _answer(self, channel: Channel, record: SnapshotRecord, header: bytes, generation: int) -> Message:
         keep = self._books.keep
         if keep is None or generation < keep.generation:
-            return {"refused": "the run has gone on without this generation"}
+            return {"refused": "the run has replaced this generation"}
         paths = [self._books.path(record.rank, slot) for slot in range(COPIES)]
         copies = [read_record(path) for path in paths]
         if record in copies:
@@ -108,7 +105,7 @@ class Receiving:
         channel.send({"go": True})
         if channel.fill(coming.buffer, 0) < len(coming.buffer):
             coming.abandon()
-            raise ConnectionError("the sender is gone")
+            raise ConnectionError("the sender disconnected")
         with channel.at_work():
             whole = coming.is_whole()
         if not whole:
@@ -116,29 +113,28 @@ class Receiving:
             return {"damaged": True}
         coming.commit()
         if read_record(path) != record:
-            return {"refused": "it is not wanted any more"}  # dropped while it came
-        self._books.look()
+            return {"refused": "the copy is no longer wanted"}  # dropped while it was received
+        self._books.refresh()
         return {"kept": True}
 
 
 def make_room(path: Path, record: SnapshotRecord, read_room: Callable[[Path], FreeMemory] = read_room) -> None:
-    """Refuse what would not fit, before a byte of it is allocated."""
+    """Raise NoRoom if the copy does not fit, before any memory is allocated."""
     there = path.stat().st_size if path.exists() else 0
     check_room(max(0, capacity_for(record.end) - there), read_room(path.parent), 1)
 
 
-# ---- The door of a keeper for other keepers of its run.
-
+# Connections
 
 _MOST_CALLS = 256
 _MOST_UNPROVEN = 32
-_MOST_HEARD = 2 * _MOST_UNPROVEN  # those who were sent away, and whose threads have not ended yet, included
-_FULL_PAUSE_S = 0.1  # no file descriptor or thread is left
+_MOST_HEARD = 2 * _MOST_UNPROVEN  # with rejected callers whose threads have not ended yet
+_FULL_PAUSE_S = 0.1  # when no file descriptor or thread is left
 
 
 @dataclass(frozen=True, eq=False)
 class _Stranger:
-    """A caller that has not proved anything yet."""
+    """A caller that has not authenticated yet."""
 
     sock: socket.socket
     owner: str  # its address
@@ -146,7 +142,10 @@ class _Stranger:
 
 
 class KeeperServer:
-    """A thread for each call. Of strangers only few may wait at a time: the address with the most loses its oldest."""
+    """A server with one thread per connection.
+
+    Few unauthenticated callers may wait at a time: the address with the most of them loses its oldest.
+    """
 
     def __init__(self, books: Books, listener: socket.socket) -> None:
         self._books, self._listener = books, listener
@@ -161,29 +160,29 @@ class KeeperServer:
         return int(self._listener.getsockname()[1])
 
     def accept_for_ever(self) -> None:
-        """Begins when the agent has told the secret: until then callers wait in the kernel's queue, at no cost."""
+        """Accept connections once the agent has sent the secret. Until then callers wait in the kernel's queue."""
         while self._books.wait_for_orders(PROOF_S) is None:
             pass
         while True:
             self._heard.acquire()
             try:
                 self._accept()
-            except (OSError, RuntimeError):  # gone before we looked, or there is nothing left to hear it with
+            except (OSError, RuntimeError):  # the caller is gone, or there is no descriptor or thread left
                 self._heard.release()
                 time.sleep(_FULL_PAUSE_S)
 
     def _accept(self) -> None:
         sock, address = self._listener.accept()
         stranger = _Stranger(sock, str(address[0]), time.monotonic() + PROOF_S)
-        self._welcome(stranger)
+        self._admit(stranger)
         try:
-            threading.Thread(target=self._hear, args=(stranger,), daemon=True, name="call").start()
+            threading.Thread(target=self._handle, args=(stranger,), daemon=True, name="call").start()
         except RuntimeError:
             self._forget(stranger)
             sock.close()
             raise
 
-    def _welcome(self, stranger: _Stranger) -> None:
+    def _admit(self, stranger: _Stranger) -> None:
         with self._lock:
             excess = self._unproven.add(stranger)
             if excess is not None:
@@ -195,10 +194,10 @@ class KeeperServer:
         with self._lock:
             self._unproven.remove(stranger)
 
-    def _hear(self, stranger: _Stranger) -> None:
+    def _handle(self, stranger: _Stranger) -> None:
         with stranger.sock as sock:
             try:
-                channel = self._proved(sock)
+                channel = self._authenticate(sock)
             finally:
                 self._forget(stranger)
                 self._heard.release()
@@ -208,7 +207,7 @@ class KeeperServer:
                 finally:
                     self._calls.release()
 
-    def _proved(self, sock: socket.socket) -> Channel | None:
+    def _authenticate(self, sock: socket.socket) -> Channel | None:
         keep = self._books.keep
         try:
             if keep is not None:
@@ -219,7 +218,7 @@ class KeeperServer:
         return None
 
     def _serve(self, channel: Channel) -> None:
-        """Until the caller hangs up, or what it says makes no sense."""
+        """Answer requests until the caller disconnects or sends an invalid one."""
         with contextlib.suppress(OSError, BadFrame, CheckpointError, KeyError, TypeError, ValueError):
             while True:
                 channel.sock.settimeout(IDLE_S)

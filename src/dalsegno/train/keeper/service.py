@@ -1,4 +1,4 @@
-"""The process: hears the agent's orders, and has each kind of work done by a thread of its own."""
+"""The keeper process: it receives the agent's orders and runs one thread for each kind of work."""
 
 from __future__ import annotations
 
@@ -22,11 +22,9 @@ from dalsegno.train.memory.snapshot import checksum
 from dalsegno.wire.frames import BadFrame, Message, Reader, send
 from dalsegno.wire.peer import check_peer
 
-# ---- Checksums of what the ranks of this node commit, made when the training has gone on.
-
 
 def sum_for_ever(books: Books) -> None:
-    """The newest first. What cannot be read, because it is damaged or was overwritten, is not tried again."""
+    """Make the checksums of this node's snapshots, newest first. Damaged or overwritten ones are not retried."""
     failed: set[Sent] = set()
     while True:
         with books.changed:
@@ -37,53 +35,50 @@ def sum_for_ever(books: Books) -> None:
         if checksum(books.path_of(one)) is None:
             failed.add(key_of(one))
         else:
-            books.look()
+            books.refresh()
 
 
-# ---- The process: hears the agent's orders, and has each kind of work done by a thread of its own.
-
-
-NICE = 10  # the training comes first
+NICE = 10  # training has priority
 
 
 def serve(agent: str, listener: socket.socket, folder: Path | None = None, nice: int = NICE) -> None:
-    """Until the agent goes: then the process ends at once, whatever its threads are doing."""
-    _be_modest(nice)
+    """Serve until the agent ends, then exit at once, whatever the threads are doing."""
+    _set_up_process(nice)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.connect("\0" + agent)
         check_peer(sock)
         keeper = SnapshotKeeper(folder or own_folder(), sock, listener)
         keeper.start()
         with contextlib.suppress(OSError, BadFrame):
-            keeper.hear()
+            keeper.receive_orders()
     os._exit(0)
 
 
-def _be_modest(nice: int) -> None:
+def _set_up_process(nice: int) -> None:
     os.nice(nice)
-    torch.set_num_threads(1)  # and those of a process that this one was forked from did not come along
+    torch.set_num_threads(1)  # a fork does not copy the parent's threads
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # meant for workers, sent to the whole group
-    threading.excepthook = _end
+        signal.signal(number, signal.SIG_IGN)  # meant for workers, but sent to the whole process group
+    threading.excepthook = _exit_on_error
 
 
-def _end(failed: threading.ExceptHookArgs) -> None:
-    """A keeper without one of its threads would only seem to keep: the agent starts another."""
+def _exit_on_error(failed: threading.ExceptHookArgs) -> None:
+    """End the process if a thread fails, so that the agent starts another keeper."""
     sys.excepthook(failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
     os._exit(1)
 
 
 class SnapshotKeeper:
-    """The threads and what they share."""
+    """The threads of a keeper and their shared state."""
 
     def __init__(self, folder: Path, agent: socket.socket, listener: socket.socket) -> None:
-        self._agent, self._telling = agent, threading.Lock()
-        self._books = Books(folder, self._tell)
+        self._agent, self._send_lock = agent, threading.Lock()
+        self._books = Books(folder, self._report)
         self._server = KeeperServer(self._books, listener)
         self._fetching, self._sending = Fetching(self._books), Sending(self._books)
 
     def start(self) -> None:
-        self._tell({"keeper": self._server.port})
+        self._report({"keeper": self._server.port})
         works: list[Callable[[], None]] = [
             self._server.accept_for_ever,
             self._sending.send_for_ever,
@@ -92,17 +87,17 @@ class SnapshotKeeper:
         for work in works:
             threading.Thread(target=work, daemon=True).start()
 
-    def hear(self) -> None:
-        """Do what the agent says, until it says no more."""
+    def receive_orders(self) -> None:
+        """Carry out the agent's orders until it disconnects."""
         reader = Reader()
         while True:
             data = self._agent.recv(65536)
             if not data:
                 return
             for message in reader.feed(data):
-                self._do(parse_order(message))
+                self._carry_out(parse_order(message))
 
-    def _do(self, order: Order | None) -> None:
+    def _carry_out(self, order: Order | None) -> None:
         if isinstance(order, KeepOrder):
             self._books.order(order)
             self._sending.turn_to(order.buddy)
@@ -111,11 +106,11 @@ class SnapshotKeeper:
         elif isinstance(order, Drop):
             self._books.drop(order.ranks)
         elif order is not None:
-            self._books.look()
+            self._books.refresh()
 
-    def _tell(self, message: Message) -> None:
+    def _report(self, message: Message) -> None:
         try:
-            with self._telling:
+            with self._send_lock:
                 send(self._agent, message)
         except OSError:
             os._exit(0)  # the agent is gone

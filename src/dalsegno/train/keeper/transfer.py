@@ -1,4 +1,4 @@
-"""What a rank that comes to live here needs, from whoever holds it. A holder that dies is followed by the next."""
+"""Fetch the parts that a rank needs from their holders, and send copies to the buddy."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from dalsegno.train.memory.record import ABSENT, SnapshotRecord, SnapshotSums, p
 from dalsegno.train.memory.snapshot import Incoming, held_snapshot, outgoing, read_header
 from dalsegno.wire.frames import BadFrame, Message
 
-# ---- A part on its way in, from one holder after the other.
-
 
 @dataclass(frozen=True)
 class Wanted:
+    """A part to fetch."""
+
     rank: int
     generation: int
     step: int
-    shared: bool  # what all ranks have: then it may come from any
+    shared: bool  # the shared part, which may come from any rank
 
     def is_met_by(self, record: SnapshotRecord | None) -> bool:
         if record is None or (record.generation, record.step) != (self.generation, self.step):
             return False
         return record.own == ABSENT if self.shared else record.shared == ABSENT and record.rank == self.rank
 
-    def asked(self) -> list[object]:
+    def to_request(self) -> list[object]:
         return [self.rank, self.generation, self.step, "shared" if self.shared else "own"]
 
 
 class Arriving:
-    """Always into a new file: what an earlier one holds may still be read by someone."""
+    """A part being received from one holder after the other, into a new file: an earlier one may still be in use."""
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
         self._path, self._wanted = path, wanted
@@ -60,23 +60,23 @@ class Arriving:
         self._header, self._at = "", 0
 
     def take_from(self, channel: Channel) -> None:
-        """All that is missing, if this holder lives so long. What came stays for the next one."""
-        channel.send({"fetch": self._wanted.asked(), "header": self._header, "at": self._at})
-        said = channel.answer()
-        if said.get("gone"):
-            raise CheckpointError("it is not there any more")
+        """Receive what is missing from this holder. What has arrived stays if the holder dies."""
+        channel.send({"fetch": self._wanted.to_request(), "header": self._header, "at": self._at})
+        answer = channel.answer()
+        if answer.get("gone"):
+            raise CheckpointError("the holder no longer has it")
         with channel.at_work():
-            coming = self._expect(str(said["header"]), int(said["at"]))
+            coming = self._expect(str(answer["header"]), int(answer["at"]))
         channel.send({"go": True})
         self._at = channel.fill(coming.buffer, self._at)
         if self._at < len(coming.buffer):
             if channel.forged:
-                raise CheckpointError("its bytes were changed on their way")
+                raise CheckpointError("its bytes were changed in transit")
             raise ConnectionError(f"the connection broke after {self._at} of {len(coming.buffer)} bytes")
         self._finish(coming)
 
-    def give_up(self) -> None:
-        """Nothing half-made stays behind."""
+    def abandon(self) -> None:
+        """Remove the partial file."""
         if self._coming is not None:
             self._coming.abandon()
             self._coming, self._header, self._at = None, "", 0
@@ -88,8 +88,8 @@ class Arriving:
             return self._coming
         record = parse_record(bytes.fromhex(header))
         if record is None or at != 0 or not self._wanted.is_met_by(record):
-            raise CheckpointError("what was sent is not what was asked for")
-        self.give_up()
+            raise CheckpointError("the holder sent another part than requested")
+        self.abandon()
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
         make_room(self._path, record)
@@ -98,21 +98,20 @@ class Arriving:
 
     def _finish(self, coming: Incoming) -> None:
         if not coming.is_whole():
-            self.give_up()
+            self.abandon()
             raise CheckpointError("its checksum does not match")
         coming.commit()
         self._coming = None
 
 
-# ---- What a rank that comes to live here needs, from whoever holds it. A holder that dies is followed by the next.
+# Fetches
 
-
-_ROUNDS = 2  # a holder whose connection broke may be there again
-_SLOW_S = 40.0  # one that does not answer may be about to: its keeper is forked when torch has been imported
+_ROUNDS = 2  # a holder whose connection broke may be back
+_SLOW_S = 40.0  # a silent holder may answer soon: its keeper is forked only after torch is imported
 
 
 class Fetching:
-    """Several at a time; what several ranks need is fetched once."""
+    """Runs several fetches at a time. A part that several ranks need is fetched once."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -123,15 +122,15 @@ class Fetching:
         threading.Thread(target=self.fetch, args=(fetch,), daemon=True, name=f"fetch {fetch.number}").start()
 
     def fetch(self, fetch: Fetch) -> None:
-        """Do it, and tell the agent what came of it."""
+        """Fetch both parts and report the result to the agent."""
         own, shared, why = "", "", ""
         try:
             own = str(self._part(Wanted(fetch.rank, fetch.generation, fetch.step, False), fetch.own))
             shared = str(self._part(Wanted(fetch.rank, fetch.generation, fetch.step, True), fetch.shared))
         except CheckpointError as error:
             why = str(error)
-        self._books.look()
-        self._books.tell({"fetched": fetch.number, "ok": not why, "why": why, "own": own, "shared": shared})
+        self._books.refresh()
+        self._books.report({"fetched": fetch.number, "ok": not why, "why": why, "own": own, "shared": shared})
 
     def _part(self, wanted: Wanted, holders: Sequence[KeeperAddress]) -> Path:
         with self._turn(wanted):
@@ -148,9 +147,9 @@ class Fetching:
     def _fetched(self, wanted: Wanted, holders: Sequence[KeeperAddress]) -> Path:
         keep = self._books.keep
         if keep is None:
-            raise CheckpointError("nobody has said whose snapshots these are")
+            raise CheckpointError("the keeper has no orders yet")
         path = self._books.path(wanted.rank, SHARED if wanted.shared else OWN)
-        arriving, why = Arriving(path, wanted), [] if holders else ["nobody is known to hold it"]
+        arriving, why = Arriving(path, wanted), [] if holders else ["no node is known to have it"]
         turns = Turns(holders, time.monotonic())
         while turns.waiting:
             holder = turns.next()
@@ -160,8 +159,8 @@ class Fetching:
             except _FAILURES as error:
                 why.append(f"{holder.node} ({holder.host}:{holder.port}): {error or type(error).__name__}")
                 turns.failed(holder, isinstance(error, socket.timeout), time.monotonic())
-        arriving.give_up()
-        raise CheckpointError(f"{_words(wanted)} could not be fetched: {'; '.join(why)}")
+        arriving.abandon()
+        raise CheckpointError(f"{_describe(wanted)} could not be fetched: {'; '.join(why)}")
 
     def _turn(self, wanted: Wanted) -> threading.Lock:
         key = Wanted(0, wanted.generation, wanted.step, True) if wanted.shared else wanted
@@ -170,7 +169,7 @@ class Fetching:
 
 
 class Turns:
-    """Whom to ask next, and whom not again."""
+    """The order in which holders are asked, and how often."""
 
     def __init__(self, holders: Sequence[KeeperAddress], began: float) -> None:
         self.waiting, self._began = list(holders), began
@@ -193,32 +192,31 @@ def _take(arriving: Arriving, holder: KeeperAddress, keep: KeepOrder) -> None:
         arriving.take_from(channel)
 
 
-def _words(wanted: Wanted) -> str:
-    part = "what all ranks have" if wanted.shared else f"what only rank {wanted.rank} has"
+def _describe(wanted: Wanted) -> str:
+    part = "the shared part" if wanted.shared else f"rank {wanted.rank}'s own part"
     return f"{part} of step {wanted.step}"
 
 
-# ---- To the buddy: what only a rank of this node has, the newest first.
+# Copies to the buddy
 
-
-_MOST_S = 0.5  # between two calls to a buddy that does not answer
-_SKIPPED_S = 1.0  # so long nothing new was to be sent: then what was skipped may help others
+_MOST_S = 0.5  # between two connections to a buddy that does not answer
+_SKIPPED_S = 1.0  # without anything new to send, after which skipped snapshots are sent
 
 
 class TransferOutcome(Enum):
     SENT = "the buddy has it"
     GONE = "it was overwritten, or is damaged"
-    LATER = "no slot was free there"
-    REFUSED = "refused, or damaged on its way"
+    LATER = "the buddy had no free slot"
+    REFUSED = "refused, or damaged in transit"
     BROKEN = "no connection"
 
 
-# How long others come first. A slot becomes free within a step or so.
+# How long a snapshot waits behind others. A slot becomes free within about a step.
 _REST_S = {TransferOutcome.LATER: 0.05, TransferOutcome.REFUSED: 0.5, TransferOutcome.GONE: 0.5}
 
 
 class Sending:
-    """One connection to one buddy at a time, kept while it is good."""
+    """Sends each rank's own part to the buddy, newest first, over one connection."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -226,8 +224,8 @@ class Sending:
         self._buddy: KeeperAddress | None = None
         self._pace = Pace(1.0)
         self._moved = time.monotonic()
-        self._broken = 0  # times in a row
-        self._aside: dict[Sent, float] = {}  # until when others come first
+        self._broken = 0  # consecutive failures
+        self._aside: dict[Sent, float] = {}  # until when a snapshot waits behind others
 
     def send_for_ever(self) -> None:
         while True:
@@ -243,7 +241,7 @@ class Sending:
                 self._aside[key_of(one)] = time.monotonic() + _REST_S[outcome]
 
     def turn_to(self, buddy: KeeperAddress | None) -> None:
-        """Another thread says: whoever else is being sent to may be dead, and need not be waited for."""
+        """Disconnect from any other buddy, which may be dead. Called from another thread."""
         channel = self._channel
         if channel is not None and self._buddy != buddy:
             channel.hang_up()
@@ -264,7 +262,7 @@ class Sending:
         return to_send(held, keep, sent, self._books.safe(), skipped=now - self._moved > _SKIPPED_S)
 
     def _rest(self, seconds: float) -> None:
-        """A new order or a newer snapshot is reason to try again at once."""
+        """Wait, but no longer than until a new order or a newer snapshot."""
         with self._books.changed:
             self._books.changed.wait(seconds)
 
@@ -277,21 +275,21 @@ class Sending:
             try:
                 channel = self._connect(keep, buddy)
                 channel.send({"offer": keep.generation, "header": header.hex()})
-                said = channel.answer()
-                if said.get("go"):
+                answer = channel.answer()
+                if answer.get("go"):
                     channel.send_part(path, snapshot.record.own, 0, self._pace)
-                    said = channel.answer()
+                    answer = channel.answer()
             except (OSError, BadFrame, Stranger, CheckpointError):
                 self._close()
                 return TransferOutcome.BROKEN
-        return self._outcome(said)
+        return self._outcome(answer)
 
-    def _outcome(self, said: Message) -> TransferOutcome:
-        if said.get("kept") or said.get("have"):
+    def _outcome(self, answer: Message) -> TransferOutcome:
+        if answer.get("kept") or answer.get("have"):
             return TransferOutcome.SENT
-        if said.get("later"):
+        if answer.get("later"):
             return TransferOutcome.LATER
-        self._books.complain(str(said.get("refused") or "a copy was damaged on its way"))
+        self._books.report_trouble(str(answer.get("refused") or "a copy was damaged in transit"))
         return TransferOutcome.REFUSED
 
     def _connect(self, keep: KeepOrder, buddy: KeeperAddress) -> Channel:

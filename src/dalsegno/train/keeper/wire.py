@@ -1,12 +1,12 @@
-"""Two keepers on one connection: both prove that they know the run's secret, then messages and bulk data take turns.
+"""The protocol between two keepers: both prove that they know the run's secret, then send messages and bulk data.
 
-The proofs cover the name of the node that the caller means. All keepers of a run share its secret; without the name,
-somebody who redirects packets could have a copy kept on the node that it is a copy of.
+The proofs cover the name of the node that the caller wants. All keepers of a run share its secret; without the name, an
+attacker who redirects packets could make a node keep the copies of its own snapshots.
 
 Messages are sealed: encrypted and authenticated (`wire/handshake.py`). Bulk data, the bytes of a snapshot, is not
-encrypted: it may be many gigabytes and a cipher of the standard library's would be the slowest part of a recovery. It
-is authenticated: each piece carries a tag made with the connection's key, and only bytes whose tag holds count. Who
-sits in between can read a snapshot, and can change nothing in it.
+encrypted: it may be many gigabytes, and the standard library has no fast cipher. It is authenticated: each piece has a
+tag made with the connection's key, and pieces with a wrong tag are discarded. An attacker on the network can read a
+snapshot but not change it.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from dalsegno.wire.handshake import TAG_BYTES, Seal, Tags, holds, nonce, prove, 
 
 CONNECT_S = 2.0
 PROOF_S = 5.0
-STALL_S = 5.0  # a connection on which nothing moves for so long is as good as broken
+STALL_S = 5.0  # without any byte, after which a connection counts as broken
 BEAT_S = 1.0
 IDLE_S = 60.0
 CALLER, CALLED = "keeper that calls/3", "keeper that is called/3"
-_PROOF_BYTES = 1 << 10  # all that a stranger can make us hold
+_PROOF_BYTES = 1 << 10  # the most memory that an unauthenticated peer can use
 _FRAME_BYTES = 16 << 10
 _LENGTH_BYTES = 4
-PIECE = 1 << 20  # bytes that share a tag
-_AHEAD = 4  # pieces whose tags are made side by side, on both ends
+PIECE = 1 << 20  # bytes per tag
+_AHEAD = 4  # pieces whose tags are computed in parallel, on both ends
 _THREADS = 2
 
 
 class Stranger(Exception):
-    """Whoever is there does not know the run's secret."""
+    """The peer does not know the run's secret."""
 
 
 class Channel:
-    """A connection between two keepers that have proved themselves."""
+    """An authenticated connection between two keepers."""
 
     def __init__(self, sock: socket.socket, secret: bytes, own_side: str, their_side: str, *said: str) -> None:
         self.sock, self.forged = sock, False
@@ -67,7 +67,7 @@ class Channel:
         self.sock.close()
 
     def hang_up(self) -> None:
-        """From another thread: whoever waits on this connection waits no longer."""
+        """Shut the connection down from another thread, so that a blocked one returns."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -75,11 +75,11 @@ class Channel:
         self.sock.sendall(self._closer.close(message))
 
     def receive(self) -> Message:
-        """The next message, and not a byte beyond it."""
+        """Return the next message without reading beyond it."""
         return self._opener.open(_frame(self.sock, None, _FRAME_BYTES + TAG_BYTES))
 
     def answer(self) -> Message:
-        """The next message of someone who may have long work to do before, and says so."""
+        """Return the answer of a peer that may first send `wait` messages while it works."""
         while True:
             message = self.receive()
             if "wait" not in message:
@@ -87,8 +87,7 @@ class Channel:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Whoever waits for our answer hears meanwhile that we live: memory and checksums of a large part take
-        seconds."""
+        """Send `wait` messages meanwhile: allocating and checksumming a large part takes seconds."""
         done = threading.Event()
 
         def beat() -> None:
@@ -105,7 +104,7 @@ class Channel:
             beating.join()
 
     def send_part(self, path: Path, part: Extent, start: int, pace: Pace) -> None:
-        """The part's bytes from `start` on, straight from the file; a tag after each piece."""
+        """Send the part's bytes from `start` on, straight from the file, with a tag after each piece."""
         fd = open_own(path)
         if fd is None:
             raise ConnectionError(f"{path.name} is gone")
@@ -132,9 +131,9 @@ class Channel:
         self.sock.sendall(tag.result())
 
     def fill(self, buffer: memoryview, start: int) -> int:
-        """Bytes from the connection into the buffer, up to its end; how many of them are there and are genuine.
+        """Fill the buffer from the connection and return how many bytes arrived with a valid tag.
 
-        After fewer than all, the connection is of no use any more; `forged` tells whether somebody changed them.
+        After fewer than all, the connection is unusable; `forged` tells whether they were changed in transit.
         """
         good = start
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -158,7 +157,7 @@ class Channel:
         while at < len(piece):
             count = self.sock.recv_into(piece[at:])
             if not count:
-                raise ConnectionError("the other side has hung up")
+                raise ConnectionError("the peer disconnected")
             at += count
         return _exactly(self.sock, TAG_BYTES, None)
 
@@ -191,25 +190,25 @@ def _prove_as_caller(sock: socket.socket, run: str, secret: bytes, node: str) ->
     said = (theirs, ours, run, node)
     send(sock, {"run": run, "nonce": ours, "proof": prove(secret, CALLER, *said)})
     if not holds(parse(_frame(sock, until, _PROOF_BYTES)).get("proof"), secret, CALLED, *said):
-        raise Stranger(f"what answered is not the keeper of {node} in this run")
+        raise Stranger(f"the peer is not the keeper of {node} in this run")
     return Channel(sock, secret, CALLER, CALLED, *said)
 
 
 def prove_as_called(sock: socket.socket, run: str, secret: bytes, node: str) -> Channel:
-    """Answer a caller that knows the secret and means this node. It proves itself first: a stranger learns nothing."""
+    """Authenticate a caller that wants this node. The caller proves itself first, so a stranger learns nothing."""
     until, ours = time.monotonic() + PROOF_S, nonce()
     sock.settimeout(PROOF_S)
     send(sock, {"nonce": ours})
     hello = parse(_frame(sock, until, _PROOF_BYTES))
     said = (ours, read_nonce(hello), run, node)
     if not holds(hello.get("proof"), secret, CALLER, *said):
-        raise Stranger("a caller does not know the run's secret, or means another node")
+        raise Stranger("the caller does not know the run's secret, or wants another node")
     send(sock, {"proof": prove(secret, CALLED, *said)})
     return Channel(sock, secret, CALLED, CALLER, *said)
 
 
 def _frame(sock: socket.socket, until: float | None, limit: int) -> bytes:
-    """The body of the next frame. No more than `limit` bytes are ever held."""
+    """Return the body of the next frame, of at most `limit` bytes."""
     length = int.from_bytes(_exactly(sock, _LENGTH_BYTES, until), "big")
     if length > limit:
         raise BadFrame(f"a message of {length} bytes is longer than {limit}")
@@ -223,6 +222,6 @@ def _exactly(sock: socket.socket, count: int, until: float | None) -> bytes:
             sock.settimeout(max(0.001, until - time.monotonic()))
         more = sock.recv(count - len(data))
         if not more:
-            raise ConnectionError("the other side has hung up")
+            raise ConnectionError("the peer disconnected")
         data += more
     return bytes(data)

@@ -1,4 +1,4 @@
-"""From a GPU into a slot, beside the training: pinned memory, a stream of its own, and a wait only where it must be."""
+"""Copy from a GPU into a slot while training continues, with pinned memory and a separate stream."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the proces
 
 
 class PendingCopies:
-    """Copies under way. Commit only when `done` says so, or after `wait`."""
+    """Running copies. Commit only when `done` returns True, or after `wait`."""
 
     def __init__(self, copied: torch.cuda.Event, sources: Sequence[torch.Tensor], staged: Sequence[Pair]) -> None:
         self._copied = copied
-        self._sources = sources  # so that nobody frees them while they are read
-        self._held_up: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._sources = sources  # so that they are not freed while they are read
+        self._stream_waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._host_s = 0.0
         self._error: BaseException | None = None
         self._drain = threading.Thread(target=self._empty, args=(staged,), daemon=True) if staged else None
@@ -28,7 +28,7 @@ class PendingCopies:
             self._drain.start()
 
     def done(self) -> bool:
-        """Never waits."""
+        """Return whether the copies are complete, without waiting."""
         return bool(self._copied.query()) and not (self._drain and self._drain.is_alive())
 
     def wait(self) -> None:
@@ -41,32 +41,33 @@ class PendingCopies:
         self.add_stall(time.perf_counter() - started)
 
     def before_change(self) -> None:
-        """The stream that changes the tensors waits for the copies; this process does not."""
+        """Make the stream that changes the tensors wait for the copies; this process does not wait."""
         stream = torch.cuda.current_stream()
-        came, went = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        came.record(stream)
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record(stream)
         stream.wait_event(self._copied)
-        went.record(stream)
-        self._held_up.append((came, went))
+        after.record(stream)
+        self._stream_waits.append((before, after))
 
     def add_stall(self, seconds: float) -> None:
         self._host_s += seconds
 
     def stall_s(self) -> float:
-        """How long training stood still for it: this process, and the stream as far as it has got there."""
-        on_device = (float(came.elapsed_time(went)) / 1000 for came, went in self._held_up if went.query())
+        """Return how long training has stalled for it: this process, and the stream as far as it has run."""
+        waits = self._stream_waits
+        on_device = (float(before.elapsed_time(after)) / 1000 for before, after in waits if after.query())
         return self._host_s + sum(on_device)
 
     def _empty(self, staged: Sequence[Pair]) -> None:
         try:
             self._copied.synchronize()
             copy_now(staged)
-        except BaseException as error:  # told to whoever waits: what is not there must not be committed
+        except BaseException as error:  # raised in `wait`, so that an incomplete copy is not committed
             self._error = error
 
 
 class Copier:
-    """Copies one device's tensors. Slots are pinned once each; if that is refused, one pinned buffer stands between."""
+    """Copies one device's tensors. Each slot is pinned once; if that fails, copies go through one pinned buffer."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
@@ -77,14 +78,14 @@ class Copier:
         self._last: PendingCopies | None = None
 
     def pin(self, slot: Slot) -> bool:
-        """Make the slot's memory known to the device; False if that is refused. Undone before the slot is unmapped."""
+        """Pin the slot's memory; False if the driver refuses. It is unpinned before the slot is unmapped."""
         memory = slot.views.whole
         address = memory.data_ptr()
         if address in self._pinned or self._refused:
             return not self._refused
         with torch.cuda.device(self.device):
             if int(torch.cuda.cudart().cudaHostRegister(address, memory.numel(), _PORTABLE)) != 0:
-                self._forget_the_error()
+                self._clear_error()
                 self._refused = True
                 return False
         self._pinned[address] = memory
@@ -92,10 +93,10 @@ class Copier:
         return True
 
     def start(self, draft: Draft, steady: Container[int] | None = None) -> PendingCopies:
-        """Copy a snapshot's tensors into its slot. Commit the draft when they are there.
+        """Start to copy a snapshot's tensors into its slot. Commit the draft when they are complete.
 
-        `steady`: the addresses of tensors that nothing changes before `before_change`; None if that holds for all. The
-        others are copied first, and the training stream waits for them.
+        `steady`: the addresses of tensors that do not change before `before_change`; None for all. The others are
+        copied first, and the training stream waits for them.
         """
         self.pin(draft.slot)
         pairs = draft.pairs
@@ -105,7 +106,7 @@ class Copier:
         return self.copy([pair for pair in pairs if pair[1].data_ptr() in steady], first)
 
     def copy(self, pairs: Iterable[Pair], first: Sequence[Pair] = ()) -> PendingCopies:
-        """Start copying what the training stream has computed so far. Tensors in this machine's memory go at once."""
+        """Start to copy what the training stream has computed so far. Tensors in host memory are copied at once."""
         started = time.perf_counter()
         if self._last is not None:
             self._last.wait()  # two snapshots at once would share one staging buffer
@@ -128,7 +129,7 @@ class Copier:
         return self._last
 
     def before_change(self) -> None:
-        """Call it before parameters are changed again: in a step pre-hook of the optimizer, say."""
+        """Call this before parameters change again, for example in a step pre-hook of the optimizer."""
         if self._last is not None and not self._last.done():
             self._last.before_change()
 
@@ -136,17 +137,17 @@ class Copier:
         with torch.no_grad(), torch.cuda.stream(self._stream):
             sources = []
             for target, source in pairs:
-                sources.append(source.contiguous())  # a strided one would be copied in the open, and waited for
+                sources.append(source.contiguous())  # a strided one would be copied synchronously
                 target.copy_(sources[-1], non_blocking=True)
             return sources
 
     def _staged(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """The same copies with pinned memory as their target; none if the targets are pinned themselves."""
+        """Return the same copies with pinned memory as their target; none if the targets are pinned themselves."""
         if all(self._is_pinned(target) for target, _ in pairs):
             return []
         total = sum(_aligned_bytes(source) for _, source in pairs)
         if self._staging is None or self._staging.numel() < total:
-            self._staging = None  # let the smaller one go first
+            self._staging = None  # free the smaller one first
             self._staging = torch.empty(total, dtype=torch.uint8, pin_memory=True)
         at, staged = 0, []
         for target, source in pairs:
@@ -165,8 +166,8 @@ class Copier:
         if self._pinned.pop(address, None) is not None:
             torch.cuda.cudart().cudaHostUnregister(address)
 
-    def _forget_the_error(self) -> None:
-        """The runtime hands a failed call's error to whoever asks next: that should be nobody else."""
+    def _clear_error(self) -> None:
+        """Consume the error of a failed call, which the CUDA runtime would return to the next caller."""
         try:
             torch.zeros(1, device=self.device)
         except RuntimeError:

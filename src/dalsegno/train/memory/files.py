@@ -1,11 +1,11 @@
-"""The names of a run's files in its user's folder in shared memory, and what a run left there.
+"""The files of a run in its user's folder in shared memory: names, access and removal.
 
     <run>.<rank>.<slot>        a snapshot of that rank
-    <run>.<rank>.copy<slot>    the same, kept for a rank of another node
-    <run>.<rank>.alive         locked as long as a training lives that has no agent (`alive`)
-    <run>.safe                 the newest step that no single failure takes away
+    <run>.<rank>.copy<slot>    a copy for a rank of another node
+    <run>.<rank>.alive         locked while a training without an agent runs
+    <run>.safe                 the newest step that survives any single failure
 
-A run's id may hold dots: names are read from their end.
+A run's id may contain dots, so names are parsed from their end. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ from pathlib import Path
 
 from dalsegno.train.errors import CheckpointError, NoRoom
 
-# ---- Opening files in shared memory that only this user can have written. Costs no torch.
-
-
 SHM = Path("/dev/shm")
-_NAMES = 64  # for one user, should others have taken the first ones
-_MOST_FILES = 1 << 16  # of one folder that are looked at: root looks too, and a user must not keep it busy
+_NAMES = 64  # candidates per user, in case others have taken the first ones
+_MOST_FILES = 1 << 16  # read per folder: root reads them too, and a user must not be able to keep it busy
 _FOLDER = re.compile(r"dalsegno\.[0-9]+(\.[0-9]+)?", re.ASCII)
-_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO of somebody else's must not make us wait
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # another user's FIFO must not block us
 
 
 def find_folder(shm: Path = SHM, uid: int | None = None) -> Path | None:
@@ -47,16 +44,16 @@ def own_folder(shm: Path = SHM) -> Path:
     for path in _candidates(shm, uid):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        if _is_private(path, uid):  # made here, or by another process of ours at the same time
+        if _is_private(path, uid):  # created here, or by another process of ours at the same time
             return path
     raise NoRoom(
-        f"no folder for snapshots in {shm}: dalsegno.{uid} and {_NAMES - 1} names like it belong to other users",
+        f"cannot create a folder for snapshots in {shm}: other users own dalsegno.{uid} and {_NAMES - 1} similar names",
         f"ask an administrator to remove {shm}/dalsegno.{uid}*",
     )
 
 
 def every_folder(shm: Path = SHM) -> list[tuple[int, Path]]:
-    """Return the snapshot folders of all users, each with its owner. The owner is the kernel's word, not the name's."""
+    """Return the snapshot folders of all users, each with its owner according to the kernel, not to the name."""
     found = []
     for name in _listed(shm):
         if _FOLDER.fullmatch(name):
@@ -66,7 +63,7 @@ def every_folder(shm: Path = SHM) -> list[tuple[int, Path]]:
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY) -> int | None:
-    """Open a regular file of this user's in a folder of this user's; None if there is none, or it is not ours."""
+    """Open a regular file of this user in a folder of this user; None if there is none or it is not ours."""
     with contextlib.suppress(OSError), _private(path.parent) as folder:
         fd = os.open(path.name, flags | _OPEN, dir_fd=folder)
         if _is_own_file(os.fstat(fd)):
@@ -94,7 +91,7 @@ def _create_in_private(path: Path) -> int:
 
 
 def list_folder(path: Path, uid: int) -> dict[str, float]:
-    """Return the names in the user's folder and when each was written last (seconds since 1970)."""
+    """Return the names in the user's folder and their last modification times (seconds since 1970)."""
     found: dict[str, float] = {}
     with contextlib.suppress(OSError), _opened(path) as folder:
         if os.fstat(folder).st_uid == uid:
@@ -106,7 +103,7 @@ def list_folder(path: Path, uid: int) -> dict[str, float]:
 
 
 def remove_from(path: Path, names: list[str], uid: int) -> int:
-    """Remove these from the user's folder, and return how many are gone. For root too: no link is followed."""
+    """Remove these files from the user's folder and return their number. Safe for root: no link is followed."""
     gone = 0
     with contextlib.suppress(OSError), _opened(path) as folder:
         if os.fstat(folder).st_uid == uid:
@@ -141,10 +138,10 @@ def _opened(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _private(folder: Path) -> Iterator[int]:
-    """The folder, open. Raises unless nobody but this user can write in it."""
+    """Open the folder. Raise unless only this user can write in it."""
     with _opened(folder) as fd:
         if not _is_own(os.fstat(fd), os.getuid()):
-            raise PermissionError(f"{folder} belongs to another user, or is open to others")
+            raise PermissionError(f"{folder} belongs to another user or is accessible to others")
         yield fd
 
 
@@ -169,10 +166,9 @@ def _listed(folder: Path) -> list[str]:
         return []
 
 
-# ---- The names of a run's files in its user's folder in shared memory, and what a run left there.
+# Names
 
-
-ALONE = "alone."  # how the id of a training begins that no launcher knows of
+ALONE = "alone."  # prefix of the id of a training without a launcher
 _RUN = re.compile(r"[A-Za-z0-9._@+=:-]{1,120}", re.ASCII)
 _SLOT = re.compile(r"(.+)\.([0-9]+)\.(copy)?([0-9]+)", re.ASCII)
 _ALIVE = re.compile(r"(.+)\.([0-9]+)\.alive", re.ASCII)
@@ -181,7 +177,7 @@ _SAFE = re.compile(r"(.+)\.safe(?:-new)?", re.ASCII)
 
 @dataclass(frozen=True, order=True)
 class SlotName:
-    """One slot's place: of which run and rank, and whether it is kept for a rank that runs elsewhere."""
+    """The name of a slot: its run, its rank, and whether it is a copy for a rank of another node."""
 
     run: str
     rank: int
@@ -196,13 +192,13 @@ class SlotName:
 
 
 def check_run(run: str) -> None:
-    """A name from outside becomes part of a file's name: nothing in it may lead out of the folder."""
+    """Refuse an id that could lead out of the folder, because it becomes part of a file name."""
     if not _RUN.fullmatch(run):
-        raise CheckpointError(f"{run!r} cannot be a run's id", "letters, digits, dots and dashes")
+        raise CheckpointError(f"invalid run id {run!r}", "use letters, digits, dots and dashes")
 
 
 def parse_slot(name: str) -> SlotName | None:
-    """The slot of that file name; None if it is none of ours."""
+    """Parse the name of a slot; None for any other file."""
     found = _SLOT.fullmatch(name)
     if not found or not _RUN.fullmatch(found[1]):
         return None
@@ -220,38 +216,38 @@ def alive_name(run: str, rank: int) -> str:
 
 
 def parse_alive(name: str) -> tuple[str, int] | None:
-    """The run and rank of the file that tells whether they live; None if it is no such file."""
+    """Parse the name of an alive file into run and rank; None for any other file."""
     found = _ALIVE.fullmatch(name)
     return (found[1], int(found[2])) if found and _RUN.fullmatch(found[1]) else None
 
 
 def slots_of(run: str, folder: Path | None = None) -> list[SlotName]:
-    """Every slot of the run in this user's folder, copies too, whatever it holds."""
+    """Return every slot of the run in this user's folder, with copies, whatever it holds."""
     found = (parse_slot(name) for name in _files_of(folder, os.getuid()))
     return sorted(slot for slot in found if slot and slot.run == run)
 
 
 def left_by(run: str, folder: Path | None = None, uid: int | None = None) -> list[str]:
-    """The names of all files of the run in the user's folder."""
+    """Return the names of all files of the run in the user's folder."""
     return sorted(name for name in _files_of(folder, os.getuid() if uid is None else uid) if run_of(name) == run)
 
 
 def sweep(run: str, folder: Path | None = None, uid: int | None = None) -> int:
-    """Remove what the run left in the user's folder; how many files went. What is gone already is fine."""
+    """Remove the run's files from the user's folder and return their number. Missing files are not an error."""
     uid = os.getuid() if uid is None else uid
     folder = folder or find_folder(uid=uid)
     return sweep_all({run}, folder, uid) if folder else 0
 
 
 def sweep_all(runs: Collection[str], folder: Path, uid: int) -> int:
-    """The same for many runs, at the price of one."""
+    """Remove the files of many runs in one pass and return their number."""
     gone = remove_from(folder, [name for name in _files_of(folder, uid) if run_of(name) in runs], uid)
-    remove_folder(folder)  # also where another sweep took the last file and a new one was in the way of its rmdir
+    remove_folder(folder)  # even if nothing was removed: a new file may have stopped an earlier sweep's rmdir
     return gone
 
 
 def sweep_rank(run: str, rank: int, folder: Path | None = None) -> int:
-    """Only what one rank left: others may still need theirs."""
+    """Remove the files of one rank only, because others may still need theirs. Return their number."""
     folder = folder or find_folder()
     if folder is None:
         return 0
@@ -262,12 +258,12 @@ def sweep_rank(run: str, rank: int, folder: Path | None = None) -> int:
 
 
 def forgotten(before: float, folder: Path | None = None) -> list[str]:
-    """Runs of this user's of which no file was written since that time (seconds since 1970)."""
+    """Return this user's runs without a file written since that time (seconds since 1970)."""
     return sorted(run for run, at in last_written(folder, os.getuid()).items() if at < before)
 
 
 def last_written(folder: Path | None, uid: int) -> dict[str, float]:
-    """Of every run in the user's folder: when one of its files was written last (seconds since 1970)."""
+    """Return when a file of each run in the user's folder was last written (seconds since 1970)."""
     newest: dict[str, float] = {}
     for name, at in _files_of(folder, uid).items():
         run = run_of(name)
@@ -277,7 +273,7 @@ def last_written(folder: Path | None, uid: int) -> dict[str, float]:
 
 
 def run_of(name: str) -> str | None:
-    """The run that a file of that name belongs to; None if it is none of ours."""
+    """Return the run to which a file of that name belongs; None for any other file."""
     found = _SLOT.fullmatch(name) or _ALIVE.fullmatch(name) or _SAFE.fullmatch(name)
     return found[1] if found and _RUN.fullmatch(found[1]) else None
 
@@ -287,28 +283,28 @@ def _files_of(folder: Path | None, uid: int) -> dict[str, float]:
     return list_folder(folder, uid) if folder else {}
 
 
-# ---- Whose snapshots nobody will ever read again: those of a training without an agent that was killed.
+# Snapshots of a killed training without an agent: nothing will ever read them, so the next start removes them
 
 
 def hold(run: str, rank: int, folder: Path | None = None) -> int:
-    """Return a locked file: while it is open here, or in a process that inherited it, the rank's snapshots stay."""
+    """Return a locked file. While it is open here or in a child process, the rank's snapshots stay."""
     path = (folder or own_folder()) / alive_name(run, rank)
     while True:
         try:
             fd = create_own(path)
-        except FileExistsError:  # somebody sweeps, or a namesake starts
+        except FileExistsError:  # a sweep, or another process of that name is starting
             continue
         except PermissionError as error:
-            raise NoRoom(str(error), "find out who created it, and have it removed") from error
+            raise NoRoom(str(error), "have its owner or an administrator remove it") from error
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(fd).st_nlink:
                 return fd
-        os.close(fd)  # a sweep came between the file and its lock
+        os.close(fd)  # a sweep removed the file before it was locked
 
 
 def is_current(fd: int, run: str, rank: int, folder: Path | None = None) -> bool:
-    """Whether the held file is still the rank's. A training that was restarted under the same name has its own."""
+    """Return whether the held file is still the rank's. A training restarted under the same name has a new file."""
     path = (folder or find_folder() or Path()) / alive_name(run, rank)
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
@@ -317,18 +313,18 @@ def is_current(fd: int, run: str, rank: int, folder: Path | None = None) -> bool
 
 
 def sweep_abandoned(folder: Path | None = None) -> list[tuple[str, int]]:
-    """Remove the snapshots of this user's trainings that are gone; whose they were. Runs of a launcher have no lock."""
+    """Remove the snapshots of this user's dead trainings without a launcher. Return their runs and ranks."""
     folder = folder or find_folder()
     gone = []
     for name in list_folder(folder, os.getuid()) if folder else ():
-        whose = parse_alive(name)
-        if folder and whose and _is_gone(folder / name, *whose):
-            gone.append(whose)
+        owner = parse_alive(name)
+        if folder and owner and _sweep_if_dead(folder / name, *owner):
+            gone.append(owner)
     return gone
 
 
-def _is_gone(path: Path, run: str, rank: int) -> bool:
-    """Removes its files while the lock is held here: whoever starts under the same name takes a new file."""
+def _sweep_if_dead(path: Path, run: str, rank: int) -> bool:
+    """Remove the rank's files under the lock. A process that starts under the same name creates a new file."""
     fd = open_own(path, os.O_RDWR)
     if fd is None:
         return False

@@ -1,7 +1,7 @@
-"""Where each byte of a state goes. Pure: a state in, ranges out, and back.
+"""The layout of a state in a slot. Pure: a state in, byte ranges out, and back.
 
-A snapshot has two parts, each a run of bytes that can be moved on its own: what every rank has, and what only this
-rank has. A buddy is sent the second alone; any rank's first part and a lost rank's second make its state again.
+A snapshot has two contiguous parts: the shared part, which every rank has, and the own part, which only this rank has.
+A buddy gets only the own part. Any rank's shared part and a lost rank's own part restore its state.
 
     part = head (what is in it, JSON) | tensors | blobs (pickles)          every range starts at a multiple of 64
 """
@@ -29,9 +29,9 @@ def aligned(size: int, to: int = ALIGN) -> int:
 
 @dataclass(frozen=True)
 class PlacedPiece:
-    """A piece without its bytes, and where they lie, counted from the end of the part's head."""
+    """A piece without its bytes, and their position after the end of the part's head."""
 
-    order: int  # its place among all pieces of the state
+    order: int  # its index among all pieces of the state
     key: str
     shared: bool
     writes: bool
@@ -52,7 +52,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a head tells."""
+    """The contents of a part, from its head."""
 
     blobs: tuple[Blob, ...]
     pieces: tuple[PlacedPiece, ...]
@@ -60,7 +60,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class LaidOutPart:
-    """One part, laid out: its head, its blobs with their bytes, its pieces."""
+    """The layout of one part: its head, its blobs with their bytes, its pieces."""
 
     head: bytes
     blobs: tuple[tuple[Blob, bytes], ...]
@@ -94,46 +94,46 @@ def lay_out(state: TrainingState) -> SlotLayout:
 
 
 def parse_head(head: bytes) -> Contents:
-    """The reverse of a part's head."""
-    told = json.loads(head)
-    pieces = tuple(_placed(*fields) for fields in told["pieces"])
-    return Contents(tuple(Blob(*blob) for blob in told["blobs"]), pieces)
+    """Parse the head of a part."""
+    contents = json.loads(head)
+    pieces = tuple(_placed(*fields) for fields in contents["pieces"])
+    return Contents(tuple(Blob(*blob) for blob in contents["blobs"]), pieces)
 
 
 def _part(named: Sequence[tuple[str, bytes]], pieces: Iterable[tuple[int, Piece]]) -> LaidOutPart:
-    placed = _place(tuple(_told(order, piece) for order, piece in pieces))
+    placed = _place(tuple(_fields(order, piece) for order, piece in pieces))
     at, blobs = placed.end, []
     for name, blob in named:
         blobs.append((Blob(name, at, len(blob)), blob))
         at = aligned(at + len(blob))
-    told = json.dumps([list(vars(blob).values()) for blob, _ in blobs])
-    head = f'{{"blobs": {told}, "pieces": {placed.told}}}'.encode()
+    listed = json.dumps([list(vars(blob).values()) for blob, _ in blobs])
+    head = f'{{"blobs": {listed}, "pieces": {placed.json}}}'.encode()
     return LaidOutPart(head, tuple(blobs), placed.pieces, aligned(len(head)) + at)
 
 
 @dataclass(frozen=True)
 class _Places:
     pieces: tuple[PlacedPiece, ...]
-    told: str  # the same in JSON
+    json: str  # the pieces in JSON
     end: int
 
 
 @lru_cache(maxsize=8)
 def _place(pieces: tuple[tuple[Any, ...], ...]) -> _Places:
-    """Remembered, because most states look like the one before: then nothing is computed while training waits."""
+    """Place the pieces. Cached, because most states have the layout of the one before and training waits."""
     at, placed = 0, []
-    for *about, dtype, length in pieces:
-        placed.append(_placed(*about, str(dtype).replace("torch.", ""), at, length))
+    for *fields, dtype, length in pieces:
+        placed.append(_placed(*fields, str(dtype).replace("torch.", ""), at, length))
         at = aligned(at + length)
     return _Places(tuple(placed), json.dumps([list(vars(piece).values()) for piece in placed]), at)
 
 
-def _told(order: int, piece: Piece) -> tuple[Any, ...]:
+def _fields(order: int, piece: Piece) -> tuple[Any, ...]:
     tensor = piece.tensor
     if tensor.is_sparse or tensor.is_quantized or tensor.is_nested:
-        raise CheckpointError(f"{piece.key} is no dense tensor", "only dense tensors can be kept")
-    about = (order, piece.key, piece.shared, piece.writes, tensor.shape, tuple(piece.size), tuple(piece.offsets))
-    return (*about, tensor.dtype, tensor.nbytes)
+        raise CheckpointError(f"{piece.key} is not a dense tensor", "only dense tensors can be saved")
+    fields = (order, piece.key, piece.shared, piece.writes, tensor.shape, tuple(piece.size), tuple(piece.offsets))
+    return (*fields, tensor.dtype, tensor.nbytes)
 
 
 def _placed(order: int, key: str, shared: bool, writes: bool, *fields: Any) -> PlacedPiece:

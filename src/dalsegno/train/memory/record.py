@@ -1,6 +1,6 @@
 """The two small records at the start of a slot: what it holds (written last), and its checksums (written later).
 
-Each bears its own checksum and is written by one call: a torn one is as good as none.
+Each has its own checksum and is written by one call: a torn record counts as missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAGIC, _SUMS_MAGIC = b"dalsegn1", b"dalsums1"
 
 @dataclass(frozen=True)
 class Extent:
-    """Where a part of the state lies in the file. Its head says what is in it."""
+    """The position of a part of the state in the file. Its head describes its contents."""
 
     at: int
     length: int
@@ -41,20 +41,20 @@ ABSENT = Extent(0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class SnapshotRecord:
-    """A committed snapshot: whose, of which step, and where its two parts are."""
+    """A committed snapshot: its rank, its step, and the positions of its two parts."""
 
     seq: int  # differs between any two snapshots of a slot
     step: int
     generation: int
     rank: int
     world: int
-    shared: Extent  # what every rank has; ABSENT in a copy of the other part
-    own: Extent  # what only this rank has
-    sharded: bool = False  # and that is a part of the model: no other rank's serves in its place
+    shared: Extent  # the part that every rank has; ABSENT in a copy of the own part
+    own: Extent  # the part that only this rank has
+    sharded: bool = False  # the own part holds a shard of the model, which no other rank has
 
     @property
     def place(self) -> tuple[int, int]:
-        """When it was made, in the run's history."""
+        """Return when it was made, as generation and step."""
         return self.generation, self.step
 
     @property
@@ -62,14 +62,14 @@ class SnapshotRecord:
         return max(HEADER, self.shared.end, self.own.end)
 
     def pack(self) -> bytes:
-        about = (self.seq, self.step, self.generation, self.rank, self.world, self.sharded)
-        head = _RECORD.pack(_MAGIC, *about)
+        fields = (self.seq, self.step, self.generation, self.rank, self.world, self.sharded)
+        head = _RECORD.pack(_MAGIC, *fields)
         return _sealed(head + _packed(self.shared) + _packed(self.own))
 
 
 @dataclass(frozen=True)
 class SnapshotSums:
-    """Checksums of the two parts of the snapshot with this `seq`."""
+    """The checksums of the two parts of the snapshot with this `seq`."""
 
     seq: int
     shared: int
@@ -80,7 +80,7 @@ class SnapshotSums:
 
 
 def parse_record(header: bytes) -> SnapshotRecord | None:
-    """What the slot holds; None if nothing was committed, or the record is damaged."""
+    """Return the record of the slot; None if nothing was committed or the record is damaged."""
     raw = _unsealed(header[COMMIT_AT:SUMS_AT], _MAGIC)
     if raw is None:
         return None
@@ -95,17 +95,17 @@ def parse_sums(header: bytes) -> SnapshotSums | None:
 
 
 def sums_are_damaged(header: bytes) -> bool:
-    """Something was written there, but it is no whole record."""
+    """Return whether something was written there that is not a valid record."""
     return any(header[SUMS_AT:HEADER]) and parse_sums(header) is None
 
 
 def of_own_part(record: SnapshotRecord) -> SnapshotRecord:
-    """The record of a copy that holds the own part alone, at the start of its file."""
+    """Return the record of a copy that holds only the own part, at the start of its file."""
     return replace(record, shared=ABSENT, own=replace(record.own, at=HEADER))
 
 
 def of_shared_part(record: SnapshotRecord) -> SnapshotRecord:
-    """The same for what every rank has."""
+    """Return the record of a copy that holds only the shared part, at the start of its file."""
     return replace(record, shared=replace(record.shared, at=HEADER), own=ABSENT)
 
 
@@ -123,16 +123,16 @@ def _unsealed(raw: bytes, magic: bytes) -> bytes | None:
     return raw if whole else None
 
 
-# ---- Which slot the next snapshot goes into. Pure.
+# Choice of the next slot
 
 
 def free_slots(
     slots: Sequence[SnapshotRecord | None], generation: int, resumed: int | None = None, safe: Safe | None = None
 ) -> list[int]:
-    """Slots that may be overwritten, the best first.
+    """Return the slots that may be overwritten, the best first.
 
-    `safe`: what the coordinator says of it; None where nobody replicates. Then `resumed` counts, the step this
-    generation started from, if it did not start anew.
+    `safe`: from the coordinator; None without replication. Then `resumed` counts: the step from which this generation
+    resumed, if any.
     """
     empty = [number for number, record in enumerate(slots) if record is None]
     full = [(record.place, number) for number, record in enumerate(slots) if record is not None]
@@ -141,11 +141,11 @@ def free_slots(
 
 
 def _needs_alone(places: Sequence[Place], generation: int, resumed: int | None) -> Callable[[Place], bool]:
-    """For whoever has no other node: the newest is kept, and not the steps that an earlier generation gave up."""
+    """Return the rule without replication: keep the newest, but not steps that an earlier generation abandoned."""
     kept = max((step for made_by, step in places if made_by == generation), default=resumed)
 
     def needs(place: Place) -> bool:
-        given_up = place[0] != generation and (resumed is None or place[1] > resumed)
-        return not given_up and (kept is None or place[1] >= kept)
+        abandoned = place[0] != generation and (resumed is None or place[1] > resumed)
+        return not abandoned and (kept is None or place[1] >= kept)
 
     return needs

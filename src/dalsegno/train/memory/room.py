@@ -1,4 +1,4 @@
-"""Whether snapshots fit into this machine's memory, and what to say when they do not."""
+"""Check whether snapshots fit into this machine's memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from dalsegno.train.errors import NoRoom
 
-RESERVE = 256 << 20  # memory that training itself must still be able to ask for
+RESERVE = 256 << 20  # memory that stays free for training itself
 _UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """What is free, in bytes. `cgroup`: None where no limit can be read."""
+    """Free memory in bytes. `cgroup`: None if there is no readable limit."""
 
     shm: int
     memory: int
@@ -27,21 +27,21 @@ class FreeMemory:
         return max(0, min(self.shm, min(limits) - RESERVE))
 
 
-def stated(needed: int, slots: int, ranks: int) -> str:
-    """For people: what snapshots take on this machine."""
-    of = f" of each of {ranks} ranks here" if ranks > 1 else ""
-    return f"{slots} snapshots{of} take {_gib(needed)}"
+def describe_use(needed: int, slots: int, ranks: int) -> str:
+    """Return a sentence on the memory that snapshots take on this machine."""
+    each = f" for each of {ranks} ranks on this node" if ranks > 1 else ""
+    return f"{slots} snapshots{each} take {_gib(needed)} of memory"
 
 
 def check_room(needed: int, room: FreeMemory, slots: int, ranks: int = 1) -> None:
-    """Refuse what would not fit; `needed`: bytes that are not allocated yet, for all ranks of this machine."""
+    """Raise NoRoom if the snapshots do not fit. `needed`: bytes still to allocate, for all ranks of this machine."""
     if needed <= room.for_snapshots:
         return
     limited = "" if room.cgroup is None else f", {_gib(room.cgroup)} below the job's memory limit"
     raise NoRoom(
-        f"snapshots in memory need {_gib(needed)} more ({slots} slots for each of {ranks} ranks here), but only"
+        f"snapshots in memory need {_gib(needed)} more ({slots} slots for each of {ranks} ranks on this node), but only"
         f" {_gib(room.shm)} are free in {room.folder}, {_gib(room.memory)} of memory are available{limited}",
-        f"enlarge {room.folder}, ask for more memory, take fewer slots, or save to disk only (memory_every=None)",
+        f"enlarge {room.folder}, request more memory, use fewer slots, or save to disk only (memory_every=None)",
     )
 
 
@@ -61,7 +61,7 @@ def _available(proc: Path) -> int:
 
 
 def _below_limit(proc: Path, cgroups: Path) -> int | None:
-    """The least that is left below any memory limit above this process; None if there is none."""
+    """Return the least memory left under any cgroup limit of this process; None if there is no limit."""
     left: list[int] = []
     for line in _text(proc / "self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -73,7 +73,7 @@ def _below_limit(proc: Path, cgroups: Path) -> int | None:
 
 
 def _along(top: Path, path: str, limit: str, usage: str) -> list[int]:
-    """Of each group from this one up to the top. In a container the path may start elsewhere: the top is left."""
+    """Return the memory left in each group from this one up to the top. In a container only the top may be visible."""
     here = top / path.lstrip("/")
     groups = [group for group in (here, *here.parents) if group == top or top in group.parents]
     return [left for group in groups if (left := _left_in(group, limit, usage)) is not None]
@@ -87,7 +87,7 @@ def _left_in(group: Path, limit: str, usage: str) -> int | None:
 
 
 def _reclaimable(stat: str) -> int:
-    """Cache of files counts as used, and goes when memory is asked for."""
+    """Return the file cache, which counts as used but is freed on demand."""
     known = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
     return int(known.get("total_inactive_file", known.get("inactive_file", 0)))
 

@@ -1,4 +1,4 @@
-"""What no snapshot may be overwritten before: the coordinator's word on it. The agent writes it, workers read it."""
+"""The safe step, before which no snapshot may be overwritten. The coordinator sets it, the agent writes the file."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from dalsegno.train.memory.files import create_own, open_own
 _FORM = struct.Struct("<IqIqIq")
 _CRC = struct.Struct("<I")
 
-Place = tuple[int, int]  # in the run's history: a generation, and a step of it
+Place = tuple[int, int]  # in the run's history: a generation and a step
 NOWHERE: Place = (0, -1)
 
 
 @dataclass(frozen=True)
 class Safe:
-    """Said to one generation. A later word only ever gives more up, so who has not heard it yet keeps too much."""
+    """What to keep in one generation. A later value only releases more, so a stale reader keeps too much."""
 
     generation: int
-    place: Place = NOWHERE  # the newest that no single node takes along; it may be of an earlier generation
-    resumed: Place = NOWHERE  # what this generation went on from
-    floor: int = 0  # steps of this generation before it are given up: not all ranks have them, or no buddy took them
+    place: Place = NOWHERE  # the newest that survives the loss of any node; may be of an earlier generation
+    resumed: Place = NOWHERE  # from which this generation resumed
+    floor: int = 0  # earlier steps of this generation are abandoned: not all ranks, or no buddy, have them
 
     def needs(self, place: Place) -> bool:
-        """Whether the run may have to go back to it."""
+        """Return whether the run may have to resume from it."""
         if place == self.place or place[0] > self.generation:
             return True
         if place[0] == self.generation:
@@ -41,23 +41,24 @@ NOTHING_SAFE = Safe(0)
 
 
 def render_word(safe: Safe) -> dict[str, Any]:
-    """As coordinator and agent say it."""
+    """Return the message between coordinator and agent."""
     return {
         "generation": safe.generation, "place": list(safe.place), "resumed": list(safe.resumed), "floor": safe.floor,
     }  # fmt: skip
 
 
-def parse_word(told: Mapping[str, Any]) -> Safe:
-    return Safe(int(told["generation"]), _place(told["place"]), _place(told["resumed"]), int(told["floor"]))
+def parse_word(message: Mapping[str, Any]) -> Safe:
+    place, resumed = _place(message["place"]), _place(message["resumed"])
+    return Safe(int(message["generation"]), place, resumed, int(message["floor"]))
 
 
-def _place(told: Any) -> Place:
-    generation, step = told
+def _place(value: Any) -> Place:
+    generation, step = value
     return int(generation), int(step)
 
 
 def write_safe(path: Path, safe: Safe) -> None:
-    """Whoever reads meanwhile reads the old one or this one."""
+    """Write it atomically: a concurrent reader gets the old value or this one."""
     raw = _FORM.pack(safe.generation, safe.floor, *safe.place, *safe.resumed)
     new = path.with_name(f"{path.name}-new")
     fd = create_own(new)
@@ -69,7 +70,10 @@ def write_safe(path: Path, safe: Safe) -> None:
 
 
 def read_safe(path: Path) -> Safe | None:
-    """None if nobody replicates, so that every committed step is as safe as it can be. Damaged: nothing is safe."""
+    """Read the safe step; None without replication, where every committed step is as safe as it gets.
+
+    If the file is damaged, nothing is safe.
+    """
     fd = open_own(path)
     if fd is None:
         return None

@@ -1,4 +1,4 @@
-"""A rank's slots: two by default, one to keep and one to write."""
+"""The slots of a rank in shared memory: two by default, one to keep and one to write."""
 
 from __future__ import annotations
 
@@ -32,19 +32,18 @@ from dalsegno.train.memory.safe import read_safe
 from dalsegno.train.memory.views import Views
 from dalsegno.train.state import TrainingState
 
-# ---- Files in shared memory: made, mapped, and touched once.
-
+# Files
 
 _PAGE = 4096
-_AT_ONCE = 64 << 20  # a signal makes the kernel undo and begin anew what one call has allocated
+_AT_ONCE = 64 << 20  # bytes: a signal makes the kernel restart the allocation of a call
 
 
 def create(path: Path, size: int) -> int:
-    """A new file of that size with all its memory: what is missing is an error now, not a SIGBUS later."""
+    """Create a file of that size with all its memory, so that missing memory is an error now, not a SIGBUS later."""
     try:
         fd = create_own(path)
     except PermissionError as error:
-        raise NoRoom(str(error), "find out who created it, and have it removed") from error
+        raise NoRoom(str(error), "have its owner or an administrator remove it") from error
     try:
         _allocate(fd, size)
     except OSError as error:
@@ -52,24 +51,24 @@ def create(path: Path, size: int) -> int:
         path.unlink()
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
             raise
-        raise NoRoom(f"{path.parent} is full: no room for {size} bytes", "a larger /dev/shm, or fewer slots") from error
+        raise NoRoom(f"{path.parent} has no room for {size} bytes", "enlarge /dev/shm, or use fewer slots") from error
     return fd
 
 
 def adopt(path: Path) -> int | None:
-    """The file as it is; None if there is none of ours."""
+    """Open an existing file of ours; None if there is none."""
     return open_own(path, os.O_RDWR)
 
 
 def map_to_write(fd: int) -> mmap.mmap:
-    """All bytes of the file. Every page is touched here, so that no copy has to wait for page faults (10 x slower)."""
+    """Map the file. Touch every page now, so that copies do not wait for page faults (10 x slower)."""
     mapping = mmap.mmap(fd, os.fstat(fd).st_size)
     torch.frombuffer(mapping, dtype=torch.uint8)[::_PAGE].sum()
     return mapping
 
 
 def map_to_read(fd: int) -> mmap.mmap:
-    """All bytes of the file; whoever changes them changes a copy of their own."""
+    """Map the file copy-on-write."""
     size = os.fstat(fd).st_size
     return mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
@@ -80,38 +79,40 @@ def _allocate(fd: int, size: int) -> None:
         os.posix_fallocate(fd, at, min(_AT_ONCE, size - at))
 
 
-# ---- A slot: one snapshot of one rank in shared memory. It holds a whole step, or nothing.
-
+# Slots
 
 _SPARE = 64 << 10
 
 
 def capacity_for(total: int) -> int:
-    """A little more than is needed: pickles grow by some bytes from step to step, and the file should stay."""
+    """Return the file size for a snapshot. It has a margin, because pickles grow by some bytes between steps."""
     return aligned(total + max(_SPARE, total // 64), _PAGE)
 
 
 class Slot:
-    """The writer's hand on a slot. Opening it takes over what an earlier process left."""
+    """One snapshot of one rank, open for writing. It holds a complete step or nothing.
+
+    Opening it takes over the file of an earlier process.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = adopt(path)
         self._mapping: mmap.mmap | None = None
         self._views: Views | None = None
-        self.on_release: Callable[[], None] | None = None  # told before the mapping goes
+        self.on_release: Callable[[], None] | None = None  # called before the slot is unmapped
 
     @property
     def capacity(self) -> int:
-        """Bytes of the file; 0 if there is none yet."""
+        """Return the size of the file; 0 if there is none yet."""
         return 0 if self._fd is None else os.fstat(self._fd).st_size
 
     def fits(self, total: int) -> bool:
-        """Big enough, and not so big that memory lies waste."""
+        """Return whether the file is large enough, and not so large that it wastes memory."""
         return total <= self.capacity <= 2 * capacity_for(total)
 
     def make_fit(self, total: int) -> None:
-        """Ready for a snapshot of that size. A file that does not fit goes, with what it held."""
+        """Prepare the slot for a snapshot of that size. Replace a file that does not fit, with its contents."""
         if not self.fits(total):
             self.close()
             self._fd = create(self.path, capacity_for(total))
@@ -121,50 +122,50 @@ class Slot:
 
     @property
     def buffer(self) -> memoryview:
-        """The whole file, for whoever fills it from a connection."""
+        """Return the whole file as bytes, to be filled from a connection."""
         if self._mapping is None:
             raise RuntimeError(f"{self.path} is not mapped; call make_fit first")
         return memoryview(self._mapping)
 
     @property
     def views(self) -> Views:
-        """The same, for tensors."""
+        """Return the views of the file as tensors."""
         if self._views is None:
             raise RuntimeError(f"{self.path} is not mapped; call make_fit first")
         return self._views
 
     def record(self) -> SnapshotRecord | None:
-        """What it holds."""
+        """Return the record of the committed snapshot; None if there is none."""
         return None if self._fd is None else parse_record(os.pread(self._fd, HEADER, 0))
 
     def begin(self) -> bool:
-        """From here it holds nothing, until `commit`. False, and untouched, while someone reads it and holds it."""
+        """Clear the slot until `commit`. Return False, without a change, while a reader holds it."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
         os.pwrite(self._file, NOTHING, 0)
-        # Let go at once: who holds it from here on sees that it holds nothing. A lock kept while writing would outlive
-        # a killed writer in the processes it forked.
+        # Release the lock at once: later readers see an empty slot. A lock held while writing would outlive a killed
+        # writer in the processes it forked.
         fcntl.flock(self._file, fcntl.LOCK_UN)
         return True
 
     def commit(self, record: SnapshotRecord, sums: SnapshotSums | None = None) -> None:
-        """One small write makes it valid. Checksums that are known already, for a copy, go before it."""
+        """Make the snapshot valid with one small write. Known checksums, of a copy, are written before it."""
         if sums:
             os.pwrite(self._file, sums.pack(), SUMS_AT)
         os.pwrite(self._file, record.pack(), COMMIT_AT)
 
     def discard(self) -> None:
-        """Give its memory back, and what it held."""
+        """Remove the file and free its memory."""
         self.close()
         self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of it; the file stays."""
+        """Close the slot; the file stays."""
         if self.on_release:
             self.on_release()
-        self._mapping = self._views = None  # it goes with the last tensor that looks into it
+        self._mapping = self._views = None  # unmapped with the last tensor that views it
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -172,30 +173,29 @@ class Slot:
     @property
     def _file(self) -> int:
         if self._fd is None:
-            raise RuntimeError(f"{self.path} is not there; call make_fit first")
+            raise RuntimeError(f"{self.path} does not exist; call make_fit first")
         return self._fd
 
 
-# ---- A snapshot on its way into a slot.
+# Drafts
 
-
-Pair = tuple[torch.Tensor, torch.Tensor]  # where to, where from
+Pair = tuple[torch.Tensor, torch.Tensor]  # target, source
 
 
 class Draft:
-    """The slot is open: all but the tensors is in it. Copy the pairs, by whatever means, then commit."""
+    """A snapshot being written: its slot has all but the tensors. Copy the pairs, then commit."""
 
     def __init__(self, slot: Slot, pairs: list[Pair], record: SnapshotRecord) -> None:
         self.slot, self.pairs, self.record = slot, pairs, record
 
     def commit(self) -> SnapshotRecord:
-        """Only now does the slot hold the snapshot. All copies must be complete."""
+        """Commit the snapshot. All copies must be complete."""
         self.slot.commit(self.record)
         return self.record
 
 
 def begin(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout | None = None) -> Draft | None:
-    """Open the slot for this state; None while someone still reads what is in it."""
+    """Open the slot for this state; None while a reader holds it."""
     layout = layout or lay_out(state)
     slot.make_fit(layout.total)
     if not slot.begin():
@@ -205,7 +205,7 @@ def begin(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout 
 
 
 def write(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout | None = None) -> SnapshotRecord | None:
-    """The whole of it, for tensors in this machine's memory."""
+    """Write a state whose tensors are in host memory; None while a reader holds the slot."""
     draft = begin(slot, state, generation, layout)
     if draft is None:
         return None
@@ -214,7 +214,7 @@ def write(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout 
 
 
 def copy_now(pairs: Iterable[Pair]) -> None:
-    """torch divides each large copy among its threads."""
+    """Copy the pairs. torch divides each large copy among its threads."""
     with torch.no_grad():
         for target, source in pairs:
             target.copy_(source)
@@ -222,13 +222,13 @@ def copy_now(pairs: Iterable[Pair]) -> None:
 
 def record_of(state: TrainingState, layout: SlotLayout, generation: int) -> SnapshotRecord:
     shared, own = _extent(layout.shared, HEADER), _extent(layout.own, layout.own_at)
-    # The machine's own clock never goes back while its memory lives: no two snapshots bear one number.
-    about = (state.step, generation, state.rank, state.world)
-    return SnapshotRecord(time.monotonic_ns(), *about, shared, own, is_sharded(state, layout))
+    # The monotonic clock does not go back until a reboot, which clears the memory: numbers are unique.
+    ids = (state.step, generation, state.rank, state.world)
+    return SnapshotRecord(time.monotonic_ns(), *ids, shared, own, is_sharded(state, layout))
 
 
 def is_sharded(state: TrainingState, layout: SlotLayout) -> bool:
-    """Whether the rank has a part of the model to itself. Statistics of its own batches are none; alone it has all."""
+    """Return whether the rank has a shard of the model. Statistics of its own batches do not count."""
     return any(piece.shape != piece.size or state.world == 1 for piece in layout.own.pieces)
 
 
@@ -245,21 +245,20 @@ def _put(slot: Slot, part: LaidOutPart, at: int, state: TrainingState) -> list[P
     return list(zip(slot.views.of(part.pieces, body_at), sources))
 
 
-# ---- A rank's slots: two by default, one to keep and one to write.
-
+# Slots of a rank
 
 SLOTS = 2
 
 
 def needs_bytes(state: TrainingState, slots: int = SLOTS) -> int:
-    """Memory that one rank's snapshots take, in all."""
+    """Return the memory that one rank's snapshots take in total."""
     return slots * capacity_for(lay_out(state).total)
 
 
 class Slots:
-    """Where one rank of one generation puts its snapshots. `skipped` counts those that found no slot free.
+    """The slots of one rank in one generation. `skipped` counts snapshots without a free slot.
 
-    `ranks`: how many ranks of this machine are about to allocate as much.
+    `ranks`: how many ranks of this machine will allocate as much.
     """
 
     def __init__(
@@ -281,11 +280,11 @@ class Slots:
         self._folder, self._read_room, self._safe = folder, read_room, folder / safe_name(run)
 
     def prepare(self, state: TrainingState) -> None:
-        """Make what is missing before the first step is waiting for it; refuses with `NoRoom`."""
+        """Create missing slots before the first snapshot; raise NoRoom if they do not fit."""
         self._prepare(lay_out(state))
 
     def begin(self, state: TrainingState, spare: Collection[str] = ()) -> Draft | None:
-        """Open a slot for this state; None, and counted, if none may be overwritten yet. `spare`: not these paths."""
+        """Open a slot for this state; None, and counted, if none may be overwritten yet. `spare`: paths not to use."""
         layout = lay_out(state)
         self._prepare(layout)
         for number in free_slots(self.records(), self._generation, self._resumed, read_safe(self._safe)):
@@ -297,7 +296,7 @@ class Slots:
         return None
 
     def write(self, state: TrainingState) -> SnapshotRecord | None:
-        """The whole of it, for tensors in this machine's memory."""
+        """Write a state whose tensors are in host memory; None if no slot is free."""
         draft = self.begin(state)
         if draft is None:
             return None
@@ -312,7 +311,7 @@ class Slots:
             slot.close()
 
     def _prepare(self, layout: SlotLayout) -> None:
-        """Every slot is mapped, and made to fit if it holds nothing; one that holds a step stays until its turn."""
+        """Map every slot, and resize empty ones. A slot that holds a step is resized when it is reused."""
         unfit = [slot for slot in self.slots if not slot.fits(layout.total)]
         if unfit:
             more = sum(capacity_for(layout.total) - slot.capacity for slot in unfit)
@@ -324,5 +323,5 @@ class Slots:
                     slot.make_fit(layout.total)
         except NoRoom:
             for slot in empty:
-                slot.discard()  # half of them are of no use to anybody
+                slot.discard()  # some slots without the others are useless
             raise

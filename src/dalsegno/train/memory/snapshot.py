@@ -1,6 +1,6 @@
-"""Reading what slots hold: nothing is copied, tensors are views of the mapping.
+"""Read snapshots from slots without copying: tensors are views of the mapping.
 
-A file that another user made or may write is as good as none: what is read here is unpickled.
+A file that another user owns or may write is ignored, because its contents are unpickled.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from dalsegno.train.state import Piece, TrainingState
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A committed slot, mapped. It may be overwritten under a reader that does not hold it: ask `still_there`."""
+    """A committed slot, mapped. Without a lock it may be overwritten at any time: check `still_there`."""
 
     path: Path
     record: SnapshotRecord
     mapping: mmap.mmap  # the whole file
 
     def part(self, extent: Extent) -> memoryview:
-        """A part's bytes, as they are sent and checked."""
+        """Return the bytes of a part, as they are sent and checked."""
         return memoryview(self.mapping)[extent.at : extent.end]
 
     def still_there(self) -> bool:
-        """Whether the slot holds what it held when this was opened."""
+        """Return whether the slot still holds the snapshot that was opened."""
         return read_record(self.path) == self.record
 
 
 def open_snapshot(path: Path) -> Snapshot | None:
-    """What the slot holds; None if that is nothing, or it is visibly damaged."""
+    """Open the snapshot in a slot; None if the slot is empty or visibly damaged."""
     fd = open_own(path)
     if fd is None:
         return None
@@ -70,7 +70,7 @@ def open_snapshot(path: Path) -> Snapshot | None:
 
 @contextlib.contextmanager
 def held_snapshot(path: Path) -> Iterator[Snapshot | None]:
-    """The same, and nobody overwrites it meanwhile: that snapshot is skipped. The hold ends with this process."""
+    """Open the snapshot and keep it from being overwritten; writers skip the slot. The lock ends with this process."""
     fd = open_own(path)
     if fd is None:
         yield None
@@ -79,12 +79,12 @@ def held_snapshot(path: Path) -> Iterator[Snapshot | None]:
         fcntl.flock(fd, fcntl.LOCK_SH)
         yield _open(path, fd)
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # the mapping has a copy of the handle: closing this one would not be enough
+        fcntl.flock(fd, fcntl.LOCK_UN)  # the mapping keeps a duplicate of the descriptor, so closing is not enough
         os.close(fd)
 
 
 def read_header(path: Path) -> bytes:
-    """Both records as they lie there; empty if there is no such slot."""
+    """Return the raw header with both records; empty if there is no such slot."""
     fd = open_own(path)
     if fd is None:
         return b""
@@ -99,11 +99,11 @@ def read_record(path: Path) -> SnapshotRecord | None:
 
 
 def state_of(shared: Snapshot, own: Snapshot | None = None) -> TrainingState:
-    """The state of `own`'s rank, with what all ranks have from `shared`; without `own`, the one of a single slot."""
+    """Return the state of `own`'s rank with the shared part from `shared`; without `own`, both are from `shared`."""
     own = own or shared
-    _check_they_belong_together(shared.record, own.record)
-    blobs, pieces = _taken(shared, shared.record.shared)
-    own_blobs, own_pieces = _taken(own, own.record.own)
+    _check_same_state(shared.record, own.record)
+    blobs, pieces = _unpack(shared, shared.record.shared)
+    own_blobs, own_pieces = _unpack(own, own.record.own)
     in_order = sorted([*pieces, *own_pieces], key=lambda placed: placed[0])
     return TrainingState(
         step=own.record.step,
@@ -129,7 +129,7 @@ def _head_is_whole(snapshot: Snapshot, extent: Extent) -> bool:
     return extent == ABSENT or zlib.crc32(snapshot.part(extent)[: extent.head]) == extent.head_crc
 
 
-def _taken(snapshot: Snapshot, extent: Extent) -> tuple[dict[str, bytes], list[tuple[int, Piece]]]:
+def _unpack(snapshot: Snapshot, extent: Extent) -> tuple[dict[str, bytes], list[tuple[int, Piece]]]:
     part, body_at = snapshot.part(extent), aligned(extent.head)
     contents, body = parse_head(bytes(part[: extent.head])), part[body_at:]
     blobs = {blob.name: bytes(body[blob.at : blob.at + blob.length]) for blob in contents.blobs}
@@ -141,19 +141,18 @@ def _piece(tensors: torch.Tensor, placed: PlacedPiece) -> Piece:
     return Piece(placed.key, view(tensors, placed), placed.size, placed.offsets, placed.shared, placed.writes)
 
 
-def _check_they_belong_together(shared: SnapshotRecord, own: SnapshotRecord) -> None:
-    """Two generations may both have been at a step, with different values: never mix them."""
+def _check_same_state(shared: SnapshotRecord, own: SnapshotRecord) -> None:
+    """Refuse parts of two states: two generations may have different values at the same step."""
     if shared.shared == ABSENT:
-        raise CheckpointError(f"rank {shared.rank}'s snapshot holds only what is its own")
+        raise CheckpointError(f"rank {shared.rank}'s snapshot has no shared part")
     if (shared.step, shared.generation, shared.world) != (own.step, own.generation, own.world):
         raise CheckpointError(
             f"step {shared.step} of generation {shared.generation} and step {own.step} of generation {own.generation}"
-            " are not of one state"
+            " are not of the same state"
         )
 
 
-# ---- Checksums of a slot, made after the commit by whoever has the time, and checked before it is trusted.
-
+# Checksums, made after the commit by the keeper and checked before a snapshot is used
 
 _CHUNK = 16 << 20
 
@@ -166,7 +165,7 @@ class SnapshotVerdict(Enum):
 
 
 def checksum(path: Path, threads: int = 2) -> SnapshotSums | None:
-    """Write the slot's checksums; None if it holds nothing, or was overwritten meanwhile."""
+    """Write the slot's checksums; None if it is empty or was overwritten meanwhile."""
     snapshot = open_snapshot(path)
     if snapshot is None:
         return None
@@ -177,7 +176,7 @@ def checksum(path: Path, threads: int = 2) -> SnapshotSums | None:
     try:
         if parse_record(os.pread(fd, HEADER, 0)) != snapshot.record:
             return None
-        # Should a writer come in between, these sums bear another number than its snapshot, and count for nothing.
+        # If a writer comes in between, the number of these sums differs from its snapshot's, and they are ignored.
         os.pwrite(fd, sums.pack(), SUMS_AT)
         return sums
     finally:
@@ -185,7 +184,7 @@ def checksum(path: Path, threads: int = 2) -> SnapshotSums | None:
 
 
 def verify(path: Path, threads: int = 2) -> SnapshotVerdict:
-    """Whether every byte is as it was when the checksums were made."""
+    """Check every byte against the checksums."""
     snapshot = open_snapshot(path)
     if snapshot is not None:
         return judge(snapshot, threads)
@@ -193,7 +192,7 @@ def verify(path: Path, threads: int = 2) -> SnapshotVerdict:
 
 
 def judge(snapshot: Snapshot, threads: int = 2) -> SnapshotVerdict:
-    """The same of one that is open already: what was read here need not be mapped again to be loaded."""
+    """Check a snapshot that is open already, so that it need not be mapped again to be loaded."""
     header = read_header(snapshot.path)
     if parse_record(header) != snapshot.record:
         return SnapshotVerdict.NOTHING  # overwritten since
@@ -212,23 +211,23 @@ def sums_of(snapshot: Snapshot, threads: int = 2) -> SnapshotSums:
 
 
 def sum_of(part: memoryview, threads: int = 2) -> int:
-    """The checksum of the chunks' checksums: those can be made side by side."""
+    """Return the checksum of the chunks' checksums, which are computed in parallel."""
     chunks = [part[at : at + _CHUNK] for at in range(0, len(part), _CHUNK)]
     if len(chunks) < 2 or threads < 2:
-        return _together(map(zlib.crc32, chunks))
+        return _combine(map(zlib.crc32, chunks))
     with ThreadPoolExecutor(threads) as pool:
-        return _together(pool.map(zlib.crc32, chunks))
+        return _combine(pool.map(zlib.crc32, chunks))
 
 
-def _together(sums: Iterable[int]) -> int:
+def _combine(sums: Iterable[int]) -> int:
     return zlib.crc32(b"".join(one.to_bytes(4, "little") for one in sums))
 
 
-# ---- A part of a snapshot, as it goes to another node and is kept there.
+# Copies for other nodes
 
 
 def outgoing(snapshot: Snapshot, sums: SnapshotSums | None = None, shared: bool = False) -> tuple[bytes, memoryview]:
-    """Header and bytes to send: the rank's own part, or the one that every rank has. Its checksum goes with it."""
+    """Return the header, with the checksum, and the bytes to send: the own part, or the shared part."""
     record, whole = _of_part(snapshot.record, shared), snapshot.record
     part = snapshot.part(whole.shared if shared else whole.own)
     known = None if sums is None else sums.shared if shared else sums.own
@@ -239,12 +238,12 @@ def outgoing(snapshot: Snapshot, sums: SnapshotSums | None = None, shared: bool 
 
 
 class Incoming:
-    """A copy on its way in: fill `buffer`, then commit. Until then the slot holds nothing."""
+    """A copy being received: fill `buffer`, then commit. Until then the slot is empty."""
 
     def __init__(self, path: Path, header: bytes) -> None:
         record, sums = parse_record(header), parse_sums(header)
         if record is None or sums is None or not _is_one_part(record):
-            raise CheckpointError(f"what was sent for {path.name} is no copy of a snapshot")
+            raise CheckpointError(f"the data sent for {path.name} is not a copy of a snapshot")
         self.record, self._sums, self._slot = record, sums, Slot(path)
         self._slot.make_fit(record.end)
         if not self._slot.begin():
@@ -256,17 +255,17 @@ class Incoming:
         return self._slot.buffer[HEADER : self.record.end]
 
     def is_whole(self) -> bool:
-        """Whether the bytes arrived as they were sent."""
+        """Return whether the bytes match the sender's checksum."""
         sent = self._sums.own if self.record.shared == ABSENT else self._sums.shared
         return sum_of(self.buffer) == sent
 
     def commit(self) -> None:
-        """Its checksum came with it, and stays with it."""
+        """Commit the copy with the sender's checksum."""
         self._slot.commit(self.record, self._sums)
         self._slot.close()
 
     def abandon(self) -> None:
-        """The sender is gone: the slot stays, and holds nothing."""
+        """Close the slot without a commit; it stays empty."""
         self._slot.close()
 
 

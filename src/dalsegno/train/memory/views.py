@@ -1,4 +1,4 @@
-"""Bytes of a slot as the tensors they are."""
+"""View the bytes of a slot as tensors."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import torch
 
 from dalsegno.train.memory.layout import PlacedPiece
 
-_PARTS = 2  # of a snapshot
+_PARTS = 2  # per snapshot
 
 
 def view(body: torch.Tensor, piece: PlacedPiece) -> torch.Tensor:
-    """One piece; `body`: the bytes of its part after the head."""
+    """Return the tensor of one piece; `body`: the bytes of its part after the head."""
     raw = body[piece.at : piece.at + piece.length]
     return raw.view(getattr(torch, piece.dtype)).view(piece.shape)
 
 
 class Views:
-    """The views of one mapping, remembered: a thousand of them take milliseconds to make, and rarely change."""
+    """The cached views of one mapping: a thousand of them take milliseconds to create and rarely change."""
 
     def __init__(self, whole: torch.Tensor) -> None:
         self.whole = whole
