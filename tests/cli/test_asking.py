@@ -35,7 +35,7 @@ def invoke() -> Iterator[Invoke]:
     (root / "slurm.conf").touch()  # with nothing in it Slurm's commands give up at once
     store, action = Journal(root / JOURNAL), Drain("gpu-2", NodeFault("xid", Remedy.REBOOT, "Xid 79", "79"))
     store.end(store.begin(action, 1e9), action, "drained: xid[79] Xid 79", "", 1e9, Policy(), ())
-    store.notice_gpus("gpu-2", [GpuIdentity(0, "GPU-abc", "17", "H100")], 1e9)
+    store.record_gpus("gpu-2", [GpuIdentity(0, "GPU-abc", "17", "H100")], 1e9)
     store.close()
     stop, served = threading.Event(), threading.Thread(target=lambda: _serve(root, stop))
     served.start()
@@ -69,13 +69,13 @@ def test_nodes_are_listed_and_one_is_shown_with_its_gpus_and_its_history(invoke:
     shown = invoke("nodes", "show", "gpu-2").output
     assert "gpu-2 is drained" in shown and "GPU-abc" in shown and "drained: xid[79] Xid 79" in shown
     assert json.loads(invoke("nodes", "show", "gpu-2", "--json").output)["gpus"][0]["serial"] == "17"
-    assert "knows no node" in str(invoke("nodes", "show", "gpu-9").exception)
+    assert "unknown node" in str(invoke("nodes", "show", "gpu-9").exception)
 
 
 def test_events_are_lines_or_json(invoke: Invoke):
     assert invoke("events").output.rstrip().endswith("gpu-2  drained: xid[79] Xid 79")
     assert [json.loads(each)["node"] for each in invoke("events", "--json").output.splitlines()] == ["gpu-2"]
-    assert "knows no node" in str(invoke("events", "--node", "gpu-9").exception)
+    assert "unknown node" in str(invoke("events", "--node", "gpu-9").exception)
 
 
 def test_what_befell_no_node_stands_below_what_befell_one():

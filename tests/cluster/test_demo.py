@@ -24,7 +24,7 @@ def test_training_survives_and_the_cluster_mends_itself(cache: Path):
         said = done.stdout + done.stderr
         assert done.returncode == 0, said
         assert "the run survived 2 faults" in done.stdout
-        assert "the weights are those of an undisturbed run, bit for bit" in done.stdout
+        assert "the weights are identical to those of an undisturbed run, bit for bit" in done.stdout
         rows = {line.split()[1]: line for line in done.stdout.splitlines() if re.match(r"\d+  ", line)}
         assert set(rows) == {"power-off", "xid"} and "not seen" not in "".join(rows.values()), said
         assert done.stderr.count("validated, and back in service") == 2

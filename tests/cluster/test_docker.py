@@ -74,7 +74,7 @@ def test_where_it_cannot_be_played_it_says_so_before_anything_is_made(cache: Pat
         done = subprocess.run(
             [*powerless, *cli.argv(*SCENE)], env=cli.env, cwd=cli.home, capture_output=True, text=True, check=False
         )
-        why = "Docker's daemon runs as root alone" if program("dockerd") else "there is no Docker on this machine"
+        why = "Docker's daemon runs as root alone" if program("dockerd") else "Docker is not installed on this machine"
         assert done.returncode == 1 and f"error: {why}" in done.stderr and "hint: " in done.stderr, done
         assert list((cli.home / "clusters").glob("*/state.json")) == []
 

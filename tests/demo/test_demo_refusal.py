@@ -1,4 +1,4 @@
-"""A demo goes from nothing to nothing: it touches no cluster that is there."""
+"""Tests that the demo refuses to touch an existing cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-def test_a_cluster_of_the_demo_s_name_is_neither_played_on_nor_taken_down(tmp_path: Path):
+def test_an_existing_cluster_with_the_demo_name_is_not_touched(tmp_path: Path):
     state = tmp_path / "clusters" / "dalsegno-demo" / "state.json"
     state.parent.mkdir(parents=True)
     state.write_text("{}")

@@ -1,4 +1,4 @@
-"""What the scene of Docker reads on a node."""
+"""Tests of the parsers of the Docker scene."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PS = """
 """
 
 
-def test_a_programs_ancestors_are_named_up_to_a_service_of_the_node():
+def test_ancestors_end_at_a_service_of_the_node():
     known = {process.pid: process for process in parse_ps(PS)}
     assert known[274] == NodeProcess(274, 266, "ada", "sleep", "/bin/sleep 1000")
     assert ancestors(known, 140) == ("init", "containerd-shim")
     assert ancestors(known, 274) == ("slurmstepd",)
-    assert ancestors(known, 280) == ()  # whose parent is not to be seen
+    assert ancestors(known, 280) == ()  # its parent is not listed
 
 
-def test_a_cgroup_is_the_freezers_or_the_only_one():
+def test_the_cgroup_is_that_of_the_freezer_or_the_only_one():
     assert parse_cgroup("6:freezer:/a/job_2/step_0\n4:memory:/b\n0::/c\n") == "/a/job_2/step_0"
     assert parse_cgroup("0::/docker/4711\n") == "/docker/4711"
     assert parse_cgroup("") == ""
@@ -33,7 +33,7 @@ def test_a_variable_is_read_from_an_environment():
     assert parse_variable("", "CUDA_VISIBLE_DEVICES") == ""
 
 
-def test_the_libraries_of_a_program_are_those_that_have_a_place():
+def test_only_libraries_with_a_path_are_listed():
     text = "\tlinux-vdso.so.1 (0x7f)\n\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n\t/lib64/ld.so.2 (0x7f)\n"
     assert parse_ldd(text) == ["/lib/libc.so.6", "/lib64/ld.so.2"]
     assert parse_ldd("\tnot a dynamic executable\n") == []

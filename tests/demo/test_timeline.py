@@ -1,4 +1,4 @@
-"""Jobs as bars."""
+"""Tests of drawing jobs as bars."""
 
 from dalsegno.demo.researchers import JobBar, draw
 
@@ -12,5 +12,5 @@ def test_waiting_is_dotted_and_running_is_solid():
     ]
 
 
-def test_a_job_too_short_for_the_scale_still_shows():
+def test_a_job_too_short_for_the_scale_is_still_shown():
     assert "#" in draw([JobBar("a", "", 0, 0, 0), JobBar("b", "", 0, 0, 1000)], width=10, solid="#").splitlines()[0]

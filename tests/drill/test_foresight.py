@@ -1,4 +1,4 @@
-"""What a drill says before it begins of what will not be mended."""
+"""Tests of the warnings before a drill about nodes that will not be repaired."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ POWER, KILL = Lot(FaultKind("power-off"), 5, 0), Lot(FaultKind("worker-kill", he
 ON = {"automation": "on", "mode": "auto", "per_hour": 4, "taken": {"train": 1}}
 
 
-def test_what_the_hour_allows_is_nothing_to_speak_of():
+def test_faults_within_the_hourly_limit_cause_no_warning():
     assert left_undone([POWER] * 3 + [KILL] * 9, ON, ["train"]) == ""
     assert left_undone([POWER] * 4, ON, ["other"]) == "" and mends(ON)
 
 
-def test_faults_beyond_the_budget_are_foreseen():
+def test_faults_beyond_the_hourly_limit_cause_a_warning():
     assert left_undone([POWER] * 4, ON, ["train"]).startswith(
-        "4 of the faults may cost a node, and the controller takes 3 more out of service within this hour"
+        "4 faults may take a node out of service, but the controller takes out only 3 more this hour"
     )
 
 
 @pytest.mark.parametrize(
     ("told", "why"),
-    [(None, "no controller looks after"), ({**ON, "automation": "paused"}, "automation is paused"),
+    [(None, "this cluster has no controller"), ({**ON, "automation": "paused"}, "automation is paused"),
      ({**ON, "mode": "observe"}, "the controller only observes"), ({**ON, "mode": "off"}, "does nothing")],
 )  # fmt: skip
-def test_where_nothing_is_mended_it_is_said_and_not_waited_for(told: dict[str, object] | None, why: str):
+def test_disabled_recovery_causes_a_warning_and_no_waiting(told: dict[str, object] | None, why: str):
     assert why in left_undone([POWER], told, ["train"]) and not mends(told)
-    assert left_undone([KILL], told, ["train"]) == "", "nothing is to be mended"
+    assert left_undone([KILL], told, ["train"]) == "", "nothing needs repair"
 
 
-def test_what_is_wrong_before_it_begins_is_said():
+def test_faults_before_the_drill_are_reported():
     injected = [InjectedFault("gpu-lost", "n4", 1.0), InjectedFault("bad-replacement", "n4", 2.0)]
     nodes = [
         {"node": "n1", "phase": "in service", "note": ""},
         {"node": "n4", "phase": "suspected", "note": "gpu-count: 7 of 8"},
     ]
     assert already_hurt(injected, nodes) == [
-        "n4 has been injected with gpu-lost and bad-replacement before: the drill leaves that as it is",
+        "n4 was injected with gpu-lost and bad-replacement before: the drill does not clear that",
         "n4 is suspected: gpu-count: 7 of 8",
     ]
     assert already_hurt([], nodes[:1]) == []

@@ -1,4 +1,4 @@
-"""The same seed draws the same drill, every kind of fault comes where there is room."""
+"""Tests of drawing faults: the same seed gives the same drill, and every kind occurs if there are enough faults."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def test_the_same_seed_draws_the_same_faults():
 
 
 @given(st.integers(0, 60), st.integers())
-def test_there_are_as_many_as_asked_for_and_no_kind_is_left_out(count: int, seed: int):
+def test_the_requested_number_is_drawn_and_every_kind_occurs(count: int, seed: int):
     lots = draw(count, seed)
     assert len(lots) == count
     assert len({lot.kind for lot in lots}) >= min(count, len(KINDS))
 
 
-def test_only_some_kinds_may_be_asked_for():
+def test_the_kinds_of_faults_can_be_restricted():
     assert {lot.kind.fault for lot in draw(9, 7, chosen(["xid", "power-off"]))} == {"xid", "power-off"}
     assert list(chosen([])) == list(KINDS)
-    with pytest.raises(UsageError, match="no fault `power-of`") as refused:
+    with pytest.raises(UsageError, match="unknown fault `power-of`") as refused:
         chosen(["power-of"])
     assert refused.value.hint == "did you mean `power-off`?"

@@ -1,4 +1,4 @@
-"""What a run's journal says of a drill."""
+"""Tests of reading the run's journal and the controller's events."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dalsegno.wire.frames import Message
 
 
 def event(id: int, kind: EventKind, stage: EventStage) -> Message:
-    """What the controller's socket gives."""
+    """Return an event as the controller's socket sends it."""
     return Event(id, float(id), "n1", kind, "for people", stage).message()
 
 
-def test_lost_nodes_and_failed_ranks_are_known_and_what_peers_say_is_not():
+def test_lost_nodes_and_failed_ranks_are_marked_but_not_errors_of_peers():
     entries = [
         {"at": 1.0, "event": "began", "host": "head"},
         {"at": 2.0, "event": "generation", "generation": 1, "nodes": ["n1", "n2"]},
@@ -23,13 +23,13 @@ def test_lost_nodes_and_failed_ranks_are_known_and_what_peers_say_is_not():
     ]
     assert list(marks_of_run(entries)) == [
         DrillMark(2.0, "generation", "", "generation 1 on n1, n2"),
-        DrillMark(3.0, KNOWN, "n2", "the run misses it: no sign of life"),
+        DrillMark(3.0, KNOWN, "n2", "lost by the run: no sign of life"),
         DrillMark(3.1, KNOWN, "n3", "its warm parent was killed"),
         DrillMark(4.0, KNOWN, "n1", "rank 0 was killed by SIGKILL"),
     ]
 
 
-def test_what_the_controller_did_is_told_apart_from_what_it_began_or_could_not_do():
+def test_only_completed_actions_of_the_controller_count_as_done():
     events = [
         event(1, EventKind.TURN, EventStage.SUSPECTED),
         event(2, EventKind.DRAIN, EventStage.FAILED),
@@ -46,7 +46,7 @@ def test_what_the_controller_did_is_told_apart_from_what_it_began_or_could_not_d
     ]
 
 
-def test_a_fault_of_a_node_that_is_held_back_is_known_by_a_note_and_by_no_other_note():
+def test_only_a_note_about_a_held_back_fault_marks_it_as_known():
     events = [
         event(1, EventKind.NOTE, EventStage.SUSPECTED),
         event(2, EventKind.NOTE, EventStage.TOLD),
@@ -54,13 +54,13 @@ def test_a_fault_of_a_node_that_is_held_back_is_known_by_a_note_and_by_no_other_
     assert [mark.what for mark in marks_of_controller(events)] == [KNOWN, "note"]
 
 
-def test_what_befell_a_run_that_nobody_disturbed_is_told():
+def test_faults_of_the_undisturbed_run_are_reported():
     formed = [{"at": 1.0, "event": "generation", "generation": 1, "nodes": ["n1"]}]
     failed = {"at": 2.0, "event": "failed", "node": "n1", "rank": 3, "what": "failed: CheckpointError"}
     again = {"at": 3.0, "event": "generation", "generation": 2, "nodes": ["n1"]}
     assert troubles_of(formed) == ""
     assert troubles_of([*formed, failed]) == "n1: rank 3 failed: CheckpointError"
     assert troubles_of([*formed, failed, again]) == (
-        "it started again 1 time, at first because of n1: rank 3 failed: CheckpointError"
+        "it restarted 1 time, first because of n1: rank 3 failed: CheckpointError"
     )
-    assert troubles_of([*formed, again]) == "it started again 1 time"
+    assert troubles_of([*formed, again]) == "it restarted 1 time"

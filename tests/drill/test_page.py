@@ -1,4 +1,4 @@
-"""The page of a drill: whole, self-contained, and nothing in it that somebody's names could do."""
+"""Tests of the HTML page of a drill: well-formed, self-contained, and safe against markup in names."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ def parsed(page: str) -> Balance:
     return found
 
 
-def test_it_is_whole_and_loads_nothing():
+def test_the_page_is_well_formed_and_loads_nothing():
     page = render_page(DRILL)
     parsed(page)
     assert not re.search(r"(src|href|url)\s*[=(]|<script|@import", page)
 
 
-def test_it_shows_the_figures_the_curve_and_the_node_s_time_out():
+def test_the_page_shows_figures_loss_curve_and_time_out_of_service():
     page = render_page(DRILL)
     words = parsed(page).words
-    assert {"the run survived 1 fault; 0 of 100 steps were done again", "power-off", "1.0 s", "10.0 s"} <= set(words)
+    assert {"the run survived 1 fault; 0 of 100 steps were repeated", "power-off", "1.0 s", "10.0 s"} <= set(words)
     assert page.count('class="curve"') == 2  # one for each generation
     assert page.count('class="gone"') == page.count('class="repairing"') == 1
 
 
-def test_the_demo_s_own_page_says_what_others_take_and_that_the_hosts_are_virtual():
+def test_the_demo_page_compares_other_tools_and_says_that_hosts_are_virtual():
     words = parsed(render_page(DRILL, "the demo", beside(DRILL))).words
     ours = words[words.index("dalsegno run, with a spare (just now)") + 1 :]
-    assert {"Beside it", *(word for line in OTHERS for word in line), *NOTES} <= set(words)
+    assert {"Comparison", *(word for line in OTHERS for word in line), *NOTES} <= set(words)
     assert any("virtual" in note for note in NOTES) and any("measured once" in note for note in NOTES)
-    assert ours[0] == seconds(DRILL.recoveries[0].resumed_s), "and it is what was measured, not what was hoped for"
+    assert ours[0] == seconds(DRILL.recoveries[0].resumed_s), "our time is the measured one"
 
 
-def test_names_are_only_text():
+def test_names_are_escaped():
     bad = '<img src=x onerror="alert(1)">'
     page = render_page(
         Drill(7, (bad,), 0.0, 10.0, (Blow(1, bad, bad, 5.0),), (DrillMark(6.0, bad, bad, bad),), STEPS), title=bad
@@ -73,22 +73,22 @@ def test_names_are_only_text():
     parsed(page)
 
 
-def test_a_drill_of_which_nothing_was_seen_has_a_page_too():
+def test_an_empty_drill_has_a_page():
     parsed(render_page(Drill(7, (), 5.0, 5.0, (), (), ())))
 
 
-def test_a_node_that_nobody_drained_is_not_shown_as_being_mended():
+def test_a_node_that_was_not_drained_is_not_shown_as_being_repaired():
     page = render_page(Drill(7, ("n1",), 0.0, 100.0, (Blow(1, "power-off", "n1", 50.0),), (), STEPS))
     assert (page.count('class="gone"'), page.count('class="repairing"')) == (1, 0)
 
 
-def test_the_picture_ends_with_what_happened_and_not_with_what_was_waited_for():
+def test_the_picture_ends_with_the_last_event():
     waited = Drill(7, ("n1",), 0.0, 1000.0, (Blow(1, "power-off", "n1", 50.0),), MARKS, STEPS)
-    assert render_picture(waited) == render_picture(replace(waited, ended=waited.told_until))
+    assert render_picture(waited) == render_picture(replace(waited, ended=waited.last_event_at))
     assert "990 s" not in render_picture(waited) and "90 s" in render_picture(waited)
 
 
-def test_the_demo_s_page_names_no_file_that_goes_with_its_cluster():
+def test_the_demo_page_names_no_file_of_the_removed_cluster():
     saved = DrillMark(52.0, "evidence", "n1", "evidence saved: /h o/clusters/demo/controller/evidence/n1/2026")
     page = render_page(without_places(replace(DRILL, marks=(*MARKS, saved)), "/h o/clusters/demo"))
     assert "evidence saved<" in page and "/h o" not in page

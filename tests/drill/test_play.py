@@ -1,4 +1,4 @@
-"""A drill strikes only a run that trains, and leaves one alone that does not come back."""
+"""Tests of injecting faults: only into a run that trains, and no more if it does not recover."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AGENT = FaultKind("agent-dead", stops=False, heals=False, by_agent=True)
 
 @dataclass
 class Run:
-    """Ten steps a second on two nodes; a power cut costs two seconds and begins a generation."""
+    """A run with ten steps a second on two nodes; a power cut takes two seconds and starts a generation."""
 
     total: int = 1000
     comes_back: bool = True
@@ -61,7 +61,7 @@ def played(run: Run, *lots: Lot, with_spares: bool = False) -> list[Blow]:
     return play(run, lots, lambda blow: None, lambda: run.now, run.sleep, with_spares)
 
 
-def test_each_fault_comes_when_the_run_has_trained_for_so_many_steps():
+def test_each_fault_waits_for_its_number_of_steps():
     run = Run()
     blows = played(run, Lot(POWER, 10, 3), Lot(XID, 5, 0), Lot(POWER, 5, 0))
     assert [(blow.number, blow.fault, blow.node) for blow in blows] == [
@@ -74,17 +74,17 @@ def test_each_fault_comes_when_the_run_has_trained_for_so_many_steps():
     assert gaps[0] > 2.4 and gaps[1] > 0.9  # away for two seconds, then five steps; half a second, then five
 
 
-def test_a_fault_that_takes_a_node_while_no_spare_is_ready_says_so():
+def test_a_fault_without_a_ready_spare_is_marked():
     blows = played(Run(), Lot(POWER, 5, 0), Lot(XID, 5, 0), Lot(POWER, 5, 0))
     assert [blow.without_spare for blow in blows] == [False, False, True], "the second stops nothing"
 
 
-def test_with_spares_each_fault_comes_when_they_stand_by_again():
+def test_with_spares_each_fault_waits_until_a_spare_is_ready():
     first, second = played(Run(), Lot(POWER, 5, 0), Lot(POWER, 5, 0), with_spares=True)
     assert second.at - first.at >= 10.0 and not second.without_spare
 
 
-def test_what_only_an_agent_can_see_does_not_hit_a_node_whose_agent_the_drill_has_killed():
+def test_a_fault_that_only_an_agent_detects_skips_nodes_with_a_killed_agent():
     run, said = Run(), list[str]()
     lots = (Lot(AGENT, 5, 0), Lot(XID, 5, 0), Lot(POWER, 5, 0), Lot(AGENT, 5, 0), Lot(XID, 5, 1))
     blows = play(run, lots, lambda what: said.append(str(what)), lambda: run.now, run.sleep)
@@ -94,14 +94,14 @@ def test_what_only_an_agent_can_see_does_not_hit_a_node_whose_agent_the_drill_ha
         (3, "power-off", "n1"),
         (4, "agent-dead", "n2"),
     ]
-    assert said[-1] == "xid 79 is left out: no node that trains has an agent any more"
+    assert said[-1] == "xid 79 is skipped: no training node has an agent any more"
 
 
-def test_a_run_that_is_over_is_not_struck():
+def test_no_fault_is_injected_after_the_run_has_ended():
     assert len(played(Run(total=50), *[Lot(XID, 20, 0)] * 5)) == 2
 
 
-def test_a_run_that_does_not_come_back_is_left_alone():
+def test_no_more_faults_are_injected_if_the_run_does_not_recover():
     run = Run(comes_back=False)
     assert len(played(run, *[Lot(POWER, 5, 0)] * 3)) == 1
     assert run.now < 2 * PATIENCE_S

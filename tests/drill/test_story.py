@@ -1,4 +1,4 @@
-"""What each fault of a drill cost, from what was noted when."""
+"""Tests of what each fault of a drill cost, computed from recorded times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, DrillMar
 
 
 def steps(*each: tuple[float, int, int]) -> tuple[TrainedStep, ...]:
-    """Time, number, generation."""
+    """Return steps from time, number and generation."""
     return tuple(TrainedStep(at, step, 1.0, generation) for at, step, generation in each)
 
 
@@ -14,7 +14,7 @@ def drill(blows: tuple[Blow, ...], marks: tuple[DrillMark, ...] = (), done: tupl
     return Drill(1, ("n1", "n2"), 0.0, 100.0, blows, marks, done)
 
 
-def test_a_power_cut_is_timed_from_the_cut_to_the_node_s_return():
+def test_a_power_cut_is_timed_until_the_node_returns():
     blow = Blow(1, "power-off", "n1", 10.0)
     marks = (DrillMark(11.2, KNOWN, "n1"), DrillMark(11.5, DRAINED, "n1"), DrillMark(24.0, RETURNED, "n1"))
     done = steps((9.0, 0, 1), (9.9, 1, 1), (12.0, 1, 2), (12.2, 2, 2))
@@ -22,19 +22,19 @@ def test_a_power_cut_is_timed_from_the_cut_to_the_node_s_return():
     assert found == Recovery(blow, 11.2 - 10, 1.5, 2.0, 14.0, steps_lost=1)
 
 
-def test_what_happened_to_other_nodes_or_before_is_not_its_doing():
+def test_earlier_marks_and_those_of_other_nodes_do_not_count():
     blow = Blow(1, "power-off", "n1", 10.0)
     marks = (DrillMark(9.0, KNOWN, "n1"), DrillMark(11.0, KNOWN, "n2"))
     assert drill((blow,), marks).recoveries == (Recovery(blow),)
 
 
-def test_what_the_next_fault_of_the_same_node_brings_about_is_its_own():
+def test_marks_after_the_next_fault_of_a_node_belong_to_that_fault():
     first, second = Blow(1, "power-off", "n1", 10.0), Blow(2, "power-off", "n1", 50.0)
     marks = (DrillMark(51.0, KNOWN, "n1"),)
     assert [each.known_s for each in drill((first, second), marks).recoveries] == [None, 1.0]
 
 
-def test_a_blow_that_needs_no_mending_takes_nothing_from_the_one_before():
+def test_a_fault_without_repair_takes_no_marks_from_the_one_before():
     first, second = Blow(1, "slurmd-dead", "n1", 10.0), Blow(2, "agent-dead", "n1", 15.0, stops=False, heals=False)
     marks = (DrillMark(12.0, DRAINED, "n1"), DrillMark(30.0, RETURNED, "n1"))
     assert [each.returned_s for each in drill((first, second), marks).recoveries] == [20.0, None]
@@ -47,24 +47,24 @@ def test_a_return_before_the_drain_is_not_its_return():
     assert (found.drained_s, found.returned_s, found.resumed_s) == (1.0, 10.0, None)
 
 
-def test_training_goes_on_when_a_later_generation_has_done_a_step():
+def test_training_has_resumed_with_the_first_step_of_a_later_generation():
     blow = Blow(1, "power-off", "n1", 10.0)
     done = steps((9.0, 5, 1), (13.0, 6, 2))
     assert drill((blow,), (), done).recoveries[0].resumed_s == 3.0
 
 
-def test_while_the_old_generation_trains_on_nothing_stands_still():
+def test_time_in_which_the_old_generation_trains_is_not_a_stop():
     blow = Blow(1, "xid 79", "n1", 10.0)
     done = steps((9.0, 5, 1), (11.0, 6, 1), (14.0, 7, 1), (15.5, 8, 2))
     assert drill((blow,), (), done).recoveries[0].resumed_s == 1.5
 
 
-def test_what_is_drained_is_known():
+def test_a_drained_fault_counts_as_known():
     blow = Blow(1, "xid 79", "n1", 10.0)
     assert drill((blow,), (DrillMark(12.0, DRAINED, "n1"),)).recoveries[0].known_s == 2.0
 
 
-def test_steps_that_were_done_again_are_lost_and_counted_once():
+def test_repeated_steps_are_lost_and_counted_once():
     done = steps((1, 0, 1), (2, 1, 1), (3, 2, 1), (6, 1, 2), (7, 2, 2), (8, 3, 2))
     blows = (Blow(1, "worker-kill", "n1", 4.0), Blow(2, "worker-kill", "n1", 7.5))
     found = drill(blows, (), done)
@@ -72,15 +72,15 @@ def test_steps_that_were_done_again_are_lost_and_counted_once():
     assert [each.steps_lost for each in found.recoveries] == [2, 0]
 
 
-def test_it_is_survived_only_when_nothing_is_wrong():
+def test_a_drill_is_survived_only_without_any_failure():
     base = drill(())
     assert base.survived
     for wrong in ({"exit_code": 1}, {"orphans": 1}, {"exact": False}):
         assert not Drill(1, (), 0.0, 1.0, (), (), (), **wrong).survived  # type: ignore[arg-type]
 
 
-def test_two_faults_of_one_node_have_the_return_that_mended_both():
-    """slurmd dies, and before anything came of it the line is cut: the node is replaced once."""
+def test_two_faults_of_one_node_share_the_return_that_repaired_both():
+    """slurmd dies, and the network is cut before the node is drained: the node is replaced once."""
     first, second = Blow(1, "slurmd-dead", "n1", 10.0, stops=False), Blow(2, "net-cut", "n1", 13.0)
     marks = (DrillMark(12.0, KNOWN, "n1"), DrillMark(14.0, DRAINED, "n1"), DrillMark(30.0, RETURNED, "n1"))
     one, two = drill((first, second), marks).recoveries
@@ -88,40 +88,42 @@ def test_two_faults_of_one_node_have_the_return_that_mended_both():
     assert (two.known_s, two.drained_s, two.returned_s) == (1.0, 1.0, 17.0)
 
 
-def test_a_fault_that_hits_a_node_which_is_drained_already_comes_back_with_it():
+def test_a_fault_of_a_drained_node_shares_its_return():
     first, second = Blow(1, "xid 79", "n1", 10.0), Blow(2, "slurmd-dead", "n1", 12.0, stops=False)
     marks = (DrillMark(11.0, DRAINED, "n1"), DrillMark(30.0, RETURNED, "n1"))
     assert [each.returned_s for each in drill((first, second), marks).recoveries] == [20.0, 18.0]
-    mended = (*marks[:1], DrillMark(11.5, RETURNED, "n1"))
-    assert drill((first, second), mended).recoveries[1].drained_s is None, "mended before, and not seen since"
+    repaired = (*marks[:1], DrillMark(11.5, RETURNED, "n1"))
+    assert drill((first, second), repaired).recoveries[1].drained_s is None, "repaired before, and not drained since"
 
 
-def test_a_stop_that_no_fault_has_in_its_line_is_told_apart():
+def test_a_stop_that_is_not_the_direct_effect_of_a_fault_is_listed():
     blow = Blow(1, "net-cut", "n1", 10.0)
     done = steps((9.0, 5, 1), (13.0, 6, 2), (20.0, 9, 2), (29.5, 10, 3), (30.0, 11, 3))
-    found = drill((blow,), (DrillMark(21.0, KNOWN, "n1", "the run misses it"),), done)
+    found = drill((blow,), (DrillMark(21.0, KNOWN, "n1", "lost by the run"),), done)
     assert found.recoveries[0].resumed_s == 3.0
-    assert found.more_stops == (TrainingStop(blow, 10.0, 9.5, "n1: the run misses it"),)
+    assert found.more_stops == (TrainingStop(blow, 10.0, 9.5, "n1: lost by the run"),)
     assert drill((blow,), (), done[:3]).more_stops == ()
 
 
-def test_such_a_stop_is_told_with_the_fault_of_the_node_that_was_taken_and_not_with_the_last_one():
+def test_a_further_stop_is_attributed_to_the_fault_of_the_drained_node():
     first, last = Blow(1, "slurmd-dead", "n1", 10.0, stops=False), Blow(2, "agent-dead", "n2", 15.0, False, False)
     done = steps((9.0, 5, 1), (16.0, 9, 1), (20.0, 10, 2))
     (stop,) = drill((first, last), (DrillMark(15.5, DRAINED, "n1"),), done).more_stops
     assert stop == TrainingStop(first, 6.0, 4.0)
-    assert drill((first, last), (), done).more_stops == (TrainingStop(last, 1.0, 4.0),), "nobody knows better"
+    assert drill((first, last), (), done).more_stops == (TrainingStop(last, 1.0, 4.0),), (
+        "without a drain, the last fault"
+    )
 
 
-def test_a_run_that_trains_on_to_its_end_has_not_stopped():
-    """The controller may not mend the node now, and left it in service."""
+def test_a_run_that_trains_until_its_end_has_not_stopped():
+    """The controller may not repair the node now and left it in service."""
     blow = Blow(1, "xid 79", "n1", 10.0)
     assert not drill((blow,), (), steps((9.0, 5, 1), (10.2, 6, 1), (12.0, 7, 1))).recoveries[0].stopped
-    assert drill((blow,), (), steps((9.0, 5, 1), (10.2, 6, 1))).recoveries[0].stopped, "that one was under way"
+    assert drill((blow,), (), steps((9.0, 5, 1), (10.2, 6, 1))).recoveries[0].stopped, "that step was in progress"
     assert drill((blow,), (), steps((9.0, 5, 1), (11.0, 6, 1), (14.0, 7, 2))).recoveries[0].stopped
 
 
-def test_nothing_is_told_of_the_time_in_which_nothing_came():
+def test_the_timeline_ends_with_the_last_event():
     blow = Blow(1, "xid 79", "n1", 10.0)
-    assert drill((blow,), (DrillMark(12.0, KNOWN, "n1"),), steps((30.0, 1, 1))).told_until == 30.0
-    assert drill(()).told_until == 100.0
+    assert drill((blow,), (DrillMark(12.0, KNOWN, "n1"),), steps((30.0, 1, 1))).last_event_at == 30.0
+    assert drill(()).last_event_at == 100.0

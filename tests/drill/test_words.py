@@ -1,4 +1,4 @@
-"""The report of a drill in words."""
+"""Tests of the text and JSON report of a drill."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = (
 DRILL = Drill(7, ("n1", "n2"), 0.0, 100.0, BLOWS, MARKS, STEPS, {"productive": 90.0, "lost": 10.0}, exact=True)
 
 
-def test_every_fault_has_a_line_and_what_was_not_seen_is_said():
+def test_every_fault_has_a_row_with_missing_times_marked():
     assert rows(DRILL) == [
         ["1", "power-off", "n1", "1.2 s", "1.5 s", "2.0 s", "14.0 s", "1"],
         ["2", "worker-kill", "n2", "0.1 s", "", "0.5 s", "", "0"],
@@ -36,51 +36,50 @@ def test_every_fault_has_a_line_and_what_was_not_seen_is_said():
     ]
 
 
-def test_the_end_says_what_it_all_came_to():
+def test_the_summary_has_the_main_figures():
     assert sentences(DRILL) == [
-        "the run survived 3 faults; 1 of 4 steps were done again",
+        "the run survived 3 faults; 1 of 4 steps were repeated",
         "goodput 90% of the run's 100 s (productive 90.0 s, lost 10.0 s)",
-        "training went on after 1.2 s (median), 2.0 s at the most",
-        "the weights are those of an undisturbed run, bit for bit",
+        "training resumed after 1.2 s (median), 2.0 s at most",
+        "the weights are identical to those of an undisturbed run, bit for bit",
     ]
 
 
-def test_what_had_to_wait_for_another_node_and_what_may_not_be_mended_is_told_apart():
+def test_missing_spares_and_held_back_repairs_are_reported():
     bare = (replace(BLOWS[0], without_spare=True), *BLOWS[1:])
     drill = replace(DRILL, blows=bare, marks=(), held_back={"n1": "4 nodes were taken out within the hour"})
     assert rows(drill)[0][3:7] == ["not seen", "held back", "2.0 s, no spare ready", "held back"]
     assert sentences(drill)[3:] == [
-        "1 of these hit while no spare was ready, and another node had to come first; "
-        "after the others it took 0.5 s at the most",
-        "the weights are those of an undisturbed run, bit for bit",
-        "n1 is left as it is: 4 nodes were taken out within the hour",
+        "1 of these hit while no spare was ready and had to wait for a node; after the others it took 0.5 s at most",
+        "the weights are identical to those of an undisturbed run, bit for bit",
+        "n1 is not repaired: 4 nodes were taken out within the hour",
     ]
 
 
-def test_a_stop_beside_the_faults_is_a_sentence_and_counts_for_the_longest():
+def test_a_further_stop_is_reported_and_counts_for_the_maximum():
     again = (TrainedStep(41.0, 3, 2.2, 3), TrainedStep(50.5, 4, 2.2, 4))
-    drill = replace(DRILL, steps=(*STEPS, *again), marks=(*MARKS, DrillMark(42.0, KNOWN, "n2", "the run misses it")))
-    assert "training went on after 2.0 s (median), 9.5 s at the most" in sentences(drill)
-    assert "training also stopped 1.0 s after worker-kill on n2, for 9.5 s (n2: the run misses it)" in sentences(drill)
+    drill = replace(DRILL, steps=(*STEPS, *again), marks=(*MARKS, DrillMark(42.0, KNOWN, "n2", "lost by the run")))
+    assert "training resumed after 2.0 s (median), 9.5 s at most" in sentences(drill)
+    assert "training also stopped 1.0 s after worker-kill on n2, for 9.5 s (n2: lost by the run)" in sentences(drill)
     assert as_json(drill)["more_stops"] == [
-        {"after_fault": 2, "after_s": 1.0, "for_s": 9.5, "why": "n2: the run misses it"}
+        {"after_fault": 2, "after_s": 1.0, "for_s": 9.5, "why": "n2: lost by the run"}
     ]
 
 
-def test_what_went_wrong_is_said_first():
+def test_failures_are_reported_first():
     bad = Drill(7, (), 0.0, 10.0, BLOWS[:1], (), (), exit_code=1, orphans=2, exact=False)
     assert sentences(bad)[0] == "the run ended with exit code 1 after 1 fault"
     assert "the weights DIFFER from those of an undisturbed run" in sentences(bad)
     assert "2 processes were left behind" in sentences(bad)
 
 
-def test_an_undisturbed_run_that_had_to_start_again_is_told_of():
-    drill = replace(DRILL, troubles="it started again 1 time")
-    assert sentences(drill)[-1] == "the undisturbed run was not quite that: it started again 1 time"
-    assert as_json(drill)["troubles"] == "it started again 1 time"
+def test_a_restart_of_the_undisturbed_run_is_reported():
+    drill = replace(DRILL, troubles="it restarted 1 time")
+    assert sentences(drill)[-1] == "the undisturbed run had a fault of its own: it restarted 1 time"
+    assert as_json(drill)["troubles"] == "it restarted 1 time"
 
 
-def test_programs_get_all_of_it():
-    told = json.loads(json.dumps(as_json(DRILL)))
-    assert told["survived"] is True and told["share"] == 0.9
-    assert told["faults"][0]["resumed_s"] == 2.0 and told["faults"][2]["known_s"] is None
+def test_the_json_report_is_complete():
+    report = json.loads(json.dumps(as_json(DRILL)))
+    assert report["survived"] is True and report["share"] == 0.9
+    assert report["faults"][0]["resumed_s"] == 2.0 and report["faults"][2]["known_s"] is None

@@ -17,7 +17,7 @@ from dalsegno.health.check import Check, Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import Expected
 from dalsegno.health.facts import GpuFacts, GpuProcess
-from dalsegno.health.here import env_here, machine_here, settings_here, slurmds_own
+from dalsegno.health.here import env_here, machine_here, settings_here, slurmd_settings
 from dalsegno.health.readers.gpus import ask_job_gpus
 from dalsegno.health.runner import Checkup, examine, result_line
 from dalsegno.health.settings import settings_text
@@ -66,9 +66,9 @@ def test_the_line_counts_what_nobody_knows() -> None:
 
 def test_what_slurmd_goes_by_is_known_to_what_it_starts() -> None:
     given = [b"SLURM_CONF=/a/slurm.conf", b"DALSEGNO_TELEMETRY=/t.json", b"HOME=/root", b""]
-    assert slurmds_own(["slurmd", "-D"], given) == {"SLURM_CONF": "/a/slurm.conf", "DALSEGNO_TELEMETRY": "/t.json"}
-    assert slurmds_own(["slurmd", "-f", "/b/slurm.conf"], given)["SLURM_CONF"] == "/b/slurm.conf"
-    assert slurmds_own(["/usr/sbin/slurmd", "-D", "-f/b/slurm.conf"], [])["SLURM_CONF"] == "/b/slurm.conf"
+    assert slurmd_settings(["slurmd", "-D"], given) == {"SLURM_CONF": "/a/slurm.conf", "DALSEGNO_TELEMETRY": "/t.json"}
+    assert slurmd_settings(["slurmd", "-f", "/b/slurm.conf"], given)["SLURM_CONF"] == "/b/slurm.conf"
+    assert slurmd_settings(["/usr/sbin/slurmd", "-D", "-f/b/slurm.conf"], [])["SLURM_CONF"] == "/b/slurm.conf"
 
 
 def test_a_program_that_slurmd_starts_finds_it_above_itself(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_simulated_node_on_this_very_machine(env: dict[str, str], tmp_path: Pa
 def test_a_slurmd_that_is_not_there_is_missed(env: dict[str, str]) -> None:
     slurmd = [check for check in CHECKS if check.name == "slurmd"]
     (found,) = examine(slurmd, Context.CONTINUOUS, machine_here(env), {})
-    assert (found.result.verdict, found.result.text) == (Verdict.FAILED, "no slurmd at 127.0.0.1:1")
+    assert (found.result.verdict, found.result.text) == (Verdict.FAILED, "slurmd does not listen at 127.0.0.1:1")
 
 
 def test_a_look_says_whom_it_asks_before_it_is_answered(env: dict[str, str]) -> None:
@@ -178,7 +178,7 @@ def test_who_is_in_a_hurry_waits_for_no_question_longer_however_much_hangs(tmp_p
     never.set()
     assert time.monotonic() - began < 30, "and not four times a minute"
     assert {each.result.verdict for each in found} == {Verdict.UNKNOWN}
-    assert found[-1].result.text == "no time was left for it"
+    assert found[-1].result.text == "not run: out of time"
 
 
 def test_a_question_cut_short_by_our_own_hurry_blames_nobody() -> None:
@@ -186,6 +186,6 @@ def test_a_question_cut_short_by_our_own_hurry_blames_nobody() -> None:
     with pytest.raises(Late):
         machine.run(["sleep", "60"], timeout_s=0.1)
     machine.until = time.monotonic() + 0.1
-    with pytest.raises(NoAnswer, match="no time was left") as cut:
+    with pytest.raises(NoAnswer, match="out of time") as cut:
         machine.run(["sleep", "61"], timeout_s=1.25)
     assert not isinstance(cut.value, Late)

@@ -75,9 +75,9 @@ def heat(*celsius: float, every_s: float = 30) -> list[Heat]:
 
 def test_a_gpu_that_nears_slowdown_and_rises_is_told_of_before_it_is_there() -> None:
     found = judge_heating(heat(74, 75, 77, 78, 80))
-    assert (found.verdict, found.text) == (WARNED, "GPU 0 rises by 3.0 °C a minute: slowdown in 2 min")
-    assert judge_heating(heat(74, 77, 80, 83, 86)).text.endswith("a minute: slowdown within a minute")
-    assert judge_heating(heat(34, 60, 80, 96, 96)).text.endswith("a minute: it slows down already")
+    assert (found.verdict, found.text) == (WARNED, "GPU 0 heats up by 3.0 °C per minute: slowdown in 2 min")
+    assert judge_heating(heat(74, 77, 80, 83, 86)).text.endswith("per minute: slowdown within a minute")
+    assert judge_heating(heat(34, 60, 80, 96, 96)).text.endswith("per minute: it has slowed down already")
     assert judge_heating(heat(80, 80, 80, 80, 80)).verdict is PASSED  # hot, but steady
     assert judge_heating(heat(80, 78, 77, 75, 74)).verdict is PASSED
     assert judge_heating(heat(30, 40, 50, 55, 60)).verdict is PASSED  # a job has begun
@@ -114,7 +114,7 @@ def test_many_corrected_errors_are_worth_a_look() -> None:
 
 def test_gpus_are_counted_against_what_slurm_and_the_bus_say() -> None:
     assert judge_count(GpuCount(GPUS, 2, 0)).verdict is PASSED
-    assert judge_count(GpuCount(GPUS, 4, 0)).text == "2 of 4 GPUs are there"
+    assert judge_count(GpuCount(GPUS, 4, 0)).text == "2 of 4 GPUs are present"
     assert judge_count(GpuCount(GPUS, None, 3)).verdict is FAILED
     assert judge_count(GpuCount((), 0, 0)).verdict is PASSED
 
@@ -135,7 +135,7 @@ def test_a_port_that_was_up_is_missed_and_one_that_never_was_is_not() -> None:
     up, down = Port("a/1"), Port("b/1", "DOWN")
     assert judge_ports(ports(up, down, expected=1)).verdict is PASSED
     assert judge_ports(ports(up, down, expected=2)).verdict is FAILED
-    assert judge_ports(ports(up, expected=2)).text == "1 of 2 ports are up: the others are gone"
+    assert judge_ports(ports(up, expected=2)).text == "1 of 2 ports are up: the others are missing"
     assert judge_ports(ports(down)).verdict is WARNED
     assert judge_ports(ports(up, down, expected=1), count=2).verdict is FAILED
 

@@ -9,25 +9,25 @@ import pytest
 from dalsegno.errors import UsageError
 from dalsegno.health.expected import Expected
 from dalsegno.health.world import FolderWorld
-from dalsegno.health.xids import MARK, mended_at, note_mended
+from dalsegno.health.xids import MARK, record_repair, repaired_at
 
 
 def test_it_is_noted_and_read(tmp_path: Path) -> None:
     world = FolderWorld(tmp_path, Expected("gpu-1"))
-    assert mended_at(world) == 0
-    note_mended(1700000000.25, 0, f"{tmp_path}{MARK}")
-    assert mended_at(world) == 1700000000.25
+    assert repaired_at(world) == 0
+    record_repair(1700000000.25, 0, f"{tmp_path}{MARK}")
+    assert repaired_at(world) == 1700000000.25
     world.seen.since = 1700000005.0
-    assert mended_at(world) == 1700000005.0
+    assert repaired_at(world) == 1700000005.0
 
 
 def test_only_root_may_say_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        note_mended(1.0, 1000, f"{tmp_path}{MARK}")
+        record_repair(1.0, 1000, f"{tmp_path}{MARK}")
 
 
 def test_rubbish_mends_nothing(tmp_path: Path) -> None:
     path = Path(f"{tmp_path}{MARK}")
     path.parent.mkdir(parents=True)
     path.write_text("lately")
-    assert mended_at(FolderWorld(tmp_path, Expected("gpu-1"))) == 0
+    assert repaired_at(FolderWorld(tmp_path, Expected("gpu-1"))) == 0

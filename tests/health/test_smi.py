@@ -115,7 +115,7 @@ def test_a_gpu_that_the_bus_has_and_the_driver_has_not_is_missed(machine: Folder
     )
     count = [check for check in CHECKS if check.name == "gpu-count"]
     (found,) = examine(count, Context.IDLE, machine, {})
-    assert (found.result.verdict, found.result.text) == (Verdict.FAILED, "1 of 2 GPUs are there")
+    assert (found.result.verdict, found.result.text) == (Verdict.FAILED, "1 of 2 GPUs are present")
 
 
 def test_a_gpu_that_was_given_to_a_virtual_machine_is_not_missed(machine: FolderWorld) -> None:
@@ -136,5 +136,5 @@ def test_what_a_device_is_is_read_once_and_whose_it_is_each_time(machine: Folder
 def test_a_driver_that_is_not_there_is_unknown(machine: FolderWorld) -> None:
     (machine.folder / "commands/nvidia-smi -q -x").rename(machine.folder / "commands/nvidia-smi -q -x.exit9")
     (machine.folder / "commands/nvidia-smi -q -x.exit9").write_text("couldn't communicate with the NVIDIA driver.\n")
-    with pytest.raises(NoAnswer, match="ended with 9"):
+    with pytest.raises(NoAnswer, match="exited with code 9"):
         read_smi(machine)

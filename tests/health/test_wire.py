@@ -22,12 +22,12 @@ from dalsegno.health.messages import (
     NodeReport,
     Order,
     Reply,
+    findings_message,
     order_message,
+    parse_agent_message,
     read_order,
-    read_word,
     reply_message,
     report_message,
-    told_message,
 )
 from dalsegno.health.result import Remedy, failed
 from dalsegno.health.wire import (
@@ -194,9 +194,9 @@ def test_a_message_that_is_too_long_does_not_break_the_ones_after_it():
     ],
 )
 def test_words_come_back_as_they_were(word: NewFindings | Reply):
-    message = told_message(word) if isinstance(word, NewFindings) else reply_message(word)
+    message = findings_message(word) if isinstance(word, NewFindings) else reply_message(word)
     ours, theirs = seals()
-    assert read_word(theirs.open(frame(ours.close(message)))) == word
+    assert parse_agent_message(theirs.open(frame(ours.close(message)))) == word
 
 
 def test_orders_come_back_as_they_were():
@@ -211,7 +211,7 @@ def test_orders_come_back_as_they_were():
     "strange",
     [
         {}, {"beat": 1.5}, {"beat": True, "x": 1}, {"report": []}, {"report": {"node": "a"}},
-        {**told_message(NewFindings(REPORT)), "all": "xid"}, {**told_message(NewFindings(REPORT)), "all": [1]},
+        {**findings_message(NewFindings(REPORT)), "all": "xid"}, {**findings_message(NewFindings(REPORT)), "all": [1]},
         {**reply_message(Reply(1)), "answer": True}, {**reply_message(Reply(1)), "answer": -1},
         {**reply_message(Reply(1)), "port": 65536}, {**reply_message(Reply(1)), "file": "../../etc/passwd"},
         {**reply_message(Reply(1)), "file": ".."}, {**reply_message(Reply(1)), "part": "x" * 40000},
@@ -220,14 +220,14 @@ def test_orders_come_back_as_they_were():
 )  # fmt: skip
 def test_strange_words_are_refused(strange: Message):
     with pytest.raises(BadReport):
-        read_word(strange)
+        parse_agent_message(strange)
 
 
 # Anything at all: with DALSEGNO_LONG=1 more of it
 
 GOOD: tuple[Message, ...] = (
     BEAT,
-    told_message(NewFindings(REPORT, frozenset({"xid"}))),
+    findings_message(NewFindings(REPORT, frozenset({"xid"}))),
     reply_message(Reply(1, report=REPORT)),
     hello_message(SECRET, HELLO, OURS),
     order_message(Order(1, "check", {"context": "idle"})),
@@ -266,7 +266,7 @@ def test_any_message_is_what_it_says_or_is_refused(seed: int):
         if not isinstance(message, dict):
             continue
         with contextlib.suppress(BadReport):
-            assert isinstance(read_word(message), (AgentBeat, NewFindings, Reply))
+            assert isinstance(parse_agent_message(message), (AgentBeat, NewFindings, Reply))
         with contextlib.suppress(BadFrame):
             assert not is_proved(message, read_hello(message), b"t" * 32, OURS)
         with contextlib.suppress(BadReport):

@@ -1,6 +1,6 @@
-"""Two nodes that meet and try each other, as processes of one that has torch already: loading it takes seconds.
+"""Two nodes that test each other, as child processes of one that has already loaded torch, which takes seconds.
 
-Reads what the two sides are like, a line of JSON for each test, and writes what each found: null of one that has died.
+Reads the kinds of both sides, one line of JSON per test, and writes their findings: null for one that died.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dalsegno.node_agent import all_reduce
 from dalsegno.node_agent.collective import Collective, serve
 from dalsegno.node_agent.pair import answer, call, try_together
 
-SECRET = b"for this once"
+SECRET = b"for this test"
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def both(listens: str, calls: str) -> list[object]:
-    """What the one that listens and the one that calls found."""
+    """Return the findings of the listening and the calling side."""
     reads, writes = os.pipe()
     waits = in_a_process(lambda: found(listens, 1, lambda: answer("127.0.0.1", SECRET, partial(tell, writes))))
     port = int(os.read(reads, 10))
@@ -50,7 +50,7 @@ def tell(pipe: int, port: int) -> None:
 def found(kind: str, rank: int, meet: Callable[[], Any]) -> list[Any]:
     if kind == "has no torch":
         forget_torch()
-    elif kind.startswith("/"):  # it has the one in that folder
+    elif kind.startswith("/"):  # use the torch in that folder
         forget_torch()
         sys.path.insert(0, kind)
     numbers, load_s = NUMBERS.get(kind, all_reduce.numbers), 1.0 if kind.endswith("/hangs") else 60.0
@@ -70,14 +70,14 @@ def forget_torch() -> None:
 
 
 def other_numbers(secret: bytes, rank: int) -> torch.Tensor:
-    """One of many is not what it should be."""
+    """Return the right numbers with one changed."""
     right = all_reduce.numbers(secret, rank)
     right[1234] += 1
     return right
 
 
 def dies(secret: bytes, rank: int) -> torch.Tensor:
-    """The node, when both are connected: this process goes with it."""
+    """Kill the node when both are connected; this process ends with it."""
     os.kill(os.getppid(), signal.SIGKILL)
     signal.pause()
     raise AssertionError
@@ -92,7 +92,7 @@ NUMBERS = {"adds other numbers": other_numbers, "dies": dies, "loses its torch":
 
 
 def in_a_process(body: Callable[[], object]) -> Callable[[], object]:
-    """Begin; what is given waits for the end, and gives what came of it."""
+    """Start a process and return a function that waits for it and returns its result."""
     reads, writes = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -106,9 +106,9 @@ def in_a_process(body: Callable[[], object]) -> Callable[[], object]:
 
     def ended() -> object:
         with os.fdopen(reads) as pipe:
-            said = pipe.read()
+            output = pipe.read()
         os.waitpid(pid, 0)
-        return json.loads(said) if said else None
+        return json.loads(output) if output else None
 
     return ended
 

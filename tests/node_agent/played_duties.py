@@ -1,4 +1,4 @@
-"""Checks and orders that do what the tests tell them to."""
+"""Fake checks and orders whose behaviour the tests choose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dalsegno.wire.frames import Message
 
 
 class Played:
-    """Two checks; one of them does what the settings say."""
+    """Two checks; the settings choose the behaviour of one of them."""
 
     def __init__(self, settings: Message) -> None:
         self.settings = settings

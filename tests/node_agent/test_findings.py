@@ -1,8 +1,16 @@
-"""What the agent tells of its findings: changes at once, all of it now and then, never more than is taken."""
+"""Tests of the agent's reports: changes at once, a full report now and then, within the limits."""
 
 from __future__ import annotations
 
-from dalsegno.health.messages import LONGEST, MOST_FINDINGS, Finding, GpuIdentity, NewFindings, NodeReport, read_word
+from dalsegno.health.messages import (
+    LONGEST,
+    MOST_FINDINGS,
+    Finding,
+    GpuIdentity,
+    NewFindings,
+    NodeReport,
+    parse_agent_message,
+)
 from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import AGENT, MOST_BYTES, NodeHello, seal_of
 from dalsegno.node_agent.findings import WHOLE_S, Findings
@@ -14,11 +22,11 @@ WELL = Finding("disk", passed("12 % full"), 17.0)
 
 
 def told(messages: list[Message]) -> list[NewFindings]:
-    words = [read_word(message) for message in messages]
+    words = [parse_agent_message(message) for message in messages]
     return [word for word in words if isinstance(word, NewFindings)]
 
 
-def test_the_first_word_is_a_whole_report_and_then_only_what_changed():
+def test_the_first_message_is_a_full_report_and_later_ones_are_changes():
     findings = Findings("gpu-1", "boot-1")
     findings.note(WELL)
     findings.know([GpuIdentity(0, "GPU-1")])
@@ -27,14 +35,14 @@ def test_the_first_word_is_a_whole_report_and_then_only_what_changed():
     ]
     assert findings.messages(1.0) == []
     findings.note(Finding("disk", WELL.result, 18.0))
-    assert findings.messages(1.0) == [], "the same again is no news"
+    assert findings.messages(1.0) == [], "an unchanged finding is not sent"
     findings.note(XID)
     assert told(findings.messages(1.0)) == [NewFindings(NodeReport("gpu-1", "boot-1", (XID,)))]
     (whole,) = told(findings.messages(WHOLE_S))
     assert whole.all == {"disk", "xid"} and whole.report.findings[0].at == 18.0
 
 
-def test_another_controller_hears_all_of_it():
+def test_a_new_connection_starts_with_a_full_report():
     findings = Findings("gpu-1", "boot-1")
     findings.note(XID)
     findings.messages(0.0)
@@ -42,7 +50,7 @@ def test_another_controller_hears_all_of_it():
     assert told(findings.messages(1.0))[0].report.findings == (XID,)
 
 
-def test_a_check_that_is_no_more_is_taken_back():
+def test_findings_of_removed_checks_are_dropped():
     findings = Findings("gpu-1", "boot-1")
     findings.note(XID)
     findings.note(WELL)
@@ -52,7 +60,7 @@ def test_a_check_that_is_no_more_is_taken_back():
     assert after.findings == (WELL,)
 
 
-def test_the_longest_report_there_can_be_arrives_whole_in_messages_that_are_taken():
+def test_the_longest_report_fits_into_valid_messages():
     findings = Findings("gpu-1", "boot-1")
     for number in range(2 * MOST_FINDINGS):
         findings.note(Finding(f"{number:03}" + '"' * LONGEST, failed("ü" * 1000, Remedy.DRAIN, "ü" * 1000), 1.0))
@@ -66,7 +74,7 @@ def test_the_longest_report_there_can_be_arrives_whole_in_messages_that_are_take
     assert report is not None and len(report.findings) == MOST_FINDINGS and len(findings.all()) == MOST_FINDINGS
 
 
-def test_what_cannot_be_shown_is_made_so_that_it_is_taken():
+def test_unprintable_text_is_replaced():
     findings = Findings("gpu-1", "boot-1")
     findings.note(Finding("a\nb", passed("\ud800\0 tab\t"), float("inf")))
     findings.know([GpuIdentity(0, "GPU\n1", "\0")])

@@ -1,4 +1,4 @@
-"""An agent that lives in a process of its own, and the controller's side of it: all real but the checks."""
+"""Tests of an agent in its own process with the controller's side: everything is real except the checks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NodeAgent(options, read_secret(options.secret), Played, do, check_s=float(os.env
 
 
 class Stage(Scene):
-    """The controller's side, and agents that are processes."""
+    """The controller's side, with agents as processes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class Stage(Scene):
     def start(self, secret: bytes | None = None, check_s: float = 60.0) -> subprocess.Popen[bytes]:
         path = self.folder / "secret"
         path.write_bytes(secret or secret_of("gpu-1") or b"")
-        told = {"node": "gpu-1", "controller": f"127.0.0.1:{self.port}", "secret": str(path), "boot-id": "boot-1"}
-        argv = [word for name, value in told.items() for word in (f"--{name}", value)]
+        options = {"node": "gpu-1", "controller": f"127.0.0.1:{self.port}", "secret": str(path), "boot-id": "boot-1"}
+        argv = [word for name, value in options.items() for word in (f"--{name}", value)]
         env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": os.defpath, "CHECK_S": str(check_s)}
         with open(self.folder / "log", "ab") as log:
             self.processes.append(subprocess.Popen([sys.executable, "-c", RUN, *argv], env=env, stderr=log))
@@ -85,7 +85,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     one.close()
 
 
-def test_it_connects_reports_and_beats(stage: Stage):
+def test_the_agent_connects_reports_and_sends_heartbeats(stage: Stage):
     stage.start()
     stage.until(stage.result("good"))
     assert stage.result("good")() == passed("fine")
@@ -96,7 +96,7 @@ def test_it_connects_reports_and_beats(stage: Stage):
     assert stage.view.presence is Presence.CONNECTED and stage.log == []
 
 
-def test_a_check_that_hangs_stops_neither_the_beats_nor_the_others(stage: Stage):
+def test_a_hanging_check_stops_neither_heartbeats_nor_other_checks(stage: Stage):
     stage.set(bad="hangs")
     stage.start(check_s=2.0)
     stage.until(lambda: (found := stage.result("bad")()) and found.verdict is Verdict.UNKNOWN)
@@ -104,7 +104,7 @@ def test_a_check_that_hangs_stops_neither_the_beats_nor_the_others(stage: Stage)
     assert not any("silent" in line for line in stage.log) and stage.view.presence is Presence.CONNECTED
 
 
-def test_settings_of_the_controller_reach_the_checks_before_anything_is_told(stage: Stage):
+def test_settings_reach_the_checks_before_the_first_report(stage: Stage):
     stage.set(off=["bad"], word="well")
     stage.start()
     stage.until(stage.result("good"))
@@ -114,11 +114,11 @@ def test_settings_of_the_controller_reach_the_checks_before_anything_is_told(sta
     stage.until(lambda: stage.result("good")() == passed("other") and stage.result("bad")())
 
 
-def test_a_killed_agent_is_known_at_once_and_leaves_nothing_behind(stage: Stage):
+def test_a_killed_agent_is_detected_at_once_and_leaves_no_process(stage: Stage):
     stage.set(bad="sleeps")
     agent = stage.start()
     stage.until(lambda: stage.view.presence is Presence.CONNECTED)
-    stage.until(lambda: len(descendants(agent.pid)) >= 2)  # the checks' process and its command, which hangs
+    stage.until(lambda: len(descendants(agent.pid)) >= 2)  # the process of the checks, and its hanging command
     children = descendants(agent.pid)
     agent.send_signal(signal.SIGKILL)
     stage.until(lambda: stage.view.presence is Presence.AGENT_DEAD)
@@ -126,19 +126,19 @@ def test_a_killed_agent_is_known_at_once_and_leaves_nothing_behind(stage: Stage)
     stage.until(lambda: all(start_ticks(pid) is None for pid in children))
 
 
-def test_it_survives_the_controllers_absence_and_tells_the_next_one_all(stage: Stage, tmp_path: Path):
+def test_the_agent_survives_without_a_controller_and_reports_to_the_next_one(stage: Stage, tmp_path: Path):
     agent = stage.start()
     stage.until(stage.result("good"))
     stage.agents.close()
-    time.sleep(0.3)  # it dials, and nobody answers
+    time.sleep(0.3)  # it tries to connect in vain
     stage.begin(port=stage.port)
     assert stage.view.presence is Presence.NEVER
     stage.until(stage.result("bad"))
     assert agent.poll() is None and stage.result("good")() == passed("fine")
 
 
-def test_it_dials_again_with_a_pause_that_grows(tmp_path: Path):
-    """Nobody is there, then somebody who does not know the secret."""
+def test_the_agent_reconnects_with_a_growing_pause(tmp_path: Path):
+    """The port is closed first, then open to a server that does not know the secret."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         stage = Stage(tmp_path)
         stage.port, real = server.getsockname()[1], stage.port
@@ -152,40 +152,40 @@ def test_it_dials_again_with_a_pause_that_grows(tmp_path: Path):
         stage.port = real
         assert times[-1] - times[0] >= 0.1 + 0.2 + 0.4, "half of the pauses at least"
         stage.close()
-    assert "hung up" in (tmp_path / "log").read_text()
+    assert "connection closed" in (tmp_path / "log").read_text()
 
 
-def test_whoever_does_not_know_the_secret_is_no_controller(stage: Stage, tmp_path: Path):
+def test_an_agent_with_another_secret_is_refused(stage: Stage, tmp_path: Path):
     stage.start(secret=b"another secret, which is long enough")
     stage.until(lambda: stage.log)
     assert stage.view.presence is Presence.NEVER
 
 
-def test_orders_are_carried_out_beside_the_beats(stage: Stage):
+def test_orders_do_not_delay_heartbeats(stage: Stage):
     stage.start()
     stage.until(lambda: stage.view.presence is Presence.CONNECTED)
     assert stage.order("evidence").files == {"words.txt": "some words"}
-    assert stage.order("dance").error == "this agent does not know how to dance"
+    assert stage.order("dance").error == "unknown order dance"
     assert stage.order("check", context="fails").error == "ValueError: no such context"
-    assert stage.order("check", context="dies").error == "it ended without an answer"
+    assert stage.order("check", context="dies").error == "it exited without an answer"
     big = stage.order("evidence", size=str(3 << 20))
     assert big.error == "" and len(big.files["words.txt"]) == 3 << 20
     assert stage.view.presence is Presence.CONNECTED
 
 
-def test_an_order_that_nobody_waits_for_any_more_is_ended(stage: Stage):
+def test_an_order_of_a_lost_connection_is_stopped(stage: Stage):
     agent = stage.start()
     stage.until(stage.result("good"))
     before = set(descendants(agent.pid))
     stage.agents.order("gpu-1", "check", lambda answer: None, timeout_s=30, arguments={"context": "hangs"})
     stage.until(lambda: set(descendants(agent.pid)) - before)
-    (errand,) = set(descendants(agent.pid)) - before
+    (process,) = set(descendants(agent.pid)) - before
     stage.agents.expect({})
-    stage.until(lambda: start_ticks(errand) is None)
+    stage.until(lambda: start_ticks(process) is None)
     stage.set()
 
 
-def test_an_agent_that_is_told_to_rest_lets_go_of_everything_and_beats_on(stage: Stage):
+def test_a_resting_agent_releases_everything_but_sends_heartbeats(stage: Stage):
     agent = stage.start()
     stage.until(stage.result("good"))
     assert stage.order("rest", seconds="100").error == ""

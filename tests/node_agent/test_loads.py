@@ -1,4 +1,4 @@
-"""Loads that a node must bear, and answers that are known."""
+"""Tests of the load tests, whose results are known."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ from dalsegno.node_agent.loads import (
 )
 
 
-def test_the_formula_is_the_product():
+def test_the_formula_equals_the_product():
     for n in (1, 2, 7):
         for i in range(n):
             for j in range(n):
                 assert product_formula(i, j, n) == sum((i + k) * (k - j) for k in range(n))
 
 
-def test_products_are_right_with_and_without_a_library():
+def test_products_are_correct_with_and_without_numpy():
     assert loads._plain_product(20) == 0
     pytest.importorskip("numpy")
     assert loads._numpy_product(200) == 0
     assert matrix_product(0.0).verdict is Verdict.PASSED
 
 
-def test_a_wrong_product_is_found():
+def test_a_wrong_product_is_detected():
     answers = iter([0, 0, 3])
     result = loads._repeat(60.0, 10, lambda n: next(answers))
     assert result.verdict is Verdict.FAILED and "3 of 100 numbers" in result.text
 
 
-def test_a_product_is_made_once_however_little_time_there_is():
+def test_at_least_one_product_is_computed():
     assert loads._repeat(0.0, 10, lambda n: 0).text.startswith("1 products")
 
 
-def test_memory_gives_back_what_it_was_given_and_little_is_taken():
+def test_memory_is_tested_with_a_small_share_of_it():
     began = time.monotonic()
     result = memory_load(100 << 20, 0.05)
     assert result.verdict is Verdict.PASSED and "10 MiB" in result.text and time.monotonic() - began < 30
     assert available_bytes("MemTotal: 5 kB\nMemAvailable:   1024 kB\n") == 1 << 20
 
 
-def test_a_load_that_cannot_be_put_on_a_node_is_unknown():
+def test_a_load_test_that_cannot_run_is_unknown():
     assert judged(lambda: 1 / 0).verdict is Verdict.UNKNOWN  # type: ignore[arg-type,return-value]
 
 
-def test_bytes_come_through_the_loopback():
+def test_the_loopback_passes():
     assert loopback_exchange(1 << 20).verdict is Verdict.PASSED
 
 
-def test_other_bytes_than_were_sent_are_noticed():
+def test_changed_bytes_are_detected():
     ours, theirs = socket.socketpair()
     threading.Thread(target=send_pattern, args=(ours, b"one", 3 << 20)).start()
     assert receive_pattern(theirs, b"one", 3 << 20)

@@ -1,4 +1,4 @@
-"""Shared memory of a run that was ended on a node without a word is freed; that of one which may come back is not."""
+"""Tests of freeing shared memory of runs that ended on a node, but not of runs that may come back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def leave(shm: Path, *names: str, at: float = OLD, uid: int = UID) -> None:
         os.chown(folder, uid, uid)
 
 
-def test_what_nobody_uses_is_freed_after_a_time_of_grace(tmp_path: Path, run: str):
+def test_unused_memory_is_freed_after_a_grace_period(tmp_path: Path, run: str):
     leave(tmp_path, f"{run}.safe", f"{run}.0.1", f"{run}.3.copy0", "other")
     memory = MemoryOfRuns(tmp_path)
     assert memory.tidy(0.0) == [] and memory.tidy(UNUSED_S - 1) == []
@@ -48,16 +48,16 @@ def test_what_nobody_uses_is_freed_after_a_time_of_grace(tmp_path: Path, run: st
 
 
 @pytest.mark.skipif(UID != 0, reason="only root can make a file of somebody else's")
-def test_one_who_is_not_root_leaves_alone_what_is_not_his(tmp_path: Path, run: str):
+def test_without_root_the_memory_of_other_users_is_kept(tmp_path: Path, run: str):
     leave(tmp_path, f"{run}.safe")
     leave(tmp_path, "theirs.safe", uid=4711)
     memory = MemoryOfRuns(tmp_path, uid=4711)
     memory.tidy(0.0)
     assert memory.tidy(UNUSED_S) == [(4711, "theirs")]
-    assert os.listdir(tmp_path) == [f"dalsegno.{UID}"], "an empty folder goes, too"
+    assert os.listdir(tmp_path) == [f"dalsegno.{UID}"], "an empty folder is removed too"
 
 
-def test_not_while_something_of_the_run_lives_or_has_lived_within_that_time(
+def test_memory_is_kept_while_a_process_of_the_run_lives_or_just_ended(
     tmp_path: Path, run: str, agent: subprocess.Popen[bytes]
 ):
     leave(tmp_path, f"{run}.safe")
@@ -65,11 +65,11 @@ def test_not_while_something_of_the_run_lives_or_has_lived_within_that_time(
     assert memory.tidy(0.0) == memory.tidy(1000.0) == []
     agent.kill()
     agent.wait()
-    assert memory.tidy(2000.0) == [], "nobody has been seen to be gone before"
+    assert memory.tidy(2000.0) == [], "the grace period starts when the process is first missed"
     assert memory.tidy(2000.0 + UNUSED_S) == [(UID, run)]
 
 
-def test_an_agent_that_has_just_started_is_known_by_its_arguments(tmp_path: Path, run: str):
+def test_a_new_agent_is_recognized_by_its_arguments(tmp_path: Path, run: str):
     leave(tmp_path, f"{run}.safe")
     with subprocess.Popen(["sh", "-c", "read answer; exit", "run-agent", run], stdin=subprocess.PIPE) as process:
         memory = MemoryOfRuns(tmp_path)
@@ -77,7 +77,7 @@ def test_an_agent_that_has_just_started_is_known_by_its_arguments(tmp_path: Path
         process.kill()
 
 
-def test_what_was_written_a_moment_ago_or_belongs_to_no_run_of_ours_stays(tmp_path: Path, run: str):
+def test_recent_files_and_files_of_no_run_are_kept(tmp_path: Path, run: str):
     leave(tmp_path, f"{run}.safe", at=4_000_000_000.0)
     leave(tmp_path, "alone.77.0.0", "x", "dalsegno")
     (tmp_path / f"{run}.safe").touch()
@@ -86,7 +86,7 @@ def test_what_was_written_a_moment_ago_or_belongs_to_no_run_of_ours_stays(tmp_pa
     assert len(os.listdir(tmp_path)) == 2 and len(os.listdir(tmp_path / f"dalsegno.{UID}")) == 4
 
 
-def test_it_looks_only_now_and_then(tmp_path: Path, run: str):
+def test_the_folder_is_searched_at_intervals(tmp_path: Path, run: str):
     memory = MemoryOfRuns(tmp_path)
     memory.tidy(0.0)
     leave(tmp_path, f"{run}.safe")
@@ -94,11 +94,11 @@ def test_it_looks_only_now_and_then(tmp_path: Path, run: str):
     assert memory.tidy(EVERY_S + UNUSED_S) == [(UID, run)]
 
 
-def test_where_there_is_no_such_folder_nothing_is_done(tmp_path: Path):
+def test_a_missing_folder_is_no_error(tmp_path: Path):
     assert MemoryOfRuns(tmp_path / "none").tidy(0.0) == []
 
 
-def test_what_a_process_without_a_mark_still_has_open_stays_until_it_is_gone(tmp_path: Path, run: str):
+def test_memory_mapped_by_an_unmarked_process_is_kept(tmp_path: Path, run: str):
     leave(tmp_path, f"{run}.0.1")
     memory = MemoryOfRuns(tmp_path)
     with (tmp_path / f"dalsegno.{UID}" / f"{run}.0.1").open("r+b") as file:

@@ -1,4 +1,4 @@
-"""Two nodes try each other, as real processes: what passes, and whatever may go wrong on the way."""
+"""Tests of two nodes that test each other, as real processes: success, and all kinds of failure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.waiting import eventually
 ROOT = Path(__file__).parents[2]
 Found = dict[str, dict[str, str]] | None
 Sides = Callable[[str, str], tuple[Found, Found]]
-needs_torch = pytest.mark.cluster  # they need none, but Pythons that import torch and add up numbers
+needs_torch = pytest.mark.cluster  # they need no cluster, but Pythons that import torch
 
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
-    """What the listener and the caller found, by the names of their findings; None of one that has died."""
+    """Return the findings of listener and caller by name; None for one that died."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
     argv, mark = [sys.executable, "-m", "tests.node_agent.pair_sides"], str(tmp_path_factory.mktemp("sides"))
@@ -39,7 +39,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
             process.stdin.write(json.dumps({"listens": listens, "calls": calls}) + "\n")
             process.stdin.flush()
             one, other = json.loads(process.stdout.readline())
-            eventually(lambda: [each.pid for each in marked(mark)] == [process.pid])  # nothing is left
+            eventually(lambda: [each.pid for each in marked(mark)] == [process.pid])  # no process is left
             return one and dict(one), other and dict(other)
 
         yield try_them
@@ -51,7 +51,7 @@ def verdicts(found: Found) -> dict[str, tuple[str, str]]:
 
 
 @needs_torch
-def test_two_nodes_exchange_bytes_and_add_up_numbers(sides: Sides):
+def test_two_nodes_exchange_data_and_reduce_numbers(sides: Sides):
     for found in sides("", ""):
         assert verdicts(found) == {"pair": ("passed", ""), "pair-collective": ("passed", "")}
         assert found and "32 MiB each way" in found["pair"]["text"]
@@ -60,33 +60,33 @@ def test_two_nodes_exchange_bytes_and_add_up_numbers(sides: Sides):
 
 
 @needs_torch
-def test_a_wrong_sum_is_found_on_both_sides(sides: Sides):
-    """Nor can somebody take part who does not know the secret, from which the numbers are made."""
+def test_a_wrong_sum_is_detected_on_both_sides(sides: Sides):
+    """The numbers are derived from the secret, so an intruder cannot take part either."""
     for found in sides("", "adds other numbers"):
         assert verdicts(found) == {"pair": ("passed", ""), "pair-collective": ("failed", "wrong")}
         assert found and found["pair-collective"]["text"].startswith("48 numbers of an all-reduce")
 
 
 @needs_torch
-def test_a_node_that_dies_in_the_middle_is_noticed_at_once(sides: Sides):
+def test_a_node_that_dies_during_the_test_is_detected_at_once(sides: Sides):
     listener, caller = sides("", "dies")
     assert caller is None
     assert verdicts(listener)["pair-collective"] == ("failed", "broken")
 
 
 @needs_torch
-def test_a_torch_that_dies_is_known_where_it_died_and_the_other_hears_that_it_left(sides: Sides):
+def test_a_torch_crash_is_reported_as_such_only_on_its_own_node(sides: Sides):
     listener, caller = sides("loses its torch", "")
     assert verdicts(listener)["pair-collective"] == ("failed", "died")
     assert verdicts(caller)["pair-collective"] == ("failed", "broken")
 
 
 @needs_torch
-def test_where_one_has_no_torch_both_say_that_nothing_is_known_of_a_collective(sides: Sides):
+def test_without_torch_on_one_node_the_collective_is_unknown_on_both(sides: Sides):
     listener, caller = sides("", "has no torch")
     for found in (listener, caller):
         assert verdicts(found) == {"pair": ("passed", ""), "pair-collective": ("unknown", "")}
-    assert caller and caller["pair-collective"]["text"].startswith(f"{sys.executable} has no torch: bytes were")
+    assert caller and caller["pair-collective"]["text"].startswith(f"{sys.executable} has no torch: data was")
     assert listener and listener["pair-collective"]["text"].startswith(f"the other node: {sys.executable} has no torch")
 
 
@@ -95,11 +95,11 @@ def test_where_one_has_no_torch_both_say_that_nothing_is_known_of_a_collective(s
     ("what", "body", "text"),
     [
         ("raises", "raise OSError('libgomp.so.1: no such file')", "torch cannot be loaded: OSError: libgomp.so.1: no"),
-        ("dies", "import os; os.abort()", "the process that has torch has died"),
+        ("dies", "import os; os.abort()", "the process that runs torch has died"),
         ("hangs", "import time; time.sleep(1000)", "torch was not loaded in time"),
     ],
 )
-def test_a_torch_that_cannot_be_loaded_says_nothing_of_the_node(
+def test_a_torch_that_cannot_be_loaded_makes_the_collective_unknown(
     sides: Sides, tmp_path: Path, what: str, body: str, text: str
 ):
     (tmp_path / what).mkdir()
@@ -109,11 +109,11 @@ def test_a_torch_that_cannot_be_loaded_says_nothing_of_the_node(
         assert found and text in found["pair-collective"]["text"]
 
 
-# How they meet
+# Connecting
 
 
 class Waiting:
-    """One who waits for another, in a thread; `port` is where."""
+    """A node that waits for another, in a thread; `port` is its port."""
 
     def __init__(self) -> None:
         self.port, self.met = 0, list[bytes]()
@@ -134,11 +134,11 @@ class Waiting:
         return self.met[0]
 
 
-def test_strangers_cannot_keep_the_other_out_however_many_they_are():
+def test_any_number_of_strangers_cannot_block_the_partner():
     waiting = Waiting()
     strangers = [socket.create_connection(("127.0.0.1", waiting.port)) for _ in range(2 * MOST_CALLERS)]
     for number, stranger in enumerate(strangers):
-        with contextlib.suppress(OSError):  # hung up on
+        with contextlib.suppress(OSError):  # it was disconnected
             stranger.sendall([b"", b"\xff" * 600, pack({"nonce": "x"}), pack({"nonce": "0" * 32})][number % 4])
     with call("127.0.0.1", waiting.port, b"once") as sock:
         sock.sendall(b"hello")
@@ -147,12 +147,12 @@ def test_strangers_cannot_keep_the_other_out_however_many_they_are():
         stranger.close()
 
 
-def test_who_does_not_know_the_secret_of_the_test_is_no_partner():
+def test_a_caller_without_the_secret_is_refused():
     waiting = Waiting()
     with pytest.raises(NotMet, match="does not know the secret") as info:
         call("127.0.0.1", waiting.port, b"another")
     assert info.value.result.code == "stranger"
-    with socket.create_connection(("127.0.0.1", waiting.port)) as sock:  # who sends back what it hears knows it neither
+    with socket.create_connection(("127.0.0.1", waiting.port)) as sock:  # echoing does not prove the secret either
         sock.settimeout(60)
         with contextlib.suppress(ConnectionError):
             while data := sock.recv(4096):
@@ -162,7 +162,7 @@ def test_who_does_not_know_the_secret_of_the_test_is_no_partner():
         assert waiting.end() == b"hello"
 
 
-def test_a_node_that_never_comes_is_told_and_that_others_called():
+def test_a_missing_partner_is_reported_with_the_number_of_strangers():
     strangers = list[socket.socket]()
 
     def knock(port: int) -> None:
@@ -172,11 +172,11 @@ def test_a_node_that_never_comes_is_told_and_that_others_called():
     with pytest.raises(NotMet) as info:
         answer("127.0.0.1", b"once", knock, 2.0)
     assert info.value.result.code == "unreachable"
-    assert str(info.value) == "the other node did not come; 1 called who do not know the secret"
+    assert str(info.value) == "the other node did not connect; 1 other callers did not know the secret"
     strangers[0].close()
 
 
-def test_a_node_that_cannot_be_reached_or_never_answers_is_told():
+def test_an_unreachable_or_silent_partner_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(NotMet, match=r"did not answer within 0\.2 s"):

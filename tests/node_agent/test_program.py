@@ -1,4 +1,4 @@
-"""The agent as it is on a node: small, without heavy libraries, with its real checks and orders."""
+"""Tests of the agent as it runs on a node: small, without heavy libraries, with real checks and orders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dalsegno.node_agent.agent import NodeAgentOptions, main, parse_options
 from dalsegno.programs import launcher
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.agents import OrderAnswer, OrderEnd
-from dalsegno.recovery.node_link import prove
+from dalsegno.recovery.node_link import validate_node
 from dalsegno.recovery.probes import NodeAddress
 from dalsegno.system.children import MARK, descendants, marked
 from tests.recovery.played_agents import NODES, Scene, secret_of
@@ -28,7 +28,7 @@ HEAVY = {
     "pydantic", "click", "torch", "numpy", "yaml", "rich", "asyncio", "sqlite3", "argparse", "http", "email", "logging",
     "ssl", "xml", "tempfile", "multiprocessing", "concurrent", "unittest",
 }  # fmt: skip
-ASKED_KIB = 30_000_000 // 1024  # of each of its processes
+ASKED_KIB = 30_000_000 // 1024  # limit for each of its processes
 CONF = "ClusterName=c\nNodeName=gpu-[1-2] NodeAddr=127.0.0.1 Port=1 Gres=gpu:h100:2 RealMemory=1\nAuthType=auth/none\n"
 
 
@@ -62,7 +62,7 @@ class Nodes(Scene):
         return self.agents.view(node)
 
     def only_gpu_checks(self) -> None:
-        """Those of simulated GPUs: what else is wrong with this machine is not asked for."""
+        """Enable only the checks of the simulated GPUs, so that faults of this machine do not matter."""
         others = {check.name: {"enabled": False} for check in CHECKS if not check.name.startswith("gpu-")}
         places = {node: NodeAddress("127.0.0.1") for node in NODES}
         self.agents.expect(places, {node: {"checks": others} for node in places})
@@ -92,12 +92,12 @@ def memory_kib(pid: int, line: str, file: str) -> int:
     raise AssertionError(f"no {line} of {pid}")
 
 
-def test_it_is_small_and_tells_of_a_broken_gpu(nodes: Nodes):
+def test_the_agent_is_small_and_reports_a_broken_gpu(nodes: Nodes):
     agent = nodes.start("gpu-1")
     nodes.until(lambda: nodes.verdicts("gpu-1").get("gpu-ecc") is Verdict.PASSED)
     assert nodes.view("gpu-1").boot == "boot-of-gpu-1"
     all_of_it = [agent.pid, *descendants(agent.pid)]
-    # With the pages of the interpreter's file, which others share: 22 MiB with Python 3.11, 27 with 3.14.
+    # Includes the shared pages of the interpreter: 22 MiB with Python 3.11, 27 with 3.14.
     assert max(memory_kib(pid, "VmRSS:", "status") for pid in all_of_it) <= ASKED_KIB
     assert sum(memory_kib(pid, "Pss:", "smaps_rollup") for pid in all_of_it) <= 30 << 10
     report = nodes.view("gpu-1").report
@@ -110,7 +110,7 @@ def test_it_is_small_and_tells_of_a_broken_gpu(nodes: Nodes):
     assert found.remedy is Remedy.RESET and nodes.log == []
 
 
-def test_its_orders_are_carried_out(nodes: Nodes):
+def test_orders_are_carried_out(nodes: Nodes):
     nodes.only_gpu_checks()
     nodes.start("gpu-1")
     nodes.start("gpu-2")
@@ -126,16 +126,16 @@ def test_its_orders_are_carried_out(nodes: Nodes):
     assert all(nodes.view(node).presence is Presence.CONNECTED for node in ("gpu-1", "gpu-2"))
 
 
-@pytest.mark.cluster  # it needs none, but four Pythons that import torch
-def test_it_proves_itself_with_a_partner_and_nothing_is_left_of_it(nodes: Nodes):
-    """torch is loaded there, by processes that are gone afterwards: the agents stay small."""
+@pytest.mark.cluster  # it needs no cluster, but four Pythons that import torch
+def test_validation_with_a_partner_leaves_no_process(nodes: Nodes):
+    """torch is loaded by processes that end afterwards, so the agents stay small."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
     nodes.only_gpu_checks()
     agents = [nodes.start("gpu-1").pid, nodes.start("gpu-2").pid]
     nodes.until(lambda: all(nodes.verdicts(node) for node in ("gpu-1", "gpu-2")))
     proofs: list[tuple[OrderAnswer, tuple[Finding, ...]]] = []
-    prove(nodes.agents, "gpu-1", "gpu-2", lambda answer, findings: proofs.append((answer, findings)))
+    validate_node(nodes.agents, "gpu-1", "gpu-2", lambda answer, findings: proofs.append((answer, findings)))
     nodes.until(lambda: proofs, 170)
     assert proofs[0][0].end is OrderEnd.ANSWERED
     found = {each.check: each.result for each in proofs[0][1]}
@@ -143,27 +143,27 @@ def test_it_proves_itself_with_a_partner_and_nothing_is_left_of_it(nodes: Nodes)
     assert {name: found[name].text for name in own if found[name].verdict is not Verdict.PASSED} == {}
     assert found["gpu-count"].verdict is Verdict.PASSED
     assert "all-reduce of 16 MiB by 2 ranks with gloo: right, " in found["pair-collective"].text
-    nodes.until(lambda: all(len(descendants(pid)) == 1 for pid in agents))  # the one with the checks
+    nodes.until(lambda: all(len(descendants(pid)) == 1 for pid in agents))  # the process of the checks
     assert all(memory_kib(pid, "VmRSS:", "status") <= 30 << 10 for pid in agents)
-    prove(nodes.agents, "gpu-1", "gpu-2", lambda answer, findings: proofs.append((answer, findings)))
-    nodes.until(lambda: all(len(descendants(pid)) >= 3 for pid in agents))  # also those of an order, and of torch
+    validate_node(nodes.agents, "gpu-1", "gpu-2", lambda answer, findings: proofs.append((answer, findings)))
+    nodes.until(lambda: all(len(descendants(pid)) >= 3 for pid in agents))  # with those of an order, and of torch
     nodes.processes["gpu-1"].kill()
     nodes.processes["gpu-1"].wait()
     nodes.until(lambda: len(marked(str(nodes.folder))) == 2)  # the other agent, and its checks
 
 
-def test_nothing_heavy_is_loaded_not_even_where_the_checks_are():
+def test_neither_agent_nor_checks_load_heavy_libraries():
     code = (
         "import sys; from dalsegno.node_agent.agent import main; from dalsegno.node_agent.orders import Duties;"
         "looks = Duties('gpu-1', 'b').looks({}); list(looks.look(frozenset())); looks.gpus();"
         "print(*{name.split('.')[0] for name in sys.modules})"
     )
     env = {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "PATH": os.defpath, "SLURM_CONF": "/dev/null"}
-    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert HEAVY & set(said.stdout.split()) == set()
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert HEAVY & set(done.stdout.split()) == set()
 
 
-def test_what_it_is_started_with_is_read_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_options_are_parsed_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     good = ["--node", "gpu-1", "--controller", "head:6816", "--secret", "/s", "--boot-id", "b1"]
     assert parse_options(good) == NodeAgentOptions("gpu-1", "head", 6816, Path("/s"), "b1")
     (tmp_path / "boot").write_text("b2\n")
@@ -177,7 +177,7 @@ def test_what_it_is_started_with_is_read_or_refused(tmp_path: Path, capsys: pyte
         [*good[:3], "head:99999", *good[4:]],
         ["--node", "../x", *good[2:]],
         [*good[:-1], str(tmp_path / "none")],
-        good,  # there is no such secret
+        good,  # the secret does not exist
     ):
         assert main(bad) in (1, 2)
-        assert "cannot begin: " in capsys.readouterr().err
+        assert "cannot start: " in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Checks in a process of their own: found, hanging, dying, and left out for a while."""
+"""Tests of the checks in their own process: findings, hanging and dying checks, and skipping them for a while."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECK_S = 600.0  # on the tests' own clock
 
 
 class Played:
-    """Two checks; one of them does what it is told to."""
+    """Two checks; the settings choose the behaviour of one of them."""
 
     def __init__(self, settings: Message) -> None:
         self.settings, self.turn = settings, 0
@@ -52,7 +52,7 @@ class Watching:
         self.selector = selectors.DefaultSelector()
         self.findings: list[Finding] = []
         self.looks: list[tuple[list[str], list[GpuIdentity] | None]] = []
-        self.ahead = 0.0  # our clock is so much before the real one
+        self.ahead = 0.0  # how far our clock is ahead of the real one
         self.watch = CheckWatch(Played, self.selector, self.findings.append, self._heard, time.time, CHECK_S)
         self.watch.set(settings)
 
@@ -68,7 +68,7 @@ class Watching:
                 key.data(events, time.monotonic() + self.ahead)
 
     def hangs_in(self, check: str) -> None:
-        """Until this check has begun, and then for longer than it may take."""
+        """Wait until this check has begun, then let its time run out."""
         self.until(lambda: self.watch._now_asked == check)
         self.ahead += CHECK_S
 
@@ -91,17 +91,17 @@ def watching() -> Iterator[Callable[..., Watching]]:
         each.selector.close()
 
 
-def test_findings_come_one_by_one_and_the_process_lives_on(watching: Callable[..., Watching]):
+def test_findings_arrive_one_by_one_from_one_process(watching: Callable[..., Watching]):
     one = watching()
     one.until(lambda: one.looks)
     assert [each.check for each in one.findings] == ["good", "bad"]
     assert one.looks == [(["good", "bad"], [GpuIdentity(0, "GPU-1")])]
     one.ahead += 1.0
     one.until(lambda: len(one.looks) == 2)
-    assert one.texts("good") == ["fine ? 1", "fine ? 2"], "the same process, which remembers"
+    assert one.texts("good") == ["fine ? 1", "fine ? 2"], "the same process, which keeps its state"
 
 
-def test_other_settings_take_effect_at_once(watching: Callable[..., Watching]):
+def test_new_settings_take_effect_at_once(watching: Callable[..., Watching]):
     one = watching()
     one.until(lambda: one.looks)
     one.watch.set({"word": "other"})
@@ -109,7 +109,7 @@ def test_other_settings_take_effect_at_once(watching: Callable[..., Watching]):
 
 
 @pytest.mark.parametrize(("how", "what"), [("hangs", "gave no answer"), ("dies", "ended")])
-def test_a_check_that_hangs_or_dies_is_unknown_and_left_out_while_the_others_go_on(
+def test_a_check_that_hangs_or_dies_is_unknown_and_skipped_for_a_while(
     watching: Callable[..., Watching], how: str, what: str
 ):
     one = watching(bad=how)
@@ -127,37 +127,37 @@ def test_a_check_that_hangs_or_dies_is_unknown_and_left_out_while_the_others_go_
     assert "in 120 s" in one.texts("bad")[1], "longer each time"
 
 
-def test_where_the_gpus_do_not_say_who_they_are_the_checks_go_on_without(watching: Callable[..., Watching]):
+def test_checks_continue_while_the_gpu_list_hangs(watching: Callable[..., Watching]):
     one = watching(gpus="hang")
     one.hangs_in(GPUS)
     one.until(lambda: one.looks)
     assert one.looks == [(["good", "bad"], None)]
-    assert one.texts(GPUS) == [f"the check gave no answer after 600 s; it is tried again in {FIRST_LEAVE_S:.0f} s"]
+    assert one.texts(GPUS) == [f"the check gave no answer after 600 s; next attempt in {FIRST_LEAVE_S:.0f} s"]
     one.ahead += FIRST_LEAVE_S
     one.hangs_in(GPUS)
     one.until(lambda: len(one.texts(GPUS)) == 2)
     assert one.texts(GPUS)[-1].endswith(f"in {2 * FIRST_LEAVE_S:.0f} s")
 
 
-def test_everybody_who_tells_it_to_rest_hears_when_nothing_holds_the_gpus_any_more(watching: Callable[..., Watching]):
+def test_every_rest_order_is_answered_once_the_gpus_are_released(watching: Callable[..., Watching]):
     one = watching()
     one.until(lambda: one.looks)
-    told: list[str] = []
+    answered: list[str] = []
     until = time.monotonic() + one.ahead + 1000.0
     for who in ("first", "second"):
-        one.watch.rest(until, lambda who=who: told.append(who))
-    one.until(lambda: len(told) == 2)
-    assert told == ["first", "second"]
+        one.watch.rest(until, lambda who=who: answered.append(who))
+    one.until(lambda: len(answered) == 2)
+    assert answered == ["first", "second"]
 
 
-def test_it_rests_until_it_is_told_otherwise_also_with_other_settings(watching: Callable[..., Watching]):
+def test_rest_lasts_until_it_is_ended_even_with_new_settings(watching: Callable[..., Watching]):
     one = watching()
     one.until(lambda: one.looks)
-    told: list[str] = []
-    one.watch.rest(time.monotonic() + one.ahead + 1000.0, lambda: told.append("rests"))
+    answered: list[str] = []
+    one.watch.rest(time.monotonic() + one.ahead + 1000.0, lambda: answered.append("rests"))
     one.watch.set({"word": "other"})
-    one.until(lambda: told)
-    assert one.watch.wake(time.monotonic() + one.ahead) > time.monotonic() + one.ahead + 900, "nothing is begun"
-    one.watch.rest(time.monotonic() + one.ahead, lambda: told.append("looks again"))
+    one.until(lambda: answered)
+    assert one.watch.wake(time.monotonic() + one.ahead) > time.monotonic() + one.ahead + 900, "nothing is started"
+    one.watch.rest(time.monotonic() + one.ahead, lambda: answered.append("looks again"))
     one.until(lambda: one.texts("good")[-1] == "other ? 1")
-    assert told == ["rests", "looks again"]
+    assert answered == ["rests", "looks again"]

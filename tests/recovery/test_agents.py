@@ -23,9 +23,9 @@ from dalsegno.health.messages import (
     NewFindings,
     NodeReport,
     Reply,
+    findings_message,
     reply_message,
     report_message,
-    told_message,
 )
 from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import NodeHello, hello_message
@@ -176,14 +176,14 @@ def test_whatever_strangers_say_nothing_changes_and_agents_stay(scene: Scene, se
 
 def test_a_newer_boot_takes_the_place_of_the_old_one_which_never_comes_back(scene: Scene):
     old = scene.agent(boot="boot-1")
-    old.say(told_message(NewFindings(REPORT, frozenset({"xid", "disk"}))))
+    old.say(findings_message(NewFindings(REPORT, frozenset({"xid", "disk"}))))
     scene.until(lambda: view(scene).report)
     scene.agent(boot="boot-2", started=0.5)
     assert old.cut_off() and view(scene).boot == "boot-2" and view(scene).report is None
     again = scene.call()
     again.introduce(boot="boot-1", started=9.0)
     assert not again.welcomed and view(scene).boot == "boot-2"
-    assert scene.log == ["refused: an agent of gpu-1: a host that another has replaced: 127.0.0.1"]
+    assert scene.log == ["refused: agent of gpu-1: its host was replaced by another: 127.0.0.1"]
 
 
 def test_of_two_agents_of_one_boot_the_later_one_stays(scene: Scene):
@@ -202,10 +202,10 @@ def test_of_two_agents_of_one_boot_the_later_one_stays(scene: Scene):
 
 def test_reports_are_taken_and_changes_are_put_into_them(scene: Scene):
     agent = scene.agent()
-    agent.say(told_message(NewFindings(REPORT, frozenset({"xid", "disk"}))))
+    agent.say(findings_message(NewFindings(REPORT, frozenset({"xid", "disk"}))))
     assert scene.until(lambda: view(scene).report) == REPORT
     mended = Finding("xid", passed("none"), 20.0)
-    agent.say(told_message(NewFindings(replace(REPORT, findings=(mended,), gpus=()))))
+    agent.say(findings_message(NewFindings(replace(REPORT, findings=(mended,), gpus=()))))
     scene.until(lambda: view(scene).report != REPORT)
     assert view(scene).report == replace(REPORT, findings=(mended, WELL))
     assert "gpu-1" in scene.changed and "gpu-2" not in scene.changed
@@ -224,8 +224,8 @@ def test_a_whole_report_drops_what_is_no_more():
 @pytest.mark.parametrize(
     "message",
     [
-        told_message(NewFindings(replace(REPORT, node="gpu-2"))),
-        told_message(NewFindings(replace(REPORT, boot="boot-2"))),
+        findings_message(NewFindings(replace(REPORT, node="gpu-2"))),
+        findings_message(NewFindings(replace(REPORT, boot="boot-2"))),
         {"report": {**report_message(REPORT), "findings": [{"check": "xid"}]}},
         {"report": {}},
         {"drain": "gpu-2"},
@@ -241,10 +241,10 @@ def test_a_report_that_is_none_of_its_own_is_refused_and_the_agent_with_it(scene
 
 def test_words_without_a_seal_with_a_wrong_one_or_said_twice_are_refused(scene: Scene):
     def forged(agent: Caller) -> bytes:
-        return pack(told_message(NewFindings(REPORT)))
+        return pack(findings_message(NewFindings(REPORT)))
 
     def wrong(agent: Caller) -> bytes:
-        data = bytearray(agent.sealed(told_message(NewFindings(REPORT))))
+        data = bytearray(agent.sealed(findings_message(NewFindings(REPORT))))
         data[-20] ^= 1
         return bytes(data)
 
@@ -363,7 +363,7 @@ def test_an_order_is_answered_in_parts(scene: Scene):
     assert answers == [OrderAnswer("gpu-1", report=REPORT, files={"ps.txt": "a\nb\n"})]
     agent.say(reply_message(Reply(number, done=True)))
     scene.until(lambda: scene.log)
-    assert len(answers) == 1 and scene.log == ["refused: an answer of gpu-1 that is not waited for"]
+    assert len(answers) == 1 and scene.log == ["refused: unexpected answer of gpu-1"]
 
 
 def test_an_answer_that_is_too_long_is_kept_in_part(scene: Scene):

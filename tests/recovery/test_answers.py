@@ -76,7 +76,7 @@ def test_what_is_ahead_of_a_node_is_told_with_it_by_the_policy_and_the_partition
     drained(store, "n1", time.time())
     policy, partitions = Policy(can=frozenset({Remedy.REPLACE})), {"n1": ("train",)}
     answers = Answers(folder / JOURNAL, lambda: None, lambda: policy, lambda node: partitions.get(node, ()))
-    why = "this cluster's machines cannot be rebooted from here"
+    why = "this cluster's machines cannot be rebooted automatically"
     told = answers.answer(STRANGER, {"node": "n1"})
     assert told["ahead"] == {"how": "replace", "why": why, "held_back": ""}
     answers.answer(0, {"automation": "pause"})
@@ -99,13 +99,13 @@ def test_events_come_in_order_and_from_where_one_left_off(store: Journal, answer
 
 def test_a_node_is_told_of_with_its_passport_and_its_history(store: Journal, answers: Answers):
     drained(store, "n1", 100.0)
-    store.notice_gpus("n1", [GpuIdentity(0, "GPU-a", "serial", "H100"), GpuIdentity(1, "GPU-b")], 100.0)
+    store.record_gpus("n1", [GpuIdentity(0, "GPU-a", "serial", "H100"), GpuIdentity(1, "GPU-b")], 100.0)
     told = answers.answer(STRANGER, {"node": "n1"})
     assert (told["node"]["phase"], told["node"]["reason"]) == ("drained", "dalsegno:reboot:xid[79] Xid 79")
     assert [gpu["uuid"] for gpu in told["gpus"]] == ["GPU-a", "GPU-b"]
     assert told["events"][-1]["text"] == "drained: xid[79] Xid 79"
     assert [each["node"] for each in answers.answer(STRANGER, {"nodes": True})["nodes"]] == ["n1"]
-    with pytest.raises(DalsegnoError, match="knows no node"):
+    with pytest.raises(DalsegnoError, match="unknown node"):
         answers.answer(STRANGER, {"node": "n9"})
 
 
@@ -153,7 +153,7 @@ def test_a_request_that_is_refused_is_logged_once_and_changes_nothing(folder: Pa
     for request in ({"automation": "pause"}, {"forgive": "GPU-a"}, {"start": "/root"}):
         assert "error" in controller.answer(STRANGER, request)
     controller.close()
-    assert len([line for line in said if line.startswith(f"refused: a request of uid {STRANGER}")]) == 1
+    assert len([line for line in said if line.startswith(f"refused: request of uid {STRANGER}")]) == 1
     assert store.events() == [] and not store.look().paused
 
 
@@ -172,9 +172,9 @@ def test_tidying_keeps_the_last_verdict_of_every_check_and_drops_marks_that_coun
     store: Journal, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 2)
-    store.notice_checks([News("n1", "xid", Verdict.FAILED, "Xid 79")], 100.0)
+    store.record_checks([News("n1", "xid", Verdict.FAILED, "Xid 79")], 100.0)
     for number in range(20):
-        store.notice_checks([News("n2", "disk", Verdict.WARNED if number % 2 else Verdict.PASSED, "")], 101.0 + number)
+        store.record_checks([News("n2", "disk", Verdict.WARNED if number % 2 else Verdict.PASSED, "")], 101.0 + number)
     for number in range(3):
         store.pause(False, "root", 100.0 + number)
     store.tidy(now=100.0 + 61 * DAY_S)
@@ -202,7 +202,7 @@ def test_a_journal_that_is_damaged_is_told_of_with_what_to_do(folder: Path):
     (folder / JOURNAL).write_bytes(b"not a database, whatever its name says" * 100)
     with pytest.raises(DalsegnoError, match="cannot be read") as caught:
         Journal(folder / JOURNAL)
-    assert "move it away" in caught.value.hint
+    assert "move the file away" in caught.value.hint
 
 
 def test_what_is_in_the_journal_is_for_its_owner_alone(folder: Path, store: Journal):
@@ -210,23 +210,23 @@ def test_what_is_in_the_journal_is_for_its_owner_alone(folder: Path, store: Jour
 
 
 def test_a_gpu_that_was_sent_away_is_forgiven_by_its_owner_alone(store: Journal, answers: Answers):
-    store.notice_gpus("n1", [GpuIdentity(0, "GPU-a")], 100.0)
+    store.record_gpus("n1", [GpuIdentity(0, "GPU-a")], 100.0)
     mend = Mend("n1", Remedy.REPLACE, XID, "boot-1", ("GPU-a",))
-    store.end(store.begin(mend, 101.0), mend, "is replaced", "", 101.0, Policy(), ())
+    store.end(store.begin(mend, 101.0), mend, "replaced", "", 101.0, Policy(), ())
     with pytest.raises(DalsegnoError, match="may forgive a GPU, not uid 4711"):
         answers.answer(STRANGER, {"forgive": "GPU-a"})
     for name in ("GPU-b", "n9", ""):
-        with pytest.raises(DalsegnoError, match="was sent away"):
+        with pytest.raises(DalsegnoError, match="neither a replaced GPU nor a node"):
             answers.answer(0, {"forgive": name})
-    assert store.look().lemons == {"GPU-a"}
+    assert store.look().replaced_gpus == {"GPU-a"}
     assert [gpu["uuid"] for gpu in answers.answer(0, {"forgive": "n1"})["forgiven"]] == ["GPU-a"]
-    assert store.look().lemons == frozenset()
-    assert "GPU GPU-a is forgiven by root, and may come back" in [event.text for event in store.events(node="n1")]
+    assert store.look().replaced_gpus == frozenset()
+    assert "GPU GPU-a was forgiven by root and may come back" in [event.text for event in store.events(node="n1")]
 
 
 def test_what_the_checks_of_a_node_found_is_told_with_it(store: Journal, answers: Answers):
     drained(store, "n1", 100.0)
-    store.notice_checks([News("n1", "gpu-ecc", Verdict.FAILED, "4 errors")], 99.0)
+    store.record_checks([News("n1", "gpu-ecc", Verdict.FAILED, "4 errors")], 99.0)
     assert answers.answer(STRANGER, {"node": "n1"})["checks"] == [
         {"at": 99.0, "node": "n1", "check": "gpu-ecc", "verdict": "failed", "text": "4 errors"}
     ]

@@ -9,7 +9,7 @@ from dalsegno.recovery.actions import SetDown
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.book import NodeBook
 from dalsegno.recovery.facts import NodeFacts
-from dalsegno.recovery.judge import Suspicion, find_fault, find_suspicion, is_told
+from dalsegno.recovery.judge import Suspicion, find_fault, find_suspicion, is_reported
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Subject, Topic
@@ -30,7 +30,7 @@ def test_an_agent_that_falls_silent_again_and_again_is_told_of_once(clinic_of: M
     assert clinic.told("n2") == ["suspected: its agent is silent"]
     clinic.rounds(int(clinic.policy.steady_s[0] / STEP_S))
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
-    assert clinic.told("n2")[1:] == ["in service: nothing is wrong with it any more"]
+    assert clinic.told("n2")[1:] == ["in service: no fault any more"]
 
 
 def silences(clinic: Clinic, count: int, well_s: float) -> None:
@@ -47,7 +47,7 @@ def test_the_oftener_a_node_relapses_the_longer_it_must_be_well_before_that_is_s
     silences(clinic, 100, well_s=12)  # more than twenty minutes on a bad line
     assert clinic.told("n2") == [
         "suspected: its agent is silent",
-        "in service: nothing is wrong with it any more",
+        "in service: no fault any more",
         "suspected: its agent is silent",
     ]
     clinic.rounds(int(clinic.policy.steady_s[1] / STEP_S))
@@ -78,22 +78,22 @@ def test_a_power_cut_on_a_suspected_node_is_acted_upon_at_once(clinic_of: MakeCl
 
 def test_how_many_packets_were_lost_this_time_is_no_news():
     told = NodeBook("n2", about=Subject(Topic.AGENT_SILENT, network=True))
-    assert is_told(Subject(Topic.AGENT_SILENT, network=True), told)
-    assert is_told(Subject(Topic.AGENT_SILENT), told)
-    assert not is_told(Subject(Topic.AGENT_DEAD, network=True), told)
+    assert is_reported(Subject(Topic.AGENT_SILENT, network=True), told)
+    assert is_reported(Subject(Topic.AGENT_SILENT), told)
+    assert not is_reported(Subject(Topic.AGENT_DEAD, network=True), told)
     without = NodeBook("n2", about=Subject(Topic.AGENT_SILENT))
-    assert not is_told(Subject(Topic.AGENT_SILENT, network=True), without), "it is why"
+    assert not is_reported(Subject(Topic.AGENT_SILENT, network=True), without), "it is why"
 
 
 def test_one_more_job_that_failed_at_once_is_news():
     told = NodeBook("n2", about=Subject(Topic.QUICK_FAILURES, count=3))
-    assert is_told(Subject(Topic.QUICK_FAILURES, count=3), told)
-    assert not is_told(Subject(Topic.QUICK_FAILURES, count=4), told)
+    assert is_reported(Subject(Topic.QUICK_FAILURES, count=3), told)
+    assert not is_reported(Subject(Topic.QUICK_FAILURES, count=4), told)
 
 
 @pytest.mark.parametrize(
     ("said", "more"),
-    [(warned("16 of 47 sent again"), "; before that, 16 of 47 sent again"), (passed("what is sent arrives"), "")],
+    [(warned("16 of 47 sent again"), "; before that, 16 of 47 sent again"), (passed("few retransmissions"), "")],
 )
 def test_of_a_node_that_falls_silent_it_is_told_what_its_network_did_before(said: Result, more: str):
     report = NodeReport("n2", "boot-1", (Finding("network", said, 1.0),), ())

@@ -13,7 +13,7 @@ def test_the_same_cause_is_said_once_a_minute_and_then_with_how_often():
     assert said == ["refused: a wrong secret of gpu-1: from 10.0.0.9", "refused: no JSON"]
     now[0] += AGAIN_S
     complaints.about("a wrong secret of gpu-1")
-    assert said[2:] == ["refused: a wrong secret of gpu-1 (999 more since it was last said)"]
+    assert said[2:] == ["refused: a wrong secret of gpu-1 (999 more since the last report)"]
 
 
 def test_a_flood_of_causes_is_cut_off_and_the_old_ones_are_forgotten():

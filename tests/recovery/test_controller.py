@@ -145,9 +145,9 @@ def test_folders_that_are_no_runs_of_the_caller_are_refused(stage: Stage):
     (stage.root / "home/link").symlink_to(run)
     (stage.root / "home/empty").mkdir()
     for folder in (stage.root / "home/link", stage.root / "home/empty", stage.root / "home/none", run / "plan.json"):
-        assert "is no run's folder of yours" in refusal(stage, folder)
+        assert "is not a run folder of yours" in refusal(stage, folder)
     for folder in (Path("home/r1"), run / ".." / "r1"):
-        assert "named by its whole path" in refusal(stage, folder)
+        assert "must be an absolute path" in refusal(stage, folder)
     for name in (".hidden", "a b", "x" * 129, "ü"):
         assert "letters, digits" in refusal(stage, stage.root / "home" / name)
     assert stage.runs() == []
@@ -159,7 +159,7 @@ def test_an_id_is_one_runs_alone(stage: Stage):
     stage.start(run)
     twin = stage.root / "twin/r1"
     shutil.copytree(run, twin)
-    assert "another run with the id `r1`" in refusal(stage, twin)
+    assert "the run id `r1` is in use" in refusal(stage, twin)
 
 
 def ask_as(stage: Stage, uid: int, folder: Path) -> str:
@@ -180,8 +180,8 @@ def test_root_starts_each_users_coordinator_as_that_user(stage: Stage):
     (said,) = stage.started(own)
     assert (said["uid"], said["gid"], said["groups"]) == (NOBODY, NOBODY, [NOBODY])
     assert (said["env"]["USER"], said["sid"]) == ("nobody", said["pid"])
-    assert "is no run's folder of yours" in ask_as(stage, NOBODY, foreign)
-    assert "is no run's folder of yours" in refusal(stage, stage.run("theirs", owner=NOBODY))
+    assert "is not a run folder of yours" in ask_as(stage, NOBODY, foreign)
+    assert "is not a run folder of yours" in refusal(stage, stage.run("theirs", owner=NOBODY))
     stage.start(foreign)
     assert [one["run"] for one in stage.runs()] == ["own", "foreign"]  # root sees all
 

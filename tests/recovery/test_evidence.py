@@ -57,15 +57,15 @@ class Asked(Silent):
         return found
 
 
-AGENT = "its agent: its agent is not connected\n"
+AGENT = "agent: its agent is not connected\n"
 
 
 @pytest.mark.parametrize(
     ("target", "gaps", "files"),
     [
-        (Silent(), f"{AGENT}its machine: nobody here can tell of one that does not speak itself\n", set()),
-        (Asked({}), f"{AGENT}its machine: nothing is known of it\n", set()),
-        (Asked(DalsegnoError("no disk", hint="-")), f"{AGENT}its machine: no disk\n", set()),
+        (Silent(), f"{AGENT}machine: this target keeps no logs of a node that does not answer\n", set()),
+        (Asked({}), f"{AGENT}machine: the target has no logs of it\n", set()),
+        (Asked(DalsegnoError("no disk", hint="-")), f"{AGENT}machine: no disk\n", set()),
         (Asked({"console.log": "panic"}), AGENT, {"console.log"}),
     ],
 )

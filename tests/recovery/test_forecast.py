@@ -56,7 +56,7 @@ def test_a_node_that_was_rebooted_too_often_for_that_is_not_said_to_be_rebooted(
     marks(clinic, MarkKind.REBOOTED, 2)
     drained_with_a_job(clinic)
     found = ahead(clinic)
-    assert found == Forecast(Remedy.REPLACE, "it was rebooted for that 2 times within a day: no more reboots")
+    assert found == Forecast(Remedy.REPLACE, "it was rebooted 2 times for this fault within a day, the limit")
     assert done_next(clinic) is Remedy.REPLACE
 
 
@@ -64,7 +64,7 @@ def test_where_the_breaker_has_tripped_nothing_is_promised(clinic_of: MakeClinic
     clinic = clinic_of(breaker=2)
     drained_with_a_job(clinic, Remedy.REPLACE)
     marks(clinic, MarkKind.REPLACED_BADLY, 2)
-    why = "2 replacements in train failed one after the other"
+    why = "2 replacements in train failed in a row"
     assert ahead(clinic) == Forecast(None, why)
     told = done_next(clinic)
     assert isinstance(told, str) and told.endswith(why)
@@ -92,7 +92,7 @@ def test_paused_nothing_comes_until_somebody_resumes(clinic_of: MakeClinic):
     ("mode", "expected"),
     [
         ("observe", Forecast(Remedy.REBOOT, held=HeldAction.OBSERVING)),
-        ("off", Forecast(None, "the cluster file says that nodes are left alone")),
+        ("off", Forecast(None, "automatic recovery is off in the cluster file")),
     ],
 )
 def test_a_cluster_file_that_says_hands_off_is_obeyed(clinic_of: MakeClinic, mode: str, expected: Forecast):

@@ -14,7 +14,7 @@ def test_at_most_a_quarter_of_a_partition_is_out_at_a_time(clinic_of: MakeClinic
     clinic.settle()
     out = [name for name in clinic.cluster.nodes if clinic.effects(name)]
     assert len(out) == 2
-    assert "left as it is: 2 of 8 nodes of train are out already" in clinic.told("n8")[0]
+    assert "no action: 2 of 8 nodes of train are out of service already" in clinic.told("n8")[0]
 
 
 def test_at_most_four_nodes_of_a_partition_are_taken_in_an_hour(clinic_of: MakeClinic):
@@ -34,7 +34,7 @@ def test_a_person_who_says_go_on_allows_as_many_again_within_the_hour(clinic_of:
         clinic.cluster.break_gpu(name, Remedy.REBOOT)
     clinic.settle()
     assert clinic.phase("n3") is NodePhase.SUSPECTED
-    assert "`dalsegno automation resume` allows as many again" in clinic.told("n3")[-1]
+    assert "`dalsegno automation resume` resets this limit" in clinic.told("n3")[-1]
     clinic.store.pause(False, "ada", clinic.cluster.now)
     clinic.settle()
     assert clinic.effects("n3")[-1] == "resume"
@@ -55,7 +55,7 @@ def test_observing_it_does_not_say_that_nodes_are_out_when_they_only_would_be(cl
     clinic.rounds(20)
     assert clinic.told("n2") == ["suspected: only observing; would drain it: xid[79]: GPU has fallen off the bus"]
     (told,) = clinic.told("n3")
-    assert told.endswith("; left as it is: 1 of 4 nodes of train would be out already")
+    assert told.endswith("; no action: 1 of 4 nodes of train would be out of service already")
     assert [clinic.store.book.of(name).held_back for name in ("n1", "n2", "n3")] == [
         HeldAction.NO,
         *[HeldAction.OBSERVING] * 2,
@@ -104,7 +104,7 @@ def test_more_than_the_cluster_file_allows_is_not_done_for_a_check(clinic_of: Ma
     clinic.cluster.break_gpu("n2", Remedy.REPLACE)
     clinic.settle()
     assert "replace" not in clinic.effects("n2")
-    assert "no more than reboot may be done for xid" in clinic.told("n2")[-1]
+    assert "allows no more than reboot for xid" in clinic.told("n2")[-1]
 
 
 def test_a_check_that_is_off_says_nothing(clinic_of: MakeClinic):

@@ -19,7 +19,7 @@ def test_someone_else_s_drain_is_never_touched(clinic_of: MakeClinic):
     clinic.rounds(100)
     assert clinic.effects("n2") == []
     assert clinic.reason("n2") == "my own reason"
-    assert "left alone, someone else keeps it out of service" in clinic.told("n2")[0]
+    assert "no action: an administrator keeps it out of service" in clinic.told("n2")[0]
 
 
 def test_a_node_that_someone_takes_over_is_let_go(clinic_of: MakeClinic):
@@ -66,7 +66,7 @@ def test_all_that_is_wrong_when_someone_returns_a_node_is_left_to_them(clinic_of
     assert clinic.effects("n2") == ["drain"], "a controller that was started again knows it too"
     machine.cured_by = None
     clinic.rounds(2)
-    assert clinic.told("n2")[-1] == "in service: what was wrong with it is over"
+    assert clinic.told("n2")[-1] == "in service: its accepted faults are over"
     clinic.cluster.break_gpu("n2", Remedy.DRAIN, code="hot")
     clinic.round()
     assert clinic.effects("n2") == ["drain", "drain"], "once more is another matter"
@@ -95,7 +95,7 @@ def test_what_was_held_back_is_theirs_too_once_someone_has_had_the_node_out(clin
     clinic.rounds(2)
     clinic.cluster.someone_resumes("n2")
     clinic.rounds(5)
-    assert clinic.told("n2")[-1] == "in service: what is wrong with it is left to whoever has returned it"
+    assert clinic.told("n2")[-1] == "in service: its faults were accepted by the administrator who returned it"
     assert clinic.store.book.of("n2").excuses == ("xid[79]",)
 
 

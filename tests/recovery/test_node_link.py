@@ -21,7 +21,7 @@ from dalsegno.recovery.agent_server import Roster
 from dalsegno.recovery.agent_view import AgentView, Presence, views_message
 from dalsegno.recovery.agents import OrderAnswer, OrderEnd, Orders, PendingOrder
 from dalsegno.recovery.evidence import INCOMPLETE
-from dalsegno.recovery.node_link import NodeLink, prove
+from dalsegno.recovery.node_link import NodeLink, validate_node
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.probes import NodeAddress
 from dalsegno.spec.facts import CheckSetting, Health
@@ -203,7 +203,7 @@ def test_a_node_whose_partner_is_lost_on_the_way_has_not_failed(linked: Linked, 
     if how == "its connection breaks":
         partner.sock.close()
     elif how == "its errand fails":
-        answer(partner, other, error="it took too long, and was ended")
+        answer(partner, other, error="it took too long and was stopped")
     elif how == "its torch dies":
         answer(partner, other, PAIR, Finding("pair-collective", failed("torch has died", Remedy.DRAIN, DIED), 1.0))
     else:
@@ -212,7 +212,7 @@ def test_a_node_whose_partner_is_lost_on_the_way_has_not_failed(linked: Linked, 
     found = verdicts(linked)
     assert found == {"load-product": Verdict.PASSED, "pair": Verdict.PASSED, "pair-collective": Verdict.UNKNOWN}
     validation = linked.link.validations()["gpu-1"]
-    assert validation.passed and "gpu-2, with which it was to be tried: " in validation.proof
+    assert validation.passed and "the partner gpu-2 failed: " in validation.proof
 
 
 def test_a_node_whose_partner_cannot_listen_is_tried_alone_and_says_so(linked: Linked):
@@ -223,14 +223,14 @@ def test_a_node_whose_partner_cannot_listen_is_tried_alone_and_says_so(linked: L
     answer(agent, number, GOOD)
     assert verdicts(linked) == {"load-product": Verdict.PASSED, "pair": Verdict.UNKNOWN}
     assert linked.link.validations()["gpu-1"].proof == (
-        "pair unknown: gpu-2, with which it was to be tried: its agent is not connected"
+        "pair unknown: the partner gpu-2 failed: its agent is not connected"
     )
 
 
 def test_a_node_whose_partner_begins_and_never_says_where_it_listens_is_tried_alone_and_says_so(linked: Linked):
     agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
     ends: list[tuple[OrderAnswer, tuple[Finding, ...]]] = []
-    prove(linked.agents, "gpu-1", "gpu-2", lambda end, findings: ends.append((end, findings)), port_s=0.1)
+    validate_node(linked.agents, "gpu-1", "gpu-2", lambda end, findings: ends.append((end, findings)), port_s=0.1)
     listens, _, _ = whole_order(partner)
     number, do, told = whole_order(agent)
     assert (do, told) == ("validate", {})
@@ -239,9 +239,7 @@ def test_a_node_whose_partner_begins_and_never_says_where_it_listens_is_tried_al
     linked.until(lambda: ends)
     assert ends[0][0].end is OrderEnd.ANSWERED and ends[0][1][0] == GOOD
     assert ends[0][1][1].result.verdict is Verdict.UNKNOWN
-    assert ends[0][1][1].result.text == (
-        "gpu-2, with which it was to be tried: it did not say in time where it listens"
-    )
+    assert ends[0][1][1].result.text == ("the partner gpu-2 failed: it did not open a port in time")
 
 
 def test_a_partner_that_has_said_where_it_listens_is_waited_for_as_long_as_the_node_takes():
@@ -271,7 +269,7 @@ def test_whoever_waits_in_a_validation_waits_longer_than_whom_it_waits_for():
 def test_a_validation_that_could_not_be_ended_is_not_passed(linked: Linked):
     agent = linked.agent("gpu-1")
     linked.link.validate("gpu-1", "ask-1")
-    answer(agent, order(agent)[0], error="it took too long, and was ended")
+    answer(agent, order(agent)[0], error="it took too long and was stopped")
     linked.until(lambda: "gpu-1" in linked.link.validations())
     validation = linked.link.validations()["gpu-1"]
     assert not validation.passed and validation.findings[0].result.verdict is Verdict.UNKNOWN
@@ -312,7 +310,7 @@ def test_evidence_is_waited_for_beside_the_loop(linked: Linked):
 def test_a_node_that_cannot_speak_gives_no_evidence_at_once(linked: Linked):
     began = time.monotonic()
     found = linked.beside(lambda: linked.link.evidence("gpu-1"))
-    assert found == {INCOMPLETE: "its agent: its agent is not connected"} and time.monotonic() - began < 60
+    assert found == {INCOMPLETE: "agent: its agent is not connected"} and time.monotonic() - began < 60
     with pytest.raises(RuntimeError):
         linked.link.evidence("gpu-1")
 

@@ -15,8 +15,8 @@ from dalsegno.recovery.coordinators import (
     CoordinatorKeeper,
     Records,
     RunRecord,
-    after_end,
     check_room,
+    on_coordinator_end,
 )
 from dalsegno.runs.coordinator.program import MOST_SHORT_LIVES
 from dalsegno.system.children import end, marked
@@ -48,7 +48,7 @@ def test_a_user_has_so_many_runs_keeps_no_one_else_out_and_has_room_again_when_o
     for number in range(MOST_RUNS_OF_A_USER):
         keeper.ask(f"/home/r{number}", NOBODY)
     refused = refusal(keeper, "one-more", NOBODY)
-    assert refused.what == "the controller keeps 64 runs of yours already, the most that one user may have"
+    assert refused.what == "you have 64 runs, the limit for one user"
     assert "dalsegno cancel" in refused.hint
     assert "one-more" not in keeper.known and len(keeper.watched) == MOST_RUNS_OF_A_USER
     keeper.ask("/home/r0", NOBODY)  # kept already: no further one
@@ -70,7 +70,7 @@ def test_of_runs_that_were_given_up_only_the_last_of_each_user_are_remembered(
     for number in range(MOST_GIVEN_UP + 5):
         record = RunRecord(f"/home/r{number}", NOBODY, short_lives=MOST_SHORT_LIVES - 1)
         keeper.records.write(record)
-        keeper._do(after_end(record, 1, 0.0))
+        keeper._do(on_coordinator_end(record, 1, 0.0))
     assert list(keeper.known) == ["before", *(f"r{number}" for number in range(5, MOST_GIVEN_UP + 5))]
     assert len(list(tmp_path.glob("*.json"))) == MOST_GIVEN_UP
 
@@ -78,11 +78,11 @@ def test_of_runs_that_were_given_up_only_the_last_of_each_user_are_remembered(
 def test_the_controllers_own_user_may_fill_it():
     check_room(OWN, [OWN] * (MOST_RUNS - 1))
     check_room(ADA, [OWN] * (MOST_RUNS - 1))
-    with pytest.raises(DalsegnoError, match="keeps 500 runs already"):
+    with pytest.raises(DalsegnoError, match="has 500 runs, its limit"):
         check_room(OWN, [OWN] * MOST_RUNS)
 
 
 def test_the_bound_is_each_users_own():
     check_room(ADA, [ADA] * (MOST_RUNS_OF_A_USER - 1) + [NOBODY] * MOST_RUNS_OF_A_USER)
-    with pytest.raises(DalsegnoError, match="64 runs of yours"):
+    with pytest.raises(DalsegnoError, match="you have 64 runs"):
         check_room(ADA, [ADA] * MOST_RUNS_OF_A_USER)

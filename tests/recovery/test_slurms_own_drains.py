@@ -54,7 +54,7 @@ def test_what_slurm_drains_again_and_again_is_left_to_a_person(clinic_of: MakeCl
         clinic.settle()
     assert clinic.effects("n2") == ["drain", "validate", "resume"] * 2
     assert clinic.reason("n2") == "Prolog error"
-    assert clinic.told("n2")[-1].endswith("3 times today (Prolog error): a person is needed")
+    assert clinic.told("n2")[-1].endswith("3 times today (Prolog error): an administrator must look at it")
 
 
 def test_processes_that_cannot_be_killed_twice_a_day_cost_a_boot(clinic_of: MakeClinic):

@@ -115,7 +115,7 @@ def test_that_slurm_does_not_answer_is_said_once_and_nothing_is_done(site: FakeS
     for _ in range(3):
         site.ring_and_wait()
     eventually(lambda: site.said)
-    assert len(site.said) == 1 and "nodes are left as they are" in site.said[0]
+    assert len(site.said) == 1 and "no action on nodes" in site.said[0]
     assert site.cluster.nodes["n2"].effects == []
     site.cluster.slurm_answers = True
     site.ring_and_wait()

@@ -90,9 +90,9 @@ def _on_node(name: str | None, node: str | None, context: str, options: list[str
 
 
 def _mend() -> None:
-    from dalsegno.health.xids import note_mended
+    from dalsegno.health.xids import record_repair
 
-    note_mended(time.time(), os.geteuid())
+    record_repair(time.time(), os.geteuid())
     out.talk("what the kernel's log has told until now counts no more")
 
 

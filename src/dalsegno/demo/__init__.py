@@ -1,1 +1,1 @@
-"""Scenes that show what the product does, on a real cluster; also the acceptance tests."""
+"""Demo scenes on a real cluster, which are also acceptance tests."""

@@ -1,4 +1,4 @@
-"""A job is cancelled: its program lives on if Docker started it, and is gone if it ran in a container of ours."""
+"""The scene of a cancelled job: its program survives if Docker started it, and ends if it ran in our container."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed, LocalRunner, Runner
 
 PROGRAM = "sleep 1000"
-TOPS = ("slurmstepd", "slurmd", "dockerd", "containerd")  # whose child a program is said to be
+TOPS = ("slurmstepd", "slurmd", "dockerd", "containerd")  # ancestors at which the list of parents ends
 WAIT_S = 90.0
 Say = Callable[[str], None]
 
@@ -42,19 +42,19 @@ class NodeProcess:
 
 @dataclass(frozen=True)
 class ProgramSight:
-    """What is to be seen of a program while its job runs."""
+    """What is visible of a program while its job runs."""
 
     pid: int
     user: str
-    ancestors: tuple[str, ...]  # the nearest last
+    ancestors: tuple[str, ...]  # nearest last
     cgroup: str
     gpu: str
-    counted: bool  # by Slurm, as one of the job's
+    counted: bool  # by Slurm, as a process of the job
 
 
 @dataclass(frozen=True)
 class Ending:
-    """One job: what it was, what was seen of its program, and whether that was there still when the job was over."""
+    """The end of one job: its command, its program, and whether the program outlived the job."""
 
     job: int
     command: str
@@ -64,7 +64,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class DockerStage:
-    """One node, and whoever hands the jobs in. `ask` is answered on the node, as root."""
+    """One node, and the user who submits the jobs. `ask` runs a command on the node as root."""
 
     slurm: SlurmClient
     researcher: SlurmClient
@@ -74,40 +74,40 @@ class DockerStage:
 
 
 def play(stage: DockerStage, command: str, say: Say, export: str = "") -> Ending:
-    """Hand a job in, look at its program, cancel the job, and look again once Slurm has nothing on the node."""
+    """Submit a job, look at its program, cancel the job, and look again once Slurm has nothing on the node."""
     before = {process.pid for process in find(stage)}
     words = ["--gpus=1", f"--output={stage.output}", f"--export=ALL{export and ','}{export}", f"--wrap={command}"]
     job = stage.researcher.submit(args=words)
     say(f"job {job}: {command}")
     pid = until(lambda: _started(stage, job, before), WAIT_S, f"`{PROGRAM}` of job {job} on {stage.node}")
     sight = look(stage, job, pid)
-    say(f"it runs as process {pid} of {stage.node}; now: scancel {job}")
+    say(f"its program is process {pid} on {stage.node}; now: scancel {job}")
     stage.slurm.cancel(job)
     until(lambda: _is_idle(stage), WAIT_S, f"{stage.node} to be idle again")
     lives_on = any(process.pid == pid for process in find(stage))
-    say(f"job {job} is over, and {stage.node} is idle; its program {'is still there' if lives_on else 'is gone'}")
+    say(f"job {job} has ended and {stage.node} is idle; its program {'still runs' if lives_on else 'has ended'}")
     return Ending(job, command, sight, lives_on)
 
 
 def _started(stage: DockerStage, job: int, before: set[int]) -> int:
     new = [process.pid for process in find(stage) if process.pid not in before]
     if not new and stage.slurm.job(job).state.ended:
-        said = stage.output.read_text(errors="replace").strip() if stage.output.exists() else ""
+        output = stage.output.read_text(errors="replace").strip() if stage.output.exists() else ""
         raise TargetError(
-            f"job {job} ended before its program began: {said or 'it said nothing'}",
+            f"job {job} ended before its program started: {output or 'no output'}",
             hint="`dalsegno demo --keep` leaves the cluster up to look at",
         )
     return new[0] if new else 0
 
 
 def _is_idle(stage: DockerStage) -> bool:
-    """Slurm has killed what it knows of: a node is idle already while it does, but COMPLETING too."""
+    """Return whether the node is idle and not COMPLETING: Slurm has then killed every process it knows of."""
     node = stage.slurm.node(stage.node)
     return node.state is NodeState.IDLE and not node.flags
 
 
 def find(stage: DockerStage) -> list[NodeProcess]:
-    """Slurm writes a program with its folder, Docker without."""
+    """Return the processes of the program; Slurm starts it with its path, Docker without."""
     name = PROGRAM.split()[0]
     return [each for each in processes(stage) if each.name == name and each.words.endswith(PROGRAM)]
 
@@ -139,7 +139,7 @@ def parse_ps(text: str) -> list[NodeProcess]:
 
 
 def ancestors(known: dict[int, NodeProcess], pid: int) -> tuple[str, ...]:
-    """Up to the first that is a service of the node's, or to the node's first process."""
+    """Return the parents up to the first that is a service of the node, or to the node's first process."""
     names: list[str] = []
     while (process := known.get(known[pid].parent)) is not None:
         names.insert(0, "init" if process.pid == 1 else process.name)
@@ -159,18 +159,18 @@ def parse_variable(environ: str, name: str) -> str:
     return dict(each.partition("=")[::2] for each in environ.split("\0")).get(name, "")
 
 
-# ---- Docker's daemon on one node for as long as a scene is played, with nothing of it outside its own namespace.
+# Docker's daemon on one node for the duration of the scene, with all its files in its own mount namespace
 
 
 START_S = 60.0
 END_S = 20.0
-# Images, sockets, pid files and the key that it writes to /etc are in memory, and seen by the daemon alone: they go
-# with it.
+# Images, sockets, PID files and the key that it writes to /etc are in memory and visible to the daemon alone: they
+# vanish with it.
 PRIVATE = """mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/etc /run/work &&
     mount -t overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work overlay /etc && exec "$@"
 """
 ALONE = ("unshare", "--mount", "--", "/bin/sh", "-c", PRIVATE, "sh")
-# A small root file system and no network of its own: nothing of the machine's is changed.
+# A small root file system and no network of its own: nothing on the machine is changed.
 PLAIN = (
     "--data-root=/run/data", "--exec-root=/run/docker", "--pidfile=/run/docker.pid", "--storage-driver=vfs",
     "--exec-opt=native.cgroupdriver=cgroupfs", "--default-cgroupns-mode=private", "--bridge=none",
@@ -181,11 +181,11 @@ OnNode = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str,
 
 
 def find_programs() -> tuple[str, str]:
-    """The daemon, and the client that came with it."""
+    """Return the paths of the daemon and of the client installed with it."""
     daemon = program("dockerd")
     if daemon is None:
         raise NotThere(
-            "there is no Docker on this machine to compare with",
+            "Docker is not installed on this machine",
             hint="`./dalsegno demo --scene docker` from a clone installs it, or: "
             "sudo apt-get install --no-install-recommends docker.io",
         )
@@ -195,7 +195,7 @@ def find_programs() -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Docker:
-    """A client of the daemon, from anywhere on the machine. As a Runner it is the `docker` of an import."""
+    """A client of the daemon, usable anywhere on the machine. As a Runner it is the `docker` of an import."""
 
     client: str
     socket: Path
@@ -224,7 +224,7 @@ class Docker:
 
 @contextlib.contextmanager
 def daemon(on_node: OnNode, folder: Path, group: str, cgroup: str) -> Iterator[Docker]:
-    """Runs on the node while the block does. `group` may speak to it, which is as much as to be root there."""
+    """Run the daemon on the node during the block. Members of `group` may use it, which makes them root there."""
     dockerd, client = find_programs()
     docker = Docker(client, folder / "docker.sock", LocalRunner())
     log = folder / "dockerd.log"
@@ -246,32 +246,32 @@ def _wait_until_it_answers(docker: Docker, child: Child, log: Path) -> None:
         if not child.alive() or time.monotonic() > until:
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
             raise TargetError(
-                f"Docker's daemon does not run on this machine: {' '.join(last) or 'it said nothing'}",
+                f"Docker's daemon does not run on this machine: {' '.join(last) or 'no output'}",
                 where=str(log),
-                hint="it needs root, cgroups and mounts of its own; `dalsegno demo --keep` leaves its log to read",
+                hint="it needs root, cgroups and its own mounts; `dalsegno demo --keep` keeps its log",
             )
         time.sleep(0.1)
 
 
 def _end_all(mark: str) -> None:
-    """The daemon, its helpers, and what they have started in containers: until nothing of it is left."""
+    """End the daemon, its helpers and the processes in its containers, until none is left."""
     until = time.monotonic() + END_S
     while processes := marked(mark):
         below = {pid for process in processes for pid in descendants(process.pid)}
         below_it = [Process(pid, ticks) for pid in below if (ticks := start_ticks(pid)) is not None]
         end([*processes, *below_it], timeout_s=1.0)
         if time.monotonic() > until:
-            raise TargetError("Docker's daemon does not end", hint="`dalsegno down dalsegno-demo` ends its host")
+            raise TargetError("Docker's daemon does not exit", hint="`dalsegno down dalsegno-demo` stops its host")
 
 
-# ---- The smallest image that sleeps: one program of this machine's, and the libraries it wants.
+# The smallest image that sleeps: one program of this machine and its libraries
 
 
 NAME = "dalsegno-demo:sleep"
 
 
 def give_to_docker(docker: Docker, folder: Path) -> str:
-    """Its name there."""
+    """Import the image into Docker and return its name there."""
     path = folder / "sleep.tar"
     write_root(path, LocalRunner())
     docker.ask("import", str(path), NAME)
@@ -279,7 +279,7 @@ def give_to_docker(docker: Docker, folder: Path) -> str:
 
 
 def take_from_docker(docker: Docker, folder: Path) -> Path:
-    """The same image as a .sqsh, as `dalsegno image import dockerd://…` makes it."""
+    """Return the same image as a .sqsh, as `dalsegno image import dockerd://…` makes it."""
     path = folder / "sleep.sqsh"
     Importer(ImageStore(folder / "images"), runner=docker).to_file(parse_name(f"dockerd://{NAME}"), path)
     path.chmod(0o644)
@@ -295,5 +295,5 @@ def write_root(path: Path, runner: Runner) -> None:
 
 
 def parse_ldd(text: str) -> list[str]:
-    """Where the libraries are; a program that stands alone has none."""
+    """Return the paths of the libraries; none for a static program."""
     return re.findall(r"(?:^|\s)(/\S+) \(0x", text)

@@ -1,4 +1,4 @@
-"""Three researchers share four GPUs: priorities, waiting, a refusal, accounting and fair share, by Slurm alone."""
+"""Three researchers share four GPUs: priorities, waiting, a refusal, accounting and fair share, all by Slurm."""
 
 from __future__ import annotations
 
@@ -11,37 +11,31 @@ from dalsegno.errors import CommandFailed, TargetError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, JobState
 
-# ---- Waiting for what a scene needs to have happened.
-
-
 T = TypeVar("T")
 
 
 def until(answer: Callable[[], T], timeout_s: float, what: str) -> T:
-    """The first answer that is not empty."""
+    """Return the first answer that is not empty."""
     end = time.monotonic() + timeout_s
     while not (value := answer()):
         if time.monotonic() > end:
             raise TargetError(
-                f"waited {timeout_s:.0f} s in vain for: {what}",
-                hint="is the machine very busy? `dalsegno demo --keep` leaves the cluster up to look at",
+                f"timed out after {timeout_s:.0f} s waiting for: {what}",
+                hint="the machine may be very busy; `dalsegno demo --keep` keeps the cluster for inspection",
             )
         time.sleep(0.1)
     return value
 
 
-# ---- Three researchers share four GPUs: priorities, waiting, a refusal, accounting and fair share, by Slurm alone.
-
-
 Say = Callable[[str], None]
 PARTITION = "lab"
 BIG_PARTITION = "train"
-FAIR_SHARE_WAIT_S = 150.0  # Slurm works fair share out once a minute at best
+FAIR_SHARE_WAIT_S = 150.0  # Slurm updates fair share once a minute at best
 
 
 @dataclass(frozen=True)
 class WantedJob:
-    """A job that a researcher hands in."""
+    """A job that a researcher submits."""
 
     who: str
     gpus: int
@@ -55,7 +49,7 @@ HEAVY, LIGHT = "ada", "cem"
 
 @dataclass(frozen=True)
 class ScenarioOutcome:
-    """What happened: the jobs as accounting tells, the refusal in Slurm's words, the next jobs' priorities."""
+    """The outcome: the jobs from accounting, Slurm's refusal, and the priorities of the next jobs."""
 
     jobs: dict[str, JobInfo]
     running_at_release: tuple[str, ...]
@@ -65,28 +59,28 @@ class ScenarioOutcome:
 
 @dataclass(frozen=True)
 class Lab:
-    """The cluster and a way to act as each researcher on it."""
+    """The cluster, and a client for each researcher."""
 
     slurm: SlurmClient
     as_user: Callable[[str], SlurmClient]
 
 
 def play(lab: Lab, say: Say) -> ScenarioOutcome:
-    """The whole scene; leaves no job behind, and the partition open."""
-    say("the partition is closed; ada, bob and cem hand their jobs in, in this order")
+    """Play the whole scene. No job is left, and the partition is open."""
+    say("the partition is closed; ada, bob and cem submit their jobs, in this order")
     lab.slurm.update(PartitionName=PARTITION, State="DOWN")
     try:
         ids = {wish.who: _submit(lab, wish) for wish in WISHES}
         refusal = _ask_too_much(lab)
     finally:
         lab.slurm.update(PartitionName=PARTITION, State="UP")
-    say(f"dee asks for 9 GPUs on an 8-GPU node: {refusal}")
+    say(f"dee requests 9 GPUs on an 8-GPU node: {refusal}")
     say("the partition is open")
     running = _wait_for_start(lab, ids)
     waiting = " ".join(who for who in ids if who not in running)
     say(f"running: {' and '.join(running)}, on all four GPUs; {waiting} waits")
     jobs = _wait_for_end(lab, ids)
-    say("all three are done; ada takes all four GPUs, and she and cem hand in one more job each, alike in all else")
+    say("all three are done; ada takes all four GPUs, and she and cem submit one more job each, otherwise identical")
     return ScenarioOutcome(jobs, running, refusal, _compare_next(lab, say))
 
 
@@ -114,13 +108,13 @@ def _ask_too_much(lab: Lab) -> str:
     except CommandFailed as refused:
         return refused.stderr.strip().splitlines()[-1].removeprefix("sbatch: error: ")
     raise TargetError(
-        "Slurm took a job that asks for 9 GPUs on an 8-GPU node",
-        hint="`dalsegno demo --keep`, then `dalsegno shell -- scontrol show nodes` tells what Slurm makes of them",
+        "Slurm accepted a job that requests 9 GPUs on an 8-GPU node",
+        hint="`dalsegno demo --keep`, then `dalsegno shell -- scontrol show nodes` shows the nodes as Slurm sees them",
     )
 
 
 def _wait_for_start(lab: Lab, ids: dict[str, int]) -> tuple[str, ...]:
-    """Who runs, the highest priority first, once four GPUs are in use."""
+    """Return who runs, highest priority first, once four GPUs are in use."""
 
     def four_in_use() -> tuple[str, ...]:
         running = [job for job in lab.slurm.jobs() if job.id in ids.values() and job.state is JobState.RUNNING]
@@ -139,11 +133,11 @@ def _wait_for_end(lab: Lab, ids: dict[str, int]) -> dict[str, JobInfo]:
 
 
 def _compare_next(lab: Lab, say: Say) -> dict[str, int]:
-    """One takes all GPUs; meanwhile both hand in equal jobs, and Slurm weighs every minute who used how much."""
+    """Let one user take all GPUs while both submit equal jobs, until Slurm has updated fair share."""
     hog = _submit(lab, WantedJob(HEAVY, 4, "medium", 600))
     until(lambda: lab.slurm.job(hog).state is JobState.RUNNING, 60, f"{HEAVY}'s big job running")
     ids = {who: _submit(lab, WantedJob(who, 1, "medium", 1)) for who in (HEAVY, LIGHT)}
-    say("Slurm works fair share out once a minute: waiting for it")
+    say("Slurm updates fair share once a minute: waiting for it")
 
     def weighed() -> dict[str, int]:
         priorities = {job.name: job.priority for job in lab.slurm.jobs() if job.id in ids.values()}
@@ -155,12 +149,12 @@ def _compare_next(lab: Lab, say: Say) -> dict[str, int]:
         lab.slurm.cancel(*ids.values(), hog)
 
 
-# ---- Jobs as bars over time, in plain characters: waiting is dotted, running is solid. Pure.
+# Jobs as bars over time, in plain characters
 
 
 @dataclass(frozen=True)
 class JobBar:
-    """A job: what is written left and right of it, and its times in seconds from any common start."""
+    """A job: the text left and right of its bar, and its times in seconds from a common start."""
 
     label: str
     note: str
@@ -170,7 +164,7 @@ class JobBar:
 
 
 def draw(bars: Sequence[JobBar], width: int = 48, *, solid: str = "█", dotted: str = "·") -> str:
-    """One line a bar, and a scale below."""
+    """Return one line per bar, and a scale below; waiting is dotted, running is solid."""
     first = min(bar.submitted for bar in bars)
     last = max(bar.ended for bar in bars)
     per_s = width / max(last - first, 1.0)

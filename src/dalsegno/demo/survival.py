@@ -1,4 +1,4 @@
-"""The scene of a training that survives: which faults, and what others take for the same. Data."""
+"""The scene of a training run that survives faults: the faults, and the times of other tools."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ LOTS = (
 # Measured by benchmarks/restart.py on two cores, four virtual hosts, the same cluster and Python; docs/performance.md.
 OTHERS = (
     ("torchrun, elastic, its defaults", "never within 120 s"),
-    ("torchrun in a Slurm job that is queued again", "never within 180 s"),
+    ("torchrun in a Slurm job that is requeued", "never within 180 s"),
 )
 NOTES = (
-    "the others: measured once by benchmarks/restart.py on two cores, see docs/performance.md",
+    "the other tools were measured once by benchmarks/restart.py on two cores, see docs/performance.md",
     "the hosts are virtual: a replaced one boots in a second, a real one in minutes, so that time is not compared",
 )
 
 
 def without_places(drill: Drill, folder: str) -> Drill:
-    """Without what lies in the cluster's folder: that goes with the cluster, and the page stays."""
+    """Return the drill without paths into the cluster's folder, which is removed while the page stays."""
     under = re.compile(rf":? ?{re.escape(folder)}\S*")
     return replace(drill, marks=tuple(replace(mark, text=under.sub("", mark.text)) for mark in drill.marks))
 
 
 def beside(drill: Drill) -> Comparison:
-    """Our own time, as it was just measured, above what others take."""
+    """Compare our time, as just measured, with that of other tools."""
     cut = next((each for each in drill.recoveries if each.blow.fault == "power-off"), None)
-    ours = seconds(cut.resumed_s) if cut else "not played"
+    ours = seconds(cut.resumed_s) if cut else "not run"
     lines = [("dalsegno run, with a spare (just now)", ours), *OTHERS]
-    return Comparison(("A NODE LOSES ITS POWER", "TRAINING GOES ON AFTER"), lines, NOTES)
+    return Comparison(("A NODE LOSES POWER", "TRAINING RESUMES AFTER"), lines, NOTES)

@@ -1,1 +1,1 @@
-"""A game day: faults drawn by lot, what came of each, and the report of it."""
+"""Drills: random faults on a training run, and a report of what each one cost."""

@@ -1,4 +1,4 @@
-"""Playing a drill: wait until the run trains, strike, see that it goes on, and again."""
+"""Run a drill: wait until the run trains, inject a fault, check that training resumes, and repeat."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from dalsegno.drill.schedule import FaultKind, Lot
 from dalsegno.drill.story import UNDER_WAY_S, Blow, TrainedStep
 
 LOOK_S = 0.05
-PATIENCE_S = 60.0  # a run that does not train again within that is not struck any more
+PATIENCE_S = 60.0  # if the run does not train again within this time, no more faults are injected
 
 
 class DrillStage(Protocol):
-    """A run that trains on a cluster that may be hurt."""
+    """A run that trains on a cluster into which faults may be injected."""
 
     def look(self) -> None:
-        """See what is new: called all the time."""
+        """Read what is new. Called continuously."""
         ...
 
     def members(self) -> Sequence[str]:
-        """The nodes that train now; none while the run recovers."""
+        """Return the nodes that train now; none while the run recovers."""
         ...
 
     def is_bare(self) -> bool:
-        """A node that is lost now would have to be waited for: no spare is ready."""
+        """Return whether a node that is lost now would have no spare ready to replace it."""
         ...
 
     def newest(self) -> TrainedStep | None:
-        """The last step that was done."""
+        """Return the last completed step."""
         ...
 
     def over(self) -> bool: ...
@@ -45,19 +45,21 @@ def play(
     sleep: Callable[[float], None] = time.sleep,
     with_spares: bool = False,
 ) -> list[Blow]:
-    """Strike as the lots say, or, with spares, not before they stand by again; gives what was done, which is less
-    than that where the run ends or stays away."""
+    """Inject the drawn faults, with `with_spares` only while a spare is ready, and return those that were injected.
+
+    There are fewer if the run ends or does not recover.
+    """
     blows: list[Blow] = []
     for number, lot in enumerate(lots, 1):
         last = blows[-1] if blows else None
-        members = _when_ready(stage, lot, last, now, sleep, with_spares)
+        members = _wait_until_ready(stage, lot, last, now, sleep, with_spares)
         if not members:
             break
-        kind, open_to = lot.kind, _open_to(lot.kind, members, blows)
-        if not open_to:
-            say(f"{kind.label} is left out: no node that trains has an agent any more")
+        kind, open_nodes = lot.kind, _choose_nodes(lot.kind, members, blows)
+        if not open_nodes:
+            say(f"{kind.label} is skipped: no training node has an agent any more")
             continue
-        node = open_to[lot.node % len(open_to)]
+        node = open_nodes[lot.node % len(open_nodes)]
         bare = kind.stops and kind.heals and stage.is_bare()
         blow = Blow(number, kind.label, node, now(), kind.stops, kind.heals, bare)
         blows.append(blow)
@@ -66,7 +68,7 @@ def play(
     return blows
 
 
-def _when_ready(
+def _wait_until_ready(
     stage: DrillStage,
     lot: Lot,
     last: Blow | None,
@@ -74,13 +76,13 @@ def _when_ready(
     sleep: Callable[[float], None],
     with_spares: bool,
 ) -> Sequence[str]:
-    """The nodes that train, once it has gone on for so many steps since the last blow; none: it will not."""
+    """Return the training nodes once enough steps were completed since the last fault; none if that will not happen."""
     until = now() + PATIENCE_S
     begun: TrainedStep | None = None
     while not stage.over():
         stage.look()
         step, members = stage.newest(), stage.members()
-        if step is not None and members and (last is None or _goes_on(step, last)):
+        if step is not None and members and (last is None or _is_after(step, last)):
             begun = begun if begun is not None and begun.generation == step.generation else step
             if step.step - begun.step >= lot.after_steps and not (with_spares and stage.is_bare()):
                 return members
@@ -91,12 +93,12 @@ def _when_ready(
     return []
 
 
-def _open_to(kind: FaultKind, members: Sequence[str], blows: Sequence[Blow]) -> Sequence[str]:
-    """Where it can be seen: nobody starts an agent again that the drill itself has killed."""
+def _choose_nodes(kind: FaultKind, members: Sequence[str], blows: Sequence[Blow]) -> Sequence[str]:
+    """Return the nodes where the fault can be seen: nothing restarts an agent that the drill has killed."""
     blind = {blow.node for blow in blows if blow.fault == "agent-dead"} if kind.by_agent else ()
     return [node for node in members if node not in blind]
 
 
-def _goes_on(step: TrainedStep, last: Blow) -> bool:
-    """A step under way when the blow fell may still be noted a moment later."""
+def _is_after(step: TrainedStep, last: Blow) -> bool:
+    """Return whether a step came after the last fault: one in progress at that time may be recorded a moment later."""
     return step.at > last.at + UNDER_WAY_S

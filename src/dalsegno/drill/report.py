@@ -1,4 +1,4 @@
-"""A drill in words and as JSON. Pure."""
+"""The report of a drill: as text, JSON and an HTML page. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = ["#", "FAULT", "NODE", "KNOWN", "DRAINED", "TRAINS ON", "BACK IN SERVI
 
 
 def rows(drill: Drill) -> list[list[str]]:
-    """A line for each fault, under COLUMNS."""
+    """Return a row for each fault, under COLUMNS."""
     return [_row(drill, each) for each in drill.recoveries]
 
 
@@ -38,39 +38,41 @@ def counted(number: int, what: str) -> str:
 
 
 def sentences(drill: Drill) -> list[str]:
-    """What to take home."""
+    """Return the summary of the drill."""
     found = [_outcome(drill), _time(drill)]
     resumed = [each.resumed_s for each in drill.recoveries if each.resumed_s is not None]
     resumed += [stop.for_s for stop in drill.more_stops]
     if resumed:
-        found.append(f"training went on after {median(resumed):.1f} s (median), {max(resumed):.1f} s at the most")
-        found += _with_a_spare(drill)
-        found += [_once_more(stop) for stop in drill.more_stops]
+        found.append(f"training resumed after {median(resumed):.1f} s (median), {max(resumed):.1f} s at most")
+        found += _describe_missing_spares(drill)
+        found += [_describe_stop(stop) for stop in drill.more_stops]
     if drill.exact is not None:
         same = (
-            "are those of an undisturbed run, bit for bit" if drill.exact else "DIFFER from those of an undisturbed run"
+            "are identical to those of an undisturbed run, bit for bit"
+            if drill.exact
+            else "DIFFER from those of an undisturbed run"
         )
         found.append(f"the weights {same}")
     if drill.troubles:
-        found.append(f"the undisturbed run was not quite that: {drill.troubles}")
+        found.append(f"the undisturbed run had a fault of its own: {drill.troubles}")
     if drill.orphans:
         found.append(f"{drill.orphans} processes were left behind")
-    found += [f"{node} is left as it is: {why}" for node, why in drill.held_back.items()]
+    found += [f"{node} is not repaired: {why}" for node, why in drill.held_back.items()]
     return found
 
 
-def _with_a_spare(drill: Drill) -> list[str]:
-    """Said where some had none."""
+def _describe_missing_spares(drill: Drill) -> list[str]:
+    """Return a sentence on the faults that found no spare ready, if there were any."""
     bare = sum(each.blow.without_spare for each in drill.recoveries)
     rest = [each.resumed_s for each in drill.recoveries if each.resumed_s is not None and not each.blow.without_spare]
     if not bare:
         return []
-    others = f"; after the others it took {max(rest):.1f} s at the most" if rest else ""
-    return [f"{bare} of these hit while no spare was ready, and another node had to come first{others}"]
+    others = f"; after the others it took {max(rest):.1f} s at most" if rest else ""
+    return [f"{bare} of these hit while no spare was ready and had to wait for a node{others}"]
 
 
-def _once_more(stop: TrainingStop) -> str:
-    """One that stands in no fault's line."""
+def _describe_stop(stop: TrainingStop) -> str:
+    """Return a sentence on a stop that belongs to no fault's row."""
     blow = stop.blow
     after = f" {max(stop.after_s, 0.0):.1f} s after {blow.fault} on {blow.node}" if blow else ""
     return f"training also stopped{after}, for {stop.for_s:.1f} s" + (f" ({stop.why})" if stop.why else "")
@@ -80,7 +82,7 @@ def _outcome(drill: Drill) -> str:
     faults = counted(len(drill.blows), "fault")
     if drill.exit_code:
         return f"the run ended with exit code {drill.exit_code} after {faults}"
-    return f"the run survived {faults}; {drill.steps_lost} of {len(drill.steps)} steps were done again"
+    return f"the run survived {faults}; {drill.steps_lost} of {len(drill.steps)} steps were repeated"
 
 
 def _time(drill: Drill) -> str:
@@ -89,7 +91,7 @@ def _time(drill: Drill) -> str:
 
 
 def as_json(drill: Drill) -> dict[str, Any]:
-    """All of it, for programs."""
+    """Return the whole report for programs."""
     recoveries = [{**asdict(each.blow), **_figures(each)} for each in drill.recoveries]
     whole = {"seed": drill.seed, "survived": drill.survived, "exit_code": drill.exit_code, "exact": drill.exact}
     times = {"started": drill.started, "ended": drill.ended, "goodput": dict(drill.goodput), "share": drill.share}
@@ -101,8 +103,8 @@ def as_json(drill: Drill) -> dict[str, Any]:
     }
     more = [_stop(each) for each in drill.more_stops]
     marks: Sequence[object] = [asdict(mark) for mark in drill.marks]
-    told = {"faults": recoveries, "more_stops": more, "held_back": dict(drill.held_back), "events": marks}
-    return {**whole, **times, **steps, **told}
+    details = {"faults": recoveries, "more_stops": more, "held_back": dict(drill.held_back), "events": marks}
+    return {**whole, **times, **steps, **details}
 
 
 def _stop(each: TrainingStop) -> dict[str, Any]:
@@ -115,8 +117,7 @@ def _figures(each: Recovery) -> dict[str, float | int | None]:
     return {**times, "returned_s": each.returned_s, "steps_lost": each.steps_lost}
 
 
-# ---- The time of a drill as a picture: the loss above, below it a bar for each node, and where faults struck.
-# Pure.
+# The timeline as a picture: the loss above, below it a bar for each node, and the injected faults
 
 
 WIDTH, LEFT, RIGHT = 1000, 90, 10
@@ -135,8 +136,8 @@ class _Scale:
 
 
 def render_picture(drill: Drill) -> str:
-    """As SVG, coloured by the page it is in."""
-    scale = _Scale(drill.started, drill.told_until)
+    """Return the timeline as SVG, coloured by the page around it."""
+    scale = _Scale(drill.started, drill.last_event_at)
     height = CURVE + GAP + len(drill.nodes) * (LANE + GAP) + AXIS
     parts = [*_axis(scale, height), *_curve(drill, scale), *_lanes(drill, scale), *_blows(drill, scale, height)]
     head = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="loss and nodes over time">'
@@ -188,7 +189,7 @@ def _out_of_service(each: Recovery, drill: Drill, scale: _Scale, top: int) -> It
     yield _bar("gone", scale, blow.at, drained, top, f"{blow.fault}, not drained yet")
     if each.drained_s is not None:
         returned = blow.at + each.returned_s if each.returned_s is not None else drill.ended
-        yield _bar("repairing", scale, drained, returned, top, f"{blow.fault}: being mended and validated")
+        yield _bar("repairing", scale, drained, returned, top, f"{blow.fault}: being repaired and validated")
 
 
 def _bar(kind: str, scale: _Scale, first: float, last: float, top: int, title: str) -> str:
@@ -207,7 +208,7 @@ def _blows(drill: Drill, scale: _Scale, height: int) -> Iterator[str]:
         yield f'<text x="{x + 3}" y="{12 + 12 * (blow.number % 3)}">{blow.number}</text>'
 
 
-# ---- A drill as one HTML page that needs nothing else: the figures, a picture of the time, every event. Pure.
+# The report as one self-contained HTML page
 
 
 STYLE = """
@@ -231,13 +232,13 @@ svg { width: 100%; height: auto; min-width: 40rem; } svg text { font: 11px syste
 
 LEGEND = (
     '<p class="legend"><b style="color:var(--well)">■</b> in service <b style="color:var(--gone)">■</b> hit, '
-    'not out of service yet <b style="color:var(--repairing)">■</b> out of service: mended and validated</p>'
+    'not out of service yet <b style="color:var(--repairing)">■</b> out of service: being repaired and validated</p>'
 )
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What others take for the same, and what such figures do not say."""
+    """Times of other tools for the same fault, and notes on their limits."""
 
     head: Sequence[str]
     lines: Sequence[Sequence[str]]
@@ -252,18 +253,18 @@ def render_page(drill: Drill, title: str = "Drill", beside: Comparison | None = 
         f"<title>{in_html(title)}</title><style>{STYLE}</style></head><body>",
         f'<h1>{in_html(title)}</h1><p class="when">{when}, seed {drill.seed}</p>',
         "<ul>" + "".join(f"<li>{in_html(line)}</li>" for line in sentences(drill)) + "</ul>",
-        _beside(beside) if beside else "",
-        f'<h2>Loss, and what each node went through</h2><div class="wide">{render_picture(drill)}</div>{LEGEND}',
-        f"<h2>Every fault</h2>{_table(COLUMNS, rows(drill))}",
-        f"<h2>Everything that was noted</h2>{_table(['AFTER', 'WHAT', 'NODE', ''], _events(drill))}",
+        _render_comparison(beside) if beside else "",
+        f'<h2>Loss and nodes over time</h2><div class="wide">{render_picture(drill)}</div>{LEGEND}',
+        f"<h2>Faults</h2>{_table(COLUMNS, rows(drill))}",
+        f"<h2>Events</h2>{_table(['AFTER', 'WHAT', 'NODE', ''], _events(drill))}",
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _beside(beside: Comparison) -> str:
+def _render_comparison(beside: Comparison) -> str:
     notes = "".join(f'<p class="legend">{in_html(note)}</p>' for note in beside.notes)
-    return f"<h2>Beside it</h2>{_table(beside.head, beside.lines)}{notes}"
+    return f"<h2>Comparison</h2>{_table(beside.head, beside.lines)}{notes}"
 
 
 def _events(drill: Drill) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Which faults a drill injects, where and after how many steps. Pure: the same seed, the same drill."""
+"""Choose which faults a drill injects, where, and after how many steps. Pure: the same seed gives the same drill."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dalsegno.recovery.phase import NodePhase
 
 @dataclass(frozen=True)
 class FaultKind:
-    """A fault as `inject` knows it, and what is to be expected of it."""
+    """A fault as `inject` knows it, and its expected effects."""
 
     fault: str
     options: FaultOptions = field(default_factory=FaultOptions)
-    stops: bool = True  # training cannot go on where it was
-    heals: bool = True  # the controller has something to mend
+    stops: bool = True  # training stops
+    heals: bool = True  # the controller has something to repair
     weight: int = 1
-    by_agent: bool = False  # only the node's agent can see it, or be hit by it
+    by_agent: bool = False  # only the node's agent can detect it, or is hit by it
 
     @property
     def label(self) -> str:
@@ -43,25 +43,25 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Lot:
-    """One fault to come."""
+    """One fault to inject."""
 
     kind: FaultKind
-    after_steps: int  # since the last one was recovered from
-    node: int  # the how manieth of those that train at that time
+    after_steps: int  # since recovery from the last one
+    node: int  # index among the nodes in training, modulo their number
 
 
 def chosen(names: Sequence[str]) -> Sequence[FaultKind]:
-    """The kinds of these names; all where none is named."""
+    """Return the kinds with these names; all kinds if no name is given."""
     known = [kind.fault for kind in KINDS]
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known, f"one of {', '.join(known)}")
-            raise UsageError(f"a drill has no fault `{name}`", hint=hint)
+            raise UsageError(f"unknown fault `{name}`", hint=hint)
     return [kind for kind in KINDS if not names or kind.fault in names]
 
 
 def draw(count: int, seed: int, kinds: Sequence[FaultKind] = KINDS) -> list[Lot]:
-    """Every kind once, as far as there is room, then by weight; in random order."""
+    """Draw faults: every kind once, if there are enough, then by weight; in random order."""
     dice = random.Random(seed)
     chosen = dice.sample(list(kinds), min(count, len(kinds)))
     chosen += dice.choices(list(kinds), [kind.weight for kind in kinds], k=count - len(chosen))
@@ -69,110 +69,115 @@ def draw(count: int, seed: int, kinds: Sequence[FaultKind] = KINDS) -> list[Lot]
     return [Lot(kind, dice.randint(5, 25), dice.randrange(1_000_000)) for kind in chosen]
 
 
-# ---- How many nodes of a cluster train in a drill, and how many stand by. Pure.
+# Number of nodes that train, and of spares
 
 
-NODES, SPARES = 4, 1  # where nobody says otherwise, and there are so many
+NODES, SPARES = 4, 1  # by default, if the cluster has that many
 
 
 def cast(in_service: int, nodes: int | None, spares: int | None) -> tuple[int, int]:
-    """As many as were asked for, else as there are; more than there are would wait in Slurm's queue for ever."""
+    """Return the numbers of nodes and spares: as requested, else as available.
+
+    More than are available would wait in Slurm's queue for ever.
+    """
     if nodes is None:
         nodes = max(1, min(NODES, in_service - (spares or 0)))
     if spares is None:
         spares = min(SPARES, max(0, in_service - nodes))
     if nodes + spares > in_service:
-        by = f" and {spares} more that stand by" if spares else ""
+        by = f" and {spares} spares" if spares else ""
         raise UsageError(
-            f"{nodes} nodes{by} are asked for, and {in_service} of the default partition are in service",
-            hint="`--nodes N --spares M` asks for fewer; `dalsegno nodes` shows why others are out",
+            f"{nodes} nodes{by} requested, but {in_service} nodes of the default partition are in service",
+            hint="request fewer with `--nodes N --spares M`; `dalsegno nodes` shows why others are out of service",
         )
     return nodes, spares
 
 
-# ---- What of a drill the cluster's controller will leave undone, known before it begins. Pure.
+# What the controller will not repair, known before the drill starts
 
 
-_STAYS = "nodes that are broken stay so until `dalsegno inject --clear` or `dalsegno up`"
+_STAYS = "broken nodes stay broken until `dalsegno inject --clear` or `dalsegno up`"
 _MODES = {"observe": "the controller only observes (`mode: observe` in the cluster file)",
           "off": "the controller does nothing (`mode: off` in the cluster file)"}  # fmt: skip
 
 
-def left_undone(lots: Sequence[Lot], told: Mapping[str, Any] | None, partitions: Sequence[str]) -> str:
-    """A sentence; "" where all can be mended. `told` is what the controller says of its automation; None: there is
-    none."""
+def left_undone(lots: Sequence[Lot], automation: Mapping[str, Any] | None, partitions: Sequence[str]) -> str:
+    """Return a warning if the controller will not repair everything, else "". `automation` is its answer, or None if
+    there is no controller."""
     if not any(lot.kind.heals for lot in lots):
         return ""
-    if told is None:
-        return f"no controller looks after this cluster: {_STAYS}"
-    if told.get("automation") == "paused":
-        return f"automation is paused: {_STAYS}; `dalsegno automation resume` goes on"
-    if mode := _MODES.get(str(told.get("mode"))):
+    if automation is None:
+        return f"this cluster has no controller: {_STAYS}"
+    if automation.get("automation") == "paused":
+        return f"automation is paused: {_STAYS}; resume it with `dalsegno automation resume`"
+    if mode := _MODES.get(str(automation.get("mode"))):
         return f"{mode}: {_STAYS}"
-    return _beyond_the_budget(sum(lot.kind.heals for lot in lots), told, partitions)
+    return _warn_of_budget(sum(lot.kind.heals for lot in lots), automation, partitions)
 
 
-def mends(told: Mapping[str, Any] | None) -> bool:
-    """Whether broken nodes are waited for at all."""
-    return told is not None and told.get("automation") != "paused" and told.get("mode") not in _MODES
+def mends(automation: Mapping[str, Any] | None) -> bool:
+    """Return whether the controller repairs nodes, so that waiting for them makes sense."""
+    return automation is not None and automation.get("automation") != "paused" and automation.get("mode") not in _MODES
 
 
-def _beyond_the_budget(faults: int, told: Mapping[str, Any], partitions: Sequence[str]) -> str:
-    """A node that is hit while it is out counts once: so many at the most."""
-    taken = max((int(told.get("taken", {}).get(name, 0)) for name in partitions), default=0)
-    left = max(int(told.get("per_hour", faults + taken)) - taken, 0)
+def _warn_of_budget(faults: int, automation: Mapping[str, Any], partitions: Sequence[str]) -> str:
+    """Return a warning if the faults may exceed the hourly limit. A node that is hit while it is out counts once."""
+    taken = max((int(automation.get("taken", {}).get(name, 0)) for name in partitions), default=0)
+    left = max(int(automation.get("per_hour", faults + taken)) - taken, 0)
     if faults <= left:
         return ""
     return (
-        f"{faults} of the faults may cost a node, and the controller takes {left} more out of service within this hour:"
-        " nodes beyond that stay as they are; `per_hour` in the cluster file allows more"
+        f"{faults} faults may take a node out of service, but the controller takes out only {left} more this hour:"
+        " further nodes are not repaired; raise `per_hour` in the cluster file to allow more"
     )
 
 
 def already_hurt(faults: Sequence[InjectedFault], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is wrong before the drill begins, a sentence each. `nodes` is what the controller says of them."""
+    """Return what is wrong before the drill starts, one sentence each. `nodes` is the controller's answer."""
     injected: dict[str, list[str]] = {}
     for fault in faults:
         injected.setdefault(fault.node, []).append(fault.fault)
     found = [
-        f"{node} has been injected with {' and '.join(names)} before: the drill leaves that as it is"
+        f"{node} was injected with {' and '.join(names)} before: the drill does not clear that"
         for node, names in injected.items()
     ]
     suspected = [node for node in nodes if NodePhase.told(node.get("phase")) is NodePhase.SUSPECTED]
     return found + [f"{node['node']} is suspected: {node['note']}" for node in suspected]
 
 
-# ---- What of a drill is still to come when its run is over. Pure.
+# Repairs that are not finished when the run ends
 
 
-NOTICED_S = 20.0  # whatever nobody has seen by then, nobody will
+NOTICED_S = 20.0  # a fault that was not noticed by then will not be
 
 
 def still_out(blows: Sequence[Blow], marks: Sequence[DrillMark]) -> list[Blow]:
-    """Blows whose node was to be mended, and has not been returned since."""
+    """Return the faults whose node should be repaired and has not returned since."""
     returned = {mark.node: mark.at for mark in sorted(marks, key=lambda mark: mark.at) if mark.what == RETURNED}
     return [blow for blow in blows if blow.heals and returned.get(blow.node, 0.0) <= blow.at]
 
 
 def worth_waiting(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]], now: float) -> list[Blow]:
-    """Those of them that may yet come. `nodes` is what the controller says of each: of one that it has in service
-    still it has seen nothing, and one that it has given up needs a person."""
-    return [blow for blow in missing if _may_come(blow, NodePhase.told(nodes.get(blow.node, {}).get("phase")), now)]
+    """Return those that may still be repaired. `nodes` is the controller's answer: a node that is still in service has
+    an unnoticed fault, and one that was given up needs an administrator."""
+    return [
+        blow for blow in missing if _may_be_repaired(blow, NodePhase.told(nodes.get(blow.node, {}).get("phase")), now)
+    ]
 
 
-def _may_come(blow: Blow, phase: NodePhase, now: float) -> bool:
+def _may_be_repaired(blow: Blow, phase: NodePhase, now: float) -> bool:
     if phase is NodePhase.IN_SERVICE:
         return now - blow.at < NOTICED_S
     return phase is not NodePhase.GIVEN_UP
 
 
 def waited_for(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]]) -> str:
-    """`the run is over; waits for n1 (xid 79), which is validating`"""
+    """Return a status line: `the run is over; waiting for n1 (xid 79), which is validating`"""
     faults: dict[str, list[str]] = {}
     for blow in missing:
         faults.setdefault(blow.node, []).append(blow.fault)
     each = [f"{node} ({' and '.join(hit)}), which is {_phase(nodes.get(node))}" for node, hit in faults.items()]
-    return f"the run is over; waits for {'; '.join(each)}"
+    return f"the run is over; waiting for {'; '.join(each)}"
 
 
 def _phase(node: Mapping[str, Any] | None) -> str:

@@ -11,15 +11,15 @@ from typing import Any
 from dalsegno.recovery.event import Event, EventKind, EventStage, read_event
 from dalsegno.runs.journal import Entry, RunEvent
 
-UNDER_WAY_S = 0.5  # a step that was, when the blow fell, may be noted so much later
-LEAVES_S = 10.0  # from when a node is drained until the run has left it
+UNDER_WAY_S = 0.5  # a step in progress when the fault hit may be recorded this much later
+LEAVES_S = 10.0  # from the drain of a node until the run has left it
 KNOWN, DRAINED, VALIDATED, RETURNED = "known", "drained", "validated", "returned"
 
 
 @dataclass(frozen=True)
 class Blow:
-    """A fault that was injected. `stops`: what it hits cannot go on training; `heals`: the node is to be mended;
-    `without_spare`: it took a node from the run while none of its spares was ready."""
+    """An injected fault. `stops`: training on the node stops; `heals`: the node should be repaired; `without_spare`: it
+    took a node from the run while no spare was ready."""
 
     number: int
     fault: str
@@ -32,17 +32,17 @@ class Blow:
 
 @dataclass(frozen=True)
 class DrillMark:
-    """Something that somebody noticed or did: the run's coordinator, or the cluster's controller."""
+    """An event that the run's coordinator or the cluster's controller recorded."""
 
     at: float
-    what: str  # KNOWN, DRAINED, VALIDATED, RETURNED, or another word for the picture
+    what: str  # KNOWN, DRAINED, VALIDATED, RETURNED, or another label
     node: str = ""
     text: str = ""
 
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """A step that the first rank has done."""
+    """A step that the first rank has completed."""
 
     at: float
     step: int
@@ -52,7 +52,7 @@ class TrainedStep:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What came of a blow, in seconds after it; None: not seen."""
+    """The recovery from a fault, in seconds after it; None: not seen."""
 
     blow: Blow
     known_s: float | None = None
@@ -60,13 +60,13 @@ class Recovery:
     resumed_s: float | None = None
     returned_s: float | None = None
     steps_lost: int = 0
-    stopped: bool = True  # training did, as far as anybody can tell
+    stopped: bool = True  # whether training stopped, as far as known
 
 
 @dataclass(frozen=True)
 class TrainingStop:
-    """A stop of training that comes on top: after which blow, how long after it, and for how long; `why` as far as the
-    run has noted it."""
+    """A stop of training that is not the direct effect of a fault: after which fault, how long after it, how long, and
+    why, as far as the run has recorded it."""
 
     blow: Blow | None
     after_s: float
@@ -76,7 +76,7 @@ class TrainingStop:
 
 @dataclass(frozen=True)
 class Drill:
-    """A drill as a whole. `exact`: are the weights those of an undisturbed run, bit for bit? None: not tried."""
+    """A whole drill. `exact`: whether the weights equal those of an undisturbed run bit for bit; None: not tested."""
 
     seed: int
     nodes: tuple[str, ...]
@@ -89,8 +89,8 @@ class Drill:
     exit_code: int = 0
     orphans: int = 0
     exact: bool | None = None
-    held_back: Mapping[str, str] = field(default_factory=dict)  # nodes that the controller may not mend, and why
-    troubles: str = ""  # that the undisturbed run had, though nobody broke anything
+    held_back: Mapping[str, str] = field(default_factory=dict)  # nodes that the controller may not repair, and why
+    troubles: str = ""  # faults of the undisturbed run, although none was injected
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
@@ -98,23 +98,23 @@ class Drill:
 
     @property
     def more_stops(self) -> tuple[TrainingStop, ...]:
-        """Those that no blow has in its own line."""
-        return stops_beside(self.blows, self.marks, self.steps)
+        """Return the stops that are not in the row of a fault."""
+        return find_other_stops(self.blows, self.marks, self.steps)
 
     @property
-    def told_until(self) -> float:
-        """When the last thing happened; whatever was waited for after that did not come."""
+    def last_event_at(self) -> float:
+        """Return the time of the last event."""
         times = [blow.at for blow in self.blows] + [mark.at for mark in self.marks] + [step.at for step in self.steps]
         return min(max(times, default=self.ended), self.ended)
 
     @property
     def steps_lost(self) -> int:
-        """Done again, since nothing of them was saved."""
+        """Return how many steps were repeated because they were not saved."""
         return sum(again(self.steps))
 
     @property
     def share(self) -> float:
-        """Of its time, what was productive."""
+        """Return the productive share of its time."""
         total = sum(self.goodput.values())
         return self.goodput.get("productive", 0.0) / total if total else 0.0
 
@@ -124,8 +124,8 @@ class Drill:
 
 
 def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]) -> Recovery:
-    """What the next blow to the same node makes known is its own, if there is anything to mend after it. A node that is
-    mended is mended of all that has hit it: several blows may have one drain and one return."""
+    """Return the recovery from a fault. Marks after the next fault of the same node belong to that one, if it needs a
+    repair. One drain and return repair all faults of a node."""
     later = [each.at for each in blows if each.node == blow.node and each.at > blow.at and each.heals]
     until = min(later, default=float("inf"))
     on_node = [mark for mark in marks if mark.node == blow.node]
@@ -144,30 +144,30 @@ def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[DrillMark], step
         drained_s=drained_s,
         resumed_s=resumed(blow, steps) if blow.stops else None,
         returned_s=after(RETURNED, blow.at + drained_s) if drained_s is not None else None,
-        steps_lost=lost_to(blow, blows, steps),
+        steps_lost=count_lost_steps(blow, blows, steps),
         stopped=blow.stops and not _trained_on(blow, steps),
     )
 
 
 def _was_out(blow: Blow, on_node: Sequence[DrillMark]) -> bool:
-    """A run may train on for a moment on a node that is drained already."""
+    """Return whether the node was drained already: a run may train there for a moment longer."""
     before = [mark.what for mark in on_node if mark.what in (DRAINED, RETURNED) and mark.at < blow.at]
     return bool(before) and before[-1] == DRAINED
 
 
 def resumed(blow: Blow, steps: Sequence[TrainedStep]) -> float | None:
-    """For how long training stood still: until the first step of a later generation than the one it hit. That one may
-    have trained on for a while, on a node that could not go on for ever."""
+    """Return how long training stood still: from the last step of the generation that was hit to the first step of a
+    later one. The generation may have trained on for a while."""
     hit = max((step.generation for step in steps if step.at <= blow.at), default=0)
     stopped = max((step.at for step in steps if step.generation <= hit), default=blow.at)
     first = min((step.at for step in steps if step.at > blow.at and step.generation > hit), default=None)
     return None if first is None else first - max(stopped, blow.at)
 
 
-def stops_beside(
+def find_other_stops(
     blows: Sequence[Blow], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]
 ) -> tuple[TrainingStop, ...]:
-    """Between two generations training stands still. Each such stop that is not the one after a blow."""
+    """Return the stops between generations that are not the direct effect of a fault."""
     first, last = dict[int, float](), dict[int, float]()
     for step in steps:
         first[step.generation] = min(step.at, first.get(step.generation, step.at))
@@ -188,25 +188,25 @@ def _stop(began: float, ended: float, blows: Sequence[Blow], marks: Sequence[Dri
 
 
 def _generation_after(blow: Blow, steps: Sequence[TrainedStep]) -> int | None:
-    """The one that trains on after it."""
+    """Return the generation that trains after a fault."""
     hit = max((step.generation for step in steps if step.at <= blow.at), default=0)
     return min((step.generation for step in steps if step.at > blow.at and step.generation > hit), default=None)
 
 
 def _trained_on(blow: Blow, steps: Sequence[TrainedStep]) -> bool:
-    """Nobody has taken the node from the run, which was done before anything came of it."""
+    """Return whether training continued: the run was done before the node was taken from it."""
     after = [step for step in steps if step.at > blow.at + UNDER_WAY_S]
     return bool(after) and _generation_after(blow, steps) is None
 
 
-def lost_to(blow: Blow, blows: Sequence[Blow], steps: Sequence[TrainedStep]) -> int:
-    """Steps that were done again between this blow and the next."""
+def count_lost_steps(blow: Blow, blows: Sequence[Blow], steps: Sequence[TrainedStep]) -> int:
+    """Return the steps that were repeated between this fault and the next."""
     until = min((each.at for each in blows if each.at > blow.at), default=float("inf"))
     return sum(lost for step, lost in zip(steps, again(steps), strict=True) if blow.at < step.at <= until)
 
 
 def again(steps: Sequence[TrainedStep]) -> list[int]:
-    """For each step 1 if it had been done before."""
+    """Return 1 for each step that was completed before, else 0."""
     furthest, found = -1, []
     for step in steps:
         found.append(int(step.step <= furthest))
@@ -214,14 +214,14 @@ def again(steps: Sequence[TrainedStep]) -> list[int]:
     return found
 
 
-# ---- What a run's coordinator and the cluster's controller noted, as marks of a drill. Pure.
+# Records of the coordinator and the controller as marks
 
 
 def marks_of_run(entries: Iterable[Entry]) -> Iterator[DrillMark]:
     for entry in entries:
         at, node = float(entry["at"]), str(entry.get("node", ""))
         if entry.get("event") == RunEvent.LOST:
-            yield DrillMark(at, KNOWN, node, f"the run misses it: {entry.get('why')}")
+            yield DrillMark(at, KNOWN, node, f"lost by the run: {entry.get('why')}")
         elif entry.get("event") == RunEvent.COLD:
             yield DrillMark(at, KNOWN, node, str(entry.get("why")))
         elif entry.get("event") == RunEvent.FAILED and not entry.get("noise"):
@@ -232,7 +232,7 @@ def marks_of_run(entries: Iterable[Entry]) -> Iterator[DrillMark]:
 
 
 def troubles_of(entries: Iterable[Entry]) -> str:
-    """How often a run had to start again, and what it was the first time; "" where it went through."""
+    """Return how often a run restarted, and the first reason; "" if it was undisturbed."""
     known = list(entries)
     again = (
         max((int(entry["generation"]) for entry in known if entry.get("event") == RunEvent.GENERATION), default=1) - 1
@@ -241,7 +241,7 @@ def troubles_of(entries: Iterable[Entry]) -> str:
     why = f"{first.node}: {first.text}" if first else ""
     if again < 1:
         return why
-    return f"it started again {again} time{'s' * (again != 1)}" + (f", at first because of {why}" if why else "")
+    return f"it restarted {again} time{'s' * (again != 1)}" + (f", first because of {why}" if why else "")
 
 
 _MEANS = {
@@ -254,7 +254,7 @@ _MEANS = {
 
 
 def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[DrillMark]:
-    """Return the controller's events as marks. What it only began, or could not do, is told by its own word."""
+    """Yield the controller's events as marks. Actions that only began or failed keep the name of their kind."""
     for event in map(read_event, events):
         yield DrillMark(event.at, _meaning(event), event.node, event.text)
 
@@ -266,23 +266,23 @@ def _meaning(event: Event) -> str:
     return _MEANS.get(event.kind, event.kind.value) if done else event.kind.value
 
 
-# ---- What the training of a drill has noted, read as it grows.
+# The notes of the training, read while they grow
 
 
 class Notes:
-    """A file that the first rank of every generation adds lines to."""
+    """The file to which the first rank of every generation appends lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.steps: list[TrainedStep] = []
         self.last: TrainedStep | None = (
-            None  # of the newest generation: a lost node may still note one of the one before
+            None  # of the newest generation: a lost node may still write a step of the one before
         )
-        self.weights = ""  # their digest, at the end
+        self.weights = ""  # digest of the final weights
         self._read_to = 0
 
     def read(self) -> list[TrainedStep]:
-        """What is new. A line that is not whole yet is left for later, one cut off by a crash passed over."""
+        """Return the new steps. An incomplete line is read later; one that a crash has cut off is ignored."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._read_to)

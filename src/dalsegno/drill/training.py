@@ -1,7 +1,7 @@
-"""The training of a drill: a very small GPT that learns to write this file, letter by letter.
+"""The training of a drill: a very small GPT that learns this file, character by character.
 
-python training.py CHECKPOINTS NOTES STEPS PAUSE-S: every step is noted in a file, and the digest of the weights at the
-end, so that a run that was disturbed can be compared with one that was not, bit for bit. Runs in the user's Python.
+python training.py CHECKPOINTS NOTES STEPS PAUSE-S: every step and the digest of the final weights are written to NOTES,
+so that a disturbed run can be compared with an undisturbed one, bit for bit. Runs in the user's Python.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(folder: str, notes: str, total: int, pause_s: float) -> None:
     torch.manual_seed(0)  # the same model on every rank
     model = DistributedDataParallel(GPT(len(alphabet)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    torch.manual_seed(1 + rank)  # other data on every rank
+    torch.manual_seed(1 + rank)  # different data on every rank
     ckpt = Checkpointer(folder, model=model, optimizer=optimizer, memory_every=1, disk_every=50)
     book = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for step in ckpt.steps(total):

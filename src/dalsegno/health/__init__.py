@@ -1,4 +1,4 @@
-"""Is this node well? Checks as data, one runner, and what a node says of itself to the controller."""
+"""Node health: the checks, the code that runs them, and the reports of a node to the controller."""
 
 from dalsegno.health.messages import BadReport, Finding, GpuIdentity, NodeReport, parse_report, report_message
 from dalsegno.health.result import Remedy, Result, Verdict, failed, passed, unknown, warned

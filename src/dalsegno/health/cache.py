@@ -1,7 +1,7 @@
-"""What passed a moment ago, kept for the next job's prolog: many short jobs should not each wait for all checks.
+"""Recently passed checks, kept for the next job's prolog: short jobs should not each wait for all checks.
 
-Only what passed is kept: a node that was mended is seen so at once. Nobody else can replace the folder or anything on
-the way to it, or nothing is kept: another user could tell us that a broken node is healthy.
+Only passed checks are kept, so a repaired node is seen at once. The folder must be writable by nobody else, otherwise
+nothing is kept: another user could make a broken node look healthy.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _MOST_BYTES = 1 << 20
 
 
 def cache_file(node: str, env: Mapping[str, str] = os.environ) -> Path:
-    """Nodes of several clusters on one machine may have one name."""
+    """Return the path of a node's cache. It depends on slurm.conf: nodes of several clusters may share a name."""
     mark = hashlib.blake2b(f"{node} {env.get('SLURM_CONF', '')}".encode(), digest_size=8).hexdigest()
     return _folder(env) / f"{mark}.json"
 
 
 def _folder(env: Mapping[str, str]) -> Path:
-    if told := telemetry_path(env):
-        return told.parent / "health"  # a simulated node's, which goes when its cluster does
+    if telemetry := telemetry_path(env):
+        return telemetry.parent / "health"  # of a simulated node; it is removed with its cluster
     if os.geteuid() == 0:
         return Path("/run/dalsegno-health")
     return Path(env.get("XDG_RUNTIME_DIR") or f"/tmp/dalsegno-{os.geteuid()}") / "health"
 
 
 def read_kept(path: Path, now: float) -> dict[str, Finding]:
-    """What was kept less than a minute ago, by its check; nothing where it cannot be trusted or understood."""
+    """Return the findings kept less than a minute ago, by check; none if the file cannot be trusted or parsed."""
     try:
         with trusted_folder(path.parent) as folder:
             handle = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -53,12 +53,12 @@ def read_kept(path: Path, now: float) -> dict[str, Finding]:
 
 
 def keep(path: Path, node: str, findings: Iterable[Finding]) -> None:
-    """Not being able to is no fault of the node's."""
+    """Keep the findings that passed. An error here is not a fault of the node."""
     passed = tuple(each for each in findings if each.result.verdict is Verdict.PASSED)
     with contextlib.suppress(OSError), trusted_folder(path.parent, make=True) as folder:
         temp = f".{path.name}.{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temp, dir_fd=folder)  # of a process with our number that was killed
+            os.unlink(temp, dir_fd=folder)  # of a killed process with the same PID
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temp, flags, 0o600, dir_fd=folder), "w") as file:
             json.dump(report_message(NodeReport(node, "", passed)), file)

@@ -1,4 +1,4 @@
-"""A check: a name, a question, a judge, and when it is asked."""
+"""A health check: a name, a question, a judge, and when it runs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from dalsegno.health.result import Result
 if TYPE_CHECKING:  # commands that only name a finding also start on Windows, where no check can run
     from dalsegno.health.world import NodeWorld
 
-# ---- A check: a name, a question, a judge, and when it is asked.
-
 
 class Context(Enum):
-    """When a node is looked at."""
+    """The situation in which a node is checked."""
 
-    CONTINUOUS = "continuous"  # all the time, beside whatever runs: cheap
-    IDLE = "idle"  # when no job is on it
+    CONTINUOUS = "continuous"  # all the time, while jobs run: cheap
+    IDLE = "idle"  # when the node has no job
     PROLOG = "prolog"  # before a job, which waits for it
-    VALIDATION = "validation"  # before a new or mended node is put into service
+    VALIDATION = "validation"  # before a new or repaired node enters service
 
 
 ALWAYS = frozenset(Context)
@@ -38,8 +36,11 @@ def always(world: NodeWorld) -> bool:
 
 @dataclass(frozen=True)
 class Check:
-    """`ask` looks at the world, `judge` at nothing but the answer; the judge's keyword-only parameters are the check's
-    thresholds, with their defaults. A check that does not apply to a node is left out there."""
+    """A check. `ask` observes the node, `judge` judges nothing but the answer.
+
+    The judge's keyword-only parameters are the thresholds, with their defaults. A check that does not apply to a node
+    is skipped there.
+    """
 
     name: str
     about: str
@@ -48,8 +49,8 @@ class Check:
     contexts: frozenset[Context] = ALWAYS
     every_s: float = 30.0
     applies: Callable[[NodeWorld], bool] = always
-    settle_s: float = 0.0  # a failure that may pass by itself counts, to those who watch, when it has lasted so long
-    lasts: bool = True  # what passed a moment ago need not be asked again before the next job
+    settle_s: float = 0.0  # in continuous checks, a failure counts only after it has lasted this long
+    lasts: bool = True  # a recent pass need not be repeated before the next job
 
     @cached_property
     def thresholds(self) -> Mapping[str, float]:

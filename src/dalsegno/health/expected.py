@@ -1,4 +1,4 @@
-"""What should be on a node, as Slurm's own file says it: so that it can be missed, on any cluster."""
+"""What slurm.conf says should be on a node, so that missing parts are noticed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _SLICE = re.compile(r"\d+g\.|mig", re.IGNORECASE)  # parts of GPUs, of which the
 
 @dataclass(frozen=True)
 class Expected:
-    """None where nobody says."""
+    """The expected parts of a node; None where nothing is specified."""
 
     node: str
-    named: bool = False  # Slurm's file has a line for this node
+    named: bool = False  # slurm.conf has a line for this node
     gpus: int | None = None
     gpu_type: str = ""
     memory_mib: int | None = None
-    slurmd: tuple[str, int] | None = None  # where it answers
-    munge: str | None = None  # its socket, "" for munge's own place; None: no munge is needed
+    slurmd: tuple[str, int] | None = None  # its address
+    munge: str | None = None  # its socket, "" for munge's default; None: munge is not needed
     controllers: tuple[str, ...] = ()
-    spool: str = "/var/spool/slurmd"  # where slurmd keeps what it must not lose
-    untold: str = ""  # why nobody says, where somebody should
+    spool: str = "/var/spool/slurmd"  # slurmd's spool directory
+    untold: str = ""  # why the specification is missing although there should be one
 
 
 def expected_of(node: str, slurm_conf: str) -> Expected:
-    """From the lines of slurm.conf that are about this node; a node that it does not name gets what is for all."""
+    """Return what slurm.conf expects of this node; a node without a line gets the common settings."""
     lines = [_pairs(line) for line in _logical_lines(slurm_conf)]
     everyone = {key: value for pairs in lines if "nodename" not in pairs for key, value in pairs.items()}
     munge = everyone.get("authtype", "auth/munge") == "auth/munge" and bool(lines)
@@ -51,7 +51,7 @@ def expected_of(node: str, slurm_conf: str) -> Expected:
 
 
 def slurmd_places(slurm_conf: str) -> dict[str, tuple[str, int]]:
-    """Where the slurmd of each node answers: an address or a name, and a port."""
+    """Return the address or host name and the port of each node's slurmd."""
     lines = [_pairs(line) for line in _logical_lines(slurm_conf)]
     usual = next((pairs["slurmdport"] for pairs in reversed(lines) if "slurmdport" in pairs), "6818")
     found, defaults = dict[str, tuple[str, int]](), dict[str, str]()
@@ -87,7 +87,7 @@ def _with_node(common: Expected, pairs: dict[str, str], at: int, default_port: s
 
 
 def _gpus(gres: str) -> tuple[int | None, str]:
-    """How many, and of which type if they are all of one; of parts of GPUs nobody can tell."""
+    """Return the number of GPUs and their type if it is uniform; None if they are divided, which allows no count."""
     found = _GPU.findall(gres)
     types = {kind for kind, _ in found}
     if any(_SLICE.search(kind) for kind in types):
@@ -96,7 +96,7 @@ def _gpus(gres: str) -> tuple[int | None, str]:
 
 
 def _nth(listed: str, at: int) -> str:
-    """One value for all nodes of a line, or one for each."""
+    """Return the value of the node at this position: the line has one value for all nodes, or one for each."""
     values = _expand(listed)
     return values[at] if at < len(values) else values[0] if values else listed
 

@@ -1,6 +1,6 @@
-"""What a node says of its parts, whoever was asked: NVML, nvidia-smi, sysfs, or a simulated node's telemetry.
+"""Facts about the parts of a node, from NVML, nvidia-smi, sysfs, or the telemetry of a simulated node.
 
-None means that it does not tell; the checks say so, and neither pass nor fail for it.
+None means that the value is not available; checks report that, and neither pass nor fail for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from dalsegno.errors import NotThere
 from dalsegno.hardware import find_gpu
 
-# What holds a clock down, in nvidia-smi's words.
+# Reasons for reduced clocks, named as in nvidia-smi.
 HW_SLOWDOWN = "hw_slowdown"
 HW_THERMAL = "hw_thermal_slowdown"
 HW_POWER_BRAKE = "hw_power_brake_slowdown"
@@ -29,15 +29,15 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One GPU now. Counters count since the last reset."""
+    """The state of one GPU. Counters start at the last reset."""
 
     index: int
     uuid: str = ""
     serial: str = ""
     model: str = ""
-    lost: bool = False  # the bus or the driver knows of it, and it does not answer
+    lost: bool = False  # known to the bus or the driver, but not answering
     temperature_c: float | None = None
-    slowdown_c: float | None = None  # where the hardware begins to save itself
+    slowdown_c: float | None = None  # where the hardware starts to slow down
     clock_mhz: float | None = None
     max_clock_mhz: float | None = None
     throttle: tuple[str, ...] | None = None
@@ -48,18 +48,18 @@ class GpuFacts:
     remap_failed: bool | None = None
     remapped_rows: int | None = None  # for uncorrectable errors
     nvlinks: int | None = None  # that are up
-    nvlink_errors: int | None = None  # recoveries and uncorrectable ones, not replays, of which some are normal
+    nvlink_errors: int | None = None  # recoveries and uncorrectable errors; not replays, of which some are normal
     pcie_width: int | None = None
     pcie_max_width: int | None = None  # of card and slot
     memory_total_mib: int | None = None
     memory_used_mib: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
-    divided: bool | None = None  # into parts (MIG), which keep some memory for themselves
+    divided: bool | None = None  # into parts (MIG), which reserve some memory
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of the kernel's log: when (seconds since 1970), how bad (0 to 7 as in syslog, 3 is an error), what."""
+    """A line of the kernel log: its time (seconds since 1970), text, and syslog level (0 to 7, 3 is an error)."""
 
     at: float
     text: str
@@ -68,23 +68,23 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Port:
-    """A port of the fabric. `flaps`: when it went down, seconds since 1970."""
+    """A fabric port. `flaps` are the times when it went down, seconds since 1970."""
 
     name: str  # "mlx5_0/1", "rdmap16s27/1"
-    state: str = "ACTIVE"  # INIT, DOWN, …: as sysfs writes it, without its number
+    state: str = "ACTIVE"  # INIT, DOWN, …: as in sysfs, without the number
     kind: str = "ib"  # ib, efa, roce
     flaps: tuple[float, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)  # counters by sysfs's name
 
 
-# ---- How many NVLinks a GPU of a kind has when all of them are up.
+# Number of NVLinks of a GPU model
 
 
 _ONE_WAY_GBYTES_PER_S = {"NVLink 2": 25, "NVLink 3": 25, "NVLink 4": 25, "NVLink 5": 50}
 
 
 def nvlinks_of(model: str) -> int:
-    """By Slurm's type (h100) or the catalog's name; 0 for one without, or one that the catalog does not know."""
+    """Return the number of NVLinks by Slurm's type (h100) or catalog name; 0 if it has none or is unknown."""
     try:
         gpu = find_gpu(model)
     except NotThere:
@@ -93,8 +93,7 @@ def nvlinks_of(model: str) -> int:
     return round(gpu.link_gbytes_per_s / each) if each and gpu.link_gbytes_per_s else 0
 
 
-# ---- What earlier looks have found: trends, processes that still wait, ports that went down. Lost with the
-# process.
+# Earlier observations: trends, waiting processes, ports that went down. Kept in memory only.
 
 
 MOST_LINES = 2000
@@ -111,7 +110,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Sent:
-    """TCP segments since boot, and those that had to be sent again."""
+    """TCP segments since boot, and how many were retransmissions."""
 
     at: float
     segments: int
@@ -120,26 +119,26 @@ class Sent:
 
 @dataclass(frozen=True)
 class WaitingProcess:
-    """A process in one state since a time, without having run meanwhile."""
+    """A process that has been in one state since a time, without having run in between."""
 
     pid: int
     name: str
     state: str  # D or Z
     since: float
-    switches: str = ""  # context switches: a process that has run has another number
+    switches: str = ""  # context switches: the number changes when the process runs
 
 
 @dataclass
 class SeenBefore:
-    since: float = 0.0  # what the log says of before is mended: set it when the GPUs were reset
+    since: float = 0.0  # older log lines do not count: set when the GPUs were reset
     log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
     heat: dict[str, deque[Sample]] = field(default_factory=dict)  # by a GPU's uuid
     waiting: dict[tuple[int, str], WaitingProcess] = field(default_factory=dict)  # by pid and start time
     downs: dict[str, int] = field(default_factory=dict)  # link_downed by port
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
     sent: deque[Sent] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
-    active: set[str] = field(default_factory=set)  # ports that once were up, and so should be
-    displays: dict[str, bool] = field(default_factory=dict)  # by a device's folder: whether it is a GPU of NVIDIA's
+    active: set[str] = field(default_factory=set)  # ports that were up once and should be
+    displays: dict[str, bool] = field(default_factory=dict)  # by device folder: whether it is an NVIDIA GPU
 
     def heat_of(self, uuid: str) -> deque[Sample]:
         return self.heat.setdefault(uuid, deque(maxlen=MOST_SAMPLES))

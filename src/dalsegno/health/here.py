@@ -1,4 +1,4 @@
-"""The machine that this runs on, with what Slurm and the cluster file expect of it."""
+"""The local machine, with what Slurm and the cluster file expect of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from dalsegno.health.telemetry import VARIABLE as TELEMETRY
 from dalsegno.health.world import Gpus, LocalNode
 from dalsegno.system.children import ancestors, arguments, environment
 
-# ---- What is known of a node to the slurmd that started us. Slurm gives prologs and health checks an almost empty
-# environment, without the slurm.conf that slurmd itself goes by.
+# The environment of slurmd: Slurm gives prologs and health checks an almost empty one, without slurmd's slurm.conf
 
 
 NODE = "SLURMD_NODENAME"
@@ -27,24 +26,24 @@ _TAKEN = (CONF, TELEMETRY, "PATH")
 
 
 def env_here(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment; where Slurm has started us, with what its slurmd has beside it."""
+    """Return the environment; under slurmd, with the missing variables of slurmd itself."""
     for pid in ancestors(os.getpid()) if env.get(NODE) else ():
-        words = arguments(pid)
-        if words and os.path.basename(words[0]) == "slurmd":
-            return {**slurmds_own(words, environment(pid)), **env}
+        argv = arguments(pid)
+        if argv and os.path.basename(argv[0]) == "slurmd":
+            return {**slurmd_settings(argv, environment(pid)), **env}
     return dict(env)
 
 
-def slurmds_own(words: list[str], environ: list[bytes]) -> dict[str, str]:
-    """Of a slurmd with this command line and environment: the file it was told goes before the one it was given."""
+def slurmd_settings(argv: list[str], environ: list[bytes]) -> dict[str, str]:
+    """Return the settings of a slurmd with this command line and environment; option `-f` takes precedence."""
     pairs = (entry.decode(errors="surrogateescape").partition("=") for entry in environ)
     found = {name: value for name, _, value in pairs if name in _TAKEN and value}
-    told = [value for option, value in pairwise(words) if option == "-f"]
-    told += [word[2:] for word in words[1:] if word.startswith("-f") and len(word) > 2]
-    return {**found, CONF: told[-1]} if told else found
+    files = [value for option, value in pairwise(argv) if option == "-f"]
+    files += [word[2:] for word in argv[1:] if word.startswith("-f") and len(word) > 2]
+    return {**found, CONF: files[-1]} if files else found
 
 
-# ---- The machine that this runs on, with what Slurm and the cluster file expect of it.
+# The local machine
 
 
 PLACES = (
@@ -56,7 +55,7 @@ PLACES = (
 
 
 def slurm_conf(env: Mapping[str, str]) -> Path:
-    """Slurm's file, whether it is there or not."""
+    """Return the path of slurm.conf, whether it exists or not."""
     if env.get("SLURM_CONF"):
         return Path(env["SLURM_CONF"])
     return next((path for path in map(Path, PLACES) if path.exists()), Path(PLACES[0]))
@@ -79,19 +78,19 @@ def machine_here(
 
 
 def _untold(expected: Expected, conf: Path, is_there: bool, env: Mapping[str, str]) -> str:
-    """Where Slurm has called us there is a file that tells of the node: not to see it is no machine without."""
+    """Return why slurm.conf has no line for a node that Slurm runs on; "" if it has one, or without Slurm."""
     if expected.named or not env.get(NODE):
         return ""
     if not is_there:
-        return f"{conf} cannot be read, and no other slurm.conf is known: set SLURM_CONF"
+        return f"{conf} cannot be read and no other slurm.conf was found: set SLURM_CONF"
     return f"{conf} has no line for {expected.node}"
 
 
 def settings_here(env: Mapping[str, str] = os.environ) -> Settings:
-    """What the cluster file says of checks."""
+    """Return the check settings of the cluster file."""
     return read_settings(slurm_conf(env).with_name(FILE))
 
 
 def passport(gpu: GpuFacts) -> GpuIdentity:
-    """What tells this GPU from all others."""
+    """Return the identity of a GPU."""
     return GpuIdentity(gpu.index, gpu.uuid, gpu.serial, gpu.model)

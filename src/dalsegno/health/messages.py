@@ -1,4 +1,4 @@
-"""What agents say to the controller once they are known: beats, reports, answers to orders; and the orders."""
+"""Messages between node agents and the controller: heartbeats, reports, orders and their answers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from typing import Any, TypeVar
 from dalsegno.health.result import Remedy, Result, Verdict
 from dalsegno.wire.frames import Message
 
-# ---- What a node says of itself to the controller, and how it is read: from a node that may be broken, or not
-# ours.
+# Reports. The reader does not trust the sender: the node may be broken or not ours.
 
 
 MOST_FINDINGS = 256
 MOST_GPUS = 64
-LONGEST = 500  # characters of one text; more is cut off by the sender and refused by the reader
+LONGEST = 500  # characters of one text; the sender cuts longer ones off, the reader refuses them
 
 _E = TypeVar("_E", Verdict, Remedy)
 
 
 class BadReport(Exception):
-    """Not a report: what is wrong with it."""
+    """The message is not a valid report."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, and when (seconds since 1970, by the node's own clock)."""
+    """The result of a check, and its time (seconds since 1970, by the node's clock)."""
 
     check: str
     result: Result
@@ -37,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class GpuIdentity:
-    """What tells one GPU from all others."""
+    """The identity of one GPU."""
 
     index: int
     uuid: str
@@ -47,7 +46,7 @@ class GpuIdentity:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """All that a node knows of itself. `boot` is another after every boot."""
+    """The state of a node. `boot` changes with every boot."""
 
     node: str
     boot: str
@@ -63,14 +62,14 @@ def report_message(report: NodeReport) -> dict[str, Any]:
 
 def _finding_message(finding: Finding) -> dict[str, Any]:
     result = finding.result
-    said = {"verdict": result.verdict.value, "text": result.text[:LONGEST], "remedy": result.remedy.value}
-    return {"check": finding.check, "at": finding.at, **said, "code": result.code[:LONGEST]}
+    outcome = {"verdict": result.verdict.value, "text": result.text[:LONGEST], "remedy": result.remedy.value}
+    return {"check": finding.check, "at": finding.at, **outcome, "code": result.code[:LONGEST]}
 
 
 def parse_report(message: Mapping[str, Any]) -> NodeReport:
-    """The report in a message; BadReport for anything else."""
+    """Parse a report. Raises BadReport."""
     if set(message) != {"node", "boot", "findings", "gpus"}:
-        raise BadReport(f"its keys are {sorted(map(str, message))}"[:LONGEST])
+        raise BadReport(f"unexpected keys {sorted(map(str, message))}"[:LONGEST])
     report = NodeReport(_text(message, "node"), _text(message, "boot"))
     findings = tuple(map(_finding, _list(message, "findings", MOST_FINDINGS)))
     return replace(report, findings=findings, gpus=tuple(map(_gpu, _list(message, "gpus", MOST_GPUS))))
@@ -86,29 +85,29 @@ def _finding(entry: Mapping[str, Any]) -> Finding:
 def _gpu(entry: Mapping[str, Any]) -> GpuIdentity:
     index = entry.get("index")
     if type(index) is not int or not 0 <= index < MOST_GPUS:
-        raise BadReport("a GPU without a number")
+        raise BadReport("a GPU without an index")
     return GpuIdentity(index, _text(entry, "uuid"), _text(entry, "serial"), _text(entry, "model"))
 
 
 def _list(message: Mapping[str, Any], key: str, most: int) -> list[Mapping[str, Any]]:
     entries = message.get(key)
     if not isinstance(entries, list) or len(entries) > most or not all(isinstance(each, dict) for each in entries):
-        raise BadReport(f"`{key}` is no list of at most {most} entries")
+        raise BadReport(f"`{key}` is not a list of at most {most} entries")
     return entries
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:
     value = entry.get(key)
     if not isinstance(value, str) or len(value) > LONGEST or not value.isprintable():
-        raise BadReport(f"`{key}` is no line of text")
+        raise BadReport(f"`{key}` is not a line of text")
     return value
 
 
 def _time(entry: Mapping[str, Any], key: str) -> float:
     value = entry.get(key)
-    # What is no number, and what is beyond all numbers, is not between these two either.
+    # NaN and infinity are refused too.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e11:
-        raise BadReport(f"`{key}` is no time")
+        raise BadReport(f"`{key}` is not a time")
     return float(value)
 
 
@@ -116,26 +115,28 @@ def _member(kind: type[_E], entry: Mapping[str, Any], key: str) -> _E:
     try:
         return kind(entry.get(key))
     except ValueError:
-        raise BadReport(f"`{key}` is none of {', '.join(each.value for each in kind)}") from None
+        raise BadReport(f"`{key}` is not one of {', '.join(each.value for each in kind)}") from None
 
 
-# ---- What agents say to the controller once they are known: beats, reports, answers to orders; and the orders.
+# Heartbeats, reports and answers
 
 
 MOST_PART = 32 << 10  # characters of a file that one message carries
-MOST_PART_BYTES = 96 << 10  # of them as JSON, where one character may take twelve; well below what the controller takes
+MOST_PART_BYTES = (
+    96 << 10
+)  # the same as JSON, where a character may take twelve bytes; well below the controller's limit
 _FILE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BEAT: Message = {"beat": True}
 
 
 @dataclass(frozen=True)
 class AgentBeat:
-    """The agent lives."""
+    """A heartbeat."""
 
 
 @dataclass(frozen=True)
 class NewFindings:
-    """Findings that are new or have changed. `all`: the names of all checks there are; the others are no more."""
+    """New or changed findings. `all`: the names of all current checks; findings of others are dropped."""
 
     report: NodeReport
     all: frozenset[str] | None = None
@@ -143,7 +144,7 @@ class NewFindings:
 
 @dataclass(frozen=True)
 class Reply:
-    """A part of the answer to an order, or the last one (`done`)."""
+    """A part of the answer to an order; `done` marks the last one."""
 
     order: int
     done: bool = False
@@ -157,9 +158,9 @@ class Reply:
 Word = AgentBeat | NewFindings | Reply
 
 
-def told_message(told: NewFindings) -> Message:
-    message: Message = {"report": report_message(told.report)}
-    return message if told.all is None else {**message, "all": sorted(told.all)}
+def findings_message(news: NewFindings) -> Message:
+    message: Message = {"report": report_message(news.report)}
+    return message if news.all is None else {**message, "all": sorted(news.all)}
 
 
 def reply_message(reply: Reply) -> Message:
@@ -169,7 +170,7 @@ def reply_message(reply: Reply) -> Message:
 
 
 def parts(text: str) -> Iterator[str]:
-    """Cut a file's text, which users may have written, into parts that each fit into a message; at least one."""
+    """Split a file's text, which may be user input, into parts that each fit into a message; at least one."""
     start = 0
     while start == 0 or start < len(text):
         length = MOST_PART
@@ -179,64 +180,66 @@ def parts(text: str) -> Iterator[str]:
         start += length
 
 
-def read_word(message: Mapping[str, Any]) -> Word:
-    """What an agent said; BadReport for anything that none of ours would say."""
+def parse_agent_message(message: Mapping[str, Any]) -> Word:
+    """Parse a message of an agent. Raises BadReport."""
     if message == BEAT:
         return AgentBeat()
     if "answer" in message:
         return _read_reply(message)
     if set(message) - {"all"} == {"report"}:
         return NewFindings(_report(message["report"]), _names(message["all"]) if "all" in message else None)
-    raise BadReport("no word of an agent")
+    raise BadReport("not a message of an agent")
 
 
 def _read_reply(message: Mapping[str, Any]) -> Reply:
     if set(message) - {"report"} != {"answer", "done", "error", "port", "file", "part"}:
-        raise BadReport("no answer to an order")
+        raise BadReport("not an answer to an order")
     order, port = _number(message, "answer", 1 << 53), _number(message, "port", 65535)
     error, file, part = (_text_field(message, key) for key in ("error", "file", "part"))
     if file and not _FILE.fullmatch(file):
-        raise BadReport("a strange name of a file")
+        raise BadReport("invalid file name")
     report = _report(message["report"]) if "report" in message else None
     return Reply(order, message["done"] is True, error, report, port, file, part)
 
 
 def _report(value: object) -> NodeReport:
     if not isinstance(value, dict):
-        raise BadReport("no report")
+        raise BadReport("not a report")
     return parse_report(value)
 
 
 def _names(value: object) -> frozenset[str]:
     if not isinstance(value, list) or len(value) > MOST_FINDINGS:
-        raise BadReport("`all` is no list of checks")
+        raise BadReport("`all` is not a list of checks")
     if not all(isinstance(name, str) and len(name) <= LONGEST for name in value):
-        raise BadReport("`all` is no list of names")
+        raise BadReport("`all` is not a list of names")
     return frozenset(value)
 
 
 def _number(message: Mapping[str, Any], key: str, most: int) -> int:
     value = message[key]
     if type(value) is not int or not 0 <= value <= most:
-        raise BadReport(f"`{key}` is no number up to {most}")
+        raise BadReport(f"`{key}` is not a number up to {most}")
     return value
 
 
 def _text_field(message: Mapping[str, Any], key: str) -> str:
     value = message[key]
     if not isinstance(value, str) or len(value) > (MOST_PART if key == "part" else LONGEST):
-        raise BadReport(f"`{key}` is no text, or too long")
+        raise BadReport(f"`{key}` is not text, or too long")
     return value
 
 
-# Orders -------------------------------------------------------------------------------------------------------
+# Orders
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the controller has an agent do: `check` (context), `evidence`, `validate`, alone or with a node that was
-    told to `pair-listen` (secret), and `rest` (seconds): let go of the GPUs, which cannot be reset while somebody holds
-    them."""
+    """An order of the controller to an agent.
+
+    `check` (context), `evidence`, `validate`, alone or with a node that was ordered to `pair-listen` (secret), and
+    `rest` (seconds): release the GPUs, which cannot be reset while they are in use.
+    """
 
     number: int
     do: str
@@ -248,10 +251,10 @@ def order_message(order: Order) -> Message:
 
 
 def read_order(message: Mapping[str, Any]) -> Order:
-    """BadReport if it is none. The controller is known by then: this guards against another version of it."""
+    """Parse an order. Raises BadReport; the controller is authenticated, but may be of another version."""
     arguments = message.get("arguments")
     if set(message) != {"order", "do", "arguments"} or not isinstance(arguments, dict):
-        raise BadReport("no order")
+        raise BadReport("not an order")
     if not all(isinstance(value, str) and len(value) <= LONGEST for value in arguments.values()):
-        raise BadReport("an order with strange arguments")
+        raise BadReport("invalid arguments of an order")
     return Order(_number(message, "order", 1 << 53), _text_field(message, "do"), arguments)

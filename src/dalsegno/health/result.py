@@ -1,4 +1,4 @@
-"""The result of a check. Unknown is neither passed nor failed: nothing is done about it, and it is shown."""
+"""The result of a check. Unknown is neither passed nor failed: it is shown, and no action follows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from enum import Enum
 
 class Verdict(Enum):
     PASSED = "passed"
-    WARNED = "warned"  # worth a look; a node is never taken from a job for it
+    WARNED = "warned"  # worth a look; no job is disturbed for it
     FAILED = "failed"
-    UNKNOWN = "unknown"  # the check itself is broken: its tool is missing, hangs, or answers with garbage
+    UNKNOWN = "unknown"  # the check itself failed: its tool is missing, hangs, or has no valid output
 
 
 class Remedy(Enum):
-    """What helps, from the lightest to the heaviest; each one begins where the one before did not help."""
+    """What repairs a fault, from the lightest to the heaviest; each is tried if the one before did not help."""
 
     NONE = "none"
     WATCH = "watch"
@@ -30,7 +30,7 @@ class Remedy(Enum):
 
 @dataclass(frozen=True)
 class Result:
-    """`code` tells faults of one check apart: the number of an Xid, say."""
+    """The result of a check. `code` distinguishes faults of one check, such as the number of an Xid."""
 
     verdict: Verdict
     text: str

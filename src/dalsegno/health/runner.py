@@ -1,4 +1,4 @@
-"""The one runner: asks, judges, and calls unknown whatever goes wrong on the way."""
+"""Run checks: ask, judge, and return unknown for every error on the way."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import NoAnswer
 
 CHOSEN_S = 30.0
-USUAL_PACE_S = 0.05  # an empty program takes a few milliseconds, on a machine that is busy this much
+USUAL_PACE_S = 0.05  # an empty program takes a few milliseconds, and this long on a busy machine
 MOST_SLOWER = 20.0
 
 
 class Checkup:
-    """A node looked at again and again: each check when its time has come.
+    """Runs the checks of a node repeatedly, each at its own interval.
 
     >>> checkup = Checkup(CHECKS, Machine(expected), settings)
     >>> while True: report(checkup.due(Context.CONTINUOUS)); sleep(1)
@@ -29,20 +29,20 @@ class Checkup:
     def __init__(self, checks: Sequence[Check], world: NodeWorld, settings: Settings) -> None:
         self.checks, self.world, self.settings = checks, world, settings
         self._last: dict[tuple[Context, str], float] = {}
-        self._failing: dict[str, float] = {}  # since when
+        self._failing: dict[str, float] = {}  # check -> since when
         self._settle_s: dict[str, float] = {}  # how long each of those must fail before it counts
         self._chosen: dict[Context, tuple[float, list[Check]]] = {}
 
     def names(self, context: Context) -> list[str]:
-        """All checks that are asked here."""
+        """Return the names of all checks that run here."""
         return [check.name for check in self._of(context)]
 
     def due(self, context: Context) -> list[Finding]:
-        """Those of this context whose time has come; at first, all."""
+        """Run the checks of this context that are due; the first time, all of them."""
         return [each for each in self.look(context) if isinstance(each, Finding)]
 
     def look(self, context: Context, without: frozenset[str] = frozenset()) -> Iterator[str | Finding]:
-        """The same one by one: first a check's name, then what it found."""
+        """Run the due checks one by one: yield a check's name, then its finding."""
         now, answers = self.world.now(), _Answers(self.world)
         for check in self._of(context):
             if check.name not in without and self._is_due(check, context, now):
@@ -51,7 +51,7 @@ class Checkup:
                 yield self._settled(check, _finding(check, answers, self.world, self.settings), context)
 
     def _of(self, context: Context) -> list[Check]:
-        """Those that apply here; looked up now and then, for hardware does not come and go."""
+        """Return the checks that apply here. The list is refreshed only now and then: hardware rarely changes."""
         at, chosen = self._chosen.get(context, (-math.inf, []))
         if not 0 <= self.world.now() - at < CHOSEN_S:
             at, chosen = self.world.now(), _of(self.checks, context, self.world, self.settings)
@@ -62,14 +62,14 @@ class Checkup:
         return examine(self.checks, context, self.world, self.settings)
 
     def _is_due(self, check: Check, context: Context, now: float) -> bool:
-        """What fails but does not count yet is asked at every look."""
+        """Return whether a check is due. A failure that does not count yet is checked at every look."""
         last = self._last.get((context, check.name))
         if last is None or not 0 <= now - last < every_s(check, self.settings):
             return True
         return check.name in self._failing and last - self._failing[check.name] < self._settle_s[check.name]
 
     def _settled(self, check: Check, finding: Finding, context: Context) -> Finding:
-        """A slurmd that is restarted, a burst of heat: only a warning until it has lasted."""
+        """Turn a failure into a warning until it has lasted, such as a slurmd that restarts or a burst of heat."""
         result = finding.result
         if context is not Context.CONTINUOUS or result.verdict is not Verdict.FAILED:
             self._failing.pop(check.name, None)
@@ -79,11 +79,11 @@ class Checkup:
         settle_s = self._settle_s[check.name] = max(self._settle_s.get(check.name, 0.0), self._settling_s(check))
         if not 0 <= lasted_s < settle_s:
             return finding
-        text = _line(f"{result.text} (counts when it has lasted {settle_s:.3g} s)")
+        text = _line(f"{result.text} (counts as failed after {settle_s:.3g} s)")
         return replace(finding, result=Result(Verdict.WARNED, text, Remedy.WATCH, result.code))
 
     def _settling_s(self, check: Check) -> float:
-        """How long a failure must last. A slow machine takes longer to recover: a restarted slurmd, for instance."""
+        """Return how long a failure must last: longer on a slow machine, where a restarted slurmd takes longer."""
         if not check.settle_s:
             return 0.0
         try:
@@ -102,9 +102,9 @@ def examine(
     within_s: float = math.inf,
     known: Mapping[str, Finding] | None = None,
 ) -> list[Finding]:
-    """One look: every check of the context that is on and applies here. A question that several ask is asked once.
+    """Run every enabled check of the context that applies here. Checks that ask the same question share the answer.
 
-    What is `known` is not asked again, and after `within_s` nothing is begun any more.
+    Checks in `known` are not run again, and after `within_s` no further check is started.
     """
     answers, found, until = _Answers(world), [], world.now() + within_s
     for check in _of(checks, context, world, settings):
@@ -113,7 +113,7 @@ def examine(
         elif world.now() <= until:
             found.append(_finding(check, answers, world, settings))
         else:
-            found.append(Finding(check.name, unknown("no time was left for it"), world.now()))
+            found.append(Finding(check.name, unknown("not run: out of time"), world.now()))
     return found
 
 
@@ -131,7 +131,7 @@ def _applies(check: Check, world: NodeWorld) -> bool:
     try:
         return check.applies(world)
     except NoAnswer:
-        return True  # and the check itself says what is wrong
+        return True  # the check itself reports the error
 
 
 def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
@@ -139,14 +139,14 @@ def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
         return _fit(check.judge(answers.to(check.ask), **thresholds(check, settings)))
     except NoAnswer as error:
         return unknown(_line(str(error)))
-    except ValueError as error:  # a judge's own words
+    except ValueError as error:  # raised by the judge
         return unknown(_line(f"not understood: {error}"))
-    except Exception as error:  # a broken check must not be the end of the others, nor of the node
+    except Exception as error:  # a broken check must not stop the others
         return unknown(_line(f"not understood: {type(error).__name__}: {error}"))
 
 
 class _Answers:
-    """What was answered in this look."""
+    """The answers of one look."""
 
     def __init__(self, world: NodeWorld) -> None:
         self._world = world
@@ -165,7 +165,7 @@ class _Answers:
 
 
 def _fit(result: Result) -> Result:
-    """As a report takes it: one line, not too long."""
+    """Return the result as reports require it: printable and short."""
     return Result(result.verdict, _line(result.text), result.remedy, _line(result.code))
 
 
@@ -173,10 +173,10 @@ def _line(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))[:LONGEST]
 
 
-# ---- The last word on a node in one line that other tools read too.
+# Summary of a node in one line, for other tools
 
 
-LONGEST_REASON = 200  # more makes `sinfo -R` unreadable
+LONGEST_REASON = 200  # longer ones make `sinfo -R` unreadable
 _SAID = {Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE}
 
 
@@ -185,21 +185,21 @@ def result_line(host: str, findings: Sequence[Finding]) -> str:
     failed = [each for each in findings if each.result.verdict is Verdict.FAILED]
     if failed:
         remedy = max((each.result.remedy for each in failed), key=list(Remedy).index)
-        said = remedy.value if remedy in _SAID else "none"
-        return f"HEALTH_CHECK_RESULT:{host}:Failed:{said}:{reason(failed)}"
+        action = remedy.value if remedy in _SAID else "none"
+        return f"HEALTH_CHECK_RESULT:{host}:Failed:{action}:{reason(failed)}"
     known = [each for each in findings if each.result.verdict is not Verdict.UNKNOWN]
     word, why = ("Passed", _counted(known, findings)) if known else ("Skipped", reason(findings) or "no check applies")
     return f"HEALTH_CHECK_RESULT:{host}:{word}:none:{why}"
 
 
 def _counted(known: Sequence[Finding], findings: Sequence[Finding]) -> str:
-    """What nobody knows has not passed."""
+    """Return how many checks passed, and which are unknown."""
     rest = [label(each) for each in findings if each not in known]
     return f"{len(known)} checks" + (f"; {len(rest)} unknown: {', '.join(rest)}" if rest else "")
 
 
 def drain_reason(findings: Sequence[Finding]) -> str:
-    """Why a node is drained, in the form that our controller knows for its own: `dalsegno:reboot:xid[79] …`"""
+    """Return the reason for draining a node, in the form of the controller's own: `dalsegno:reboot:xid[79] …`"""
     failed = [each for each in findings if each.result.verdict is Verdict.FAILED]
     if not failed:
         return ""
@@ -208,7 +208,7 @@ def drain_reason(findings: Sequence[Finding]) -> str:
 
 
 def reason(findings: Sequence[Finding]) -> str:
-    """Which check says what, the heaviest first: `xid[79] GPU has fallen off the bus; munge …`"""
+    """Return what each check found, the heaviest first: `xid[79] GPU has fallen off the bus; munge …`"""
     heaviest = sorted(findings, key=lambda each: -list(Remedy).index(each.result.remedy))
     return "; ".join(f"{label(each)} {each.result.text}" for each in heaviest)
 

@@ -1,4 +1,4 @@
-"""What the cluster file says of checks, as it lies beside slurm.conf on every node."""
+"""The check settings of the cluster file, stored beside slurm.conf on every node."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def settings_text(health: Health) -> str:
 
 
 def read_settings(path: Path) -> Settings:
-    """None of its own where there is no file; a file that is something else is an error."""
+    """Return the settings in a file; none if the file is missing. Any other content is an error."""
     text = read_text(path)
     if text is None:
         return {}
-    hint = "the cluster file's `health:` is written there by `dalsegno up`"
+    hint = "`dalsegno up` writes it from `health:` in the cluster file"
     try:
         value = json.loads(text)
         return facts_from_json(Health, value).checks
@@ -39,18 +39,18 @@ def enabled(check: Check, settings: Settings) -> bool:
 
 
 def every_s(check: Check, settings: Settings) -> float:
-    said = settings.get(check.name, _DEFAULT).every_s
-    return check.every_s if said is None else float(said)
+    chosen = settings.get(check.name, _DEFAULT).every_s
+    return check.every_s if chosen is None else float(chosen)
 
 
 def thresholds(check: Check, settings: Settings) -> dict[str, float]:
-    """The check's own, but for those that the file changes."""
-    said = settings.get(check.name, _DEFAULT).thresholds
-    return {name: said.get(name, default) for name, default in check.thresholds.items()}
+    """Return the thresholds of a check: its own, changed by the settings."""
+    chosen = settings.get(check.name, _DEFAULT).thresholds
+    return {name: chosen.get(name, default) for name, default in check.thresholds.items()}
 
 
 def capped(check: Check, settings: Settings, result: Result) -> Result:
-    """No more is asked for than the file allows; what may only be watched is a warning."""
+    """Limit the remedy to what the settings allow. A failure that may only be watched becomes a warning."""
     action = settings.get(check.name, _DEFAULT).action
     if not action or result.verdict is not Verdict.FAILED or not Remedy(action) < result.remedy:
         return result
@@ -58,14 +58,13 @@ def capped(check: Check, settings: Settings, result: Result) -> Result:
     return Result(verdict, result.text, Remedy(action), result.code)
 
 
-# ---- How long a validation may take, for all who have a part in it: whoever waits, waits longer than whom it waits
-# for.
+# Time limits of a validation: each side waits longer than the one it waits for
 
 
-MARGIN_S = 10.0  # for a word to come, on machines that are busy
-PORT_S = 30.0  # the partner says where it listens, or the node is tried alone
-VALIDATE_S = 160.0  # the node's own: its agent ends it then, and says so
-ANSWER_S = VALIDATE_S + MARGIN_S  # the controller waits so long for the node; the partner, for its first word
-LISTEN_S = PORT_S + ANSWER_S + MARGIN_S  # the partner's own, from the beginning
-PARTNER_S = LISTEN_S + MARGIN_S  # the controller waits so long for the partner's answer
-PHASE_S = PARTNER_S + MARGIN_S  # nothing came of it: the validation has failed
+MARGIN_S = 10.0  # for a message to arrive from a busy machine
+PORT_S = 30.0  # for the partner to open its port; else the node is tested alone
+VALIDATE_S = 160.0  # for the node's own tests: its agent then ends them and reports that
+ANSWER_S = VALIDATE_S + MARGIN_S  # the controller waits this long for the node, and the partner for its first message
+LISTEN_S = PORT_S + ANSWER_S + MARGIN_S  # the partner's whole time
+PARTNER_S = LISTEN_S + MARGIN_S  # the controller waits this long for the partner's answer
+PHASE_S = PARTNER_S + MARGIN_S  # after that the validation has failed

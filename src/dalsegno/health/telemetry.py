@@ -1,10 +1,10 @@
-"""The telemetry file of a simulated node: what the node's own hardware would tell, and cannot, because it has none.
+"""The telemetry file of a simulated node: the hardware state that a virtual host cannot have.
 
-Only what cannot be made real on a virtual host is here. Disks that fill, mounts that hang, munge and slurmd that die
-and processes that are stuck are real on it too, and are found by the same checks as anywhere. The kernel's log is here
-because all virtual hosts have one kernel: what it says is no one host's fault.
+Only what cannot be real on a virtual host is here. Full disks, hanging mounts, dead daemons and stuck processes are
+real there too and are found by the same checks as anywhere. The kernel log is here because all virtual hosts share one
+kernel: its messages belong to no single host.
 
-Fault injection reads the file, changes the value and writes it: a reader finds the old file or the new one, never half.
+Fault injection replaces the file atomically: a reader finds the old file or the new one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from typing import Any, TypeVar, cast
 from dalsegno.health.facts import GpuFacts, GpuProcess, LogLine, Port, nvlinks_of
 from dalsegno.system.files import write_atomic
 
-# ---- Facts to JSON and back, leniently: what is missing or of another type is not told, what is unknown is passed
-# over.
+# Facts to JSON and back. Missing values and wrong types are read as not available, unknown keys are ignored.
 
 
 _T = TypeVar("_T")
-_KEYS = {"model": "name"}  # nvidia-smi's word, which its stand-in on simulated nodes reads
+_KEYS = {"model": "name"}  # nvidia-smi's name, which its replacement on simulated nodes reads
 
 
 def plain(value: object) -> Any:
@@ -43,17 +42,17 @@ def lenient(kind: type[_T], entry: Mapping[str, Any]) -> _T:
         try:
             found[each.name] = _READ[str(each.type)](value)
         except (TypeError, ValueError, OverflowError):
-            found[each.name] = _nothing(each)
+            found[each.name] = _missing(each)
     return kind(**found)
 
 
-def _nothing(of: Any) -> Any:
-    """What stands for a value that is not told; for what must be told, an emptiness of its type."""
-    if of.default is not MISSING:
-        return of.default
-    if of.default_factory is not MISSING:
-        return of.default_factory()
-    return -1 if of.type == "int" else 0.0 if of.type == "float" else ""
+def _missing(field: Any) -> Any:
+    """Return the value of a field that is not available; for a required field, an empty value of its type."""
+    if field.default is not MISSING:
+        return field.default
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return -1 if field.type == "int" else 0.0 if field.type == "float" else ""
 
 
 def _checked(kind: type | tuple[type, ...]) -> Callable[[Any], Any]:
@@ -100,42 +99,38 @@ _READ: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# ---- The telemetry file of a simulated node: what the node's own hardware would tell, and cannot, because it has
-# none.
+# The telemetry file
 
 
-VARIABLE = "DALSEGNO_TELEMETRY"  # where a node's file is; set in everything that runs on a simulated node
+VARIABLE = "DALSEGNO_TELEMETRY"  # path of the node's file; set for everything that runs on a simulated node
 XID = "NVRM: Xid (PCI:{bus}): {code}, pid={pid}, {text}"
 
 
 class BadTelemetry(Exception):
-    """Not a telemetry file: what is wrong with it."""
+    """The file is not a valid telemetry file."""
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What a simulated node tells. `stamp` says which GPUs it was made for, and is kept as it is."""
+    """The state of a simulated node. `stamp` identifies the GPUs it was made for and is never changed."""
 
     node: str
     gpus: tuple[GpuFacts, ...] = ()
     kernel_log: tuple[LogLine, ...] = ()
     ports: tuple[Port, ...] = ()
     clock_skew_s: float | None = 0.0
-    fabric_manager: str = "active"  # systemd's word
+    fabric_manager: str = "active"  # as systemctl reports it
     booted_at: float = 0.0
     stamp: str = ""
 
 
-# Reading and writing ------------------------------------------------------------------------------------------
-
-
 def telemetry_path(env: Mapping[str, str] = os.environ) -> Path | None:
-    """Where this node's telemetry is; None on a real machine."""
+    """Return the path of this node's telemetry; None on a real machine."""
     return Path(env[VARIABLE]) if env.get(VARIABLE) else None
 
 
 def read_telemetry(path: Path) -> Telemetry:
-    """The file's value. BadTelemetry if there is none, or it is something else."""
+    """Read a telemetry file. Raises BadTelemetry."""
     try:
         return parse_telemetry(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -144,13 +139,13 @@ def read_telemetry(path: Path) -> Telemetry:
 
 @lru_cache(maxsize=2)  # several checks read it in one look
 def parse_telemetry(text: str) -> Telemetry:
-    """Lenient: what is missing or of another type is not told; what is unknown is passed over."""
+    """Parse telemetry leniently: missing values and wrong types are not available, unknown keys are ignored."""
     try:
         value = json.loads(text)
     except ValueError as error:
         raise BadTelemetry(f"not JSON: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("gpus"), list):
-        raise BadTelemetry("no object with a list of `gpus`")
+        raise BadTelemetry("not an object with a list of `gpus`")
     return lenient(Telemetry, value)
 
 
@@ -162,14 +157,14 @@ def telemetry_text(telemetry: Telemetry) -> str:
     return json.dumps(plain(telemetry), indent=1)
 
 
-# What is written there ------------------------------------------------------------------------------------------
+# Values for simulated nodes
 
 
 def healthy(
     node: str, gpus: int, model: str, *, memory_mib: int = 16384, stamp: str = "", machine: str = ""
 ) -> Telemetry:
-    """A node that has nothing to complain of. `model` is Slurm's type (h100). Another `machine` under the node's name
-    has other GPUs: other UUIDs and serial numbers."""
+    """Return the telemetry of a healthy node. `model` is Slurm's type (h100). Another `machine` of the same node has
+    other GPUs: other UUIDs and serial numbers."""
     links = nvlinks_of(model) if gpus > 1 else 0
     made = [_healthy_gpu(f"{node} {machine} {index}", index, model, links, memory_mib) for index in range(gpus)]
     ports = tuple(Port(f"sim{index}/1") for index in range(_nics(gpus, model)))
@@ -177,18 +172,18 @@ def healthy(
 
 
 def with_gpu(telemetry: Telemetry, index: int, **changes: Any) -> Telemetry:
-    """The same with one GPU changed: `with_gpu(t, 0, temperature_c=97.0)`."""
+    """Return the telemetry with one GPU changed: `with_gpu(t, 0, temperature_c=97.0)`."""
     changed = tuple(replace(gpu, **changes) if gpu.index == index else gpu for gpu in telemetry.gpus)
     return replace(telemetry, gpus=changed)
 
 
 def with_line(telemetry: Telemetry, at: float, text: str, level: int = 3) -> Telemetry:
-    """The same with one more line in the kernel's log."""
+    """Return the telemetry with one more line in the kernel log."""
     return replace(telemetry, kernel_log=(*telemetry.kernel_log, LogLine(at, text, level)))
 
 
 def xid_line(code: int, text: str, *, gpu: int = 0, pid: int = 4242) -> str:
-    """As the driver writes it: `NVRM: Xid (PCI:0000:41:00): 79, pid=4242, GPU has fallen off the bus.`"""
+    """Return the line that the driver logs: `NVRM: Xid (PCI:0000:41:00): 79, pid=4242, GPU has fallen off the bus.`"""
     return XID.format(bus=f"0000:{0x41 + gpu:02x}:00", code=code, pid=pid, text=text)
 
 
@@ -224,5 +219,5 @@ def _healthy_gpu(body: str, index: int, model: str, links: int, memory_mib: int)
 
 
 def _nics(gpus: int, model: str) -> int:
-    """A port for each GPU of the kind that has a fabric of its own; else one."""
+    """Return the number of ports: one per GPU for models with NVLink, else one."""
     return gpus if gpus and nvlinks_of(model) else 1

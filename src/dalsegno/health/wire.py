@@ -1,12 +1,12 @@
-"""How a node's agent and the controller speak: who they are, proved both ways; then sealed messages.
+"""The protocol between a node agent and the controller: mutual authentication, then sealed messages.
 
     controller  {"nonce": C}
     agent       {"node", "boot", "started", "nonce": A, "proof"}      the node's name and boot are in the proof
     controller  {"proof"}
     then both sides send sealed messages: encrypted and authenticated, see `wire/handshake.py`
 
-Each node has a secret of its own, so that none can speak for another. Nonces of both sides are in every proof, and the
-number of a message in its seal: what was said once is of no use in another connection, nor later in the same one.
+Each node has its own secret, so that no node can pose as another. The nonces of both sides are part of every proof, and
+the sequence number of every seal: a recorded message cannot be replayed, on this connection or another.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import Seal, holds, prove
 
 BEAT_S = 0.4
-STRANGER_BYTES = 2048  # the longest message of one who has not proved anything yet
-MOST_BYTES = 128 << 10  # of any later one
+STRANGER_BYTES = 2048  # longest message before authentication
+MOST_BYTES = 128 << 10  # longest message after it
 LEAST_SECRET = 32  # characters
-AGENT, CONTROLLER = "node-agent/2", "controller/2"  # with the version of what they say to each other
+AGENT, CONTROLLER = "node-agent/2", "controller/2"  # with the protocol version
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _BOOT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -35,7 +35,7 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class NodeHello:
-    """Who calls. `started` is when the agent did, by the boot's own clock: of two agents the later one is right."""
+    """The identity of an agent. `started` is its start time by the boot's clock: of two agents the later one counts."""
 
     node: str
     boot: str
@@ -50,7 +50,7 @@ class NodeHello:
 
 
 def read_secret(path: Path) -> bytes:
-    """A node's secret; whoever made the file chose the characters."""
+    """Return a node's secret."""
     hint = "`dalsegno up` writes it again"
     try:
         secret = path.read_bytes().strip()
@@ -69,27 +69,24 @@ def is_boot_id(text: str) -> bool:
     return _BOOT.fullmatch(text) is not None
 
 
-# Who is there -------------------------------------------------------------------------------------------------
-
-
 def hello_message(secret: bytes, hello: NodeHello, theirs: str) -> Message:
-    said = {"node": hello.node, "boot": hello.boot, "started": hello.started, "nonce": hello.nonce}
-    return {**said, "proof": prove(secret, AGENT, *words_of(hello, theirs))}
+    claim = {"node": hello.node, "boot": hello.boot, "started": hello.started, "nonce": hello.nonce}
+    return {**claim, "proof": prove(secret, AGENT, *words_of(hello, theirs))}
 
 
 def read_hello(message: Mapping[str, Any]) -> NodeHello:
-    """Who it says that it is: nothing of it is proved yet."""
+    """Parse the identity that an agent claims; it is not proved yet."""
     if set(message) != {"node", "boot", "started", "nonce", "proof"}:
-        raise BadFrame("no hello of an agent")
+        raise BadFrame("not a hello of an agent")
     started = message["started"]
     if type(started) is not float or not math.isfinite(started):
-        raise BadFrame("`started` is no time")
+        raise BadFrame("`started` is not a time")
     node, boot = _matching(message, "node", _NODE), _matching(message, "boot", _BOOT)
     return NodeHello(node, boot, started, _matching(message, "nonce", _NONCE))
 
 
 def is_proved(message: Mapping[str, Any], hello: NodeHello, secret: bytes, ours: str) -> bool:
-    """Whether the caller knows the secret of the node that it names."""
+    """Return whether the caller knows the secret of the node that it names."""
     return holds(message.get("proof"), secret, AGENT, *words_of(hello, ours))
 
 
@@ -104,15 +101,15 @@ def is_welcome(message: Mapping[str, Any], secret: bytes, hello: NodeHello, thei
 def _matching(message: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
     value = message.get(key)
     if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise BadFrame(f"`{key}` is not as it should be")
+        raise BadFrame(f"`{key}` is invalid")
     return value
 
 
 def words_of(hello: NodeHello, controller_nonce: str) -> tuple[str, ...]:
-    """What proofs and seals of a connection cover."""
+    """Return the values that proofs and seals of a connection cover."""
     return (controller_nonce, *hello.words())
 
 
 def seal_of(side: str, secret: bytes, hello: NodeHello, controller_nonce: str) -> Seal:
-    """The seal of one side's messages."""
+    """Return the seal for the messages of one side."""
     return Seal(secret, side, *words_of(hello, controller_nonce))

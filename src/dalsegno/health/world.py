@@ -1,5 +1,5 @@
-"""What checks may ask of the node they run on: its files, its commands, its GPUs' library. The real one, and a folder
-that plays one: `proc/meminfo` in it is /proc/meminfo, `commands/df` what `df` would say.
+"""The node as checks see it: files, commands, the GPU library. A real one, and one recorded in a folder:
+`proc/meminfo` in it is /proc/meminfo, `commands/df` the output of `df`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dalsegno.system.processes import Completed
 NVML_TIMEOUT_S = 6.0
 MOST_PACE_S = 1.0
 SAME_LOOK_S = 0.3
-NVML_SHARE, NVML_OLDEST_S = 0.005, 10.0  # of a processor's time; and how old its answer may become for that
-OPENED_S = 2.0  # the same of an answer that took long because the library was opened for it
+NVML_SHARE, NVML_OLDEST_S = 0.005, 10.0  # share of a processor's time; and the longest time an answer is reused
+OPENED_S = 2.0  # the same for an answer that took long because the library was being opened
 Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
 
 
 class NodeWorld(Protocol):
-    """The node. `seen` is what earlier looks have found, for what shows only in time."""
+    """The node. `seen` holds earlier observations, for checks that need a history."""
 
     expected: Expected
     env: Mapping[str, str]
@@ -38,44 +38,44 @@ class NodeWorld(Protocol):
     def now(self) -> float: ...
 
     def read(self, path: str) -> str:
-        """A file's text; NoAnswer if it cannot be read."""
+        """Return a file's text. Raises NoAnswer."""
         ...
 
     def names(self, path: str) -> list[str]:
-        """What is in a folder; nothing if there is none."""
+        """Return the names in a folder; none if it does not exist."""
         ...
 
     def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
-        """A command, in a process of its own. NoAnswer if it is missing; Late if it hangs."""
+        """Run a command in a separate process. Raises NoAnswer if it is missing and Late if it hangs."""
         ...
 
     def pace_s(self) -> float:
-        """How long a program that does nothing takes here, now."""
+        """Return how long an empty program takes at present."""
         ...
 
     def has(self, program: str) -> bool: ...
 
     def listening(self) -> set[int]:
-        """The ports on which somebody listens."""
+        """Return the ports that are listened on."""
         ...
 
     def kernel_records(self) -> list[str]:
-        """The kernel's log since the last look, in the form of /dev/kmsg."""
+        """Return the new records of the kernel log, in the form of /dev/kmsg."""
         ...
 
     def clock_error_s(self) -> float:
-        """By how much the kernel's clock may be off."""
+        """Return the largest possible error of the kernel's clock."""
         ...
 
     def nvml(self) -> Gpus:
-        """The GPUs, from NVIDIA's library; None where it is not."""
+        """Return the GPUs as NVML reports them; None without the library or driver."""
         ...
 
 
 class LocalNode:
-    """The node that this runs on. `gpus` asks NVML; by default within this process.
+    """The local node. `gpus` queries NVML; by default within this process.
 
-    `until` (monotonic) is for who is in a hurry: no question is waited for longer, however much hangs.
+    `until` (monotonic) is a deadline for all questions together.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class LocalNode:
         try:
             return apart.ask(argv, stdin=stdin, env={**plain, "LC_ALL": "C.UTF-8"}, timeout_s=left_s)
         except apart.Late as error:
-            if left_s < timeout_s:  # our own hurry, and no fault of what was asked
-                raise NoAnswer("no time was left for it") from error
+            if left_s < timeout_s:  # the deadline was ours, so the command is not to blame
+                raise NoAnswer("not run: out of time") from error
             raise
 
     def pace_s(self) -> float:
@@ -119,7 +119,7 @@ class LocalNode:
     def _left(self, timeout_s: float) -> float:
         left = min(timeout_s, self.until - time.monotonic())
         if left <= 0:
-            raise NoAnswer("no time was left for it")
+            raise NoAnswer("not run: out of time")
         return left
 
     def has(self, name: str) -> bool:
@@ -128,14 +128,14 @@ class LocalNode:
     def listening(self) -> set[int]:
         try:
             return listening_ports()
-        except OSError:  # a kernel that can only be read
+        except OSError:  # a kernel with read-only access
             return parse_listening(self.read("/proc/net/tcp"))
 
     def kernel_records(self) -> list[str]:
         try:
             return self._log.new_records()
         except OSError as error:
-            raise NoAnswer(f"the kernel's log may not be read: {error.strerror or error}") from error
+            raise NoAnswer(f"the kernel log cannot be read: {error.strerror or error}") from error
 
     def clock_error_s(self) -> float:
         try:
@@ -144,8 +144,10 @@ class LocalNode:
             raise NoAnswer(f"adjtimex: {error}") from error
 
     def nvml(self) -> Gpus:
-        """Several checks of one look share an answer. One that took long to get is used for longer: eight GPUs that are
-        asked every second would cost more than all other checks together."""
+        """Return the GPUs, shared by all checks of one look.
+
+        A slow answer is reused for longer: querying eight GPUs every second would cost more than all other checks.
+        """
         began = time.monotonic()
         if began >= self._gpus[0]:
             oldest_s = OPENED_S if self._gpus[0] == -math.inf else NVML_OLDEST_S
@@ -154,20 +156,20 @@ class LocalNode:
         return self._gpus[1]
 
     def close(self) -> None:
-        """Let go of the GPUs, so that they can be reset, and of the log; the next look takes hold of them again."""
+        """Release the GPUs, so that they can be reset, and the log; the next look opens them again."""
         self._gpus = (-math.inf, None)
         self._nvml.close()
         self._log.close()
 
 
 def good_for_s(took_s: float) -> float:
-    """How long an answer of NVML is used, so that asking it takes a small share of the time."""
+    """Return how long an answer of NVML is reused, so that queries take a small share of the time."""
     return min(max(took_s / NVML_SHARE, SAME_LOOK_S), NVML_OLDEST_S)
 
 
 class FolderWorld:
-    """A node played from a folder. A command's file is named by its first words, with `.exit2` after them if it fails
-    so; `.hangs` makes it late. `env` is the environment, `now` the time, `pace_s` how slow the machine is."""
+    """A node recorded in a folder. The file of a command is named by its first words, with `.exit2` added for an exit
+    code and `.hangs` if it hangs. `env` is the environment, `now` the time, `pace_s` the machine's pace."""
 
     def __init__(self, folder: Path, expected: Expected, seen: SeenBefore | None = None) -> None:
         self.folder, self.expected, self.seen = folder, expected, seen or SeenBefore()
@@ -222,6 +224,6 @@ class FolderWorld:
 
 
 def _said(path: Path) -> tuple[str, int]:
-    """A command's first words, with `+` for the slash that no file's name can have, and its exit code."""
+    """Return a command's first words, with `+` in place of the slash, and its exit code."""
     words, _, code = path.name.replace("+", "/").removesuffix(".hangs").partition(".exit")
     return words, int(code or 0)

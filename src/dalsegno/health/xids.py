@@ -1,4 +1,4 @@
-"""Xids: the driver's error numbers, what each calls for (a row each, in xids.csv), and how a log of them is read."""
+"""Xids, the error numbers of the NVIDIA driver: the remedy of each (xids.csv), and the parser of the kernel log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import NoAnswer
 from dalsegno.system.files import make_folder, write_atomic
 
-SAYS_ITSELF = 154  # its text names the action, and goes before the table
+SAYS_ITSELF = 154  # its text names the action and takes precedence over the table
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+),?\s*(.*)")
 _ACTION = re.compile(r"\bto 0x[0-9a-fA-F]+ \(([^)]*)\)")
 _ACTIONS = {
@@ -29,7 +29,7 @@ _ACTIONS = {
 
 @dataclass(frozen=True)
 class Row:
-    """What an Xid calls for: at once, on an A100, and when it comes again and again."""
+    """The remedies of an Xid: the first time, on an A100, and when it is repeated."""
 
     xid: int
     remedy: Remedy
@@ -40,9 +40,9 @@ class Row:
 
 @dataclass(frozen=True)
 class XidEvent:
-    """An Xid in the log."""
+    """An Xid in the kernel log."""
 
-    gpu: str  # on the PCI bus
+    gpu: str  # PCI address
     xid: int
     at: float
     text: str
@@ -69,7 +69,7 @@ def events(lines: Iterable[LogLine]) -> list[XidEvent]:
 
 
 def named_action(event: XidEvent) -> Remedy | None:
-    """What Xid 154's own text asks for; None for another Xid, or words that are not known."""
+    """Return the action that the text of Xid 154 names; None for another Xid or an unknown action."""
     found = _ACTION.search(event.text) if event.xid == SAYS_ITSELF else None
     if found:
         return _ACTIONS.get(found[1].strip().lower())
@@ -78,7 +78,7 @@ def named_action(event: XidEvent) -> Remedy | None:
 
 
 def remedy_for(xid: int, count: int, repeats: float, a100: bool) -> Remedy:
-    """By the table; one that is not in it is watched."""
+    """Return the remedy by the table; an Xid that is not in it is watched."""
     row = table().get(xid)
     if row is None:
         return Remedy.WATCH
@@ -92,21 +92,21 @@ def meaning(xid: int) -> str:
     return row.meaning if row else "not in the table"
 
 
-# ---- When the GPUs were last reset: what the kernel's log told before counts no more. A reboot needs no such word.
+# Time of the last GPU reset: older log lines do not count. A reboot clears the log anyway.
 
 
-MARK = "/run/dalsegno-health/mended"  # root's, and gone after a boot
+MARK = "/run/dalsegno-health/mended"  # written by root, gone after a boot
 
 
-def note_mended(now: float, uid: int, mark: str = MARK) -> None:
+def record_repair(now: float, uid: int, mark: str = MARK) -> None:
     if uid != 0:
-        raise UsageError("only root can say that a machine is mended", hint="use sudo")
+        raise UsageError("only root can mark a machine as repaired", hint="use sudo")
     make_folder(Path(mark).parent, 0o700)
     write_atomic(Path(mark), f"{now:.3f}\n", 0o600)
 
 
-def mended_at(world: NodeWorld) -> float:
-    """0 where nobody has said so."""
+def repaired_at(world: NodeWorld) -> float:
+    """Return when the GPUs were last reset; 0 if unknown."""
     try:
         return max(float(world.read(MARK)), world.seen.since)
     except (NoAnswer, ValueError):

@@ -1,1 +1,1 @@
-"""The node agent: heartbeats, findings, and what the controller orders. One thread, small, and never held up."""
+"""The node agent: heartbeats, findings and the controller's orders, in one small thread that never blocks."""

@@ -1,7 +1,7 @@
 """The node agent: `node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE`.
 
-One thread that only ever waits for all of its sockets together. Checks and orders are carried out by processes of their
-own, which it may kill. It needs no controller to live: what it found last is told when there is one again.
+One thread that waits for all of its sockets together. Checks and orders run in separate processes, which it may kill.
+It runs without a controller too, and reports its last findings when there is one again.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from dalsegno.system.files import read_text
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
 from dalsegno.wire.handshake import TAG_BYTES, Seal, nonce, read_nonce
 
-# ---- The agent's one connection to its controller: dialled, proved, lost and dialled again. It never blocks.
+# The connection to the controller. It never blocks.
 
 
 HANDSHAKE_S = 4.0
-UNHEARD_MS = 10_000  # what the other side's kernel does not acknowledge for so long is not heard any more
+UNHEARD_MS = 10_000  # data that the controller's kernel does not acknowledge for this long breaks the connection
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.2, 3.0
-SETTLED_S = 5.0  # a connection that lasted so long was a good one: the next dial is quick again
+SETTLED_S = 5.0  # a connection that lasted this long was stable: the next attempt starts without a long pause
 ROOM = 64 << 10  # bytes that may wait to be sent
 
 
@@ -62,16 +62,16 @@ class LinkState(Enum):
 
 @dataclass(frozen=True)
 class Whom:
-    """Whom to call, and as whom."""
+    """The controller's address, and the agent's own identity."""
 
     host: str
     port: int
     secret: bytes
-    hello: NodeHello  # its nonce is another for every call
+    hello: NodeHello  # with a new nonce for every connection
 
 
 class ControllerLink:
-    """`heard` is told every message, `turned` when the link is up and when it is down again."""
+    """The connection. `heard` is called with every message, `turned` when the connection is up or down."""
 
     def __init__(
         self,
@@ -89,28 +89,28 @@ class ControllerLink:
         self._opener: Seal | None = None
         self._closer: Seal | None = None
         self._theirs = ""
-        self._due = 0.0  # when to dial, or to give up dialling (monotonic)
+        self._due = 0.0  # when to connect, or to give up connecting (monotonic)
         self._up_at, self._pause_s = 0.0, FIRST_PAUSE_S
         self._events = 0
-        self._told_why = ""
-        self.address = ""  # our own, as the controller sees us
+        self._logged_why = ""
+        self.address = ""  # our own, as the controller sees it
 
     @property
     def up(self) -> bool:
         return self.state is LinkState.UP
 
     def room(self) -> bool:
-        """Whether there is anybody to hear what we say, and soon."""
+        """Return whether the connection is up and has room for more data."""
         return self.up and len(self._unsent) < ROOM
 
     def send(self, message: Message, now: float) -> None:
-        """Say something; what a broken connection swallows is told again after the next."""
+        """Send a message. What is lost with a broken connection is sent again on the next one."""
         if self._closer is not None:
             self._unsent += self._closer.close(message)
             self._guard(now, self._flush)
 
     def wake(self, now: float) -> float | None:
-        """Dial when it is time, and give up what takes too long; returns when to look again."""
+        """Connect when it is time, end attempts that take too long, and return when to call again."""
         if self.state is LinkState.DOWN and now >= self._due:
             self._guard(now, lambda: self._dial(now))
         elif self.state not in (LinkState.DOWN, LinkState.UP) and now >= self._due:
@@ -123,8 +123,6 @@ class ControllerLink:
                 self._selector.unregister(self._sock)
             self._sock.close()
             self._sock = None
-
-    # Inside
 
     def _dial(self, now: float) -> None:
         self._due = now + HANDSHAKE_S
@@ -163,7 +161,7 @@ class ControllerLink:
         except BlockingIOError:
             return
         if not data:
-            raise OSError(errno.ECONNRESET, "hung up")
+            raise OSError(errno.ECONNRESET, "connection closed")
         for body in self._reader.bodies(data):
             self._take(body, now)
             if self.state is LinkState.DOWN:
@@ -177,7 +175,7 @@ class ControllerLink:
             self.state = LinkState.PROVING
         elif self.state is LinkState.PROVING:
             if not is_welcome(parse(body), self._whom.secret, self._whom.hello, self._theirs):
-                raise BadFrame("whoever answers there does not know this node's secret")
+                raise BadFrame("the server does not know this node's secret")
             self._come_up(now)
         elif self._opener is not None:
             self._heard(self._opener.open(body))
@@ -186,7 +184,7 @@ class ControllerLink:
         secret, hello = self._whom.secret, self._whom.hello
         self._opener, self._closer = (seal_of(side, secret, hello, self._theirs) for side in (CONTROLLER, AGENT))
         self._reader.most_bytes = MOST_BYTES + TAG_BYTES
-        self.state, self._up_at, self._told_why = LinkState.UP, now, ""
+        self.state, self._up_at, self._logged_why = LinkState.UP, now, ""
         self._say(f"connected to {self._whom.host}:{self._whom.port}")
         self._turned(True)
 
@@ -212,16 +210,13 @@ class ControllerLink:
         self.state, self._opener, self._closer = LinkState.DOWN, None, None
         if was_up and now - self._up_at >= SETTLED_S:
             self._pause_s = FIRST_PAUSE_S
-        self._due = now + self._pause_s * (0.5 + self._chance())  # many agents must not call all at once
+        self._due = now + self._pause_s * (0.5 + self._chance())  # many agents must not connect all at once
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
-        if why != self._told_why:
+        if why != self._logged_why:
             self._say(f"no connection to {self._whom.host}:{self._whom.port}: {why}")
-            self._told_why = why
+            self._logged_why = why
         if was_up:
             self._turned(False)
-
-
-# ---- The node agent: `node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE`.
 
 
 MOST_REST_S = 600.0
@@ -232,7 +227,7 @@ def main(arguments: Sequence[str]) -> int:
         options = parse_options(arguments)
         secret = read_secret(options.secret)
     except DalsegnoError as error:
-        say(f"cannot begin: {error.what}; {error.hint}")
+        say(f"cannot start: {error.what}; {error.hint}")
         return error.exit_code
     duties = Duties(options.node, options.boot)
     agent = NodeAgent(options, secret, duties.looks, duties.do)
@@ -256,54 +251,54 @@ class NodeAgentOptions:
 
 
 def parse_options(arguments: Sequence[str]) -> NodeAgentOptions:
-    """By hand: argparse costs as much memory as all else here."""
+    """Parse the command line by hand: argparse takes as much memory as everything else here."""
     hint = "node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE"
     names = {"--node", "--controller", "--secret", "--boot-id"}
-    said = dict(zip(arguments[::2], arguments[1::2], strict=False))
-    if len(arguments) != 8 or set(said) != names:
-        raise UsageError("the node agent is started with its four options", hint=hint)
-    host, _, port = said["--controller"].rpartition(":")
+    given = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    if len(arguments) != 8 or set(given) != names:
+        raise UsageError("the node agent needs exactly four options", hint=hint)
+    host, _, port = given["--controller"].rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UsageError(f"`{said['--controller']}` is no host and port", hint=hint)
-    if not is_node_name(said["--node"]):
-        raise UsageError(f"`{said['--node']}` is no name of a node", hint=hint)
+        raise UsageError(f"`{given['--controller']}` is not HOST:PORT", hint=hint)
+    if not is_node_name(given["--node"]):
+        raise UsageError(f"invalid node name `{given['--node']}`", hint=hint)
     return NodeAgentOptions(
-        said["--node"], host.strip("[]"), int(port), Path(said["--secret"]), _boot(said["--boot-id"], hint)
+        given["--node"], host.strip("[]"), int(port), Path(given["--secret"]), _boot(given["--boot-id"], hint)
     )
 
 
-def _boot(told: str, hint: str) -> str:
-    """An id, or the file that holds it: it is another after every boot, the command line is not."""
-    text = told
-    if told.startswith("/"):
-        text = (read_text(Path(told)) or "").strip()
+def _boot(value: str, hint: str) -> str:
+    """Return the boot id, given directly or in a file: it changes with every boot, the command line does not."""
+    text = value
+    if value.startswith("/"):
+        text = (read_text(Path(value)) or "").strip()
     if not is_boot_id(text):
-        raise UsageError(f"`{told}` is no id of a boot, and no file with one", hint=hint)
+        raise UsageError(f"`{value}` is neither a boot id nor a file with one", hint=hint)
     return text
 
 
 class NodeAgent:
-    """`make` makes what looks at the checks, `do` carries out orders; both in processes of their own."""
+    """The agent. `make` creates the object that runs checks, `do` carries out orders; both in separate processes."""
 
     def __init__(self, options: NodeAgentOptions, secret: bytes, make: Make, do: Do, check_s: float = CHECK_S) -> None:
         self.selector = selectors.DefaultSelector()
         self.findings = Findings(options.node, options.boot)
-        started = time.clock_gettime(time.CLOCK_BOOTTIME)  # no matter what the clock on the wall is set to
+        started = time.clock_gettime(time.CLOCK_BOOTTIME)  # independent of the wall clock
         whom = Whom(options.host, options.port, secret, NodeHello(options.node, options.boot, started, ""))
-        self.link = ControllerLink(whom, self.selector, self._hear, self._turned, say)
+        self.link = ControllerLink(whom, self.selector, self._on_message, self._turned, say)
         self.watch = CheckWatch(make, self.selector, self.findings.note, self._looked, time.time, check_s)
-        self.errands = OrderProcesses(do, self.selector, self._tell, self.link.room)
+        self.orders = OrderProcesses(do, self.selector, self._send, self.link.room)
         self._beat_at = 0.0
-        self._told_settings, self._looked_with_them = False, False
+        self._has_settings, self._checked_with_settings = False, False
 
     def serve(self) -> None:
         while True:
             self.turn()
 
     def turn(self, most_s: float = 60.0) -> None:
-        """Wait for the next thing to happen, and see to it."""
+        """Wait for the next event and handle it."""
         now = time.monotonic()
-        due = [self.link.wake(now), self.watch.wake(now), self.errands.wake(now), self._speak(now)]
+        due = [self.link.wake(now), self.watch.wake(now), self.orders.wake(now), self._send_news(now)]
         wait = min((at - now for at in due if at is not None), default=most_s)
         for key, events in self.selector.select(min(max(wait, 0.0), most_s)):
             key.data(events, time.monotonic())
@@ -312,16 +307,16 @@ class NodeAgent:
         return self.link.address
 
     def close(self) -> None:
-        self.errands.drop_all()
+        self.orders.drop_all()
         self.watch.close()
         self.link.close()
         self.selector.close()
 
-    def _speak(self, now: float) -> float | None:
-        """A beat when it is time, and what was found since; when the next beat is due."""
+    def _send_news(self, now: float) -> float | None:
+        """Send a heartbeat when it is due, and new findings; return when the next heartbeat is due."""
         if not self.link.room():
             return now + BEAT_S if self.link.up else None
-        if self._told_settings and self._looked_with_them:  # a check that is off here must not be told of
+        if self._has_settings and self._checked_with_settings:  # checks that are off here must not be reported
             for message in self.findings.messages(now):
                 self.link.send(message, now)
         if now >= self._beat_at:
@@ -329,37 +324,37 @@ class NodeAgent:
             self.link.send(BEAT, now)
         return self._beat_at
 
-    def _hear(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if set(message) == {"settings"} and isinstance(message["settings"], dict):
-            self._told_settings = True
+            self._has_settings = True
             if self.watch.set(message["settings"]):
-                self._looked_with_them = False
+                self._checked_with_settings = False
             return
         try:
-            self._obey(read_order(message), time.monotonic())
+            self._carry_out(read_order(message), time.monotonic())
         except BadReport as error:
-            say(f"the controller says what this agent does not understand: {error}")
+            say(f"invalid message of the controller: {error}")
 
-    def _obey(self, order: Order, now: float) -> None:
+    def _carry_out(self, order: Order, now: float) -> None:
         if order.do == "rest":
             until = now + min(float(order.arguments.get("seconds", "60")), MOST_REST_S)
-            self.watch.rest(until, lambda: self._tell(reply_message(Reply(order.number, done=True))))
+            self.watch.rest(until, lambda: self._send(reply_message(Reply(order.number, done=True))))
         else:
-            self.errands.begin(order, now)
+            self.orders.begin(order, now)
 
     def _turned(self, up: bool) -> None:
         if up:
-            self._told_settings = False
+            self._has_settings = False
             self.findings.begin_again()
             self._beat_at = 0.0
         else:
-            self.errands.drop_all()
+            self.orders.drop_all()
 
     def _looked(self, names: list[str], gpus: list[GpuIdentity] | None) -> None:
-        self._looked_with_them = True
+        self._checked_with_settings = True
         self.findings.keep(names)
         if gpus is not None:
             self.findings.know(gpus)
 
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self.link.send(message, time.monotonic())

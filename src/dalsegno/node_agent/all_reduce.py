@@ -1,8 +1,8 @@
-"""All-reduces whose sums are known. Loads torch: only for a process that may be large, and may be killed.
+"""All-reduces with known sums. Loads torch: only for a process that may be large and may be killed.
 
-Two nodes need a place to learn each other's addresses. It is the connection on which they have proved themselves to
-each other: no store of torch's is opened, which would let in whoever finds its port. What is added up is made from the
-secret of this one test, so a stranger who pushes in between can spoil the sum, but cannot make it right.
+Two nodes need a store to exchange their addresses. It runs on the connection on which they have authenticated each
+other, instead of a store of torch's, whose port would be open to others. The numbers are derived from the secret of
+this test, so an intruder can make the sum wrong, but not right.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ import torch.distributed as dist
 from dalsegno.node_agent.loads import may_have_gpus, pattern
 from dalsegno.wire.frames import BadFrame, Reader, send
 
-# ---- A store of torch's for two ranks, on a connection that they have already. Loads torch.
-
 
 class ChannelStore(dist.Store):  # type: ignore[misc]
-    """A store for two, on a connection: what one sets, the other is told."""
+    """A store for two ranks on a connection: what one sets is sent to the other."""
 
     def __init__(self, channel: socket.socket) -> None:
         super().__init__()
@@ -46,7 +44,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
         return self._known[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """The one who waits is killed when his time is up: only the other side's end is looked for."""
+        """Wait for keys, or until the other side leaves. A waiting process is killed when its time is up."""
         with self._news:
             most_s = None if timeout is None else timeout.total_seconds()
             self._news.wait_for(lambda: self.check(keys) or not self._open, most_s)
@@ -57,7 +55,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
         return all(key in self._known for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Counts of this side's own."""
+        """Add to a counter of this side; counters are not shared."""
         with self._news:
             total = int(self._known.get(key, b"0")) + amount
             self._known[key] = b"%d" % total
@@ -70,7 +68,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
                 for message in reader.feed(data):
                     self._learn(str(message["key"]), bytes.fromhex(message["value"]))
         except (OSError, BadFrame, KeyError, TypeError, ValueError):
-            pass  # it speaks no language of ours, or is gone
+            pass  # an invalid message, or the connection is gone
         with self._news:
             self._open = False
             self._news.notify_all()
@@ -81,22 +79,22 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
             self._news.notify_all()
 
 
-# ---- All-reduces whose sums are known. Loads torch: only for a process that may be large, and may be killed.
+# The all-reduces
 
 
 GLOO, NCCL = "gloo", "nccl"
 BYTES = {GLOO: 16 << 20, NCCL: 256 << 20}
 ROUNDS = 3
-_SMALL = 0x03FFFFFF  # numbers up to this: the sum of 32 of them fits
+_SMALL = 0x03FFFFFF  # largest number: the sum of 32 of them still fits
 
-_kept = list[object]()  # to take a group of NCCL's down may take long, and this process is killed anyway
+_kept = list[object]()  # destroying an NCCL group may take long, and this process is killed anyway
 
-Numbers = Callable[[bytes, int], torch.Tensor]  # what a rank adds, from the secret: a MiB, to be repeated
+Numbers = Callable[[bytes, int], torch.Tensor]  # the numbers of a rank, from the secret: one MiB, to be repeated
 
 
 @dataclass(frozen=True)
 class ReducedSums:
-    """What came of it: how many numbers were wrong, here and as the other side says, and the seconds of one round."""
+    """The outcome: how many numbers were wrong, here and on the other side, and the seconds of one round."""
 
     kind: str
     ranks: int
@@ -110,7 +108,7 @@ class ReducedSums:
 
 
 def kind() -> str:
-    """What this node's collectives run on; empty if torch was built without them."""
+    """Return the backend of this node's collectives; "" if torch was built without them."""
     if not dist.is_available():
         return ""
     if may_have_gpus() and torch.cuda.is_available() and dist.is_nccl_available():
@@ -123,7 +121,7 @@ def numbers(secret: bytes, rank: int) -> torch.Tensor:
 
 
 def on_this_node(kind: str, within_s: float) -> ReducedSums:
-    """All GPUs of the node, or, where one GPU could only talk to itself, two ranks on the loopback."""
+    """Reduce over all GPUs of the node or, with a single GPU, between two ranks on the loopback."""
     secret = os.urandom(16)
     if kind == NCCL and torch.cuda.device_count() > 1:
         return _on_all_gpus(secret)
@@ -137,7 +135,7 @@ def on_this_node(kind: str, within_s: float) -> ReducedSums:
 def with_other(
     channel: socket.socket, rank: int, kind: str, secret: bytes, within_s: float, numbers: Numbers = numbers
 ) -> ReducedSums:
-    """Two ranks on two nodes, which meet on `channel`; each hears what the other makes of the sum."""
+    """Reduce between two nodes that are connected by `channel`; each learns the other's verdict on the sum."""
     store = ChannelStore(channel)
     if kind == NCCL and _same_gpu(store, rank):
         kind = GLOO
@@ -161,7 +159,7 @@ def _with_gloo(
 def _with_nccl(
     store: dist.Store, rank: int, address: str, secret: bytes, numbers: Numbers, within_s: float
 ) -> tuple[int, float]:
-    """NCCL chooses its own network, as it does for a job. The first GPU of each node."""
+    """Reduce with the first GPU of each node. NCCL chooses the network itself, as it does for a job."""
     torch.cuda.set_device(0)
     group = dist.ProcessGroupNCCL(store, rank, 2, timedelta(seconds=within_s))
     _kept.append(group)
@@ -170,8 +168,8 @@ def _with_nccl(
 
 
 def _same_gpu(store: ChannelStore, rank: int) -> bool:
-    """Virtual hosts share those of their machine, and NCCL wants one for each rank."""
-    uuid = getattr(torch.cuda.get_device_properties(0), "uuid", rank)  # torch before 2.5 does not tell
+    """Return whether both ranks have the same GPU: virtual hosts share GPUs, and NCCL needs one for each rank."""
+    uuid = getattr(torch.cuda.get_device_properties(0), "uuid", rank)  # torch before 2.5 has no uuid
     store.set(f"gpu {rank}", str(uuid))
     return store.get("gpu 0") == store.get("gpu 1")
 
@@ -198,7 +196,7 @@ def _repeated(block: torch.Tensor, kind: str, device: str) -> torch.Tensor:
 def _rounds(
     mine: Sequence[torch.Tensor], whole: torch.Tensor, reduce: Callable[[list[torch.Tensor]], object]
 ) -> tuple[int, float]:
-    """How many numbers were wrong in all rounds, and how long the quickest took: the first one connects."""
+    """Return the number of wrong numbers in all rounds, and the time of the quickest: the first one connects."""
     wrong, took_s = 0, float("inf")
     for _ in range(ROUNDS):
         tensors = [each.clone() for each in mine]

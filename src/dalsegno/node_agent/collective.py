@@ -1,8 +1,8 @@
-"""A collective as a check: torch adds up numbers of several ranks, and the sum is known.
+"""A collective as a check: torch reduces numbers of several ranks, and the sum is known.
 
-torch is large, takes seconds to load, and may hang or die: it lives in a process of its own, which is started early,
-loads while other things are done, and is killed when it is not needed any more. Where this Python has no torch, or one
-that cannot be loaded, nothing is known of the node.
+torch is large, takes seconds to load, and may hang or crash. It runs in a separate process, which is started early,
+loads in the background, and is killed when it is no longer needed. If torch is missing or cannot be loaded, the result
+is unknown.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dalsegno.health.result import Remedy, Result, failed, passed, unknown
 from dalsegno.system.apart import fork
 from dalsegno.wire.frames import BadFrame, FileReader, Message, Reader, send
 
-LOAD_S = 80.0  # for torch, on a machine that is very busy with other things
-REDUCE_S = 30.0  # for all rounds, when all sides have torch
-LATER_S = 5.0  # it says itself what was too slow, if it can
-DIED, DIED_TEXT = "died", "the process that has torch has died"  # of this node, and not of the other
+LOAD_S = 80.0  # to load torch, on a very busy machine
+REDUCE_S = 30.0  # for all rounds, when both sides have loaded torch
+LATER_S = 5.0  # extra time, in which the process can report itself what was too slow
+DIED, DIED_TEXT = "died", "the process that runs torch has died"  # on this node, not on the other
 
 if TYPE_CHECKING:
     from dalsegno.node_agent.all_reduce import Numbers
@@ -35,7 +35,7 @@ Body = Callable[[socket.socket], None]
 
 
 class Collective:
-    """Only for one thread, as `fork` is. `body` is what the process does."""
+    """The process with torch. Only for a single thread, as `fork` is. `body` is what the process runs."""
 
     def __init__(self, body: Body | None = None, *, load_s: float = LOAD_S, reduce_s: float = REDUCE_S) -> None:
         self._load_until, self._reduce_s = time.monotonic() + load_s, reduce_s
@@ -59,19 +59,19 @@ class Collective:
             self._forked = None
 
     def kind(self) -> tuple[str, str]:
-        """`gloo` or `nccl`, as soon as torch is loaded; or nothing, and why."""
+        """Return `gloo` or `nccl` once torch is loaded; or "", and why."""
         if self._forked and not self._kind and not self._why:
-            said = self._hear(self._load_until, "torch was not loaded in time")
-            self._kind, self._why = str(said.get("kind", "")), str(said.get("error", said.get("died", "")))
+            answer = self._receive(self._load_until, "torch was not loaded in time")
+            self._kind, self._why = str(answer.get("kind", "")), str(answer.get("error", answer.get("died", "")))
         return self._kind, self._why
 
     def alone(self) -> Result:
-        """On this node alone."""
+        """Reduce on this node alone."""
         kind, why = self.kind()
         return self._ask({"kind": kind}) if kind else unknown(why)
 
     def together(self, channel: socket.socket, rank: int, kind: str, secret: bytes) -> Result:
-        """With another node, at the other end of `channel`, which does the same."""
+        """Reduce with the node at the other end of `channel`, which does the same."""
         return self._ask({"kind": kind, "rank": rank, "secret": secret.hex()}, channel)
 
     def _ask(self, order: Message, channel: socket.socket | None = None) -> Result:
@@ -81,9 +81,9 @@ class Collective:
             send(self._forked.sock, {**order, "within_s": self._reduce_s}, [channel.fileno()] if channel else [])
         except OSError:
             return _judge({"died": DIED_TEXT})
-        return _judge(self._hear(time.monotonic() + self._reduce_s + LATER_S, "the all-reduce did not end"))
+        return _judge(self._receive(time.monotonic() + self._reduce_s + LATER_S, "the all-reduce did not end"))
 
-    def _hear(self, until: float, late: str) -> Message:
+    def _receive(self, until: float, late: str) -> Message:
         assert self._forked
         sock = self._forked.sock
         try:
@@ -96,40 +96,40 @@ class Collective:
         except TimeoutError:
             pass
         except (OSError, BadFrame) as error:
-            return {"error": f"the process that has torch is broken: {error}"}
+            return {"error": f"the process that runs torch has failed: {error}"}
         return {"error": late}
 
 
-def _judge(said: Message) -> Result:
-    if "died" in said:
-        return failed(said["died"], Remedy.DRAIN, DIED)
-    if "error" in said:
-        return blame(str(said["error"]), Remedy.DRAIN, "broken")
-    kind, size, took_s = said["kind"], said["size"], said["took_s"]
-    what = f"all-reduce of {size >> 20} MiB by {said['ranks']} ranks with {kind}"
-    if said["wrong"]:
-        return failed(f"{said['wrong']} numbers of an {what} are wrong", Remedy.REPLACE, "wrong")
-    if not said["theirs_right"]:
-        return failed(f"the other node has another sum of an {what}", Remedy.REPLACE, "wrong")
+def _judge(answer: Message) -> Result:
+    if "died" in answer:
+        return failed(answer["died"], Remedy.DRAIN, DIED)
+    if "error" in answer:
+        return blame(str(answer["error"]), Remedy.DRAIN, "broken")
+    kind, size, took_s = answer["kind"], answer["size"], answer["took_s"]
+    what = f"all-reduce of {size >> 20} MiB by {answer['ranks']} ranks with {kind}"
+    if answer["wrong"]:
+        return failed(f"{answer['wrong']} numbers of an {what} are wrong", Remedy.REPLACE, "wrong")
+    if not answer["theirs_right"]:
+        return failed(f"the other node has a different sum of an {what}", Remedy.REPLACE, "wrong")
     return passed(f"{what}: right, {took_s:.2g} s, {size / 1e6 / took_s:.4g} MB/s")
 
 
-# In the process of its own
+# In the separate process
 
 
 def serve(sock: socket.socket, numbers: Numbers | None = None) -> None:
-    """Load torch, say what it can do, and do what is ordered until the other side is gone."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # what is tried is the network, not the processors
-    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # whoever started this process looks after it
-    gc.disable()  # loading makes many objects, and no garbage
+    """Load torch, report its backend, and carry out orders until the other side is gone."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # the network is tested, not the processors
+    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # the parent process watches this one
+    gc.disable()  # loading creates many objects and no garbage
     with contextlib.suppress(OSError):
-        _be_the_first_to_go()
+        _volunteer_for_oom_kill()
     try:
         from dalsegno.node_agent import all_reduce
 
         kind = all_reduce.kind()
-    except Exception as error:  # whatever is the matter with this torch
-        send(sock, {"error": f"torch cannot be loaded: {_words(error)}"})
+    except Exception as error:  # whatever is wrong with this torch
+        send(sock, {"error": f"torch cannot be loaded: {_one_line(error)}"})
         return
     send(sock, {"kind": kind} if kind else {"error": "this torch has no collectives"})
     files = FileReader()
@@ -150,18 +150,18 @@ def _carry_out(order: Message, channels: list[socket.socket], numbers: Numbers) 
             channels[0].settimeout(None)
             secret = bytes.fromhex(order["secret"])
             sums = all_reduce.with_other(channels[0], order["rank"], kind, secret, within_s, numbers)
-    except Exception as error:  # a library's own; whoever ordered it must hear
-        return {"error": f"the all-reduce broke off: {_words(error)}"}
+    except Exception as error:  # raised by a library; it must be reported
+        return {"error": f"the all-reduce broke off: {_one_line(error)}"}
     return {**asdict(sums), "size": sums.size}
 
 
-def _words(error: Exception) -> str:
-    """In one line. NCCL begins with places in its sources, and ends with what happened."""
+def _one_line(error: Exception) -> str:
+    """Return the error in one line. NCCL's errors start with places in its sources and end with the cause."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 300 else f"{text[:60]} … {text[-230:]}"
 
 
-def _be_the_first_to_go() -> None:
-    """When there is no memory left: nobody misses this process."""
+def _volunteer_for_oom_kill() -> None:
+    """Make this process the first to be killed when memory runs out."""
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")

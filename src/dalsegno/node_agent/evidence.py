@@ -1,4 +1,4 @@
-"""What is kept of a node before it is reset, rebooted or replaced: text files, each the end of something, none long."""
+"""Evidence of a node before it is reset, rebooted or replaced: text files, each cut to its last part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dalsegno.system.apart import NoAnswer, ask
 from dalsegno.train.contract import RUN
 from dalsegno.train.memory.files import ALONE, SHM, every_folder, last_written, run_of, sweep_all
 
-MOST_BYTES = 256 << 10  # of one file: its end is what matters
+MOST_BYTES = 256 << 10  # of one file: its end matters most
 COMMAND_S = 5.0
 COMMANDS: Mapping[str, Sequence[str]] = {
     "dmesg.txt": ("dmesg", "--time-format=iso"),
@@ -37,7 +37,7 @@ Ask = Callable[[Sequence[str]], str]
 def gather(
     node: str, boot: str, findings: tuple[Finding, ...], env: Mapping[str, str], ask: Ask | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Name and text of each file; of what cannot be had, why."""
+    """Yield name and text of each file; the text is the error if a source is not available."""
     ask = ask or _ask
     yield "findings.json", json.dumps(report_message(NodeReport(node, boot, findings)), indent=1)
     if telemetry := telemetry_path(env):
@@ -49,9 +49,9 @@ def gather(
 
 
 def slurmd_log(node: str, env: Mapping[str, str]) -> Path | None:
-    """Where slurmd writes: as slurm.conf says, else where it usually is; on a simulated node, beside its telemetry."""
-    told, telemetry = _configured_log(node, env), telemetry_path(env)
-    candidates = [told] if told else [str(telemetry.with_name("slurmd.log"))] if telemetry else SLURMD_LOGS
+    """Return slurmd's log: from slurm.conf, else the usual path; on a simulated node, beside its telemetry."""
+    configured, telemetry = _configured_log(node, env), telemetry_path(env)
+    candidates = [configured] if configured else [str(telemetry.with_name("slurmd.log"))] if telemetry else SLURMD_LOGS
     return next((Path(path) for path in candidates if os.path.isfile(path)), None)
 
 
@@ -60,8 +60,8 @@ def _configured_log(node: str, env: Mapping[str, str]) -> str:
         lines = slurm_conf(env).read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    said = [line.partition("=")[2].strip() for line in lines if line.lower().lstrip().startswith("slurmdlogfile")]
-    return said[-1].replace("%n", node).replace("%h", os.uname().nodename) if said else ""
+    found = [line.partition("=")[2].strip() for line in lines if line.lower().lstrip().startswith("slurmdlogfile")]
+    return found[-1].replace("%n", node).replace("%h", os.uname().nodename) if found else ""
 
 
 def _ask(argv: Sequence[str]) -> str:
@@ -69,7 +69,7 @@ def _ask(argv: Sequence[str]) -> str:
         done = ask(argv, env={**os.environ, "LC_ALL": "C.UTF-8"}, timeout_s=COMMAND_S)
     except NoAnswer as error:
         return f"{error}\n"
-    return f"{done.stdout}{done.stderr}" or f"(nothing; exit code {done.exit_code})\n"
+    return f"{done.stdout}{done.stderr}" or f"(no output; exit code {done.exit_code})\n"
 
 
 def _tail(path: Path) -> str:
@@ -81,28 +81,27 @@ def _tail(path: Path) -> str:
         return f"{path}: {error.strerror}\n"
 
 
-# ---- What a run left in this node's shared memory when it had lost the node: swept once nobody is left who could
-# use it.
+# Shared memory that a run left on this node: freed once no process is left that could use it
 
 
 EVERY_S = 10.0
-FRESH_S = 10.0  # what was written a moment ago is in use: then no process is looked at
+FRESH_S = 10.0  # what was written this recently is in use, so processes need not be searched
 UNUSED_S = 30.0  # longer than a run needs to start another agent
 
-Run = tuple[int, str]  # whose, and its id
+Run = tuple[int, str]  # uid and id
 _FILES = re.compile(rb"/dalsegno\.[0-9.]+/([^/\n]+)")
 
 
 class MemoryOfRuns:
-    """Of every user's, where we are root; else of our own."""
+    """The shared memory of runs: of all users as root, else of the own user."""
 
     def __init__(self, folder: Path = SHM, uid: int | None = None) -> None:
         self._folder, self._due = folder, float("-inf")
         self._uid = os.geteuid() if uid is None else uid
-        self._unused: dict[Run, float] = {}  # since when nothing of them was seen to run here
+        self._unused: dict[Run, float] = {}  # since when no process of the run was found here
 
     def tidy(self, now: float) -> list[Run]:
-        """When it is time (monotonic); those of which the memory was freed."""
+        """Free unused memory when it is due (monotonic) and return the runs concerned."""
         if now < self._due:
             return []
         self._due, fresh = now + EVERY_S, time.time() - FRESH_S
@@ -120,7 +119,7 @@ class MemoryOfRuns:
 
 
 def running(runs: Collection[Run]) -> set[Run]:
-    """Those of which a process of their user's lives here: an agent, or something that was started by one."""
+    """Return the runs with a live process of their user here: an agent, or something started by one."""
     marks = {(uid, word.encode()): (uid, run) for uid, run in runs for word in (run, f"{RUN}={run}")}
     found = set[Run]()
     for uid, pid in _processes({uid for uid, _ in runs}):
@@ -130,7 +129,7 @@ def running(runs: Collection[Run]) -> set[Run]:
 
 
 def mapped(runs: Collection[Run]) -> set[Run]:
-    """Those of which a process has a file open that bears no mark of the run. Asked before the last step."""
+    """Return the runs with a file mapped by a process that is not marked as theirs. Checked last."""
     found = set[Run]()
     for uid, pid in _processes({uid for uid, _ in runs}):
         names = {name.decode(errors="replace") for name in _FILES.findall(children.mapped(pid))}
@@ -139,7 +138,7 @@ def mapped(runs: Collection[Run]) -> set[Run]:
 
 
 def _processes(users: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Of these users: whose, and its id."""
+    """Yield uid and PID of the processes of these users."""
     for name in os.listdir(children.PROC) if users else ():
         uid = children.owner(int(name)) if name.isdigit() else None
         if uid is not None and uid in users:

@@ -1,4 +1,4 @@
-"""What the agent has found last, check by check, and what of it the controller has not heard yet. Pure."""
+"""The last finding of each check, and which of them the controller does not have yet. Pure."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dalsegno.health.messages import (
     GpuIdentity,
     NewFindings,
     NodeReport,
-    told_message,
+    findings_message,
 )
 from dalsegno.health.result import Result
 from dalsegno.wire.frames import Message
 
-WHOLE_S = 30.0  # a whole report now and then: so that times are fresh, and a mistake does not last
-MOST_MESSAGE = 40 << 10  # characters; well below what the controller takes
+WHOLE_S = 30.0  # a full report now and then: it refreshes the times and corrects errors
+MOST_MESSAGE = 40 << 10  # characters; well below the controller's limit
 LONGEST_NAME = 64
 
 
 class Findings:
-    """The latest of each check. While nobody hears, only the latest is kept: hours of absence cost no memory."""
+    """The latest finding of each check. Without a controller only the latest is kept, so memory does not grow."""
 
     def __init__(self, node: str, boot: str) -> None:
         self.report = NodeReport(node, boot)
         self._latest: dict[str, Finding] = {}
-        self._unsaid: set[str] = set()
-        self._whole_at = 0.0  # when a whole report is due (monotonic); 0: at once
+        self._unsent: set[str] = set()
+        self._whole_at = 0.0  # when a full report is due (monotonic); 0: at once
 
     def note(self, finding: Finding) -> None:
         finding = clean(finding)
@@ -40,14 +40,14 @@ class Findings:
             return
         self._latest[finding.check] = finding
         if before is None or before.result != finding.result:
-            self._unsaid.add(finding.check)
+            self._unsent.add(finding.check)
 
     def keep(self, checks: Iterable[str]) -> None:
-        """Forget what is no check any more."""
+        """Drop findings of checks that no longer exist."""
         kept = set(checks)
         if gone := set(self._latest) - kept:
             self._latest = {check: each for check, each in self._latest.items() if check in kept}
-            self._unsaid -= gone
+            self._unsent -= gone
             self._whole_at = 0.0
 
     def know(self, gpus: Iterable[GpuIdentity]) -> None:
@@ -60,42 +60,42 @@ class Findings:
         return tuple(self._latest.values())
 
     def begin_again(self) -> None:
-        """Whoever hears us now has heard nothing yet."""
+        """Start again for a new connection: the controller has received nothing yet."""
         self._whole_at = 0.0
 
     def messages(self, now: float) -> list[Message]:
-        """What is to be said now: what has changed, or all of it when it is time."""
+        """Return the messages to send now: changes, or a full report when it is due."""
         whole = now >= self._whole_at
-        checks = list(self._latest) if whole else sorted(self._unsaid)
+        checks = list(self._latest) if whole else sorted(self._unsent)
         if not whole and not checks:
             return []
         if whole:
             self._whole_at = now + WHOLE_S
-        self._unsaid.clear()
+        self._unsent.clear()
         names = frozenset(self._latest) if whole else None
         return _split(self.report, [self._latest[check] for check in checks], names)
 
 
 def _split(report: NodeReport, findings: list[Finding], names: frozenset[str] | None) -> list[Message]:
-    """In messages that are not too long; the last one of a whole report says what all of it is."""
+    """Split findings into messages of limited length; the last one of a full report lists all checks."""
     bare = replace(report, gpus=())
     groups: list[list[Finding]] = [[]]
     size = 0
     for finding in findings:
-        length = len(json.dumps(told_message(NewFindings(replace(bare, findings=(finding,))))))
+        length = len(json.dumps(findings_message(NewFindings(replace(bare, findings=(finding,))))))
         if size + length > MOST_MESSAGE and groups[-1]:
             groups.append([])
             size = 0
         groups[-1].append(finding)
         size += length
     *first, last = [tuple(group) for group in groups]
-    told = [NewFindings(replace(bare, findings=group)) for group in first]
-    told.append(NewFindings(replace(report if names is not None else bare, findings=last), names))
-    return [told_message(each) for each in told]
+    news = [NewFindings(replace(bare, findings=group)) for group in first]
+    news.append(NewFindings(replace(report if names is not None else bare, findings=last), names))
+    return [findings_message(each) for each in news]
 
 
 def clean(finding: Finding) -> Finding:
-    """As the controller will take it: one line, not too long, no letter that cannot be shown."""
+    """Return the finding as the controller accepts it: one printable line of limited length."""
     result = finding.result
     clean = Result(result.verdict, _line(result.text), result.remedy, _line(result.code))
     return Finding(_name(finding.check), clean, finding.at if 0 <= finding.at < 1e11 else 0.0)

@@ -1,6 +1,6 @@
-"""A node under load, for a short while: what it computes, remembers and sends is compared with what is known.
+"""Short load tests of a node: computation, memory and network, compared with known results.
 
-No library is needed. numpy makes the products faster where it is, and torch has the GPUs do them where there are some.
+No library is required. numpy speeds up the products if installed; torch runs them on the GPUs, if there are any.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LOOPBACK_BYTES = 32 << 20
 
 
 def judged(load: Callable[[], Result]) -> Result:
-    """What a load comes to; one that could not be put on the node says nothing of it."""
+    """Return the result of a load test; unknown if it could not be run."""
     try:
         return load()
-    except Exception as error:  # a library that is there and does not work
-        return unknown(f"could not be tried: {type(error).__name__}: {error}"[:200])
+    except Exception as error:  # a library that is installed but does not work
+        return unknown(f"could not be run: {type(error).__name__}: {error}"[:200])
 
 
-# Products of matrices: a(i, k) = i + k, b(k, j) = k - j. Whole numbers, exact in 64 bits, and the answer has a formula.
+# Matrix products: a(i, k) = i + k, b(k, j) = k - j. Integers, exact in 64 bits, and the result has a formula.
 
 
 def product_formula(i: int, j: int, n: int) -> int:
@@ -39,19 +39,19 @@ def product_formula(i: int, j: int, n: int) -> int:
 
 
 def matrix_product(for_s: float = PRODUCT_S) -> Result:
-    """On the CPU."""
+    """Multiply matrices on the CPU."""
     if importlib.util.find_spec("numpy") is None:
         return _repeat(for_s, 48, _plain_product)
     return _repeat(for_s, 384, _numpy_product)
 
 
 def may_have_gpus() -> bool:
-    """Real ones: their driver is there."""
+    """Return whether real GPUs may be present: their driver is loaded."""
     return os.path.exists("/dev/nvidiactl")
 
 
 def gpu_products(for_s: float = PRODUCT_S) -> Iterator[tuple[int, Result]]:
-    """On every GPU that torch can use; none where there is no driver, or no torch, which takes seconds to load."""
+    """Multiply matrices on every GPU; on none without a driver or torch, which takes seconds to load."""
     if not may_have_gpus() or importlib.util.find_spec("torch") is None:
         return
     import torch
@@ -61,14 +61,14 @@ def gpu_products(for_s: float = PRODUCT_S) -> Iterator[tuple[int, Result]]:
 
 
 def _repeat(for_s: float, n: int, product: Callable[[int], int]) -> Result:
-    """Again and again for a while; `product` gives how many of its numbers are wrong."""
+    """Repeat a product for a while; `product` returns how many of its numbers are wrong."""
     began, times = time.monotonic(), 0
     while times == 0 or time.monotonic() - began < for_s:
         if wrong := product(n):
             return failed(f"{wrong} of {n * n} numbers of a matrix product are wrong", Remedy.REPLACE, "wrong")
         times += 1
     gflops = 2e-9 * n**3 * times / (time.monotonic() - began)
-    return passed(f"{times} products of {n} x {n} matrices are right, {gflops:.3g} GFLOP/s")
+    return passed(f"{times} products of {n} x {n} matrices are correct, {gflops:.3g} GFLOP/s")
 
 
 def _plain_product(n: int) -> int:
@@ -90,7 +90,7 @@ def _numpy_product(n: int) -> int:
 
 
 def _torch_product(torch: Any, index: int, n: int) -> int:
-    """In 64 bits against the formula, and twice as training does it: the same bits must come out."""
+    """Return the wrong numbers: in 64 bits against the formula, and in bfloat16, where two products must be equal."""
     i = torch.arange(n, dtype=torch.float64, device=f"cuda:{index}")
     a, b = i[:, None] + i[None, :], i[:, None] - i[None, :]
     wrong = int((a @ b != _formula_table(i, n)).sum())
@@ -103,22 +103,22 @@ def _formula_table(i: Any, n: int) -> Any:
     return i[:, None] * first - i[:, None] * i[None, :] * n + second - i[None, :] * first
 
 
-# Memory -------------------------------------------------------------------------------------------------------
+# Memory
 
 
 def memory_load(available: int, for_s: float = MEMORY_S) -> Result:
-    """Fill a part of what is free with patterns, and read it again."""
+    """Fill part of the free memory with patterns and read it back."""
     size = max(min(int(available * MEMORY_SHARE), MOST_MEMORY), 1 << 20)
     began, rounds = time.monotonic(), 0
     while rounds == 0 or time.monotonic() - began < for_s:
         if at := _wrong_block(size, rounds):
-            return failed(f"memory gave back other bytes than it was given, in block {at}", Remedy.REPLACE, "wrong")
+            return failed(f"memory returned other bytes than were written, in block {at}", Remedy.REPLACE, "wrong")
         rounds += 1
-    return passed(f"{rounds} times {size >> 20} MiB of memory came back as they were written")
+    return passed(f"{size >> 20} MiB of memory written and read back {rounds} times")
 
 
 def _wrong_block(size: int, seed: int) -> int:
-    """The number of the first block, from 1, that is not as it was written; 0 if all are."""
+    """Return the number of the first wrong block, from 1; 0 if all are right."""
     block = hashlib.shake_128(b"memory %d" % seed).digest(1 << 20)
     blocks = [bytearray(block) for _ in range(size >> 20)]
     return next((number for number, each in enumerate(blocks, 1) if each != block), 0)
@@ -129,11 +129,11 @@ def available_bytes(meminfo: str) -> int:
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
-# Sending ------------------------------------------------------------------------------------------------------
+# Network
 
 
 def pattern(seed: bytes) -> bytes:
-    """A MiB that only those who know the seed can make."""
+    """Return one MiB that only those who know the seed can make."""
     return hashlib.shake_128(seed).digest(1 << 20)
 
 
@@ -144,7 +144,7 @@ def send_pattern(sock: socket.socket, seed: bytes, size: int) -> None:
 
 
 def receive_pattern(sock: socket.socket, seed: bytes, size: int) -> bool:
-    """Whether what comes is what was sent. OSError if it does not come."""
+    """Return whether the expected pattern is received. Raises OSError if the connection ends."""
     block, got = pattern(seed), 0
     while got < size:
         at = got % len(block)
@@ -158,7 +158,7 @@ def receive_pattern(sock: socket.socket, seed: bytes, size: int) -> bool:
 
 
 def loopback_exchange(size: int = LOOPBACK_BYTES) -> Result:
-    """Through the host's own network stack."""
+    """Send data through the host's own network stack."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(5.0)
         began = time.monotonic()
@@ -169,12 +169,12 @@ def loopback_exchange(size: int = LOOPBACK_BYTES) -> Result:
             sock.settimeout(10.0)
             right = receive_pattern(sock, b"loopback", size)
     if not right:
-        return failed("other bytes came through the loopback than were sent", Remedy.REPLACE, "wrong")
+        return failed("the loopback returned other bytes than were sent", Remedy.REPLACE, "wrong")
     return passed(f"{size >> 20} MiB through the loopback, {size / 1e9 / (time.monotonic() - began):.2g} GB/s")
 
 
 def _accept_from(server: socket.socket, address: tuple[str, int]) -> socket.socket:
-    """Any user of the node can call too, and what a stranger sends must not condemn it."""
+    """Accept only our own connection: any user of the node can connect, and their data must not condemn it."""
     while True:
         sock, caller = server.accept()
         if caller == address:

@@ -1,4 +1,4 @@
-"""What an agent does in processes of its own: look at its checks, and carry out the controller's orders."""
+"""What an agent does in separate processes: run its checks and carry out the controller's orders."""
 
 from __future__ import annotations
 
@@ -30,19 +30,18 @@ from dalsegno.system.apart import Forked, NoAnswer, fork
 from dalsegno.system.files import read_text
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 
-# ---- What the controller orders, each in a process of its own, so that none holds up the heartbeat: done, or
-# killed.
+# Orders. Each runs in a separate process with a time limit, so that none delays the heartbeat.
 
 
 MOST = 4  # at a time
 PATIENCE_S = {"check": 40.0, "validate": VALIDATE_S, "evidence": 40.0, "pair-listen": LISTEN_S}
 
 Send = Callable[[Reply], None]
-Do = Callable[[Order, Send], None]  # does what was ordered; sends parts of the answer, but not that it is done
+Do = Callable[[Order, Send], None]  # carries out an order and sends parts of the answer, except the last
 
 
 @dataclass(eq=False)
-class _Errand:
+class _RunningOrder:
     order: Order
     until: float
     forked: Forked
@@ -51,85 +50,85 @@ class _Errand:
 
 
 class OrderProcesses:
-    """`say` sends an answer to the controller, `room` tells whether it can be sent now."""
+    """The processes of orders. `say` sends an answer to the controller, `room` returns whether it can be sent now."""
 
     def __init__(
         self, do: Do, selector: selectors.BaseSelector, say: Callable[[Message], None], room: Callable[[], bool]
     ) -> None:
         self._do, self._selector, self._say, self._room = do, selector, say, room
-        self._under_way: list[_Errand] = []
+        self._under_way: list[_RunningOrder] = []
         self._killed: list[Forked] = []
 
     def begin(self, order: Order, now: float) -> None:
         if order.do not in PATIENCE_S:
-            self._refuse(order, f"this agent does not know how to {order.do}")
+            self._refuse(order, f"unknown order {order.do}")
         elif len(self._under_way) >= MOST:
-            self._refuse(order, "this agent has too much to do already")
+            self._refuse(order, "this agent is overloaded")
         else:
             forked = fork(lambda sock: _carry_out(self._do, order, sock))
-            errand = _Errand(order, now + PATIENCE_S[order.do], forked)
-            self._under_way.append(errand)
-            self._register(errand)
+            running = _RunningOrder(order, now + PATIENCE_S[order.do], forked)
+            self._under_way.append(running)
+            self._register(running)
 
     def wake(self, now: float) -> float | None:
-        """Kill what takes too long, and go on with those that had to wait for room; returns when to look again."""
+        """Kill orders that take too long, continue those that waited for room, and return when to call again."""
         self._killed = [forked for forked in self._killed if not forked.ended()]
-        for errand in [each for each in self._under_way if each.until <= now]:
-            self._end(errand, "it took too long, and was ended")
+        for running in [each for each in self._under_way if each.until <= now]:
+            self._end(running, "it took too long and was stopped")
         if self._room():
-            for errand in self._under_way:
-                if not errand.listening:
-                    self._register(errand)
-        waiting = any(not errand.listening for errand in self._under_way)
-        return now + 0.05 if waiting else min((errand.until for errand in self._under_way), default=None)
+            for running in self._under_way:
+                if not running.listening:
+                    self._register(running)
+        waiting = any(not running.listening for running in self._under_way)
+        return now + 0.05 if waiting else min((running.until for running in self._under_way), default=None)
 
     def drop_all(self) -> None:
-        """Nobody waits for the answers any more."""
-        for errand in list(self._under_way):
-            self._stop(errand)
+        """Stop all orders: nobody waits for their answers any more."""
+        for running in list(self._under_way):
+            self._stop(running)
 
-    def _register(self, errand: _Errand) -> None:
-        errand.listening = True
-        self._selector.register(errand.forked.sock, selectors.EVENT_READ, lambda events, now: self._listen(errand))
+    def _register(self, running: _RunningOrder) -> None:
+        running.listening = True
+        self._selector.register(running.forked.sock, selectors.EVENT_READ, lambda events, now: self._listen(running))
 
-    def _listen(self, errand: _Errand) -> None:
-        if errand not in self._under_way:
+    def _listen(self, running: _RunningOrder) -> None:
+        if running not in self._under_way:
             return
-        if not self._room():  # let it wait: its own socket holds what it says meanwhile
-            self._selector.unregister(errand.forked.sock)
-            errand.listening = False
+        if not self._room():  # its socket buffers what it sends meanwhile
+            self._selector.unregister(running.forked.sock)
+            running.listening = False
             return
         try:
-            data = errand.forked.sock.recv(16384)
-            for message in errand.reader.feed(data):
+            data = running.forked.sock.recv(16384)
+            for message in running.reader.feed(data):
                 self._say(message)
                 if message.get("done"):
-                    self._stop(errand)
+                    self._stop(running)
                     return
         except BlockingIOError:
             return
         except (OSError, BadFrame):
             data = b""
         if not data:
-            self._end(errand, "it ended without an answer")
+            self._end(running, "it exited without an answer")
 
-    def _end(self, errand: _Errand, why: str) -> None:
-        self._stop(errand)
-        self._refuse(errand.order, why)
+    def _end(self, running: _RunningOrder, why: str) -> None:
+        self._stop(running)
+        self._refuse(running.order, why)
 
-    def _stop(self, errand: _Errand) -> None:
-        self._under_way.remove(errand)
-        if errand.listening:
-            self._selector.unregister(errand.forked.sock)
-        errand.forked.kill()
-        self._killed.append(errand.forked)
+    def _stop(self, running: _RunningOrder) -> None:
+        self._under_way.remove(running)
+        if running.listening:
+            self._selector.unregister(running.forked.sock)
+        running.forked.kill()
+        self._killed.append(running.forked)
 
     def _refuse(self, order: Order, why: str) -> None:
         self._say(reply_message(Reply(order.number, done=True, error=why)))
 
 
 def _carry_out(do: Do, order: Order, sock: socket) -> None:
-    """In the process of its own."""
+    """Carry out an order, in its own process."""
     sock.setblocking(True)
 
     def send(reply: Reply) -> None:
@@ -138,12 +137,12 @@ def _carry_out(do: Do, order: Order, sock: socket) -> None:
     try:
         do(order, send)
         send(Reply(order.number, done=True))
-    except Exception as error:  # the controller must hear why there is no answer
+    except Exception as error:  # the controller must learn why there is no answer
         send(Reply(order.number, done=True, error=f"{type(error).__name__}: {error}"))
         raise
 
 
-# ---- What an agent does in processes of its own: look at its checks, and carry out the controller's orders.
+# Duties of the agent
 
 
 GPUS_EVERY_S = 30.0
@@ -151,7 +150,7 @@ MEMORY = "memory-of-runs"
 
 
 class ContinuousLooks:
-    """The checks of this node, looked at again and again."""
+    """The continuous checks of this node."""
 
     def __init__(self, checkup: Checkup) -> None:
         self._checkup, self._gpus_at, self._memory = checkup, float("-inf"), MemoryOfRuns()
@@ -162,11 +161,11 @@ class ContinuousLooks:
     def look(self, without: frozenset[str]) -> Iterator[str | Finding]:
         yield from self._checkup.look(Context.CONTINUOUS, without)
         if MEMORY not in without:
-            yield MEMORY  # should it hang, it is known to be at fault, and not the check before
+            yield MEMORY  # if it hangs, it is reported and not the check before
             self._memory.tidy(time.monotonic())
 
     def gpus(self) -> Iterable[GpuIdentity] | None:
-        """Now and then: they do not come and go. Of one that was lost nothing is forgotten."""
+        """Return the GPUs now and then, as they rarely change; a lost GPU is not dropped."""
         if time.monotonic() - self._gpus_at < GPUS_EVERY_S:
             return None
         self._gpus_at = time.monotonic()
@@ -179,7 +178,7 @@ class ContinuousLooks:
 
 @dataclass
 class Duties:
-    """Of the agent of one node. `findings` gives what it found last, `address` where it can be reached."""
+    """The duties of one agent. `findings` returns its last findings, `address` its own address."""
 
     node: str
     boot: str
@@ -194,7 +193,7 @@ class Duties:
         return Checkup(CHECKS, machine_here(os.environ, self.node), check_settings(settings))
 
     def do(self, order: Order, send: Send) -> None:
-        """One order; parts of its answer are sent as they come."""
+        """Carry out one order; parts of the answer are sent as they come."""
         how = {
             "check": self._check,
             "validate": self._validate,
@@ -205,18 +204,18 @@ class Duties:
 
     def _check(self, order: Order, send: Send) -> None:
         found = self.checkup(self.settings()).all(Context(order.arguments["context"]))
-        self._tell(order, send, found)
+        self._send_report(order, send, found)
 
     def _validate(self, order: Order, send: Send) -> None:
-        """Alone first: only a node that bears its loads is let at a good one.
+        """Validate the node, alone first: only a node that passes its load tests is paired with a good one.
 
-        Loading torch keeps a processor busy for seconds. For two ranks on the loopback alone it is not worth it."""
+        Loading torch keeps a processor busy for seconds. A test on the loopback alone is not worth that."""
         with_torch = Collective() if "secret" in order.arguments or loads.may_have_gpus() else nullcontext()
         with with_torch as collective, _partner(order.arguments) as partner:
             found = [*self.checkup(self.settings()).all(Context.VALIDATION), *self._loads(collective)]
             if collective and not any(each.result.verdict is Verdict.FAILED for each in found):
                 found += [self._finding(*each) for each in partner(collective)]
-        self._tell(order, send, found)
+        self._send_report(order, send, found)
 
     def _loads(self, collective: Collective | None) -> Iterator[Finding]:
         available = loads.available_bytes(read_text(Path("/proc/meminfo")) or "")
@@ -241,25 +240,27 @@ class Duties:
                     found = [self._finding(*each) for each in try_together(sock, secret, 1, collective)]
             except NotMet as error:
                 found = [self._finding("pair", error.result)]
-        self._tell(order, send, found)
+        self._send_report(order, send, found)
 
     def _finding(self, name: str, result: Result) -> Finding:
         return Finding(name, result, time.time())
 
-    def _tell(self, order: Order, send: Send, found: Iterable[Finding]) -> None:
+    def _send_report(self, order: Order, send: Send, found: Iterable[Finding]) -> None:
         send(Reply(order.number, report=NodeReport(self.node, self.boot, tuple(map(clean, found)))))
 
 
 @contextmanager
-def _partner(told: Mapping[str, str]) -> Iterator[Callable[[Collective], Iterable[tuple[str, Result]]]]:
-    """The good node that the controller told of, called at once: it loads torch while this node bears its loads, and
-    knows when this one has ended. What is given tries what is to be tried together."""
-    if "secret" not in told:
+def _partner(arguments: Mapping[str, str]) -> Iterator[Callable[[Collective], Iterable[tuple[str, Result]]]]:
+    """Connect to the partner at once: it loads torch while this node is tested alone, and notices when this node ends.
+
+    Yield the function that runs the tests with the partner.
+    """
+    if "secret" not in arguments:
         yield lambda collective: ()
         return
-    secret = told["secret"].encode()
+    secret = arguments["secret"].encode()
     try:
-        sock = call(told["address"], int(told["port"]), secret)
+        sock = call(arguments["address"], int(arguments["port"]), secret)
     except NotMet as error:
         found = [("pair", error.result)]
         yield lambda collective: found
@@ -268,11 +269,11 @@ def _partner(told: Mapping[str, str]) -> Iterator[Callable[[Collective], Iterabl
         yield lambda collective: try_together(sock, secret, 0, collective)
 
 
-def check_settings(told: Message) -> Settings:
-    """As the controller says, if it says anything; else as the file beside slurm.conf does."""
-    if "checks" in told:
-        return facts_from_json(Health, {"checks": told["checks"]}).checks
+def check_settings(settings: Message) -> Settings:
+    """Return the settings that the controller sent, else those in the file beside slurm.conf."""
+    if "checks" in settings:
+        return facts_from_json(Health, {"checks": settings["checks"]}).checks
     try:
         return settings_here()
     except DalsegnoError:
-        return {}  # a damaged file must not end the watch: every check has thresholds of its own
+        return {}  # a damaged file must not stop the checks: each has its own thresholds

@@ -1,4 +1,4 @@
-"""What two nodes that have met try together: bytes there and back, and an all-reduce. Both are told what came of it."""
+"""Tests of a pair of connected nodes: data in both directions, and an all-reduce. Both nodes get the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ONE = b"!"
 
 
 def try_together(sock: socket.socket, secret: bytes, rank: int, collective: Collective) -> Iterator[tuple[str, Result]]:
-    """Each finding by its name. Rank 0 begins, when it likes; both are connected until both are done."""
+    """Yield each finding by name. Rank 0 starts at any time; the connection stays open until both are done."""
     exchanged = _exchange(sock, secret, first=rank == 0)
     yield "pair", exchanged
     if exchanged.verdict is Verdict.PASSED:
@@ -31,22 +31,22 @@ def try_together(sock: socket.socket, secret: bytes, rank: int, collective: Coll
 
 
 def _exchange(sock: socket.socket, secret: bytes, *, first: bool) -> Result:
-    """Pings, then data one way and back; both sides take the times."""
+    """Exchange pings, then data in both directions; both sides measure the times."""
     try:
         ping_s = _pings(sock, first)
         began = time.monotonic()
         right = _data(sock, secret, first)
         rate = 2 * BYTES / 1e6 / (time.monotonic() - began)
     except OSError as error:
-        return blame(f"the exchange broke off: {error}", Remedy.DRAIN, "broken")
+        return blame(f"the exchange failed: {error}", Remedy.DRAIN, "broken")
     if not right:
-        return failed("other bytes came from the other node than it sent", Remedy.REPLACE, "wrong")
-    return passed(f"{BYTES >> 20} MiB each way, {rate:.4g} MB/s, there and back in {1000 * ping_s:.2g} ms")
+        return failed("received other bytes than the other node sent", Remedy.REPLACE, "wrong")
+    return passed(f"{BYTES >> 20} MiB each way, {rate:.4g} MB/s, round trip {1000 * ping_s:.2g} ms")
 
 
 def _pings(sock: socket.socket, first: bool) -> float:
     times = []
-    sock.settimeout(TALK_S if first else ANSWER_S)  # the first bears its loads before; its death is known at once
+    sock.settimeout(TALK_S if first else ANSWER_S)  # the first is tested alone before; its end is noticed at once
     for _ in range(PINGS):
         began = time.monotonic()
         if first:
@@ -61,21 +61,21 @@ def _pings(sock: socket.socket, first: bool) -> float:
 
 
 def _data(sock: socket.socket, secret: bytes, first: bool) -> bool:
-    """What comes must be what the other side was to send, and the other side must say the same of ours."""
+    """Return whether the right data was received on both sides."""
     if first:
         send_pattern(sock, secret + b" out", BYTES)
         right = receive_pattern(sock, secret + b" back", BYTES)
     else:
         right = receive_pattern(sock, secret + b" out", BYTES)
         if not right:
-            return False  # the other side hears it: the connection ends
+            return False  # the other side notices that the connection ends
         send_pattern(sock, secret + b" back", BYTES)
     sock.sendall(b"+" if right else b"-")
     return sock.recv(1) == b"+" and right
 
 
 def _reduce(sock: socket.socket, secret: bytes, rank: int, collective: Collective) -> Result:
-    """With what both can do. Where one of them has no torch nothing is known, and both say so."""
+    """Reduce with a backend that both have. If one of them has no torch, the result is unknown on both."""
     kind, why = collective.kind()
     try:
         send(sock, {"kind": kind, "why": why})
@@ -84,14 +84,14 @@ def _reduce(sock: socket.socket, secret: bytes, rank: int, collective: Collectiv
     except (OSError, BadFrame) as error:
         return blame(f"the other node left before the all-reduce: {error}", Remedy.DRAIN, "broken")
     if not kind:
-        return unknown(f"{why}: bytes were exchanged, but no all-reduce was tried")
+        return unknown(f"{why}: data was exchanged, but no all-reduce was run")
     if theirs.get("kind") not in ("gloo", "nccl"):
-        return unknown(f"the other node: {theirs.get('why')}: bytes were exchanged, but no all-reduce was tried")
+        return unknown(f"the other node: {theirs.get('why')}: data was exchanged, but no all-reduce was run")
     return collective.together(sock, rank, kind if kind == theirs["kind"] else "gloo", secret)
 
 
 def _next(sock: socket.socket) -> Message:
-    """The next message; byte by byte, for what follows may be for another process."""
+    """Return the next message, read byte by byte: what follows may be for another process."""
     reader = Reader(4096)
     while data := sock.recv(1):
         for message in reader.feed(data):
@@ -99,18 +99,17 @@ def _next(sock: socket.socket) -> Message:
     raise OSError("closed")
 
 
-# ---- How two nodes find each other for a test: one waits on a port of its own, the other calls, and both prove
-# that they know the secret that the controller gave them for this once. From then on the connection is theirs
-# alone, unless somebody sits in the network between them and changes what passes.
+# Connecting two nodes for a test: one listens, the other connects, and both prove that they know the secret that the
+# controller made for this test. The connection is theirs alone, unless an attacker in the network changes the data.
 
 
-KNOCK_S = 30.0  # for the other to call, and for its proof: both machines may be busy
+KNOCK_S = 30.0  # for the other to connect and authenticate: both machines may be busy
 MOST_CALLERS = 64
 _LISTENER, _DIALLER = "listener", "dialler"
 
 
 class NotMet(Exception):
-    """The two do not come together; `result` says why."""
+    """The two nodes could not connect; `result` says why."""
 
     def __init__(self, text: str, code: str) -> None:
         super().__init__(text)
@@ -118,102 +117,102 @@ class NotMet(Exception):
 
 
 def answer(address: str, secret: bytes, listens: Callable[[int], None], knock_s: float = KNOCK_S) -> socket.socket:
-    """Wait for the other node; `listens` is told the port. Those who do not know the secret cannot keep it out."""
-    door = _Door(address, secret)
-    listens(door.port)
-    with door:
+    """Wait for the other node; `listens` is called with the port. Callers without the secret cannot block it."""
+    listener = _Listener(address, secret)
+    listens(listener.port)
+    with listener:
         until = time.monotonic() + knock_s
         while (left := until - time.monotonic()) > 0:
-            if found := door.hear(left):
+            if found := listener.hear(left):
                 return found
-    called = f"; {door.strangers} called who do not know the secret" if door.strangers else ""
-    raise NotMet(f"the other node did not come{called}", "unreachable")
+    called = f"; {listener.strangers} other callers did not know the secret" if listener.strangers else ""
+    raise NotMet(f"the other node did not connect{called}", "unreachable")
 
 
 def call(address: str, port: int, secret: bytes, knock_s: float = KNOCK_S) -> socket.socket:
-    """Call the node that waits."""
+    """Connect to the node that listens."""
     try:
         sock = socket.create_connection((address, port), knock_s)
     except OSError as error:
         raise NotMet(f"{address} cannot be reached: {error.strerror or error}", "unreachable") from error
-    talk = _Talk(sock, secret, _DIALLER, _LISTENER)
+    handshake = _Handshake(sock, secret, _DIALLER, _LISTENER)
     until = time.monotonic() + knock_s
-    while talk.known is None and (left := until - time.monotonic()) > 0:
-        talk.hear(left)
-    if talk.known is None:
+    while handshake.known is None and (left := until - time.monotonic()) > 0:
+        handshake.hear(left)
+    if handshake.known is None:
         sock.close()
         raise NotMet(f"{address} did not answer within {knock_s:g} s", "unreachable")
-    if not talk.known:
+    if not handshake.known:
         sock.close()
         raise NotMet(f"{address} does not know the secret of this test", "stranger")
     return sock
 
 
-class _Door:
-    """All callers are heard side by side; of too many, the address with the most of them loses its oldest."""
+class _Listener:
+    """The listening side. It handles callers in parallel; if there are too many, the busiest address loses one."""
 
     def __init__(self, address: str, secret: bytes) -> None:
-        self._secret, self._selector, self._talks = (
+        self._secret, self._selector, self._handshakes = (
             secret,
             selectors.DefaultSelector(),
-            WaitingConnections[_Talk](MOST_CALLERS),
+            WaitingConnections[_Handshake](MOST_CALLERS),
         )
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._server = socket.create_server((address, 0), family=family)
         self._selector.register(self._server, selectors.EVENT_READ)
         self.port, self.strangers = int(self._server.getsockname()[1]), 0
 
-    def __enter__(self) -> _Door:
+    def __enter__(self) -> _Listener:
         return self
 
     def __exit__(self, *why: object) -> None:
-        for talk in self._talks.all():
-            talk.sock.close()
+        for handshake in self._handshakes.all():
+            handshake.sock.close()
         self._server.close()
         self._selector.close()
 
     def hear(self, most_s: float) -> socket.socket | None:
-        """Whoever speaks next; the connection of one who is known now."""
+        """Handle the next message; return the connection of a caller that has authenticated."""
         for key, _ in self._selector.select(most_s):
-            talk: _Talk = key.data or self._greet()
-            if key.data and talk in self._talks:
-                talk.hear(0.0)
-            if talk.known:
-                self._talks.remove(talk)
-                return talk.sock
-            if talk.known is False:
-                self._hang_up(talk)
+            handshake: _Handshake = key.data or self._accept()
+            if key.data and handshake in self._handshakes:
+                handshake.hear(0.0)
+            if handshake.known:
+                self._handshakes.remove(handshake)
+                return handshake.sock
+            if handshake.known is False:
+                self._drop(handshake)
         return None
 
-    def _greet(self) -> _Talk:
+    def _accept(self) -> _Handshake:
         sock, address = self._server.accept()
-        talk = _Talk(sock, self._secret, _LISTENER, _DIALLER, str(address[0]))
-        excess = self._talks.add(talk)
-        self._selector.register(talk.sock, selectors.EVENT_READ, talk)
+        handshake = _Handshake(sock, self._secret, _LISTENER, _DIALLER, str(address[0]))
+        excess = self._handshakes.add(handshake)
+        self._selector.register(handshake.sock, selectors.EVENT_READ, handshake)
         if excess is not None:
-            self._hang_up(excess)
-        return talk
+            self._drop(excess)
+        return handshake
 
-    def _hang_up(self, talk: _Talk) -> None:
+    def _drop(self, handshake: _Handshake) -> None:
         self.strangers += 1
-        self._talks.remove(talk)
-        self._selector.unregister(talk.sock)
-        talk.sock.close()
+        self._handshakes.remove(handshake)
+        self._selector.unregister(handshake.sock)
+        handshake.sock.close()
 
 
-class _Talk:
-    """Two nonces, then two proofs. `known` is None until it is certain."""
+class _Handshake:
+    """One handshake: two nonces, then two proofs. `known` is None until it is decided."""
 
     def __init__(self, sock: socket.socket, secret: bytes, we: str, they: str, owner: str = "") -> None:
         self.sock, self._secret, self._we, self._they = sock, secret, we, they
-        self.owner, self.until = owner, float("inf")  # the address that takes the room, for as long as the test waits
+        self.owner, self.until = owner, float("inf")  # the address that is charged, for as long as the test waits
         self._ours, self._theirs, self._reader = nonce(), "", Reader(512)
         self.known: bool | None = None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._say({"nonce": self._ours})
+        self._send({"nonce": self._ours})
 
     def hear(self, most_s: float) -> None:
-        """What has come, byte by byte: what follows the proof is not for us."""
+        """Read what has arrived, byte by byte: what follows the proof is for someone else."""
         try:
             self.sock.settimeout(most_s)
             while self.known is None:
@@ -236,10 +235,10 @@ class _Talk:
             self.known = False
             return
         self._theirs = theirs
-        self._say({"proof": prove(self._secret, self._we, theirs, self._ours)})
+        self._send({"proof": prove(self._secret, self._we, theirs, self._ours)})
 
-    def _say(self, message: Message) -> None:
-        """Few enough bytes for the kernel to take them all at once."""
+    def _send(self, message: Message) -> None:
+        """Send a message that is short enough for the kernel to accept at once."""
         try:
             self.sock.send(pack(message))
         except OSError:

@@ -1,7 +1,7 @@
-"""The checks in a process of their own, and what the agent does when one of them hangs.
+"""The checks in a separate process, and what the agent does when one of them hangs.
 
-The process does one look at a time, when it is told to. It says which check it begins, and what it found: so that of
-one that hangs the name is known. Then the process is killed, the check is unknown, and is left out for a while.
+The process runs one round of checks at a time, on request. It announces each check before it starts, so that a hanging
+one is known by name. Then the process is killed, and the check is unknown and skipped for a while.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from dalsegno.node_agent.findings import clean, clean_gpu
 from dalsegno.system.apart import Forked, fork
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 
-LOOK_S = 1.0  # from one look to the next; each check has a rhythm of its own beside
-CHECK_S = 8.0  # how long one check may take; its questions have time-outs of their own, which are shorter
-FIRST_LEAVE_S, MOST_LEAVE_S = 60.0, 900.0  # how long one that hung is left out
-GPUS = "gpu-list"  # what to call the question which GPUs are here, should it hang
-MOST_STUCK = 8  # killed processes that hang in the kernel; then no new ones are started
+LOOK_S = 1.0  # between two rounds; each check also has its own interval
+CHECK_S = 8.0  # how long one check may take; its own timeouts are shorter
+FIRST_LEAVE_S, MOST_LEAVE_S = 60.0, 900.0  # how long a check that hung is skipped
+GPUS = "gpu-list"  # name of the query for GPUs, in case it hangs
+MOST_STUCK = 8  # killed processes that hang in the kernel; beyond that no new ones are started
 
 
 class Looks(Protocol):
-    """What the process does. Made there: it may cost memory."""
+    """What the process runs. It is created there, as it may need memory."""
 
     def names(self) -> Iterable[str]:
-        """All checks that are asked here."""
+        """Return the names of all checks that run here."""
 
     def look(self, without: frozenset[str]) -> Iterator[str | Finding]:
-        """Those whose time has come: first its name, then what it found."""
+        """Run the due checks: yield a check's name, then its finding."""
 
     def gpus(self) -> Iterable[GpuIdentity] | None:
-        """The GPUs that are here; None if that is not known."""
+        """Return the GPUs of the node; None if unknown."""
 
 
-Make = Callable[[Message], Looks]  # from the settings that the controller gave
+Make = Callable[[Message], Looks]  # from the controller's settings
 
 
 @dataclass(frozen=True)
 class HungCheck:
-    """A check that hung: left out until then (monotonic), and twice as long the next time."""
+    """A check that hung: skipped until then (monotonic), and for twice as long the next time."""
 
     until: float
     length_s: float
 
 
 class CheckWatch:
-    """Has the checks looked at all the time. `found` hears each finding; `heard`, after each look, the names of all
-    checks and the GPUs."""
+    """Runs the checks continuously. `found` is called with each finding; `heard`, after each round, with the names of
+    all checks and the GPUs."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class CheckWatch:
         self._forked: Forked | None = None
         self._reader = Reader()
         self._stuck: list[Forked] = []
-        self._now_asked, self._since = "", 0.0  # the check under way
+        self._now_asked, self._since = "", 0.0  # the current check
         self._busy = False
         self._leaves: dict[str, HungCheck] = {}
         self._due, self._rests_until = 0.0, 0.0
-        self._gone: list[Callable[[], None]] = []  # who waits to hear that a process is
+        self._gone: list[Callable[[], None]] = []  # called when the process has ended
 
     def set(self, settings: Message) -> bool:
-        """Other settings: another process. Whether they are others."""
+        """Set the settings and restart the process; return whether they changed."""
         if settings == self._settings:
             return False
         self._settings = settings
@@ -84,8 +84,10 @@ class CheckWatch:
         return True
 
     def rest(self, until: float, gone: Callable[[], None]) -> None:
-        """End the process, and start no other before then: whoever resets GPUs must be the only one to hold them.
-        `gone` is called when it has let go, or then."""
+        """Stop the process until then: GPUs that are reset must not be in use.
+
+        `gone` is called when it has ended, or at that time.
+        """
         self._end()
         self._due, self._rests_until = 0.0, until
         self._gone.append(gone)
@@ -94,7 +96,7 @@ class CheckWatch:
         return self._settings
 
     def wake(self, now: float) -> float:
-        """Look when it is time; returns when to wake again (monotonic)."""
+        """Start a round when it is due and return when to call again (monotonic)."""
         self._stuck = [forked for forked in self._stuck if not forked.ended()]
         if self._gone:
             if self._stuck and now < self._rests_until:
@@ -118,13 +120,13 @@ class CheckWatch:
         self._due = now + LOOK_S
         if self._forked is None:
             if len(self._stuck) >= MOST_STUCK:
-                text = f"{MOST_STUCK} processes of checks hang in the kernel: no more are started"
+                text = f"{MOST_STUCK} check processes hang in the kernel: no more are started"
                 self._found(Finding("node-agent", unknown(text), self._wall()))
                 return
             self._start()
         assert self._forked is not None
         without = [name for name, leave in self._leaves.items() if leave.until > now]
-        with contextlib.suppress(OSError):  # it has died: its socket tells
+        with contextlib.suppress(OSError):  # it has died: its socket reports that
             self._forked.sock.send(pack({"without": without}))
         self._busy, self._since, self._now_asked = True, now, ""
 
@@ -150,7 +152,7 @@ class CheckWatch:
 
     def _take(self, message: Message, now: float) -> None:
         self._since = now
-        self._leaves.pop(self._now_asked, None)  # it has come past that
+        self._leaves.pop(self._now_asked, None)  # it is past that check
         if "begin" in message:
             self._now_asked = str(message["begin"])
         elif "found" in message:
@@ -162,15 +164,15 @@ class CheckWatch:
             self._heard([*message["done"]], gpus)
 
     def _give_up(self, now: float, what: str = "gave no answer") -> None:
-        """The process hangs, or has ended: whose fault it was is known."""
+        """Handle a process that hangs or has ended: the current check is to blame."""
         if name := self._now_asked:
             before = self._leaves.get(name)
             length = min(2 * before.length_s, MOST_LEAVE_S) if before else FIRST_LEAVE_S
             self._leaves[name] = HungCheck(now + length, length)
-            text = f"the check {what} after {now - self._since:.0f} s; it is tried again in {length:.0f} s"
+            text = f"the check {what} after {now - self._since:.0f} s; next attempt in {length:.0f} s"
             self._found(Finding(name, unknown(text), self._wall()))
         self._end()
-        self._due = now + (0.0 if name else LOOK_S)  # one that dies of itself must not keep the machine busy
+        self._due = now + (0.0 if name else LOOK_S)  # a process that dies by itself must not keep the machine busy
 
     def _end(self) -> None:
         if self._forked is not None:
@@ -180,11 +182,11 @@ class CheckWatch:
         self._forked, self._busy, self._now_asked = None, False, ""
 
 
-# In the process of its own
+# In the separate process
 
 
 def serve(sock: socket.socket, looks: Looks) -> None:
-    """Look when told to, until the other side is gone."""
+    """Run rounds on request until the other side is gone."""
     sock.setblocking(True)
     reader = Reader()
     with contextlib.suppress(ConnectionError):

@@ -1,1 +1,1 @@
-"""What keeps things going: the controller on the head node, the coordinators it keeps, and how to ask it."""
+"""Node recovery: the controller on the head node, the coordinators it starts, and the client of its socket."""

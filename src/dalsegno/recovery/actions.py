@@ -1,4 +1,4 @@
-"""What can be done, each as a value. `touches` is false for what only changes our own book."""
+"""Recovery actions as values. `touches` is false for actions that change only the controller's own records."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 class Action:
     node: str
     touches: ClassVar[bool] = True
-    slow: ClassVar[bool] = False  # done beside the loop
+    slow: ClassVar[bool] = False  # carried out in a background thread
 
     @property
     def kind(self) -> EventKind:
         return EventKind(type(self).__name__.lower())
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return type(self).__name__.lower()
 
     @property
     def concerns(self) -> tuple[int, ...]:
-        """Return the jobs that its events name."""
+        """Return the jobs that the events of the action name."""
         return ()
 
     @property
     def stage(self) -> EventStage:
-        """Return the stage of the event of what is only noted, and not done."""
+        """Return the stage of the event that records an action without an effect."""
         return EventStage.TOLD
 
     def failure(self, error: str) -> str:
-        """What to tell when it could not be done."""
-        return f"could not {self.words}: {error}"
+        """Return the event text for a failed action."""
+        return f"could not {self.summary}: {error}"
 
 
 @dataclass(frozen=True)
 class Drain(Action):
-    """Let nothing new onto the node. `held` are the jobs that it has, `runs` the runs among them."""
+    """Drain the node: no new job starts there. `held` are its jobs, `runs` the runs among them."""
 
     fault: NodeFault
     held: tuple[int, ...] = ()
     runs: tuple[str, ...] = ()
 
     @property
-    def words(self) -> str:
-        return f"drain it: {self.fault.words}"
+    def summary(self) -> str:
+        return f"drain it: {self.fault.summary}"
 
 
 @dataclass(frozen=True)
 class SetDown(Action):
-    """Have Slurm take the node out of its jobs at once. `jobs` are the plain ones among them."""
+    """Set the node down, so that Slurm removes it from its jobs at once. `jobs` are those that belong to no run."""
 
     fault: NodeFault
     jobs: tuple[int, ...] = ()
@@ -65,13 +65,13 @@ class SetDown(Action):
     runs: tuple[str, ...] = ()
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return f"set it down: {self.fault.text}"
 
 
 @dataclass(frozen=True)
 class TakeEvidence(Action):
-    """Save what tells why, before it is lost. `jobs` are those that it had when it was taken out."""
+    """Save evidence before a repair destroys it. `jobs` are the node's jobs when it was taken out of service."""
 
     jobs: tuple[int, ...] = ()
     slow: ClassVar[bool] = True
@@ -81,19 +81,19 @@ class TakeEvidence(Action):
         return EventKind.EVIDENCE
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return "save the evidence"
 
 
 @dataclass(frozen=True)
 class Mend(Action):
-    """Reset its GPUs, reboot it or replace it. `boot` is the one that ends with it, `gpus` are its GPUs' ids."""
+    """Reset the GPUs, reboot or replace the node. `boot` is the boot that ends with it, `gpus` are its GPUs' ids."""
 
     how: Remedy
     fault: NodeFault
     boot: str = ""
     gpus: tuple[str, ...] = ()
-    why: str = ""  # why nothing lighter
+    why: str = ""  # why no lighter repair
     slow: ClassVar[bool] = True
 
     @property
@@ -101,74 +101,74 @@ class Mend(Action):
         return EventKind(self.how.value)
 
     @property
-    def words(self) -> str:
-        return f"{self.how.value} it: {self.fault.words}" + (f" ({self.why})" if self.why else "")
+    def summary(self) -> str:
+        return f"{self.how.value} it: {self.fault.summary}" + (f" ({self.why})" if self.why else "")
 
 
 @dataclass(frozen=True)
 class Validate(Action):
-    """Have the node prove itself, alone and, where there is one, with a partner."""
+    """Order the node to validate itself, alone and, if there is one, with a partner."""
 
     partner: str = ""
     boot: str = ""
 
     @property
-    def words(self) -> str:
-        return "validate it" + (f" together with {self.partner}" if self.partner else "")
+    def summary(self) -> str:
+        return "validate it" + (f" with partner {self.partner}" if self.partner else "")
 
 
 @dataclass(frozen=True)
 class Return(Action):
-    """Take the node back into service. `proof` is what its validation has to show, or, untried, what speaks for it."""
+    """Return the node to service. `proof` is the result of its validation or, without one, the reason."""
 
     proof: str = ""
     tried: bool = True
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return "return it to service"
 
 
 @dataclass(frozen=True)
 class Hold(Action):
-    """Keep the node as a spare. `proof` is what its validation has to show."""
+    """Keep the node as a spare. `proof` is the result of its validation."""
 
     proof: str = ""
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return "keep it as a spare"
 
 
 @dataclass(frozen=True)
 class Release(Action):
-    """Give a spare to the job that asks for one node more; `run` is for whom, "" where it had the spare already."""
+    """Release a spare for a job that adds a node to a run. `run` is "" if the job had this spare before."""
 
     job: int
     run: str = ""
-    uid: int = 0  # whose job it is
+    uid: int = 0  # owner of the job
 
     @property
     def concerns(self) -> tuple[int, ...]:
         return (self.job,)
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return f"release it for job {self.job}"
 
 
 @dataclass(frozen=True)
 class CloseLoan(Action):
-    """Keep further jobs away from a lent spare, now that the job it was lent to runs there."""
+    """Close a lent spare to further jobs, now that the job it was lent to runs there."""
 
     @property
-    def words(self) -> str:
-        return "keep it for the job that has it"
+    def summary(self) -> str:
+        return "close it to other jobs"
 
 
 @dataclass(frozen=True)
 class Recall(Action):
-    """Take a spare back from a job that does not start on it. Its run may be lent another one."""
+    """Take a spare back from a job that does not start on it. The run may be lent another spare."""
 
     job: int
     run: str = ""
@@ -178,13 +178,13 @@ class Recall(Action):
         return (self.job,)
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return f"take it back from job {self.job}"
 
 
 @dataclass(frozen=True)
 class Requeue(Action):
-    """Start a job anew that cannot go on here. One that may not be requeued is left alone."""
+    """Requeue a job that cannot continue on the node. A job that may not be requeued is left alone."""
 
     job: int
 
@@ -194,20 +194,20 @@ class Requeue(Action):
 
     def failure(self, error: str) -> str:
         if parse_refusal(error) is SlurmRefusal.REQUEUE_DISABLED:
-            return f"job {self.job} cannot go on here, and may not be requeued: it is left alone, and waited for"
+            return f"job {self.job} cannot continue here but may not be requeued: waiting until it ends"
         return super().failure(error)
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return f"requeue job {self.job}"
 
 
 @dataclass(frozen=True)
 class Expedite(Action):
-    """A job that Slurm has requeued need not wait for two minutes.
+    """Start a job without Slurm's two-minute delay after a requeue.
 
-    What it asks for stays as its owner has written it: Slurm lets it onto no node that is out, and one that was mended
-    and validated is as good as any. A job that needs all nodes, or this very one, would never start without it.
+    The job's own constraints stay as they are: Slurm starts it on no node that is out of service, and a repaired and
+    validated node is as good as any other. A job that needs all nodes, or exactly this one, could not start without it.
     """
 
     job: int
@@ -217,22 +217,22 @@ class Expedite(Action):
         return (self.job,)
 
     @property
-    def words(self) -> str:
-        return f"start requeued job {self.job} without the wait"
+    def summary(self) -> str:
+        return f"remove the start delay of requeued job {self.job}"
 
 
 @dataclass(frozen=True)
 class Turn(Action):
-    """The node is in another phase of its life from now on; nothing is done to it."""
+    """Move the node to another phase of its lifecycle, without an effect on the node."""
 
     to: NodePhase
     why: str
     fault: NodeFault | None = None
-    excuses: tuple[str, ...] = ()  # faults that someone has decided to live with
-    failed: bool = False  # what was tried last has not helped
-    boot: str = ""  # a later one may have mended it
+    excuses: tuple[str, ...] = ()  # faults that an administrator has accepted
+    failed: bool = False  # the last repair did not help
+    boot: str = ""  # a later boot may have repaired the node
     held_back: HeldAction = HeldAction.NO
-    relapses: int = 0  # how often it was suspected in a row
+    relapses: int = 0  # suspicions in a row
     about: Subject = ANYTHING
     touches: ClassVar[bool] = False
 
@@ -241,20 +241,20 @@ class Turn(Action):
         return EventStage.SUSPECTED if self.to is NodePhase.SUSPECTED else EventStage.TOLD
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return f"{self.to.value}: {self.why}"
 
 
 @dataclass(frozen=True)
 class Note(Action):
-    """Something to be known."""
+    """Record a remark about the node."""
 
     text: str
-    settles: tuple[int, ...] = ()  # jobs of which all is said now
-    held_back: HeldAction = HeldAction.NO  # what it tells of is not done
-    excuses: tuple[str, ...] | None = None  # faults that are left to someone else from now on; None: as before
+    settles: tuple[int, ...] = ()  # jobs that need no further remark
+    held_back: HeldAction = HeldAction.NO  # why the announced action is not carried out
+    excuses: tuple[str, ...] | None = None  # faults that an administrator has accepted; None: unchanged
     about: Subject = ANYTHING
-    fault: bool = False  # it tells of one that is left as it is
+    fault: bool = False  # it reports a fault for which nothing is done
     touches: ClassVar[bool] = False
 
     @property
@@ -266,34 +266,34 @@ class Note(Action):
         return EventStage.SUSPECTED if self.fault else EventStage.TOLD
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return self.text
 
 
 @dataclass(frozen=True)
 class Sight(Action):
-    """The whole cluster is out of our sight, or is seen again; `node` is empty."""
+    """The controller has lost contact with nearly all nodes, or regained it. `node` is empty."""
 
     blind: bool
     why: str
     touches: ClassVar[bool] = False
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return self.why
 
 
 @dataclass(frozen=True)
 class Again(Action):
-    """An action that was begun before a controller's death, and of whose end nothing is known: do it (again)."""
+    """Repeat an action that was begun before a controller crash and whose outcome is unknown."""
 
     id: str
-    touches: ClassVar[bool] = False  # it was decided already
+    touches: ClassVar[bool] = False  # it was decided before
 
 
 @dataclass(frozen=True)
 class Found(Action):
-    """The same, and the world shows that it was done."""
+    """Record such an action as done, because its effect is visible."""
 
     id: str
     touches: ClassVar[bool] = False

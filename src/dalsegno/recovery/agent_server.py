@@ -1,4 +1,4 @@
-"""The controller's server for node agents: which secret proves which node, and what is refused goes to the log."""
+"""The controller's server for node agents: authenticates them by secret and logs refusals."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import TAG_BYTES
 from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
-STRANGERS = 256  # at a time
-STRANGER_S = 3.0  # for the proof: it is one packet each way
+STRANGERS = 256  # unauthenticated connections at a time
+STRANGER_S = 3.0  # for the handshake: it is one packet each way
 
 Call = Connection[NodeHello]
 
 
 class AgentHandler(Protocol):
-    """Who deals with agents once they are known."""
+    """The object that handles authenticated agents."""
 
     def admit(self, call: Call, hello: NodeHello) -> str:
-        """Why this agent may not come in; "" if it may."""
+        """Return why this agent is refused; "" if it is admitted."""
 
     def came(self, call: Call) -> None: ...
     def said(self, call: Call, message: Message) -> None: ...
@@ -52,7 +52,7 @@ class AgentHandler(Protocol):
 
 
 class AgentDoor:
-    """`secret_of` gives a node's secret, None for one that there is not."""
+    """The listening end. `secret_of` returns a node's secret, or None for an unknown node."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class AgentDoor:
             stranger_bytes=STRANGER_BYTES,
             message_bytes=MOST_BYTES + TAG_BYTES,
             unsent_bytes=256 << 10,
-            burst=400.0,  # an agent says ten messages in its busiest second
+            burst=400.0,  # an agent sends ten messages in its busiest second
             per_s=100.0,
         )
         self._server = BoundedServer(SelectorWatcher(selector), self, AGENT, CONTROLLER, limits)
@@ -78,29 +78,29 @@ class AgentDoor:
         self.came, self.gone = inside.came, inside.gone
 
     def open(self, host: str, port: int) -> int:
-        """Listen; returns the port, which is any free one for 0."""
+        """Listen and return the port. Port 0 selects a free one."""
         try:
             return self._server.listen(host, port)
         except OSError as error:
-            hint = "`ss -ltnp` shows who listens there; `dalsegno down` ends what an earlier cluster has left"
+            hint = (
+                "`ss -ltnp` shows which process listens there; `dalsegno down` stops the daemons of an earlier cluster"
+            )
             what = f"the controller cannot listen on {host}:{port}: {error.strerror or error}"
             raise DalsegnoError(what, hint=hint) from error
-
-    # What the server asks
 
     def greeting(self) -> Message:
         return {}
 
     def identify(self, hello: Message, ours: str) -> Proved[NodeHello]:
-        told = read_hello(hello)
-        secret = self._secret_of(told.node)
-        if secret is None or not is_proved(hello, told, secret, ours):
-            raise BadFrame(f"no proof that it is {told.node}")
-        return Proved(told, secret, words_of(told, ours))
+        claim = read_hello(hello)
+        secret = self._secret_of(claim.node)
+        if secret is None or not is_proved(hello, claim, secret, ours):
+            raise BadFrame(f"no proof that it is {claim.node}")
+        return Proved(claim, secret, words_of(claim, ours))
 
     def admit(self, call: Call, hello: NodeHello) -> str:
         why = self._inside.admit(call, hello)
-        return f"an agent of {hello.node}: {why}" if why else ""
+        return f"agent of {hello.node}: {why}" if why else ""
 
     def said(self, call: Call, message: Message) -> None:
         try:
@@ -112,11 +112,14 @@ class AgentDoor:
         self._complaints.about(cause, detail)
 
 
-# ---- Which nodes may call, and where they are: those that have a secret, with what slurm.conf says of their place.
+# Known nodes and their addresses
 
 
 class Roster:
-    """A folder with a file for each node: its secret. It, slurm.conf and health.json may change at any time."""
+    """The nodes that have a secret, with their addresses from slurm.conf and the settings of their checks.
+
+    The files may change at any time.
+    """
 
     def __init__(self, secrets: Path, slurm_conf: Path) -> None:
         self._secrets = secrets
@@ -124,7 +127,7 @@ class Roster:
         self._places, self._settings = dict[str, NodeAddress](), Message()
 
     def secret_of(self, node: str) -> bytes | None:
-        """Read each time: a machine that was replaced has another."""
+        """Return a node's secret. It is read on every call, because a replaced machine has a new one."""
         if not is_node_name(node):
             return None
         try:
@@ -133,7 +136,7 @@ class Roster:
             return None
 
     def places(self) -> dict[str, NodeAddress]:
-        """Of a node that slurm.conf names without an address, it is asked where its agent calls from."""
+        """Return the address of each node; "" if slurm.conf gives none, then its agent's address is used."""
         self._read_again()
         try:
             names = os.listdir(self._secrets)
@@ -142,7 +145,7 @@ class Roster:
         return {name: self._places.get(name, NodeAddress("")) for name in sorted(names) if is_node_name(name)}
 
     def settings(self) -> Message:
-        """What the cluster file says of checks, for the agents. A damaged file changes nothing."""
+        """Return the check settings of the cluster file for the agents. A damaged file changes nothing."""
         if self._checks.changed():
             with contextlib.suppress(DalsegnoError):
                 read_settings(self._checks.path)
@@ -152,16 +155,16 @@ class Roster:
 
     def _read_again(self) -> None:
         if self._slurm_conf.changed():
-            told = slurmd_places(read_text(self._slurm_conf.path) or "")
-            several = {host for host, count in Counter(host for host, _ in told.values()).items() if count > 1}
+            addresses = slurmd_places(read_text(self._slurm_conf.path) or "")
+            several = {host for host, count in Counter(host for host, _ in addresses.values()).items() if count > 1}
             self._places = {
                 name: NodeAddress(host if family_of(host) else "", port, host in several or host.startswith("127."))
-                for name, (host, port) in told.items()
+                for name, (host, port) in addresses.items()
             }
 
 
 class _Watched:
-    """A file that may be written anew. While it is gone, what it said last holds."""
+    """A file that may be rewritten. While it is missing, its last contents apply."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._seen = path, (0, 0)

@@ -1,7 +1,7 @@
-"""The node agents as the controller holds them: who is there, what they last reported, and what they are told to do.
+"""The controller's table of node agents: their presence, their last reports, and the orders sent to them.
 
-Part of the controller's one loop: everything is registered with its selector, nothing waits, and `wake` says when to
-look again.
+It is part of the controller's event loop: everything is registered with its selector, nothing blocks, and `wake`
+returns when to call again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dalsegno.health.messages import (
     Order,
     Reply,
     order_message,
-    read_word,
+    parse_agent_message,
 )
 from dalsegno.health.wire import NodeHello
 from dalsegno.recovery.agent_server import STRANGER_S, AgentDoor, Call
@@ -31,7 +31,7 @@ from dalsegno.recovery.presence import LOOK_S, Attendance
 from dalsegno.recovery.probes import NodeAddress, Probes, family_of
 from dalsegno.wire.frames import Message
 
-# ---- Orders to an agent and their answers, which come in parts: kept together within limits, and never waited for.
+# Orders and their answers, which arrive in parts
 
 
 MOST_BYTES = 4 << 20  # of all files of one answer
@@ -40,24 +40,24 @@ MOST_ORDERS = 8  # at a time, to one agent
 
 
 class OrderEnd(Enum):
-    """How an order to an agent ended; the values are what people are told."""
+    """How an order to an agent ended. The values are shown to people."""
 
     ANSWERED = ""
-    FAILED = "its agent could not do it"  # the agent says why
-    TRUNCATED = "it said more than fits; the rest was left out"
+    FAILED = "its agent failed to carry it out"  # the agent gives the reason
+    TRUNCATED = "its answer was too long and is cut off"
     LATE = "it took too long"
-    NO_PORT = "it did not say in time where it listens"
-    OVERLOADED = "its agent has too much to do"
+    NO_PORT = "it did not open a port in time"
+    OVERLOADED = "its agent is overloaded"
     CONTROLLER_BUSY = "the controller is busy"
     NOT_CONNECTED = "its agent is not connected"
     DISCONNECTED = "its connection broke"
     AGENT_RESTARTED = "its agent was restarted"
-    NODE_GONE = "it is gone"
-    NODE_REMOVED = "it is no node of the cluster any more"
+    NODE_GONE = "the node is lost"
+    NODE_REMOVED = "the node was removed from the cluster"
 
     @property
     def undecided(self) -> bool:
-        """Whether the order got lost on the way, which says nothing about the node: it may be given again."""
+        """Return whether the order was lost in transit, which says nothing about the node: it may be sent again."""
         return self in _LOST
 
 
@@ -66,7 +66,7 @@ _LOST = (OrderEnd.NOT_CONNECTED, OrderEnd.DISCONNECTED, OrderEnd.AGENT_RESTARTED
 
 @dataclass(frozen=True)
 class OrderAnswer:
-    """What came of an order. `detail` is the agent's own account of a failure."""
+    """The outcome of an order. `detail` is the agent's own description of a failure."""
 
     node: str
     end: OrderEnd = OrderEnd.ANSWERED
@@ -76,19 +76,19 @@ class OrderAnswer:
 
     @property
     def error(self) -> str:
-        """Return why it came to nothing, or only to a part; "" if it was done."""
+        """Return why the order failed or was carried out only in part; "" if it was carried out."""
         return self.detail or self.end.value
 
 
 @dataclass
 class PendingOrder:
-    """An order under way."""
+    """An order that has been sent and not answered."""
 
     node: str
     until: float  # monotonic
     done: Callable[[OrderAnswer], None]
-    listens: Callable[[int], None]  # told the port on which the agent waits for another
-    port_until: float | None = None  # by when that must be; None: it is so, or need not be
+    listens: Callable[[int], None]  # called with the port on which the agent waits for its partner
+    port_until: float | None = None  # deadline for that; None: done, or not needed
     report: NodeReport | None = None
     files: dict[str, list[str]] = field(default_factory=dict)
     size: int = 0
@@ -101,11 +101,11 @@ class PendingOrder:
 
     @property
     def late(self) -> OrderEnd:
-        """Return how it ends when it is due and no answer has come."""
+        """Return how the order ends if no answer has arrived by its deadline."""
         return OrderEnd.LATE if self.port_until is None else OrderEnd.NO_PORT
 
     def take(self, reply: Reply) -> None:
-        """One more part; what is too much is left out, and the answer says so."""
+        """Add one part of the answer. What exceeds the limit is dropped and the answer marked as truncated."""
         self.report = reply.report or self.report
         if reply.error and self.end is OrderEnd.ANSWERED:
             self.end, self.detail = OrderEnd.FAILED, reply.error
@@ -123,7 +123,7 @@ class PendingOrder:
         self.files.setdefault(file, []).append(part)
 
     def answer(self, end: OrderEnd = OrderEnd.ANSWERED) -> OrderAnswer:
-        """Return what has come so far; `end` says why no more will come."""
+        """Return the answer so far; `end` is why no more will arrive."""
         files = {name: "".join(parts) for name, parts in self.files.items()}
         if end is not OrderEnd.ANSWERED:
             return OrderAnswer(self.node, end, "", self.report, files)
@@ -131,7 +131,7 @@ class PendingOrder:
 
 
 class Orders:
-    """Those of all agents, by number. A number is never used twice."""
+    """The pending orders of all agents, by number. A number is never reused."""
 
     def __init__(self, first: int) -> None:
         self._next, self._pending = first, dict[int, PendingOrder]()
@@ -145,7 +145,7 @@ class Orders:
         return sum(one.node == node for one in self._pending.values())
 
     def take(self, node: str, reply: Reply) -> bool:
-        """False for an answer to what this node was not asked, or no longer."""
+        """Take a reply; return False if this node has no such order pending."""
         pending = self._pending.get(reply.order)
         if pending is None or pending.node != node:
             return False
@@ -156,12 +156,12 @@ class Orders:
         return True
 
     def lost(self, node: str, why: OrderEnd) -> None:
-        """End all orders of a node from which no answer can come any more."""
+        """Fail all orders of a node that can no longer answer."""
         for number in [number for number, one in self._pending.items() if one.node == node]:
             self._fail(number, why)
 
     def wake(self, now: float) -> float | None:
-        """Give up what takes too long; returns when the next one does."""
+        """Fail the orders whose deadline has passed and return the next deadline."""
         for number, late in [(number, one.late) for number, one in self._pending.items() if one.due <= now]:
             self._fail(number, late)
         return min((one.due for one in self._pending.values()), default=None)
@@ -171,12 +171,8 @@ class Orders:
             pending.done(pending.answer(why))
 
 
-# ---- The node agents as the controller holds them: who is there, what they last reported, and what they are told
-# to do.
-
-
-RESTART_S = 4.0  # how long services of a node may take to be started again
-OLD_BOOTS = 32  # of one node, that are remembered
+RESTART_S = 4.0  # how long the services of a node may take to restart
+OLD_BOOTS = 32  # remembered per node
 
 Say = Callable[[str], None]
 
@@ -199,7 +195,7 @@ class _Known:
 
 
 class AgentTable:
-    """`changed` hears of every node whose presence or report is another than before."""
+    """The agents of all nodes. `changed` is called for each node whose presence or report changes."""
 
     def __init__(
         self,
@@ -216,10 +212,8 @@ class AgentTable:
         self._orders = Orders(time.time_ns() // 1000)
         self._look_at = 0.0
 
-    # For the controller
-
     def open(self, host: str, port: int) -> int:
-        """Listen for agents; the port."""
+        """Listen for agents and return the port."""
         return self._door.open(host, port)
 
     def close(self) -> None:
@@ -230,7 +224,7 @@ class AgentTable:
         self._door.close()
 
     def expect(self, places: Mapping[str, NodeAddress], settings: Mapping[str, Message] | None = None) -> None:
-        """The nodes that there are, and what their agents are to know of their checks. All others are strangers."""
+        """Set the nodes of the cluster and the settings of their checks. Agents of other nodes are refused."""
         for node in [node for node in self._known if node not in places]:
             self._forget(node)
         for node, place in places.items():
@@ -239,7 +233,7 @@ class AgentTable:
             self._attendance.expect(node, time.monotonic())
             if settings is not None and settings.get(node, {}) != known.settings:
                 known.settings = settings.get(node, {})
-                self._tell_settings(known)
+                self._send_settings(known)
 
     def view(self, node: str) -> AgentView:
         known, sign = self._known[node], self._attendance.signs[node]
@@ -261,15 +255,15 @@ class AgentTable:
         return {node: self.view(node) for node in self._known}
 
     def address(self, node: str) -> str:
-        """Where its agent called from."""
+        """Return the address from which the node's agent connected."""
         return self._known[node].seen
 
     def remember(self, nodes: Iterable[str]) -> None:
-        """Those that a former controller has had in service."""
+        """Remember the nodes that were in service under the last controller."""
         self._attendance.remember(nodes, time.monotonic())
 
     def ask_slurmd(self, node: str) -> None:
-        """Find out whether its slurmd answers; the view tells within half a second."""
+        """Probe the node's slurmd; its view shows the answer within half a second."""
         self._attendance.ask(node, time.monotonic())
 
     def order(
@@ -283,9 +277,9 @@ class AgentTable:
         listens_s: float | None = None,
         arguments: Mapping[str, str] | None = None,
     ) -> None:
-        """Have an agent do something; `done` hears what came of it, at once if nothing can.
+        """Send an order to an agent. `done` is called with the outcome, at once if the order cannot be sent.
 
-        `listens_s`: how much of its time may pass before it must have said where it listens."""
+        `listens_s` is the time within which the agent must have opened its port."""
         known = self._known.get(node)
         if known is None or known.call is None:
             done(OrderAnswer(node, OrderEnd.NOT_CONNECTED))
@@ -298,12 +292,10 @@ class AgentTable:
             self._door.send(known.call, order_message(Order(number, do, arguments or {})))
 
     def wake(self) -> float | None:
-        """See to what is due; returns when the next thing is (monotonic)."""
+        """Handle what is due and return when to call again (monotonic)."""
         now = time.monotonic()
         times = [self._door.wake(now), self._orders.wake(now), self._look(now), self._probes.wake(now)]
         return min((at for at in times if at is not None), default=None)
-
-    # Signs of life
 
     def _look(self, now: float) -> float | None:
         if now >= self._look_at:
@@ -328,21 +320,21 @@ class AgentTable:
         if sign and (host or slurmd):
             self._known[node].answered = time.time()
         if sign and self._known[node].place.shared and not host and now - sign.heard < RESTART_S:
-            host = slurmd = None  # agent and slurmd may both be on their way back: there is no third witness
+            host = slurmd = None  # agent and slurmd may both be restarting, and a shared host proves nothing
         self._attendance.answered(node, now, host=host, slurmd=slurmd)
         self._note(node)
 
     def _note(self, node: str) -> None:
-        """Tell of a presence that has changed. A node that is gone has no connection: what it says now is too late."""
+        """Publish a changed presence. A lost node is disconnected: its messages come too late."""
         known, sign = self._known.get(node), self._attendance.signs.get(node)
         if known is None or sign is None or known.presence is sign.presence:
             return
         known.presence, known.since = sign.presence, time.time()
         if sign.presence is Presence.GONE and known.call:
-            self._let_go(node, known, OrderEnd.NODE_GONE)
+            self._disconnect(node, known, OrderEnd.NODE_GONE)
         self._changed(node)
 
-    def _let_go(self, node: str, known: _Known, why: OrderEnd) -> None:
+    def _disconnect(self, node: str, known: _Known, why: OrderEnd) -> None:
         if known.call:
             self._door.drop(known.call)
             known.call = None
@@ -350,43 +342,41 @@ class AgentTable:
 
     def _forget(self, node: str) -> None:
         self._attendance.forget(node)
-        self._let_go(node, self._known.pop(node), OrderEnd.NODE_REMOVED)
-
-    # For the door
+        self._disconnect(node, self._known.pop(node), OrderEnd.NODE_REMOVED)
 
     def admit(self, call: Call, hello: NodeHello) -> str:
         known = self._known.get(hello.node)
         if known is None:
-            return "there is no such node"
+            return "unknown node"
         if hello.boot in known.old_boots:
-            return "a host that another has replaced"
+            return "its host was replaced by another"
         here = known.call.who if known.call and known.presence is Presence.CONNECTED else None
         if here and here.boot == hello.boot and hello.started < here.started:
-            return "a newer one of the same boot is there"
+            return "a newer agent of the same boot is connected"
         return ""
 
     def came(self, call: Call) -> None:
         hello = call.who
         assert hello is not None
         known = self._known[hello.node]
-        self._let_go(hello.node, known, OrderEnd.AGENT_RESTARTED)
+        self._disconnect(hello.node, known, OrderEnd.AGENT_RESTARTED)
         if known.boot not in ("", hello.boot):
             known.old_boots.append(known.boot)
         if known.boot != hello.boot:
             known.report = None
         known.call, known.boot, known.seen = call, hello.boot, call.address
-        self._tell_settings(known)
+        self._send_settings(known)
         self._beat(hello.node, known)
 
     def said(self, call: Call, message: Message) -> None:
         assert call.who is not None
         node = call.who.node
-        known, word = self._known[node], read_word(message)
+        known, word = self._known[node], parse_agent_message(message)
         self._beat(node, known)
         if isinstance(word, NewFindings):
             self._take_report(node, known, word)
         elif isinstance(word, Reply) and not self._orders.take(node, word):
-            self._complaints.about(f"an answer of {node} that is not waited for")
+            self._complaints.about(f"unexpected answer of {node}")
 
     def gone(self, call: Call) -> None:
         assert call.who is not None
@@ -404,27 +394,27 @@ class AgentTable:
         self._attendance.beat(node, time.monotonic())
         self._note(node)
 
-    def _take_report(self, node: str, known: _Known, told: NewFindings) -> None:
-        if (told.report.node, told.report.boot) != (node, known.boot):
-            raise BadReport(f"a report of {told.report.node}, {told.report.boot}")
-        merged = merge(known.report, told)
+    def _take_report(self, node: str, known: _Known, news: NewFindings) -> None:
+        if (news.report.node, news.report.boot) != (node, known.boot):
+            raise BadReport(f"report of another node or boot: {news.report.node}, {news.report.boot}")
+        merged = merge(known.report, news)
         if merged != known.report:
             known.report = merged
             self._changed(node)
 
-    def _tell_settings(self, known: _Known) -> None:
+    def _send_settings(self, known: _Known) -> None:
         if known.call:
             self._door.send(known.call, {"settings": known.settings})
 
 
-def merge(before: NodeReport | None, told: NewFindings) -> NodeReport:
-    """All that is known now of a node: what it told before, and what it tells."""
+def merge(before: NodeReport | None, news: NewFindings) -> NodeReport:
+    """Return the last report of a node, updated with new findings."""
     if before is None:
-        before = NodeReport(told.report.node, told.report.boot)
-    findings = {finding.check: finding for finding in (*before.findings, *told.report.findings)}
-    if told.all is not None:
-        findings = {check: finding for check, finding in findings.items() if check in told.all}
+        before = NodeReport(news.report.node, news.report.boot)
+    findings = {finding.check: finding for finding in (*before.findings, *news.report.findings)}
+    if news.all is not None:
+        findings = {check: finding for check, finding in findings.items() if check in news.all}
     if len(findings) > MOST_FINDINGS:
         raise BadReport(f"more than {MOST_FINDINGS} checks")
-    gpus = told.report.gpus if told.report.gpus or told.all is not None else before.gpus
+    gpus = news.report.gpus if news.report.gpus or news.all is not None else before.gpus
     return replace(before, findings=tuple(findings.values()), gpus=gpus)

@@ -1,4 +1,4 @@
-"""What we remember of every node and of what we did. Pure: each change gives a new book."""
+"""The controller's records of nodes and past actions. Pure: each change returns a new book."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ DAY_S, HOUR_S = 86400.0, 3600.0
 
 
 class MarkKind(Enum):
-    """What counts against a budget, or lifts it."""
+    """What counts against a budget, or resets it."""
 
-    TAKEN = "taken"  # out of service
+    TAKEN = "taken"  # taken out of service
     REBOOTED = "reboot"
     REPLACED_WELL = "replaced"
     REPLACED_BADLY = "replacement failed"
-    RESUMED = "resumed"  # somebody said that things may go on
+    RESUMED = "resumed"  # an administrator resumed automatic recovery
     LENT = "lent"  # a spare, to a run
-    RECALLED = "recalled"  # a spare that was lent, from a job that did not start on it
+    RECALLED = "recalled"  # a lent spare, from a job that did not start on it
 
 
 @dataclass(frozen=True)
@@ -33,56 +33,56 @@ class BudgetMark:
     kind: MarkKind
     node: str
     at: float
-    key: str = ""  # of the fault
+    key: str = ""  # key of the fault
     partitions: tuple[str, ...] = ()
-    runs: tuple[str, ...] = ()  # that lost the node, or that a spare was lent to (`facts.run_of`)
+    runs: tuple[str, ...] = ()  # that lost the node, or that a spare was lent to (`Facts.run_of`)
 
 
 @dataclass(frozen=True)
 class PendingAction:
-    """An action that was begun; it may have been done or not. `boot` is the node's at that time."""
+    """An action that was begun and may or may not have been carried out. `boot` is the node's boot at that time."""
 
     id: str
     at: float
     boot: str = ""
-    how: str = ""  # of a mend: reset, reboot or replace
+    how: str = ""  # for a repair: reset, reboot or replace
 
 
 @dataclass(frozen=True)
 class NodeBook:
-    """One node. `since` is when we last turned it or acted on it: what Slurm said before counts no more."""
+    """The record of one node. `since` is the time of the last change or action: older answers of Slurm do not count."""
 
     node: str
     phase: NodePhase = NodePhase.IN_SERVICE
     since: float = 0.0
-    entered: float = 0.0  # this phase
-    seen: bool = False  # it has been in service: now it can be missed
+    entered: float = 0.0  # when the node entered this phase
+    seen: bool = False  # it has been in service, so its absence is a fault
     fault: NodeFault | None = None
-    boot: str = ""  # the one that was taken out, mended or validated last
-    last_boot: str = ""  # the one it was last heard of with
+    boot: str = ""  # boot of the node when it was last taken out, repaired or validated
+    last_boot: str = ""  # boot of the node when its agent was last connected
     steps: tuple[Remedy, ...] = ()  # tried for this fault
     evidence: bool = False
-    asked: str = ""  # the order to validate itself
-    asks: int = 0  # how often, since it was last mended
+    asked: str = ""  # id of the validation order
+    asks: int = 0  # validation orders since the last repair
     pending: PendingAction | None = None
-    said: str = ""  # so that it is said once
-    about: Subject = ANYTHING  # of what was said
-    held_back: HeldAction = HeldAction.NO  # why that is all
-    excuses: tuple[str, ...] = ()  # keys of faults that someone has decided to live with, until all of it is over
+    said: str = ""  # the last remark, so that it is not repeated
+    about: Subject = ANYTHING  # subject of the last remark
+    held_back: HeldAction = HeldAction.NO  # why the announced action is not carried out
+    excuses: tuple[str, ...] = ()  # keys of faults that an administrator has accepted, until all of them are over
     relapses: int = 0  # suspicions in a row, without a long time in service in between
     failures: int = 0  # of actions, in a row
     retry_at: float = 0.0
-    held: tuple[int, ...] = ()  # jobs that it had when it was taken out
-    victims: tuple[int, ...] = ()  # jobs that lost this node, until it is known what becomes of them
+    held: tuple[int, ...] = ()  # jobs on the node when it was taken out
+    victims: tuple[int, ...] = ()  # jobs that lost this node and whose fate is not known yet
     left: tuple[int, ...] = ()  # jobs on it that may not be requeued
-    told_at: float = 0.0  # when Slurm was last told to start one of them
+    told_at: float = 0.0  # when Slurm was last told to start one of the victims
     lent_to: int = 0
-    closed: bool = False  # while it is lent: the job runs, and no other may start there
+    closed: bool = False  # lent, and closed to jobs other than the one it was lent to
     validated_at: float = 0.0
 
     @property
     def out(self) -> bool:
-        """By our hand, for a fault. A spare that is being tried has none."""
+        """Return whether the controller keeps the node out for a fault. A spare under validation has none."""
         return self.phase.out and self.fault is not None
 
 
@@ -90,10 +90,10 @@ class NodeBook:
 class Book:
     nodes: Mapping[str, NodeBook] = field(default_factory=dict)
     marks: tuple[BudgetMark, ...] = ()
-    lemons: frozenset[str] = frozenset()  # GPUs that we have sent away
+    replaced_gpus: frozenset[str] = frozenset()  # GPUs of machines that were replaced
     paused: bool = False
-    blind: bool = False  # we see no node: our own fault, as far as we can tell
-    saw_at: float = 0.0  # when that was last over: what has not come by then may still come
+    blind: bool = False  # nearly all nodes are silent: most likely a fault on the controller's side
+    saw_at: float = 0.0  # when that last ended
 
     def of(self, node: str) -> NodeBook:
         return self.nodes.get(node) or NodeBook(node)

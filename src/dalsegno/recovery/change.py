@@ -1,4 +1,4 @@
-"""How the book changes when an action begins, ends, or is only a turn of ours. Pure."""
+"""How the book changes when an action begins or ends, or a node changes its phase. Pure."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import ANYTHING
 
 MOST_RETRY_S = 60.0
-WORN = 5  # failures in a row after which a mend counts as tried
+WORN = 5  # failures in a row after which a repair counts as tried
 
 
-def begun(book: Book, action: Action, id: str, now: float, partitions: tuple[str, ...] = ()) -> Book:
-    """It is about to be done. What counts against a budget counts from here on."""
+def begin_action(book: Book, action: Action, id: str, now: float, partitions: tuple[str, ...] = ()) -> Book:
+    """Record that an action is about to be carried out. It counts against budgets from here on."""
     old = book.of(action.node)
     boot = action.boot if isinstance(action, Mend) else ""
     how = action.how.value if isinstance(action, Mend) else ""
@@ -45,14 +45,14 @@ def begun(book: Book, action: Action, id: str, now: float, partitions: tuple[str
     if isinstance(action, Mend) and action.how is Remedy.REBOOT:
         marks.append(BudgetMark(MarkKind.REBOOTED, action.node, now, action.fault.key, partitions))
     if isinstance(action, Mend) and action.how is Remedy.REPLACE:
-        book = replace(book, lemons=book.lemons | set(action.gpus))
+        book = replace(book, replaced_gpus=book.replaced_gpus | set(action.gpus))
     return book.with_node(new, *marks)
 
 
-def ended(
+def end_action(
     book: Book, action: Action, id: str, error: str, now: float, policy: Policy, partitions: tuple[str, ...] = ()
 ) -> Book:
-    """It was done, or failed."""
+    """Record that an action was carried out, or that it failed."""
     old = replace(book.of(action.node), pending=None, since=now)
     if error:
         return _failed(book, old, action, now, policy, partitions)
@@ -60,11 +60,11 @@ def ended(
         _done(
             replace(old, failures=0, retry_at=0.0, said="", about=ANYTHING, held_back=HeldAction.NO), action, id, now
         ),
-        *_won(old, action, now, partitions),
+        *_success_marks(old, action, now, partitions),
     )
 
 
-def _won(old: NodeBook, action: Action, now: float, partitions: tuple[str, ...]) -> list[BudgetMark]:
+def _success_marks(old: NodeBook, action: Action, now: float, partitions: tuple[str, ...]) -> list[BudgetMark]:
     if isinstance(action, Release) and action.run:
         return [BudgetMark(MarkKind.LENT, old.node, now, "", partitions, (action.run,))]
     if isinstance(action, Recall) and action.run:
@@ -103,7 +103,7 @@ def _done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
 
 
 def _taken(node: NodeBook, phase: NodePhase, action: Drain | SetDown, now: float) -> NodeBook:
-    again = node.out  # it was out already, and has got worse
+    again = node.out  # it was out already, and its fault has become worse
     return replace(
         node,
         phase=phase,
@@ -120,7 +120,7 @@ def _taken(node: NodeBook, phase: NodePhase, action: Drain | SetDown, now: float
 
 
 def fresh(node: NodeBook, phase: NodePhase, now: float) -> NodeBook:
-    """Nothing is held against it any more; its jobs are still looked after."""
+    """Return a record without faults and repairs; the jobs that lost the node are kept."""
     return NodeBook(
         node.node, phase, since=now, entered=now, seen=True, victims=node.victims, told_at=node.told_at,
         validated_at=node.validated_at, last_boot=node.last_boot,
@@ -130,10 +130,10 @@ def fresh(node: NodeBook, phase: NodePhase, now: float) -> NodeBook:
 def _failed(
     book: Book, node: NodeBook, action: Action, now: float, policy: Policy, partitions: tuple[str, ...]
 ) -> Book:
-    """Tried again after a while. A replacement that is refused counts, and what never works counts as tried."""
+    """Schedule a retry. A refused replacement counts against the budget, and a repair that keeps failing as tried."""
     pause = min(policy.retry_s * 2**node.failures, MOST_RETRY_S)
     node = replace(node, failures=node.failures + 1, retry_at=now + pause)
-    if isinstance(action, Requeue):  # it may not be requeued: left alone
+    if isinstance(action, Requeue):  # it may not be requeued, so it is left alone
         return book.with_node(replace(node, failures=0, retry_at=0.0, left=(*node.left, action.job)))
     if not isinstance(action, Mend):
         return book.with_node(node)
@@ -145,32 +145,34 @@ def _failed(
     return book.with_node(node)
 
 
-def turned(book: Book, action: Turn | Note, now: float, partitions: tuple[str, ...] = ()) -> Book:
-    """Nothing is done in the world: only what we think of a node is another."""
+def apply_change(book: Book, action: Turn | Note, now: float, partitions: tuple[str, ...] = ()) -> Book:
+    """Record a new phase or a remark, without an action."""
     old = book.of(action.node)
     if isinstance(action, Note):
         left = tuple(job for job in old.victims if job not in action.settles)
         excuses = old.excuses if action.excuses is None else action.excuses
-        told = replace(old, said=action.text, about=action.about, held_back=action.held_back, excuses=excuses)
-        return book.with_node(replace(old, victims=left) if action.settles else told)
+        noted = replace(old, said=action.text, about=action.about, held_back=action.held_back, excuses=excuses)
+        return book.with_node(replace(old, victims=left) if action.settles else noted)
     marks = []
     if action.failed and old.steps[-1:] == (Remedy.REPLACE,):
         marks.append(BudgetMark(MarkKind.REPLACED_BADLY, old.node, now, old.fault.key if old.fault else "", partitions))
     if action.to in (NodePhase.IN_SERVICE, NodePhase.SPARE):
-        well = replace(fresh(old, action.to, now), excuses=action.excuses, relapses=action.relapses)
-        return book.with_node(well, *marks)
+        cleared = replace(fresh(old, action.to, now), excuses=action.excuses, relapses=action.relapses)
+        return book.with_node(cleared, *marks)
     new = replace(old, phase=action.to, since=now, entered=now, fault=action.fault or old.fault)
     boot, relapses = action.boot or old.boot, action.relapses or old.relapses
-    told = replace(new, said=action.why, about=action.about, held_back=action.held_back, boot=boot, relapses=relapses)
-    return book.with_node(told, *marks)
+    changed = replace(
+        new, said=action.why, about=action.about, held_back=action.held_back, boot=boot, relapses=relapses
+    )
+    return book.with_node(changed, *marks)
 
 
-def sighted(book: Book, action: Sight, now: float) -> Book:
+def apply_sight(book: Book, action: Sight, now: float) -> Book:
     return replace(book, blind=action.blind, saw_at=book.saw_at if action.blind else now)
 
 
-def noticed(book: Book, facts: Facts) -> Book:
-    """Who has been there once can be missed from then on."""
+def record_seen(book: Book, facts: Facts) -> Book:
+    """Record which nodes were seen: from then on their absence is a fault."""
     for node in (facts.nodes or {}).values():
         old = book.of(node.name)
         boot = node.agent.boot if node.connected and node.agent.boot else old.last_boot

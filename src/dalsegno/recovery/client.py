@@ -1,4 +1,4 @@
-"""Asking the controller: to keep a run, or just whether it is there."""
+"""Client of the controller's socket: start a run, or test whether the controller answers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.system.apart import slowness
 from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
-START_S = 10.0  # it writes two files and starts a process
+START_S = 10.0  # the controller writes two files and starts a process
 ANSWERS_S = 2.0
-MOST_ANSWER = 16 << 20  # bytes: thousands of nodes, each with its reason
+MOST_ANSWER = 16 << 20  # bytes: enough for thousands of nodes, each with its reason
 
 
 def start_run(path: Path, folder: Path) -> None:
-    """Have the controller at this socket keep the run in this folder; one that it keeps already is fine."""
+    """Ask the controller at this socket to start the run in this folder. A run that it has already is no error."""
     answer = ask(path, {"start": str(folder)}, START_S)
     if not answer.get("ok"):
         raise DalsegnoError(str(answer.get("error", "the controller refused")), hint=str(answer.get("hint", "")))
 
 
 def controller_answers(path: Path) -> bool:
-    """Whether there is a controller at this socket."""
+    """Return whether a controller answers at this socket."""
     try:
         return "runs" in ask(path, {"runs": True}, ANSWERS_S)
     except DalsegnoError:
@@ -31,7 +31,7 @@ def controller_answers(path: Path) -> bool:
 
 
 def ask(path: Path, request: Message, timeout_s: float) -> Message:
-    """Return the answer to one request; a machine that does everything more slowly is given more time."""
+    """Return the answer to one request. The timeout is extended on a slow machine."""
     timeout_s *= slowness()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -48,7 +48,7 @@ def ask(path: Path, request: Message, timeout_s: float) -> Message:
 
 
 def _connect(sock: socket.socket, path: Path, until: float) -> None:
-    """A queue that is full of other callers is no refusal, though the kernel says so at once."""
+    """Connect, and retry while the listen queue is full: the kernel reports that as an error at once."""
     while True:
         try:
             sock.connect(str(path))
@@ -64,4 +64,4 @@ def _receive(sock: socket.socket) -> Message:
     while data := sock.recv(65536):
         for message in reader.feed(data):
             return message
-    raise BadFrame("it hung up")
+    raise BadFrame("the connection was closed")

@@ -1,4 +1,4 @@
-"""What is refused is said once, and then only how often: whoever knocks a thousand times fills no disk."""
+"""Log each kind of refusal once, then only its count, so that a flood of bad requests cannot fill the disk."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ MOST = 256  # causes at a time
 
 
 class Complaints:
-    """`clock` is monotonic."""
+    """The log of refusals. `clock` is monotonic."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
-        self._heard: dict[str, tuple[float, int]] = {}  # cause -> when it was said, how often it was not since
+        self._heard: dict[str, tuple[float, int]] = {}  # cause -> when it was logged, how often it occurred since
 
     def about(self, cause: str, detail: str = "") -> None:
-        """Say that something was refused, unless the same was said a moment ago."""
+        """Log a refusal, unless the same cause was logged within the last minute."""
         now = self._clock()
         said_at, more = self._heard.get(cause, (float("-inf"), 0))
         if now - said_at < AGAIN_S:
@@ -26,11 +26,11 @@ class Complaints:
         if cause not in self._heard and not self._room(now):
             return
         self._heard[cause] = (now, 0)
-        since = f" ({more} more since it was last said)" if more else ""
+        since = f" ({more} more since the last report)" if more else ""
         self._say(f"refused: {cause}{f': {detail}' if detail else ''}{since}")
 
     def _room(self, now: float) -> bool:
-        """A flood of causes is one cause: the old ones make room, the new ones wait."""
+        """Return whether a new cause fits. Old causes are dropped; if all are recent, new ones are not logged."""
         if len(self._heard) >= MOST:
             self._heard = {cause: one for cause, one in self._heard.items() if now - one[0] < AGAIN_S}
         return len(self._heard) < MOST

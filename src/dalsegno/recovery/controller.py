@@ -1,7 +1,6 @@
-"""The controller: one small process on the head node that keeps the coordinators of all runs, hears the nodes and looks
-after them.
+"""The controller: a process on the head node that starts the coordinators of all runs and watches the nodes.
 
-It may be killed at any moment: coordinators live on, and the next controller goes on from records and journal.
+It may be killed at any time. Coordinators survive it, and the next controller resumes from records and journal.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SOCKET, RUNS, LOCK, SECRETS = "run/controller.sock", "controller/runs", "control
 
 
 def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
-    """Until it is killed; hears node agents at HOST:PORT, if told to."""
+    """Run the controller until it is killed. It listens for node agents at HOST:PORT if `agents_at` is set."""
     try:
         make_folder(folder / "controller", 0o700)
         allow_many_files()
@@ -45,7 +44,7 @@ def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
             controller.look_after(site)
             controller.serve()
     except DalsegnoError as error:
-        say(f"cannot go on: {error}")
+        say(f"the controller stops: {error}")
     return 1
 
 
@@ -55,7 +54,7 @@ def say(text: str) -> None:
 
 
 class Controller:
-    """Answers requests and keeps coordinators. `launcher` are the words before a program's name."""
+    """Answers requests and supervises coordinators. `launcher` is the command line in front of a program's name."""
 
     def __init__(self, folder: Path, launcher: Sequence[str], env: Mapping[str, str], say: Say) -> None:
         self.selector = selectors.DefaultSelector()
@@ -71,10 +70,10 @@ class Controller:
             lambda node: self.watch.partitions.get(node, ()) if self.watch else (),
         )
         self.door = UserSocket(folder / SOCKET, self.selector, self.answer, say)
-        say(f"controller {os.getpid()} keeps {len(self.keeper.known)} runs")
+        say(f"controller {os.getpid()} started with {len(self.keeper.known)} runs")
 
     def look_after(self, site: ControllerSite) -> None:
-        """Look after the nodes from now on, in a thread beside the loop."""
+        """Start to watch and repair the nodes, in a separate thread."""
         self.watch = NodeWatch(self.folder, site, self.nodes, self.say, lambda: dict(self.keeper.known))
         self.watch.start()
 
@@ -87,40 +86,40 @@ class Controller:
             self.turn()
 
     def turn(self, most_s: float | None = None) -> None:
-        """Wait for the next thing to happen, and see to it."""
+        """Wait for the next event and handle it."""
         times = [at for at in (self.keeper.wake(), self.door.turn(), self.nodes.wake()) if at is not None]
         waits = [max(at - time.monotonic(), 0.0) for at in times] + ([] if most_s is None else [most_s])
         for key, events in self.selector.select(min(waits, default=None)):
             key.data(events)
 
     def close(self) -> None:
-        """Let go of everything; the coordinators live on."""
+        """Release everything. The coordinators keep running."""
         while self.watch and not self.watch.close():
-            self.turn(0.01)  # it may be waiting for an answer of ours
+            self.turn(0.01)  # it may be waiting for an answer of this thread
         self.answers.close()
         self.door.close()
         self.nodes.close()
         self.selector.close()
 
     def answer(self, uid: int, request: Message) -> Message:
-        """One request of one user: `{"start": FOLDER}`, `{"runs": true}`, `{"agents": true}` or `Answers`'."""
+        """Answer a request of a user: `{"start": FOLDER}`, `{"runs": true}`, `{"agents": true}` or one of `Answers`."""
         try:
             if set(request) == {"start"}:
                 check_may_ask(uid)
                 self.keeper.ask(check_folder(request["start"], uid), uid)
                 return {"ok": True}
             if request == {"runs": True}:
-                return {"runs": [_tell(record) for record in self.keeper.kept(uid)]}
+                return {"runs": [_run_message(record) for record in self.keeper.kept(uid)]}
             if request == {"agents": True}:
                 return views_message(self.nodes.views().values())
             if set(request) & set(Answers.WORDS):
                 return self.answers.answer(uid, request)
-            raise DalsegnoError("the controller does not understand this", hint="ask for `start`, `runs` or `agents`")
+            raise DalsegnoError("unknown request", hint="use `start`, `runs` or `agents`")
         except DalsegnoError as error:
-            self.complaints.about(f"a request of uid {uid}", error.what)
+            self.complaints.about(f"request of uid {uid}", error.what)
             return {"error": error.what, "hint": error.hint}
 
 
-def _tell(record: RunRecord) -> Message:
-    told: Message = {"run": record.run, "folder": record.folder, "uid": record.uid, "pid": record.pid}
-    return {**told, "given_up": True} if record.given_up else told
+def _run_message(record: RunRecord) -> Message:
+    message: Message = {"run": record.run, "folder": record.folder, "uid": record.uid, "pid": record.pid}
+    return {**message, "given_up": True} if record.given_up else message

@@ -1,6 +1,6 @@
-"""Keeping coordinators: each run that was asked for has one, until it says that the run is over.
+"""Supervision of coordinators: each run has one until it reports that the run is over.
 
-They live in sessions of their own and outlast the controller; the next one takes them over from the records.
+They run in sessions of their own and outlive the controller; the next one takes them over from the records.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ from dalsegno.runs.folder import RunFolder
 from dalsegno.system.children import Child, Identity, Process, arguments, find, owner, start
 from dalsegno.system.files import make_folder, read_json, write_atomic
 
-# ---- What the controller remembers of each run it keeps: a small file each, so that its own death loses none of
-# them.
+# Records of runs: one small file each, so that a controller crash loses none
 
 
-# A run's id is also the name of its file here: nothing that leads elsewhere, nothing hidden.
+# A run's id is also the name of its file: it must not contain a path separator or start with a dot.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run that was asked for. `pid` and `start` (ticks) are its coordinator's; 0 while none is known."""
+    """A run that was requested. `pid` and `start` (ticks) identify its coordinator; 0 while none is known."""
 
     folder: str
     uid: int
     pid: int = 0
     start: int = 0
-    short_lives: int = 0  # of the last ones, in a row
+    short_lives: int = 0  # coordinators in a row that ended early
     given_up: bool = False
 
     @property
@@ -52,18 +51,18 @@ class RunRecord:
         return Process(self.pid, self.start)
 
     def lives(self) -> bool:
-        """Its owner is asked for too: after a reboot of the machine another process could have the same PID and age."""
+        """Return whether the coordinator runs. The owner is compared too: after a reboot another process may match."""
         return self.process.alive() and owner(self.pid) == self.uid
 
 
 class Records:
-    """The folder of these files."""
+    """The folder of the record files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def read(self) -> tuple[dict[str, RunRecord], list[str]]:
-        """All of them, and what is wrong with those that cannot be understood."""
+        """Return all records, and an error text for each file that cannot be parsed."""
         make_folder(self.folder, 0o700)
         found, wrong = {}, []
         for path in sorted(self.folder.glob("*.json")):
@@ -71,7 +70,7 @@ class Records:
                 record = _record(read_json(path))
                 found[record.run] = record
             except (DalsegnoError, OSError, TypeError, ValueError) as error:
-                wrong.append(f"{path.name} is passed over: {error}")
+                wrong.append(f"{path.name} ignored: {error}")
         return found, wrong
 
     def write(self, record: RunRecord) -> None:
@@ -86,7 +85,7 @@ class Records:
 
 
 def _record(value: object) -> RunRecord:
-    """Strict about what is there, easy about what is not: a later version may have added to it."""
+    """Parse a record. Fields that are present must have the right type; missing and unknown fields are allowed."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     known = {field.name: field.type for field in fields(RunRecord)}
@@ -94,38 +93,38 @@ def _record(value: object) -> RunRecord:
     kinds = {"str": str, "int": int, "bool": bool}
     for name, kind in known.items():
         if type(getattr(record, name)) is not kinds[str(kind)]:
-            raise ValueError(f"`{name}` is no {kind}")
+            raise ValueError(f"`{name}` is not of type {kind}")
     return record
 
 
-# ---- What to do about a coordinator that is not running (any more). Pure.
+# What to do when a coordinator is not running
 
 
-OVER = 0  # by this code alone a coordinator says that its run is over: Python's own failures end with 1
-PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # after the first short life, the second …
+OVER = 0  # only this exit code means that the run is over: Python's own failures exit with 1
+PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # after the first early end, the second …
 
 
 class Do(Enum):
     FORGET = "forget"  # the run is over
     START = "start"
     GIVE_UP = "give up"
-    WATCH = "watch"  # it lives
+    WATCH = "watch"  # it is running
     LEAVE = "leave"
 
 
 @dataclass(frozen=True)
 class RestartStep:
-    """What to do, when, and the record as it is from now on."""
+    """What to do and when, with the record from then on."""
 
     do: Do
     record: RunRecord
     after_s: float = 0.0
 
 
-def after_end(record: RunRecord, code: int | None, lived_s: float) -> RestartStep:
-    """A coordinator has ended. `code` is None where no one can tell: one that an earlier controller had started.
+def on_coordinator_end(record: RunRecord, code: int | None, lived_s: float) -> RestartStep:
+    """Decide what to do when a coordinator has ended. `code` is None if an earlier controller had started it.
 
-    Such a one is started again: a coordinator whose run is over sees that and says so.
+    Such a coordinator is restarted: if its run is over, it notices and reports that.
     """
     gone = replace(record, pid=0, start=0)
     if code == OVER:
@@ -138,8 +137,8 @@ def after_end(record: RunRecord, code: int | None, lived_s: float) -> RestartSte
     return RestartStep(Do.START, gone, PAUSES_S[min(gone.short_lives, len(PAUSES_S)) - 1])
 
 
-def at_start(record: RunRecord, lives: bool) -> RestartStep:
-    """The controller has come (back) and finds this record."""
+def on_controller_start(record: RunRecord, lives: bool) -> RestartStep:
+    """Decide what to do with a record that the controller finds when it starts."""
     if lives:
         return RestartStep(Do.WATCH, record)
     if record.given_up:
@@ -147,8 +146,8 @@ def at_start(record: RunRecord, lives: bool) -> RestartStep:
     return RestartStep(Do.START, replace(record, pid=0, start=0))
 
 
-def when_asked(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None:
-    """Someone asks for a run. None: its id is taken by another. One that was given up is tried again."""
+def on_request(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None:
+    """Decide what to do when a run is requested; None if its id is in use. A run that was given up is retried."""
     if known is None:
         return RestartStep(Do.START, wanted)
     if known.uid != wanted.uid:
@@ -158,21 +157,23 @@ def when_asked(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None
     return RestartStep(Do.LEAVE, known) if known.folder == wanted.folder else None
 
 
-# ---- Who asks, and what they may ask for: uid to identity and environment, and the folder that must be theirs.
+# Users and their run folders
 
 
 MOST_RUNS = 500  # each costs a process and an open file; the usual limit of those is 1024
-MOST_RUNS_OF_A_USER = 64  # some 30 MB of the head each, and an eighth of the above: no one keeps the others out
+MOST_RUNS_OF_A_USER = (
+    64  # about 30 MB each on the head node; an eighth of the limit above, so that one user cannot exhaust it
+)
 PASSED_ON = ("PATH", "SLURM_CONF", "LC_ALL", "DALSEGNO_MARK")
 
 
-def look_up(uid: int, own: Mapping[str, str]) -> tuple[Identity | None, dict[str, str]]:
-    """Whom a coordinator shall be (None: just what we are) and its environment. `own` is the controller's."""
+def find_identity(uid: int, own: Mapping[str, str]) -> tuple[Identity | None, dict[str, str]]:
+    """Return the identity of a user's coordinator (None: the controller's own) and its environment."""
     try:
         person = pwd.getpwuid(uid)
     except KeyError:
         raise DalsegnoError(
-            f"the head node knows no user with uid {uid}", hint="`users:` in the cluster file adds one"
+            f"no user with uid {uid} on the head node", hint="`users:` in the cluster file adds users"
         ) from None
     env = {name: own[name] for name in PASSED_ON if name in own}
     env |= {"HOME": person.pw_dir, "USER": person.pw_name, "LOGNAME": person.pw_name}
@@ -183,40 +184,40 @@ def look_up(uid: int, own: Mapping[str, str]) -> tuple[Identity | None, dict[str
 
 
 def check_may_ask(uid: int) -> None:
-    """A controller without root can be no one but itself."""
+    """Raise an error if the controller runs without root and the caller is not its owner."""
     own = os.geteuid()
     if own not in (0, uid):
         raise DalsegnoError(
-            f"this cluster runs without root, so only its owner (uid {own}) can have runs kept here",
-            hint="make a cluster of your own, or have it made with sudo",
+            f"this cluster runs without root, so only its owner (uid {own}) can start runs",
+            hint="create your own cluster, or create this one with sudo",
         )
 
 
 def check_room(uid: int, kept: Sequence[int]) -> None:
-    """Whether one run more of this user may be kept; `kept` are the owners of those that are."""
+    """Raise an error if the limits do not allow one more run of this user. `kept` are the owners of current runs."""
     if len(kept) >= MOST_RUNS:
-        raise DalsegnoError(f"the controller keeps {MOST_RUNS} runs already", hint="try again when some have ended")
+        raise DalsegnoError(f"the controller has {MOST_RUNS} runs, its limit", hint="try again when some have ended")
     if uid != os.geteuid() and kept.count(uid) >= MOST_RUNS_OF_A_USER:
         raise DalsegnoError(
-            f"the controller keeps {MOST_RUNS_OF_A_USER} runs of yours already, the most that one user may have",
-            hint="`dalsegno runs` lists them: wait until some have ended, or `dalsegno cancel` some",
+            f"you have {MOST_RUNS_OF_A_USER} runs, the limit for one user",
+            hint="`dalsegno runs` lists them; wait until some have ended, or cancel some with `dalsegno cancel`",
         )
 
 
 def check_folder(folder: object, uid: int) -> str:
-    """The path of a run's folder that belongs to the caller.
+    """Return the path of a run folder if it belongs to the caller.
 
-    One answer for all that may be wrong: whoever asks must not learn what is in places they cannot see.
+    The error is the same for every cause: the caller must not learn what exists in folders they cannot read.
     """
     if not (isinstance(folder, str) and folder == os.path.normpath(folder) and folder.startswith("/")):
-        raise DalsegnoError("a run's folder is named by its whole path", hint="such as /home/ada/runs/ID")
+        raise DalsegnoError("the run folder must be an absolute path", hint="such as /home/ada/runs/ID")
     if not RUN_ID.fullmatch(Path(folder).name):
-        what = "the last part of a run's folder is its id: letters, digits, `.`, `_` and `-`"
+        what = "the name of the run folder is the run's id: letters, digits, `.`, `_` and `-`"
         raise DalsegnoError(what, hint="such as /home/ada/runs/train-k3m9x")
     if not _is_run_of(folder, uid):
         raise DalsegnoError(
-            f"{folder!r} is no run's folder of yours on the head node",
-            hint="it must belong to you, hold a plan.json, and be seen from the head node",
+            f"{folder!r} is not a run folder of yours on the head node",
+            hint="it must belong to you, contain a plan.json and be visible on the head node",
         )
     return folder
 
@@ -224,7 +225,7 @@ def check_folder(folder: object, uid: int) -> str:
 def _is_run_of(folder: str, uid: int) -> bool:
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except (OSError, ValueError):  # ValueError: letters that no path can hold
+    except (OSError, ValueError):  # ValueError: characters that are not allowed in a path
         return False
     try:
         plan = os.stat(RunFolder(Path(folder)).plan.name, dir_fd=handle, follow_symlinks=False)
@@ -235,17 +236,17 @@ def _is_run_of(folder: str, uid: int) -> bool:
         os.close(handle)
 
 
-# ---- Keeping coordinators: each run that was asked for has one, until it says that the run is over.
+# Starting and restarting coordinators
 
 
 Say = Callable[[str], None]
 PROGRAM = "run-coordinator"
-MOST_GIVEN_UP = 64  # of one user that are remembered
+MOST_GIVEN_UP = 64  # per user that are remembered
 
 
 @dataclass
 class WatchedCoordinator:
-    """A living coordinator. `fd` becomes readable at its end; one that was taken over has no `child`."""
+    """A running coordinator. `fd` becomes readable when it ends; one that was taken over has no `child`."""
 
     fd: int
     since: float  # monotonic
@@ -253,7 +254,10 @@ class WatchedCoordinator:
 
 
 class CoordinatorKeeper:
-    """`launcher` are the words before a program's name; `env` is the controller's own environment."""
+    """Starts coordinators and restarts them. `launcher` is the command line in front of a program's name.
+
+    `env` is the controller's own environment.
+    """
 
     def __init__(
         self,
@@ -269,23 +273,23 @@ class CoordinatorKeeper:
         self.due: dict[str, float] = {}  # run -> when to start its coordinator (monotonic)
 
     def begin(self) -> None:
-        """Take over what an earlier controller has left: watch what lives, start what is gone."""
+        """Take over the runs of an earlier controller: watch coordinators that run, start the others."""
         records, wrong = self.records.read()
         for line in wrong:
             self.say(line)
         orphans = self._orphans() if any(not record.lives() for record in records.values()) else {}
         for record in records.values():
             orphan = orphans.get((self._argv(record), record.uid))
-            if orphan and not record.lives():  # the controller died between starting it and writing that down
+            if orphan and not record.lives():  # the controller died after starting it and before recording that
                 record = replace(record, pid=orphan.pid, start=orphan.start)
-            self._do(at_start(record, record.lives()))
+            self._do(on_controller_start(record, record.lives()))
 
     def ask(self, folder: str, uid: int) -> None:
-        """Have a run kept; one that is kept already stays as it is."""
+        """Start a run's coordinator, unless the run has one."""
         wanted = RunRecord(folder, uid)
-        step = when_asked(wanted, self.known.get(wanted.run))
+        step = on_request(wanted, self.known.get(wanted.run))
         if step is None:
-            raise DalsegnoError(f"another run with the id `{wanted.run}` is kept here", hint="choose another id")
+            raise DalsegnoError(f"the run id `{wanted.run}` is in use", hint="choose another id")
         if step.do is not Do.START:
             return
         check_room(uid, [self.known[run].uid for run in (*self.watched, *self.due)])
@@ -296,11 +300,11 @@ class CoordinatorKeeper:
             raise
 
     def kept(self, uid: int) -> list[RunRecord]:
-        """The runs of one user; root sees all."""
+        """Return the runs of one user, or all runs for root."""
         return [record for record in self.known.values() if uid in (0, record.uid)]
 
     def wake(self) -> float | None:
-        """Start those whose pause is over; returns when the next one is due (monotonic)."""
+        """Start the coordinators whose delay is over and return when the next one is due (monotonic)."""
         for run in [run for run, at in self.due.items() if at <= time.monotonic()]:
             del self.due[run]
             self._start_again(self.known[run])
@@ -314,7 +318,9 @@ class CoordinatorKeeper:
         elif step.do is Do.WATCH:
             self._take_over(step.record)
         elif step.do is Do.GIVE_UP:
-            self.say(f"{run}: its coordinator has ended {step.record.short_lives} times in a row; given up")
+            self.say(
+                f"{run}: its coordinator ended early {step.record.short_lives} times in a row; not restarted again"
+            )
             self._save(step.record)
             given_up = [each for each in self.known.values() if each.given_up and each.uid == step.record.uid]
             for old in given_up[:-MOST_GIVEN_UP]:
@@ -327,10 +333,10 @@ class CoordinatorKeeper:
         self.records.remove(record)
 
     def _start(self, record: RunRecord) -> None:
-        """Written down before, so that a death in between is found out, and after, with the PID."""
+        """Start a coordinator. The record is written before it, so that a crash is noticed, and again with the PID."""
         self.records.write(record)
-        identity, env = look_up(record.uid, self.env)
-        # It writes to its run's folder. Another user's process must not hold our log: it could write or empty it.
+        identity, env = find_identity(record.uid, self.env)
+        # It logs to its run folder. A process of another user could modify the controller's log if it held it open.
         child = start(self._argv(record), env, identity=identity, output=Path(os.devnull) if identity else None)
         record = replace(record, pid=child.process.pid, start=child.process.start)
         self.known[record.run] = record
@@ -343,17 +349,17 @@ class CoordinatorKeeper:
             self._start(record)
         except DalsegnoError as error:
             self.say(f"{record.run}: {error}")
-            self._do(after_end(record, None, 0.0))
+            self._do(on_coordinator_end(record, None, 0.0))
 
     def _take_over(self, record: RunRecord) -> None:
         try:
             fd = os.pidfd_open(record.pid)
         except OSError:
-            self._do(after_end(record, None, SHORT_LIFE_S))
+            self._do(on_coordinator_end(record, None, SHORT_LIFE_S))
             return
-        if not record.lives():  # looked at again with the handle in hand: the PID may be another's by now
+        if not record.lives():  # checked again while the handle is open: the PID may belong to another process by now
             os.close(fd)
-            self._do(after_end(record, None, SHORT_LIFE_S))
+            self._do(on_coordinator_end(record, None, SHORT_LIFE_S))
             return
         self.say(f"{record.run}: coordinator {record.pid} taken over")
         self._watch(record.run, WatchedCoordinator(fd, time.monotonic()))
@@ -367,14 +373,14 @@ class CoordinatorKeeper:
         self.selector.unregister(watched.fd)
         os.close(watched.fd)
         code = watched.child.poll() if watched.child else None
-        # How long one that was taken over has lived is not known; long enough to see a controller die.
+        # The age of a coordinator that was taken over is unknown, but it has outlived a controller.
         lived_s = time.monotonic() - watched.since if watched.child else SHORT_LIFE_S
-        step = after_end(self.known[run], code, lived_s)
+        step = on_coordinator_end(self.known[run], code, lived_s)
         self.say(f"{run}: coordinator ended with code {'unknown' if code is None else code}; {step.do.value}")
         self._do(step)
 
     def _save(self, record: RunRecord) -> None:
-        """A full disk must not keep a coordinator from living: it is found again by its command line."""
+        """Save a record. On a full disk the coordinator still runs: it is found again by its command line."""
         try:
             self.records.write(record)
         except DalsegnoError as error:
@@ -384,6 +390,6 @@ class CoordinatorKeeper:
         return (*self.launcher, PROGRAM, record.folder)
 
     def _orphans(self) -> dict[tuple[tuple[str, ...], int], Process]:
-        """Coordinators by command line and owner."""
+        """Return the running coordinators by command line and owner."""
         found = find(lambda pid: PROGRAM in arguments(pid))
         return {(tuple(arguments(one.pid)), uid): one for one in found if (uid := owner(one.pid)) is not None}

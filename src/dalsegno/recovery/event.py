@@ -1,4 +1,4 @@
-"""What the controller writes down for people, and what others may depend on without reading the text."""
+"""Events of the controller: text for people, and fields for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _JOB = re.compile(r"\bjob (\d+)\b")
 
 
 class EventKind(Enum):
-    """What was done, or what the event tells of."""
+    """What was done, or what the event reports."""
 
     DRAIN = "drain"
     SET_DOWN = "setdown"
@@ -43,13 +43,13 @@ class EventKind(Enum):
 
 
 class EventStage(Enum):
-    """How far the action of an event has come."""
+    """How far the action of an event has progressed."""
 
-    TOLD = ""  # there is none: something is only to be known
+    TOLD = ""  # no action: information only
     BEGUN = "begun"
     DONE = "done"
     FAILED = "failed"
-    SUSPECTED = "suspected"  # there is none: a fault became known, and the node stays in service
+    SUSPECTED = "suspected"  # no action: a fault was found, and the node stays in service
 
     @classmethod
     def _missing_(cls, value: object) -> EventStage:
@@ -58,7 +58,7 @@ class EventStage(Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened. `id` only grows."""
+    """Something that happened. Ids only increase."""
 
     id: int
     at: float
@@ -66,15 +66,15 @@ class Event:
     kind: EventKind
     text: str
     stage: EventStage = EventStage.TOLD
-    jobs: tuple[int, ...] = ()  # that it concerns
+    jobs: tuple[int, ...] = ()  # jobs that it concerns
 
     def message(self) -> Message:
-        """Return the event as the controller tells it."""
+        """Return the event as the controller sends it."""
         return {**vars(self), "kind": self.kind.value, "stage": self.stage.value, "jobs": list(self.jobs)}
 
 
 def read_event(told: Mapping[str, Any]) -> Event:
-    """Parse an event of a controller; one of an older version does not name its stage and jobs."""
+    """Parse an event of a controller. Events of older versions have no stage and jobs."""
     text = str(told["text"])
     jobs = tuple(map(int, told["jobs"])) if "jobs" in told else jobs_in_old_text(text)
     return Event(
@@ -89,5 +89,5 @@ def read_event(told: Mapping[str, Any]) -> Event:
 
 
 def jobs_in_old_text(text: str) -> tuple[int, ...]:
-    """Return the jobs of an event that was written before events named them."""
+    """Return the jobs of an event that was written before events listed them."""
     return tuple(dict.fromkeys(map(int, _JOB.findall(text))))

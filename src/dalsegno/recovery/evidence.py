@@ -1,4 +1,4 @@
-"""Evidence of a node, kept before it is reset, rebooted or replaced: a folder of text files, whole or not there."""
+"""Evidence of a node, saved before it is reset, rebooted or replaced: a folder of text files, written atomically."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 
 from dalsegno.system.files import explain, make_folder, read_text, sync_folder
 
-MOST_KEPT = 20  # bundles of one node; the oldest go
-INCOMPLETE = "incomplete.txt"  # in a bundle: who could not tell all, and why
+MOST_KEPT = 20  # bundles per node; the oldest are removed
+INCOMPLETE = "incomplete.txt"  # in a bundle: which source failed, and why
 ACTION = "action.txt"  # in a bundle: the id of the action that it belongs to
 
 
-def put_together(*sources: Mapping[str, str]) -> dict[str, str]:
-    """The files of several sources as one bundle. Of what each could not tell, all is kept."""
+def merge_evidence(*sources: Mapping[str, str]) -> dict[str, str]:
+    """Merge the files of several sources into one bundle. The notes on missing parts are joined."""
     files = {name: text for source in sources for name, text in source.items()}
     gaps = [source[INCOMPLETE].strip() for source in sources if INCOMPLETE in source]
     return {**files, INCOMPLETE: "\n".join([*gaps, ""])} if gaps else files
 
 
-def says_nothing(source: Mapping[str, str]) -> bool:
+def is_empty(source: Mapping[str, str]) -> bool:
     return not set(source) - {INCOMPLETE}
 
 
 def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float, action: str = "") -> Path:
-    """Write a bundle below `root/NODE`; its folder. A crash leaves none, or all of it.
+    """Write a bundle below `root/NODE` and return its folder. A crash leaves all of it or nothing.
 
-    `action` is the id of the action that asks for it: done again after a crash, it has one bundle, not two.
+    `action` is the id of the action that requests it: if it is repeated after a crash, there is still one bundle.
     """
     own = root / node
     make_folder(own, 0o700)
@@ -57,7 +57,7 @@ def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float, ac
 
 
 def _free_name(own: Path, name: str, action: str) -> Path:
-    """Evidence never replaces that of another action: of two bundles of one second, the later one has a number."""
+    """Return an unused path, so that evidence never replaces that of another action; numbered within one second."""
     paths = (own / each for each in (name, *(f"{name}-{number}" for number in range(2, 1000))))
     return next(path for path in paths if not path.exists() or (action and read_text(path / ACTION) == action))
 

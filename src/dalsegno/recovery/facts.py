@@ -1,4 +1,4 @@
-"""What is known of the cluster at one moment. What is not known is None, and nothing is done for it."""
+"""The observed state of the cluster at one moment. Unknown is None, and no action follows from it."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ _WAITING = (
 
 @dataclass(frozen=True)
 class Validation:
-    """What a node found out about itself when it was told to; `ask` is the id of that order."""
+    """The result of a node's validation; `ask` is the id of the order."""
 
     ask: str
     findings: tuple[Finding, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Something passed and nothing failed. Checks that could not be run prove nothing, either way."""
+        """Return whether a check passed and none failed. Checks that could not be run do not count."""
         verdicts = [each.result.verdict for each in self.findings]
         return Verdict.PASSED in verdicts and Verdict.FAILED not in verdicts
 
     @property
     def proof(self) -> str:
-        """What says most for the node, or why that could not be tried."""
-        said = {each.check: each.result for each in self.findings}
+        """Return the strongest result, or why it is missing."""
+        results = {each.check: each.result for each in self.findings}
         for name in ("pair-collective", "pair", "load-collective"):
-            if name in said:
-                return f"{name} {said[name].verdict.value}: {said[name].text}"
+            if name in results:
+                return f"{name} {results[name].verdict.value}: {results[name].text}"
         return ""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node: what Slurm says of it, the jobs Slurm has on it, and what its agent says."""
+    """One node: what Slurm reports, the jobs Slurm has on it, and what its agent reports."""
 
     slurm: NodeInfo
     jobs: tuple[JobInfo, ...] = ()
     agent: AgentView = field(default_factory=lambda: AgentView(""))
-    validation: Validation | None = None  # its last one
-    validating: str = ""  # the order to validate itself that it is carrying out
-    off: bool = False  # whoever keeps the machine is certain that it is
+    validation: Validation | None = None  # the last one
+    validating: str = ""  # the validation order that it is carrying out
+    off: bool = False  # the target is certain that the machine is off
 
     @property
     def name(self) -> str:
@@ -65,12 +65,12 @@ class NodeFacts:
 
     @property
     def gone(self) -> bool:
-        """By two witnesses: its agent, and slurmd's port."""
+        """Return whether the node is lost: neither its agent nor slurmd answers."""
         return self.agent.presence is Presence.GONE and self.agent.slurmd_answers is not True
 
     @property
     def busy(self) -> bool:
-        """Slurm has work on it, or has not finished taking it away."""
+        """Return whether Slurm has jobs on it or is still removing them."""
         taken = self.slurm.state in (NodeState.ALLOCATED, NodeState.MIXED) or self.slurm.completing
         return bool(self.jobs) or taken
 
@@ -80,29 +80,29 @@ class NodeFacts:
 
     @property
     def left(self) -> bool:
-        """All that Slurm has on it are runs, and they go on without it."""
+        """Return whether all its jobs are runs that have left it and continue without it."""
         return bool(self.jobs) and all(self.name in nodes_left(job.comment) for job in self.jobs)
 
     @property
     def ending(self) -> bool:
-        """All that Slurm has on it is over, and waits for slurmd's word that it is."""
+        """Return whether all its jobs are over and wait only for slurmd's confirmation."""
         return bool(self.jobs) and all(job.state is JobState.COMPLETING for job in self.jobs)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All nodes that Slurm knows, or None where Slurm did not answer. `slurm_at`: when Slurm was asked."""
+    """All nodes of Slurm, or None if Slurm did not answer. `slurm_at` is when Slurm was asked."""
 
     nodes: Mapping[str, NodeFacts] | None
-    jobs: tuple[JobInfo, ...] = ()  # those that wait, run, or ended a little while ago
+    jobs: tuple[JobInfo, ...] = ()  # pending, running or recently ended
     slurm_at: float = 0.0
-    underway: frozenset[str] = field(default_factory=frozenset)  # ids of actions that are being done now
-    runs: Mapping[str, int] = field(default_factory=dict)  # that the controller keeps, and whose they are (uid)
+    underway: frozenset[str] = field(default_factory=frozenset)  # ids of actions that are being carried out
+    runs: Mapping[str, int] = field(default_factory=dict)  # runs of the controller, with their owners' uids
 
     def run_of(self, job: JobInfo) -> str:
         """Return the run that a job belongs to, or "".
 
-        Name and comment are what its user wrote: they count only for a run that the same user has us keep.
+        Name and comment are user input: they count only for a run that the same user has started with the controller.
         """
         if is_plain(job) or job.uid is None or self.runs.get(job.name) != job.uid:
             return ""
@@ -117,24 +117,24 @@ NOTHING = Facts(None)
 
 
 def is_active(job: JobInfo) -> bool:
-    """Whether Slurm has the job on its nodes now."""
+    """Return whether the job occupies its nodes now."""
     return not job.state.ended and job.state not in _WAITING
 
 
-def joins(job: JobInfo) -> bool:
-    """Whether a job says that it is one node more for a run. Not one with which several would be had."""
+def is_join_job(job: JobInfo) -> bool:
+    """Return whether a job adds a single node to a run. Arrays and jobs with several components do not qualify."""
     alone = job.node_count == 1 and job.array_id is None and job.het_id is None
     comment = read_comment(job.comment)
     return alone and comment is not None and comment.role is JobRole.JOIN
 
 
 def is_plain(job: JobInfo) -> bool:
-    """A job that nobody but Slurm looks after."""
+    """Return whether a job belongs to no run."""
     return read_comment(job.comment) is None
 
 
 class Heard(Protocol):
-    """What the agents say."""
+    """What the agents report."""
 
     def views(self) -> Mapping[str, AgentView]: ...
 
@@ -151,7 +151,7 @@ def gather(
     underway: frozenset[str] = frozenset(),
     runs: Mapping[str, int] | None = None,
 ) -> Facts:
-    """One picture of what Slurm and the agents say."""
+    """Combine what Slurm and the agents report."""
     views, validations, validating = agents.views(), agents.validations(), agents.validating()
     held: dict[str, list[JobInfo]] = {}
     for job in jobs:
@@ -170,16 +170,16 @@ def gather(
     return Facts(known, tuple(jobs), slurm_at, underway, runs or {})
 
 
-# ---- What is wrong with a node, as one value: the heaviest of what its checks found, or that it is gone.
+# Faults of nodes
 
 
 GONE, BLACK_HOLE, PASSPORT, VALIDATION, BOOT = "gone", "black-hole", "passport", "validation", "boot"
-SLURMD = "slurmd"  # the check of that name
+SLURMD = "slurmd"  # name of the check
 
 
 @dataclass(frozen=True)
 class NodeFault:
-    """`remedy` is what helps, by what is known so far."""
+    """A fault of a node. `remedy` is what should help, as far as is known."""
 
     check: str
     remedy: Remedy
@@ -192,7 +192,7 @@ class NodeFault:
         return f"{self.check}[{self.code}]" if self.code else self.check
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """`disk: / is 97 % full`"""
         return f"{self.key}: {self.text}"
 
@@ -203,12 +203,12 @@ def fault_of(finding: Finding) -> NodeFault:
 
 
 def failures(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """What failed. Unknown is not failed, and for a warning no node is taken."""
+    """Return the failed findings. Unknown is not failed, and a warning takes no node out of service."""
     return tuple(each for each in findings if each.result.verdict is Verdict.FAILED)
 
 
 def heaviest(faults: Iterable[NodeFault]) -> NodeFault | None:
-    """The first of those that need most."""
+    """Return the fault with the heaviest remedy; the first one if several are equal."""
     worst: NodeFault | None = None
     for fault in faults:
         if worst is None or worst.remedy < fault.remedy:

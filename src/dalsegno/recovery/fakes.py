@@ -1,4 +1,4 @@
-"""A small cluster in memory: Slurm, node agents and a target that behave as the real ones do. Ships for tests."""
+"""A small cluster in memory: fakes of Slurm, the node agents and a target, for tests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SLURMD_TIMEOUT_S = 300.0
 
 @dataclass
 class FakeMachine:
-    """What stands under a node's name. `cured_by` is the lightest remedy that helps (None: nothing is wrong), `says`
-    the one that its own checks name."""
+    """The machine of a node. `cured_by` is the lightest remedy that helps (None: it is healthy), `says` the one that
+    its checks report."""
 
     boot: str
     gpus: tuple[str, ...]
@@ -30,7 +30,7 @@ class FakeMachine:
     code: str = "79"
     check: str = "xid"  # the one that fails
     also: tuple[str, ...] = ()  # others that fail with it
-    silent: bool = False  # its checks find nothing out
+    silent: bool = False  # its checks return unknown
 
 
 @dataclass
@@ -45,37 +45,37 @@ class FakeNode:
     booted_at: int | None = None
     validation: Validation | None = None
     agent: bool = True
-    heard: bool = False  # its agent was there once
-    asked: str = ""  # a validation under way
+    heard: bool = False  # its agent was connected once
+    asked: str = ""  # a validation in progress
     resting: bool = False  # its agent holds no GPU
-    missed_at: float | None = None  # by slurmctld
-    late: bool = False  # not heard by us, though it is there
-    lost_at: float | None = None  # since when we do not hear it ...
-    heard_at: float | None = None  # ... and since when we do
-    quiet: bool = False  # its agent says nothing for now
+    missed_at: float | None = None  # missed by slurmctld since
+    late: bool = False  # up, but not heard by the controller
+    lost_at: float | None = None  # since when it is not heard ...
+    heard_at: float | None = None  # ... and since when it is
+    quiet: bool = False  # its agent sends nothing for now
     effects: list[str] = field(default_factory=list)  # what was really done to it
 
 
 @dataclass
 class FakeCluster:
-    """All three sides of it. `now` is the only clock. `bad_replacements`: so many of the next machines are broken."""
+    """The whole cluster. `now` is the only clock. `bad_replacements`: how many of the next machines are broken."""
 
     nodes: dict[str, FakeNode] = field(default_factory=dict)
     queue: dict[int, JobInfo] = field(default_factory=dict)
-    runs: dict[str, int] = field(default_factory=dict)  # that the controller keeps: their names and owners
+    runs: dict[str, int] = field(default_factory=dict)  # runs of the controller, with their owners
     now: float = 1_000_000.0
     slurm_answers: bool = True
     bad_replacements: int = 0
-    same_gpus_again: int = 0  # so many replacements are the old machine
+    same_gpus_again: int = 0  # how many replacements have the old machine's GPUs
     boots: int = 0
-    validations: bool = True  # nodes answer when they are told to validate themselves
-    tell_gpus: bool = True  # agents have said which GPUs there are
-    blind: bool = False  # the controller's own network is out ...
+    validations: bool = True  # nodes answer validation orders
+    tell_gpus: bool = True  # agents have reported their GPUs
+    blind: bool = False  # the controller's own network has failed ...
     see_again_at: float | None = None  # ... until then
-    slow: bool = False  # Slurm does not take a node out of its jobs at once
-    updates: list[Mapping[str, str]] = field(default_factory=list)  # of jobs and reservations, as scontrol was told
-    reservations: dict[str, str] = field(default_factory=dict)  # and whose they are
-    forbidden: list[str] = field(default_factory=list)  # what must never happen, and did
+    slow: bool = False  # Slurm does not remove a node from its jobs at once
+    updates: list[Mapping[str, str]] = field(default_factory=list)  # of jobs and reservations, as passed to scontrol
+    reservations: dict[str, str] = field(default_factory=dict)  # with their users
+    forbidden: list[str] = field(default_factory=list)  # forbidden actions that were carried out
 
     @classmethod
     def of(cls, count: int, partition: str = "train") -> FakeCluster:
@@ -98,7 +98,7 @@ class FakeCluster:
         return gather(slurm.nodes(), slurm.jobs(ended=True), agents, self.now, underway, self.runs)
 
     def _slurm_misses(self) -> None:
-        """Who has not answered slurmctld for as long as it waits is down, and taken from its jobs."""
+        """Set nodes down that have not answered slurmctld within its timeout, and remove them from their jobs."""
         for name, node in self.nodes.items():
             node.missed_at = None if node.machine.on else self.now if node.missed_at is None else node.missed_at
             if node.missed_at is not None and not node.down and self.now - node.missed_at >= SLURMD_TIMEOUT_S:
@@ -106,7 +106,7 @@ class FakeCluster:
                 node.reason, node.user = node.reason or "Not responding", node.user or "slurm"
                 FakeSlurm(self).remove_from_jobs(name)
 
-    # What befalls it
+    # Faults
 
     def break_gpu(self, node: str, cured_by: Remedy, code: str = "79", says: Remedy | None = None) -> None:
         machine = self.nodes[node].machine
@@ -123,7 +123,7 @@ class FakeCluster:
         self, job: int, *nodes: str, comment: str = "", name: str = "", requeue: bool = True, user: str = "ada",
         uid: int | None = None,
     ) -> None:  # fmt: skip
-        """Without nodes it waits for one."""
+        """Start a job; without nodes it is pending."""
         state = JobState.RUNNING if nodes else JobState.PENDING
         self.queue[job] = JobInfo(
             job, name or f"job{job}", user, state, uid=uid or {"ada": 1000}.get(user, 1001), partition="train",
@@ -133,12 +133,12 @@ class FakeCluster:
         )  # fmt: skip
 
     def start_run(self, job: int, *nodes: str, run: str = "train-k3f9", uid: int = 1000) -> None:
-        """Start a run's own job; the controller keeps the run for this user."""
+        """Start the main job of a run that the controller supervises for this user."""
         self.runs[run] = uid
         self.start(job, *nodes, comment="dalsegno:main", name=run, uid=uid)
 
     def join(self, job: int, *nodes: str, run: str = "train-k3f9", uid: int = 1000) -> None:
-        """Start a job that is one node more for a run; without a node it waits for one."""
+        """Start a job that adds a node to a run; without a node it is pending."""
         self.start(job, *nodes, comment="dalsegno:join", name=run, uid=uid)
 
     def end(self, job: int, state: JobState = JobState.COMPLETED, exit_code: int = 0) -> None:
@@ -153,7 +153,7 @@ class FakeCluster:
         old.flags, old.down, old.reason, old.user = old.flags - {NodeFlag.DRAIN}, False, "", ""
 
     def slurm_drains(self, node: str, reason: str = "Prolog error") -> None:
-        """As slurmctld does itself; what is drained already keeps its reason."""
+        """Drain a node as slurmctld does. A node that is drained already keeps its reason."""
         old = self.nodes[node]
         if not old.flags and not old.down:
             old.flags, old.reason, old.user = old.flags | {NodeFlag.DRAIN}, reason, "slurm"
@@ -198,7 +198,7 @@ class FakeSlurm:
         for name in [nodes] if isinstance(nodes, str) else nodes:
             node = self.cluster.nodes[name]
             if node.user == "admin":
-                self.cluster.forbidden.append(f"{how} of {name}, which someone else keeps out")
+                self.cluster.forbidden.append(f"{how} of {name}, which an administrator keeps out")
             before = (node.flags, node.down, node.reason)
             node.flags = node.flags | {NodeFlag.DRAIN} if how == "drain" else node.flags
             node.down = node.down or how == "down"
@@ -207,7 +207,7 @@ class FakeSlurm:
                 node.effects.append(how)
 
     def remove_from_jobs(self, name: str) -> None:
-        """Batch jobs are requeued, and held back for two minutes; a run's job goes on without the node."""
+        """Requeue batch jobs with Slurm's delay. A run's job continues without the node."""
         for job in [job for job in self.cluster.queue.values() if is_active(job) and name in job.nodes]:
             if job.comment:
                 rest = tuple(each for each in job.nodes if each != name)
@@ -221,7 +221,7 @@ class FakeSlurm:
         for name in [nodes] if isinstance(nodes, str) else nodes:
             node = self.cluster.nodes[name]
             if node.user == "admin":
-                self.cluster.forbidden.append(f"resume of {name}, which someone else keeps out")
+                self.cluster.forbidden.append(f"resume of {name}, which an administrator keeps out")
             if node.down or NodeFlag.DRAIN in node.flags:
                 node.effects.append("resume")
             node.flags, node.down, node.reason, node.user = node.flags - {NodeFlag.DRAIN}, False, "", ""
@@ -268,7 +268,7 @@ class FakeAgents:
         self.cluster = cluster
 
     def remember(self, nodes: Iterable[str]) -> None:
-        """Whoever is gone here is gone at once."""
+        """Do nothing: a lost node is detected at once here."""
 
     def views(self) -> Mapping[str, AgentView]:
         return {name: self._view(name, node) for name, node in self.cluster.nodes.items()}
@@ -326,11 +326,11 @@ class FakeAgents:
     def evidence(self, node: str) -> Mapping[str, str]:
         self.cluster.nodes[node].effects.append("evidence")
         on = self.cluster.nodes[node].machine.on
-        return {"dmesg.txt": "NVRM: Xid"} if on else {INCOMPLETE: "its agent: its agent is not connected"}
+        return {"dmesg.txt": "NVRM: Xid"} if on else {INCOMPLETE: "agent: its agent is not connected"}
 
 
 class FakeTarget:
-    """Whoever touches a machine that Slurm still has jobs on has done what must not be done."""
+    """A target that records as forbidden every repair of a machine with jobs, in service, or drained by others."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
@@ -370,7 +370,7 @@ class FakeTarget:
         if any(is_active(job) and node in job.nodes for job in self.cluster.queue.values()):
             self.cluster.forbidden.append(f"{how} of {node}, which has jobs")
         if known.user == "admin":
-            self.cluster.forbidden.append(f"{how} of {node}, which someone else keeps out")
+            self.cluster.forbidden.append(f"{how} of {node}, which an administrator keeps out")
         if not (known.down or NodeFlag.DRAIN in known.flags):
             self.cluster.forbidden.append(f"{how} of {node}, which is in service")
 

@@ -1,4 +1,4 @@
-"""What is wrong with a node just now, by all that is known of it. Pure."""
+"""Judge which faults a node has now, from everything that is known about it. Pure."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Subject, Topic
 from dalsegno.slurm.facts import JobInfo, JobState
 
-NETWORK = "network"  # the check of that name
+NETWORK = "network"  # name of the check
 _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState.BOOT_FAIL)
 
 
 @dataclass(frozen=True)
 class Quick:
-    """Jobs that failed on a node as soon as they had started. Proven: it is the node, and not whoever wrote them."""
+    """Jobs that failed on a node right after their start. Proven: the cause is the node, not the jobs."""
 
     count: int = 0
     proven: bool = False
 
     @property
-    def words(self) -> str:
-        return f"{self.count} jobs failed here as soon as they had started"
+    def summary(self) -> str:
+        return f"{self.count} jobs failed here right after they started"
 
 
 NONE = Quick()
 
 
 def find_fault(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> NodeFault | None:
-    """The heaviest fault for which something may be done; None if there is none, or only what somebody excused."""
-    return heaviest(fault for fault in standing(node, own, policy, quick) if fault.key not in own.excuses)
+    """Return the heaviest fault that allows an action; None if there is none, or only accepted ones."""
+    return heaviest(fault for fault in current_faults(node, own, policy, quick) if fault.key not in own.excuses)
 
 
-def standing(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> list[NodeFault]:
-    """All that is wrong for which something may be done, excused or not.
+def current_faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> list[NodeFault]:
+    """Return all faults that allow an action, accepted or not.
 
-    A node whose agent was never heard of is left alone: nobody could tell when it is well again.
+    A node whose agent was never connected is left alone: its recovery could not be confirmed.
     """
     return [fault for fault in _faults(node, own, policy, quick) if not fault.remedy < Remedy.DRAIN]
 
 
 def is_over(node: NodeFacts, own: NodeBook, faults: Collection[NodeFault]) -> bool:
-    """Nothing is left of what somebody excused: by the node's own word, and not because its checks say nothing."""
+    """Return whether all accepted faults are over by the node's own report, and not because its checks are unknown."""
     checks = {key.partition("[")[0] for key in own.excuses}
     findings = node.agent.report.findings if node.agent.report and node.connected else ()
     unknown = any(each.check in checks and each.result.verdict is Verdict.UNKNOWN for each in findings)
@@ -57,17 +57,19 @@ def is_over(node: NodeFacts, own: NodeBook, faults: Collection[NodeFault]) -> bo
 
 def _faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick) -> Iterator[NodeFault]:
     if node.gone and own.seen and own.last_boot:
-        yield NodeFault(GONE, policy.gone_remedy, f"neither its agent nor slurmd answers{_line(node)}", gone=True)
+        yield NodeFault(
+            GONE, policy.gone_remedy, f"neither its agent nor slurmd answers{_network_warning(node)}", gone=True
+        )
         return
-    if not node.connected:  # what was said by one who is silent now may be long mended
+    if not node.connected:  # a fault that a silent agent reported may be repaired long since
         return
-    yield from found(node, policy)
+    yield from reported_faults(node, policy)
     if quick.proven and quick.count >= policy.quick_failures:
-        yield NodeFault(BLACK_HOLE, Remedy.DRAIN, quick.words)
+        yield NodeFault(BLACK_HOLE, Remedy.DRAIN, quick.summary)
 
 
-def found(node: NodeFacts, policy: Policy) -> list[NodeFault]:
-    """What its own checks say, as far as they are heard."""
+def reported_faults(node: NodeFacts, policy: Policy) -> list[NodeFault]:
+    """Return the faults that the node's own checks report."""
     findings = node.agent.report.findings if node.agent.report else ()
     faults = [fault_of(each) for each in failures(findings) if each.check not in policy.off]
     return [replace(fault, remedy=policy.remedy(fault)) for fault in faults]
@@ -75,46 +77,48 @@ def found(node: NodeFacts, policy: Policy) -> list[NodeFault]:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Something odd about a node that is no reason to act yet."""
+    """An irregularity of a node that does not justify an action yet."""
 
     about: Subject
     text: str
 
 
 def find_suspicion(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> Suspicion | None:
-    """Return what is odd about a node; one witness is not enough to act."""
-    line = _line(node)
+    """Return what is irregular about a node; a single source does not justify an action."""
+    line = _network_warning(node)
     if node.agent.presence is Presence.SILENT and own.seen:
         return Suspicion(Subject(Topic.AGENT_SILENT, bool(line)), f"its agent is silent{line}")
     if node.agent.presence is Presence.AGENT_DEAD:
-        text = f"its agent is dead, the node itself answers: its health is not known{line}"
+        text = f"its agent is dead but the node answers: its health is unknown{line}"
         return Suspicion(Subject(Topic.AGENT_DEAD, bool(line)), text)
     if quick.count >= policy.quick_failures:
-        return Suspicion(Subject(Topic.QUICK_FAILURES, count=quick.count), f"{quick.words}, all of one user's")
+        return Suspicion(Subject(Topic.QUICK_FAILURES, count=quick.count), f"{quick.summary}, all of one user")
     return None
 
 
-def is_told(about: Subject, own: NodeBook) -> bool:
-    """Whether it was said already. How many packets were lost this time is no news."""
+def is_reported(about: Subject, own: NodeBook) -> bool:
+    """Return whether it was reported already. A different number of lost packets is not reported again."""
     return about == own.about or (about.topic is own.about.topic and own.about.network)
 
 
 def count_relapse(own: NodeBook, policy: Policy, now: float) -> int:
-    """Which suspicion in a row this is, for a node of which something is odd now."""
+    """Return how many suspicions in a row this one makes."""
     if own.phase is not NodePhase.IN_SERVICE:
         return own.relapses
     return own.relapses + 1 if own.relapses and now - own.entered < policy.relapse_s else 1
 
 
 def is_steady(node: NodeFacts, own: NodeBook, policy: Policy, now: float) -> bool:
-    """Not only just heard again: on a line that loses packets agents fall silent every few seconds. The oftener it has
-    relapsed, the longer it must be well."""
+    """Return whether the node has been well for long enough: the more relapses, the longer.
+
+    On a line that loses packets agents fall silent every few seconds.
+    """
     steady_s = policy.steady_s[min(max(own.relapses, 1), len(policy.steady_s)) - 1]
     return not node.connected or now - node.agent.since >= steady_s
 
 
-def _line(node: NodeFacts) -> str:
-    """What its last report said of the network: that, and not why, which may be the other end's doing."""
+def _network_warning(node: NodeFacts) -> str:
+    """Return what the last report says about the network: the symptom, not the cause, which may be the other end."""
     findings = node.agent.report.findings if node.agent.report else ()
     bad = [each.result for each in findings if each.check == NETWORK and each.result.verdict is Verdict.WARNED]
     return "".join(f"; before that, {result.text}" for result in bad)
@@ -124,14 +128,14 @@ Kind = tuple[int | None, str]  # jobs of one user and one name
 
 
 def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: float) -> dict[str, Quick]:
-    """By node, since it was last validated or a job did well there.
+    """Count jobs that failed right after their start, by node, since its last validation or successful job.
 
-    A job that fails everywhere says nothing of a node. Slips on somebody's command line come one after the other where
-    Slurm puts them each time: they prove nothing, unless others fail there too. That jobs of the same name do well
-    elsewhere is proof only where one user has all jobs: a name is what its user wrote, and would drain others' nodes.
+    A job that fails everywhere says nothing about a node. Repeated mistakes of one user fail wherever Slurm starts them
+    and prove nothing, unless jobs of others fail there too. That jobs of the same name succeed elsewhere is proof only
+    if all jobs are one user's: a name is user input and could be used to drain nodes of others.
     """
     jobs = list(jobs)
-    well = _last_well(jobs, policy)
+    well = _last_success(jobs, policy)
     where: dict[Kind, list[str]] = {}
     for job in jobs:
         if _failed_quickly(job, policy) and (job.started_at or now) > well.get(job.nodes[0], 0):
@@ -139,7 +143,7 @@ def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: flo
             if job.ends_at is not None and job.ends_at >= since:
                 where.setdefault((job.uid, job.name), []).append(job.nodes[0])
     alone = len({job.uid for job in jobs}) == 1
-    fine = {(job.uid, job.name) for job in jobs if alone and _does_well(job, policy)}
+    fine = {(job.uid, job.name) for job in jobs if alone and _succeeded(job, policy)}
     failed: dict[str, list[Kind]] = {}
     for kind, nodes in where.items():
         if len(set(nodes)) == 1:
@@ -152,23 +156,25 @@ def _proves(kinds: Collection[Kind], fine: Collection[Kind]) -> bool:
 
 
 def _failed_quickly(job: JobInfo, policy: Policy) -> bool:
-    """A run's are no witnesses: it ends its jobs itself, tries each node several times, and leaves those it must.
+    """Return whether a job failed right after its start and counts as evidence.
 
-    Nor is a job whose container was not to be had: by an image that is missing, or a slip in its options. Whoever ends
-    with that code by themselves keeps their own jobs out of the count, and nobody else's.
+    Jobs of runs do not count: a run ends its jobs itself, tries each node several times, and leaves bad ones.
+
+    Neither does a job whose container could not be started: its image may be missing, or its options wrong. A user who
+    exits with that code on purpose excludes only their own jobs.
     """
     failed = job.state in _FAILED and job.exit_code != NO_CONTAINER
     return failed and is_plain(job) and len(job.nodes) == 1 and job.elapsed_s <= policy.quick_s
 
 
-def _does_well(job: JobInfo, policy: Policy) -> bool:
+def _succeeded(job: JobInfo, policy: Policy) -> bool:
     return bool(job.nodes) and (job.state is JobState.COMPLETED or job.elapsed_s > policy.quick_s)
 
 
-def _last_well(jobs: Iterable[JobInfo], policy: Policy) -> dict[str, int]:
-    """By node, when the last job started there that did well."""
+def _last_success(jobs: Iterable[JobInfo], policy: Policy) -> dict[str, int]:
+    """Return, by node, when the last successful job started there."""
     well: dict[str, int] = {}
     for job in jobs:
-        if _does_well(job, policy):
+        if _succeeded(job, policy):
             well.update({node: max(well.get(node, 0), job.started_at or 0) for node in job.nodes})
     return well

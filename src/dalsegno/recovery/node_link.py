@@ -1,6 +1,6 @@
-"""The node agents for those who decide and act: what they say now, and what they are asked to do.
+"""The node agents for the code that decides and acts: their current state, and orders to them.
 
-The connections belong to the controller's loop. Whoever works in a thread beside it hands over what is to be done.
+The connections belong to the controller's loop. Other threads pass their calls to it.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ from dalsegno.recovery.agents import AgentTable, OrderAnswer, OrderEnd, Say
 from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.facts import Validation
 
-# ---- A node proves itself, alone and then with a known good one: arranged here, with a secret for this once.
+# Validation of a node, alone and then with a known good partner, with a secret for this one time
 
 
 PAIR = ("pair", "pair-collective")
 
-Done = Callable[[OrderAnswer, tuple[Finding, ...]], None]  # how the order ended; what was found
+Done = Callable[[OrderAnswer, tuple[Finding, ...]], None]  # how the order ended; findings
 
 
-def prove(agents: AgentTable, node: str, partner: str, done: Done, port_s: float = PORT_S) -> None:
-    """`done` hears once what the node found, however it ends; without a partner it is tried alone, and so it is with
-    one that has not said within `port_s` where it listens."""
-    _Proof(agents, node, partner, done).begin(port_s)
+def validate_node(agents: AgentTable, node: str, partner: str, done: Done, port_s: float = PORT_S) -> None:
+    """Validate a node and call `done` once with its findings.
+
+    The node is tested alone if there is no partner, or if the partner has not opened a port within `port_s`.
+    """
+    _NodeValidation(agents, node, partner, done).begin(port_s)
 
 
-class _Proof:
-    """The partner listens first, so that both load what they need while the node is still tried alone."""
+class _NodeValidation:
+    """One validation. The partner listens first, so that both load what they need while the node is tested alone."""
 
     def __init__(self, agents: AgentTable, node: str, partner: str, done: Done) -> None:
         self._agents, self._node, self._partner, self._done = agents, node, partner, done
@@ -71,7 +73,7 @@ class _Proof:
 
     def _partner_ended(self, answer: OrderAnswer) -> None:
         self._partners = answer
-        self._validate({})  # it never listened
+        self._validate({})  # the partner never listened
         self._settle()
 
     def _ended(self, answer: OrderAnswer) -> None:
@@ -79,24 +81,24 @@ class _Proof:
         self._settle()
 
     def _settle(self) -> None:
-        """A node that fails with its partner waits for the partner's word: it may be the partner that was lost."""
+        """Finish once all answers are in. If the pair test fails, wait for the partner: it may have been lost."""
         if self._answer is None or (self._partners is None and _failed_together(_findings(self._answer))):
             return
         answer, self._answer = self._answer, None
-        self._done(answer, fair(_findings(answer), self._partner, self._partners))
+        self._done(answer, excuse_partner(_findings(answer), self._partner, self._partners))
 
 
-def fair(findings: tuple[Finding, ...], partner: str, partners: OrderAnswer | None) -> tuple[Finding, ...]:
-    """What fails with a partner that was lost, could not even begin, or is slow, says nothing of the node."""
-    if partners is None or not (why := _lost(partners)):
+def excuse_partner(findings: tuple[Finding, ...], partner: str, partners: OrderAnswer | None) -> tuple[Finding, ...]:
+    """Turn failures with a partner that was lost, could not start, or is slow into unknown."""
+    if partners is None or not (why := _partner_failure(partners)):
         return findings
-    of_partner = unknown(f"{partner}, with which it was to be tried: {why}")
+    of_partner = unknown(f"the partner {partner} failed: {why}")
     if not any(each.check in PAIR for each in findings):
         return (*findings, Finding("pair", of_partner, time.time()))
     return tuple(replace(each, result=of_partner) if each in _failed_together(findings) else each for each in findings)
 
 
-def _lost(partners: OrderAnswer) -> str:
+def _partner_failure(partners: OrderAnswer) -> str:
     died = [each.result.text for each in _findings(partners) if each.result.code in (DIED, SLOW)]
     return partners.error or "".join(died[:1])
 
@@ -109,17 +111,14 @@ def _findings(answer: OrderAnswer) -> tuple[Finding, ...]:
     return answer.report.findings if answer.report else ()
 
 
-# ---- The node agents for those who decide and act: what they say now, and what they are asked to do.
-
-
-ROSTER_S = 2.0  # how often the roster is looked at
+ROSTER_S = 2.0  # how often the list of nodes is read
 EVIDENCE_S, REST_S = 30.0, 5.0
 
 _T = TypeVar("_T")
 
 
 class NodeLink:
-    """`secrets` is the folder with a secret for each node."""
+    """The link to all agents. `secrets` is the folder with a secret for each node."""
 
     def __init__(
         self,
@@ -139,27 +138,27 @@ class NodeLink:
         self._validating: dict[str, str] = {}
         self._loop, self._look_at = threading.get_ident(), 0.0
         self._selector = selector
-        self._errands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
-        selector.register(self._woken, selectors.EVENT_READ, lambda events: self._run_errands())
+        selector.register(self._woken, selectors.EVENT_READ, lambda events: self._run_calls())
 
-    # For the loop
+    # Called by the loop
 
     def open(self, host: str, port: int) -> int:
-        """Listen for agents; the port. DalsegnoError if that cannot be."""
+        """Listen for agents and return the port. Raises DalsegnoError."""
         self._expect()
         return self._agents.open(host, port)
 
     def open_when_possible(self, host: str, port: int) -> None:
-        """Listen now or later: whatever is in the way must not keep the controller from its other work."""
+        """Listen now or later: a port in use must not keep the controller from its other work."""
         try:
             self.open(host, port)
             self._to_open = None
         except DalsegnoError as error:
             if self._to_open is None:
-                self._say(f"{error.what}; tried again every {self._roster_s:g} s. {error.hint}")
+                self._say(f"{error.what}; retrying every {self._roster_s:g} s. {error.hint}")
             self._to_open = (host, port)
 
     def close(self) -> None:
@@ -169,7 +168,7 @@ class NodeLink:
         self._waker.close()
 
     def wake(self) -> float | None:
-        """See to what is due; returns when the next thing is (monotonic)."""
+        """Handle what is due and return when to call again (monotonic)."""
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + self._roster_s
@@ -184,7 +183,7 @@ class NodeLink:
         settings = self._roster.settings()
         self._agents.expect(places, {node: settings for node in places})
 
-    # For those who decide and act, from any thread
+    # Called from any thread
 
     def views(self) -> Mapping[str, AgentView]:
         return self._in_loop(self._agents.views)
@@ -202,22 +201,22 @@ class NodeLink:
         self._in_loop(lambda: self._agents.ask_slurmd(node))
 
     def validate(self, node: str, ask: str, partner: str = "") -> None:
-        """Tell a node to prove itself, and then together with a partner. The same order again does not start anew."""
+        """Order a node to validate itself, alone and with a partner. A repeated order does not restart it."""
         self._in_loop(lambda: self._validate(node, ask, partner))
 
     def rest(self, node: str, seconds: float) -> None:
-        """Have a node's agent let go of its GPUs for a while, so that they can be reset. Waits until it has."""
+        """Make a node's agent release its GPUs for a while, so that they can be reset. Blocks until it has."""
         self._ask(node, "rest", REST_S, seconds=str(seconds))
 
     def evidence(self, node: str) -> Mapping[str, str]:
-        """What a node can still tell, as files; one of them says why it is not all. Waits for it: not for the loop."""
+        """Return what a node still reports, as files; one says why it is incomplete. Blocks; not for the loop."""
         answer = self._ask(node, "evidence", EVIDENCE_S)
-        why = answer.error or ("" if answer.files else "it told nothing")
-        return {**answer.files, INCOMPLETE: f"its agent: {why}"} if why else answer.files
+        why = answer.error or ("" if answer.files else "it sent nothing")
+        return {**answer.files, INCOMPLETE: f"agent: {why}"} if why else answer.files
 
     def _ask(self, node: str, do: str, timeout_s: float, **arguments: str) -> OrderAnswer:
         if threading.get_ident() == self._loop:
-            raise RuntimeError("the loop cannot wait for an answer that only it can hear")
+            raise RuntimeError("the loop cannot wait for an answer that it has to receive itself")
         answers: queue.SimpleQueue[OrderAnswer] = queue.SimpleQueue()
         self._in_loop(lambda: self._agents.order(node, do, answers.put, timeout_s=timeout_s, arguments=arguments))
         try:
@@ -225,14 +224,14 @@ class NodeLink:
         except queue.Empty:
             return OrderAnswer(node, OrderEnd.CONTROLLER_BUSY)
 
-    # Validation
-
     def _validate(self, node: str, ask: str, partner: str) -> None:
         done = self._validations.get(node)
         if self._validating.get(node) == ask or (done and done.ask == ask):
             return
         self._validating[node] = ask
-        prove(self._agents, node, partner, lambda answer, findings: self._validated(node, ask, answer, findings))
+        validate_node(
+            self._agents, node, partner, lambda answer, findings: self._validated(node, ask, answer, findings)
+        )
 
     def _validated(self, node: str, ask: str, answer: OrderAnswer, findings: tuple[Finding, ...]) -> None:
         if answer.end.undecided:
@@ -248,31 +247,31 @@ class NodeLink:
         if self._validating.get(node) == ask:
             del self._validating[node]
 
-    # Threads
+    # Calls from other threads
 
     def _in_loop(self, do: Callable[[], _T]) -> _T:
         if threading.get_ident() == self._loop:
             return do()
         done: queue.SimpleQueue[tuple[_T | None, Exception | None]] = queue.SimpleQueue()
 
-        def errand() -> None:
+        def call() -> None:
             try:
                 done.put((do(), None))
-            except Exception as error:  # belongs to whoever asked, not to the loop
+            except Exception as error:  # belongs to the caller, not to the loop
                 done.put((None, error))
 
-        self._errands.put(errand)
-        with contextlib.suppress(BlockingIOError):  # it has been woken often enough
+        self._calls.put(call)
+        with contextlib.suppress(BlockingIOError):  # the loop is being woken already
             self._waker.send(b"!")
         value, error = done.get(timeout=60)
         if error is not None:
             raise error
         return value  # type: ignore[return-value]
 
-    def _run_errands(self) -> None:
+    def _run_calls(self) -> None:
         self._woken.recv(4096)
-        while not self._errands.empty():
-            self._errands.get()()
+        while not self._calls.empty():
+            self._calls.get()()
 
 
 def _now(check: str, result: Result) -> Finding:

@@ -1,4 +1,4 @@
-"""The life of a node."""
+"""The lifecycle of a node."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from enum import Enum
 
 
 class NodePhase(Enum):
-    """Where a node is between service and service."""
+    """The phase of a node in its lifecycle."""
 
     IN_SERVICE = "in service"
-    SUSPECTED = "suspected"  # something is wrong, and it is still in service
-    DRAINED = "drained"  # by us: nothing new starts there, what runs may end
-    DOWN = "down"  # it is gone; Slurm takes it out of its jobs
-    REPAIRING = "repairing"  # reset, rebooted or replaced: we wait for it
+    SUSPECTED = "suspected"  # a fault is suspected, and the node is still in service
+    DRAINED = "drained"  # by the controller: running jobs may end, no new ones start
+    DOWN = "down"  # it is lost; Slurm removes it from its jobs
+    REPAIRING = "repairing"  # reset, rebooted or replaced, and not back yet
     VALIDATING = "validating"
-    GIVEN_UP = "given up"  # drained, and a person is needed
+    GIVEN_UP = "given up"  # drained until an administrator repairs it
     SPARE = "spare"  # validated, kept out of scheduling
     LENT = "lent"  # a spare that was released for a run
-    UNKNOWN = "unknown"  # what a controller of another version says
+    UNKNOWN = "unknown"  # reported by a controller of another version
 
     @classmethod
     def _missing_(cls, value: object) -> NodePhase | None:
-        """Read journals and controllers from before `mending` became `repairing`."""
+        """Accept `mending`, which older journals and controllers use for `repairing`."""
         return cls.REPAIRING if value == "mending" else None
 
     @classmethod
     def told(cls, value: object) -> NodePhase:
-        """Return the phase that a controller names; a word that is not known here is UNKNOWN."""
+        """Return the phase that a controller reports; UNKNOWN if this version does not know it."""
         try:
             return cls(value)
         except ValueError:
@@ -34,7 +34,7 @@ class NodePhase(Enum):
 
     @property
     def out(self) -> bool:
-        """Out of service by our hand, for a fault."""
+        """Return whether the controller keeps the node out of service for a fault."""
         return self in (
             NodePhase.DRAINED,
             NodePhase.DOWN,
@@ -44,11 +44,11 @@ class NodePhase(Enum):
         )
 
 
-# ---- Why something that ought to be done for a node is not.
+# Why an action is not carried out
 
 
 class HeldAction(Enum):
-    """`lasting`: until a person says or changes something, or an hour has passed."""
+    """Why an action is held back. `lasting`: until an administrator intervenes, or an hour has passed."""
 
     NO = ""
     PAUSED = "paused"
@@ -58,7 +58,7 @@ class HeldAction(Enum):
 
     @classmethod
     def of(cls, word: object) -> HeldAction:
-        """As a controller says it; of one that speaks otherwise nothing is known."""
+        """Return the reason that a controller reports; NO if this version does not know it."""
         return next((each for each in cls if each.value == word), HeldAction.NO)
 
     @property
@@ -67,5 +67,5 @@ class HeldAction(Enum):
 
     @property
     def ends_with_resume(self) -> bool:
-        """`dalsegno automation resume` lets it be done."""
+        """Return whether `dalsegno automation resume` lifts it."""
         return self in (HeldAction.PAUSED, HeldAction.HOUR)

@@ -1,4 +1,4 @@
-"""What may be done, how much of it, and how long we wait. Data, from the cluster file and the target."""
+"""What recovery may do, how often, and how long it waits: settings from the cluster file and the target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AUTO, OBSERVE, OFF = "auto", "observe", "off"
 
 @dataclass(frozen=True)
 class Policy:
-    """Times in seconds. `can` is what the target is able to do for a node."""
+    """The recovery policy. Times are in seconds. `can` is what the target supports."""
 
     mode: str = AUTO
     max_out: float = 0.25
@@ -27,30 +27,35 @@ class Policy:
     reboots_per_day: int = 5
     reboots_apart_s: float = 7200.0
     replaces_per_fault: int = 3
-    breaker: int = 10  # replacements in a partition that failed, one after the other
+    breaker: int = 10  # failed replacements in a row in a partition
     can: frozenset[Remedy] = frozenset({Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE})
-    caps: Mapping[str, Remedy] = field(default_factory=dict)  # check -> the most that may be done for it
-    off: frozenset[str] = frozenset()  # checks that say nothing
+    caps: Mapping[str, Remedy] = field(default_factory=dict)  # check -> the heaviest remedy allowed for it
+    off: frozenset[str] = frozenset()  # disabled checks
     spares: frozenset[str] = frozenset()
-    slurm_users: frozenset[str] = SLURM_USERS  # empty: all drains but ours are somebody's, as a platform's own
+    slurm_users: frozenset[str] = SLURM_USERS  # empty: every drain but ours is an administrator's
     gone_remedy: Remedy = Remedy.REPLACE
-    gone_s: float = 0.0  # how long a lost node that is not off for certain may come back by itself; a cloud's: 60
-    boot_s: float = 60.0  # from the word to the first report; a cloud's: 1800
-    told_s: float = 15.0  # from the word until whoever was told has begun, or never will
-    validate_s: float = PHASE_S  # checks, load and the pair test
-    removal_s: float = 600.0  # for Slurm to take a node out of its jobs
-    person_s: float = 600.0  # for what only a person can mend to be mended, before we say so
-    burn_in_s: float = 86400.0  # a spare is validated again so often
-    steady_s: tuple[float, ...] = (5.0, 20.0, 80.0, 300.0)  # well again so long, at the first suspicion, the second ...
+    gone_s: float = 0.0  # how long a lost node may come back by itself unless it is certainly off; clouds: 60
+    boot_s: float = 60.0  # from the order to the first report; clouds: 1800
+    told_s: float = 15.0  # from the order until the target has begun, or never will
+    validate_s: float = PHASE_S  # for checks, load and the pair test
+    removal_s: float = 600.0  # for Slurm to remove a node from its jobs
+    person_s: float = 600.0  # for a fault that only an administrator can repair, before the node is given up
+    burn_in_s: float = 86400.0  # how often a spare is validated
+    steady_s: tuple[float, ...] = (
+        5.0,
+        20.0,
+        80.0,
+        300.0,
+    )  # time without faults after the first suspicion, the second ...
     relapse_s: float = 600.0  # ... if it was in service for less than this in between
-    retry_s: float = 2.0  # after an action that failed; doubled each time
-    capacity_s: float = 600.0  # after a replacement that was refused
-    doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # no job goes on on such a node
-    passing: frozenset[str] = frozenset({"file-systems", "host-names", "munge", "clock", "disk", "inodes"})  # once they
-    # pass again the node is as good as before: a run that has not left it yet need not
-    quick_s: float = 10.0  # a job that fails so soon ...
-    quick_failures: int = 3  # ... so often ...
-    quick_window_s: float = 300.0  # ... within so long
+    retry_s: float = 2.0  # after a failed action; doubled each time
+    capacity_s: float = 600.0  # after a refused replacement
+    doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # no job can continue on such a node
+    # Faults that leave no damage: once the check passes again, runs that are still on the node can stay.
+    passing: frozenset[str] = frozenset({"file-systems", "host-names", "munge", "clock", "disk", "inodes"})
+    quick_s: float = 10.0  # a job that fails this soon ...
+    quick_failures: int = 3  # ... this often ...
+    quick_window_s: float = 300.0  # ... within this time
 
     @classmethod
     def of(
@@ -61,7 +66,7 @@ class Policy:
         slurm_users: frozenset[str] = SLURM_USERS,
         **times: float,
     ) -> Policy:
-        """From the cluster file, and what its target can do."""
+        """Build the policy from the cluster file and what its target supports."""
         caps = {name: Remedy(check.action) for name, check in health.checks.items() if check.action}
         return cls(
             health.mode, health.max_out, health.per_hour, health.reboots_per_fault, health.reboots_per_day,
@@ -70,32 +75,32 @@ class Policy:
         )  # fmt: skip
 
     def remedy(self, fault: NodeFault) -> Remedy:
-        """What may be done for it."""
+        """Return what may be done for a fault."""
         cap = self.caps.get(fault.check, Remedy.REPLACE)
         return cap if cap < fault.remedy else fault.remedy
 
 
-# ---- What the controller is told of its cluster by whoever starts it.
+# What the controller needs to know about its cluster
 
 
 class ControllerSite(Protocol):
-    """One cluster. Its policy may change while the controller runs: it is asked for again."""
+    """One cluster. Its policy may change while the controller runs, so it is read again each time."""
 
     @property
     def slurm(self) -> SlurmActions: ...
 
     @property
     def target(self) -> object:
-        """It may be able to reset, reboot and replace nodes: its type tells."""
+        """The target, which may support resetting, rebooting and replacing nodes; its type tells."""
         ...
 
     @property
     def slurm_users(self) -> frozenset[str]:
-        """Under whom Slurm's daemons write why they take a node out of service."""
+        """The users under which Slurm's daemons take nodes out of service."""
         ...
 
     def policy(self) -> Policy: ...
 
     def is_being_changed(self) -> bool:
-        """Whether an `up` or a `down` is at work: what it does to nodes is no fault of theirs."""
+        """Return whether `up` or `down` is running: what it does to nodes is not a fault."""
         ...

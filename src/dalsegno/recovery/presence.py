@@ -1,8 +1,8 @@
-"""Who is there: silence, then a probe, then the verdict. Pure: times (monotonic) come in, verdicts go out.
+"""Presence of nodes: silence, then a probe, then the verdict. Pure: monotonic times in, verdicts out.
 
-A beat is due every 0.4 s. After a second of silence, or at once when a connection breaks, the node's host and
-its slurmd are asked. A node is gone only when both left a whole probe without an answer; whoever answers shows that the
-node lives, whatever has become of its agent.
+A heartbeat is due every 0.4 s. After a second of silence, or at once when a connection breaks, the node's host and its
+slurmd are probed. A node is gone only if neither answers during a whole probe. Any answer shows that the node is
+alive, whatever the state of its agent.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from dalsegno.recovery.facts import Facts
 from dalsegno.targets.base import CanSeePower
 
 LOOK_S = 0.05  # how often `look` is called
-LATE_S = 0.3  # a look that comes so much too late says more about us than about them
+LATE_S = 0.3  # if `look` is later than this, the controller itself was blocked
 SILENT_S = 1.0
 PROBE_S = 0.35  # how long a probe waits for answers
-AGAIN_S = 0.5  # from one probe of a silent node to the next
-SLOWLY_S = 2.0  # the same for nodes about which all is said
-STUCK_S = 10.0  # an agent that says nothing for so long, though its host answers, is as good as dead
-NEW_S = 15.0  # how long a node may take to be heard of for the first time
-KNOWN_S = 5.0  # the same where a former controller has heard of it, as long as we hear others: no word of any kind
+AGAIN_S = 0.5  # between probes of a silent node
+SLOWLY_S = 2.0  # between probes of a node whose state is settled
+STUCK_S = 10.0  # an agent that is silent for this long while its host answers is taken for dead
+NEW_S = 15.0  # how long a node may take until it is first heard
+KNOWN_S = 5.0  # the same for a node that the last controller has heard, provided others are heard
 
 
 @dataclass(frozen=True)
 class NodeSign:
-    """What is known of one node."""
+    """The signs of life of one node."""
 
     presence: Presence
     since: float
-    heard: float  # its agent's last word, or when silence began to count
+    heard: float  # last message of its agent, or when silence began to count
     probe: float  # when the next one is due
     probing: bool = False
-    known: bool = False  # to a controller before us
-    broken: bool = False  # its connection is: it need not be waited for
+    known: bool = False  # to the last controller
+    broken: bool = False  # its connection is broken, so there is no reason to wait for it
     host: bool | None = None
     slurmd: bool | None = None
 
 
 @dataclass(frozen=True)
 class PresenceLook:
-    """Nodes to probe now. Late: what was being asked before counts for nothing."""
+    """Nodes to probe now. Late: probes in progress are void."""
 
     probe: tuple[str, ...] = ()
     late: bool = False
@@ -57,13 +57,13 @@ class Attendance:
         self._looked: float | None = None
 
     def expect(self, node: str, now: float) -> None:
-        """A node that ought to be there; one that is known stays as it is."""
+        """Add a node; one that is known stays as it is."""
         if node not in self.signs:
             self.signs[node] = NodeSign(Presence.NEVER, now, now, now + NEW_S)
 
     def remember(self, nodes: Iterable[str], now: float) -> None:
-        """A former controller has had these in service: what was lost while nobody looked need not be waited for as
-        long as what is new."""
+        """Mark nodes that were in service under the last controller: a loss since then is detected sooner than for new
+        nodes."""
         for node in nodes:
             sign = self.signs.get(node)
             if sign and sign.presence is Presence.NEVER and not sign.known:
@@ -73,7 +73,7 @@ class Attendance:
         self.signs.pop(node, None)
 
     def beat(self, node: str, now: float) -> None:
-        """Its agent has said something."""
+        """Record a message of its agent."""
         if sign := self.signs.get(node):
             since = sign.since if sign.presence is Presence.CONNECTED else now
             self.signs[node] = NodeSign(
@@ -81,18 +81,18 @@ class Attendance:
             )
 
     def broke(self, node: str, now: float) -> None:
-        """Its connection has ended."""
+        """Record that its connection has ended."""
         sign = self.signs.get(node)
         if sign and sign.presence in (Presence.CONNECTED, Presence.SILENT):
             self.signs[node] = replace(_turned(sign, Presence.SILENT, now), broken=True, probe=now, slurmd=None)
 
     def answered(self, node: str, now: float, *, host: bool | None, slurmd: bool | None) -> None:
-        """A probe is over: who has answered it. None: it could not be asked, or needed not."""
+        """Record the result of a probe. None: not asked, or could not be asked."""
         sign = self.signs.get(node)
         if sign is None:
             return
         sign = replace(sign, probing=False, slurmd=sign.slurmd if slurmd is None else slurmd)
-        # One that was heard of meanwhile needs no witness, and a probe that we could not make is none.
+        # A node that was heard meanwhile needs no verdict, and a probe that could not be sent proves nothing.
         if sign.presence is not Presence.CONNECTED and (host is not None or slurmd):
             alive = bool(host or slurmd)
             turned = _turned(replace(sign, host=host), _verdict(sign, alive, now, self._grace_s(sign)), now)
@@ -100,17 +100,17 @@ class Attendance:
         self.signs[node] = sign
 
     def _grace_s(self, sign: NodeSign) -> float:
-        """Whoever hears nobody may be cut off, or have booted with all the others."""
+        """Return how long a node may stay silent: longer if no node is heard, as the controller may be cut off."""
         hears = sign.known and any(each.presence is Presence.CONNECTED for each in self.signs.values())
         return KNOWN_S if hears else NEW_S
 
     def ask(self, node: str, now: float) -> None:
-        """Have a node probed at the next look, its slurmd with it."""
+        """Probe a node at the next look, its slurmd included."""
         if sign := self.signs.get(node):
             self.signs[node] = replace(sign, probe=now, slurmd=None)
 
     def look(self, now: float) -> PresenceLook:
-        """Called again and again. After a pause of our own all are forgiven one period."""
+        """Return the nodes to probe; called every `LOOK_S`. If the controller was blocked, all periods start again."""
         late = self._looked is not None and now - self._looked > LOOK_S + LATE_S
         self._looked = now
         if late:
@@ -147,16 +147,15 @@ def _turned(sign: NodeSign, presence: Presence, now: float) -> NodeSign:
     return sign if sign.presence is presence else replace(sign, presence=presence, since=now)
 
 
-# ---- Which lost nodes are off for certain, by the word of whoever keeps their machines: those need not be waited
-# for.
+# Nodes that are certainly off need no grace period
 
 
-JUST_S = 10.0  # a node that was heard so lately is looked at closely: of others it does not matter any more
-MOST_S = 2.0  # for all questions of one look: when a rack is lost, other nodes wait meanwhile
+JUST_S = 10.0  # only nodes that were heard this recently are asked about
+MOST_S = 2.0  # for all questions of one look: while a lost rack is asked about, other nodes wait
 
 
 def look_at_power(facts: Facts, target: object) -> Facts:
-    """Asked for nodes that were lost just now and are set down; where nobody knows, nothing is said."""
+    """Ask the target about nodes that were just lost and set down; nothing changes if it does not know."""
     nodes = facts.nodes or {}
     lost = [name for name, node in nodes.items() if node.gone and node.slurm.down and node.agent.quiet_s < JUST_S]
     if not lost or not isinstance(target, CanSeePower):

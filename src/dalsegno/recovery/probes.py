@@ -1,7 +1,7 @@
-"""Asking whether hosts and their slurmd answer: connects that hold nobody up, in the controller's own loop.
+"""Probe hosts and their slurmd with non-blocking connects, in the controller's loop.
 
-A kernel that lives accepts or refuses at once, whatever its processes do. slurmd is asked where its answer is wanted,
-and where the host gives none: it complains in its log of callers who say nothing.
+A running kernel accepts or refuses at once, whatever its processes do. slurmd is probed only if its answer is needed or
+the host does not answer: it logs an error for each connection without a message.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from dalsegno.recovery.presence import PROBE_S
 
-QUIET_PORT = 9  # where nobody listens
-TRIES = 6  # of one probe, each with fresh packets: on a line that loses a third each way, all are lost once in 3000
+QUIET_PORT = 9  # no service listens there
+TRIES = 6  # per probe, each with new packets: if a third is lost each way, all are lost once in 3000
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
@@ -25,10 +25,10 @@ Done = Callable[[str, "bool | None", "bool | None"], None]  # node, whether its 
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """Where a node is: an address, and no name. Port 0: its slurmd cannot be asked.
+    """The address of a node; not a host name. Port 0: its slurmd cannot be probed.
 
-    Shared: several nodes have this address, as on loopback ports. That its host answers says nothing of the node then:
-    it is there as long as its slurmd is.
+    Shared: several nodes have this address, as on loopback ports. An answer of the host then says nothing about the
+    node: it is up as long as its slurmd is.
     """
 
     address: str
@@ -45,7 +45,7 @@ class _Probe:
     host: bool | None = None
     slurmd: bool | None = None
     wants_slurmd: bool = False
-    socks: dict[socket.socket, bool] = field(default_factory=dict)  # -> whether it is slurmd that is asked
+    socks: dict[socket.socket, bool] = field(default_factory=dict)  # -> whether it is a connection to slurmd
 
     @property
     def settled(self) -> bool:
@@ -69,7 +69,7 @@ class Probes:
         self._settle(probe)
 
     def wake(self, now: float) -> float | None:
-        """Try again, and end, what is due; returns when the next one is."""
+        """Retry or end the probes that are due and return when the next one is."""
         for probe in list(self._under_way.values()):
             if now >= probe.began + PROBE_S:
                 self._last_look(probe)
@@ -79,7 +79,7 @@ class Probes:
         return min(map(_next, self._under_way.values()), default=None)
 
     def cancel(self) -> None:
-        """Forget all that is under way: nobody is told."""
+        """Drop all probes without a result."""
         for probe in list(self._under_way.values()):
             del self._under_way[probe.node]
             self._hang_up(probe)
@@ -95,11 +95,11 @@ class Probes:
     def _dial(self, probe: _Probe, port: int) -> None:
         slurmd, family = port != QUIET_PORT, family_of(probe.place.address)
         if family is None:
-            return  # asking for the address of a name could hold us up
+            return  # resolving a name could block
         try:
             sock = socket.socket(family)
         except OSError:
-            return  # no more sockets: our own fault
+            return  # no more sockets: a fault of this machine
         sock.setblocking(False)
         code = sock.connect_ex((probe.place.address, port))
         if code in _UNDER_WAY:
@@ -115,7 +115,7 @@ class Probes:
 
     def _take_answer(self, probe: _Probe, sock: socket.socket) -> None:
         if sock not in probe.socks:
-            return  # hung up in this very turn
+            return  # closed in this very turn
         slurmd = probe.socks.pop(sock)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         self._selector.unregister(sock)
@@ -123,7 +123,7 @@ class Probes:
         _take(probe, code, slurmd)
 
     def _last_look(self, probe: _Probe) -> None:
-        """What came while we did something else counts as well; what did not come is an answer now."""
+        """Collect answers that arrived while the loop was busy; a missing answer counts as a timeout."""
         with selectors.DefaultSelector() as ready:
             for sock in probe.socks:
                 ready.register(sock, selectors.EVENT_WRITE)
@@ -151,7 +151,7 @@ class Probes:
 
 
 def family_of(address: str) -> socket.AddressFamily | None:
-    """None if it is no address, but a name, say."""
+    """Return the family of an IP address; None for a host name."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError, ValueError):
             socket.inet_pton(family, address)
@@ -160,7 +160,7 @@ def family_of(address: str) -> socket.AddressFamily | None:
 
 
 def _take(probe: _Probe, code: int, slurmd: bool) -> None:
-    """A refusal is an answer of the host; what is our own fault says nothing of it."""
+    """Record one answer. A refusal is an answer of the host; a local error says nothing about it."""
     if code in (0, errno.ECONNREFUSED):
         probe.host = not probe.place.shared or code == 0
         if slurmd:

@@ -1,4 +1,4 @@
-"""The reasons we give Slurm: `dalsegno:<action>:<check>[<code>] <text>`. Whoever reads them knows whose they are."""
+"""Drain reasons: those written for Slurm, `dalsegno:<action>:<check>[<code>] <text>`, and those of others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from dalsegno.slurm.facts import NodeFlag, NodeInfo
 from dalsegno.slurm.parse.messages import SlurmReason, is_absence, parse_reason
 from dalsegno.slurm.render import SPARE_REASON
 
-# ---- Nodes that Slurm itself has taken out of service for a fault it met there, and what is done for them, as
-# data. Pure.
+# Nodes that Slurm itself took out of service
 
 
 CHECK = "slurm"
@@ -24,7 +23,7 @@ DRAIN, REBOOT = Remedy.DRAIN, Remedy.REBOOT
 
 @dataclass(frozen=True)
 class Rule:
-    """`remedies`: what is done the first time in a day, the second, and so on; after the last, a person is needed."""
+    """`remedies` are for the first time in a day, the second, and so on. After the last, an administrator is needed."""
 
     reason: SlurmReason
     remedies: tuple[Remedy, ...]
@@ -34,8 +33,8 @@ class Rule:
         return self.reason.value
 
 
-# A prolog that fails again although all checks pass is broken itself; processes that cannot be killed, and hardware
-# that has gone missing, may be there again after a boot.
+# A prolog that fails again although all checks pass is itself broken. A reboot may remove processes that cannot be
+# killed and bring back missing hardware.
 RULES = {
     reason: Rule(reason, remedies)
     for reason, remedies in {
@@ -51,33 +50,32 @@ RULES = {
 
 
 def rule_of(node: NodeInfo, slurm_users: Collection[str]) -> Rule | None:
-    """Return the rule for a node that Slurm took out of service; None for one that is in service, or a person's."""
+    """Return the rule for a node that Slurm took out of service; None for any other node."""
     out = node.draining or node.down or NodeFlag.INVALID_REG in node.flags
     return RULES.get(parse_reason(node.reason)) if out and node.reason_user in slurm_users else None
 
 
 def fault_of_drain(node: NodeInfo, rule: Rule, times: int) -> NodeFault | None:
-    """What is wrong by Slurm's word, where it said so that many times today before; None if a person is needed."""
+    """Return the fault of a node that Slurm drained `times` times earlier today; None if it needs an administrator."""
     return NodeFault(CHECK, rule.remedies[times], node.reason, rule.code) if times < len(rule.remedies) else None
 
 
-# ---- The reasons we give Slurm: `dalsegno:<action>:<check>[<code>] <text>`. Whoever reads them knows whose they
-# are.
+# Reasons that the controller writes
 
 
-LONGEST = 200  # more makes `sinfo -R` unreadable
+LONGEST = 200  # longer ones make `sinfo -R` unreadable
 _OURS = re.compile(r"dalsegno:(drain|reset|reboot|replace):([a-z][a-z0-9_-]*)(?:\[([^\]]*)\])?(?: (.*))?")
-# Under whom slurmctld, slurmd and slurmstepd write reasons.
+# The users under which slurmctld, slurmd and slurmstepd write reasons.
 SLURM_USERS = frozenset({"root", "slurm"})
 
 
 class Owner(Enum):
     """Who keeps a node out of service."""
 
-    NOBODY = "nobody"  # it is in service, or away
+    NOBODY = "nobody"  # it is in service, or absent
     US = "us"
     SPARE = "spare"
-    SLURM = "slurm"  # by itself, for a fault it met there
+    SLURM = "slurm"  # slurmctld or slurmd, for a fault it detected
     SOMEONE = "someone else"
 
 
@@ -87,7 +85,7 @@ def write_reason(fault: NodeFault) -> str:
 
 
 def read_reason(reason: str) -> NodeFault | None:
-    """The fault in a reason of ours; None in any other."""
+    """Parse a reason written by the controller; None for any other."""
     found = _OURS.fullmatch(reason)
     if not found:
         return None
@@ -95,7 +93,7 @@ def read_reason(reason: str) -> NodeFault | None:
 
 
 def slurm_users_of(told: Mapping[str, Any]) -> frozenset[str]:
-    """Under whom Slurm itself writes, by a controller's answer; without root it is whoever runs the cluster."""
+    """Return the users of Slurm's daemons from a controller's answer; without root it is the cluster's owner."""
     return frozenset(map(str, told.get("slurm_users", SLURM_USERS)))
 
 
@@ -124,17 +122,17 @@ _TAKEN = {
 }
 
 
-# ---- What a remark about a node is about, so that nobody has to read its text.
+# Subjects of remarks, so that no code has to read their text
 
 
 class Topic(Enum):
-    """The subjects of remarks that something depends on."""
+    """The subjects of remarks that code depends on."""
 
     OTHER = ""
     AGENT_SILENT = "agent-silent"
     AGENT_DEAD = "agent-dead"
     QUICK_FAILURES = "quick-failures"
-    SLURM_DRAIN = "slurm-drain"  # Slurm itself has taken the node out of service
+    SLURM_DRAIN = "slurm-drain"  # Slurm itself took the node out of service
 
     @classmethod
     def _missing_(cls, value: object) -> Topic:
@@ -143,11 +141,11 @@ class Topic(Enum):
 
 @dataclass(frozen=True)
 class Subject:
-    """One remark's topic, and what tells two remarks on the same topic apart."""
+    """The topic of a remark, and what distinguishes two remarks on the same topic."""
 
     topic: Topic = Topic.OTHER
-    network: bool = False  # the last report warned of the network
-    count: int = 0  # of jobs that failed
+    network: bool = False  # the last report has a network warning
+    count: int = 0  # of failed jobs
 
 
 ANYTHING = Subject()

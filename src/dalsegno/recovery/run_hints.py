@@ -1,7 +1,7 @@
-"""Which nodes a run has left, where its job's comment cannot say so.
+"""Which nodes a run has left, if its job's comment cannot say so.
 
 Without accounting Slurm (22.05) refuses every change of a job that has lost a node ("the DB index is being set"). The
-run's own status tells the same. It is a file of the user's: believed only of that user's own job.
+run's status holds the same information. It is a user's file, so it counts only for that user's own job.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MOST_BYTES = 1 << 20
 
 
 def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, RunRecord]) -> JobInfo:
-    """The job as its comment would tell of it; `wanted` are nodes that are to be mended."""
+    """Return the job with the comment that it should have; `wanted` are nodes that need repair."""
     record = runs.get(job.name)
     here = frozenset(wanted) & set(job.nodes)
     comment = read_comment(job.comment)
     if not here or not record or comment is None or comment.left or not is_active(job):
         return job
     status = read_hint(RunFolder(Path(record.folder)).status, record.uid)
-    if status is None or not status.nodes:  # a run of srun's own tasks names none, and needs all that it has
+    if status is None or not status.nodes:  # a run of srun's own tasks lists none, and needs all its nodes
         return job
     if status.phase is not RunPhase.RUNNING or job.id not in status.jobs or job.uid != record.uid:
         return job
@@ -42,7 +42,7 @@ def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, RunRecor
 
 
 def read_hint(path: Path, uid: int) -> RunStatus | None:
-    """A user's file, read as root: a plain one, the user's own, and not for long; None for anything else."""
+    """Read a user's status file as root: only a regular file of that user, up to a size limit; else None."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -59,13 +59,13 @@ def read_hint(path: Path, uid: int) -> RunStatus | None:
         os.close(handle)
 
 
-# ---- What of the checks' findings is written down: that one fails, warns, or passes again. Not that it still does.
+# Check results that are recorded: changes of a verdict
 
 
-MOST, CALM_S = 4, 120.0  # words about a check in so long: some cannot make up their mind
-_TOLD = (Verdict.PASSED, Verdict.WARNED, Verdict.FAILED)  # unknown is neither, and no news
+MOST, CALM_S = 4, 120.0  # records of one check within this time: some checks alternate
+_TOLD = (Verdict.PASSED, Verdict.WARNED, Verdict.FAILED)  # unknown says nothing about the node
 
-State = tuple[Verdict, "str | None"]  # and the code of what failed; None: nobody remembers it
+State = tuple[Verdict, "str | None"]  # with the code of the failure; None: not remembered
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class News:
 
 @dataclass
 class CheckNews:
-    """Remembers what was told last of each check of each node, and when."""
+    """Remembers the last recorded state of each check of each node."""
 
     _told: dict[tuple[str, str], tuple[State, tuple[float, ...]]] = field(default_factory=dict)
 
     @classmethod
     def after(cls, told: Iterable[tuple[str, str, Verdict]]) -> CheckNews:
-        """Node, check and verdict, as they were last written down by the controller before this one."""
+        """Start from node, check and verdict as the last controller recorded them."""
         return cls({(node, check): ((verdict, None), ()) for node, check, verdict in told})
 
     def hear(self, node: str, findings: Iterable[Finding], now: float) -> list[News]:
@@ -98,7 +98,7 @@ class CheckNews:
         state = (result.verdict, result.code if result.verdict is Verdict.FAILED else "")
         lately = tuple(at for at in times if now - at < CALM_S)
         if before[1] is None and before[0] is state[0]:
-            before = state  # as the controller before this one knew it, so far as it is remembered
+            before = state  # the last controller recorded it without the code
             self._told[key] = (state, times)
         if state == before or len(lately) >= MOST:
             return None

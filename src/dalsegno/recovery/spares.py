@@ -1,7 +1,7 @@
-"""Spares of a partition: validated, kept out of scheduling, lent to the job that joins a run, and taken back. Pure.
+"""Spares of a partition: validated, kept out of scheduling, lent to a job that joins a run, and taken back. Pure.
 
-A spare comes with the highest priority, so a job's comment alone earns none. The job must belong to a run that we keep
-for the same user, and a run is lent as many spares as we have taken nodes from it.
+A spare comes with the highest priority, so a job's comment alone does not earn one. The job must belong to a run that
+the controller supervises for the same user, and a run is lent at most as many spares as nodes were taken from it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 
 from dalsegno.recovery.actions import Action, CloseLoan, Hold, Recall, Release, Turn, Validate
 from dalsegno.recovery.book import Book, NodeBook
-from dalsegno.recovery.facts import Facts, NodeFacts, is_active, joins
+from dalsegno.recovery.facts import Facts, NodeFacts, is_active, is_join_job
 from dalsegno.recovery.judge import find_fault
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
@@ -18,11 +18,11 @@ from dalsegno.recovery.reason import Owner
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.pending import parse_pending
 
-LOAN_S = 600.0  # a job that has not started on its spare by then does not get it
+LOAN_S = 600.0  # a job that has not started on its spare by then loses it
 
 
 def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Action]:
-    """Return the spares to release now, one for each job that waits for a node its run has lost."""
+    """Return the spares to release now, one for each job that waits for a node that its run has lost."""
     free = [node for node in (facts.nodes or {}).values() if _is_ready(node, book.of(node.name), facts, policy, now)]
     served = {own.lent_to for own in book.nodes.values() if own.phase is NodePhase.LENT}
     lent: dict[str, Action] = {}
@@ -40,8 +40,8 @@ def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Acti
 
 
 def is_owed(job: JobInfo, facts: Facts, book: Book, given: int = 0) -> bool:
-    """Whether a job waits for a node that its run has lost; `given` are those it is being given just now."""
-    if not joins(job) or job.state is not JobState.PENDING or parse_pending(job.reason).held_back:
+    """Return whether a job waits for a node that its run has lost; `given` spares are being released to the run now."""
+    if not is_join_job(job) or job.state is not JobState.PENDING or parse_pending(job.reason).held_back:
         return False
     run = facts.run_of(job)
     lives = any(is_active(each) and facts.run_of(each) == run for each in facts.jobs)
@@ -58,7 +58,7 @@ def _is_ready(node: NodeFacts, own: NodeBook, facts: Facts, policy: Policy, now:
 def keep_spare(
     node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, policy: Policy, now: float
 ) -> tuple[bool, Action | None]:
-    """Whether this is a matter of spares at all, and what is to be done then."""
+    """Return whether the node is handled as a spare, and the action for it."""
     if own.phase is NodePhase.LENT:
         return _lent(node, own, whose, facts, now)
     if whose is not Owner.SPARE or own.phase.out or find_fault(node, own, policy):
@@ -69,10 +69,10 @@ def keep_spare(
 
 
 def _lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, now: float) -> tuple[bool, Action | None]:
-    """Back among the spares when the job it was lent to has gone and it has nothing else to do.
+    """Decide for a lent spare: it returns to the spares when its job has ended and it has no other job.
 
-    slurmctld drains it again when it is started anew or reads its files again, where it is a spare: it is given back at
-    once, or its job would wait for it for ever, and a run would think ill of it.
+    When slurmctld restarts or reads its files again, it drains the spare again. It is released again at once: otherwise
+    its job would wait for ever, and the run would count the node as failing.
     """
     job = next((job for job in facts.jobs if job.id == own.lent_to and not job.state.ended), None)
     if job and whose is Owner.SPARE:
@@ -85,6 +85,6 @@ def _lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, now: float
             return True, CloseLoan(node.name)
     if job or node.busy or whose not in (Owner.NOBODY, Owner.SPARE):
         return False, None
-    if whose is Owner.SPARE:  # slurmctld has read its files again, where it is one
+    if whose is Owner.SPARE:  # slurmctld has read its files again, in which it is a spare
         return True, Turn(node.name, NodePhase.SPARE, "is a spare again")
     return True, Hold(node.name)

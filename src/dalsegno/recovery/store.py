@@ -1,7 +1,7 @@
-"""All that the controller must not forget, in one SQLite file: nodes, actions, events, budgets, passports.
+"""The controller's journal, one SQLite file: nodes, actions, events, budgets, GPUs.
 
-Every action is written down before it is done and after. One connection belongs to one thread; others may have their
-own, and what they write is seen at the next `look`.
+Every action is recorded before and after it is carried out. A connection belongs to one thread; others may open their
+own, and their changes are visible at the next `look`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.health import GpuIdentity, Verdict
 from dalsegno.recovery.actions import KINDS, Action, Note, Sight, Turn
 from dalsegno.recovery.book import DAY_S, Book, BudgetMark, MarkKind, NodeBook
-from dalsegno.recovery.change import begun, ended, sighted, turned
+from dalsegno.recovery.change import apply_change, apply_sight, begin_action, end_action
 from dalsegno.recovery.event import Event, EventKind, EventStage, jobs_in_old_text
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.run_hints import News
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 
-# ---- The journal's file: its tables, and making it, for its owner alone.
+# The file and its tables
 
 
 BUSY_S = 10.0  # how long one connection waits for another's write
@@ -49,18 +49,18 @@ CREATE TABLE IF NOT EXISTS checks (
 CREATE INDEX IF NOT EXISTS checks_of_node ON checks (node, id);
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-# What files that were made before lack.
+# Columns that older files lack.
 _ADDED = {"stage": "TEXT NOT NULL DEFAULT ''", "jobs": "TEXT"}
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """Two who make the file at the same moment disturb each other, and SQLite does not wait there by itself."""
+    """Open the journal. Retry if two processes create it at once: SQLite does not wait in that case."""
     until = time.monotonic() + BUSY_S
     while True:
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         try:
             os.chmod(path, 0o600)
-            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # counts for a new file: what is dropped is given back
+            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # for a new file: space of deleted rows is returned
             db.execute("PRAGMA journal_mode=WAL")
             db.execute(f"PRAGMA journal_size_limit={MOST_WAL_BYTES}")
             db.execute("PRAGMA synchronous=FULL")
@@ -83,18 +83,15 @@ def _add_columns(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
-# ---- All that the controller must not forget, in one SQLite file: nodes, actions, events, budgets, passports.
-
-
-MOST_EVENTS = 1000  # of one answer
-MOST_KEPT = 100_000  # events, actions and what checks found; the oldest go once a day
+MOST_EVENTS = 1000  # in one answer
+MOST_KEPT = 100_000  # events, actions and check results; the oldest are deleted once a day
 _EVENT = "id, at, node, kind, text, stage, jobs"
-MARKS_KEPT_S = 60 * DAY_S  # those of the last 30 days count
+MARKS_KEPT_S = 60 * DAY_S  # only those of the last 30 days count
 
 
 @dataclass(frozen=True)
 class CheckEvent:
-    """A check that failed, warned, or passes again."""
+    """A recorded check result: failed, warned, or passed again."""
 
     at: float
     node: str
@@ -105,7 +102,7 @@ class CheckEvent:
 
 @dataclass(frozen=True)
 class Passport:
-    """A GPU: where it was seen, since when, and whether we have sent it away."""
+    """A GPU: where it was seen, since when, and whether its machine was replaced."""
 
     uuid: str
     node: str
@@ -117,7 +114,7 @@ class Passport:
 
 
 class Journal:
-    """The file, and the book as it was last read."""
+    """The journal file, and the book as it was last read."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -125,17 +122,17 @@ class Journal:
             self._version = self._data_version()
             self.book = self._read_book()
         except (sqlite3.Error, OSError, ValueError) as error:
-            hint = "move it away: the controller then begins anew, and takes over what Slurm's drain reasons tell"
+            hint = "move the file away: the controller then starts a new one from Slurm's drain reasons"
             raise DalsegnoError(f"{path} cannot be read: {error}", hint=hint) from error
 
     def close(self) -> None:
         self.db.close()
 
     def tidy(self, now: float | None = None) -> None:
-        """Drop what nobody will ask for any more.
+        """Delete old rows.
 
-        What is not finished stays, however old it is, and so does the last verdict of every check of a node: whatever
-        follows is compared with it.
+        Unfinished actions are kept, however old, and so is the last verdict of every check of a node: the next one is
+        compared with it.
         """
         old = (time.time() if now is None else now) - MARKS_KEPT_S
         with self._changing(self.book):
@@ -155,19 +152,19 @@ class Journal:
     # Reading
 
     def look(self) -> Book:
-        """The book, read again where another connection has written."""
+        """Return the book, read again if another connection has written."""
         if self._data_version() != self._version:
             self._version = self._data_version()
             self.book = self._read_book()
         return self.book
 
     def action(self, id: str) -> tuple[Action, float] | None:
-        """What was begun, and when."""
+        """Return an action that was begun, and when."""
         row = self.db.execute("SELECT kind, body, begun_at FROM actions WHERE id = ?", (id,)).fetchone()
         return (facts_from_json(KINDS[row[0]], json.loads(row[1])), row[2]) if row else None
 
     def events(self, since: int = 0, node: str = "", most: int = MOST_EVENTS) -> list[Event]:
-        """Those after the one with this id, the oldest first."""
+        """Return the events after the one with this id, oldest first."""
         where = "id > ? AND node = ?" if node else "id > ?"
         rows = self.db.execute(
             f"SELECT {_EVENT} FROM events WHERE {where} ORDER BY id LIMIT ?",
@@ -176,19 +173,19 @@ class Journal:
         return [_event(*row) for row in rows]
 
     def last_events(self, node: str, most: int) -> list[Event]:
-        """The last ones of a node, the oldest first."""
+        """Return the last events of a node, oldest first."""
         rows = self.db.execute(f"SELECT {_EVENT} FROM events WHERE node = ? ORDER BY id DESC LIMIT ?", (node, most))
         return [_event(*row) for row in rows][::-1]
 
     def last_checks(self, node: str, most: int) -> list[CheckEvent]:
-        """What its checks last found that was new, the oldest first."""
+        """Return the last recorded check results of a node, oldest first."""
         rows = self.db.execute(
             "SELECT at, node, name, verdict, text FROM checks WHERE node = ? ORDER BY id DESC LIMIT ?", (node, most)
         )
         return [CheckEvent(*row) for row in rows][::-1]
 
     def last_verdicts(self) -> list[tuple[str, str, Verdict]]:
-        """Node, check and verdict: the last that was written down of each."""
+        """Return the last recorded verdict of each check, with node and check."""
         latest = "SELECT MAX(id) FROM checks GROUP BY node, name"
         rows = self.db.execute(f"SELECT node, name, verdict FROM checks WHERE id IN ({latest})")
         return [(node, name, Verdict(verdict)) for node, name, verdict in rows]
@@ -202,49 +199,49 @@ class Journal:
         )
         return [passport for row in rows if node in ("", (passport := Passport(*row)).node)]
 
-    # Writing: each is one transaction, whole or not at all
+    # Writing: each method is one transaction
 
     def begin(self, action: Action, now: float, partitions: tuple[str, ...] = ()) -> str:
-        """Written down before it is done."""
+        """Record an action before it is carried out and return its id."""
         id = os.urandom(6).hex()
-        with self._changing(begun(self.book, action, id, now, partitions)):
+        with self._changing(begin_action(self.book, action, id, now, partitions)):
             self.db.execute(
                 "INSERT INTO actions (id, node, kind, body, begun_at) VALUES (?, ?, ?, ?, ?)",
                 (id, action.node, type(action).__name__, json.dumps(facts_to_json(action)), now),
             )
             if action.slow:
-                text = f"begins to {action.words}"
+                text = f"starting to {action.summary}"
                 self._event(now, action.node, action.kind, text, EventStage.BEGUN, action.concerns)
         return id
 
     def end(
         self, id: str, action: Action, told: str, error: str, now: float, policy: Policy, partitions: tuple[str, ...]
     ) -> None:
-        """Written down after it was done, or has failed."""
-        with self._changing(ended(self.book, action, id, error, now, policy, partitions)):
+        """Record the outcome of an action."""
+        with self._changing(end_action(self.book, action, id, error, now, policy, partitions)):
             self.db.execute("UPDATE actions SET ended_at = ?, error = ?, told = ? WHERE id = ?", (now, error, told, id))
             text, stage = (action.failure(error), EventStage.FAILED) if error else (told, EventStage.DONE)
             self._event(now, action.node, action.kind, text, stage, action.concerns)
 
     def turn(self, action: Turn | Note, now: float, partitions: tuple[str, ...] = ()) -> None:
-        with self._changing(turned(self.book, action, now, partitions)):
-            self._event(now, action.node, action.kind, action.words, action.stage, action.concerns)
+        with self._changing(apply_change(self.book, action, now, partitions)):
+            self._event(now, action.node, action.kind, action.summary, action.stage, action.concerns)
 
     def sight(self, action: Sight, now: float) -> None:
-        book = sighted(self.book, action, now)
+        book = apply_sight(self.book, action, now)
         with self._changing(book):
             rows = [("blind", str(int(book.blind))), ("saw_at", str(book.saw_at))]
             self.db.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
-            self._event(now, "", action.kind, action.words)
+            self._event(now, "", action.kind, action.summary)
 
-    def notice(self, book: Book) -> None:
-        """What was only seen: no event."""
+    def record_seen(self, book: Book) -> None:
+        """Record what was only observed, without an event."""
         if book != self.book:
             with self._changing(book):
                 pass
 
-    def notice_gpus(self, node: str, gpus: Iterable[GpuIdentity], now: float) -> None:
-        """Who carries which GPUs now."""
+    def record_gpus(self, node: str, gpus: Iterable[GpuIdentity], now: float) -> None:
+        """Record the GPUs of a node."""
         rows = [(gpu.uuid, node, gpu.index, gpu.serial, gpu.model, now) for gpu in gpus if gpu.uuid]
         with self._changing(self.book):
             self.db.executemany(
@@ -254,27 +251,27 @@ class Journal:
                 rows,
             )
 
-    def notice_checks(self, news: Iterable[News], now: float) -> None:
+    def record_checks(self, news: Iterable[News], now: float) -> None:
         rows = [(now, each.node, each.check, each.verdict.value, each.text) for each in news]
         if rows:
             with self._changing(self.book):
                 self.db.executemany("INSERT INTO checks (at, node, name, verdict, text) VALUES (?, ?, ?, ?, ?)", rows)
 
     def forgive(self, name: str, who: str, now: float) -> list[Passport]:
-        """GPUs that were sent away may come back: the one of this id, or all of this node."""
+        """Allow replaced GPUs to come back: the one with this id, or all of this node."""
         self.look()
         found = [each for each in self.passports() if each.sent_away_at and name in (each.uuid, each.node)]
-        book = replace(self.book, lemons=self.book.lemons - {each.uuid for each in found})
+        book = replace(self.book, replaced_gpus=self.book.replaced_gpus - {each.uuid for each in found})
         with self._changing(book):
             for each in found:
                 self.db.execute("UPDATE passports SET sent_away_at = NULL WHERE uuid = ?", (each.uuid,))
                 self._event(
-                    now, each.node, EventKind.PASSPORT, f"GPU {each.uuid} is forgiven by {who}, and may come back"
+                    now, each.node, EventKind.PASSPORT, f"GPU {each.uuid} was forgiven by {who} and may come back"
                 )
         return found
 
     def pause(self, paused: bool, who: str, now: float) -> None:
-        """Resumed, what had failed too often may be tried again."""
+        """Pause or resume recovery. Resuming resets the limits."""
         self.look()
         marks = () if paused else (BudgetMark(MarkKind.RESUMED, "", now),)
         book = replace(self.book, paused=paused, marks=(*self.book.marks, *marks))
@@ -298,7 +295,7 @@ class Journal:
 
     @contextmanager
     def _changing(self, book: Book) -> Iterator[None]:
-        """One transaction with all in which the new book differs; in memory it counts once it is on disk."""
+        """One transaction that writes the changes of the book. The book in memory changes once they are on disk."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
             self._write_book(book)
@@ -320,7 +317,7 @@ class Journal:
                 self.db.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (name, body))
         for mark in book.marks[len(self.book.marks) :]:
             self.db.execute("INSERT INTO marks (at, body) VALUES (?, ?)", (mark.at, json.dumps(facts_to_json(mark))))
-        for uuid in book.lemons - self.book.lemons:
+        for uuid in book.replaced_gpus - self.book.replaced_gpus:
             self.db.execute(
                 "INSERT INTO passports VALUES (?, '', 0, '', '', 0, strftime('%s'))"
                 " ON CONFLICT (uuid) DO UPDATE SET sent_away_at = excluded.sent_away_at",
@@ -330,14 +327,14 @@ class Journal:
     def _read_book(self) -> Book:
         nodes = [facts_from_json(NodeBook, json.loads(body)) for (body,) in self.db.execute("SELECT body FROM nodes")]
         (latest,) = self.db.execute("SELECT COALESCE(MAX(at), 0) FROM marks").fetchone()
-        old = latest - 30 * DAY_S  # long after they count for nothing
+        old = latest - 30 * DAY_S  # older marks no longer count
         marks = self.db.execute("SELECT body FROM marks WHERE at > ? ORDER BY id", (old,)).fetchall()
-        lemons = self.db.execute("SELECT uuid FROM passports WHERE sent_away_at IS NOT NULL").fetchall()
+        replaced_gpus = self.db.execute("SELECT uuid FROM passports WHERE sent_away_at IS NOT NULL").fetchall()
         settings = dict(self.db.execute("SELECT name, value FROM settings").fetchall())
         return Book(
             {node.node: node for node in nodes},
             tuple(facts_from_json(BudgetMark, json.loads(body)) for (body,) in marks),
-            frozenset(uuid for (uuid,) in lemons),
+            frozenset(uuid for (uuid,) in replaced_gpus),
             settings.get("paused") == "1",
             settings.get("blind") == "1",
             float(settings.get("saw_at", 0)),
@@ -348,6 +345,6 @@ class Journal:
 
 
 def _event(id: int, at: float, node: str, kind: str, text: str, stage: str, jobs: str | None) -> Event:
-    """Return the event of one row; those written before do not name their jobs."""
+    """Return the event of one row. Older rows do not list their jobs."""
     named = jobs_in_old_text(text) if jobs is None else tuple(json.loads(jobs))
     return Event(id, at, node, EventKind(kind), text, EventStage(stage), named)

@@ -1,7 +1,7 @@
-"""The controller's socket, open to every user of the machine: who calls, the kernel tells; none can hold up another.
+"""The controller's socket, open to every user of the machine. The kernel identifies the caller.
 
-One request of a user is answered in one turn of the controller's loop. The time that answers take is charged to the
-user who asked: beyond its share, a user's next requests wait, and nobody else's do.
+One request of a user is answered in one turn of the controller's loop. The time of answers is charged to the user:
+beyond their share, their next requests wait, and requests of others do not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.book import Book, NodeBook
-from dalsegno.recovery.budget import taken_within_the_hour
+from dalsegno.recovery.budget import count_taken_last_hour
 from dalsegno.recovery.client import MOST_ANSWER
 from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.phase import NodePhase
@@ -34,12 +34,12 @@ from dalsegno.wire.peer import uid_of
 
 MOST_CALLERS = 128
 MOST_PER_USER = 48
-CALL_S = 10.0  # a caller that has not said and heard all by then is cut off
-MOST_BYTES = 1 << 16  # of one caller: no request of ours is near it
+CALL_S = 10.0  # a caller that has not finished by then is disconnected
+MOST_BYTES = 1 << 16  # per caller: our requests are far shorter
 ACCEPT_AT_ONCE = 32
-BURST_S, SHARE = 1.0, 0.1  # of the loop's time, for the requests of one user
+BURST_S, SHARE = 1.0, 0.1  # share of the loop's time for the requests of one user
 TURN_S = 0.05  # for the answers of one turn
-LEAST_S = 0.001  # that a request counts for
+LEAST_S = 0.001  # minimum charge for a request
 
 Answer = Callable[[int, Message], Message]  # uid, request -> answer
 
@@ -51,8 +51,8 @@ class Caller:
     until: float  # monotonic
     reader: Reader = field(default_factory=lambda: Reader(MOST_BYTES))
     received: int = 0
-    request: bytes | None = None  # that waits for its answer
-    broken: str = ""  # why nothing more that it says can be understood: one answer says so, and is the last
+    request: bytes | None = None  # waiting for its answer
+    broken: str = ""  # why its input cannot be parsed any further; the last answer says so
     finished: bool = False
     unsent: bytearray = field(default_factory=bytearray)
 
@@ -62,12 +62,12 @@ class Caller:
 
     @property
     def waits(self) -> bool:
-        """Whether it has asked something, and has taken the last answer."""
+        """Return whether it waits for an answer and has read the previous one."""
         return not self.unsent and not self.finished and (self.request is not None or bool(self.broken))
 
 
 class UserSocket:
-    """Takes calls and has `answer` answer them. `turn` is called in every turn of the loop."""
+    """Accepts callers and answers them with `answer`. `turn` is called in every turn of the loop."""
 
     def __init__(
         self, path: Path, selector: selectors.BaseSelector, answer: Answer, say: Callable[[str], None]
@@ -75,8 +75,8 @@ class UserSocket:
         self.selector, self.answer, self.complaints = selector, answer, Complaints(say)
         self.callers: WaitingConnections[Caller] = WaitingConnections(MOST_CALLERS, MOST_PER_USER)
         self._allowances = Allowances(BURST_S, SHARE)
-        self._served_at: dict[int, float] = {}  # by uid, of those who wait
-        self.listener = listen_at(path, 0o666)  # everyone may knock: who it is, the kernel tells
+        self._served_at: dict[int, float] = {}  # by uid, of users who wait
+        self.listener = listen_at(path, 0o666)  # every user may connect: the kernel tells who it is
         self.listener.setblocking(False)
         selector.register(self.listener, selectors.EVENT_READ, lambda events: self._accept())
 
@@ -87,7 +87,7 @@ class UserSocket:
         self.listener.close()
 
     def turn(self) -> float | None:
-        """Answer one request of each user, and cut off callers whose time is over; returns when to look again."""
+        """Answer one request of each user, disconnect overdue callers, and return when to call again."""
         now = time.monotonic()
         for caller in self.callers.overdue(now):
             self._drop(caller)
@@ -103,7 +103,7 @@ class UserSocket:
         return min((at for at in (self.callers.next_deadline(), *again) if at is not None), default=None)
 
     def _wait_s(self, uid: int) -> float:
-        """How long a user has to wait; never the administrator, who has to stop what the others do."""
+        """Return how long a user has to wait; administrators never do, as they may have to stop the others."""
         return 0.0 if uid in (0, os.geteuid()) else self._allowances.of(uid).ready_in_s()
 
     def _accept(self) -> None:
@@ -111,7 +111,7 @@ class UserSocket:
             try:
                 sock, _ = self.listener.accept()
             except OSError:
-                return  # nobody is left, or gone before we looked
+                return  # no more callers, or the caller has gone
             sock.setblocking(False)
             caller = Caller(sock, uid_of(sock), time.monotonic() + CALL_S)
             excess = self.callers.add(caller)
@@ -120,7 +120,7 @@ class UserSocket:
                 self._drop(excess)
 
     def _watch(self, caller: Caller) -> None:
-        """Hear what the caller says, unless it has said something that is not answered yet; and speak to it."""
+        """Read from the caller unless one of its requests is unanswered, and write if there is something to send."""
         reading = 0 if caller.request is not None or caller.broken or caller.finished else selectors.EVENT_READ
         events = reading | (selectors.EVENT_WRITE if caller.unsent else 0)
         known = caller.sock in self.selector.get_map()
@@ -128,23 +128,23 @@ class UserSocket:
             if known:
                 self.selector.unregister(caller.sock)
         elif known:
-            self.selector.modify(caller.sock, events, lambda events: self._talk(caller, events))
+            self.selector.modify(caller.sock, events, lambda events: self._exchange(caller, events))
         else:
-            self.selector.register(caller.sock, events, lambda events: self._talk(caller, events))
+            self.selector.register(caller.sock, events, lambda events: self._exchange(caller, events))
 
-    def _talk(self, caller: Caller, events: int) -> None:
+    def _exchange(self, caller: Caller, events: int) -> None:
         if caller not in self.callers:
-            return  # dropped in this very turn, for another that came
+            return  # dropped in this very turn, in favour of another
         try:
-            if events & selectors.EVENT_READ and not self._hear(caller):
+            if events & selectors.EVENT_READ and not self._read(caller):
                 self._drop(caller)
                 return
-            self._speak(caller)
+            self._write(caller)
         except OSError:
             self._drop(caller)
 
-    def _hear(self, caller: Caller) -> bool:
-        """False when the caller has gone, or says more than any caller of ours would."""
+    def _read(self, caller: Caller) -> bool:
+        """Read from the caller; return False if it has gone or has sent too much."""
         data = caller.sock.recv(MOST_BYTES)
         caller.received += len(data)
         if not data or caller.received > MOST_BYTES:
@@ -161,17 +161,17 @@ class UserSocket:
 
     def _serve(self, caller: Caller) -> None:
         began = time.monotonic()
-        caller.unsent += self._answered(caller)
+        caller.unsent += self._make_answer(caller)
         caller.request = None
         if not caller.finished:
             self._next_request(caller)
         self._allowances.of(caller.uid).spend(max(time.monotonic() - began, LEAST_S))
         try:
-            self._speak(caller)
+            self._write(caller)
         except OSError:
             self._drop(caller)
 
-    def _answered(self, caller: Caller) -> bytes:
+    def _make_answer(self, caller: Caller) -> bytes:
         try:
             if caller.request is None:
                 raise BadFrame(caller.broken)
@@ -181,11 +181,11 @@ class UserSocket:
             return pack({"error": f"not a message: {error}", "hint": "is it the same version on both sides?"})
         try:
             return frame(encode(self.answer(caller.uid, message)), MOST_ANSWER)
-        except Exception:  # whatever a stranger's words do to us, the others' runs must go on being kept
-            self.complaints.about(f"a call of uid {caller.uid} that went wrong", traceback.format_exc())
-            return pack({"error": "the controller cannot answer this", "hint": "its log says why"})
+        except Exception:  # no input of one user may stop the controller for the others
+            self.complaints.about(f"request of uid {caller.uid} failed", traceback.format_exc())
+            return pack({"error": "the controller failed to answer", "hint": "see its log"})
 
-    def _speak(self, caller: Caller) -> None:
+    def _write(self, caller: Caller) -> None:
         if caller.unsent:
             with contextlib.suppress(BlockingIOError):
                 del caller.unsent[: caller.sock.send(caller.unsent)]
@@ -201,11 +201,11 @@ class UserSocket:
         caller.sock.close()
 
 
-# ---- What the controller tells of its nodes, and who may pause it.
+# Requests about nodes and automation
 
 
-MOST_EVENTS = 500  # of one answer: they must fit into one message
-LAST = 50  # events of a node that are shown with it
+MOST_EVENTS = 500  # in one answer: they must fit into one message
+LAST = 50  # events shown with a node
 _HINT = "use `events`, `automation`, `nodes` or `forgive`"
 
 
@@ -213,8 +213,8 @@ class Answers:
     """Requests `{"events": SINCE}`, `{"automation": WORD}`, `{"nodes": true}`, `{"node": NAME}` and
     `{"forgive": NODE-OR-GPU}`.
 
-    `changed` is called when someone has decided something; `partitions` are a node's. The journal is opened by the
-    thread that first asks.
+    `changed` is called after a user has changed something; `partitions` returns a node's partitions. The journal is
+    opened by the thread that first needs it.
     """
 
     WORDS = ("events", "automation", "nodes", "node", "forgive")
@@ -245,17 +245,17 @@ class Answers:
         if set(request) == {"automation"}:
             return self._automation(uid, request["automation"])
         if set(request) == {"nodes"} and request["nodes"] is True:
-            return {"nodes": [tell_node(own) for own in self.store.look().nodes.values()], **self._slurm_users()}
+            return {"nodes": [node_message(own) for own in self.store.look().nodes.values()], **self._slurm_users()}
         if set(request) == {"node"} and isinstance(request["node"], str):
             return self._node(request["node"])
         if set(request) == {"forgive"} and isinstance(request["forgive"], str):
             return self._forgive(uid, request["forgive"])
-        raise DalsegnoError("the controller does not understand this", hint=_HINT)
+        raise DalsegnoError("unknown request", hint=_HINT)
 
     def _events(self, since: object) -> Message:
-        """Those after this number; a negative one asks for so many of the last."""
+        """Return the events after this id; a negative number asks for that many of the last ones."""
         if type(since) is not int or abs(since) > 1 << 53:
-            raise DalsegnoError("`events` is asked for with the number of the last one that is known", hint="0: all")
+            raise DalsegnoError("`events` must be the id of the last known event", hint="use 0 for all events")
         first = since if since >= 0 else max(self.store.last_event() + since, 0)
         return {"events": [event.message() for event in self.store.events(first, most=MOST_EVENTS)]}
 
@@ -265,15 +265,15 @@ class Answers:
             self.store.pause(word == "pause", _name(uid), time.time())
             self._changed()
         elif word != "status":
-            raise DalsegnoError(f"automation cannot `{word!s:.40}`", hint="pause, resume or status")
+            raise DalsegnoError(f"unknown automation command `{word!s:.40}`", hint="use pause, resume or status")
         book, policy, now = self.store.look(), self._policy(), time.time()
-        out = [tell_node(own) for own in book.nodes.values() if own.out]
-        suspected = [tell_node(own) for own in book.nodes.values() if own.phase is NodePhase.SUSPECTED]
+        out = [node_message(own) for own in book.nodes.values() if own.out]
+        suspected = [node_message(own) for own in book.nodes.values() if own.phase is NodePhase.SUSPECTED]
         return {
             "automation": "paused" if book.paused else "on",
             "mode": policy.mode,
             "per_hour": policy.per_hour,
-            "taken": {name: taken_within_the_hour(book, name, now) for name in partitions_of(book)},
+            "taken": {name: count_taken_last_hour(book, name, now) for name in partitions_of(book)},
             "out": out,
             "suspected": suspected,
         }
@@ -282,8 +282,8 @@ class Answers:
         _check_owner(uid, "forgive a GPU")
         found = self.store.forgive(name, _name(uid), time.time()) if name else []
         if not found:
-            hint = "`dalsegno nodes show NODE` lists a node's GPUs, and which of them were sent away"
-            raise DalsegnoError(f"no GPU {name!r:.80}, nor one of such a node, was sent away", hint=hint)
+            hint = "`dalsegno nodes show NODE` lists a node's GPUs, and which of them were replaced"
+            raise DalsegnoError(f"{name!r:.80} is neither a replaced GPU nor a node with one", hint=hint)
         self._changed()
         return {"forgiven": [asdict(each) for each in found]}
 
@@ -291,11 +291,11 @@ class Answers:
         book = self.store.look()
         own = book.nodes.get(name)
         if own is None:
-            raise DalsegnoError(f"the controller knows no node {name!r:.80}", hint="`dalsegno nodes` lists them")
+            raise DalsegnoError(f"unknown node {name!r:.80}", hint="`dalsegno nodes` lists them")
         ahead = forecast(own, self._partitions(name), book, self._policy(), time.time())
         return {
             **self._slurm_users(),
-            "node": tell_node(own),
+            "node": node_message(own),
             "ahead": ahead.message() if ahead else None,
             "gpus": [asdict(each) for each in self.store.passports(name)],
             "events": [event.message() for event in self.store.last_events(name, LAST)],
@@ -311,7 +311,7 @@ def _check_owner(uid: int, action: str) -> None:
         raise DalsegnoError(f"only root and the cluster's owner may {action}, not uid {uid}", hint="use sudo")
 
 
-def tell_node(own: NodeBook) -> Message:
+def node_message(own: NodeBook) -> Message:
     return {
         "node": own.node,
         "phase": own.phase.value,
@@ -328,7 +328,7 @@ def tell_node(own: NodeBook) -> Message:
 
 
 def partitions_of(book: Book) -> list[str]:
-    """Those of which something was taken out once."""
+    """Return the partitions of which a node was ever taken out of service."""
     return sorted({partition for mark in book.marks for partition in mark.partitions})
 
 

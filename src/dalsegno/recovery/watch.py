@@ -1,4 +1,4 @@
-"""The loop that looks after nodes: look, decide, do; in a thread of its own, so that nobody waits for Slurm."""
+"""The recovery loop: observe, decide, act, in a thread of its own, so that nothing else waits for Slurm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dalsegno.health import Finding, GpuIdentity
 from dalsegno.recovery.act import Hands, NodeAgents, do
 from dalsegno.recovery.actions import Action, Again, Found, Note, Sight, Turn
 from dalsegno.recovery.book import Book
-from dalsegno.recovery.change import noticed
+from dalsegno.recovery.change import record_seen
 from dalsegno.recovery.coordinators import RunRecord
 from dalsegno.recovery.decide import decide
 from dalsegno.recovery.facts import NOTHING, Facts, gather
@@ -26,9 +26,6 @@ from dalsegno.recovery.run_hints import CheckNews, with_hint
 from dalsegno.recovery.spares import is_owed
 from dalsegno.recovery.store import Journal
 from dalsegno.runs.coordinator.node_loss import to_be_mended
-
-# ---- One round: decide, and do what was decided, each action written down before and after.
-
 
 Work = Callable[[], None]
 
@@ -43,9 +40,9 @@ class ActionOutcome:
 
 @dataclass
 class Healer:
-    """`beside` has work done elsewhere, so that a machine that boots for minutes keeps no other node waiting.
+    """Carries out rounds. `beside` runs slow actions in the background, so that one rebooting machine delays no other.
 
-    The store is used by the thread that calls `round` and by no other.
+    The store is used only by the thread that calls `round`.
     """
 
     store: Journal
@@ -63,7 +60,7 @@ class Healer:
         self.checks = CheckNews.after(self.store.last_verdicts())
 
     def round(self, facts: Facts) -> list[Action]:
-        """Gives what was decided; none is left to do when nothing changes any more."""
+        """Decide and act once; return the actions, which are none when there is nothing left to do."""
         self.collect()
         self._notice(facts)
         actions = decide(facts, self.store.look(), self.policy, self.clock())
@@ -74,14 +71,14 @@ class Healer:
     def note_gpus(self, node: str, gpus: tuple[GpuIdentity, ...]) -> None:
         if self.gpus.get(node) != gpus:
             self.gpus[node] = gpus
-            self.store.notice_gpus(node, gpus, self.clock())
+            self.store.record_gpus(node, gpus, self.clock())
 
     def note_findings(self, node: str, findings: tuple[Finding, ...]) -> None:
         now = self.clock()
-        self.store.notice_checks(self.checks.hear(node, findings, now), now)
+        self.store.record_checks(self.checks.hear(node, findings, now), now)
 
     def collect(self) -> bool:
-        """Write down what was done beside us since; True if there was any."""
+        """Record the actions that finished in the background; return whether there were any."""
         found = False
         while not self.outcomes.empty():
             outcome = self.outcomes.get()
@@ -94,7 +91,7 @@ class Healer:
         if facts.nodes is None:
             return
         self.partitions = {name: node.slurm.partitions for name, node in facts.nodes.items()}
-        self.store.notice(noticed(self.store.look(), facts))
+        self.store.record_seen(record_seen(self.store.look(), facts))
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, (Turn, Note)):
@@ -113,9 +110,7 @@ class Healer:
             return
         begun, at = known
         if isinstance(action, Found):
-            self._end(
-                ActionOutcome(action.id, begun, f"was done before the controller was started again: {begun.words}", "")
-            )
+            self._end(ActionOutcome(action.id, begun, f"was done before the controller restarted: {begun.summary}", ""))
         else:
             self._run(action.id, begun, at)
 
@@ -139,49 +134,49 @@ def _outcome(id: str, action: Action, at: float, hands: Hands) -> ActionOutcome:
     try:
         return ActionOutcome(id, action, do(action, id, at, hands), "")
     except DalsegnoError as error:
-        return ActionOutcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # what the command said
-    except Exception as error:  # a target's own bug must not stop the care for all other nodes
+        return ActionOutcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # the command's own message
+    except Exception as error:  # a bug in a target must not stop the recovery of other nodes
         return ActionOutcome(id, action, "", f"{type(error).__name__}: {error}")
 
 
-# ---- The loop that looks after nodes: look, decide, do; in a thread of its own, so that nobody waits for Slurm.
-
-
 JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # below the cluster's state folder
-LARGE = 64  # nodes: asking Slurm for all of them costs a tenth of a second and more from here on
-QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # while a node is under our hands
-MISSED_S, LARGE_MISSED_S = 0.1, 0.5  # while one is missed, and a word of another must show that we hear
-CALM_S, LARGE_CALM_S = 3.0, 10.0  # else: agents ring at once when something happens
-AFTER_SILENCE_S = 2.0  # Slurm did not answer
-AT_ONCE = 20  # rounds without a pause while each brings something
-HANDS = 8  # slow things at a time
+LARGE = 64  # nodes: from here on, asking Slurm about all of them takes a tenth of a second or more
+QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # while a node is being repaired
+MISSED_S, LARGE_MISSED_S = (
+    0.1,
+    0.5,
+)  # while a node is missing, until a message of another shows that the controller is connected
+CALM_S, LARGE_CALM_S = 3.0, 10.0  # otherwise: agents report changes at once
+AFTER_SILENCE_S = 2.0  # when Slurm did not answer
+AT_ONCE = 20  # rounds without a pause while there is something to do
+HANDS = 8  # slow actions at a time
 
 Say = Callable[[str], None]
-Runs = Callable[[], Mapping[str, RunRecord]]  # those that the controller keeps
-TIDY_S = 24 * 3600.0  # how often the journal is tidied, beside when a controller starts
+Runs = Callable[[], Mapping[str, RunRecord]]  # runs of the controller
+TIDY_S = 24 * 3600.0  # how often old rows are deleted, beside when a controller starts
 
 
 class NodeWatch:
-    """Looks after the nodes of one cluster until it is closed."""
+    """Watches and repairs the nodes of one cluster until it is closed."""
 
     def __init__(self, folder: Path, site: ControllerSite, agents: NodeAgents, say: Say, runs: Runs = dict) -> None:
         self.folder, self.site, self.agents, self.say, self.runs = folder, site, agents, say, runs
         self._rung, self._closed = threading.Event(), False
-        self._pool = ThreadPoolExecutor(HANDS, thread_name_prefix="mend")
+        self._pool = ThreadPoolExecutor(HANDS, thread_name_prefix="repair")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
         self._complaint, self._is_new = "", True
-        self.policy = Policy(mode=OFF)  # until it was read
-        self.partitions: Mapping[str, tuple[str, ...]] = {}  # of each node, as Slurm said last
+        self.policy = Policy(mode=OFF)  # until it has been read
+        self.partitions: Mapping[str, tuple[str, ...]] = {}  # of each node, from Slurm's last answer
 
     def start(self) -> None:
         self._thread.start()
 
     def ring(self) -> None:
-        """Something has happened: look now. From any thread."""
+        """Request a round now. May be called from any thread."""
         self._rung.set()
 
     def close(self) -> bool:
-        """True when it has come to rest. What is under way is not waited for: the next one finds it in the journal."""
+        """Stop; return True when stopped. Actions under way are left to the next controller: they are recorded."""
         self._closed = True
         self.ring()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -192,7 +187,7 @@ class NodeWatch:
             store = Journal(self.folder / JOURNAL)
             store.tidy()
         except DalsegnoError as error:
-            self.say(f"nodes are not looked after: {error.what}. {error.hint}")
+            self.say(f"recovery is not running: {error.what}. {error.hint}")
             return
         site, evidence = self.site, self.folder / EVIDENCE
         hands = Hands(site.slurm, self.agents, site.target, evidence, site.slurm_users)
@@ -205,12 +200,12 @@ class NodeWatch:
                     store.tidy()
                 pause_s = self._look_after(healer)
             except DalsegnoError as error:
-                self._complain(f"nodes are left as they are: {error.what}")
+                self._complain(f"no action on nodes: {error.what}")
                 pause_s = CALM_S
-            except Exception:  # nodes must be looked after tomorrow too, whatever today's surprise is
+            except Exception:  # an unexpected error must not end recovery for good
                 import traceback
 
-                self.say(f"a round of looking after nodes went wrong\n{traceback.format_exc()}")
+                self.say(f"a recovery round failed\n{traceback.format_exc()}")
                 pause_s = CALM_S
             self._rung.wait(pause_s)
             self._rung.clear()
@@ -221,9 +216,9 @@ class NodeWatch:
             self._pool.submit(work).add_done_callback(lambda done: self.ring())
 
     def _look_after(self, healer: Healer) -> float:
-        """Rounds until none brings anything; returns how long nobody needs to look."""
+        """Run rounds until there is nothing to do; return how long to wait."""
         if self._is_new:
-            self.agents.remember(known_before(healer.store.look()))
+            self.agents.remember(nodes_in_service_before(healer.store.look()))
             self._is_new = False
         for _ in range(AT_ONCE):
             self._rung.clear()
@@ -241,15 +236,15 @@ class NodeWatch:
         return QUICK_S
 
     def look(self, underway: frozenset[str] = frozenset()) -> Facts:
-        """What is so now. An answer that does not come is no answer."""
+        """Observe nodes and jobs. If Slurm does not answer, nothing is known."""
         at = time.time()
         try:
             nodes, queue = self.site.slurm.nodes(), self.site.slurm.queue(ended=True)
         except DalsegnoError as error:
-            self._complain(f"Slurm does not answer; nodes are left as they are: {error.what}")
+            self._complain(f"Slurm does not answer; no action on nodes: {error.what}")
             return NOTHING
         if queue.unreadable:
-            self._complain(f"{queue.unreadable} jobs of Slurm's queue could not be read, and are left out")
+            self._complain(f"{queue.unreadable} jobs of Slurm's queue could not be parsed and are ignored")
         else:
             self._complaint = ""
         self.partitions = {node.name: node.partitions for node in nodes}
@@ -259,19 +254,19 @@ class NodeWatch:
         return look_at_power(facts, self.site.target)
 
     def _complain(self, text: str) -> None:
-        """Once, until something else is wrong."""
+        """Log a problem once, until it changes."""
         if text != self._complaint:
             self.say(text)
         self._complaint = text
 
 
-def known_before(book: Book) -> list[str]:
-    """Nodes that were heard of and in service when this was last written."""
+def nodes_in_service_before(book: Book) -> list[str]:
+    """Return the nodes that were heard and in service when the book was last written."""
     return [node.node for node in book.nodes.values() if node.seen and node.last_boot and not node.phase.out]
 
 
 def _note_reports(healer: Healer, facts: Facts) -> None:
-    """What agents say that must not be forgotten with them."""
+    """Record the findings and GPUs that agents report."""
     for name, node in (facts.nodes or {}).items():
         report = node.agent.report
         if report and node.connected:
@@ -281,7 +276,7 @@ def _note_reports(healer: Healer, facts: Facts) -> None:
 
 
 def pause_s(book: Book, facts: Facts) -> float:
-    """How soon to look again if nobody rings."""
+    """Return the time until the next round, unless a change is reported before."""
     nodes = facts.nodes or {}
     large = len(nodes) > LARGE
     known = [book.of(name) for name in nodes]

@@ -1,4 +1,4 @@
-"""All checks there are, in the order in which they are shown."""
+"""All health checks, in the order in which they are shown."""
 
 from dalsegno.health.checks.gpu import GPU_CHECKS, GPU_LINK_CHECKS, XID
 from dalsegno.health.checks.host import FABRIC_CHECKS, HOST_CHECKS, KERNEL_CHECKS, NETWORK

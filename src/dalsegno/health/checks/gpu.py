@@ -1,4 +1,4 @@
-"""Are the GPUs there, sound, cool, at speed and free?"""
+"""Checks of GPUs: present, sound, cool, at full speed, and free."""
 
 from __future__ import annotations
 
@@ -36,23 +36,20 @@ from dalsegno.health.world import NodeWorld
 from dalsegno.health.xids import SAYS_ITSELF, XidEvent, events, meaning, named_action, remedy_for
 from dalsegno.system.apart import NoAnswer
 
-# ---- What the judges of GPUs have in common.
+# Common parts of the judges
 
 
 def telling(gpus: Sequence[GpuFacts], field: str, what: str) -> list[GpuFacts]:
-    """Those that tell of it. None of them is no good news: NoAnswer."""
+    """Return the GPUs that report this field. Raises NoAnswer if there are none."""
     found = [gpu for gpu in gpus if getattr(gpu, field) is not None]
     if not found:
-        raise NoAnswer(f"no GPU tells {what}")
+        raise NoAnswer(f"no GPU reports {what}")
     return found
 
 
 def which(gpus: Iterable[GpuFacts]) -> str:
-    """`GPU 3 (1653724066759)`: the number changes with the machine, the serial number is on the card."""
+    """Return `GPU 3 (1653724066759)`: the index changes with the machine, the serial number is on the card."""
     return ", ".join(f"GPU {gpu.index}" + (f" ({gpu.serial})" if gpu.serial else "") for gpu in gpus)
-
-
-# ---- Are the GPUs there, sound, cool, at speed and free?
 
 
 BUSY_PERCENT = 90
@@ -64,37 +61,37 @@ def judge_count(count: GpuCount) -> Result:
     if lost:
         return failed(f"{which(lost)} does not answer; {there} of {max(wanted, len(count.gpus))} do", Remedy.REBOOT)
     if there < wanted:
-        return failed(f"{there} of {wanted} GPUs are there", Remedy.REBOOT)
+        return failed(f"{there} of {wanted} GPUs are present", Remedy.REBOOT)
     return passed(f"{there} GPU{'s' * (there != 1)}")
 
 
 def judge_ecc(gpus: Sequence[GpuFacts], *, corrected: float = 20_000_000) -> Result:
-    told = telling(gpus, "ecc_uncorrected", "its ECC errors")
-    if bad := [gpu for gpu in told if gpu.ecc_uncorrected]:
+    known = telling(gpus, "ecc_uncorrected", "its ECC errors")
+    if bad := [gpu for gpu in known if gpu.ecc_uncorrected]:
         return failed(f"uncorrected memory errors on {which(bad)}: {bad[0].ecc_uncorrected}", Remedy.RESET)
-    if many := [gpu for gpu in told if (gpu.ecc_corrected or 0) > corrected]:
+    if many := [gpu for gpu in known if (gpu.ecc_corrected or 0) > corrected]:
         return warned(f"{many[0].ecc_corrected} corrected memory errors on {which(many)}")
     return passed("no uncorrected memory errors")
 
 
 def judge_rows(gpus: Sequence[GpuFacts], *, rows: float = 512) -> Result:
-    told = telling(gpus, "remap_failed", "of remapped rows")
-    if bad := [gpu for gpu in told if gpu.remap_failed]:
+    known = telling(gpus, "remap_failed", "remapped rows")
+    if bad := [gpu for gpu in known if gpu.remap_failed]:
         return failed(f"a row of memory could not be remapped on {which(bad)}", Remedy.REPLACE, "failed")
-    if worn := [gpu for gpu in told if (gpu.remapped_rows or 0) > rows]:
+    if worn := [gpu for gpu in known if (gpu.remapped_rows or 0) > rows]:
         return failed(f"{worn[0].remapped_rows} rows of memory are remapped on {which(worn)}", Remedy.REPLACE, "worn")
-    if waits := [gpu for gpu in told if gpu.remap_pending]:
-        return failed(f"a remapped row waits for a reset on {which(waits)}", Remedy.RESET, "pending")
-    return passed("no row of memory waits to be remapped")
+    if waits := [gpu for gpu in known if gpu.remap_pending]:
+        return failed(f"a remapped row needs a reset on {which(waits)}", Remedy.RESET, "pending")
+    return passed("no row of memory needs to be remapped")
 
 
 def judge_temperature(gpus: Sequence[GpuFacts], *, margin_c: float = 5, least_c: float = 0) -> Result:
-    """By the margin to where the hardware slows itself down: what is hot differs from card to card."""
-    told = [gpu for gpu in telling(gpus, "temperature_c", "its temperature") if gpu.slowdown_c is not None]
-    hottest = min(told, key=_margin_c, default=None)
+    """Judge the margin to the temperature at which the hardware slows down, which differs between cards."""
+    known = [gpu for gpu in telling(gpus, "temperature_c", "its temperature") if gpu.slowdown_c is not None]
+    hottest = min(known, key=_margin_c, default=None)
     if hottest is None:
-        raise NoAnswer("no GPU tells at which temperature it slows down")
-    text = f"{which([hottest])} has {hottest.temperature_c:g} °C and slows down at {hottest.slowdown_c:g} °C"
+        raise NoAnswer("no GPU reports at which temperature it slows down")
+    text = f"{which([hottest])} is at {hottest.temperature_c:g} °C and slows down at {hottest.slowdown_c:g} °C"
     if _margin_c(hottest) <= least_c:
         return failed(text, Remedy.DRAIN)
     return warned(text) if _margin_c(hottest) <= margin_c else passed(f"{_margin_c(hottest):g} °C below slowdown")
@@ -107,26 +104,26 @@ def _margin_c(gpu: GpuFacts) -> float:
 def judge_heating(
     heat: Sequence[Heat], *, within_min: float = 10, near_c: float = 15, window_s: float = 300, least_s: float = 60
 ) -> Result:
-    """A GPU that comes near slowdown and goes on rising: a fan or a pump has failed."""
+    """Warn of a GPU that approaches slowdown and keeps heating up: a fan or a pump may have failed."""
     slopes = [(each, _slope_c_per_s(each.samples, window_s, least_s)) for each in heat]
     if not any(slope is not None for _, slope in slopes):
-        raise NoAnswer("a trend needs several looks")
+        raise NoAnswer("not enough measurements for a trend yet")
     for each, slope in slopes:
         left_c = each.slowdown_c - each.samples[-1].celsius
         if slope and slope > 0 and left_c <= near_c and left_c / slope <= within_min * 60:
-            return warned(f"GPU {each.index} rises by {slope * 60:.1f} °C a minute: {_until(left_c, slope)}")
+            return warned(f"GPU {each.index} heats up by {slope * 60:.1f} °C per minute: {_until(left_c, slope)}")
     return passed("no GPU is heating up towards slowdown")
 
 
 def _until(left_c: float, slope: float) -> str:
     if left_c <= 0:
-        return "it slows down already"
+        return "it has slowed down already"
     minutes = left_c / slope / 60
     return f"slowdown in {minutes:.0f} min" if minutes >= 1 else "slowdown within a minute"
 
 
 def _slope_c_per_s(samples: Sequence[Sample], window_s: float, least_s: float) -> float | None:
-    """By least squares over the window; None before there is enough to see."""
+    """Return the slope by least squares over the window; None if there are too few samples."""
     recent = [sample for sample in samples if sample.at > samples[-1].at - window_s]
     if len(recent) < 5 or recent[-1].at - recent[0].at < least_s:
         return None
@@ -137,64 +134,73 @@ def _slope_c_per_s(samples: Sequence[Sample], window_s: float, least_s: float) -
 
 
 def judge_clocks(gpus: Sequence[GpuFacts], *, least_share: float = 0.5) -> Result:
-    told = telling(gpus, "throttle", "what holds its clocks down")
-    if hot := [gpu for gpu in told if HW_THERMAL in (gpu.throttle or ())]:
+    known = telling(gpus, "throttle", "why its clocks are reduced")
+    if hot := [gpu for gpu in known if HW_THERMAL in (gpu.throttle or ())]:
         return failed(f"{which(hot)} is slowed down by heat", Remedy.DRAIN, HW_THERMAL)
     for reason in (HW_POWER_BRAKE, HW_SLOWDOWN):
-        if bad := [gpu for gpu in told if reason in (gpu.throttle or ())]:
+        if bad := [gpu for gpu in known if reason in (gpu.throttle or ())]:
             return failed(f"{which(bad)} is slowed down by its hardware ({reason})", Remedy.RESET, reason)
-    if warm := [gpu for gpu in told if SW_THERMAL in (gpu.throttle or ())]:
+    if warm := [gpu for gpu in known if SW_THERMAL in (gpu.throttle or ())]:
         return warned(f"{which(warm)} is slowed down by the driver because of heat", SW_THERMAL)
-    if slow := [gpu for gpu in told if _is_slow(gpu, least_share)]:
-        return warned(f"{which(slow)} works at {slow[0].clock_mhz:g} of {slow[0].max_clock_mhz:g} MHz", "slow")
-    return passed("no clock is held down")
+    if slow := [gpu for gpu in known if _is_slow(gpu, least_share)]:
+        return warned(f"{which(slow)} runs at {slow[0].clock_mhz:g} of {slow[0].max_clock_mhz:g} MHz", "slow")
+    return passed("no clock is reduced")
 
 
 def _is_slow(gpu: GpuFacts, least_share: float) -> bool:
-    """Under load and without the power cap that every loaded GPU meets."""
+    """Return whether a loaded GPU runs slowly for another reason than its power cap."""
     busy = (gpu.utilization_percent or 0) >= BUSY_PERCENT and SW_POWER_CAP not in (gpu.throttle or ())
     known = gpu.clock_mhz is not None and gpu.max_clock_mhz is not None
     return busy and known and (gpu.clock_mhz or 0) < least_share * (gpu.max_clock_mhz or 0)
 
 
 def judge_leftovers(gpus: Sequence[GpuFacts], *, used_mib: float = 15) -> Result:
-    """Nothing of ours runs there now: what does is somebody's leftover."""
+    """Fail if processes or memory are left on GPUs that should be idle."""
     if not gpus:
-        return passed("no GPU for this job, or none that a validation does not use just now")
-    told = telling(gpus, "memory_used_mib", "how much of its memory is in use")
-    whole = [gpu for gpu in told if not gpu.divided]
-    if bad := [gpu for gpu in told if gpu.processes]:
+        return passed("no GPU for this job, or only GPUs in use by a validation")
+    known = telling(gpus, "memory_used_mib", "how much of its memory is in use")
+    whole = [gpu for gpu in known if not gpu.divided]
+    if bad := [gpu for gpu in known if gpu.processes]:
         pids = ", ".join(str(process.pid) for gpu in bad for process in gpu.processes or ())
         return failed(f"processes are left on {which(bad)}: {pids}", Remedy.REBOOT, "processes")
     if full := [gpu for gpu in whole if (gpu.memory_used_mib or 0) > used_mib]:
         return failed(f"{full[0].memory_used_mib} MiB are in use on idle {which(full)}", Remedy.REBOOT, "memory")
-    return passed("no GPU has anything left on it")
+    return passed("no processes or memory left on GPUs")
 
 
 GPU_CHECKS = (
-    Check("gpu-count", "all GPUs are there and answer", ask_gpu_count, judge_count, every_s=1, applies=may_have_gpus),
+    Check("gpu-count", "all GPUs are present and answer", ask_gpu_count, judge_count, every_s=1, applies=may_have_gpus),
     Check("gpu-ecc", "memory errors since the last reset", ask_gpus, judge_ecc, every_s=1, applies=has_gpus),
-    Check("gpu-rows", "rows of memory that are worn out", ask_gpus, judge_rows, every_s=10, applies=has_gpus),
+    Check("gpu-rows", "worn rows of memory", ask_gpus, judge_rows, every_s=10, applies=has_gpus),
     Check(
         "gpu-temperature", "margin to slowdown", ask_gpus, judge_temperature, every_s=1, applies=has_gpus, settle_s=5
     ),
-    Check("gpu-heating", "heating up", ask_heat, judge_heating, WATCHING, every_s=5, applies=has_gpus),
-    Check("gpu-clocks", "what holds the clocks down", ask_gpus, judge_clocks, every_s=1, applies=has_gpus, settle_s=5),
-    Check("gpu-leftovers", "nobody else's on it", ask_job_gpus, judge_leftovers, NO_JOB, 60, has_gpus, lasts=False),
+    Check("gpu-heating", "GPUs that heat up", ask_heat, judge_heating, WATCHING, every_s=5, applies=has_gpus),
+    Check("gpu-clocks", "reduced clocks", ask_gpus, judge_clocks, every_s=1, applies=has_gpus, settle_s=5),
+    Check(
+        "gpu-leftovers",
+        "processes and memory left behind",
+        ask_job_gpus,
+        judge_leftovers,
+        NO_JOB,
+        60,
+        has_gpus,
+        lasts=False,
+    ),
 )
 
 
-# ---- What connects the GPUs, and what watches over them.
+# Links between GPUs
 
 
 _SLOT = re.compile(r"PCIe?\b|\bNVL\b", re.IGNORECASE)  # "NVIDIA H100 PCIe", "NVIDIA H100 NVL"
-SWITCHED_FROM = 8  # so many GPUs with NVLink are joined by switches, which need the fabric manager
+SWITCHED_FROM = 8  # from this many GPUs on, NVLink goes through switches, which need the fabric manager
 
 
 @dataclass(frozen=True)
 class Links:
     gpus: tuple[GpuFacts, ...]
-    each: int  # that a GPU of this type has; 0: not known
+    each: int  # NVLinks per GPU of this type; 0: unknown
 
 
 def has_links(world: NodeWorld) -> bool:
@@ -210,8 +216,8 @@ def ask_links(world: NodeWorld) -> Links:
 
 
 def _links_each(world: NodeWorld) -> int:
-    """By the type in Slurm's file. Without one, or for a card in a PCIe slot, whose bridges vary: by what its
-    neighbours have."""
+    """Return the NVLinks per GPU by the type in slurm.conf. Without one, or for PCIe cards, whose bridges vary, return
+    the largest number found."""
     gpus = ask_gpus(world)
     if world.expected.gpu_type and not any(_SLOT.search(gpu.model) for gpu in gpus):
         return nvlinks_of(world.expected.gpu_type)
@@ -219,13 +225,13 @@ def _links_each(world: NodeWorld) -> int:
 
 
 def ask_fabric_manager(world: NodeWorld) -> str:
-    told = ask_telemetry(world)
-    if told is not None:
-        return told.fabric_manager
-    said = world.run(("systemctl", "is-active", "nvidia-fabricmanager"))
-    if not said.stdout.strip():
-        raise NoAnswer(f"systemctl does not tell: {(said.stderr.strip() or 'it says nothing').splitlines()[0]}")
-    return said.stdout.strip()
+    telemetry = ask_telemetry(world)
+    if telemetry is not None:
+        return telemetry.fabric_manager
+    done = world.run(("systemctl", "is-active", "nvidia-fabricmanager"))
+    if not done.stdout.strip():
+        raise NoAnswer(f"no answer from systemctl: {(done.stderr.strip() or 'no output').splitlines()[0]}")
+    return done.stdout.strip()
 
 
 def ask_dcgm(world: NodeWorld) -> str:
@@ -233,17 +239,17 @@ def ask_dcgm(world: NodeWorld) -> str:
 
 
 def judge_nvlink(links: Links, *, errors: float = 0) -> Result:
-    told = telling(links.gpus, "nvlinks", "of its NVLinks")
-    if down := [gpu for gpu in told if (gpu.nvlinks or 0) < links.each]:
+    known = telling(links.gpus, "nvlinks", "its NVLinks")
+    if down := [gpu for gpu in known if (gpu.nvlinks or 0) < links.each]:
         return failed(f"{down[0].nvlinks} of {links.each} NVLinks are up on {which(down)}", Remedy.RESET, "down")
-    if bad := [gpu for gpu in told if (gpu.nvlink_errors or 0) > errors]:
+    if bad := [gpu for gpu in known if (gpu.nvlink_errors or 0) > errors]:
         return failed(f"{bad[0].nvlink_errors} NVLink errors on {which(bad)}", Remedy.RESET, "errors")
-    return passed(f"all NVLinks of {len(told)} GPUs are up")
+    return passed(f"all NVLinks of {len(known)} GPUs are up")
 
 
 def judge_pcie(gpus: Sequence[GpuFacts], *, lanes: float = 16) -> Result:
-    told = telling(gpus, "pcie_width", "its PCIe width")
-    bad = [gpu for gpu in told if (gpu.pcie_width or 0) < min(lanes, gpu.pcie_max_width or lanes)]
+    known = telling(gpus, "pcie_width", "its PCIe width")
+    bad = [gpu for gpu in known if (gpu.pcie_width or 0) < min(lanes, gpu.pcie_max_width or lanes)]
     if bad:
         return failed(f"{which(bad)} has {bad[0].pcie_width} of {lanes:g} PCIe lanes", Remedy.REPLACE)
     return passed("all PCIe lanes are in use")
@@ -251,38 +257,38 @@ def judge_pcie(gpus: Sequence[GpuFacts], *, lanes: float = 16) -> Result:
 
 def judge_fabric_manager(state: str) -> Result:
     if state == "active":
-        return passed("the fabric manager runs")
+        return passed("the fabric manager is running")
     if state in ("inactive", "failed", "deactivating", "activating", "reloading"):
         return failed(f"nvidia-fabricmanager is {state}: GPUs cannot reach each other", Remedy.REBOOT)
-    raise ValueError(f"systemctl says {state!r}")
+    raise ValueError(f"systemctl reports {state!r}")
 
 
 def judge_dcgm(text: str) -> Result:
     health = json.loads(text)["body"]["Overall Health"]["value"]
     if health == "Healthy":
-        return passed("DCGM has no complaint")
+        return passed("DCGM reports no problem")
     if health == "Warning":
         return warned("DCGM warns: see `dcgmi health -g 0 -c`")
     if health == "Failure":
         return failed("DCGM reports a failure: see `dcgmi health -g 0 -c`", Remedy.RESET)
-    raise ValueError(f"DCGM says {health!r}")
+    raise ValueError(f"DCGM reports {health!r}")
 
 
 GPU_LINK_CHECKS = (
     Check("nvlink", "all NVLinks are up, without errors", ask_links, judge_nvlink, every_s=5, applies=has_links),
-    Check("pcie-width", "each GPU has all its lanes", ask_gpus, judge_pcie, every_s=30, applies=has_gpus),
+    Check("pcie-width", "all PCIe lanes of each GPU", ask_gpus, judge_pcie, every_s=30, applies=has_gpus),
     Check(
-        "fabric-manager", "NVIDIA's, which joins the GPUs", ask_fabric_manager, judge_fabric_manager, every_s=30,
+        "fabric-manager", "NVIDIA's fabric manager is running", ask_fabric_manager, judge_fabric_manager, every_s=30,
         applies=is_switched, settle_s=10,
     ),
     Check(
-        "dcgm", "what DCGM says, where it is", ask_dcgm, judge_dcgm, QUIET, 300,
+        "dcgm", "health reported by DCGM, if installed", ask_dcgm, judge_dcgm, QUIET, 300,
         applies=lambda world: has_gpus(world) and world.has("dcgmi"),
     ),
 )  # fmt: skip
 
 
-# ---- Xids in the kernel's log, judged for each GPU by its heaviest, unless the driver itself names the action.
+# Xids in the kernel log: per GPU the heaviest counts, unless the driver itself names the action
 
 
 @dataclass(frozen=True)
@@ -300,21 +306,21 @@ def judge_xid(log: XidLog, *, window_s: float = 86400, repeats: float = 3) -> Re
     gpus = sorted({event.gpu for event in recent})
     found = [_of_gpu([event for event in recent if event.gpu == gpu], repeats, log.a100) for gpu in gpus]
     if not found:
-        return passed("no Xid in the kernel's log")
+        return passed("no Xid in the kernel log")
     remedy, event = max(found, key=lambda each: list(Remedy).index(each[0]))
-    text = f"Xid {event.xid} on {event.gpu}: {_words(event)}"
+    text = f"Xid {event.xid} on {event.gpu}: {_describe(event)}"
     if remedy is Remedy.NONE:
-        return passed(f"{len(recent)} Xids that were programs' own faults, the last: {text}")
+        return passed(f"{len(recent)} Xids caused by programs, the last: {text}")
     return warned(text, str(event.xid)) if remedy is Remedy.WATCH else failed(text, remedy, str(event.xid))
 
 
-def _words(event: XidEvent) -> str:
-    """The driver's, without whose process it was; ours where it says nothing."""
+def _describe(event: XidEvent) -> str:
+    """Return the driver's text without the process, or the meaning from the table if it is empty."""
     return re.sub(r"^(pid=[^,]*,\s*|name=[^,]*,\s*)+", "", event.text) or meaning(event.xid)
 
 
 def _of_gpu(seen: list[XidEvent], repeats: float, a100: bool) -> tuple[Remedy, XidEvent]:
-    """The heaviest by the table and the event that it is for; Xid 154's word, where there is one, goes first."""
+    """Return the heaviest remedy and its event; the action named by Xid 154, if any, takes precedence."""
     counts = Counter(event.xid for event in seen)
     judged = [(remedy_for(event.xid, counts[event.xid], repeats, a100), event) for event in seen]
     plain = [each for each in judged if each[1].xid != SAYS_ITSELF] or judged
@@ -323,4 +329,4 @@ def _of_gpu(seen: list[XidEvent], repeats: float, a100: bool) -> tuple[Remedy, X
     return (named[-1] if named else remedy), event
 
 
-XID = Check("xid", "errors that the NVIDIA driver logs", ask_xids, judge_xid, every_s=1, applies=has_gpus, lasts=False)
+XID = Check("xid", "errors logged by the NVIDIA driver", ask_xids, judge_xid, every_s=1, applies=has_gpus, lasts=False)

@@ -1,4 +1,4 @@
-"""Room on disks and in memory, processes that are stuck, and the right time."""
+"""Checks of the host: disks, memory, stuck processes, the clock, the kernel log and the network."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from dalsegno.health.result import Remedy, Result, failed, passed, unknown, warn
 from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import NoAnswer
 
-NOBODY_KEEPS_S = 16.0  # the kernel's word for a clock that no daemon looks after
-# Named one by one: a dead file server would hold whoever asks for all, and images that are mounted are always full.
+NOBODY_KEEPS_S = 16.0  # the kernel reports this error if no daemon synchronizes the clock
+# Listed one by one: a dead file server would block a query for all, and mounted images are always full.
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "bcachefs")
 DF = ("df", "--output=target,fstype,pcent,ipcent", *(word for kind in _LOCAL for word in ("-t", kind)))
 
 
-# What lies in memory belongs to a job, or to whoever mounted it, but for these, which the system itself needs.
+# Other file systems in memory belong to jobs or users; the system itself needs these.
 _IN_MEMORY = ("/", "/run", "/tmp", "/var", "/var/tmp", "/var/log", "/var/spool")
 
 
@@ -40,10 +40,10 @@ class Disks:
     spool: str  # slurmd's
 
     def column(self, number: int) -> list[tuple[str, int]]:
-        """Mounts with a share; `-` where a file system has no inodes to count."""
+        """Return the mounts with a share in percent; file systems without that number are skipped."""
         rows = [line.rsplit(None, 3) for line in self.df.splitlines()[1:] if line.strip()]
         if not rows:
-            raise ValueError("df shows no file system")
+            raise ValueError("df lists no file system")
         needed = [row for row in rows if row[1] != "tmpfs" or row[0] in (*_IN_MEMORY, self.spool)]
         return [(row[0], int(row[number].rstrip("%"))) for row in needed if row[number] != "-"]
 
@@ -56,13 +56,13 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """How far from the right time; None: only whether it is kept right is known."""
+    """The offset from the right time; None if only synchronization is known."""
 
     skew_s: float | None
     kept: bool = True
 
 
-# Questions --------------------------------------------------------------------------------------------------------
+# Questions
 
 
 def ask_disks(world: NodeWorld) -> Disks:
@@ -70,17 +70,17 @@ def ask_disks(world: NodeWorld) -> Disks:
 
 
 def ask_memory(world: NodeWorld) -> MemoryUse:
-    """A simulated node promises the memory of the machine that it plays."""
+    """Return the memory use. A simulated node specifies the memory of the machine it simulates: not compared."""
     simulated = ask_telemetry(world) is not None
     return MemoryUse(world.read("/proc/meminfo"), None if simulated else world.expected.memory_mib)
 
 
 def ask_clock(world: NodeWorld) -> ClockOffset:
-    told = ask_telemetry(world)
-    if told is not None:
-        if told.clock_skew_s is None:
-            raise NoAnswer("the node's telemetry tells no time")
-        return ClockOffset(told.clock_skew_s)
+    telemetry = ask_telemetry(world)
+    if telemetry is not None:
+        if telemetry.clock_skew_s is None:
+            raise NoAnswer("the node's telemetry has no clock offset")
+        return ClockOffset(telemetry.clock_skew_s)
     if world.has("chronyc"):
         return parse_chronyc(world.run(("chronyc", "-c", "tracking")).stdout)
     return ClockOffset(None, world.clock_error_s() < NOBODY_KEEPS_S)
@@ -96,7 +96,7 @@ def ask_nvme(world: NodeWorld) -> dict[str, str]:
     return {name: world.run(("nvme", "smart-log", "--output-format=json", f"/dev/{name}")).stdout for name in devices}
 
 
-# Judges -------------------------------------------------------------------------------------------------------------
+# Judges
 
 
 def judge_disk(disks: Disks, *, warn_percent: float = 85, fail_percent: float = 95) -> Result:
@@ -110,7 +110,7 @@ def judge_disk(disks: Disks, *, warn_percent: float = 85, fail_percent: float = 
 def judge_inodes(disks: Disks, *, fail_percent: float = 95) -> Result:
     counted = disks.column(3)
     if not counted:
-        return passed("no file system here runs out of inodes")
+        return passed("no file system here has a limit on inodes")
     mount, used = max(counted, key=lambda each: each[1])
     if used >= fail_percent:
         return failed(f"{mount} has used {used} % of its inodes", Remedy.DRAIN)
@@ -118,14 +118,14 @@ def judge_inodes(disks: Disks, *, fail_percent: float = 95) -> Result:
 
 
 def judge_memory(memory: MemoryUse, *, warn_share: float = 0.9, fail_share: float = 0.5) -> Result:
-    """What an idle node has free, beside what Slurm promises its jobs."""
+    """Judge the memory that an idle node has available, compared with what Slurm promises its jobs."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", memory.meminfo, re.MULTILINE)
     if not found:
         raise ValueError("no MemAvailable in /proc/meminfo")
     free_mib, promised = int(found[1]) // 1024, memory.promised_mib
     if promised is None:
         return passed(f"{free_mib} MiB of memory are available")
-    text = f"{free_mib} MiB of memory are available on an idle node, and jobs are promised {promised}"
+    text = f"{free_mib} MiB of memory are available on the idle node, but Slurm promises jobs {promised} MiB"
     if free_mib < fail_share * promised:
         return failed(text, Remedy.REBOOT)
     return warned(text) if free_mib < warn_share * promised else passed(f"{free_mib} MiB of memory are available")
@@ -147,9 +147,9 @@ def judge_zombies(sleepers: Sleepers, *, older_than_s: float = 300) -> Result:
 
 
 def judge_clock(clock: ClockOffset, *, warn_s: float = 0.5, fail_s: float = 5) -> Result:
-    """Munge refuses what is minutes off; logs and leases are wrong long before."""
+    """Judge the clock. Munge refuses an offset of minutes; logs and leases are wrong long before."""
     if clock.skew_s is None:
-        return passed("the clock is kept right") if clock.kept else warned("nobody keeps the clock right")
+        return passed("the clock is synchronized") if clock.kept else warned("the clock is not synchronized")
     text = f"the clock is {abs(clock.skew_s):.3g} s off"
     if abs(clock.skew_s) >= fail_s:
         return failed(text, Remedy.DRAIN)
@@ -158,33 +158,33 @@ def judge_clock(clock: ClockOffset, *, warn_s: float = 0.5, fail_s: float = 5) -
 
 def judge_nvme(logs: dict[str, str]) -> Result:
     if not logs:
-        return unknown("no disk answers")
+        return unknown("no disk could be queried")
     warnings = {name: int(json.loads(log)["critical_warning"]) for name, log in logs.items()}
     if bad := [f"{name} (0x{warning:02x})" for name, warning in warnings.items() if warning]:
-        return failed(f"critical warning of {', '.join(bad)}", Remedy.REPLACE)
-    return passed(f"no warning of {len(warnings)} disks")
+        return failed(f"critical warning from {', '.join(bad)}", Remedy.REPLACE)
+    return passed(f"no warning from {len(warnings)} disks")
 
 
 BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
 
 HOST_CHECKS = (
-    Check("disk", "room on local disks", ask_disks, judge_disk, every_s=10, settle_s=5),
-    Check("inodes", "room for more files", ask_disks, judge_inodes, every_s=10, settle_s=5),
-    Check("memory", "memory for what Slurm promises", ask_memory, judge_memory, QUIET, 60),
+    Check("disk", "free space on local disks", ask_disks, judge_disk, every_s=10, settle_s=5),
+    Check("inodes", "free inodes on local disks", ask_disks, judge_inodes, every_s=10, settle_s=5),
+    Check("memory", "memory that Slurm promises to jobs", ask_memory, judge_memory, QUIET, 60),
     Check("stuck", "processes that hang in the kernel", ask_sleepers, judge_stuck, WATCHING, 30),
-    Check("zombies", "processes that nobody buries", ask_sleepers, judge_zombies, WATCHING, 30),
-    Check("clock", "the right time", ask_clock, judge_clock, every_s=5, settle_s=5),
+    Check("zombies", "zombie processes", ask_sleepers, judge_zombies, WATCHING, 30),
+    Check("clock", "clock offset", ask_clock, judge_clock, every_s=5, settle_s=5),
     Check(
-        "nvme", "what disks say of themselves", ask_nvme, judge_nvme, QUIET, 300,
+        "nvme", "warnings of NVMe disks", ask_nvme, judge_nvme, QUIET, 300,
         applies=lambda world: world.has("nvme") and bool(world.names("/sys/class/nvme")),
     ),
 )  # fmt: skip
 
 
-# ---- What the kernel complains of, beside Xids: known signs of broken hardware, and memory that ran out.
+# Kernel log, apart from Xids
 
 
-CRITICAL = 2  # syslog's levels: lines at least so bad are worth a look, unless they are allowed
+CRITICAL = 2  # syslog level: lines of this level and below are reported unless they are allowed
 
 
 class KernelSign(NamedTuple):
@@ -205,14 +205,14 @@ SIGNS = (
     _sign("pcie", r"AER: .*(Uncorrected \(Fatal\)|Fatal error)", Remedy.REBOOT),
     _sign("driver", r"NVRM: .*RmInitAdapter failed|NVRM: GPU .* is lost", Remedy.REBOOT),
     _sign("disk", r"I/O error, dev (nvme|sd|vd)\w+|nvme\w*: .*controller is down", Remedy.DRAIN),
-    # Both come of a slow file server or a busy neighbour too; `stuck` knows which processes never went on.
+    # A slow file server or a busy neighbour can cause both; the check `stuck` finds processes that hang for good.
     _sign("hung-task", r"blocked for more than \d+ seconds", Remedy.WATCH),
     _sign("soft-lockup", r"soft lockup", Remedy.WATCH),
 )
 ALLOWED = (
     re.compile(r"thermal|throttl", re.IGNORECASE),  # a check of its own
-    re.compile(r"NVRM: Xid"),  # another
-    re.compile(r"Out of memory|oom-kill|Killed process"),  # another
+    re.compile(r"NVRM: Xid"),  # another one
+    re.compile(r"Out of memory|oom-kill|Killed process"),  # another one
     re.compile(r"systemd|watchdog: .*nmi", re.IGNORECASE),
 )
 _OOM = re.compile(r"^(?:\[.*?\] )?(Out of memory|Memory cgroup out of memory): Killed process (\d+) \(([^)]*)\)")
@@ -231,7 +231,7 @@ def judge_kernel_log(said: KernelSaid, *, window_s: float = 3600) -> Result:
     strange = [line for line in recent if line.level <= CRITICAL and not _is_allowed(line.text)]
     if strange:
         return warned(f"{len(strange)} critical lines, the last: {strange[-1].text}", "critical")
-    return passed("no sign of broken hardware in the kernel's log")
+    return passed("no sign of broken hardware in the kernel log")
 
 
 def _is_allowed(text: str) -> bool:
@@ -239,57 +239,63 @@ def _is_allowed(text: str) -> bool:
 
 
 def judge_oom(said: KernelSaid, *, window_s: float = 3600) -> Result:
-    """A job that outgrows its own limit is its user's affair; a node that runs out is not."""
+    """Judge out-of-memory kills. A job that exceeds its own limit is its user's problem; an exhausted node is not."""
     kills = [found for line in said.lines if line.at > said.now - window_s and (found := _OOM.search(line.text))]
     if ours := [kill for kill in kills if kill[3].startswith(OURS)]:
-        return failed(f"memory ran out and the kernel killed {ours[-1][3]}", Remedy.REBOOT, ours[-1][3])
+        return failed(f"out of memory, the kernel killed {ours[-1][3]}", Remedy.REBOOT, ours[-1][3])
     whole = [kill for kill in kills if kill[1] == "Out of memory"]
     if whole:
         times = f"{len(whole)} times" if len(whole) > 1 else "once"
-        return warned(f"memory ran out {times}; the last to be killed was {whole[-1][3]} ({whole[-1][2]})")
-    return passed("memory has not run out")
+        return warned(f"out of memory {times}; the last process killed was {whole[-1][3]} ({whole[-1][2]})")
+    return passed("no out-of-memory kills")
 
 
 KERNEL_CHECKS = (
-    Check("kernel-log", "signs of broken hardware", ask_kernel_log, judge_kernel_log, every_s=1, lasts=False),
-    Check("oom", "memory that ran out", ask_kernel_log, judge_oom, every_s=1, lasts=False),
+    Check(
+        "kernel-log",
+        "signs of broken hardware in the kernel log",
+        ask_kernel_log,
+        judge_kernel_log,
+        every_s=1,
+        lasts=False,
+    ),
+    Check("oom", "out-of-memory kills", ask_kernel_log, judge_oom, every_s=1, lasts=False),
 )
 
 
-# ---- Does what this host sends arrive? A line that is slow under load, or loses packets, has TCP send things
-# again.
+# TCP retransmissions: a sign of a slow or lossy line
 
 
 def judge_network(traffic: TcpTraffic, *, percent: float = 3, least: float = 10, window_s: float = 60) -> Result:
-    """Never more than a warning: it may be the other end's line."""
+    """Judge retransmissions. This is never more than a warning: the other end may be the cause."""
     sent, again = traffic.within(window_s)
     if again >= max(least, 1) and 100 * again >= percent * sent:
         share = 100 * again / sent
-        return warned(f"{again} of {sent} TCP segments were sent again within {window_s:g} s ({share:.0f} %)")
-    return passed("what is sent arrives")
+        return warned(f"{again} of {sent} TCP segments were retransmitted within {window_s:g} s ({share:.0f} %)")
+    return passed("few retransmissions")
 
 
-NETWORK = Check("network", "TCP segments that are sent again", ask_traffic, judge_network, WATCHING, every_s=5)
+NETWORK = Check("network", "TCP retransmissions", ask_traffic, judge_network, WATCHING, every_s=5)
 
 
-# ---- Is the network that training talks over up, steady and clean?
+# Fabric ports
 
 
 def judge_ports(found: Ports, *, count: float = 0) -> Result:
-    """`count` is how many should be up; without it, as many as there were."""
+    """Judge how many ports are up. `count` is the required number; by default, as many as were up before."""
     up = [port for port in found.ports if port.state == "ACTIVE"]
     down = [port for port in found.ports if port.state != "ACTIVE"]
     wanted, names = int(max(count, found.expected)), ", ".join(f"{port.name} is {port.state}" for port in down[:4])
     if not wanted and not up:
-        return warned(f"no port is up, and none was before: {names}")
+        return warned(f"no port is up, now or before: {names}")
     if len(up) < wanted:
-        names = names or "the others are gone"
+        names = names or "the others are missing"
         return failed(f"{len(up)} of {wanted} ports are up: {names}", Remedy.REBOOT)
     return passed(f"{len(up)} ports are up")
 
 
 def judge_flaps(found: Ports, *, most: float = 1, window_s: float = 6 * 3600, after_boot_s: float = 1800) -> Result:
-    """Links are trained anew for a while after boot: that is excused."""
+    """Judge ports that go down repeatedly. Flaps shortly after boot, while links are trained, do not count."""
     since = max(found.now - window_s, found.booted_at + after_boot_s if found.booted_at else 0)
     counts = {port.name: sum(at >= since for at in port.flaps) for port in found.ports}
     worst = max(counts, key=lambda name: counts[name], default="")
@@ -302,8 +308,8 @@ def judge_port_errors(found: Ports, *, most: float = 100) -> Result:
     bad = [(port.name, name, count) for port in found.ports for name, count in port.errors.items() if count > most]
     if bad:
         name, counter, count = max(bad, key=lambda each: each[2])
-        return warned(f"{name} has counted {count} x {counter}", counter)
-    return passed("no port has counted many errors")
+        return warned(f"{name} has {count} errors of type {counter}", counter)
+    return passed("no port has many errors")
 
 
 FABRIC_CHECKS = (
@@ -317,7 +323,5 @@ FABRIC_CHECKS = (
         settle_s=3,
     ),
     Check("fabric-flaps", "ports that go up and down", ask_ports, judge_flaps, every_s=5, applies=has_ports),
-    Check(
-        "fabric-errors", "errors that ports have counted", ask_ports, judge_port_errors, every_s=30, applies=has_ports
-    ),
+    Check("fabric-errors", "errors counted by ports", ask_ports, judge_port_errors, every_s=30, applies=has_ports),
 )

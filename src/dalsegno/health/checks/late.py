@@ -1,4 +1,4 @@
-"""Questions that depend on something that may hang, and who is to blame when the answer is late."""
+"""Questions that may hang, and whether the answer or this machine is to blame for a delay."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import Late, NoAnswer, pace_s
 
 PATIENCE_S, MOST_PATIENCE_S = 1.25, 2.0  # for one command
-SLOW_S = PATIENCE_S / 5  # an empty program that takes this long: the machine is slow, not what was asked
-SLOW = "slow"  # the code of what is unknown because this machine is slow
+SLOW_S = PATIENCE_S / 5  # if an empty program takes this long, the machine is slow
+SLOW = "slow"  # code of a result that is unknown because this machine is slow
 
 _T = TypeVar("_T")
 
 
 def ask_twice(world: NodeWorld, question: Callable[[float], _T]) -> _T:
-    """Ask, and ask again if the answer is late. `question` gets the time limit of each of its commands.
+    """Ask, and ask again if the answer is late. `question` is called with the time limit of its commands.
 
-    The second attempt starts from the beginning: a munge credential, for instance, can be decoded only once. `Late`
-    blames what was asked, so it needs a second witness: an empty program that starts and ends in good time. Where that
-    is slow too, the machine is slow, and the answer is unknown.
+    The second attempt starts from the beginning: a munge credential, for instance, can be decoded only once. `Late` is
+    raised only if an empty program still runs in good time. Otherwise the machine is slow and the answer is unknown.
     """
     try:
         return question(PATIENCE_S)
@@ -37,9 +36,9 @@ def ask_twice(world: NodeWorld, question: Callable[[float], _T]) -> _T:
 
 
 def blame(text: str, remedy: Remedy, code: str, pace_s: Callable[[], float] = pace_s) -> Result:
-    """Return the failure of something that took too long, or broke off because the other side waited too long.
+    """Return the failure of something that took too long or was cut off by the other side's timeout.
 
-    On a machine that is slow itself the result is unknown.
+    On a slow machine the result is unknown.
     """
     took_s = pace_s()
     if took_s < SLOW_S:

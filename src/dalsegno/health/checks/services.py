@@ -1,4 +1,4 @@
-"""What jobs on a node depend on: slurmd, munge, names."""
+"""Checks of the services that jobs depend on: slurmd, munge, host names, file systems, containers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import Late, NoAnswer
 
-# slurmd itself waits for a prolog: it need not be asked, and Slurm's commands must not be.
+# slurmd waits for the prolog, so the prolog need not ask it and must not run Slurm's commands.
 BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
 
-# munge's own words for a munged that is too busy to answer in time, or to take one more connection.
+# Messages of munge if munged is too busy to answer in time or to accept another connection.
 _TOO_SLOW = re.compile(r"timed[ -]?out|temporarily unavailable", re.IGNORECASE)
 
 
 def ask_slurmd(world: NodeWorld) -> tuple[str, bool]:
-    """Whether somebody listens on its port, as the kernel says. To call it would fill its log: it complains of callers
-    who say nothing."""
+    """Return slurmd's address, and whether its port is listened on. Connecting would fill its log with errors."""
     if world.expected.slurmd is None:
-        raise NoAnswer(world.expected.untold or "slurm.conf does not tell where slurmd should answer")
+        raise NoAnswer(world.expected.untold or "slurm.conf gives no port for slurmd")
     address, port = world.expected.slurmd
     return f"{address}:{port}", port in world.listening()
 
 
 @dataclass(frozen=True)
 class MungeAnswer:
-    """What unmunge, or the command that failed, printed. `late`: munged gave no answer in time."""
+    """The output of unmunge or of the command that failed. `late`: munged did not answer in time."""
 
     said: str
     late: bool = False
@@ -61,14 +60,14 @@ def ask_munge(world: NodeWorld) -> MungeAnswer:
 
 
 def needs_munge(world: NodeWorld) -> bool:
-    """So does a cluster of which nothing is known, as far as anybody can tell."""
+    """Return whether the node needs munge; assumed if nothing is known about the cluster."""
     expected = world.expected
     return expected.munge is not None or bool(expected.untold and not expected.controllers)
 
 
 @dataclass(frozen=True)
 class Names:
-    """An address for each host that the node must find, and for itself; "" for one that it does not find."""
+    """The address of each host that the node must resolve, and its own; "" if it cannot be resolved."""
 
     controllers: Mapping[str, str]
     own: str
@@ -87,15 +86,17 @@ def _address(world: NodeWorld, name: str) -> str:
     except Late:
         return ""
     if done.exit_code not in (0, 2):
-        raise NoAnswer(f"`getent ahosts {name}` ended with {done.exit_code}")
+        raise NoAnswer(f"`getent ahosts {name}` exited with code {done.exit_code}")
     if done.exit_code == 0 and not re.match(r"[0-9a-fA-F:.%\w]+\s", done.stdout):
-        raise NoAnswer(f"`getent ahosts {name}` is not understood")
+        raise NoAnswer(f"`getent ahosts {name}` has unexpected output")
     return done.stdout.split()[0] if done.exit_code == 0 else ""
 
 
 def judge_slurmd(answer: tuple[str, bool]) -> Result:
     where, listens = answer
-    return passed(f"slurmd listens at {where}") if listens else failed(f"no slurmd at {where}", Remedy.REBOOT)
+    return (
+        passed(f"slurmd listens at {where}") if listens else failed(f"slurmd does not listen at {where}", Remedy.REBOOT)
+    )
 
 
 def judge_munge(answer: MungeAnswer) -> Result:
@@ -103,32 +104,32 @@ def judge_munge(answer: MungeAnswer) -> Result:
     if answer.late:
         return failed(f"munge: {text}", Remedy.REBOOT)
     if re.search(r"^STATUS:\s+Success", text, re.MULTILINE):
-        return passed("munge makes and reads credentials")
+        return passed("munge encodes and decodes credentials")
     if found := re.search(r"^STATUS:\s+(.+)$|[Mm]unge: Error: (.+)$", text, re.MULTILINE):
         return failed(f"munge: {found[1] or found[2]}", Remedy.REBOOT)
-    raise ValueError(f"unmunge says {text[:80]!r}")
+    raise ValueError(f"unexpected output of unmunge: {text[:80]!r}")
 
 
 def judge_names(names: Names) -> Result:
     if missing := [name for name, address in names.controllers.items() if not address]:
-        return failed(f"no address is found for {', '.join(missing)}", Remedy.DRAIN)
-    return passed("host names are found") if names.own_address else warned(f"nobody knows this host's name {names.own}")
+        return failed(f"cannot resolve {', '.join(missing)}", Remedy.DRAIN)
+    return passed("host names resolve") if names.own_address else warned(f"cannot resolve this host's name {names.own}")
 
 
 SERVICE_CHECKS = (
     Check(
-        "slurmd", "it answers", ask_slurmd, judge_slurmd, BESIDE_PROLOG, 1,
+        "slurmd", "slurmd listens", ask_slurmd, judge_slurmd, BESIDE_PROLOG, 1,
         applies=lambda world: world.expected.named or bool(world.expected.untold), settle_s=5,
     ),
     Check(
-        "munge", "a credential, made and read", ask_munge, judge_munge, every_s=10,
+        "munge", "munge encodes and decodes credentials", ask_munge, judge_munge, every_s=10,
         applies=needs_munge, settle_s=5,
     ),
-    Check("host-names", "the cluster's names are found", ask_names, judge_names, every_s=30, settle_s=10),
+    Check("host-names", "the cluster's host names resolve", ask_names, judge_names, every_s=30, settle_s=10),
 )  # fmt: skip
 
 
-# ---- Shared file systems: mounted, and answering.
+# Shared file systems
 
 
 SHARED = re.compile(
@@ -136,11 +137,11 @@ SHARED = re.compile(
     r"|fuse(?!\.(lxcfs|snapfuse|gvfsd-fuse|portal|squashfuse|fuse-overlayfs)$|ctl|blk)(\..+)?"
 )
 MOST_ASKED = 32
-MOST_HANGING = 2  # then the rest is not asked: a prolog has no more time
+MOST_HANGING = 2  # then the rest is skipped: a prolog has no more time
 
 
 class FsState(Enum):
-    """How a shared file system is."""
+    """The state of a shared file system."""
 
     ANSWERS = "answers"
     HANGS = "hangs"
@@ -150,7 +151,7 @@ class FsState(Enum):
 
 @dataclass(frozen=True)
 class FsAnswer:
-    """What a shared file system answered. `text` is for people, and empty where all is well."""
+    """The answer of a shared file system. `text` is for people, and empty if all is well."""
 
     state: FsState
     text: str = ""
@@ -164,26 +165,26 @@ class Mount(NamedTuple):
 
 
 def _mounts(text: str) -> list[Mount]:
-    """Of /proc/mounts or fstab; blanks in a name are written `\\040`."""
+    """Parse /proc/mounts or fstab; blanks in a name are written `\\040`."""
     rows = [line.split() for line in text.splitlines() if line.strip()]
     return [Mount(row[0], row[1].replace("\\040", " "), row[2], row[3]) for row in rows]
 
 
 def _is_shared(mount: Mount) -> bool:
-    """A user's own mount is the user's affair: nobody may have a node drained by one that hangs."""
+    """Return whether a mount counts. A user's own mount does not: it must not get the node drained when it hangs."""
     users = mount.kind.startswith("fuse") and re.search(r"\buser_id=(?!0\b)", mount.options)
     return SHARED.fullmatch(mount.kind) is not None and not users
 
 
 def ask_shared(world: NodeWorld) -> Mapping[str, FsAnswer]:
-    """Every shared file system that is mounted or should be: whether it answers, or what it says."""
+    """Return the state of every shared file system that is mounted or should be."""
     mounts = [mount for mount in _mounts(world.read("/proc/self/mounts")) if _is_shared(mount)]
     mounted = [mount.target for mount in mounts]
     wanted = [mount.target for mount in _mounts(_fstab(world)) if _is_shared(mount)]
     absent = FsAnswer(FsState.NOT_MOUNTED, "is not mounted")
     found = {target: absent for target in wanted if target not in mounted}
     hanging = 0
-    once = {mount.source: mount.target for mount in reversed(mounts)}  # one may be mounted in many places
+    once = {mount.source: mount.target for mount in reversed(mounts)}  # a file system may be mounted in many places
     for target in list(once.values())[:MOST_ASKED]:
         if hanging < MOST_HANGING:
             found[target] = _stat(world, target)
@@ -218,19 +219,21 @@ def judge_shared(answers: Mapping[str, FsAnswer]) -> Result:
 
 
 SHARED_CHECKS = (
-    Check("file-systems", "shared ones are mounted, and answer", ask_shared, judge_shared, every_s=10, settle_s=5),
+    Check(
+        "file-systems", "shared file systems are mounted and answer", ask_shared, judge_shared, every_s=10, settle_s=5
+    ),
 )
 
 
-# ---- Can containers be run here?
+# Containers
 
 
 @dataclass(frozen=True)
 class ContainerTools:
-    """`enroot` is its version, "" if it does not start, None where it is not; `missing`: plugins that Slurm needs."""
+    """`enroot` is its version, "" if it does not start, None if not installed; `missing` are required Slurm plugins."""
 
     enroot: str | None
-    namespaces: int  # that may be made
+    namespaces: int  # user namespaces that are allowed
     missing: tuple[str, ...] = ()
 
 
@@ -249,12 +252,12 @@ def _enroot(world: NodeWorld) -> str | None:
         return None
     done = world.run(("enroot", "version"))
     if done.exit_code == 0 and not done.stdout.strip():
-        raise NoAnswer("`enroot version` says nothing")
+        raise NoAnswer("`enroot version` has no output")
     return done.stdout.strip() if done.exit_code == 0 else ""
 
 
 def _plugins(world: NodeWorld) -> list[str]:
-    """Those without which no job starts: the `required` ones of plugstack.conf, beside slurm.conf."""
+    """Return the plugins without which no job starts: the `required` ones in plugstack.conf, beside slurm.conf."""
     folder = posixpath.dirname(world.env.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
     try:
         lines = world.read(f"{folder}/plugstack.conf").splitlines()
@@ -267,15 +270,24 @@ def _plugins(world: NodeWorld) -> list[str]:
 
 def judge_containers(found: ContainerTools) -> Result:
     if found.missing:
-        return failed(f"Slurm's plugin {found.missing[0]} is not there: no job can start", Remedy.DRAIN, "plugin")
+        return failed(f"Slurm's plugin {found.missing[0]} is missing: no job can start", Remedy.DRAIN, "plugin")
     if found.enroot == "" or found.namespaces < 1:
         why = "enroot does not start" if found.namespaces else "user namespaces are forbidden"
         return failed(f"containers cannot be run: {why}", Remedy.DRAIN)
     if found.enroot and not re.match(r"\d", found.enroot):
-        raise ValueError(f"enroot says it is version {found.enroot!r}")
-    return passed(f"enroot {found.enroot} can be used" if found.enroot else "Slurm's plugins are there")
+        raise ValueError(f"unexpected version of enroot {found.enroot!r}")
+    return passed(f"enroot {found.enroot} works" if found.enroot else "Slurm's plugins are installed")
 
 
 CONTAINER_CHECKS = (
-    Check("containers", "they can be run", ask_containers, judge_containers, ALWAYS, 60, has_containers, settle_s=10),
+    Check(
+        "containers",
+        "containers can be started",
+        ask_containers,
+        judge_containers,
+        ALWAYS,
+        60,
+        has_containers,
+        settle_s=10,
+    ),
 )

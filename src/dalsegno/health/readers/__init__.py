@@ -1,1 +1,1 @@
-"""Who is asked about a node's parts, and how the answers become facts."""
+"""Sources of facts about a node's parts, and their parsers."""

@@ -1,4 +1,4 @@
-"""The GPUs: from the telemetry on simulated nodes, else from NVML, else from nvidia-smi."""
+"""Read GPUs: from the telemetry of a simulated node, else from NVML, else from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dalsegno.health.facts import GpuFacts, GpuProcess
 from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import NoAnswer
 
-if TYPE_CHECKING:  # many nodes never ask nvidia-smi, and an agent must be small
+if TYPE_CHECKING:  # many nodes never run nvidia-smi, and an agent must be small
     from xml.etree import ElementTree
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from dalsegno.hardware import find_gpu
 from dalsegno.health.facts import Sample
 from dalsegno.health.telemetry import VARIABLE, BadTelemetry, Telemetry, parse_telemetry
 
-# ---- GPUs as `nvidia-smi` tells of them: everything in one answer, and the NVLinks in two more.
+# nvidia-smi: one call for everything, and two more for the NVLinks
 
 
 _NOT_TOLD = {"", "N/A", "[N/A]", "Not Supported", "[Not Supported]", "Requested functionality has been deprecated"}
@@ -33,14 +33,14 @@ _REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw
 def read_smi(world: NodeWorld) -> tuple[GpuFacts, ...]:
     answer = world.run(("nvidia-smi", "-q", "-x"), timeout_s=5.0)
     if answer.exit_code != 0 or "<gpu " not in answer.stdout:
-        raise NoAnswer(f"nvidia-smi ended with {answer.exit_code}: {_last(answer.stdout, answer.stderr)}")
+        raise NoAnswer(f"nvidia-smi exited with code {answer.exit_code}: {_last(answer.stdout, answer.stderr)}")
     gpus = parse_smi(answer.stdout)
     up, errors = _links(world, "-s"), _links(world, "-e")
     return tuple(_with_links(gpu, parse_links(up), parse_link_errors(errors)) for gpu in gpus)
 
 
 def parse_smi(xml: str) -> tuple[GpuFacts, ...]:
-    """The answer to `nvidia-smi -q -x`. ValueError if it is none."""
+    """Parse the output of `nvidia-smi -q -x`. Raises ValueError."""
     from xml.etree import ElementTree
 
     try:
@@ -79,7 +79,7 @@ def _gpu(number: int, gpu: ElementTree.Element) -> GpuFacts:
 
 
 def _heat(gpu: ElementTree.Element) -> tuple[float | None, float | None]:
-    """Now, and where slowdown begins: newer drivers tell how far it is to a limit, and slowdown from that limit."""
+    """Return the temperature now and at slowdown. Newer drivers report the distance to a limit instead."""
     now = _number(gpu, "temperature/gpu_temp")
     left, slow = _number(gpu, "temperature/gpu_temp_tlimit"), _number(gpu, "temperature/gpu_temp_slow_tlimit_threshold")
     if now is not None and left is not None and slow is not None:
@@ -88,11 +88,11 @@ def _heat(gpu: ElementTree.Element) -> tuple[float | None, float | None]:
 
 
 def _throttle(gpu: ElementTree.Element) -> tuple[str, ...] | None:
-    """Drivers before 535 call them throttle reasons."""
+    """Return the throttle reasons; drivers before 535 use another name."""
     for new, one in (("clocks_event_reasons", "clocks_event_reason"), ("clocks_throttle_reasons",) * 2):
-        said = gpu.find(new)
-        if said is not None:
-            return tuple(word for word in _REASONS if _text(said, f"{one.removesuffix('s')}_{word}") == "Active")
+        reasons = gpu.find(new)
+        if reasons is not None:
+            return tuple(word for word in _REASONS if _text(reasons, f"{one.removesuffix('s')}_{word}") == "Active")
     return None
 
 
@@ -122,11 +122,11 @@ def _yes(within: ElementTree.Element, path: str) -> bool | None:
 
 def _sum(within: ElementTree.Element, path: str, counts: Callable[[str], bool]) -> int | None:
     entries = [each for each in within.iterfind(f"{path}/*") if counts(each.tag)]
-    told = [int(each.text) for each in entries if (each.text or "").strip().isdigit() and each.text]
-    return sum(told) if told else None
+    numbers = [int(each.text) for each in entries if (each.text or "").strip().isdigit() and each.text]
+    return sum(numbers) if numbers else None
 
 
-# NVLink -------------------------------------------------------------------------------------------------------
+# NVLink
 
 
 def _links(world: NodeWorld, flag: str) -> str:
@@ -137,12 +137,12 @@ def _links(world: NodeWorld, flag: str) -> str:
 
 
 def parse_links(text: str) -> dict[str, int]:
-    """Links that are up by a GPU's uuid, from `nvidia-smi nvlink -s`: `Link 0: 26.562 GB/s` or `<inactive>`."""
+    """Return the active links by GPU uuid, from `nvidia-smi nvlink -s`: `Link 0: 26.562 GB/s` or `<inactive>`."""
     return _by_gpu(text, lambda line: int(bool(re.search(r"Link \d+: [\d.]+ GB/s", line))))
 
 
 def parse_link_errors(text: str) -> dict[str, int]:
-    """Recoveries by a GPU's uuid, from `nvidia-smi nvlink -e`; replays and CRC errors are mended by the link itself."""
+    """Return the recoveries by GPU uuid, from `nvidia-smi nvlink -e`; the link corrects replays and CRC errors."""
     found = r"Link \d+: (?:Recovery|Uncorrectable|Effective BER) Errors?: (\d+)"
     return _by_gpu(text, lambda line: int(match[1]) if (match := re.search(found, line)) else 0)
 
@@ -165,14 +165,14 @@ def _with_links(gpu: GpuFacts, up: dict[str, int], errors: dict[str, int]) -> Gp
 
 def _last(*texts: str) -> str:
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "it said nothing"
+    return lines[-1][:200] if lines else "no output"
 
 
-# ---- The telemetry of a simulated node.
+# Telemetry
 
 
 def ask_telemetry(world: NodeWorld) -> Telemetry | None:
-    """None on a real node."""
+    """Return the telemetry of a simulated node; None on a real node."""
     path = world.env.get(VARIABLE)
     if not path:
         return None
@@ -182,7 +182,7 @@ def ask_telemetry(world: NodeWorld) -> Telemetry | None:
         raise NoAnswer(f"the node's telemetry is damaged: {error}") from error
 
 
-# ---- The GPUs: from the telemetry on simulated nodes, else from NVML, else from nvidia-smi.
+# GPUs of a node
 
 
 PCI = "/sys/bus/pci/devices"
@@ -191,7 +191,7 @@ NVIDIA, DISPLAY_OR_3D = "0x10de", "0x03"
 
 @dataclass(frozen=True)
 class GpuCount:
-    """GPUs that were found, that Slurm's file promises (None: it says nothing), and that the bus has."""
+    """The GPUs that were found, that slurm.conf promises (None: not specified), and that are on the bus."""
 
     gpus: tuple[GpuFacts, ...]
     expected: int | None
@@ -200,7 +200,7 @@ class GpuCount:
 
 @dataclass(frozen=True)
 class Heat:
-    """How a GPU's temperature went, oldest first."""
+    """The temperatures of a GPU, oldest first."""
 
     index: int
     slowdown_c: float
@@ -208,20 +208,20 @@ class Heat:
 
 
 def has_gpus(world: NodeWorld) -> bool:
-    """Whether there should be some."""
+    """Return whether the node should have GPUs."""
     if world.expected.gpus is not None:
         return world.expected.gpus > 0 and _is_nvidias(world.expected.gpu_type)
-    told = ask_telemetry(world)
-    return bool(told.gpus) if told else gpus_on_bus(world) > 0
+    telemetry = ask_telemetry(world)
+    return bool(telemetry.gpus) if telemetry else gpus_on_bus(world) > 0
 
 
 def may_have_gpus(world: NodeWorld) -> bool:
-    """Also where nobody says, and somebody should."""
+    """Return whether the node should have GPUs, or its specification is missing."""
     return has_gpus(world) or bool(world.expected.untold)
 
 
 def _is_nvidias(gpu_type: str) -> bool:
-    """One that the catalog does not know may be."""
+    """Return whether a type is NVIDIA's; a type that is not in the catalog may be."""
     try:
         return find_gpu(gpu_type).product.startswith("NVIDIA") if gpu_type else True
     except NotThere:
@@ -229,9 +229,9 @@ def _is_nvidias(gpu_type: str) -> bool:
 
 
 def ask_gpus(world: NodeWorld) -> tuple[GpuFacts, ...]:
-    told = ask_telemetry(world)
-    if told is not None and (told.gpus or not gpus_on_bus(world)):
-        return told.gpus
+    telemetry = ask_telemetry(world)
+    if telemetry is not None and (telemetry.gpus or not gpus_on_bus(world)):
+        return telemetry.gpus
     found = world.nvml()
     return read_smi(world) if found is None else found
 
@@ -244,7 +244,7 @@ def ask_gpu_count(world: NodeWorld) -> GpuCount:
 
 
 def ask_job_gpus(world: NodeWorld) -> tuple[GpuFacts, ...]:
-    """Before a job: only those that it gets, for others may be in use. Slurm tells a prolog which."""
+    """Return the GPUs that should be free: before a job only those of the job, as others may be in use."""
     found = tuple(gpu for gpu in ask_gpus(world) if not _is_tried(world, gpu))
     if "SLURM_JOB_ID" not in world.env:
         return found
@@ -253,7 +253,7 @@ def ask_job_gpus(world: NodeWorld) -> tuple[GpuFacts, ...]:
 
 
 def _is_tried(world: NodeWorld, gpu: GpuFacts) -> bool:
-    """For seconds, by our own agent: another node proves itself with this one as its partner."""
+    """Return whether the GPU is used by our own agent, for seconds, as the partner in another node's validation."""
     return bool(gpu.processes) and all(_is_our_agents(world, process.pid) for process in gpu.processes or ())
 
 
@@ -266,7 +266,7 @@ def _is_our_agents(world: NodeWorld, pid: int) -> bool:
 
 
 def ask_heat(world: NodeWorld) -> tuple[Heat, ...]:
-    """Notes what it is now, and gives all that was noted."""
+    """Record the current temperatures and return all that are recorded."""
     now, found = world.now(), []
     for gpu in ask_gpus(world):
         if gpu.temperature_c is not None and gpu.slowdown_c is not None:
@@ -281,10 +281,10 @@ def gpus_on_bus(world: NodeWorld) -> int:
 
 
 def _is_gpu(world: NodeWorld, device: str) -> bool:
-    """What a device is does not change, and large nodes have hundreds of them: it is read once."""
+    """Return whether a device is an NVIDIA GPU. This is cached: large nodes have hundreds of devices."""
     displays = world.seen.displays
     if device not in displays:
         is_nvidias = world.read(f"{device}/vendor").strip() == NVIDIA
         displays[device] = is_nvidias and world.read(f"{device}/class").startswith(DISPLAY_OR_3D)
-    # One that is given to a virtual machine is not ours, as long as it is.
+    # A GPU that is passed to a virtual machine does not count.
     return displays[device] and "DRIVER=vfio-pci" not in world.read(f"{device}/uevent").splitlines()

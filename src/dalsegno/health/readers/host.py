@@ -1,7 +1,7 @@
-"""What the kernel has logged: from /dev/kmsg, or on a simulated node from its telemetry.
+"""Read the host's state: the kernel log, waiting processes, TCP traffic and fabric ports.
 
-Virtual hosts share the kernel, so its log is nobody's in particular. The exception is an Xid where the GPUs are the
-machine's own: it counts for every virtual host that has real GPUs, from that host's boot on.
+Virtual hosts share the kernel, so their log is in their telemetry. The exception is an Xid where the GPUs are the
+machine's own: it counts for every virtual host with real GPUs, from that host's boot on.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from dalsegno.health.facts import LogLine, Port, Sent, WaitingProcess
 from dalsegno.health.readers.gpus import ask_telemetry
 from dalsegno.health.world import NodeWorld
-from dalsegno.health.xids import mended_at
+from dalsegno.health.xids import repaired_at
 from dalsegno.system.apart import NoAnswer
 
 TICKS_PER_S = 100  # in /proc/PID/stat, on every architecture
 XID = re.compile(r"NVRM: Xid \(")
-WARNING = 4  # syslog's level; what is less is not kept, or it would push out what is more
+WARNING = 4  # syslog level; less important lines are not kept, so that they cannot displace others
 _RECORD = re.compile(r"(\d+),\d+,(\d+),[^;]*;(.*)")
 
 
@@ -28,21 +28,21 @@ class KernelSaid:
 
 
 def ask_kernel_log(world: NodeWorld) -> KernelSaid:
-    told = ask_telemetry(world)
-    if told is None:
-        since = mended_at(world)
+    telemetry = ask_telemetry(world)
+    if telemetry is None:
+        since = repaired_at(world)
         return KernelSaid(tuple(line for line in _machines_log(world) if line.at >= since), world.now())
-    lines = told.kernel_log
-    if world.expected.gpus and not told.gpus:
-        since = max(_booted_at(world), mended_at(world))
+    lines = telemetry.kernel_log
+    if world.expected.gpus and not telemetry.gpus:
+        since = max(_booted_at(world), repaired_at(world))
         lines += tuple(line for line in _machines_log(world) if line.at >= since and XID.search(line.text))
     return KernelSaid(tuple(line for line in lines if line.at >= world.seen.since), world.now())
 
 
 def _machines_log(world: NodeWorld) -> list[LogLine]:
-    """Return what the kernel has logged and we have kept, with what is new since the last look."""
-    said = parse_records(world.kernel_records(), _machine_booted_at(world))
-    world.seen.log.extend(line for line in said if line.level <= WARNING)
+    """Return the kept lines of the kernel log, including those that are new."""
+    lines = parse_records(world.kernel_records(), _machine_booted_at(world))
+    world.seen.log.extend(line for line in lines if line.level <= WARNING)
     return list(world.seen.log)
 
 
@@ -51,16 +51,16 @@ def _machine_booted_at(world: NodeWorld) -> float:
 
 
 def _booted_at(world: NodeWorld) -> float:
-    """Return when this host's first process began, which on a virtual host is long after the machine's boot."""
+    """Return when this host's first process started, which on a virtual host is long after the machine's boot."""
     ticks = world.read("/proc/1/stat").rpartition(")")[2].split()[19]
     return _machine_booted_at(world) + int(ticks) / TICKS_PER_S
 
 
 def parse_records(records: list[str], booted_at: float) -> list[LogLine]:
-    """Lines of the form `level,sequence,microseconds,flags;text`. ValueError if none of several is."""
+    """Parse records `level,sequence,microseconds,flags;text`. Raises ValueError if none of them is one."""
     found = [match for record in records if (match := _RECORD.match(record))]
     if records and not found:
-        raise ValueError(f"no record of the kernel's: {records[0][:80]!r}")
+        raise ValueError(f"not a kernel log record: {records[0][:80]!r}")
     return [LogLine(booted_at + int(usec) / 1e6, text, int(level) & 7) for level, usec, text in map(_parts, found)]
 
 
@@ -68,10 +68,10 @@ def _parts(match: re.Match[str]) -> tuple[str, str, str]:
     return match[1], match[2], match[3]
 
 
-# ---- Processes that wait in the kernel, or for somebody to note their end; since when is known from looks before.
+# Processes that wait in the kernel (D) or for their parent (Z). Earlier looks show since when.
 
 
-STATES = "RSDZTtXxKWPI"  # all that proc(5) knows
+STATES = "RSDZTtXxKWPI"  # all states of proc(5)
 _SWITCHES = re.compile(r"ctxt_switches:\s*(\d+)")
 
 
@@ -82,7 +82,7 @@ class Sleepers:
 
 
 def ask_sleepers(world: NodeWorld) -> Sleepers:
-    """All in state D or Z now. One that has run since the last look waits anew: its count of switches is another."""
+    """Return the processes in state D or Z. A process that has run since the last look starts again."""
     pids = [name for name in world.names("/proc") if name.isdigit()]
     if not pids:
         raise NoAnswer("/proc shows no process")
@@ -112,17 +112,17 @@ def _since(world: NodeWorld, key: tuple[int, str], now: WaitingProcess) -> Waiti
     return before if before is not None and same else now
 
 
-# ---- How many TCP segments this host has sent, and how many of them again, from /proc/net/snmp.
+# TCP segments sent and retransmitted, from /proc/net/snmp
 
 
 _FILE = "/proc/net/snmp"
 
 
 def ask_traffic(world: NodeWorld) -> TcpTraffic:
-    """All that was seen of late, this look included."""
+    """Return the recent counters, including the current ones."""
     now, seen = world.now(), world.seen.sent
     seen.append(parse_snmp(world.read(_FILE), now))
-    while seen[0].segments > seen[-1].segments:  # of another life
+    while seen[0].segments > seen[-1].segments:  # from before a reset of the counters
         seen.popleft()
     return TcpTraffic(now, tuple(seen))
 
@@ -133,21 +133,20 @@ class TcpTraffic:
     sent: tuple[Sent, ...]
 
     def within(self, window_s: float) -> tuple[int, int]:
-        """Segments sent within so long, and how many of them were sent again."""
+        """Return the segments sent within the window, and how many of them were retransmissions."""
         first = next(each for each in self.sent if each.at >= self.now - window_s)
         again = self.sent[-1].again - first.again
         return self.sent[-1].segments - first.segments + again, again
 
 
 def parse_snmp(text: str, at: float) -> Sent:
-    """A line of names and one of numbers for each protocol. Segments that hold nothing but what was sent before are
-    not counted as sent."""
+    """Parse the TCP counters: a line of names and one of numbers. Pure retransmissions are not counted as sent."""
     names, numbers = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
     values = dict(zip(names, numbers, strict=True))
     return Sent(at, int(values["OutSegs"]), int(values["RetransSegs"]))
 
 
-# ---- The ports of the fabric: InfiniBand, RoCE and EFA, from sysfs.
+# Fabric ports: InfiniBand, RoCE and EFA, from sysfs
 
 
 CLASS = "/sys/class/infiniband"
@@ -162,7 +161,7 @@ _FLAPS_KEPT = 100
 
 @dataclass(frozen=True)
 class Ports:
-    """`expected`: how many should be up, as far as it is known."""
+    """The fabric ports. `expected`: how many should be up, as far as known."""
 
     ports: tuple[Port, ...]
     expected: int
@@ -171,14 +170,14 @@ class Ports:
 
 
 def has_ports(world: NodeWorld) -> bool:
-    told = ask_telemetry(world)
-    return bool(told.ports) if told else bool(world.names(CLASS))
+    telemetry = ask_telemetry(world)
+    return bool(telemetry.ports) if telemetry else bool(world.names(CLASS))
 
 
 def ask_ports(world: NodeWorld) -> Ports:
-    told = ask_telemetry(world)
-    if told is not None:
-        return Ports(told.ports, len(told.ports), world.now(), told.booted_at)
+    telemetry = ask_telemetry(world)
+    if telemetry is not None:
+        return Ports(telemetry.ports, len(telemetry.ports), world.now(), telemetry.booted_at)
     ports = tuple(_port(world, device, number) for device, number in _places(world))
     world.seen.active.update(port.name for port in ports if port.state == "ACTIVE")
     booted_at = world.now() - float(world.read("/proc/uptime").split()[0])
@@ -193,14 +192,14 @@ def _port(world: NodeWorld, device: str, number: str) -> Port:
     folder, name = f"{CLASS}/{device}/ports/{number}", f"{device}/{number}"
     found = re.fullmatch(r"\d+: (\w+)", world.read(f"{folder}/state").strip())
     if not found:
-        raise NoAnswer(f"{folder}/state is not understood")
+        raise NoAnswer(f"{folder}/state has unexpected content")
     counters = {name: count for name in (*ERRORS, DOWNED) if (count := _count(world, f"{folder}/counters/{name}"))}
     flaps = _flaps(world, name, counters.pop(DOWNED, 0))
     return Port(name, found[1], _kind(world, folder), flaps, counters)
 
 
 def _flaps(world: NodeWorld, port: str, downed: int) -> tuple[float, ...]:
-    """The counter has no times: they are when it was seen to rise."""
+    """Return when the port went down. The counter has no times, so they are when an increase was seen."""
     seen = world.seen
     rise = downed - seen.downs.get(port, downed)
     seen.downs[port] = downed
@@ -217,7 +216,7 @@ def _kind(world: NodeWorld, folder: str) -> str:
 
 
 def _count(world: NodeWorld, path: str) -> int:
-    """0 for a counter that this kind of port does not have."""
+    """Return a counter; 0 if this kind of port does not have it."""
     try:
         text = world.read(path).strip()
     except NoAnswer:

@@ -1,4 +1,4 @@
-"""GPUs through NVIDIA's own library: no process, a few milliseconds, and every figure by itself."""
+"""Read GPUs through NVIDIA's library, which takes a few milliseconds and no extra process."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ SM_CLOCK, CORRECTED, UNCORRECTED, VOLATILE, SLOWDOWN = 1, 0, 1, 0, 1
 RECOVERY, ECC_DATA = 1, 4  # kinds of NVLink errors
 REASONS = {0x8: HW_SLOWDOWN, 0x40: HW_THERMAL, 0x80: HW_POWER_BRAKE, 0x20: SW_THERMAL, 0x4: SW_POWER_CAP}
 
-MaxClocks = dict[str, int | None]  # by UUID; asked once, for it takes longer than all else: 2.4 of 3.8 ms of an H200
+MaxClocks = dict[str, int | None]  # by UUID; read once, as it takes longest: 2.4 of 3.8 ms on an H200
 
 
 class Nvml:
-    """The library, held open: opening it costs more than asking it."""
+    """The library, kept open: opening it takes longer than a query."""
 
     def __init__(self) -> None:
         self._open = False
         self._max_clocks: MaxClocks = {}
 
     def read(self) -> tuple[GpuFacts, ...] | None:
-        """None where the library or a driver is missing; then nvidia-smi may know why."""
-        compile_apart("pynvml")  # 8,000 lines, which leave 5 MB behind
+        """Return the GPUs; None if the library or driver is missing, then nvidia-smi may show why."""
+        compile_apart("pynvml")  # 8,000 lines, which would leave 5 MB behind
         try:
             import pynvml
         except ImportError:
@@ -53,7 +53,7 @@ class Nvml:
             return None
 
     def close(self) -> None:
-        """Let go of the driver: GPUs cannot be reset while somebody holds them."""
+        """Release the driver: GPUs cannot be reset while they are in use."""
         if self._open:
             import pynvml
 
@@ -70,13 +70,13 @@ def read_gpu(nvml: Any, index: int, max_clocks: MaxClocks) -> GpuFacts:
         return GpuFacts(index, lost=True)
 
     def ask(name: str, *arguments: Any, wanted: Callable[[Any], Any] = lambda value: value) -> Any:
-        """None for what this GPU, driver or version of the library does not tell."""
+        """Return a value, or None if this GPU, driver or library version does not provide it."""
         try:
             return wanted(getattr(nvml, name)(handle, *arguments))
         except (nvml.NVMLError, AttributeError, TypeError):
             return None
 
-    # The older call counts what the driver keeps for itself as used: over 600 MiB on an idle H200.
+    # The older call counts the driver's reserve as used: over 600 MiB on an idle H200.
     memory = ask("nvmlDeviceGetMemoryInfo", getattr(nvml, "nvmlMemory_v2", None))
     rows = ask("nvmlDeviceGetRemappedRows")
     links = [ask("nvmlDeviceGetNvLinkState", link) for link in range(MOST_LINKS)]
@@ -114,8 +114,8 @@ def read_gpu(nvml: Any, index: int, max_clocks: MaxClocks) -> GpuFacts:
 
 def _link_errors(ask: Callable[..., Any], links: list[int | None]) -> int | None:
     up = [number for number, link in enumerate(links) if link == 1]
-    told = [ask("nvmlDeviceGetNvLinkErrorCounter", link, kind) for link in up for kind in (RECOVERY, ECC_DATA)]
-    known = [count for count in told if count is not None]
+    counts = [ask("nvmlDeviceGetNvLinkErrorCounter", link, kind) for link in up for kind in (RECOVERY, ECC_DATA)]
+    known = [count for count in counts if count is not None]
     return sum(known) if known else None
 
 
@@ -124,5 +124,5 @@ def _processes(running: list[Any]) -> tuple[GpuProcess, ...]:
 
 
 def _text(value: str | bytes) -> str:
-    """Bytes from older versions of the library."""
+    """Decode text: older versions of the library return bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""`gpu-facts`: NVML asked in a process of its own, for those who must not hang with a GPU that does."""
+"""`gpu-facts`: query NVML in a separate process, so that the caller does not hang with a hanging GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dalsegno.programs import launcher
 from dalsegno.system.apart import NoAnswer, ask
 
 TIMEOUT_S = 5.0
-NOT_HERE = 3  # the exit code where there is no NVML
+NOT_HERE = 3  # exit code without NVML
 
 
 def main(arguments: Sequence[str]) -> int:
