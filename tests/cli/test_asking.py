@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dalsegno.cli.automation import sentence
+from dalsegno.cli.automation import describe_mode
 from dalsegno.cli.events import line
 from dalsegno.cli.main import cli
 from dalsegno.health import GpuIdentity, Remedy
@@ -91,6 +91,6 @@ def test_automation_is_paused_and_resumed(invoke: Invoke):
 
 
 def test_a_controller_that_only_observes_is_not_just_on():
-    assert sentence("on", "auto") == "automation is on"
-    assert "only observes" in sentence("on", "observe") and "does nothing" in sentence("on", "off")
-    assert sentence("paused", "observe").startswith("automation is paused")
+    assert describe_mode("on", "auto") == "automation is on"
+    assert "only reports" in describe_mode("on", "observe") and "only watches" in describe_mode("on", "off")
+    assert describe_mode("paused", "observe").startswith("automation is paused")

@@ -29,10 +29,10 @@ def test_it_hints_at_the_cluster_that_is_there(home: Path) -> None:
     assert (done.exit_code, done.stderr.splitlines()) == (
         0,
         [
-            "there was no cluster heal: nothing to take down",
-            "hint: cluster.yaml here names that one; there is hc: `dalsegno down hc`",
+            "there is no cluster heal: nothing to remove",
+            "hint: that name is from ./cluster.yaml; existing clusters: hc; to remove one: `dalsegno down hc`",
         ],
     )
     named = CliRunner().invoke(cli, ["down", "other", "--yes"])
-    assert named.stderr.splitlines()[1:] == ["hint: there is hc: `dalsegno down hc`"]
+    assert named.stderr.splitlines()[1:] == ["hint: existing clusters: hc; to remove one: `dalsegno down hc`"]
     assert (home / "clusters/hc").is_dir()

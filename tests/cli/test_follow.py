@@ -86,7 +86,7 @@ def test_a_run_is_followed_to_its_end_and_leaves_its_code(run: RunFolder, follow
     assert err.splitlines() == [
         "Traceback: ValueError",
         "error: run train-k3f9x ended with code 7 after 1:00: rank 1: ValueError",
-        "hint: `dalsegno logs train-k3f9x` shows all it said",
+        "hint: `dalsegno logs train-k3f9x` shows its output",
     ]
 
 
@@ -152,7 +152,7 @@ def test_a_follower_that_is_terminated_leaves_the_run_alone(
     child.stderr.readline()
     child.send_signal(signal.SIGTERM)
     assert child.wait(PATIENCE_S) == 143
-    assert child.stderr.read() == "run train-k3f9x goes on; `dalsegno logs -f train-k3f9x` follows it again\n"
+    assert child.stderr.read() == "run train-k3f9x continues; `dalsegno logs -f train-k3f9x` follows it again\n"
     assert not run.cancel.exists()
 
 
@@ -167,8 +167,8 @@ def test_ctrl_c_in_a_terminal_asks(
     os.close(theirs)
     seen = read_until(ours, "generation 1")
     child.send_signal(signal.SIGINT)
-    seen = read_until(ours, "go on (g)? [d] ")
-    assert seen.endswith("\ndetach (d), cancel (c), go on (g)? [d] ")
+    seen = read_until(ours, "keep going (g)? [d] ")
+    assert seen.endswith("\ndetach (d), cancel (c), keep going (g)? [d] ")
     if answer == "\x03":
         child.send_signal(signal.SIGINT)
     else:

@@ -70,7 +70,7 @@ def test_a_damaged_telemetry_is_unknown_and_fails_nothing(node: Path) -> None:
 
 def test_a_damaged_settings_file_is_told_and_checks_go_on(node: Path) -> None:
     (node / "health.json").write_text("[]")
-    assert "the checks go by their own thresholds" in run("--list").output
+    assert "the checks use their default thresholds" in run("--list").output
 
 
 def test_the_list_shows_what_the_cluster_file_changes(node: Path) -> None:

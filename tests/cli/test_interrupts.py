@@ -81,8 +81,8 @@ def hear(child: subprocess.Popen[str], line: str) -> None:
     ("number", "code", "word"),
     [
         (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "told to end"),
-        (signal.SIGHUP, 129, "its terminal is gone"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGHUP, 129, "the terminal was closed"),
     ],
 )
 def test_it_tidies_and_says_by_its_code_what_ended_it(start: Start, number: int, code: int, word: str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.cli.nodes import as_it_is, taken_by_others
+from dalsegno.cli.nodes import taken_by_others, with_other_drains
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 
 
@@ -22,10 +22,10 @@ def test_a_node_that_somebody_else_drained_is_not_shown_as_in_service():
         NodeInfo("gpu-4", NodeState.IDLE),
     ], {"ada"})  # fmt: skip
     assert others == {"gpu-1": "drained by bob: new RAM"}
-    shown = as_it_is(told("gpu-1", "in service", "xid GPU 0 is off the bus"), others)
+    shown = with_other_drains(told("gpu-1", "in service", "xid GPU 0 is off the bus"), others)
     assert (shown["phase"], shown["reason"]) == ("left alone", "drained by bob: new RAM; xid GPU 0 is off the bus")
-    assert as_it_is(told("gpu-4", "in service"), others)["phase"] == "in service"
+    assert with_other_drains(told("gpu-4", "in service"), others)["phase"] == "in service"
 
 
 def test_what_we_do_to_a_node_is_told_before_what_somebody_else_wrote_of_it():
-    assert as_it_is(told("gpu-1", "repairing"), {"gpu-1": "drained by bob: new RAM"})["phase"] == "repairing"
+    assert with_other_drains(told("gpu-1", "repairing"), {"gpu-1": "drained by bob: new RAM"})["phase"] == "repairing"

@@ -32,7 +32,7 @@ def test_the_hint_fits_slurm_s_words(tmp_path: Path, said: str, hint: str) -> No
 
 def test_other_failures_are_in_the_logs_where_there_are_any(tmp_path: Path) -> None:
     run, failed = make_run(tmp_path), status(message="rank 0 ended with exit code 3")
-    assert end_hint(run, failed) == "`dalsegno why train-k3f9x` shows how it went"
+    assert end_hint(run, failed) == "`dalsegno why train-k3f9x` shows what happened"
     run.generation(1).mkdir(parents=True)
     (run.generation(1) / "rank0.log").write_text("oh\n")
-    assert end_hint(run, failed) == "`dalsegno logs train-k3f9x` shows all it said"
+    assert end_hint(run, failed) == "`dalsegno logs train-k3f9x` shows its output"

@@ -119,4 +119,4 @@ def test_options_of_ours_after_the_script_are_found(args: list[str], found: list
 
 def test_options_of_ours_after_the_script_are_warned_of() -> None:
     done = CliRunner().invoke(run, ["no-such-script.py", "--nodes", "4"], standalone_mode=False)
-    assert "`--nodes` after no-such-script.py goes to the script, not to `dalsegno run`" in done.output
+    assert "`--nodes` after no-such-script.py is passed to the script, not to `dalsegno run`" in done.output

@@ -40,7 +40,7 @@ def call(tmp_path: Path) -> Call:
 
 
 def test_a_home_without_runs_says_how_to_start_one(call: Call) -> None:
-    assert call(runs).stderr == "no runs yet; `dalsegno run train.py` starts one\n"
+    assert call(runs).stderr == "no runs yet; start one: `dalsegno run train.py`\n"
     assert json.loads(call(runs, "--json").stdout) == []
 
 
@@ -57,7 +57,7 @@ def test_only_the_last_twenty_unless_all_are_wanted(call: Call, tmp_path: Path) 
         end(make_run(tmp_path, f"run-{number:05d}"), created=100.0 + number)
     done = call(runs)
     assert (len(done.stdout.splitlines()), done.stderr) == (
-        21, "3 older runs are not shown; `dalsegno runs --all` does\n",
+        21, "3 older runs are not shown; list all: `dalsegno runs --all`\n",
     )  # fmt: skip
     assert len(call(runs, "--all").stdout.splitlines()) == 24
 
@@ -131,7 +131,7 @@ def test_logs_of_all_ranks_and_generations_in_order(call: Call, logged: Path) ->
     everything = "[0] n1 of 1\n[1] n2 of 1\n[0] n3 of 2\n[1] n2 of 2\n"
     assert call(logs).stdout == everything
     assert call(logs, "-f", "train").stdout == everything
-    assert call(logs, "-f", "train").stderr == "run train-k3f9x is over: it ended with code 0\n"
+    assert call(logs, "-f", "train").stderr == "run train-k3f9x has ended: exit code 0\n"
 
 
 def test_some_of_the_logs(call: Call, logged: Path) -> None:
@@ -163,7 +163,7 @@ def test_logs_of_a_run_with_one_rank_have_no_marks(call: Call, tmp_path: Path) -
 def test_a_run_that_is_over_stays_as_it_is(call: Call, tmp_path: Path) -> None:
     run = make_run(tmp_path)
     end(run, 3)
-    assert call(cancel, "train").stderr == "run train-k3f9x was over already: it ended with code 3\n"
+    assert call(cancel, "train").stderr == "run train-k3f9x has ended already: exit code 3\n"
     assert not run.cancel.exists()
 
 
@@ -208,7 +208,7 @@ def test_show_tells_how_far_a_run_is_and_where_its_time_went(tmp_path: Path, cal
     assert lines[1:] == [
         "step 1,234  0.052 s each  loss 2.312",
         "time  90.0 % productive, 6.0 % lost, 0.0 % checkpoints, 0.0 % waiting, 4.0 % starting  of 1:40",
-        "snapshots  120 of this generation in memory, 0.004 s each, 3 skipped; 6 saved to disk",
+        "snapshots  120 in memory in this generation, 0.004 s each, 3 skipped; 6 saved to disk",
         'with 2 failures in 1:40, disk_every="1s" would lose the least time',
     ]
 

@@ -6,31 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.asking import as_typed, in_text, way_in
+from dalsegno.cli.asking import prefix_command, prefix_commands, shell_prefix
 
 
 def test_in_a_shell_without_slurm_a_cluster_of_ours_is_asked_through_its_own_shell(tmp_path: Path):
     env = {"DALSEGNO_HOME": str(tmp_path)}
-    assert way_in(env=env) == "", "no cluster of ours: the machine's own Slurm"
+    assert shell_prefix(env=env) == "", "no cluster of ours: the machine's own Slurm"
     made = tmp_path / "clusters" / "one"
     made.mkdir(parents=True)
     (made / "state.json").touch()
-    assert way_in(env=env) == "dalsegno shell -- "
-    assert way_in(env={**env, "SLURM_CONF": "/etc/slurm.conf"}) == "", "this shell has one"
-    assert way_in("two", env) == "dalsegno shell --cluster two -- "
+    assert shell_prefix(env=env) == "dalsegno shell -- "
+    assert shell_prefix(env={**env, "SLURM_CONF": "/etc/slurm.conf"}) == "", "this shell has one"
+    assert shell_prefix("two", env) == "dalsegno shell --cluster two -- "
 
 
 def test_only_slurm_s_commands_are_changed():
-    assert as_typed("squeue -j 5", "dalsegno shell -- ") == "dalsegno shell -- squeue -j 5"
-    assert as_typed("dalsegno why 5", "dalsegno shell -- ") == "dalsegno why 5"
-    assert as_typed("tail slurm-5.out", "dalsegno shell -- ") == "tail slurm-5.out"
+    assert prefix_command("squeue -j 5", "dalsegno shell -- ") == "dalsegno shell -- squeue -j 5"
+    assert prefix_command("dalsegno why 5", "dalsegno shell -- ") == "dalsegno why 5"
+    assert prefix_command("tail slurm-5.out", "dalsegno shell -- ") == "tail slurm-5.out"
 
 
 def test_a_hint_is_told_with_commands_that_work(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DALSEGNO_CLUSTER", "one")
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    assert in_text("`sinfo -N` lists nodes, `dalsegno status` shows them") == (
+    assert prefix_commands("`sinfo -N` lists nodes, `dalsegno status` shows them") == (
         "`dalsegno shell -- sinfo -N` lists nodes, `dalsegno status` shows them"
     )
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
-    assert in_text("`sinfo -N` lists nodes") == "`sinfo -N` lists nodes"
+    assert prefix_commands("`sinfo -N` lists nodes") == "`sinfo -N` lists nodes"

@@ -24,9 +24,9 @@ def test_a_run_that_is_smaller_than_asked_says_so_everywhere() -> None:
         generation=2, wanted_nodes=4, world_size=6, nproc_per_node=2, nodes=members("n1", "n2", "n3"),
         message="runs on 3 of 4 nodes",
     )  # fmt: skip
-    assert "smaller than asked: this changes the effective batch" in live_text(smaller, 100.0)
+    assert "smaller than requested: this changes the effective batch" in live_text(smaller, 100.0)
     assert sentences(RUNS, smaller) == [
-        "generation 2: 3 nodes, 6 processes; smaller than the 4 nodes asked for, which changes the effective batch"
+        "generation 2: 3 nodes, 6 processes; smaller than the 4 nodes requested, which changes the effective batch"
     ]
 
 

@@ -614,9 +614,11 @@ def test_an_image_that_is_a_name_is_imported_once_for_all(ada: Contained):
 def test_a_virtual_node_that_cannot_import_says_where_that_can_be_done(ada: Contained):
     answer = ada.sh("srun --container-image=192.0.2.1:5000#team/app:v1 true")
     assert (
-        answer.code == NO_CONTAINER and "`dalsegno image import 192.0.2.1:5000#team/app:v1` there first" in answer.err
+        answer.code == NO_CONTAINER
+        and "`dalsegno image import 192.0.2.1:5000#team/app:v1` on that machine first" in answer.err
     )
-    assert "a virtual node only its machine" in answer.err and "`containers.images` in the cluster file" in answer.err
+    assert "a virtual host reaches only its own machine" in answer.err
+    assert "`containers.images` in the cluster file" in answer.err
 
 
 def test_images_of_the_cluster_file_are_imported_once_for_all_users(cluster: Contained, ada: Contained, tmp_path: Path):

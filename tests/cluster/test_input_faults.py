@@ -220,7 +220,7 @@ def test_what_is_no_cluster_file_is_named(tmp_path: Path, file: str, words: str)
 def test_a_target_that_is_not_built_validates_and_up_says_so(tmp_path: Path, target: str):
     cli = Bounded(tmp_path, os.geteuid())
     assert plain(cli.run("init", "--target", target)).code == 0
-    assert "is fine" in cli.ok("validate")
+    assert "is valid" in cli.ok("validate")
     assert f"target `{target}` is not built yet" in cli.refused("up")
 
 

@@ -231,7 +231,7 @@ def test_the_same_gpus_coming_back_are_refused_until_they_are_forgiven(cluster: 
     told = [each["text"] for each in events(cluster, "train-2", before)]
     assert any("was replaced before and has come back" in text for text in told), told
     assert [text for text in told if text.startswith("replaced")] == ["replaced"] * 2
-    assert "may come back" in cluster.run("nodes", "forgive", "train-2").err
+    assert "may be used again" in cluster.run("nodes", "forgive", "train-2").err
     assert cluster.run("nodes", "forgive", "train-2").code == 1, "there is none any more"
 
 

@@ -61,7 +61,7 @@ def test_in_a_terminal_down_asks_before_it_ends_anything(run: Run):
     said = os.read(ours, 10_000).decode()
     os.close(theirs)
     os.close(ours)
-    assert f"ends 1 run ({run.id})" in said and "take one down? [y/N]" in said and "one stays as it is" in said
+    assert f"ends 1 run ({run.id})" in said and "remove one? [y/N]" in said and "one was not changed" in said
     assert run.status.phase is RunPhase.RUNNING
     assert run.cli.run("down", "one", "--yes").code == 0
 
@@ -74,7 +74,7 @@ def test_down_names_what_it_ends_and_deletes_and_its_runs_are_cancelled(run: Run
     assert f"ends 1 run ({run.id})\nends 1 job (2 of root)\n" in said
     assert "deletes 1 home folder (ada), with all runs and checkpoints in them" in said
     _, last = follower.communicate(timeout=100)
-    assert (follower.returncode, "is over: cancelled" in last) == (0, True), last
+    assert (follower.returncode, "has ended: cancelled" in last) == (0, True), last
     found = told(run)
     assert (found["state"], found["exit_code"]) == ("cancelled", 143)
     assert found["message"] == "cancelled: its cluster was taken down"
@@ -106,7 +106,7 @@ def test_with_the_head_off_run_and_cancel_say_so_at_once_and_the_request_is_kept
     refused = run.cli.run("run", *QUICK, "train.py", cwd=run.work)
     assert (refused.code, "slurmctld of one does not answer" in refused.err) == (1, True), refused.err
     noted = run.cli.run("cancel", run.id)
-    assert (noted.code, "is not ended yet, the request is noted" in noted.err) == (1, True), noted.err
+    assert (noted.code, "has not ended yet, but the request is recorded" in noted.err) == (1, True), noted.err
     assert "squeue" not in noted.err and "`dalsegno up`" in noted.err
     assert time.monotonic() - began < 60
     run.cli.ok("up")

@@ -475,6 +475,6 @@ def test_two_runs_at_once_each_with_its_own_arguments_variables_and_python(tiers
     assert json.loads((work / "other.json").read_text())[:2] == [["other"], None]
     ended = {name: facts(run) for name, run in zip(("first", "second"), both, strict=True)}
     assert [(each["state"], each["exit_code"], each["phase"]) for each in ended.values()] == [("done", 0, "ended")] * 2
-    assert "is over: done" in tiers.run("logs", "-f", first).err
+    assert "has ended: done" in tiers.run("logs", "-f", first).err
     for run in both:
         run.no_trace()

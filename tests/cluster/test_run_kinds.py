@@ -218,7 +218,7 @@ def test_a_run_whose_coordinator_died_with_its_host_is_told_of(stranger: Person,
         write_status(run.folder.status, replace(status, updated=status.updated - 600))  # ten minutes later
         os.chown(run.folder.status, owner.st_uid, owner.st_gid)
         said, _ = follower.communicate(timeout=100)
-        assert follower.returncode == 1 and "has said nothing for" in said, said
+        assert follower.returncode == 1 and "has been silent for" in said, said
         assert "dalsegno cancel" in said
         table = stranger.ok("runs")
         assert "running, silent for 10m" in table, table

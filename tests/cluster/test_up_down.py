@@ -72,7 +72,7 @@ def interrupt(cli: Cli, when: str, how: signal.Signals) -> None:
 
 def test_down_of_a_cluster_that_is_gone_succeeds(cli: Cli):
     answer = cli.run("down", "one")
-    assert (answer.code, answer.err.strip()) == (0, "there was no cluster one: nothing to take down")
+    assert (answer.code, answer.err.strip()) == (0, "there is no cluster one: nothing to remove")
     assert cli.run("down").code == 0
 
 

@@ -144,7 +144,7 @@ def test_what_an_earlier_call_fetched_is_not_fetched_again(hub: Hub, meddler: tu
     part.parent.mkdir(parents=True)
     part.write_bytes(blob.read_bytes()[:5000])
     said = _command(tmp_path, "import", hub.name("two", address)).communicate(timeout=60)[1]
-    assert "\nfetching 2 layers: 4.9 KiB of " in said and " are here already\n" in said
+    assert "\nfetching 2 layers: 4.9 KiB of " in said and " already downloaded\n" in said
     assert "bytes=5000-" in [asked for _, asked in between.seen]
     part.with_suffix("").unlink()
     part.write_bytes(b"x" * 5000)  # not of this blob

@@ -31,7 +31,7 @@ def test_init_then_validate_is_green(run, target):
     assert run(init, "--target", target, "--name", "mine").exit_code == 0
     done = run(validate)
     assert done.exit_code == 0
-    assert done.stdout.startswith(f"cluster.yaml is fine: mine on {target}, ")
+    assert done.stdout.startswith(f"cluster.yaml is valid: mine on {target}, ")
 
 
 @pytest.mark.parametrize("target", UNBUILT_TARGETS)
@@ -47,7 +47,7 @@ def test_validate_says_in_a_line_what_it_is(run, tmp_path):
     text = "name: demo\ntarget: local\npartitions: [{name: t, nodes: 4, spares: 1, instance: p5.48xlarge}]\n"
     (tmp_path / "c.yaml").write_text(text)
     assert run(validate, "c.yaml").stdout == (
-        "c.yaml is fine: demo on local, 4 nodes and 1 spare in 1 partition, 32 GPUs\n"
+        "c.yaml is valid: demo on local, 4 nodes and 1 spare in 1 partition, 32 GPUs\n"
     )
 
 
@@ -70,7 +70,7 @@ def test_validate_as_json(run, tmp_path):
 
 def test_init_does_not_overwrite(run, tmp_path):
     run(init)
-    with pytest.raises(DalsegnoError, match="there is a file already"):
+    with pytest.raises(DalsegnoError, match="the file already exists"):
         run(init)
     assert run(init, "--force", "--name", "other").exit_code == 0
     assert "name: other" in (tmp_path / "cluster.yaml").read_text()

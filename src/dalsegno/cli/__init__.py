@@ -1,1 +1,1 @@
-"""The command line: a file per command, one printer, one catch."""
+"""The command line: one file per command, one printer, one place that catches errors."""

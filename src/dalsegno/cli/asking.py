@@ -1,4 +1,4 @@
-"""Asking a cluster's controller, and what it says turned into words."""
+"""Requests to a cluster's controller, and the meaning of errors of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -15,46 +15,44 @@ import os
 import re
 from collections.abc import Mapping
 
-# ---- A Slurm that does not answer, or that there is none, told from one that says no.
-
-
 _SILENT = frozenset({SlurmTrouble.NO_CONTROLLER, SlurmTrouble.DISCONNECTED, SlurmTrouble.NO_CONNECTION})
 
 
 def is_silence(fault: CommandFailed) -> bool:
+    """Return whether a command failed because slurmctld did not answer."""
     return isinstance(fault, CommandTimedOut) or not _SILENT.isdisjoint(parse_troubles(fault.stderr))
 
 
 def meaning_of(fault: CommandFailed) -> DalsegnoError:
-    """That there is no cluster, where Slurm's commands are installed and belong to none; else what they say."""
+    """Return `no_cluster()` if Slurm's commands found no slurm.conf, else the failure itself."""
     return no_cluster() if SlurmTrouble.NO_SETTINGS in parse_troubles(fault.stderr) else fault
 
 
 def no_cluster() -> DalsegnoError:
-    hint = "`dalsegno init` and `dalsegno up` make one here; on somebody's, set SLURM_CONF as they tell you"
+    hint = "create one here with `dalsegno init` and `dalsegno up`, or set SLURM_CONF to use an existing one"
     return NotThere("there is no cluster yet", hint=hint)
-
-
-# ---- Asking a cluster's controller, and what it says turned into words.
 
 
 ANSWER_S = 10.0
 
 
-def controller_of(name: str | None) -> Path:
-    """The socket of the cluster's controller."""
+def find_controller(name: str | None) -> Path:
+    """Return the socket of the cluster's controller."""
     from dalsegno.cluster import find_slurm
 
     slurm = find_slurm(name)
     if slurm.controller is None and not slurm.env.get("SLURM_CONF"):
         raise no_cluster()
     if slurm.controller is None:
-        raise DalsegnoError("this cluster is not ours: it has no controller", hint="`dalsegno ls` shows those that are")
+        raise DalsegnoError(
+            "this cluster has no controller: Dal Segno did not create it",
+            hint="`dalsegno ls` lists the clusters that Dal Segno created",
+        )
     return slurm.controller
 
 
 def ask_controller(socket: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """Its answer; a refusal is an error of its own words."""
+    """Return the controller's answer, or raise the error that it reports."""
     from dalsegno.recovery.client import ask
 
     answer = ask(socket, request, ANSWER_S)
@@ -63,19 +61,17 @@ def ask_controller(socket: Path, request: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def when(at: float | None) -> str:
+def format_time(at: float | None) -> str:
     return time.strftime("%m-%d %H:%M:%S", time.localtime(at)) if at else "-"
 
 
-# ---- Slurm's own commands in what we tell a user: written so that they work in the shell the user is in.
-
-
+# Slurm commands in messages are written so that they work in the user's shell.
 _COMMANDS = ("sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sprio", "squeue")
 _QUOTED = re.compile(rf"`(?=(?:{'|'.join(_COMMANDS)})\b)")
 
 
-def way_in(name: str | None = None, env: Mapping[str, str] = os.environ) -> str:
-    """What goes before such a command; nothing in a shell that has its Slurm already."""
+def shell_prefix(name: str | None = None, env: Mapping[str, str] = os.environ) -> str:
+    """Return the prefix that makes a Slurm command work; "" in a shell that has the cluster's Slurm already."""
     from dalsegno.cluster import places
 
     if name:
@@ -84,11 +80,11 @@ def way_in(name: str | None = None, env: Mapping[str, str] = os.environ) -> str:
     return "" if has_one else "dalsegno shell -- "
 
 
-def as_typed(command: str, before: str) -> str:
-    """One command; what is not Slurm's stays as it is."""
-    return f"{before}{command}" if command.split(" ", 1)[0] in _COMMANDS else command
+def prefix_command(command: str, prefix: str) -> str:
+    """Prefix one command if it is one of Slurm's."""
+    return f"{prefix}{command}" if command.split(" ", 1)[0] in _COMMANDS else command
 
 
-def in_text(text: str) -> str:
-    """Those that stand in backticks in a hint."""
-    return _QUOTED.sub(f"`{way_in()}", text) if _QUOTED.search(text) else text
+def prefix_commands(text: str) -> str:
+    """Prefix the Slurm commands that stand in backticks in a text."""
+    return _QUOTED.sub(f"`{shell_prefix()}", text) if _QUOTED.search(text) else text

@@ -1,4 +1,4 @@
-"""`dalsegno automation`: have the cluster look after its nodes, or leave them to you."""
+"""`dalsegno automation`: pause or resume automatic recovery."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from typing import Any
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.asking import ask_controller, controller_of, when
+from dalsegno.cli.asking import ask_controller, find_controller, format_time
 from dalsegno.cli.elevation import elevate_for_cluster
 from dalsegno.cli.out import cluster_option, json_option
 
-WORDS = ("pause", "resume", "status")
+ACTIONS = ("pause", "resume", "status")
 _MODES = {
-    "observe": "automation is {}, and only observes: it says what it would do (`mode: observe` in the cluster file)",
-    "off": "automation is {}, and does nothing: nodes are only watched (`mode: off` in the cluster file)",
+    "observe": "automation is {} and only reports what it would do (`mode: observe` in the cluster file)",
+    "off": "automation is {} and only watches nodes (`mode: off` in the cluster file)",
 }
 
 
 @click.command()
-@click.argument("word", type=click.Choice(WORDS), metavar="pause|resume|status")
+@click.argument("action", type=click.Choice(ACTIONS), metavar="pause|resume|status")
 @cluster_option
 @json_option
-def command(word: str, name: str | None, json_: bool) -> None:
+def command(action: str, name: str | None, json_: bool) -> None:
     """Show, pause or resume automatic recovery: draining, repairing and returning nodes.
 
-    Paused, nothing is begun; what would have been done is told by `dalsegno events`. After `resume`, also what had
-    failed too often is tried again, and as many nodes as in an hour may be taken out once more. Only root and the
-    cluster's owner may pause and resume.
+    While paused, no action is started; `dalsegno events` shows what would have been done. `resume` also retries
+    repairs that had failed too often, and resets the hourly limit on nodes taken out of service. Only root and
+    the cluster's owner may pause and resume.
     """
-    if word != "status":
+    if action != "status":
         elevate_for_cluster(name)
-    answer = ask_controller(controller_of(name), {"automation": word})
+    answer = ask_controller(find_controller(name), {"automation": action})
     if json_:
         out.as_json(answer)
         return
-    out.data(sentence(answer["automation"], answer["mode"]))
+    out.data(describe_mode(answer["automation"], answer["mode"]))
     if nodes := [*answer["out"], *answer["suspected"]]:
-        rows = [[node["node"], node["phase"], when(node["since"]), _why(node)] for node in nodes]
+        rows = [[node["node"], node["phase"], format_time(node["since"]), _why(node)] for node in nodes]
         out.table(["NODE", "PHASE", "SINCE", "REASON"], rows)
 
 
-def sentence(automation: str, mode: str) -> str:
+def describe_mode(automation: str, mode: str) -> str:
     return _MODES.get(mode, "automation is {}").format(automation)
 
 

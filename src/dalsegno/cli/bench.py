@@ -1,4 +1,4 @@
-"""`dalsegno bench`: measurements, a file each."""
+"""`dalsegno bench`: benchmarks, one module each."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import importlib
 import click
 
 BENCHMARKS = {  # name -> what it measures
-    "ddp": "Ways to average gradients, from first principles to torch's DDP, side by side.",
+    "ddp": "Compare ways to average gradients, from one message per parameter to torch's DDP.",
 }
 
 
 class Benchmarks(click.Group):
-    """As with the commands: a benchmark's file is imported when it is called."""
+    """The group of all benchmarks. A benchmark's module is imported only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(BENCHMARKS)
@@ -30,4 +30,4 @@ class Benchmarks(click.Group):
 
 @click.group(cls=Benchmarks)
 def command() -> None:
-    """Run benchmarks that measure everything they compare in one run."""
+    """Run a benchmark. Everything it compares is measured in the same run."""

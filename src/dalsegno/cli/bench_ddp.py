@@ -1,4 +1,4 @@
-"""`dalsegno bench ddp`: the ladder from one message per parameter to torch's DDP, measured."""
+"""`dalsegno bench ddp`: measure ways to average gradients, from one message per parameter to torch's DDP."""
 
 from __future__ import annotations
 
@@ -32,22 +32,43 @@ from dalsegno.targets.base import Say
 
 @click.command()
 @click.option("--nproc", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes on this machine.")
-@click.option("--model-mb", type=click.FloatRange(0, min_open=True), default=16.0, show_default=True, help="MiB.")
-@click.option("--layers", type=click.IntRange(1), default=8, show_default=True, help="Linear layers with biases.")
-@click.option("--batch", type=click.IntRange(1), default=64, show_default=True, help="Samples for each process.")
-@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Timed steps of every rung.")
-@click.option("--bucket-cap-mb", "caps", default="1,5,25", show_default=True, metavar="LIST", help="Sweep, in MiB.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--timeline", type=click.Path(dir_okay=False), metavar="FILE", help="Draw compute and messages as SVG.")
+@click.option(
+    "--model-mb", type=click.FloatRange(0, min_open=True), default=16.0, show_default=True, help="Model size in MiB."
+)
+@click.option(
+    "--layers", type=click.IntRange(1), default=8, show_default=True, help="Number of linear layers with biases."
+)
+@click.option("--batch", type=click.IntRange(1), default=64, show_default=True, help="Samples per process and step.")
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Timed steps of each variant.")
+@click.option(
+    "--bucket-cap-mb",
+    "caps",
+    default="1,5,25",
+    show_default=True,
+    metavar="LIST",
+    help="Bucket sizes to compare, in MiB.",
+)
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Device to use."
+)
+@click.option(
+    "--timeline",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write a timeline of compute and messages as SVG.",
+)
 @json_option
 def command(
     nproc: int, model_mb: float, layers: int, batch: int, steps: int, caps: str, device: str, timeline: str | None,
     json_: bool,
 ) -> None:  # fmt: skip
-    """Time, messages and bytes of each way to average gradients, beside torch's own DDP.
+    """Measure time, messages and bytes of several ways to average gradients, and of torch's DDP.
 
-    It starts the processes itself. Under torchrun, `dalsegno run` or srun it takes part as the rank it is, and so
-    measures a real cluster: torchrun --nproc-per-node 4 --no-python dalsegno bench ddp
+    Starts its own processes on this machine. Under torchrun, `dalsegno run` or srun it runs as one rank instead, so
+    that you can measure a cluster:
+
+    \b
+    torchrun --nproc-per-node 4 --no-python dalsegno bench ddp
     """
     from dalsegno.bench.ladder import LadderAsk, check_torch, parse_caps
 
@@ -66,20 +87,20 @@ def command(
     else:
         _show(report)
     if timeline:
-        out.talk(f"the timeline is in {timeline}")
+        out.talk(f"timeline written to {timeline}")
 
 
 def _check_folder(timeline: str | None) -> None:
-    """Before measuring: a picture that cannot be written would cost the whole result."""
+    """Refuse an unwritable timeline before measuring, so that no result is lost."""
     folder = Path(timeline or ".").parent
     if not os.access(folder, os.W_OK):
         raise UsageError(
-            f"`{timeline}` cannot be written", where="--timeline", hint=f"make the folder `{folder}` first"
+            f"`{timeline}` cannot be written", where="--timeline", hint=f"create the folder `{folder}` first"
         )
 
 
 def _measure(ask: LadderAsk, nproc: int) -> LadderReport | None:
-    """None where another rank has the report."""
+    """Return the report; None on ranks other than 0 of an outer launcher."""
     from dalsegno.bench.ladder import world_env
     from dalsegno.hostlist import expand
 
@@ -114,9 +135,6 @@ def _show(report: LadderReport) -> None:
     out.data("\n" + timeline.draw(report.rungs))
 
 
-# ---- A benchmark's processes on this machine: started, waited for, and ended together if one of them fails.
-
-
 _LOOK_S = 0.5
 _LAST_LINES = 12
 
@@ -132,14 +150,14 @@ def measure_here(ask: LadderAsk, processes: int, say: Say) -> LadderReport:
 
 @dataclass(frozen=True)
 class Rank:
-    """A process to start."""
+    """The command line and environment of one rank."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
 
 
 def run_ranks(commands: Sequence[Rank], folder: Path, say: Say) -> None:
-    """Start all, and wait until all are over; whatever happens, none is left behind."""
+    """Start all ranks and wait until they have ended. No rank is left running, whatever happens."""
     ranks: list[Child] = []
     try:
         for number, rank in enumerate(commands):
@@ -152,7 +170,7 @@ def run_ranks(commands: Sequence[Rank], folder: Path, say: Say) -> None:
 
 
 def _rank(folder: Path, rank: int, processes: int) -> Rank:
-    # Ours and torch come from where this process has them, user's site-packages included.
+    # The ranks import Dal Segno and torch from the same places as this process, user site-packages included.
     path = os.pathsep.join(entry for entry in sys.path if entry)
     loopback = {} if "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": "lo"}
     env = {**os.environ, **local_env(rank, processes), **loopback, "PYTHONPATH": path}
@@ -160,7 +178,7 @@ def _rank(folder: Path, rank: int, processes: int) -> Rank:
 
 
 def _wait(folder: Path, ranks: Sequence[Child], say: Say) -> None:
-    """Until all are over. The first that fails ends the others, which would wait for it."""
+    """Wait until all ranks have ended. The first failure ends the others, which would wait for it forever."""
     poll, said = select.poll(), ""
     left = {child.fd: rank for rank, child in enumerate(ranks)}
     for fd in left:
@@ -181,7 +199,7 @@ def _check(rank: int, code: int | None, log: Path) -> None:
         tail = "".join(f"\n  {line}" for line in _text(log).splitlines()[-_LAST_LINES:])
         raise DalsegnoError(
             f"rank {rank} ended with code {code}:{tail}",
-            hint="`--device cpu` leaves GPUs out; a smaller --model-mb or --nproc takes less memory",
+            hint="use `--device cpu` to run without GPUs, or a smaller --model-mb or --nproc to use less memory",
         )
 
 

@@ -1,4 +1,4 @@
-"""`dalsegno cancel`: end runs, and see them end."""
+"""`dalsegno cancel`: cancel runs and wait until they have ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WAIT_S = 15.0
 ORDERLY_S = 5.0
-ALONE_S = 2.0  # a coordinator whose job is gone has its last word within this, or never
+ALONE_S = 2.0  # a coordinator whose job has ended writes its last status within this time, or never
 
 
 @click.command()
@@ -32,7 +32,7 @@ ALONE_S = 2.0  # a coordinator whose job is gone has its last word within this, 
 def command(runs: tuple[str, ...]) -> None:
     """Cancel each RUN with all its processes and Slurm jobs, and wait until it has ended.
 
-    RUN is an id, or how an id starts; where several start so, the one that is under way is meant.
+    RUN is a run id or the start of one. If several ids start with it, the run that has not ended is taken.
 
     \b
     dalsegno cancel train-k3f9x
@@ -45,10 +45,10 @@ def command(runs: tuple[str, ...]) -> None:
 
 
 def cancel_run(run: RunFolder) -> None:
-    """Ask, and wait until it is so. A run that is over is fine."""
+    """Cancel the run and wait for its end. A run that has ended already is no error."""
     status = _status(run)
     if is_over(status):
-        out.talk(f"run {run.run} was over already: {status.message or f'it ended with code {status.exit_code}'}")
+        out.talk(f"run {run.run} has ended already: {status.message or f'exit code {status.exit_code}'}")
         return
     with out.progress() as say:
         end_run(run, say)
@@ -56,13 +56,13 @@ def cancel_run(run: RunFolder) -> None:
 
 
 def end_run(run: RunFolder, say: Say) -> None:
-    """Returns when it has ended with all that belongs to it."""
+    """End the run and everything that belongs to it, then return."""
     _mark(run)
     _end(run, _status(run), say)
 
 
 def _mark(run: RunFolder) -> None:
-    """What the run's coordinator looks for, and what keeps another from starting."""
+    """Write the file that tells the run's coordinator to end, and keeps a new one from starting."""
     from dalsegno.runs.submit.prepare import check_own
     from dalsegno.system.files import explain
 
@@ -80,7 +80,7 @@ def _end(run: RunFolder, status: RunStatus, say: Say) -> None:
     here = _here(run)
     silent = here is not None and silence(here) is not None
     if here and status.coordinator_pid and not (silent and read_plan(run).on_head):
-        say(f"asks {run.run} to end")
+        say(f"asking {run.run} to end")
         if _ends_by_itself(run):
             return
     if silent:
@@ -92,13 +92,15 @@ def _end(run: RunFolder, status: RunStatus, say: Say) -> None:
 
 
 def _noted(run: RunFolder) -> DalsegnoError:
-    hint = f"`dalsegno up` starts what is missing, and then it ends; or `dalsegno cancel {run.run}` again"
-    return DalsegnoError(f"slurmctld does not answer: run {run.run} is not ended yet, the request is noted", hint=hint)
+    hint = f"start slurmctld with `dalsegno up`, and the run ends; or run `dalsegno cancel {run.run}` again later"
+    return DalsegnoError(
+        f"slurmctld does not answer: run {run.run} has not ended yet, but the request is recorded", hint=hint
+    )
 
 
 def _end_jobs(run: RunFolder, slurm: SlurmClient | None, say: Say) -> None:
-    ids = _jobs_left(run, slurm)  # by name, not by the ids it has had: those may be another's by now
-    say(f"cancels job {', '.join(map(str, ids))}" if ids else f"cancels {run.run}")
+    ids = _jobs_left(run, slurm)  # by name: Slurm may have reused the run's old job ids
+    say(f"cancelling job {', '.join(map(str, ids))}" if ids else f"cancelling {run.run}")
     if slurm:
         slurm.cancel(*ids)
     if not _wait(run, slurm):
@@ -106,7 +108,7 @@ def _end_jobs(run: RunFolder, slurm: SlurmClient | None, say: Say) -> None:
 
 
 def _here(run: RunFolder) -> SlurmHere | None:
-    """None if its cluster has been taken down, and all its jobs with it; another of that name is not its own."""
+    """Return the run's Slurm; None if its cluster was removed. A later cluster of the same name does not count."""
     from dalsegno.cluster import slurm_of
     from dalsegno.runs.submit.prepare import read_environment
 
@@ -121,7 +123,10 @@ def _jobs_left(run: RunFolder, slurm: SlurmClient | None) -> list[int]:
 
 
 def _ends_by_itself(run: RunFolder) -> bool:
-    """A coordinator ends workers, agents and jobs in that order, and tells; killed with its job it can do neither."""
+    """Return whether the coordinator ended the run itself: workers, then agents, then jobs, then the status.
+
+    A coordinator that is killed with its job cannot do so.
+    """
     until = time.monotonic() + ORDERLY_S
     while time.monotonic() < until and not is_over(_status(run)):
         time.sleep(0.1)
@@ -129,7 +134,7 @@ def _ends_by_itself(run: RunFolder) -> bool:
 
 
 def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
-    """Whether its coordinator has told of the end. Not waited for where there can be none: in no job, on no head."""
+    """Return whether the coordinator recorded the end. Do not wait if there can be no coordinator."""
     from dalsegno.runs.submit.prepare import read_plan
 
     on_head = read_plan(run).on_head and slurm is not None
@@ -146,15 +151,15 @@ def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
 
 
 def _write_end(run: RunFolder, slurm: SlurmClient | None) -> None:
-    """Nobody else will. But not while a job of it lives: its coordinator may still speak."""
+    """Record the end of the run, unless a job of it is left whose coordinator may still do so."""
     from dalsegno.runs.status import RunCause, write_status
     from dalsegno.runs.submit.prepare import given_up
 
     left = _jobs_left(run, slurm)
     if left:
         jobs = ", ".join(map(str, left))
-        hint = "Slurm kills what does not end by itself after KillWait, 30 s; `dalsegno runs` tells when it is gone"
-        raise DalsegnoError(f"run {run.run} is told to end, but job {jobs} is still there", hint=hint)
+        hint = "Slurm kills the remaining processes after KillWait, 30 s; `dalsegno runs` shows when the run has ended"
+        raise DalsegnoError(f"run {run.run} was told to end, but job {jobs} has not ended", hint=hint)
     write_status(run.status, given_up(_status(run), time.time(), TERMINATED, "cancelled", RunCause.CANCELLED))
 
 
@@ -163,5 +168,5 @@ def _status(run: RunFolder) -> RunStatus:
 
     status = read_status(run.status)
     if status is None:
-        raise DalsegnoError(f"run {run.run} has no status", hint=f"is {run.root} the folder of a run?")
+        raise DalsegnoError(f"run {run.run} has no status", hint=f"check that {run.root} is the folder of a run")
     return status

@@ -1,4 +1,4 @@
-"""`dalsegno ckpt`: what checkpoints there are, whether they are whole, and the way to plain files and back."""
+"""`dalsegno ckpt`: list, verify and convert checkpoints."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.train.disk.verify import Checked
-
-
-# ---- What `dalsegno ckpt` says of a checkpoint.
 
 
 HEADERS = ["STEP", "AGE", "SIZE", "RANKS", "RUN", "STATE"]
@@ -93,25 +90,22 @@ def _age(time: str) -> str:
     return f"{max(0, seconds):.0f} s"
 
 
-# ---- `dalsegno ckpt`: what checkpoints there are, whether they are whole, and the way to plain files and back.
-
-
 TORCH_FILES = (".pt", ".pth", ".bin")
 SAFETENSORS = ".safetensors"
-WHERE = "name the folder that the script gave to Checkpointer, or one of the step-… folders in it"
+WHERE = "give the folder that the script passed to Checkpointer, or one of its step-… folders"
 path_argument = click.argument("path", type=click.Path(path_type=Path))
 
 
 @click.group()
 def command() -> None:
-    """List, verify and convert checkpoints: a folder of them, or one."""
+    """List, verify and convert checkpoints."""
 
 
 @command.command()
 @path_argument
 @json_option
 def ls(path: Path, json_: bool) -> None:
-    """List the checkpoints in PATH, the newest first: by their manifests and sizes, without reading them."""
+    """List the checkpoints in PATH, newest first. Only manifests and file sizes are read."""
     found = [_check(each, every_byte=False) for each in _checkpoints(path)]
     if json_:
         out.as_json([as_json(each) for each in found])
@@ -125,7 +119,7 @@ def ls(path: Path, json_: bool) -> None:
 @path_argument
 @json_option
 def verify(path: Path, json_: bool) -> None:
-    """Read every byte of the checkpoints in PATH. Exits 1 if one is not whole, and names its files."""
+    """Read every byte of the checkpoints in PATH. Exits 1 and names the files if one is damaged."""
     found = _read_all(path)
     if json_:
         out.as_json([as_json(each) for each in found])
@@ -139,15 +133,15 @@ def verify(path: Path, json_: bool) -> None:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option(
-    "--step", type=click.IntRange(min=0), help="The step a file becomes. Default: the one it came from, or 0."
+    "--step", type=click.IntRange(min=0), help="Step of the new checkpoint. Default: the step of the file, else 0."
 )
-@click.option("--under", default="", metavar="NAME", help="Put what a file holds under this name, e.g. `model`.")
-@click.option("--trust", is_flag=True, help="Also load what is not a plain value. This runs code from the file.")
+@click.option("--under", default="", metavar="NAME", help="Store the file's content under this key, e.g. `model`.")
+@click.option("--trust", is_flag=True, help="Also load pickled objects. This runs code from the file.")
 def convert(source: Path, target: Path, step: int | None, under: str, trust: bool) -> None:
-    """Turn a checkpoint into one file (.pt for torch.load, .safetensors), or such a file into a checkpoint.
+    """Convert a checkpoint to one file (.pt for torch.load, .safetensors), or such a file to a checkpoint.
 
     \b
-    dalsegno ckpt convert /ckpt/gpt gpt.pt             # the newest one
+    dalsegno ckpt convert /ckpt/gpt gpt.pt             # the newest checkpoint
     dalsegno ckpt convert gpt.safetensors /ckpt/new
     """
     if _is_file_name(source) == _is_file_name(target):
@@ -155,7 +149,7 @@ def convert(source: Path, target: Path, step: int | None, under: str, trust: boo
             f"one of {source} and {target} must be a file, the other a folder of checkpoints",
             hint=f"files end in {', '.join((*TORCH_FILES, SAFETENSORS))}",
         )
-    with _in_our_words():
+    with _translate_errors():
         if _is_file_name(target):
             _to_file(source, target, trust)
         else:
@@ -167,7 +161,7 @@ def _to_file(source: Path, target: Path, trust: bool) -> None:
     from dalsegno.train.disk.load import find_newest, open_checkpoint
 
     if target.exists():
-        raise UsageError(f"{target} is there already", hint="remove it, or name another file")
+        raise UsageError(f"{target} already exists", hint="remove it, or name another file")
     is_one = _is_checkpoint(source)
     found = open_checkpoint(source, trust=trust) if is_one else find_newest(source, out.warn, trust)
     if found is None:
@@ -175,7 +169,7 @@ def _to_file(source: Path, target: Path, trust: bool) -> None:
     with found:
         lost = way.to_safetensors(found, target) if target.suffix == SAFETENSORS else way.to_torch_file(found, target)
     for each in lost:
-        out.talk(f"not kept: {each}")
+        out.talk(f"not converted: {each}")
     out.data(str(target))
 
 
@@ -183,7 +177,7 @@ def _from_file(source: Path, target: Path, step: int | None, under: str, trust: 
     from dalsegno.train.disk import convert as way
 
     if not source.is_file():
-        raise NotThere(f"no file {source}", hint="convert reads a checkpoint, a torch.save file or a .safetensors file")
+        raise NotThere(f"no file {source}", hint="give a checkpoint, a torch.save file or a .safetensors file")
     if source.suffix == SAFETENSORS:
         return way.from_safetensors(source, target, step, under)
     return way.from_torch_file(source, target, step, under, trust)
@@ -198,9 +192,6 @@ def _read_all(path: Path) -> list[Checked]:
     if not found:
         raise NotThere(f"no checkpoints in {path}", hint=WHERE)
     return found
-
-
-# Finding and judging --------------------------------------------------------------------------------------------
 
 
 def _checkpoints(path: Path) -> list[Path]:
@@ -228,7 +219,7 @@ def _check(path: Path, every_byte: bool) -> Checked:
 
 
 @contextlib.contextmanager
-def _in_our_words() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     from dalsegno.train.errors import CheckpointError
 
     try:

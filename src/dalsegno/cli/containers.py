@@ -54,16 +54,21 @@ def _removed_option(name: str) -> Callable[[FC], FC]:
     "--folder", default="", help="Where the printed commands install Dal Segno's plugin, on each host's disk."
 )
 @click.option(
-    "--ssh-option", "-o", "ssh_options", multiple=True, metavar="NAME=VALUE", help="As ssh's own -o; may be repeated."
+    "--ssh-option",
+    "-o",
+    "ssh_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Option for ssh, as ssh's own -o; may be repeated.",
 )
 @_removed_option("--repair")
 @_removed_option("--dry-run")
 def check(file: str | None, name: str | None, json_: bool, folder: str, ssh_options: tuple[str, ...]) -> None:
     """Check that every host knows --container-image, and print the commands that fix what is wrong.
 
-    On the login or head node of any Slurm cluster, this host is asked, and each node by a small step or over ssh.
-    With FILE, a cluster file of `target: ssh`, its hosts are asked over ssh, from anywhere.
-    Nothing is changed on any host. Exits 1 if something is wrong.
+    Run it on the login or head node of any Slurm cluster: it checks this host, and each node by a small job step or
+    over ssh. With FILE, a cluster file of `target: ssh`, it checks the hosts of the file over ssh, from anywhere.
+    It changes nothing on any host. Exits 1 if something is wrong.
     """
     from dalsegno.cli.containers_hosts import hosts_here, hosts_in
     from dalsegno.containers.plugstack import judge, plan_commands
@@ -89,7 +94,7 @@ def check(file: str | None, name: str | None, json_: bool, folder: str, ssh_opti
 
 
 nodes_option = click.option(
-    "--nodelist", "-w", "wanted", metavar="NODES", default="", help="Only these nodes, as Slurm writes them."
+    "--nodelist", "-w", "wanted", metavar="NODES", default="", help="Only these nodes, as a Slurm host list: gpu-[1-4]."
 )
 
 
@@ -111,7 +116,7 @@ def list_(name: str | None, wanted: str, json_: bool) -> None:
     elif found:
         rows = [(each.node, each.name, each.image, "yes" if each.in_use else "no", _date(each.used)) for each in found]
         out.table(("NODE", "NAME", "IMAGE", "IN USE", "LAST USED"), rows)
-    _tell_failed(answers)
+    _report_failed(answers)
     raise SystemExit(1 if any(answer.error for answer in answers) else 0)
 
 
@@ -120,7 +125,7 @@ def list_(name: str | None, wanted: str, json_: bool) -> None:
 @cluster_option
 @nodes_option
 def remove(names: tuple[str, ...], name: str | None, wanted: str) -> None:
-    """Remove your named containers from the nodes that keep them. One that is in use stays."""
+    """Remove your named containers from all nodes. Containers in use are kept."""
     from dalsegno.containers.named import remove_named
     from dalsegno.system.processes import LocalRunner
 
@@ -133,7 +138,7 @@ def remove(names: tuple[str, ...], name: str | None, wanted: str) -> None:
     for answer in answers:
         for line in answer.lines:
             out.talk(f"{answer.node}: removed {line}")
-    _tell_failed(answers)
+    _report_failed(answers)
     removed = {line for answer in answers for line in answer.lines}
     missing = [each for each in names if each not in removed]
     if missing and not any(answer.error for answer in answers):
@@ -154,7 +159,7 @@ def _steps(name: str | None, wanted: str) -> tuple[HostRoute, list[str]]:
     return steps_on(slurm, nodes), chosen
 
 
-def _tell_failed(answers: Sequence[NodeAnswer]) -> None:
+def _report_failed(answers: Sequence[NodeAnswer]) -> None:
     for answer in answers:
         if answer.error:
             out.error(f"{answer.node}: {answer.error}")
@@ -170,7 +175,7 @@ def _check_usage(file: str | None, name: str | None, folder: str, ssh_options: S
     if any(letter.isspace() or letter in "#%" for letter in folder):
         raise UsageError(f"invalid folder {folder!r} for the plugin", hint="use a path without blanks, `#` and `%`")
     if file and name:
-        raise UsageError("a file and --cluster name two clusters", hint="give one of them")
+        raise UsageError("a file and --cluster cannot be combined", hint="give one of them")
     for option in ssh_options:
         if not re.fullmatch(r"\s*[A-Za-z]\w*(\s*=\s*|\s+)\S.*", option, re.DOTALL):
             raise UsageError(
@@ -187,7 +192,7 @@ def _ask(checked: CheckedHosts) -> list[HostFacts]:
 
 
 def _show_progress(word: str) -> Progress:
-    """Return what shows in a terminal how many hosts are done."""
+    """Return a callback that shows the number of finished hosts in a terminal."""
     live = sys.stderr.isatty()
 
     def show(count: int, total: int) -> None:
@@ -206,9 +211,6 @@ def _build(checked: CheckedHosts, hosts: Sequence[HostFacts], folder: str) -> Pl
     if not checked.here:
         return None
     return PluginBuild(checked.here, str(source_folder()), build_key(slurm_version(hosts)), folder)
-
-
-# ---- The report. Hosts with the same result share a row.
 
 
 def _show(
@@ -273,9 +275,9 @@ def report_as_json(
     }  # fmt: skip
 
 
-def _grouped(said: Iterable[tuple[str, Cells]]) -> list[tuple[str, Cells]]:
-    """Join hosts with the same cells, in the order in which the first of them stands."""
+def _grouped(results: Iterable[tuple[str, Cells]]) -> list[tuple[str, Cells]]:
+    """Join hosts with the same cells, ordered by the first host of each group."""
     groups: dict[Cells, list[str]] = {}
-    for host, cells in said:
+    for host, cells in results:
         groups.setdefault(cells, []).append(host)
     return [(compress(names), cells) for cells, names in groups.items()]

@@ -24,7 +24,7 @@ class CheckedHosts:
     own: bool  # `dalsegno up` made this cluster from a cluster file
     logins: tuple[str, ...]  # jobs are submitted here
     nodes: tuple[str, ...]
-    asleep: tuple[str, ...]  # powered down, and not asked: a step would boot them
+    asleep: tuple[str, ...]  # powered down; not checked, because a job step would boot them
     routes: dict[str, tuple[HostRoute, ...]]
     here: str = ""  # the login host that this process runs on
 

@@ -1,4 +1,4 @@
-"""`dalsegno down`: take a cluster away, whole or half-made."""
+"""`dalsegno down`: remove a cluster, complete or not."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from dalsegno.cli.out import cluster_option
 @click.command()
 @click.argument("cluster", required=False, metavar="[NAME]")
 @cluster_option
-@click.option("--yes", "-y", is_flag=True, help="Do not ask, whatever goes with it.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def command(cluster: str | None, name: str | None, yes: bool) -> None:
-    """Stop the cluster's daemons and jobs and remove everything that belongs to it: processes, namespaces, files.
-    Runs and jobs under way end with it, and the home folders of users that exist only there are deleted: it says so
-    and, in a terminal, asks first. A cluster that is half-made or gone already is fine."""
+    """Remove the cluster: its daemons, jobs, processes, namespaces and files.
+
+    Running jobs and runs are ended, and the home folders of users that exist only in the cluster are deleted. This is
+    shown first and, in a terminal, you are asked to confirm. Also removes a cluster that was only partly created. It
+    is no error if the cluster does not exist.
+    """
     from dalsegno.cli.drill_traces import clear_leftovers
     from dalsegno.cli.last_runs import end_in_order, runs_on, write_ends
     from dalsegno.cluster import find_place, may_change, open_local, place_named, places, runs_home
@@ -30,7 +33,7 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
 
     wanted = cluster or name or os.environ.get("DALSEGNO_CLUSTER") or _name_in_this_folder()
     if wanted is None and not places():
-        out.talk("there is no cluster: nothing to take down")
+        out.talk("there is no cluster: nothing to remove")
         return
     place = place_named(wanted) if wanted else find_place()
     elevate_to_change(place)
@@ -38,7 +41,7 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
     with place.lock(), interruptible():
         target, runs = open_local(place), runs_on(place)
         if not _agreed(place.name, target.removal().sentences([run.run for run in runs]), yes):
-            out.talk(f"{place.name} stays as it is")
+            out.talk(f"{place.name} was not changed")
             raise SystemExit(1)
         started = time.monotonic()
         with out.progress() as say:
@@ -50,24 +53,24 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
     if found:
         out.talk(f"{place.name} is down after {time.monotonic() - started:.1f} s; nothing of it is left")
     else:
-        out.talk(f"there was no cluster {place.name}: nothing to take down")
+        out.talk(f"there is no cluster {place.name}: nothing to remove")
         if others := [each.name for each in places() if each.name != place.name]:
             named = (
-                "" if cluster or name or os.environ.get("DALSEGNO_CLUSTER") else "cluster.yaml here names that one; "
+                "" if cluster or name or os.environ.get("DALSEGNO_CLUSTER") else "that name is from ./cluster.yaml; "
             )
-            out.advise(f"{named}there is {' and '.join(others)}: `dalsegno down {others[0]}`")
+            out.advise(f"{named}existing clusters: {', '.join(others)}; to remove one: `dalsegno down {others[0]}`")
 
 
 def _agreed(name: str, consequences: list[str], yes: bool) -> bool:
-    """Who can be asked is asked; a script is told, and means it."""
+    """Show the consequences and, in a terminal, ask for confirmation. A script is not asked."""
     for line in consequences:
         out.talk(line)
     asked = consequences and not yes and sys.stdin.isatty() and sys.stderr.isatty()
-    return not asked or click.confirm(f"take {name} down?", err=True)
+    return not asked or click.confirm(f"remove {name}?", err=True)
 
 
 def _name_in_this_folder() -> str | None:
-    """The cluster of the file beside us: what `up` here would make, and so what `down` here should take away."""
+    """Return the cluster name in ./cluster.yaml: `down` removes the cluster that `up` creates in the same folder."""
     import yaml
 
     try:

@@ -1,4 +1,4 @@
-"""`dalsegno env`: the cluster's Slurm commands in the shell you have."""
+"""`dalsegno env`: print shell commands that put the cluster's Slurm on PATH."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dalsegno.cli.out import cluster_option, json_option
 @cluster_option
 @json_option
 def command(name: str | None, json_: bool) -> None:
-    """Print shell lines that put the cluster's Slurm commands into the current shell: eval "$(dalsegno env)"."""
+    """Print shell commands that put the cluster's Slurm on your PATH: eval "$(dalsegno env)"."""
     import os
 
     from dalsegno.cluster import find_place, open_local

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.asking import ask_controller, controller_of, when
+from dalsegno.cli.asking import ask_controller, find_controller, format_time
 from dalsegno.cli.out import cluster_option
 
 if TYPE_CHECKING:
@@ -21,20 +21,20 @@ EVERY_S = 0.5
 
 @click.command()
 @cluster_option
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@click.option("--node", "-w", metavar="NODE", help="Only of this node.")
-@click.option("--all", "-a", "everything", is_flag=True, help=f"From the beginning, not only the last {LAST}.")
-@click.option("--json", "json_", is_flag=True, help="Print JSON, one event a line.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new events until Ctrl-C.")
+@click.option("--node", "-w", metavar="NODE", help="Only events of this node.")
+@click.option("--all", "-a", "everything", is_flag=True, help=f"All events, not only the last {LAST}.")
+@click.option("--json", "json_", is_flag=True, help="Print JSON, one event per line.")
 def command(name: str | None, follow: bool, node: str | None, everything: bool, json_: bool) -> None:
-    """Show node events and recovery actions, in order.
+    """Show node events and recovery actions, oldest first.
 
     \b
     dalsegno events -f
     dalsegno events --node gpu-2 --json
     """
-    socket = controller_of(name)
+    socket = find_controller(name)
     if node:
-        ask_controller(socket, {"node": node})  # one that is not known is refused
+        ask_controller(socket, {"node": node})  # the controller refuses an unknown node
     since = 0 if everything or node else -LAST
     while True:
         since = _show_new(socket, since, node, json_)
@@ -44,7 +44,7 @@ def command(name: str | None, follow: bool, node: str | None, everything: bool, 
 
 
 def _show_new(socket: Path, since: int, node: str | None, json_: bool) -> int:
-    """All that is there; returns from where to go on."""
+    """Print the events after `since` and return the id of the last one."""
     while events := ask_controller(socket, {"events": since})["events"]:
         width = max(len(event["node"]) for event in events)
         for event in events:
@@ -55,6 +55,6 @@ def _show_new(socket: Path, since: int, node: str | None, json_: bool) -> int:
 
 
 def line(event: dict[str, Any], width: int = 0) -> str:
-    """`width`: of the nodes' names, so that all texts begin below each other."""
-    kind = "" if event["node"] else f"{event['kind']} "  # of a node the text says it all
-    return f"{when(event['at'])}  {(event['node'] or '-').ljust(width)}  {kind}{event['text']}"
+    """Return an event as one line, with the node's name padded to `width`."""
+    kind = "" if event["node"] else f"{event['kind']} "  # the text of a node's event says its kind already
+    return f"{format_time(event['at'])}  {(event['node'] or '-').ljust(width)}  {kind}{event['text']}"

@@ -1,4 +1,4 @@
-"""Following a run to its end: its lines, its status, and what to do when the user has seen enough."""
+"""Follow a run to its end: print its output and status, and answer Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dalsegno.cli.interrupts import INTERRUPTED, interruptible
 from dalsegno.cli.statusline import (
     NOTHING,
     Cause,
+    cause_was_shown,
     farewell,
     last_cause,
     live_text,
     new_generations,
     sentences,
-    told_cause,
 )
 from dalsegno.cli.watch import RunWatch, is_over
 from dalsegno.printable import lines
@@ -45,16 +45,13 @@ if TYPE_CHECKING:
     from dalsegno.runs.submit.plan import RunPlan
 
 
-# ---- Where a followed run is shown: its lines as data, its status below them in a terminal or as talk.
-
-
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 _REDRAW_S = 0.5
 
 
 def prefixed(line: Line, ranks: int, colour: bool = False, *, foreign: bool = False) -> str:
-    """`[ 3] text`, as wide as the largest rank; nothing before the text where there is but one."""
-    shown = line.text.rstrip("\r").rpartition("\r")[2]  # of a bar that moves, what a terminal would show in the end
+    """Return `[ 3] text`, padded to the largest rank. With a single rank there is no prefix."""
+    shown = line.text.rstrip("\r").rpartition("\r")[2]  # the final state of a progress bar
     shown = lines(shown) if foreign else shown
     if ranks <= 1:
         return shown
@@ -63,30 +60,33 @@ def prefixed(line: Line, ranks: int, colour: bool = False, *, foreign: bool = Fa
 
 
 class Screen:
-    """Lines to stdout; on a terminal a status line that stays below them, else a sentence when something changes."""
+    """Prints output to stdout and, on stderr, a status line (terminal) or a message per change (no terminal)."""
 
     def __init__(
         self, ranks: int, *, story: Path | None = None, quiet: bool = False, bare: bool = False, foreign: bool = False
     ) -> None:
-        """`story` is the run's journal; `quiet`: no word of ours; `bare`: no rank before the lines; `foreign`: another
-        user's run, whose output must not steer this terminal."""
+        """Create a screen.
+
+        `story` is the run's journal; `quiet` turns off our own messages; `bare` leaves out the rank prefix; `foreign`
+        is for another user's run, whose output must not control this terminal.
+        """
         self._story = story
         self._foreign = foreign
-        self.ranks = ranks  # of the largest generation so far
+        self.ranks = ranks  # in the largest generation so far
         self._bare = bare
         self._quiet = quiet
         self._live = sys.stderr.isatty() and not quiet
         self._colour = sys.stdout.isatty()
         self._told: RunStatus | None = None
         self._said: set[str] = set()
-        self._announced = 0  # the last generation that was told of
+        self._announced = 0  # the last generation that was reported
         self._drawn = ""
         self._drawn_at = 0.0
 
     def lines(self, lines: Iterable[Line], news: Callable[[], None] = lambda: None) -> None:
-        """As bytes: what a program said goes on as it came, whatever our locale can name.
+        """Print output lines as bytes, whatever our locale can encode.
 
-        Before the first of a new generation comes what there is to say of it: `news`, or else what the journal has.
+        Before the first line of a new generation, report that generation: by `news`, else from the journal.
         """
         sys.stdout.flush()
         for line in lines:
@@ -117,16 +117,16 @@ class Screen:
             self._draw(live_text(status, now), now)
 
     def generations(self, up_to: int = sys.maxsize) -> None:
-        """Those that no status was seen to have: one may be over before anybody has looked."""
+        """Report generations that ended before we read a status that showed them."""
         story = list(journal.read(self._story)) if self._story and not self._quiet else []
-        for number, text in new_generations(story, self._announced, told_cause(self._told)).items():
+        for number, text in new_generations(story, self._announced, cause_was_shown(self._told)).items():
             if number <= up_to:
                 self._announced = number
                 self.talk(text)
         self._announced = max(self._announced, up_to if up_to < sys.maxsize else 0)
 
     def notes(self) -> None:
-        """What the run noted and no status was seen to say: the next word may come too soon after it."""
+        """Report notes in the journal that we saw in no status, because the next status replaced them too soon."""
         noted = journal.read(self._story) if self._story else ()
         for text in [str(entry.get("text")) for entry in noted if entry.get("event") == RunEvent.NOTE]:
             if text not in self._said:
@@ -153,12 +153,9 @@ class Screen:
         self._drawn, self._drawn_at = cut, now
 
 
-# ---- Signals while a run is followed: noted, and answered between two looks, so that no line is cut in half.
-
-
 @dataclass
 class Inbox:
-    """The signal that came last and has not been answered; 0: none."""
+    """The signal to handle after the current poll, so that no output line is cut; 0 for none."""
 
     number: int = 0
 
@@ -167,13 +164,13 @@ class Inbox:
         return number
 
     def put(self, number: int, _frame: FrameType | None) -> None:
-        if self.number:  # the first was not even looked at: we hang, say in a pipe that nobody reads
+        if self.number:  # the first was not handled yet: we hang, for example on a pipe that nobody reads
             raise KeyboardInterrupt
         self.number = number
 
 
 @contextmanager
-def noted(*numbers: int) -> Iterator[Inbox]:
+def collect_signals(*numbers: int) -> Iterator[Inbox]:
     inbox = Inbox()
     before = {number: signal.signal(number, inbox.put) for number in numbers}
     try:
@@ -183,43 +180,37 @@ def noted(*numbers: int) -> Iterator[Inbox]:
             signal.signal(number, handler)
 
 
-# ---- What to do about a job that Slurm refused.
-
-
 _HINTS = {
-    SlurmRefusal.MEMORY: "no node has so much memory: `sinfo -N -o '%N %m'` shows how many MiB; give `--mem` less",
-    SlurmRefusal.FEATURE: "`sinfo -N -o '%N %f'` lists the features that `--constraint` may name",
-    SlurmRefusal.NODE_NAME: "`sinfo -N` lists the nodes that `--exclude` may name",
-    SlurmRefusal.ACCOUNT: "`sacctmgr show associations user=$USER` lists what `--account` and `--partition` may be",
-    SlurmRefusal.QOS: "`sacctmgr show associations user=$USER format=account,qos` lists what `--qos` may be",
-    SlurmRefusal.TIME_LIMIT: "`sinfo -o '%P %l'` shows the partitions' limits; give `--time` less",
+    SlurmRefusal.MEMORY: "no node has that much memory: `sinfo -N -o '%N %m'` shows it in MiB; use a smaller `--mem`",
+    SlurmRefusal.FEATURE: "`sinfo -N -o '%N %f'` lists the features for `--constraint`",
+    SlurmRefusal.NODE_NAME: "`sinfo -N` lists the nodes for `--exclude`",
+    SlurmRefusal.ACCOUNT: "`sacctmgr show associations user=$USER` lists your values for `--account` and `--partition`",
+    SlurmRefusal.QOS: "`sacctmgr show associations user=$USER format=account,qos` lists your values for `--qos`",
+    SlurmRefusal.TIME_LIMIT: "`sinfo -o '%P %l'` shows the partitions' time limits; use a shorter `--time`",
     SlurmRefusal.POLICY: "`sacctmgr show qos` and `sacctmgr show associations` show the limits",
-    SlurmRefusal.NO_SUCH_NODES: "no nodes have all that: `sinfo -N -o '%N %c %m %G %f'` shows what they have",
+    SlurmRefusal.NO_SUCH_NODES: "no nodes match all options: `sinfo -N -o '%N %c %m %G %f'` shows what the nodes have",
 }
 
 
 def end_hint(run: RunFolder, status: RunStatus) -> str:
-    """After a run that did not end well: where to look."""
+    """Return where to look after a run that failed."""
     if status.cause is not RunCause.REFUSED:
         spoke = any(run.logs.glob("g*/*"))
         return (
-            f"`dalsegno logs {run.run}` shows all it said" if spoke else f"`dalsegno why {run.run}` shows how it went"
+            f"`dalsegno logs {run.run}` shows its output" if spoke else f"`dalsegno why {run.run}` shows what happened"
         )
     log = run.salloc_log(1)
     refusal = parse_refusal(f"{read_text(log) or ''}{status.message}")
-    return _HINTS.get(refusal, f"all of Slurm's words are in {log}")
-
-
-# ---- Following a run to its end: its lines, its status, and what to do when the user has seen enough.
+    return _HINTS.get(refusal, f"Slurm's full message is in {log}")
 
 
 POLL_S = 0.1
-FILES_PER_S = 1000  # each look opens every log once, and others use the file system too
+FILES_PER_S = 1000  # each poll opens every log once, which must not load a shared file system
 
 
 @dataclass
 class Follower:
-    """One run on one screen. `cancel` ends the run."""
+    """Follows one run on one screen. `cancel` ends the run."""
 
     run: str
     logs: RunLogs
@@ -230,9 +221,9 @@ class Follower:
     repeats: Repeats = field(default_factory=Repeats)
 
     def follow(self) -> int:
-        """Until the run is over: its exit code. Or until the user leaves: 0, or that of the signal."""
+        """Follow until the run ends and return its exit code; if the user leaves, 0 or the signal's code."""
         try:
-            with noted(signal.SIGINT, signal.SIGTERM) as inbox:
+            with collect_signals(signal.SIGINT, signal.SIGTERM) as inbox:
                 return self._until_end(inbox)
         except KeyboardInterrupt:
             return self._detach()
@@ -245,9 +236,9 @@ class Follower:
     def _until_end(self, inbox: Inbox) -> int:
         while True:
             now = time.time()
-            status = self.watch.look(now)  # first: what is logged before a run's last status is then seen below
-            tell = partial(self.screen.status, status, now) if not is_over(status) else _nothing
-            self.screen.lines(self.repeats.once(self.logs.lines(now, final=is_over(status))), news=tell)
+            status = self.watch.look(now)  # before the logs, so that all output before the last status is printed
+            report = partial(self.screen.status, status, now) if not is_over(status) else _nothing
+            self.screen.lines(self.repeats.once(self.logs.lines(now, final=is_over(status))), news=report)
             if is_over(status):
                 return self._end(status)
             self.screen.status(status, now)
@@ -263,41 +254,41 @@ class Follower:
         if status.exit_code == 0:
             out.talk(farewell(status))
             return 0
-        if status.report and not (self.repeats.has_shown(status.report) and _one_place()):
+        if status.report and not (self.repeats.has_shown(status.report) and _same_destination()):
             out.talk(status.report.rstrip("\n"))
         out.error(farewell(status), hint=self.hint(status))
         return status.exit_code or 1
 
     def _answer(self, number: int) -> int | None:
-        """What a signal leads to: the exit code to leave with, or None to go on."""
+        """Handle a signal; return the exit code to leave with, or None to continue."""
         if not number:
             return None
         if number == signal.SIGTERM:
             self._detach()
             return TERMINATED
         if not (sys.stdin.isatty() and sys.stderr.isatty()):  # Ctrl-C in a script means stop
-            return self._give_up()
+            return self._cancel()
         self.screen.clear()
         wish = ask_what_to_do()
         if wish == "c":
-            return self._give_up()
+            return self._cancel()
         return self._detach() if wish == "d" else None
 
-    def _give_up(self) -> int:
+    def _cancel(self) -> int:
         self.screen.clear()
         self.cancel()
         return INTERRUPTED
 
     def _detach(self) -> int:
-        self.screen.talk(f"run {self.run} goes on; `dalsegno logs -f {self.run}` follows it again")
+        self.screen.talk(f"run {self.run} continues; `dalsegno logs -f {self.run}` follows it again")
         return 0
 
 
 def _nothing() -> None: ...
 
 
-def _one_place() -> bool:
-    """Whether output and errors go to the same terminal or file: what stands in the one is then seen in the other."""
+def _same_destination() -> bool:
+    """Return whether stdout and stderr go to the same terminal or file."""
     try:
         return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
     except (OSError, ValueError):
@@ -309,11 +300,11 @@ def pause_s(logs: RunLogs) -> float:
 
 
 def ask_what_to_do() -> str:
-    """d, c or g. A second Ctrl-C, or nobody there to answer, leaves the run in peace."""
+    """Return d, c or g. A second Ctrl-C, or the end of input, means d: the run continues."""
     try:
         with interruptible():
             while True:
-                click.echo("\ndetach (d), cancel (c), go on (g)? [d] ", nl=False, err=True)
+                click.echo("\ndetach (d), cancel (c), keep going (g)? [d] ", nl=False, err=True)
                 _wait_for_a_line()
                 answer = (input().strip().lower() or "d")[0]
                 if answer in "dcg":
@@ -324,13 +315,13 @@ def ask_what_to_do() -> str:
 
 
 def _wait_for_a_line() -> None:
-    """In short turns: a Ctrl-C that comes just before a read begins would be heard only when that has ended."""
+    """Wait in short intervals: a Ctrl-C just before a blocking read would take effect only after the read."""
     while not select.select([sys.stdin], [], [], POLL_S)[0]:
         pass
 
 
 def follower_of(run: RunFolder, slurm: SlurmHere) -> Follower:
-    """One who shows all of a run from its beginning."""
+    """Return a follower that shows all of a run from its beginning."""
     from dalsegno.cli.cancel import cancel_run
     from dalsegno.runs.submit.prepare import read_plan
 
@@ -340,7 +331,7 @@ def follower_of(run: RunFolder, slurm: SlurmHere) -> Follower:
 
 
 def ranks_of(plan: RunPlan) -> int:
-    """How many a generation has at most."""
+    """Return the largest number of ranks that a generation can have."""
     return plan.shape.max_nodes * plan.shape.nproc_per_node
 
 

@@ -1,4 +1,4 @@
-"""`dalsegno health`: is this machine, or a node of a cluster, well?"""
+"""`dalsegno health`: check this machine or a node of a cluster."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ if TYPE_CHECKING:
 
 CONTEXTS = ("continuous", "idle", "prolog", "validation")
 SLURM_S = 30.0
-PROLOG_S = 8.0  # no question is waited for longer; two seconds are left for our own start and end
+PROLOG_S = 8.0  # time for all checks; two more seconds are left for our own start and end
 
 
 @click.command()
 @cluster_option
-@click.option("--node", "-w", metavar="NODE", help="A node of a cluster instead of this machine (root).")
+@click.option("--node", "-w", metavar="NODE", help="Check this node of the cluster instead of this machine (root).")
 @click.option(
     "--context",
     "-x",
     type=click.Choice(CONTEXTS),
     default="idle",
     show_default=True,
-    help="Which checks: those that run beside jobs, without a job, before one, or before a node is put into service.",
+    help="Which checks to run: those for use beside jobs, on an idle node, before a job, or before a node's return.",
 )
 @click.option("--line", is_flag=True, help="Print one line for other tools: HEALTH_CHECK_RESULT:…")
-@click.option("--reason", is_flag=True, help="Print why the node should be drained, or nothing.")
-@click.option("--drain", is_flag=True, help="Drain the node in Slurm if something has failed, unless it is drained.")
-@click.option("--mended", is_flag=True, help="The GPUs were reset: what the kernel's log told before counts no more.")
+@click.option("--reason", is_flag=True, help="Print the reason to drain the node, or nothing.")
+@click.option("--drain", is_flag=True, help="Drain the node in Slurm if a check failed and it is not drained yet.")
+@click.option(
+    "--mended", is_flag=True, help="Record that the GPUs were reset: ignore earlier errors in the kernel log."
+)
 @click.option("--list", "list_", is_flag=True, help="List the checks with their thresholds.")
 @json_option
 def command(
@@ -52,9 +54,9 @@ def command(
     list_: bool,
     json_: bool,
 ) -> None:
-    """Check this machine, or a NODE of a cluster: GPUs, fabric, host, services.
+    """Check this machine, or a node of a cluster: GPUs, fabric, host, services.
 
-    Ends with 0 if nothing has failed, with 1 if something has. Warnings, and checks that do not know, are no failures.
+    Exits 0 if no check failed, 1 if one did. Warnings and unknown results are not failures.
 
     \b
     dalsegno health
@@ -62,12 +64,12 @@ def command(
     """
     forms = {"--line": line, "--reason": reason, "--drain": drain, "--json": json_}
     if sum(forms.values()) > 1:
-        raise UsageError("`--line`, `--reason`, `--drain` and `--json` do not go together", hint="choose one of them")
+        raise UsageError("`--line`, `--reason`, `--drain` and `--json` exclude each other", hint="choose one of them")
     if node is not None or name is not None:
         given = {**forms, "--mended": mended, "--list": list_}
         _on_node(name, node, context, [option for option, on in given.items() if on])
     elif mended:
-        _mend()
+        _note_reset()
     elif list_:
         _list(json_)
     else:
@@ -75,12 +77,12 @@ def command(
 
 
 def _on_node(name: str | None, node: str | None, context: str, options: list[str]) -> None:
-    """The same command, there."""
+    """Run the same command on the node."""
     from dalsegno.cluster import find_place, open_local
     from dalsegno.system.execute import become
 
     if node is None:
-        raise UsageError("which node of the cluster?", hint="`dalsegno status` shows them; `--node` names one")
+        raise UsageError("no node given", hint="add `--node NODE`; `dalsegno status` lists the nodes")
     target = open_local(find_place(name))
     try:
         argv, env = target.on_node(node, ["dalsegno", "health", "-x", context, *options], dict(os.environ), os.getcwd())
@@ -89,11 +91,11 @@ def _on_node(name: str | None, node: str | None, context: str, options: list[str
     become(argv, env)
 
 
-def _mend() -> None:
+def _note_reset() -> None:
     from dalsegno.health.xids import record_repair
 
     record_repair(time.time(), os.geteuid())
-    out.talk("what the kernel's log has told until now counts no more")
+    out.talk("errors in the kernel log until now are ignored")
 
 
 def _here(context: str, form: str) -> None:
@@ -119,7 +121,7 @@ def _here(context: str, form: str) -> None:
 
 
 def _drain(node: str, why: str, env: Mapping[str, str]) -> None:
-    """A node that somebody has drained keeps the reason that it has."""
+    """Drain the node. A node that is drained already keeps its reason."""
     from dalsegno.slurm.client import SlurmClient
     from dalsegno.system.processes import LocalRunner
 
@@ -150,11 +152,11 @@ def _look(context: str, env: Mapping[str, str]) -> tuple[str, list[Finding]]:
 
 
 def _settings(read: Any) -> Settings:
-    """A damaged file must not make every node look sick: what is built in holds, and it is said."""
+    """Return the settings. If the file is damaged, warn and use the defaults: nodes must not fail because of it."""
     try:
         settings: Settings = read()
     except DalsegnoError as error:
-        out.warn(f"{error.what}; the checks go by their own thresholds")
+        out.warn(f"{error.what}; the checks use their default thresholds")
         return {}
     return settings
 
@@ -209,5 +211,5 @@ def _described(check: Check, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _thresholds(of: dict[str, float]) -> str:
-    return " ".join(f"{name}={value:g}" for name, value in of.items()) or "-"
+def _thresholds(values: dict[str, float]) -> str:
+    return " ".join(f"{name}={value:g}" for name, value in values.items()) or "-"

@@ -1,4 +1,4 @@
-"""`dalsegno image`: container images as .sqsh files, imported, made, listed and removed."""
+"""`dalsegno image`: import, build, list and remove container images (.sqsh files)."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
 
 COMPRESSIONS = ("lz4", "zstd", "gzip")
 output_option = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write this file, and keep none here."
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to FILE instead of the image store."
 )
-force_option = click.option("-f", "--force", is_flag=True, help="Write over FILE.")
+force_option = click.option("-f", "--force", is_flag=True, help="Overwrite FILE.")
 compression_option = click.option(
     "--compression", type=click.Choice(COMPRESSIONS), default="lz4", show_default=True,
-    help="lz4 is the quickest to make and to read, zstd a quarter smaller.",
+    help="Compression: lz4 is the fastest to write and read, zstd is a quarter smaller.",
 )  # fmt: skip
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Tell nothing while it works.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print no progress.")
 
 
 @click.group()
 def command() -> None:
     """Import, list and remove container images: .sqsh files, as Enroot and Pyxis use them.
 
-    They are kept in $DALSEGNO_IMAGES, else in `containers.folder` of the cluster ($DALSEGNO_CLUSTER, or the only one),
-    else in `images` in Dal Segno's home.
+    The image store is $DALSEGNO_IMAGES, else `containers.folder` of the cluster ($DALSEGNO_CLUSTER, or the only one),
+    else `images` in Dal Segno's home.
     """
 
 
 @command.command("import")
 @click.argument("source")
 @output_option
-@click.option("-f", "--force", is_flag=True, help="Write over FILE; without `-o`, import again what is kept.")
-@click.option("--or-kept", is_flag=True, help="If the registry does not answer, take what it gave before.")
-@click.option("-a", "--arch", default="", help="For another kind of machine: `arm64`, `x86_64`.")
+@click.option("-f", "--force", is_flag=True, help="Overwrite FILE; without `-o`, import a stored image again.")
+@click.option("--or-kept", is_flag=True, help="If the registry does not answer, use the stored image.")
+@click.option("-a", "--arch", default="", help="Architecture, if not this machine's: `arm64`, `x86_64`.")
 @compression_option
-@click.option("--plain-http", is_flag=True, help="The registry has no TLS; whoever listens may change what comes.")
-@click.option("--own", is_flag=True, help="Import it ourselves where Enroot is installed too.")
+@click.option("--plain-http", is_flag=True, help="Use HTTP without TLS. Others on the network can change the image.")
+@click.option("--own", is_flag=True, help="Do not use Enroot, even if it is installed.")
 @quiet_option
 def import_(
     source: str, output: Path | None, force: bool, or_kept: bool, arch: str, compression: str, plain_http: bool,
     own: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Make a .sqsh of SOURCE and print where it is. `enroot import`'s arguments are understood.
+    """Import SOURCE as a .sqsh file and print its path. Accepts the arguments of `enroot import`.
 
     \b
     dalsegno image import ubuntu:24.04
@@ -71,7 +71,7 @@ def import_(
 
     name = parse_name(source)
     enroot = "" if own else program("enroot") or ""
-    with _bar(quiet, "what has come is kept, and the same command goes on from there") as bar:
+    with _bar(quiet, "what was downloaded is kept; run the same command again to continue") as bar:
         importer = Importer(
             _store(), bar, arch=architecture(arch), compression=compression, plain_http=plain_http, enroot=enroot,
             or_kept=or_kept,
@@ -81,20 +81,20 @@ def import_(
                 importer.to_file(name, output, force=force)
             path = output if output is not None else importer.to_store(name, anew=force).path
         except Unreachable as error:
-            raise _where_it_can_be_had(error, source) from error
+            raise _explain_unreachable(error, source) from error
     out.data(str(path))
 
 
-def _where_it_can_be_had(error: Unreachable, source: str) -> DalsegnoError:
-    """Nodes often have no way out, and virtual ones never do: then no other look at the name or the network helps."""
+def _explain_unreachable(error: Unreachable, source: str) -> DalsegnoError:
+    """Return the error with a hint for hosts without internet access, which virtual hosts never have."""
     from dalsegno.system.network import reaches_beyond
 
     if error.answered or reaches_beyond():
         return error
     hint = (
-        "this host reaches its own networks alone, and a virtual node only its machine: "
-        f"`dalsegno image import {source}` there first, then srun finds it; "
-        "for all users, `containers.images` in the cluster file"
+        "this host has no route to the internet, and a virtual host reaches only its own machine; "
+        f"run `dalsegno image import {source}` on that machine first, then srun finds the image; "
+        "to have it for all users, set `containers.images` in the cluster file"
     )
     return DalsegnoError(error.what, hint=hint)
 
@@ -104,15 +104,17 @@ def _where_it_can_be_had(error: Unreachable, source: str) -> DalsegnoError:
 @output_option
 @force_option
 @compression_option
-@click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable that programs in it have.")
-@click.option("--workdir", default="", help="Where programs in it start.")
-@click.option("--cmd", default="", help="What runs in it if nothing else is named.")
+@click.option(
+    "--env", multiple=True, metavar="NAME=VALUE", help="Environment variable set in the container; may be repeated."
+)
+@click.option("--workdir", default="", help="Working directory in the container.")
+@click.option("--cmd", default="", help="Default command of the container.")
 @quiet_option
 def build(
     folder: Path, output: Path | None, force: bool, compression: str, env: tuple[str, ...], workdir: str, cmd: str,
     quiet: bool,
 ) -> None:  # fmt: skip
-    """Make a .sqsh of FOLDER, which holds a root file system."""
+    """Make a .sqsh file from FOLDER, a root file system."""
     import shlex
 
     from dalsegno.containers.build import Builder
@@ -120,37 +122,41 @@ def build(
 
     for each in env:
         if not each.partition("=")[0].isidentifier() or "=" not in each or "\n" in each:
-            raise UsageError(f"{each!r} is no variable", hint="write `--env NAME=VALUE`")
+            raise UsageError(f"invalid variable {each!r}", hint="write `--env NAME=VALUE`")
     if workdir and (not workdir.startswith("/") or ".." in workdir.split("/") or not workdir.isprintable()):
-        raise UsageError(f"{workdir!r} cannot be the working directory", hint="write a path that begins with `/`")
+        raise UsageError(f"invalid working directory {workdir!r}", hint="write a path that starts with `/`")
     with _bar(quiet) as bar:
         config = Config(env=env, workdir=workdir, cmd=tuple(shlex.split(cmd)))
         made = Builder(_store(), bar, compression).of_folder(folder, config, output, force)
     out.data(str(made if isinstance(made, Path) else made.path))
 
 
-@command.command("from-venv", short_help="Make a .sqsh of a Python environment.")
+@command.command("from-venv", short_help="Make a .sqsh file from a Python environment.")
 @click.argument("path", type=click.Path(path_type=Path))
 @output_option
 @force_option
 @compression_option
-@click.option("--add", multiple=True, type=click.Path(path_type=Path), help="A folder that it shall hold too.")
+@click.option(
+    "--add", multiple=True, type=click.Path(path_type=Path), help="Further folder to include; may be repeated."
+)
 @quiet_option
 def from_venv(
     path: Path, output: Path | None, force: bool, compression: str, add: tuple[Path, ...], quiet: bool
 ) -> None:
-    """Make a .sqsh of the Python environment at PATH: with its Python and libraries, and little else."""
+    """Make a .sqsh file from the Python environment at PATH, with its interpreter and libraries and little else."""
     from dalsegno.containers import build
     from dalsegno.containers.build import Builder
     from dalsegno.system.processes import LocalRunner
 
     runner, extra = LocalRunner(), [Path(os.path.abspath(each)) for each in add]
     with _bar(quiet) as bar:
-        bar.stage(f"looking through {path}")
+        bar.stage(f"reading {path}")
         python = build.ask(Path(os.path.abspath(path)), runner)
         for each in python.outside:
             if each not in extra:
-                bar.warn(f"{each} is on its path but not in it, and is left out; `--add {each}` takes it along")
+                bar.warn(
+                    f"{each} is on sys.path but outside the environment, so it is left out; add it: `--add {each}`"
+                )
         layer = build.layer_of_venv(python, extra, runner)
         builder = Builder(_store(), bar, compression)
         made = builder.build(layer, build.config_of(python), str(python.prefix), output, force)
@@ -160,21 +166,21 @@ def from_venv(
 @command.command()
 @json_option
 def ls(json_: bool) -> None:
-    """List the images that are kept here, the newest first."""
+    """List the images in the store, newest first."""
     found = _store().all()
     if json_:
         out.as_json([image_verdict.as_json(each) for each in found])
     elif not found:
-        out.talk("no images yet; `dalsegno image import ubuntu:24.04` brings one")
+        out.talk("no images yet; import one: `dalsegno image import ubuntu:24.04`")
     else:
         out.table(image_verdict.HEADERS, [row for each in found for row in image_verdict.rows(each)])
 
 
-@command.command(short_help="Show what is known of an image.")
+@command.command(short_help="Show the details of an image.")
 @click.argument("image")
 @json_option
 def show(image: str, json_: bool) -> None:
-    """Show what is known of IMAGE: a name, the first digits of a digest, or a .sqsh file."""
+    """Show the details of IMAGE: a name, the first digits of a digest, or a .sqsh file."""
     if image.endswith(".sqsh") and Path(image).is_file():
         _show_file(Path(image), json_)
         return
@@ -199,32 +205,34 @@ def _show_file(path: Path, json_: bool) -> None:
 @command.command()
 @click.argument("images", nargs=-1, required=True)
 def rm(images: tuple[str, ...]) -> None:
-    """Remove IMAGES. Jobs that have one mounted keep it; its layers go with the next `gc`.
+    """Remove IMAGES. Jobs that have one mounted keep it. Its layers are removed by the next `gc`.
 
-    Of an image with several names one goes, and the image with the last; by its digest all of it goes at once.
+    For an image with several names, only the given name is removed, and the image with its last name. Give the digest
+    to remove all names at once.
     """
     store = _store()
     for each in images:
-        store.find(each)  # all of them, before any goes
+        store.find(each)  # fail before anything is removed
     for each in images:
         try:
             found = store.find(each)
         except NotThere:
-            continue  # it went with one before it
+            continue  # removed with an earlier argument
         if left := store.take_name(each, found):
-            out.talk(f"removed the name {each}; the image is still {', '.join(left)}")
+            out.talk(f"removed the name {each}; the image keeps the name {', '.join(left)}")
         else:
             store.remove(found)
             out.talk(f"removed {', '.join(found.names) or found.record.hex[:12]}")
 
 
-@command.command(short_help="Remove what no name leads to.")
-@click.option("--layers", is_flag=True, help="Remove all layers: the next import fetches them again.")
+@command.command(short_help="Remove unused images, layers and partial downloads.")
+@click.option("--layers", is_flag=True, help="Remove all layers; the next import downloads them again.")
 @json_option
 def gc(layers: bool, json_: bool) -> None:
-    """Remove what no name leads to: images whose tag has moved on, layers of no image, what was cut short.
+    """Remove images without a name, layers without an image, and partial downloads.
 
-    And images that jobs had to unpack, where they cannot be mounted, if the image is gone and no job uses them.
+    Also removes unpacked copies, made for jobs where images cannot be mounted, if the image is gone and no job uses
+    the copy.
     """
     from dalsegno.cluster import unpacked_homes
     from dalsegno.containers.named import sweep_unpacked
@@ -249,10 +257,10 @@ def _count(number: int, what: str) -> str:
 @click.argument("images", nargs=-1)
 @json_option
 def verify(images: tuple[str, ...], json_: bool) -> None:
-    """Read every byte of IMAGES, or of all that are kept. Exits 1 if one is not what was imported.
+    """Read every byte of IMAGES, or of all images in the store. Exits 1 if one differs from what was imported.
 
-    A .sqsh file elsewhere can be named too: it is compared with what was written there, or is kept here; one of which
-    nothing is known is unpacked, to nowhere.
+    A .sqsh file outside the store is compared with what was written there, or with the store. An unknown one is only
+    read to its end.
     """
     store = _store()
     with _bar(quiet=json_) as bar:
@@ -267,7 +275,7 @@ def verify(images: tuple[str, ...], json_: bool) -> None:
 
 
 def _store() -> ImageStore:
-    """The one at hand. Where that is another's: a place of our own, and theirs to read."""
+    """Return the image store. If it belongs to another user, write to our own and read theirs too."""
     from dalsegno.cluster import home, images_home
     from dalsegno.containers.store import open_store
 
@@ -287,6 +295,6 @@ def _bar(quiet: bool, if_interrupted: str = "") -> Iterator[ImportBar]:
             out.talk(if_interrupted)
         raise
     except OSError as error:
-        raise DalsegnoError(f"{error.strerror or error}: {error.filename}", hint="look at that path") from error
+        raise DalsegnoError(f"{error.strerror or error}: {error.filename}", hint="check that path") from error
     finally:
         bar.close()

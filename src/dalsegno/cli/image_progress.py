@@ -1,4 +1,4 @@
-"""How far an import is, on standard error: in a terminal a line that changes, else a line now and then."""
+"""Progress of an import on stderr: a live line in a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EVERY_PLAIN_S = 5.0
 
 
 class ImportBar:
-    """Called from several threads."""
+    """A progress bar that several threads may update."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class ImportBar:
             self._text, self._done, self._total, self._here = text, 0, total, here
             self._began = self._shown = time.monotonic()
             if not self._quiet:
-                had = f": {size(here)} of {size(total)} are here already" if here else ""
+                had = f": {size(here)} of {size(total)} already downloaded" if here else ""
                 self._show(plain=f"{text}{had}")
 
     def advance(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether an image is what was imported: every byte of it is read."""
+"""Images as table rows, text and JSON, and the verification of their content."""
 
 from __future__ import annotations
 
@@ -25,14 +25,11 @@ if TYPE_CHECKING:
     from dalsegno.containers.store import ImageStore, Stored
 
 
-# ---- Images in words and as JSON.
-
-
 HEADERS = ("IMAGE", "DIGEST", "ARCH", "SIZE", "AGE")
 
 
 def rows(stored: Stored) -> list[list[str]]:
-    """One for each of its names."""
+    """Return one table row per name of the image."""
     record = stored.record
     about = [record.hex[:12], record.arch or "?", size(record.size), age(time.time() - record.imported)]
     return [[name, *about] for name in stored.names or ("-",)]
@@ -49,7 +46,7 @@ def as_json(stored: Stored) -> dict[str, object]:
 
 
 def lines(stored: Stored) -> list[str]:
-    """All that is known of one."""
+    """Return the details of an image as text lines."""
     import shlex
 
     record = stored.record
@@ -79,7 +76,7 @@ def inside_lines(path: str, inside: ImageContents) -> list[str]:
 
 
 def _aligned(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """One line for each: what an image says of itself must not look like more of them."""
+    """Return one line per pair. Values come from the image and must not be able to fake further lines."""
     return [f"{key:<12}{one_line(value)}" for key, value in pairs]
 
 
@@ -90,14 +87,11 @@ def age(seconds: float) -> str:
     return f"{max(0, seconds):.0f} s"
 
 
-# ---- Whether an image is what was imported: every byte of it is read.
-
-
-_LISTS = "`dalsegno image ls` lists the images kept here"
+_LISTS = "`dalsegno image ls` lists the stored images"
 
 
 def find_image(store: ImageStore, image: str) -> Stored:
-    """By name or path; what is none says why."""
+    """Return a stored image by name or path. The error says what the argument is instead."""
     try:
         return store.find(image)
     except NotThere:
@@ -106,13 +100,13 @@ def find_image(store: ImageStore, image: str) -> Stored:
         if not os.path.exists(image):
             raise
         if not Path(image).is_file():
-            raise UsageError(f"{image} is no regular file", hint=_LISTS) from None
-        raise UsageError(f"{image} is no .sqsh file", hint=_LISTS) from None
+            raise UsageError(f"{image} is not a regular file", hint=_LISTS) from None
+        raise UsageError(f"{image} is not a .sqsh file", hint=_LISTS) from None
 
 
 @dataclass(frozen=True)
 class ImageVerdict:
-    """Of one image: what is known of it, and its fault or what speaks for it."""
+    """The result of verifying one image: what is known of it, and its fault or the confirmation."""
 
     title: str
     facts: dict[str, object]
@@ -128,7 +122,7 @@ def verdict_of(image: str, store: ImageStore, bar: ImportBar) -> ImageVerdict:
     told = ImageVerdict(stored.names[0] if stored.names else stored.record.hex[:12], as_json(stored))
     sha256, fault = _read(stored.path, bar)
     if not fault and sha256 != stored.record.sha256:
-        fault = "damaged; remove and import it again"
+        fault = "damaged; remove it and import it again"
     return replace(told, fault=fault)
 
 
@@ -142,14 +136,14 @@ def _file_verdict(path: Path, store: ImageStore, bar: ImportBar) -> ImageVerdict
     if fault or name:
         return replace(told, praise=f"whole: {name}")
     if written:
-        return replace(told, fault=f"not what was written there for {written.name}; import it again")
+        return replace(told, fault=f"differs from what was written there for {written.name}; import it again")
     if said := read_through(path, LocalRunner()):
         return replace(told, fault=f"damaged: {said}")
-    return replace(told, praise="can be read to its end; what it should be is not known here")
+    return replace(told, praise="readable to its end; its origin is unknown, so the content cannot be compared")
 
 
 def _read(path: Path, bar: ImportBar) -> tuple[str, str]:
-    """Its digest; or why there is none."""
+    """Return the file's digest and "", or "" and why it cannot be read."""
     from dalsegno.containers.import_image import sha256_of
 
     try:

@@ -1,4 +1,4 @@
-"""Ctrl-C and its kin: while nothing is under way it simply ends us; while work is done, the work is told."""
+"""Ctrl-C, SIGTERM and a lost terminal: end at once, or raise an exception so that work can be cleaned up."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-INTERRUPTED = 130  # 128 and SIGINT, as a shell tells it
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
 STOPS = tuple(each for each in (signal.SIGINT, signal.SIGTERM, _HANGUP) if each is not None)
-_WORDS = {signal.SIGINT: "interrupted", _HANGUP: "its terminal is gone"}
+_WORDS = {signal.SIGINT: "interrupted", _HANGUP: "the terminal was closed"}
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody wants us to end: by Ctrl-C, as `kill` and `timeout` ask for it, or by closing the terminal."""
+    """We were asked to end: by Ctrl-C, by SIGTERM, or because the terminal was closed."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.exit_code = 128 + number
-        self.word = _WORDS.get(signal.Signals(number), "told to end")
+        self.word = _WORDS.get(signal.Signals(number), "terminated")
 
 
 def end_at_once() -> None:
-    """For the imports and readings at the start, where a KeyboardInterrupt would come out of some library's depth."""
+    """Let Ctrl-C end the process at once, without a KeyboardInterrupt inside an import."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt here, so that what is half done can be said."""
+    """Raise KeyboardInterrupt on Ctrl-C in this block, so that unfinished work can be reported."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -41,8 +41,10 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a lost terminal raise `Stopped` here, so that what was begun is tidied away; a second Ctrl-C
-    or SIGTERM ends us at once. Under `nohup` a lost terminal is nothing to us."""
+    """Raise `Interrupted` on Ctrl-C, SIGTERM and a lost terminal in this block, so that work can be cleaned up.
+
+    A second Ctrl-C or SIGTERM ends the process at once. Under `nohup` a lost terminal is ignored.
+    """
     numbers = [each for each in STOPS if each != _HANGUP or signal.getsignal(each) != signal.SIG_IGN]
     before = {number: signal.signal(number, _stop) for number in numbers}
     try:
@@ -56,13 +58,13 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_DFL)
     if _HANGUP is not None:
-        signal.signal(_HANGUP, lambda number, frame: None)  # a terminal that goes tells us twice: kernel and shell
-        _let_go_of_lost_terminal()
+        signal.signal(_HANGUP, lambda number, frame: None)  # kernel and shell each send SIGHUP
+        _detach_lost_terminal()
     raise Interrupted(number)
 
 
-def _let_go_of_lost_terminal() -> None:
-    """What is said to one that is gone fails, and would keep us from tidying up."""
+def _detach_lost_terminal() -> None:
+    """Redirect output to /dev/null if the terminal is gone: failing writes would stop the cleanup."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
         poll = select.poll()
@@ -73,7 +75,7 @@ def _let_go_of_lost_terminal() -> None:
 
 
 def to_the_end(tidy: Callable[[], None]) -> None:
-    """The first signal does not cut this short: it is done again from its start, and the signal counts after that."""
+    """Run `tidy` to its end. If a signal interrupts it, run it again from the start and then raise the signal."""
     try:
         tidy()
     except Interrupted:

@@ -1,4 +1,4 @@
-"""`dalsegno logs`: what the ranks of a run have said, now and in earlier generations."""
+"""`dalsegno logs`: print the output of a run's ranks, in all generations."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     "--follow",
     "-f",
     is_flag=True,
-    help="Go on with what comes, until the run is over. Ctrl-C ends the reading, not the run.",
+    help="Keep printing new output until the run ends. Ctrl-C stops the printing, not the run.",
 )
 @click.option("--rank", "-r", type=click.IntRange(0), metavar="R", help="Only this rank.")
-@click.option("--node", "-w", metavar="NODE", help="Only ranks while they were on this node.")
+@click.option("--node", "-w", metavar="NODE", help="Only ranks that ran on this node.")
 @click.option("--generation", "-g", type=click.IntRange(1), metavar="G", help="Only this generation.")
 @click.argument("run", required=False, default="")
 def command(run: str, follow: bool, rank: int | None, node: str | None, generation: int | None) -> None:
-    """Print the output of RUN (its id, or how that starts). Default: the newest run.
+    """Print the output of RUN (a run id, or the start of one). Default: the newest run.
 
-    Generation by generation, and in each rank by rank with the rank before the line; with -f, as it comes.
+    Output is sorted by generation and rank, with the rank in front of each line. With -f it is printed as it arrives.
 
     \b
     dalsegno logs -f
@@ -57,18 +57,20 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, generati
         if first is not None:
             screen.lines(itertools.chain([first], lines))
         else:
-            out.talk(f"nothing was said; `dalsegno why {found.run}` shows how the run went")
+            out.talk(f"no output; `dalsegno why {found.run}` shows what happened")
 
 
 def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: int | None, follow: bool) -> None:
-    """An empty answer to a slip of the hand would look like a run that said nothing. What may still come may be
-    waited for."""
+    """Refuse a rank or generation that the run does not have: no output would look like a silent run.
+
+    With --follow, a generation that may still be formed is accepted.
+    """
     from dalsegno.errors import NotThere
     from dalsegno.runs.status import read_status
 
     ranks = ranks_of(plan)
-    if rank is not None and rank >= ranks and not _has_said(run, rank):
-        has = f"its ranks are 0 to {ranks - 1}" if ranks > 1 else "it has rank 0 alone"
+    if rank is not None and rank >= ranks and not _has_output(run, rank):
+        has = f"its ranks are 0 to {ranks - 1}" if ranks > 1 else "it has only rank 0"
         raise NotThere(f"run {run.run} has no rank {rank}", hint=has)
     status = read_status(run.status)
     latest = status.generation if status else 0
@@ -78,7 +80,7 @@ def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: in
         raise NotThere(f"run {run.run} has no generation {generation}", hint=f"{so_far}; `dalsegno runs` shows it")
 
 
-def _has_said(run: RunFolder, rank: int) -> bool:
+def _has_output(run: RunFolder, rank: int) -> bool:
     from dalsegno.runs.files import names_in
 
     return any(f"rank{rank}.log" in names_in(run, run.logs / name) for name in names_in(run, run.logs))
@@ -90,12 +92,12 @@ def _wanted(run: RunFolder, rank: int | None, node: str | None, generation: int 
 
     there = on_node(run, node) if node else everything
     if node and not any(ranks_on(run, node).values()):
-        raise NotThere(f"run {run.run} had no rank on `{node}`", hint="`dalsegno runs --json` names its nodes")
+        raise NotThere(f"run {run.run} had no rank on `{node}`", hint="`dalsegno runs --json` lists its nodes")
     return lambda g, r: rank in (None, r) and generation in (None, g) and there(g, r)
 
 
 def _follow(run: RunFolder, plan: RunPlan, logs: RunLogs, screen: Screen) -> None:
-    """As `tail -f` does: Ctrl-C ends the reading and nothing else."""
+    """Print new output until the run ends, as `tail -f` does. Ctrl-C does not affect the run."""
     from dalsegno.cluster import slurm_of
     from dalsegno.runs.submit.prepare import read_environment
 
@@ -104,4 +106,4 @@ def _follow(run: RunFolder, plan: RunPlan, logs: RunLogs, screen: Screen) -> Non
         screen.lines(logs.lines(time.time()))
         time.sleep(pause_s(logs))
     screen.lines(logs.lines(time.time(), final=True))
-    out.talk(f"run {run.run} is over: {status.message or f'it ended with code {status.exit_code}'}")
+    out.talk(f"run {run.run} has ended: {status.message or f'exit code {status.exit_code}'}")

@@ -1,4 +1,4 @@
-"""The command `dalsegno`: finds the command, loads only that one, and turns errors into words."""
+"""The entry point of `dalsegno`: imports only the called command and reports errors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import click
 
 from dalsegno import __version__
 from dalsegno.cli import out
-from dalsegno.cli.asking import in_text
+from dalsegno.cli.asking import prefix_commands
 from dalsegno.cli.interrupts import INTERRUPTED, Interrupted, end_at_once
 from dalsegno.errors import DalsegnoError, SpecError
 
-BROKEN_PIPE = 141  # 128 and SIGPIPE, as a shell tells it
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it
 GROUPS = {  # group -> command -> what it does, in the order of `--help`
     "Cluster": {
         "init": "Write a commented starter cluster file.",
@@ -62,7 +62,7 @@ COMMANDS = {name: text for commands in GROUPS.values() for name, text in command
 
 
 class Commands(click.Group):
-    """Names and one-line helps are known here; a command's own file is imported when it is called."""
+    """The group of all commands. A command's module is imported only when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -98,7 +98,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The one catch: an error becomes words and an exit code, never a traceback."""
+    """Run the command line; report every error as a message and an exit code, never as a traceback."""
     end_at_once()
     _open_streams()
     try:
@@ -111,17 +111,17 @@ def main() -> None:
         out.error(stopped.word if isinstance(stopped, Interrupted) else "interrupted")
         code = stopped.exit_code if isinstance(stopped, Interrupted) else INTERRUPTED
     except BrokenPipeError:
-        _forget_output()
+        _discard_output()
         code = BROKEN_PIPE
     except OSError as error:
-        _forget_output()
-        out.error(_os_words(error))
+        _discard_output()
+        out.error(_describe_os_error(error))
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _forget_output() -> None:
-    """Drop what standard output no longer takes: at exit Python would try again, complain, and exit with 120."""
+def _discard_output() -> None:
+    """Discard unwritable output. Python would flush it again at exit, print an error and exit with 120."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -129,7 +129,7 @@ def _forget_output() -> None:
 
 
 def _open_streams() -> None:
-    """Cron jobs may start us with streams closed: have them lead nowhere, or the next file takes their place."""
+    """Open closed standard streams on /dev/null. Otherwise the next opened file takes their descriptors."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -150,11 +150,11 @@ def _explain(error: DalsegnoError | click.ClickException) -> int:
     if isinstance(error, SpecError):
         out.problems(error.problems)
     else:
-        out.error(error.what, error.where, in_text(error.hint))
+        out.error(error.what, error.where, prefix_commands(error.hint))
     return error.exit_code
 
 
-def _os_words(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     where = f": {error.filename}" if error.filename else ""
     full = " (free some space, or set DALSEGNO_HOME to another disk)" if error.errno == errno.ENOSPC else ""
     return f"{error.strerror or error}{where}{full}"

@@ -1,4 +1,4 @@
-"""`dalsegno nodes`: how the cluster's nodes are, as its controller sees them."""
+"""`dalsegno nodes`: show the cluster's nodes as its controller sees them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.asking import ask_controller, controller_of, when
+from dalsegno.cli.asking import ask_controller, find_controller, format_time
 from dalsegno.cli.events import line
 from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError
@@ -16,9 +16,9 @@ from dalsegno.errors import DalsegnoError
 if TYPE_CHECKING:
     from dalsegno.slurm.facts import NodeInfo
 
-LEFT_ALONE = "left alone"  # of which the controller says "in service": as far as it is concerned, it is
+LEFT_ALONE = "left alone"  # the controller itself reports such a node as "in service"
 SLURM_S = 3.0
-SHOWN = 10  # of what its checks found
+SHOWN = 10  # check results
 
 
 @click.group(invoke_without_command=True)
@@ -30,15 +30,15 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
 
     \b
     PHASE  in service, suspected, drained, down, repairing, validating, given up; spare, lent
-           left alone: somebody else keeps it out of service
+           left alone: an administrator took it out of service
     """
     from dalsegno.recovery.reason import slurm_users_of
 
     if context.invoked_subcommand:
         return
-    told = ask_controller(controller_of(name), {"nodes": True})
-    others = taken_by_others(_seen_by_slurm(name), slurm_users_of(told)) if told["nodes"] else {}
-    nodes = [as_it_is(node, others) for node in told["nodes"]]
+    answer = ask_controller(find_controller(name), {"nodes": True})
+    others = taken_by_others(_seen_by_slurm(name), slurm_users_of(answer)) if answer["nodes"] else {}
+    nodes = [with_other_drains(node, others) for node in answer["nodes"]]
     if json_:
         out.as_json(nodes)
         return
@@ -49,7 +49,7 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
 
 
 def _seen_by_slurm(name: str | None) -> list[NodeInfo]:
-    """Nothing where Slurm does not answer: then what the controller says is all there is."""
+    """Return Slurm's nodes; [] if Slurm does not answer, so that the controller's view is still shown."""
     from dalsegno.cluster import find_slurm, silence
 
     try:
@@ -60,27 +60,27 @@ def _seen_by_slurm(name: str | None) -> list[NodeInfo]:
 
 
 def taken_by_others(nodes: Iterable[NodeInfo], slurm_users: Collection[str]) -> dict[str, str]:
-    """Nodes that neither we nor Slurm itself took out of service: who did, and what for."""
+    """Return the nodes that neither we nor Slurm took out of service, with who did it and why."""
     from dalsegno.recovery.reason import Owner, owner
 
-    return {node.name: _by_whom(node) for node in nodes if owner(node, slurm_users) is Owner.SOMEONE}
+    return {node.name: _describe_drain(node) for node in nodes if owner(node, slurm_users) is Owner.SOMEONE}
 
 
-def _by_whom(node: NodeInfo) -> str:
+def _describe_drain(node: NodeInfo) -> str:
     state = "drained" if node.draining else node.state_text.lower() or node.state.value.lower()
     by = f" by {node.reason_user}" if node.reason_user else ""
     return f"{state}{by}: {node.reason or 'no reason given'}"
 
 
-def as_it_is(told: dict[str, Any], others: dict[str, str]) -> dict[str, Any]:
-    """What the controller says of a node, unless somebody else keeps from service what it would have there."""
+def with_other_drains(node: dict[str, Any], others: dict[str, str]) -> dict[str, Any]:
+    """Return the controller's view of a node, marked as left alone if somebody else took it out of service."""
     from dalsegno.recovery.phase import NodePhase
 
-    ours = NodePhase.told(told["phase"]) not in (NodePhase.IN_SERVICE, NodePhase.SUSPECTED)
-    if ours or told["node"] not in others:
-        return told
-    reason = "; ".join(filter(None, (others[told["node"]], told["reason"] or told["note"])))
-    return {**told, "phase": LEFT_ALONE, "reason": reason}
+    ours = NodePhase.told(node["phase"]) not in (NodePhase.IN_SERVICE, NodePhase.SUSPECTED)
+    if ours or node["node"] not in others:
+        return node
+    reason = "; ".join(filter(None, (others[node["node"]], node["reason"] or node["note"])))
+    return {**node, "phase": LEFT_ALONE, "reason": reason}
 
 
 def _by_name(node: dict[str, Any]) -> tuple[str, int]:
@@ -90,12 +90,12 @@ def _by_name(node: dict[str, Any]) -> tuple[str, int]:
 
 def _excused(node: dict[str, Any]) -> str:
     excused = ", ".join(node.get("excused", ()))
-    return f"{excused}: left to whoever has returned it" if excused else ""
+    return f"{excused}: ignored, because an administrator returned the node" if excused else ""
 
 
 def _row(node: dict[str, Any]) -> list[str]:
     reason = node["reason"] or _excused(node) or node["note"]
-    return [node["node"], node["phase"], when(node["since"]), when(node["validated_at"]), reason]
+    return [node["node"], node["phase"], format_time(node["since"]), format_time(node["validated_at"]), reason]
 
 
 @command.command()
@@ -103,15 +103,16 @@ def _row(node: dict[str, Any]) -> list[str]:
 @cluster_option
 @json_option
 def show(node: str, name: str | None, json_: bool) -> None:
-    """Its phase, its GPUs with those that were sent away, and its history."""
+    """Show the phase, the GPUs (also those that were sent away), the check results and the history of NODE."""
     from dalsegno.recovery.reason import slurm_users_of
 
-    told = ask_controller(controller_of(name), {"node": node})
-    told["node"] = as_it_is(told["node"], taken_by_others(_seen_by_slurm(name), slurm_users_of(told)))
+    answer = ask_controller(find_controller(name), {"node": node})
+    others = taken_by_others(_seen_by_slurm(name), slurm_users_of(answer))
+    answer["node"] = with_other_drains(answer["node"], others)
     if json_:
-        out.as_json(told)
+        out.as_json(answer)
         return
-    _show(told)
+    _show(answer)
 
 
 @command.command()
@@ -119,42 +120,45 @@ def show(node: str, name: str | None, json_: bool) -> None:
 @cluster_option
 @json_option
 def forgive(subject: str, name: str | None, json_: bool) -> None:
-    """Let a GPU that was sent away come back: one by its UUID, or all that NODE had.
+    """Allow a GPU that was sent away to be used again: one by its UUID, or all that were in NODE.
 
-    A machine with a GPU that was sent away is refused. Only root and the cluster's owner may forgive.
+    Until then, a machine with such a GPU is not put into service. Only root and the cluster's owner may forgive.
 
     \b
     dalsegno nodes forgive GPU-5d2e1f0a-9b6c-4a1e-8f57-0a3c2b1d4e6f
     """
-    answer = ask_controller(controller_of(name), {"forgive": subject})
+    answer = ask_controller(find_controller(name), {"forgive": subject})
     if json_:
         out.as_json(answer)
         return
     for gpu in answer["forgiven"]:
         where = f" (last seen in {gpu['node']})" if gpu["node"] else ""
-        out.talk(f"GPU {gpu['uuid']}{where} may come back")
+        out.talk(f"GPU {gpu['uuid']}{where} may be used again")
 
 
-def _show(told: dict[str, Any]) -> None:
-    node = told["node"]
-    out.data(f"{node['node']} is {node['phase']}" + (f" since {when(node['since'])}" if node["since"] else ""))
+def _show(answer: dict[str, Any]) -> None:
+    node = answer["node"]
+    out.data(f"{node['node']} is {node['phase']}" + (f" since {format_time(node['since'])}" if node["since"] else ""))
     for text in filter(None, (node["reason"], node["note"])):
         out.data(f"  {text}")
     if node["tried"]:
         out.data(f"  tried: {', '.join(node['tried'])}")
-    if told["gpus"]:
+    if answer["gpus"]:
         out.data("")
-        out.table(["GPU", "UUID", "SERIAL", "MODEL", "SINCE", "SENT AWAY"], [_gpu(gpu) for gpu in told["gpus"]])
-    if told["checks"]:
+        out.table(["GPU", "UUID", "SERIAL", "MODEL", "SINCE", "SENT AWAY"], [_gpu(gpu) for gpu in answer["gpus"]])
+    if answer["checks"]:
         out.data("")
-        rows = [[when(each["at"]), each["check"], each["verdict"], each["text"]] for each in told["checks"][-SHOWN:]]
+        rows = [
+            [format_time(each["at"]), each["check"], each["verdict"], each["text"]]
+            for each in answer["checks"][-SHOWN:]
+        ]
         out.table(["WHEN", "CHECK", "VERDICT", "FOUND"], rows)
-    if told["events"]:
+    if answer["events"]:
         out.data("")
-        for event in told["events"]:
+        for event in answer["events"]:
             out.data(line(event))
 
 
 def _gpu(gpu: dict[str, Any]) -> list[str]:
     plain = [gpu["uuid"], gpu["serial"] or "-", gpu["model"] or "-"]
-    return [str(gpu["slot"]), *plain, when(gpu["since"]), when(gpu["sent_away_at"])]
+    return [str(gpu["slot"]), *plain, format_time(gpu["since"]), format_time(gpu["sent_away_at"])]

@@ -1,4 +1,4 @@
-"""`dalsegno plan`: what `up` would do, in consequences."""
+"""`dalsegno plan`: show what `up` would do."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def command(file: str, json_: bool) -> None:
     place = place_named(cluster.name)
     target = open_target(cluster.target, place)
     elevate_to_make(place, cluster)
-    may_change(place)  # who may not change it may not read all of it either
+    may_change(place)  # a user who may not change the cluster cannot read all of its state either
     plan = target.plan(cluster)
-    told = [*plan.sentences(), *([plan.limits] if plan.fresh else [])]
+    consequences = [*plan.sentences(), *([plan.limits] if plan.fresh else [])]
     if json_:
         out.as_json(
             {
                 "cluster": cluster.name,
                 "target": cluster.target,
                 "changes": not plan.empty,
-                "consequences": told,
+                "consequences": consequences,
             }
         )
     else:
-        for line in told:
+        for line in consequences:
             out.data(line)

@@ -1,4 +1,4 @@
-"""`dalsegno run`: training that survives."""
+"""`dalsegno run`: run training that survives lost nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from dalsegno.runs.submit.options import OPTIONS, Option, ValueKind, parse_optio
 from dalsegno.runs.submit.request import check_sbatch_args
 from dalsegno.runs.submit.values import parse_env_pairs
 
-# ---- The options of a run on the command line, made from the one table of them.
-
-
 _Command = TypeVar("_Command", bound=Callable[..., object])
-_ONE_WORD = "sbatch_arg"  # beside `sbatch_args`, whose value is split as a shell would
+_ONE_WORD = "sbatch_arg"  # taken as it is, unlike `sbatch_args`, whose value is split as in a shell
 
-# `--nproc_per_node` is `--nproc-per-node`, as torchrun has it; and what follows the script is the script's.
+# `--nproc_per_node` also works, as in torchrun. Everything after the script belongs to the script.
 RUN_SETTINGS: Mapping[str, Any] = {
     "token_normalize_func": lambda word: word.replace("_", "-"),
     "allow_interspersed_args": False,
@@ -28,20 +25,20 @@ RUN_SETTINGS: Mapping[str, Any] = {
 
 
 def run_options(command: _Command) -> _Command:
-    """All options that a run has, for a command that takes them as `**given`."""
+    """Add all options of a run to a command that takes them as `**given`."""
     one_word = click.option(
         "--sbatch-arg",
         _ONE_WORD,
         multiple=True,
         metavar="OPTION",
-        help="One further option for Slurm: --sbatch-arg=--nice=10. May be given again.",
+        help="Further option for Slurm, passed unchanged: --sbatch-arg=--nice=10. May be repeated.",
     )
     for add in [one_word, *(_click_option(each) for each in reversed(OPTIONS))]:
         command = add(command)
     return command
 
 
-# What a script seldom has itself, and what changes where a run runs: after the script, it was most likely meant for us.
+# Options that scripts seldom have and that decide where a run runs. After the script, they are probably misplaced.
 _ABOUT_THE_RUN = frozenset(
     {"nodes", "nproc_per_node", "gpus_per_node", "cpus_per_task", "spares", "partition", "venv", "conda", "no_preload"}
     | {"container_image", "detach", "nodelist", "exclude"}
@@ -49,7 +46,7 @@ _ABOUT_THE_RUN = frozenset(
 
 
 def misplaced(args: Iterable[str]) -> list[str]:
-    """The options of ours among the script's own arguments; what follows a `--` is meant for the script."""
+    """Return the options of `dalsegno run` among the script's arguments, up to a `--`."""
     ours = {
         spelling: each.flag
         for each in OPTIONS
@@ -66,7 +63,7 @@ def misplaced(args: Iterable[str]) -> list[str]:
 
 
 def fields_given(given: Mapping[str, Any]) -> dict[str, object]:
-    """Fields of a request from what click found; what was not given is not in it."""
+    """Return the request fields that were given on the command line."""
     fields = {each.target: _read(each, given[each.word]) for each in OPTIONS if given[each.word] not in (None, ())}
     words = given[_ONE_WORD]
     if words:
@@ -80,8 +77,8 @@ def _click_option(each: Option) -> Callable[[_Command], _Command]:
     longs = [spelling for spelling in each.also if spelling.startswith("--")]
     how: dict[str, Any] = {"is_flag": True, "default": None} if each.kind is ValueKind.FLAG else {"metavar": each.shows}
     several = each.kind in (ValueKind.LIST, ValueKind.MAPPING)
-    said = f"{each.help} May be given again." if several else each.help
-    return click.option(*shorts, each.flag, *longs, each.word, multiple=several, help=said, **how)
+    text = f"{each.help} May be repeated." if several else each.help
+    return click.option(*shorts, each.flag, *longs, each.word, multiple=several, help=text, **how)
 
 
 def _read(each: Option, value: Any) -> object:
@@ -108,20 +105,19 @@ def _named(flag: str, read: Callable[[], _Value]) -> _Value:
         raise UsageError(fault.what, where=flag, hint=fault.hint) from None
 
 
-# ---- `dalsegno run`: training that survives.
-
-
 @click.command(context_settings=dict(RUN_SETTINGS))
 @run_options
-@click.option("--cluster", "-M", metavar="NAME", help="Which cluster; else the one this shell is on, or the only one.")
-@click.option("--dry-run", is_flag=True, help="Print what Slurm would be asked for, and ask for nothing.")
+@click.option(
+    "--cluster", "-M", metavar="NAME", help="Cluster to use. Default: the cluster of this shell, or the only one."
+)
+@click.option("--dry-run", is_flag=True, help="Print the Slurm commands without running them.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(script: str, args: tuple[str, ...], cluster: str | None, dry_run: bool, **given: Any) -> None:
-    """Run SCRIPT with its ARGS on the cluster's nodes, and follow it to its end. The exit code is the run's own.
+    """Run SCRIPT with ARGS on the cluster's nodes and follow it to its end. Exits with the run's exit code.
 
-    A node that is lost is replaced and the run goes on. Ctrl-C asks whether to leave the run or to end it.
-    Options stand before SCRIPT; each may also be a variable: DALSEGNO_RUN_NODES=4.
+    A lost node is replaced and the run resumes. Ctrl-C asks whether to detach from the run or to cancel it.
+    Put options before SCRIPT, or set them as variables: DALSEGNO_RUN_NODES=4.
 
     \b
     dalsegno run --nodes 4 --gpus-per-node 8 train.py --lr 1e-4
@@ -134,7 +130,7 @@ def command(script: str, args: tuple[str, ...], cluster: str | None, dry_run: bo
 
     if late := misplaced(args):
         words = " and ".join(f"`{word}`" for word in late)
-        out.warn(f"{words} after {script} goes to the script, not to `dalsegno run`")
+        out.warn(f"{words} after {script} is passed to the script, not to `dalsegno run`")
         out.advise(f"put options for `dalsegno run` before the script: `dalsegno run {late[0]} … {script}`")
     request = make_request(script, args, options_from_env(os.environ), fields_given(given))
     raise SystemExit(hand_over(request, cluster, dry_run))

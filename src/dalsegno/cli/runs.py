@@ -1,4 +1,4 @@
-"""`dalsegno runs`: what runs, and what ran."""
+"""`dalsegno runs`: list your runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LONGEST_MESSAGE = 70
 @click.option("--all", "-a", "everything", is_flag=True, help=f"All runs, not only the last {SHOWN}.")
 @click.pass_context
 def command(context: click.Context, json_: bool, everything: bool) -> None:
-    """List your runs: those under way first, then the newest. `runs show RUN` tells more of one.
+    """List your runs: active runs first, then the newest. `runs show RUN` shows one in detail.
 
     \b
     STATE  waiting, starting, running, restarting, ending; done, failed, cancelled, lost (with its cluster)
-    NODES  those that take part, of those asked for
-    GEN    how often its workers were started
+    NODES  nodes in training, of the number requested
+    GEN    generation: how often the workers were started
     """
     if context.invoked_subcommand:
         return
@@ -45,18 +45,18 @@ def command(context: click.Context, json_: bool, everything: bool) -> None:
         out.as_json([facts_of(run, status) for run, status in shown])
         return
     if not known:
-        out.talk("no runs yet; `dalsegno run train.py` starts one")
+        out.talk("no runs yet; start one: `dalsegno run train.py`")
         return
     out.table(_HEADERS, [row(run, status, time.time()) for run, status in shown])
     if len(shown) < len(ordered):
-        out.talk(f"{len(ordered) - len(shown)} older runs are not shown; `dalsegno runs --all` does")
+        out.talk(f"{len(ordered) - len(shown)} older runs are not shown; list all: `dalsegno runs --all`")
 
 
 command.add_command(show)
 
 
 def row(run: RunFolder, status: RunStatus, now: float) -> list[str]:
-    """One line of the table."""
+    """Return one row of the table."""
     from dalsegno.cli.statusline import clock, elapsed_s, members
     from dalsegno.cli.watch import job_ids
 

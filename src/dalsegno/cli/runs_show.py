@@ -1,4 +1,4 @@
-"""`dalsegno runs show`: one run, how far it is and where its time went."""
+"""`dalsegno runs show`: show the progress of one run and how its time was spent."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _OWN = ("step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots"
 @json_option
 @click.argument("run", required=False, default="")
 def command(run: str, json_: bool) -> None:
-    """How far RUN is, and where its time went. Default: the newest run.
+    """Show the progress of RUN and how its time was spent. Default: the newest run.
 
-    What is told of steps comes from the training library (`dalsegno.train`) in the script.
+    Steps are shown if the script reports them with the training library, `dalsegno.train`.
     """
     from dalsegno.cli.statusline import live_text
     from dalsegno.cluster import runs_home
@@ -36,7 +36,7 @@ def command(run: str, json_: bool) -> None:
     found = find_run(runs_home(), run)
     status, progress = status_of(found), read_progress(found.progress)
     if status is None:
-        raise NotThere(f"run {found.run} has told nothing yet", hint="`dalsegno runs` lists those that have")
+        raise NotThere(f"run {found.run} has no status yet", hint="`dalsegno runs` lists the runs that have one")
     if json_:
         known = facts_of(found, status)
         out.as_json({**known, "progress": facts_to_json(progress) if progress else None})
@@ -44,23 +44,23 @@ def command(run: str, json_: bool) -> None:
     now = time.time()
     out.data(f"{found.run}  {state_of(status, now)}" if status.over else live_text(status, now))
     if progress is None:
-        out.talk("its script reports no steps; `dalsegno.train.Checkpointer` does")
+        out.talk("the script reports no steps; use `dalsegno.train.Checkpointer` to report them")
         return
     for line in lines_of(progress):
         out.data(line)
 
 
 def lines_of(progress: TrainingProgress) -> Iterator[str]:
-    """What is known of the steps, of the time and of the snapshots."""
+    """Return what is known about steps, time and snapshots, line by line."""
     figures = progress.figures
-    told = [f"{name} {value:.4g}" for name, value in sorted(figures.items()) if name not in _OWN]
-    yield "  ".join([f"step {progress.step:,}", f"{figures.get('step_s', 0.0):.3g} s each", *told])
+    reported = [f"{name} {value:.4g}" for name, value in sorted(figures.items()) if name not in _OWN]
+    yield "  ".join([f"step {progress.step:,}", f"{figures.get('step_s', 0.0):.3g} s each", *reported])
     yield _times(progress.account)
     skipped = f", {figures['skipped']:.0f} skipped" if figures.get("skipped") else ""
     stall = f", {figures['stall_s']:.3g} s each" if figures.get("stall_s") is not None else ""
     save = f", {figures['save_s']:.3g} s each" if figures.get("save_s") else ""
     yield (
-        f"snapshots  {figures.get('snapshots', 0):.0f} of this generation in memory{stall}{skipped};"
+        f"snapshots  {figures.get('snapshots', 0):.0f} in memory in this generation{stall}{skipped};"
         f" {figures.get('saves', 0):.0f} saved to disk{save}"
     )
     suggestion = _suggestion(progress)
@@ -78,7 +78,7 @@ def _times(account: Goodput) -> str:
 
 
 def _suggestion(progress: TrainingProgress) -> str:
-    """Young and Daly's interval, once there is something to reckon with."""
+    """Return the disk interval that Young and Daly's formula suggests, once there is enough data."""
     from dalsegno.cli.statusline import clock
     from dalsegno.train.options import suggest_interval_s
 

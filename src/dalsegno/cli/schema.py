@@ -1,4 +1,4 @@
-"""`dalsegno schema`: the cluster file's JSON schema."""
+"""`dalsegno schema`: print the cluster file's JSON schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def command() -> None:
     """Print the JSON schema of the cluster file, for editors.
 
     \b
-    With the YAML language server, put this on top of the file:
+    For the YAML language server, make this the first line of the cluster file:
     "# yaml-language-server: $schema=cluster.schema.json".
     """
     from dalsegno.spec.schema import json_schema

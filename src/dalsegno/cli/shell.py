@@ -1,4 +1,4 @@
-"""`dalsegno shell`: at home on the cluster."""
+"""`dalsegno shell`: open a shell, or run a command, with the cluster's Slurm commands."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dalsegno.cli.out import cluster_option
     "-w",
     "host",
     metavar="HOST",
-    help="Enter this host instead of the login node or head (virtual hosts, root).",
+    help="Enter this host instead of the login or head node (virtual hosts, root only).",
 )
-@click.option("--user", "-u", metavar="USER", help="As this user of the cluster (root only).")
+@click.option("--user", "-u", metavar="USER", help="Run as this user of the cluster (root only).")
 @click.argument("command_", nargs=-1, metavar="[--] [COMMAND]...", type=click.UNPROCESSED)
 def command(name: str | None, host: str | None, user: str | None, command_: tuple[str, ...]) -> None:
-    """Open a shell, or run one COMMAND, with this cluster's Slurm commands. The exit code is the command's own."""
+    """Open a shell, or run COMMAND, with the cluster's Slurm commands. Exits with the command's exit code."""
     from dalsegno.cluster import find_place, open_local
     from dalsegno.system.execute import become, run_for_another
 

@@ -1,4 +1,4 @@
-"""`dalsegno status`: nodes, daemons, queue."""
+"""`dalsegno status`: show nodes, daemons and the queue."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ NAME_COLUMNS = 40
 @cluster_option
 @json_option
 def command(name: str | None, json_: bool) -> None:
-    """Show the cluster's nodes, daemons and queue, and what is wrong with it."""
+    """Show the cluster's nodes, daemons and queue, and any problems."""
     from dalsegno.cluster import find_place, open_local
     from dalsegno.spec.facts import facts_to_json
 
     target = open_local(find_place(name))
     status = target.status()
-    status = replace(status, problems=(*status.problems, *_worries(target.controller_socket)))
+    status = replace(status, problems=(*status.problems, *_problems(target.controller_socket)))
     if json_:
         out.as_json(facts_to_json(status))
     else:
         _show(status)
 
 
-def _worries(controller: Path | None) -> list[str]:
-    """What its controller would tell a person; nothing where it does not answer: that is told as a daemon's state."""
+def _problems(controller: Path | None) -> list[str]:
+    """Return the problems that the controller reports; [] if it does not answer, which its daemon state shows."""
     from dalsegno.recovery.client import ask
 
     if controller is None:
@@ -47,16 +47,16 @@ def _worries(controller: Path | None) -> list[str]:
         nodes = ask(controller, {"nodes": True}, CONTROLLER_S)["nodes"]
     except (DalsegnoError, KeyError):
         return []
-    paused = "automation is paused: nodes are not mended; `dalsegno automation resume` goes on"
-    found = [node for node in nodes if _worries_us(node)]
+    paused = "automation is paused: nodes are not repaired; to resume: `dalsegno automation resume`"
+    found = [node for node in nodes if _needs_attention(node)]
     return [
         *([paused] if automation == "paused" else []),
         *(f"{node['node']} is {node['phase']}: {node['note'] or node['reason']}" for node in found),
     ]
 
 
-def _worries_us(node: Mapping[str, Any]) -> bool:
-    """What Slurm's states do not show, and what waits for a person."""
+def _needs_attention(node: Mapping[str, Any]) -> bool:
+    """Return whether a node is in a phase that Slurm's states do not show or that needs an administrator."""
     from dalsegno.recovery.phase import NodePhase
 
     return NodePhase.told(node["phase"]) in (NodePhase.SUSPECTED, NodePhase.GIVEN_UP)
@@ -88,7 +88,7 @@ def _node_row(node: NodeStatus) -> list[str]:
 
 
 def _daemon_rows(status: ClusterStatus) -> list[list[str]]:
-    """One line a daemon; those of nodes that run as they should are one line together."""
+    """Return one row per daemon. Running daemons of nodes share one row."""
     many = {name: [one for one in status.daemons if one.name == name and one.running] for name in NODE_DAEMONS}
     rows = [_daemon_row(one) for one in status.daemons if one not in many.get(one.name, [])]
     together = [[name, f"{len(fine)} node{'s' * (len(fine) > 1)}", "running"] for name, fine in many.items() if fine]
@@ -125,12 +125,12 @@ def _show_queue(status: ClusterStatus) -> None:
 
 
 def _cut(name: str) -> str:
-    """A name may have a thousand letters; `--json` has all of them."""
+    """Shorten a job name, which may be very long; `--json` has all of it."""
     return name if len(name) <= NAME_COLUMNS else name[: NAME_COLUMNS - 1] + "…"
 
 
 def _clock(seconds: int) -> str:
-    """As squeue writes a time: 1-02:03:04, 2:03:04, 0:05."""
+    """Format a time as squeue does: 1-02:03:04, 2:03:04, 0:05."""
     days, rest = divmod(seconds, 86400)
     hours, rest = divmod(rest, 3600)
     minutes, secs = divmod(rest, 60)

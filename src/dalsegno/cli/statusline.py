@@ -1,4 +1,4 @@
-"""How a run fares, in words: one line that changes, or a sentence for each thing that has happened. Pure."""
+"""The state of a run as text: one live line, or one message per change. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TAKING_PART = (NodeRole.MEMBER, NodeRole.READY)
 
 @dataclass(frozen=True)
 class Cause:
-    """What ended a generation; `node` is where it began."""
+    """What ended a generation, and the node where it happened first."""
 
     text: str = ""
     node: str = ""
@@ -31,7 +31,7 @@ NOTHING = Cause()
 
 
 def live_text(status: RunStatus, now: float) -> str:
-    """All that matters now, for a line at the bottom of a terminal."""
+    """Return the current state as one line for the bottom of a terminal."""
     parts = [status.run, status.phase.value, nodes_text(status)]
     if status.generation:
         parts.append(f"generation {status.generation}")
@@ -40,46 +40,48 @@ def live_text(status: RunStatus, now: float) -> str:
     if status.phase in (RunPhase.WAITING, RunPhase.STARTING, RunPhase.RESTARTING) and status.message:
         parts.append(status.message)
     if is_smaller(status):
-        parts.append("smaller than asked: this changes the effective batch")
+        parts.append("smaller than requested: this changes the effective batch")
     return "  ".join([*parts, clock(elapsed_s(status, now))])
 
 
 def sentences(before: RunStatus | None, after: RunStatus, cause: Cause = NOTHING, announced: int = 0) -> list[str]:
-    """What there is to tell of the way from one status to the next; `cause` is what ended the last generation, and
-    generations up to `announced` have been told of."""
-    told = [f"{_called(node)} is lost" for node in _lost(before, after) if node.name != cause.node]
+    """Return a message for each change from one status to the next.
+
+    `cause` is what ended the last generation. Generations up to `announced` have been reported.
+    """
+    news = [f"{_label(node)} is lost" for node in _lost(before, after) if node.name != cause.node]
     if after.phase is RunPhase.WAITING:
-        return [*told, *_waiting(before, after)]
+        return [*news, *_waiting(before, after)]
     if after.phase is RunPhase.STARTING and (before is None or before.phase is not RunPhase.STARTING):
-        told.append(f"run {after.run} starts on {_count(len(after.nodes) or after.wanted_nodes, 'node')}")
+        news.append(f"run {after.run} starts on {_count(len(after.nodes) or after.wanted_nodes, 'node')}")
     elif (
         after.phase is RunPhase.RESTARTING
         and after.started
         and (before is None or before.phase is not RunPhase.RESTARTING)
     ):
-        told.append(f"run {after.run} restarts{f': {cause.text}' if cause.text else ''}")
+        news.append(f"run {after.run} restarts{f': {cause.text}' if cause.text else ''}")
     elif after.phase is RunPhase.RUNNING and after.generation > announced and not _same_generation(before, after):
-        told.append(_generation(after, "" if told_cause(before) else cause.text))
+        news.append(_generation(after, "" if cause_was_shown(before) else cause.text))
     if before is not None and before.message != after.message and after.message and not is_smaller(after):
-        told.append(after.message)
-    return told
+        news.append(after.message)
+    return news
 
 
 def _same_generation(before: RunStatus | None, after: RunStatus) -> bool:
     return before is not None and (before.phase, before.generation) == (RunPhase.RUNNING, after.generation)
 
 
-def told_cause(before: RunStatus | None) -> bool:
-    """Whether it was told why the generation that ended last did so."""
+def cause_was_shown(before: RunStatus | None) -> bool:
+    """Return whether the cause of the last generation's end has been shown."""
     return before is not None and before.phase is RunPhase.RESTARTING
 
 
-def new_generations(entries: Sequence[Entry], announced: int, told_why: bool) -> dict[int, str]:
-    """The same of generations that a journal tells of, by their numbers: for those that no status was seen to have."""
+def new_generations(entries: Sequence[Entry], announced: int, cause_shown: bool) -> dict[int, str]:
+    """Return messages for the journal's generations after `announced`, by number, for those seen in no status."""
     found: dict[int, str] = {}
     for place, entry in enumerate(entries):
         if entry.get("event") == RunEvent.GENERATION and int(entry["generation"]) > announced:
-            cause = last_cause(entries[: place + 1]).text if found or not told_why else ""
+            cause = last_cause(entries[: place + 1]).text if found or not cause_shown else ""
             found[int(entry["generation"])] = _formed(entry, cause)
     return found
 
@@ -90,8 +92,10 @@ def _formed(entry: Entry, cause: str) -> str:
 
 
 def last_cause(entries: Iterable[Entry]) -> Cause:
-    """What ended the last generation, as the journal has it: the first rank that failed, else the first of its nodes
-    that was lost. A spare is none of them."""
+    """Return what ended the last generation: the first failed rank in the journal, else the first lost node.
+
+    A lost spare does not end a generation.
+    """
     now: list[Entry] = []
     before: list[Entry] = []
     members: Sequence[str] = ()
@@ -113,7 +117,7 @@ def _ends_generation(entry: Entry, members: Sequence[str]) -> bool:
 
 
 def farewell(status: RunStatus) -> str:
-    """The last word on a run that is over."""
+    """Return the final message about a run that has ended."""
     took = clock(elapsed_s(status, status.ended or status.updated))
     facts = [f"after {took}"]
     if status.generation > 1:
@@ -126,7 +130,7 @@ def farewell(status: RunStatus) -> str:
 
 
 def nodes_text(status: RunStatus) -> str:
-    """`3/4 nodes`: those that take part, of those wanted."""
+    """Return `3/4 nodes`: nodes in training, of those requested."""
     spares = sum(node.state is NodeRole.SPARE for node in status.nodes)
     extra = f" and {_count(spares, 'spare')}" if spares else ""
     return f"{len(members(status))}/{_count(status.wanted_nodes, 'node')}{extra}"
@@ -141,12 +145,12 @@ def is_smaller(status: RunStatus) -> bool:
 
 
 def elapsed_s(status: RunStatus, now: float) -> float:
-    """Since the first generation ran; before that, since it was asked for."""
+    """Return the time since the first generation started; before that, since the run was submitted."""
     return max(0.0, (status.ended or now) - (status.started or status.created))
 
 
 def clock(seconds: float) -> str:
-    """As squeue writes a time: 1-02:03:04, 2:03:04, 0:05."""
+    """Format a time as squeue does: 1-02:03:04, 2:03:04, 0:05."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -162,7 +166,7 @@ def _generation(after: RunStatus, cause: str) -> str:
 
 def _generation_text(number: int, nodes: int, processes: int, wanted: int, cause: str) -> str:
     why = f" ({cause})" if cause and number > 1 else ""
-    smaller = f"; smaller than the {_count(wanted, 'node')} asked for, which changes the effective batch"
+    smaller = f"; smaller than the {_count(wanted, 'node')} requested, which changes the effective batch"
     size = f"{_count(nodes, 'node')}, {_count(processes, 'process', 'processes')}"
     return f"generation {number}: {size}{why}{smaller if nodes < wanted else ''}"
 
@@ -188,14 +192,14 @@ def _group_size(status: RunStatus) -> int:
 
 
 def _lost(before: RunStatus | None, after: RunStatus) -> list[RunNodeStatus]:
-    """Return the nodes that were there and are not. One whose job has ended as it should is not lost."""
+    """Return the nodes that have disappeared. A node whose job ended normally is not lost."""
     if before is None or after.lost_nodes <= before.lost_nodes:
         return []
     here = {node.name for node in after.nodes}
     return [node for node in before.nodes if node.name not in here]
 
 
-def _called(node: RunNodeStatus) -> str:
+def _label(node: RunNodeStatus) -> str:
     return f"{'spare' if node.state is NodeRole.SPARE else 'node'} {node.name}"
 
 
@@ -203,11 +207,8 @@ def _count(count: int, noun: str, plural: str = "") -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {plural or noun + 's'}"
 
 
-# ---- What the commands say of a run: its state in a word, its age, and all of it as JSON.
-
-
 def state_of(status: RunStatus, now: float) -> str:
-    """Its phase; of one that is over, how it ended; and whether its coordinator has died meanwhile."""
+    """Return the run's phase, or how it ended, and whether its coordinator has died or is silent."""
     from dalsegno.cli.watch import coordinator_is_dead, is_over, silent_s
     from dalsegno.runs.status import RunCause
 
@@ -225,7 +226,7 @@ def state_of(status: RunStatus, now: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Roughly: 40s, 12m, 5h, 3d."""
+    """Return a rough age: 40s, 12m, 5h, 3d."""
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
@@ -241,7 +242,7 @@ def facts_of(run: RunFolder, status: RunStatus) -> dict[str, Any]:
 
 
 def status_of(run: RunFolder) -> RunStatus | None:
-    """One that cannot be read must not hide the others; one whose cluster is gone does not go on."""
+    """Return a run's status; None with a warning if it cannot be read, and `lost` if its cluster is gone."""
     from dalsegno.cli.watch import cluster_is_gone, lost
     from dalsegno.errors import DalsegnoError
     from dalsegno.runs.status import read_status

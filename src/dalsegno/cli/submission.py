@@ -1,4 +1,4 @@
-"""From a request to a run that somebody looks after: planned, prepared, handed to the controller or to Slurm."""
+"""Plan and prepare a run, and submit it to the controller or to Slurm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def hand_over(request: RunRequest, cluster: str | None, dry_run: bool) -> int:
-    """Do with a request what `run` and `submit` do; gives the exit code."""
+    """Submit a request as `run` and `submit` do, and return the exit code."""
     from dalsegno.cluster import find_slurm, runs_home
     from dalsegno.runs.submit.program import check_program, check_torch
 
@@ -52,7 +52,7 @@ def make_plan(request: RunRequest, slurm: SlurmHere, home: Path) -> RunPlan:
 
 
 def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterFacts:
-    """What Slurm tells of the cluster, and what is ours on it."""
+    """Return what the planner needs to know about the cluster: partitions, controller, programs."""
     from dalsegno.cluster import cluster_id, no_answer, silence
     from dalsegno.programs import launcher
     from dalsegno.runs.submit.plan import ClusterFacts, partitions_seen
@@ -63,7 +63,7 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
     try:
         partitions = partitions_seen(slurm.client.partitions(), slurm.client.nodes())
     except CommandFailed as fault:
-        meaning = meaning_of(fault)  # first: without settings, Slurm's commands also say that nobody answers
+        meaning = meaning_of(fault)  # first: without slurm.conf, Slurm's commands also report no answer
         raise no_answer() if meaning is fault and is_silence(fault) else meaning from None
     return ClusterFacts(
         id=cluster_id(slurm.env),
@@ -107,7 +107,7 @@ def _show(plan: RunPlan) -> None:
 
 
 def start(plan: RunPlan, slurm: SlurmHere, home: Path) -> RunFolder:
-    """Make the run's folder, then tell of it: whoever takes the run over finds all of it."""
+    """Create the run's folder, then submit the run: the coordinator finds the folder complete."""
     from dalsegno.runs.submit.prepare import first_status, prepare_run
     from dalsegno.runs.submit.program import run_environment
     from dalsegno.system.machine import user_name
@@ -115,13 +115,13 @@ def start(plan: RunPlan, slurm: SlurmHere, home: Path) -> RunFolder:
     environment = run_environment(plan.request, slurm.env)
     run = prepare_run(plan, environment, first_status(plan, user_name(), time.time()), home)
     if plan.on_head and slurm.controller is not None:
-        _give_to_controller(run, slurm.controller)
+        _submit_to_controller(run, slurm.controller)
     else:
-        _give_to_slurm(run, plan, slurm, home)
+        _submit_to_slurm(run, plan, slurm, home)
     return run
 
 
-def _give_to_controller(run: RunFolder, controller: Path) -> None:
+def _submit_to_controller(run: RunFolder, controller: Path) -> None:
     from dalsegno.recovery.client import start_run
     from dalsegno.runs.status import read_status, write_status
     from dalsegno.runs.submit.prepare import given_up
@@ -129,14 +129,14 @@ def _give_to_controller(run: RunFolder, controller: Path) -> None:
     try:
         start_run(controller, run.root)
     except (DalsegnoError, KeyboardInterrupt):
-        run.cancel.touch()  # its answer may have been lost: a coordinator that did start must not go on
+        run.cancel.touch()  # the answer may have been lost: a coordinator that did start must end
         status = read_status(run.status)
         if status is not None and not status.over:
-            write_status(run.status, given_up(status, time.time(), 1, "the controller did not take it"))
+            write_status(run.status, given_up(status, time.time(), 1, "the controller did not accept the run"))
         raise
 
 
-def _give_to_slurm(run: RunFolder, plan: RunPlan, slurm: SlurmHere, home: Path) -> None:
+def _submit_to_slurm(run: RunFolder, plan: RunPlan, slurm: SlurmHere, home: Path) -> None:
     from dalsegno.runs import journal
     from dalsegno.runs.submit.prepare import discard_run
     from dalsegno.runs.submit.slurm_args import render_sbatch
@@ -146,13 +146,13 @@ def _give_to_slurm(run: RunFolder, plan: RunPlan, slurm: SlurmHere, home: Path) 
     except (DalsegnoError, KeyboardInterrupt):
         discard_run(run, home)
         raise
-    # Into the journal, where lines are only added: the status is from now on the coordinator's to write.
+    # In the journal, which is append-only: from now on the coordinator writes the status.
     journal.append(run.journal, time.time(), RunEvent.SUBMITTED, job=job)
 
 
 def _leave(run: RunFolder) -> int:
     out.data(run.run)
-    out.talk(f"`dalsegno logs -f {run.run}` follows it, `dalsegno cancel {run.run}` ends it")
+    out.talk(f"to follow it: `dalsegno logs -f {run.run}`; to cancel it: `dalsegno cancel {run.run}`")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`dalsegno submit`: a job file, or anybody's sbatch script as it is."""
+"""`dalsegno submit`: submit a job file, or any sbatch script unchanged."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import click
 from dalsegno.cli import out
 from dalsegno.errors import UsageError
 
-_HINT = "name a job file (`job.yaml`), or an sbatch script, whose first line starts with `#!`"
+_HINT = "give a job file (`job.yaml`), or an sbatch script, whose first line starts with `#!`"
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--cluster", "-M", metavar="NAME", help="Which cluster; else the one this shell is on, or the only one.")
-@click.option("--detach", is_flag=True, help="Job file: submit and leave; the run's id is printed.")
-@click.option("--dry-run", is_flag=True, help="Job file: print what Slurm would be asked for, and ask for nothing.")
+@click.option(
+    "--cluster", "-M", metavar="NAME", help="Cluster to use. Default: the cluster of this shell, or the only one."
+)
+@click.option("--detach", is_flag=True, help="Job file: print the run's id and return, without following the output.")
+@click.option("--dry-run", is_flag=True, help="Job file: print the Slurm commands without running them.")
 @click.argument("file", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(file: str, args: tuple[str, ...], cluster: str | None, detach: bool, dry_run: bool) -> None:
-    """Submit FILE: a job file (`job.yaml`, with the options of `run` as its keys), or any sbatch script, unchanged.
+    """Submit FILE: a job file (`job.yaml`, whose keys are the options of `run`), or any sbatch script, unchanged.
 
-    A job file's run is followed to its end, as by `run`; an sbatch script gets ARGS, and its job's id is printed.
+    The run of a job file is followed to its end, as by `run`. An sbatch script gets ARGS, and the job id is printed.
 
     \b
     dalsegno submit job.yaml
@@ -33,7 +35,9 @@ def command(file: str, args: tuple[str, ...], cluster: str | None, detach: bool,
         raise SystemExit(_submit_job(file, args, cluster, detach, dry_run))
     _check_script(file)
     if detach or dry_run:
-        raise UsageError("`--detach` and `--dry-run` are for job files", hint="an sbatch script goes to Slurm as it is")
+        raise UsageError(
+            "`--detach` and `--dry-run` are for job files", hint="an sbatch script is passed to Slurm unchanged"
+        )
     _submit_script(file, args, cluster)
 
 
@@ -49,7 +53,7 @@ def _submit_job(file: str, args: tuple[str, ...], cluster: str | None, detach: b
 
 
 def _submit_script(file: str, args: tuple[str, ...], cluster: str | None) -> None:
-    """sbatch reads a word with no slash in it as a file of this folder, so it gets the name as it was given."""
+    """Submit the script under its own name, with `./` in front so that sbatch does not search PATH."""
     from dalsegno.cluster import find_slurm
 
     job = find_slurm(cluster).client.submit(args=[file if "/" in file else f"./{file}", *args])

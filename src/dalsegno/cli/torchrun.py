@@ -1,4 +1,4 @@
-"""`dalsegno torchrun`: torchrun's command line, our launcher underneath."""
+"""`dalsegno torchrun`: run a torchrun command line with the Dal Segno launcher."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dalsegno.cli import out
 
 
 class _Verbatim(click.Command):
-    """Hands the words on as they are: they are read as torchrun reads them, not as click does."""
+    """Passes the arguments on unparsed, because torchrun's parser reads them and not click's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.params["words"] = tuple(args)
@@ -17,7 +17,7 @@ class _Verbatim(click.Command):
 
 @click.command(cls=_Verbatim, add_help_option=False)
 def command(words: tuple[str, ...]) -> None:
-    """Run a script as torchrun does: same flags, same variables for its workers, same exit codes."""
+    """Run a script as torchrun does: same flags, same variables for the workers, same exit codes."""
     import os
 
     from dalsegno.runs.torchrun.args import parse_torchrun, torchrun_parser

@@ -1,4 +1,4 @@
-"""`dalsegno validate`: everything that is wrong with a cluster file, at once."""
+"""`dalsegno validate`: check a cluster file and report all errors at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @file_argument
 @json_option
 def command(file: str, json_: bool) -> None:
-    """Check the cluster file FILE (default: cluster.yaml). Exits 1 if anything is wrong with it.
+    """Check the cluster file FILE (default: cluster.yaml) and report all errors. Exits 1 if there are any.
 
     A file for a target that is not built yet is checked too, with a warning: `plan` and `up` refuse it.
     """
@@ -69,7 +69,7 @@ def _summary(file: str, cluster: Cluster) -> str:
     gpus = f", {_plural(counts['gpus'], 'GPU')}" if counts["gpus"] else ""
     where = f"{cluster.name} on {cluster.target}"
     nodes = f"{_plural(counts['nodes'], 'node')}{spares} in {_plural(counts['partitions'], 'partition')}"
-    return f"{file} is fine: {where}, {nodes}{gpus}"
+    return f"{file} is valid: {where}, {nodes}{gpus}"
 
 
 def _plural(count: object, noun: str) -> str:

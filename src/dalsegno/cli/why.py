@@ -1,4 +1,4 @@
-"""`dalsegno why`: what happened to a node, a run or a job, and what to do about it."""
+"""`dalsegno why`: explain what happened to a node, a run or a job, and what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.asking import as_typed, meaning_of, way_in, when
+from dalsegno.cli.asking import format_time, meaning_of, prefix_command, shell_prefix
 from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 from dalsegno.hostlist import closest
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dalsegno.why import Care, Explanation, Moment
 
 CONTROLLER_S = DATABASE_S = 3.0
-LAST = 500  # events of the controller that are looked through
-MOST_NODES = 16  # of a run or a job whose own stories are told with it
+LAST = 500  # controller events that are searched
+MOST_NODES = 16  # nodes of a run or job whose events are included
 _JOB = re.compile(r"\d+([_+]\d+)?")
 
 
@@ -42,11 +42,11 @@ def command(subject: str, name: str | None, json_: bool) -> None:
     """
     from dalsegno.cluster import find_slurm
 
-    answer = _to_type(_answer(subject, find_slurm(name)), way_in(name))
+    answer = _prefix_next(_answer(subject, find_slurm(name)), shell_prefix(name))
     if json_:
         out.as_json(asdict(answer))
         return
-    rows = [[when(moment.at), moment.who, moment.text] for moment in answer.moments]
+    rows = [[format_time(moment.at), moment.who, moment.text] for moment in answer.moments]
     if rows:
         out.table(["WHEN", "WHO", "WHAT"], rows)
         out.data("")
@@ -55,9 +55,9 @@ def command(subject: str, name: str | None, json_: bool) -> None:
         out.talk(f"next: `{answer.verdict.next}`")
 
 
-def _to_type(answer: Explanation, before: str) -> Explanation:
-    """With a next command that works in this shell."""
-    return replace(answer, verdict=replace(answer.verdict, next=as_typed(answer.verdict.next, before)))
+def _prefix_next(answer: Explanation, prefix: str) -> Explanation:
+    """Make the next command work in this shell."""
+    return replace(answer, verdict=replace(answer.verdict, next=prefix_command(answer.verdict.next, prefix)))
 
 
 def _answer(subject: str, slurm: SlurmHere) -> Explanation:
@@ -66,30 +66,30 @@ def _answer(subject: str, slurm: SlurmHere) -> Explanation:
 
     runs = {run.run: run for run in list_runs(runs_home())}
     if subject in runs:
-        return _of_run(runs[subject], slurm)
+        return _explain_run(runs[subject], slurm)
     if (silent := silence(slurm)) is not None:
         raise silent
     if _JOB.fullmatch(subject):
-        return _of_job(subject, slurm, runs)
-    nodes = _names(slurm)
+        return _explain_job(subject, slurm, runs)
+    nodes = _node_names(slurm)
     if subject in nodes:
-        return _of_node(subject, slurm)
+        return _explain_node(subject, slurm)
     if any(run.startswith(subject) for run in runs):
-        return _of_run(find_run(runs_home(), subject), slurm)
+        return _explain_run(find_run(runs_home(), subject), slurm)
     close = closest(subject, [*nodes, *runs])
-    hint = f"did you mean `{close}`?" if close else "`dalsegno status` shows nodes and jobs, `dalsegno runs` runs"
+    hint = f"did you mean `{close}`?" if close else "`dalsegno status` lists nodes and jobs, `dalsegno runs` lists runs"
     raise NotThere(f"there is no node, run or job `{subject}`", hint=hint)
 
 
-def _names(slurm: SlurmHere) -> list[str]:
-    """Of its nodes."""
+def _node_names(slurm: SlurmHere) -> list[str]:
+    """Return the names of the cluster's nodes."""
     try:
         return [node.name for node in slurm.client.nodes()]
     except CommandFailed as fault:
         raise meaning_of(fault) from None
 
 
-def _of_run(run: RunFolder, slurm: SlurmHere) -> Explanation:
+def _explain_run(run: RunFolder, slurm: SlurmHere) -> Explanation:
     from dalsegno.cli.statusline import status_of
     from dalsegno.runs import journal
     from dalsegno.why import Explanation, explain_run, in_order, moments_of_run, nodes_of_run
@@ -97,30 +97,32 @@ def _of_run(run: RunFolder, slurm: SlurmHere) -> Explanation:
 
     status, entries = status_of(run), list(journal.read(run.journal))
     if status is None:
-        raise NotThere(f"run {run.run} has told nothing yet", hint="`dalsegno runs` lists those that have")
+        raise NotThere(f"run {run.run} has no status yet", hint="`dalsegno runs` lists the runs that have one")
     own = tuple(moments_of_run(entries))
     until = own[-1].at + aftermath_s(status) if own and status.over else None
-    around = _told_of(nodes_of_run(entries), slurm, own[0].at if own else 0.0, until)
+    around = _node_moments(nodes_of_run(entries), slurm, own[0].at if own else 0.0, until)
     return Explanation(f"run {run.run}", explain_run(status, entries), in_order(own, around))
 
 
-def _of_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Explanation:
+def _explain_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Explanation:
     from dalsegno.runs import journal
     from dalsegno.runs.comment import read_comment
     from dalsegno.why import Explanation, explain_job, in_order, moments_of_job, moments_of_run, nodes_given, within
     from dalsegno.why.job import aftermath_s
 
     job = _find_job(label, slurm)
-    somebodys = job.comment and read_comment(job.comment) is None
-    run = None if somebodys else runs.get(job.name)  # jobs of a run have its name, and its owner
+    foreign = job.comment and read_comment(job.comment) is None
+    run = None if foreign else runs.get(job.name)  # the jobs of a run have its name and its owner
     run = run if run and job.uid in (None, run.root.stat().st_uid) else None
     entries = list(journal.read(run.journal)) if run else []
     until = job.ends_at + aftermath_s(job) if job.ends_at and job.state.ended else None
     nodes = dict.fromkeys([*job.nodes, *nodes_given(entries, job.id)])
-    around = _told_of(nodes, slurm, job.started_at, until) if job.started_at else []
+    around = _node_moments(nodes, slurm, job.started_at, until) if job.started_at else []
     own = within(moments_of_run(entries), job.submitted_at or 0.0, until)
     verdict = explain_job(job, run.run if run else "")
-    return Explanation(f"job {label}", verdict, in_order(moments_of_job(job), own, around, _that_name(job, slurm)))
+    return Explanation(
+        f"job {label}", verdict, in_order(moments_of_job(job), own, around, _controller_moments(job, slurm))
+    )
 
 
 def _find_job(label: str, slurm: SlurmHere) -> JobInfo:
@@ -136,20 +138,20 @@ def _find_job(label: str, slurm: SlurmHere) -> JobInfo:
         return found[-1]
 
 
-def _that_name(job: JobInfo, slurm: SlurmHere) -> list[Moment]:
-    """What the controller did for this job, on whatever node: a spare that was released, say."""
+def _controller_moments(job: JobInfo, slurm: SlurmHere) -> list[Moment]:
+    """Return what the controller did for this job on any node, for example releasing a spare."""
     from dalsegno.recovery.event import read_event
     from dalsegno.why import Moment
 
-    told = map(read_event, (_ask(slurm, {"events": -LAST}) or {}).get("events", []))
+    events = map(read_event, (_ask(slurm, {"events": -LAST}) or {}).get("events", []))
     return [
         Moment(each.at, "controller", f"{each.node}: {each.text}")
-        for each in told
+        for each in events
         if job.id in each.jobs and each.at >= (job.submitted_at or 0)
     ]
 
 
-def _of_node(name: str, slurm: SlurmHere) -> Explanation:
+def _explain_node(name: str, slurm: SlurmHere) -> Explanation:
     from dalsegno.why import Care, Explanation, explain_node, in_order, moments_of_node
 
     node, care = slurm.client.node(name), _care(name, slurm) or Care()
@@ -158,7 +160,7 @@ def _of_node(name: str, slurm: SlurmHere) -> Explanation:
 
 
 def _events(node: str, slurm: SlurmHere) -> list[NodeEvent]:
-    """Nothing where there is no accounting database, or it does not answer."""
+    """Return the node's events in the accounting database; [] if there is none or it does not answer."""
     try:
         return slurm.client_within(DATABASE_S).node_events(node)
     except CommandFailed:
@@ -166,7 +168,7 @@ def _events(node: str, slurm: SlurmHere) -> list[NodeEvent]:
 
 
 def _injected(node: str, slurm: SlurmHere) -> list[Moment]:
-    """What was done to it on purpose; nobody should look for the cause of that."""
+    """Return the faults that were injected into the node."""
     from dalsegno.cluster import target_of
     from dalsegno.why import Moment
 
@@ -174,32 +176,32 @@ def _injected(node: str, slurm: SlurmHere) -> list[Moment]:
     return [Moment(at, "inject", what) for at, what in target.injected_ever(node)] if target else []
 
 
-def _told_of(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float | None) -> list[Moment]:
-    """What checks and controller noted of these nodes in that time."""
+def _node_moments(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float | None) -> list[Moment]:
+    """Return what checks and controller recorded about these nodes in that time."""
     from dalsegno.why import Moment, within
 
-    told = list[Moment]()
+    moments = list[Moment]()
     for node in list(nodes)[:MOST_NODES]:
         care = _care(node, slurm)
         if care is None:
-            break  # each further question would be waited for as long
-        told += [Moment(moment.at, moment.who, f"{node}: {moment.text}") for moment in care.moments]
-    return within(told, since, until)
+            break  # each further request would wait for the full timeout
+        moments += [Moment(moment.at, moment.who, f"{node}: {moment.text}") for moment in care.moments]
+    return within(moments, since, until)
 
 
 def _care(node: str, slurm: SlurmHere) -> Care | None:
-    """None where the controller does not answer."""
+    """Return what the controller knows about a node; None if it does not answer."""
     from dalsegno.why import read_care
 
-    told = _ask(slurm, {"node": node})
-    if told is None:
-        out.talk("the controller does not answer, so what it knows is missing here; `dalsegno status` says more")
+    answer = _ask(slurm, {"node": node})
+    if answer is None:
+        out.talk("the controller does not answer, so its events are missing here; check it with `dalsegno status`")
         return None
-    return read_care(told)
+    return read_care(answer)
 
 
 def _ask(slurm: SlurmHere, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Nothing where there is no controller; None where it does not answer."""
+    """Return the controller's answer; {} if there is no controller, None if it does not answer."""
     from dalsegno.recovery.client import ask
 
     if slurm.controller is None:

@@ -119,7 +119,7 @@ def test_convert_to_a_torch_file_and_back(tmp_path: Path) -> None:
     save(tmp_path / _made(tmp_path, "old"), state, 7, world=3)
     result = ckpt("convert", tmp_path / "old", tmp_path / "plain.pt")
     assert result.stdout.strip() == str(tmp_path / "plain.pt")
-    assert "not kept: the state of each rank" in result.stderr
+    assert "not converted: the state of each rank" in result.stderr
     plain = torch.load(tmp_path / "plain.pt")
     assert plain.pop("dalsegno") == {"step": 7} and same(plain, state)
 
@@ -162,7 +162,7 @@ def test_error_without_safetensors_names_the_package(two: Path, monkeypatch: pyt
 
 def test_invalid_conversions_are_refused(two: Path) -> None:
     (two / "there.pt").write_text("mine")
-    assert "is there already" in refused("convert", two, two / "there.pt")
+    assert "already exists" in refused("convert", two, two / "there.pt")
     assert "is not a torch.save file" in refused("convert", two / "there.pt", two / "new")
     assert "must be a file" in refused("convert", two, two / "elsewhere")
     assert "must be a file" in refused("convert", two / "a.pt", two / "b.pt")
