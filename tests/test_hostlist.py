@@ -54,7 +54,7 @@ def test_what_slurm_could_not_read_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["n[0-99999999999]", "a[1-300]b[1-300]", f"n[1-{MAX_NODES}],m"])
 def test_a_list_too_long_to_be_meant_is_refused_before_it_eats_the_memory(text: str) -> None:
-    with pytest.raises(HostlistError, match="the most is 65,536"):
+    with pytest.raises(HostlistError, match="the limit is 65,536"):
         expand(text)
 
 

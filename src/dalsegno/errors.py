@@ -1,4 +1,4 @@
-"""The error tree. Every error says what is wrong, where, and how to mend it."""
+"""The error classes. Every error says what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class DalsegnoError(Exception):
-    """Something went wrong that the user can read about; the CLI prints it and exits with `exit_code`."""
+    """An error that is reported to the user. The CLI prints it and exits with `exit_code`."""
 
     exit_code = 1
 
@@ -26,7 +26,7 @@ class UsageError(DalsegnoError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault in a file the user wrote: `what` at `where` (file:line), and a hint that mends it."""
+    """One error in a file that the user wrote: `what`, `where` (file:line), and a hint how to fix it."""
 
     what: str
     where: str = ""
@@ -34,7 +34,7 @@ class Problem:
 
 
 class SpecError(DalsegnoError):
-    """A cluster file with faults: all of them, not only the first."""
+    """All errors in a cluster file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         first = problems[0]
@@ -43,7 +43,7 @@ class SpecError(DalsegnoError):
 
 
 class CommandFailed(DalsegnoError):
-    """A command we ran answered with an error."""
+    """A command that we ran failed."""
 
     def __init__(self, argv: Sequence[str], exit_code: int, stderr: str, *, host: str = "", hint: str = "") -> None:
         import shlex
@@ -58,15 +58,15 @@ class CommandFailed(DalsegnoError):
 
 
 class CommandTimedOut(CommandFailed):
-    """A command we ran gave no answer in time, and was ended."""
+    """A command that we ran did not end in time and was killed."""
 
     def __init__(self, argv: Sequence[str], timeout_s: float | None, *, host: str = "", hint: str = "") -> None:
         super().__init__(argv, 124, f"no answer within {timeout_s} s", host=host, hint=hint)
 
 
 class TargetError(DalsegnoError):
-    """A target could not do what was asked of it."""
+    """A target failed to carry out an operation."""
 
 
 class NotThere(DalsegnoError):
-    """The cluster, node or thing named does not exist."""
+    """The named cluster, node or other object does not exist."""

@@ -1,4 +1,4 @@
-"""Slurm's short way to write many host names: `n[1-4,7],gpu-[01-03]x[1-2]`."""
+"""Slurm's host lists: `n[1-4,7],gpu-[01-03]x[1-2]`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 
 from dalsegno.errors import DalsegnoError
 
-MAX_NODES = 65_536  # Slurm's own bound for a range; also keeps `n[0-999999999]` from eating the memory
+MAX_NODES = 65_536  # Slurm's own limit for a range; also keeps `n[0-999999999]` from exhausting memory
 
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -17,11 +17,11 @@ _TAIL = re.compile(r"(.*?)(\d{1,18})$", re.DOTALL)
 
 
 class HostlistError(DalsegnoError, ValueError):
-    """A host list that Slurm could not read either."""
+    """A host list that is not valid in Slurm either."""
 
 
 def expand(text: str) -> list[str]:
-    """All names, in the order written: `n[1-2],x` → n1, n2, x. The last bracket of a name runs fastest."""
+    """Return all names in order: `n[1-2],x` → n1, n2, x. The last bracket of a name varies fastest."""
     names: list[str] = []
     for word in _words(text):
         pieces = [_choices(piece, word) for piece in _pieces(word)]
@@ -31,7 +31,7 @@ def expand(text: str) -> list[str]:
 
 
 def compress(names: Iterable[str]) -> str:
-    """The short form that expands to the same names in the same order: n1, n2, x → `n[1-2],x`."""
+    """Return the short form that expands to the same names in the same order: n1, n2, x → `n[1-2],x`."""
     groups: list[tuple[str, list[_Run]]] = []
     for name in names:
         prefix, digits = _split_number(name)
@@ -51,7 +51,7 @@ class _Run:
 
     def takes(self, digits: str) -> bool:
         follows = int(digits) == int(self.last) + 1
-        # 09 → 10 keeps its width; 9 → 10 grows as plain numbers do; 09 → 010 or 9 → 010 is another spelling.
+        # 09 → 10 keeps its width and 9 → 10 grows, as in a range; 09 → 010 and 9 → 010 do not continue a range.
         return follows and digits == str(int(digits)).zfill(len(self.first))
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class _Run:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The one that may have been meant, or "". A name with another number is another name, and nobody's slip."""
+    """Return the known name closest to a misspelt one, or "". A different number is not a misspelling."""
     from difflib import get_close_matches
 
     stem = name.rstrip(_DIGITS)
@@ -103,7 +103,7 @@ def _pieces(word: str) -> list[re.Match[str]]:
         raise HostlistError(f"host list {word[:80]!r} has a blank inside a name", hint="separate names by commas")
     if len(pieces) > 1 and pieces[-1][1] is None:
         raise HostlistError(
-            f"host list {word[:80]!r} goes on after its last bracket", hint="end names with the bracket"
+            f"host list {word[:80]!r} has text after its last bracket", hint="end names with the bracket"
         )
     return pieces
 
@@ -134,4 +134,4 @@ def _product_size(pieces: list[list[str]]) -> int:
 
 def _bound(count: int, text: str) -> None:
     if count > MAX_NODES:
-        raise HostlistError(f"host list {text[:80]!r} names {count:,} hosts; the most is {MAX_NODES:,}")
+        raise HostlistError(f"host list {text[:80]!r} names {count:,} hosts; the limit is {MAX_NODES:,}")

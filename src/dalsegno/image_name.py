@@ -1,6 +1,6 @@
-"""The name of an image as users write it, read strictly.
+"""Strict parsing of container image names.
 
-| written | is |
+| name | meaning |
 |---|---|
 | `/fsx/pytorch.sqsh`, `./pytorch.sqsh`, `../rootfs` | a file, or a folder |
 | `[USER@][REGISTRY#]IMAGE[:TAG][@sha256:…]`, with `docker://` before it or not | an image in a registry, as Enroot and Pyxis write it |
@@ -34,7 +34,7 @@ _USER = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._$+|-]{0,127}")
 
 
 class ImageKind(enum.Enum):
-    """Where an image comes from; the value is how its name begins."""
+    """The source of an image. The value is the prefix of its name."""
 
     PATH = ""
     REGISTRY = "docker://"
@@ -46,15 +46,15 @@ class ImageKind(enum.Enum):
 
 @dataclass(frozen=True)
 class ImageName:
-    """One image, named. Fields that its kind does not have are empty."""
+    """A parsed image name. Fields that its kind does not have are empty."""
 
     kind: ImageKind
     path: str = ""  # of the file or the folder
     user: str = ""
     registry: str = ""  # host[:port]; of Docker Hub too
-    repository: str = ""  # "nvidia/pytorch"; "library/ubuntu" where Docker Hub's `ubuntu` is meant
+    repository: str = ""  # "nvidia/pytorch"; "library/ubuntu" for Docker Hub's `ubuntu`
     tag: str = ""
-    digest: str = ""  # "sha256:…"; it wins over the tag
+    digest: str = ""  # "sha256:…"; takes precedence over the tag
 
     @property
     def is_path(self) -> bool:
@@ -62,15 +62,15 @@ class ImageName:
 
     @property
     def reference(self) -> str:
-        """What a registry is asked for."""
+        """The digest or tag to request from a registry."""
         return self.digest or self.tag
 
     def absolute(self) -> ImageName:
-        """One folder, one name, wherever it is written."""
+        """Return the name with an absolute path, so that a file has the same name in every folder."""
         return replace(self, path=os.path.abspath(os.path.expanduser(self.path))) if self.path else self
 
     def __str__(self) -> str:
-        """In full, as it can be written again; not with the user, who is nobody else's matter."""
+        """Return the full name, which can be parsed again, without the user name, which is private."""
         if self.is_path:
             return self.path
         tag = (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
@@ -82,7 +82,7 @@ class ImageName:
 
 
 def parse_name(text: str) -> ImageName:
-    """The image a user means, or a UsageError that says what to write instead."""
+    """Parse an image name. The UsageError for an invalid one says what to write instead."""
     if not text or len(text) > _MAX_NAME or not text.isprintable() or text != text.strip():
         raise _wrong(text, "write a path or `[REGISTRY#]IMAGE[:TAG]`, without spaces around it")
     if text.startswith(("/", "./", "../")) or text in (".", ".."):
@@ -112,25 +112,22 @@ def _kind(text: str, scheme: str, separator: str) -> ImageKind:
     except ValueError:
         schemes = [kind.value for kind in ImageKind if kind.value]
         near = closest(scheme + separator, schemes)
-        known = f"it may begin with {', '.join(f'`{each}`' for each in schemes)}, or be a path"
+        known = f"start it with {', '.join(f'`{each}`' for each in schemes)}, or write a path"
         rest = text.partition("://")[2]
         raise _wrong(text, f"did you mean `{near}{rest}`?" if near and scheme != "https" else known) from None
-
-
-# Kinds of names ------------------------------------------------------------------------------------------------
 
 
 def _in_registry(rest: str, text: str) -> ImageName:
     body, digest = _take_digest(rest, text)
     user, at, body = body.rpartition("@")
     if (at and not user) or (user and not _USER.fullmatch(user)):
-        raise _wrong(text, "before `@` stands the user who logs in, as in `USER@REGISTRY#IMAGE`")
+        raise _wrong(text, "write the user name before `@`: `USER@REGISTRY#IMAGE`")
     registry, hash_sign, body = body.rpartition("#")
     if not hash_sign:
         _refuse_other_spellings(body, text)
         registry, body = _docker_registry(body)
     if (hash_sign and not registry) or (registry and not _HOST.fullmatch(registry)):
-        raise _wrong(text, "before `#` stands the registry, HOST or HOST:PORT, as in `nvcr.io#nvidia/pytorch:24.01`")
+        raise _wrong(text, "write the registry, HOST or HOST:PORT, before `#`: `nvcr.io#nvidia/pytorch:24.01`")
     repository, tag = _repository_and_tag(body, text)
     hub = not registry or registry in _HUB_NAMES
     if hub and "/" not in repository:
@@ -147,14 +144,14 @@ def _in_registry(rest: str, text: str) -> ImageName:
 
 
 def _docker_registry(body: str) -> tuple[str, str]:
-    """Split `host/image`, as Docker and Enroot do: without a `.` or a `:`, the first part is a name at Docker Hub."""
+    """Split `host/image` as Docker and Enroot do: a first part without `.` or `:` is a Docker Hub name."""
     first, slash, rest = body.partition("/")
     is_host = slash and ("." in first or ":" in first or first == "localhost")
     return (first, rest) if is_host else ("", body)
 
 
 def _refuse_other_spellings(body: str, text: str) -> None:
-    """A file without `./` looks like an image of Docker Hub: a common slip, as is a scheme without `//`."""
+    """Refuse a file name without `./`, which looks like a Docker Hub image, and a scheme without `//`."""
     scheme, colon, name = body.partition(":")
     if scheme in ("docker", "dockerd", "podman") and colon and ("/" in name or ":" in name):
         raise _wrong(text, f"did you mean `{scheme}://{name.lstrip('/')}`?")
@@ -165,7 +162,7 @@ def _refuse_other_spellings(body: str, text: str) -> None:
 
 
 def _in_daemon(kind: ImageKind, rest: str, text: str) -> ImageName:
-    """Docker and Podman know names with a registry in front (`host:5000/a:b`) and ids; they shall judge those."""
+    """Parse a name for Docker or Podman, which also accept a registry prefix (`host:5000/a:b`) and ids."""
     body, digest = _take_digest(rest, text)
     repository, tag = body, ""
     if ":" in body.rpartition("/")[2]:
@@ -195,9 +192,6 @@ def _in_archive(rest: str, text: str) -> ImageName:
     return ImageName(ImageKind.ARCHIVE, path=path, repository=image.repository, tag=image.tag)
 
 
-# Parts of names ------------------------------------------------------------------------------------------------
-
-
 def _take_digest(rest: str, text: str) -> tuple[str, str]:
     before, at, last = rest.rpartition("@")
     if not at or ":" not in last or not re.fullmatch(r"[a-z0-9]+:.*", last) or "#" in last:
@@ -205,14 +199,14 @@ def _take_digest(rest: str, text: str) -> tuple[str, str]:
     if _DIGEST.fullmatch(last):
         return before, last
     if last.startswith("sha") or re.fullmatch(r".*:[0-9a-fA-F]{32,}", last):
-        raise _wrong(text, "a digest is `@sha256:` and 64 hexadecimal digits in lower case")
+        raise _wrong(text, "write a digest as `@sha256:` and 64 lower-case hexadecimal digits")
     return rest, ""
 
 
 def _repository_and_tag(body: str, text: str) -> tuple[str, str]:
     repository, colon, tag = body.partition(":")
     if colon and not _TAG.fullmatch(tag):
-        raise _wrong(text, "after `:` stands a tag: letters, digits, `_`, `.` and `-`, at most 128")
+        raise _wrong(text, "write a tag after `:`: letters, digits, `_`, `.` and `-`, at most 128")
     if not _REPOSITORY.fullmatch(repository):
         raise _wrong(text, _repository_hint(repository, colon + tag))
     return repository, tag
@@ -221,12 +215,12 @@ def _repository_and_tag(body: str, text: str) -> tuple[str, str]:
 def _repository_hint(repository: str, tag: str) -> str:
     lower = repository.lower()
     if lower != repository and _REPOSITORY.fullmatch(lower):
-        return f"images are written in lower case: did you mean `{lower}{tag}`?"
+        return f"image names are lower case: did you mean `{lower}{tag}`?"
     if not repository:
         return "write `IMAGE:TAG`, as in `ubuntu:24.04`"
-    return "an image is lower-case letters and digits with `.`, `_`, `-` between them, in parts with `/` between those"
+    return "use lower-case letters and digits, separated by `.`, `_`, `-` or `/`"
 
 
 def _wrong(text: str, hint: str) -> UsageError:
     shown = text if len(text) <= 120 else f"{text[:120]}…"
-    return UsageError(f"{shown!r} is not the name of an image" if text else "the name of the image is empty", hint=hint)
+    return UsageError(f"invalid image name {shown!r}" if text else "the image name is empty", hint=hint)

@@ -1,7 +1,7 @@
-"""Text of other people's making, made safe to show: in a terminal, in a log, in a page.
+"""Escape untrusted text for terminals, logs and HTML pages.
 
-Job names, comments, reasons, paths and messages may hold anything: codes that move the cursor, hide or rewrite text,
-line ends that forge a line, marks that reverse the order of reading. What is not plainly visible is shown as an escape.
+Job names, comments, reasons, paths and messages may contain anything: escape sequences that hide or rewrite text,
+line breaks that forge a line, marks that reverse the reading order. Every invisible character is shown as an escape.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import html
 
 
 def one_line(text: str) -> str:
-    """Return the text with everything escaped that is not a visible letter or a blank: `\\x1b`, `\\n`, `\\u202e`."""
+    """Return the text with all characters escaped that are not printable: `\\x1b`, `\\n`, `\\u202e`."""
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def lines(text: str) -> str:
-    """Return the same, but line ends and tabs stay: for text of ours that may hold theirs."""
+    """Escape the text but keep line breaks and tabs: for our own messages that contain untrusted text."""
     return "".join(letter if letter in "\n\t" else _shown(letter) for letter in text)
 
 
 def logged(text: str) -> str:
-    """Return an entry of a log: further lines are indented, so that none of them passes for an entry of its own."""
+    """Return a log entry. Further lines are indented, so that none of them looks like a new entry."""
     return lines(text).replace("\n", "\n    ")
 
 
 def in_html(text: str) -> str:
-    """Return one line of text for a page: neither its letters nor its quotes can end what they stand in."""
+    """Return one line of text escaped for HTML elements and attributes."""
     return html.escape(one_line(text))
 
 

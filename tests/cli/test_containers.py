@@ -46,7 +46,7 @@ def test_wrong_usage_exits_2_with_a_hint(tmp_path: Path):
     (tmp_path / "bad.yaml").write_text("name: far\ntarget: ssh\nnonsense: 1\n")
     far, bad = str(tmp_path / "far.yaml"), str(tmp_path / "bad.yaml")
     for args, told in (
-        ([f"{far}x"], "no such file"),
+        ([f"{far}x"], "the file does not exist"),
         ([bad], "nonsense"),
         (["-M", "nope"], "there is no cluster `nope`"),
         ([far, "-o", "Nonsense"], "invalid ssh option 'Nonsense'"),

@@ -201,8 +201,8 @@ def test_a_home_that_is_a_file_or_closed_to_us_is_said(cli: Cli):
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("nothing.yaml", "there is no such file (nothing.yaml)"),
-        (".", "that is a folder, not a file (.)"),
+        ("nothing.yaml", "the file does not exist (nothing.yaml)"),
+        (".", "this is a folder, not a file (.)"),
         ("/dev/null", "the file is empty"),
         ("/bin/true", "that is not a text file"),
         ("/proc/self/mem", "the file cannot be read"),

@@ -80,7 +80,7 @@ def test_who_cannot_prove_its_name_is_refused_and_nothing_changes(scene: Scene, 
     caller = scene.call()
     caller.introduce(node, secret=secret)
     assert not caller.welcomed and caller.cut_off() and untouched(scene) and scene.changed == []
-    assert scene.log == [f"refused: what 127.0.0.1 says: no proof that it is {node}"]
+    assert scene.log == [f"refused: a message of 127.0.0.1: no proof that it is {node}"]
 
 
 def test_a_hello_that_was_overheard_lets_nobody_in(scene: Scene):
@@ -133,7 +133,7 @@ def test_a_caller_who_says_nothing_or_too_slowly_is_sent_away():
     mute, slow = scene.call(), scene.call()
     slow.raw(b"\0\0\1\0")
     assert mute.cut_off() and slow.cut_off()
-    assert scene.log == ["refused: a caller who does not say who it is: 127.0.0.1"]
+    assert scene.log == ["refused: a peer that did not authenticate in time: 127.0.0.1"]
     scene.close()
 
 
@@ -143,7 +143,7 @@ def test_many_strangers_do_not_keep_an_agent_out(scene: Scene):
     for caller in crowd * 2:  # the greeting, then the end
         caller.listen()
     assert [caller.hung_up for caller in crowd] == [True] * 21 + [False] * (STRANGERS - 1), "the oldest went"
-    assert scene.log == ["refused: too many callers who do not say who they are: 127.0.0.1"]
+    assert scene.log == ["refused: too many peers that have not authenticated: 127.0.0.1"]
 
 
 def test_a_port_that_is_taken_is_told_with_a_hint(scene: Scene):
@@ -236,7 +236,7 @@ def test_a_report_that_is_none_of_its_own_is_refused_and_the_agent_with_it(scene
     other, agent = scene.agent("gpu-2"), scene.agent("gpu-1")
     agent.say(message)
     assert agent.cut_off() and view(scene).report is None and view(scene, "gpu-2").report is None
-    assert not other.hung_up and len(scene.log) == 1 and scene.log[0].startswith("refused: what gpu-1 says")
+    assert not other.hung_up and len(scene.log) == 1 and scene.log[0].startswith("refused: a message of gpu-1")
 
 
 def test_words_without_a_seal_with_a_wrong_one_or_said_twice_are_refused(scene: Scene):
@@ -263,7 +263,7 @@ def test_an_agent_that_says_too_much_is_cut_off(scene: Scene):
         agent.beat()
         if agent.hung_up:
             break
-    assert agent.cut_off() and "it says too much" in scene.log[0]
+    assert agent.cut_off() and "it sends too many messages" in scene.log[0]
 
 
 def test_an_oversized_message_is_refused_at_its_length(scene: Scene):

@@ -102,7 +102,7 @@ def test_a_reservation_of_nobody_is_root_s() -> None:
 
 def test_sacctmgr_s_prompt_gets_quotes_where_they_are_needed() -> None:
     assert script([["add", "account", "a", "Description=x y"]]) == 'add account a Description="x y"\n'
-    with pytest.raises(DalsegnoError, match="cannot take"):
+    with pytest.raises(DalsegnoError, match="cannot read"):
         script([["add", "account", "a", 'Description=say "hi"']])
 
 

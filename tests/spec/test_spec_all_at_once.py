@@ -31,14 +31,14 @@ def test_a_file_with_twelve_faults_reports_all_of_them_in_the_order_of_the_lines
         (3, "the cluster file has no setting `partitons`"),
         (4, "`head.cpus` must be a whole number, not `lots`"),
         (9, "partition `train` asks for 8 gpus per node, but `p5.4xlarge` has 1"),
-        (11, "`default_time` of partition `train` (120 min) is over its `time_limit` (60 min)"),
-        (13, "partition `debug` takes its nodes from `trian`, which is no partition"),
+        (11, "`default_time` of partition `train` (120 min) exceeds its `time_limit` (60 min)"),
+        (13, "partition `debug` takes its nodes from `trian`, which is not a partition"),
         (14, "`default` of partition `debug` must be `true` or `false`, not `yes please`"),
-        (16, "qos `high` preempts `lwo`, which is no QOS"),
-        (17, "`slurm.extra` sets `NodeName`, which we write ourselves"),
+        (16, "qos `high` preempts `lwo`, which is not a QOS"),
+        (17, "`slurm.extra` sets `NodeName`, which Dal Segno sets itself"),
         (18, "`storage` is not built yet"),
         (19, "storage `a` would be mounted over the system's own `/etc`"),
-        (21, "user `ann` is in the account `ml`, which is not there"),
+        (21, "user `ann` is in the account `ml`, which does not exist"),
     ]
 
 

@@ -32,23 +32,23 @@ MACHINES = {
     ),
     "instance: p5.48xlarge, gpu_type: a100": (
         "partition `train` asks for gpu type `a100`, but `p5.48xlarge` has h100",
-        "leave `gpu_type` out; the catalog knows",
+        "leave `gpu_type` out; it is in the catalog",
     ),
     "instance: m5.large, cpus: 4": (
         "partition `train` asks for 4 cpus, but `m5.large` has 2",
-        "leave `cpus` out; the catalog knows",
+        "leave `cpus` out; it is in the catalog",
     ),
     "instance: m5.large, memory: 64G": (
         "partition `train` asks for 64 GiB, but `m5.large` has 8 GiB",
-        "leave `memory` out; the catalog knows",
+        "leave `memory` out; it is in the catalog",
     ),
     "instance: p5.48xlarg": (
-        "partition `train` asks for the instance type `p5.48xlarg`, which the catalog does not have",
+        "partition `train` has the instance type `p5.48xlarg`, which is not in the catalog",
         "did you mean `p5.48xlarge`?",
     ),
     "instance: quux": (
-        "partition `train` asks for the instance type `quux`, which the catalog does not have",
-        "for a type that is not in the catalog give `cpus` and `memory` as well",
+        "partition `train` has the instance type `quux`, which is not in the catalog",
+        "for a type that is not in the catalog, also give `cpus` and `memory`",
     ),
     "instance: VM.Standard.E4.Flex": (
         "partition `train` needs `cpus` and `memory`: `VM.Standard.E4.Flex` comes in any size",
@@ -59,12 +59,15 @@ MACHINES = {
         "write at most 228",
     ),
     "instance: BM.GPU.B200.8, memory: 2T": (
-        "partition `train` needs `cpus`: `BM.GPU.B200.8` has no such figures in the catalog yet",
+        "partition `train` needs `cpus`: `BM.GPU.B200.8` has no sizes in the catalog yet",
         "add for example `cpus: 16` and `memory: 128G`",
     ),
-    "gpu_type: h100": ("partition `train` has a `gpu_type` but no `gpus`", "say how many each node has: `gpus: 8`"),
+    "gpu_type: h100": (
+        "partition `train` has a `gpu_type` but no `gpus`",
+        "add the number of GPUs per node: `gpus: 8`",
+    ),
     "gpus: 8, gpu_type: nvidia_h100": (
-        "partition `train` asks for the gpu type `nvidia_h100`, which nobody makes",
+        "partition `train` asks for the gpu type `nvidia_h100`, which does not exist",
         "did you mean `h100`?",
     ),
 }
@@ -94,7 +97,7 @@ def test_a_machine_that_can_be(faults, machine):
 def test_the_head_node_is_a_machine_too(faults):
     assert one(faults, f"{SSH}{NAMED}".replace("mgmt", "mgmt, instance: m5.larg")) == (
         3,
-        "the head node asks for the instance type `m5.larg`, which the catalog does not have",
+        "the head node has the instance type `m5.larg`, which is not in the catalog",
         "did you mean `m5.large`?",
     )
 
@@ -104,18 +107,18 @@ def test_the_head_node_is_a_machine_too(faults):
 PARTITIONS = {
     "- {name: a}": (4, "partition `a` has no nodes", "add `nodes: 4`, or `nodes_from:` with another partition's name"),
     "- {name: a, nodes: 2}\n  - {name: a, nodes: 2}": [
-        (5, "partition `a` is there twice, first on line 4", "give one of them another name"),
+        (5, "partition `a` is defined twice, first on line 4", "give one of them another name"),
     ],
     "- {name: a, nodes: 2}\n  - {name: b, nodes_from: aa}": (
         5,
-        "partition `b` takes its nodes from `aa`, which is no partition",
+        "partition `b` takes its nodes from `aa`, which is not a partition",
         "did you mean `a`?",
     ),
-    "- {name: a, nodes_from: a}": (4, "partition `a` takes its nodes from itself", "let one of them have `nodes`"),
+    "- {name: a, nodes_from: a}": (4, "partition `a` takes its nodes from itself", "give one of them `nodes`"),
     "- {name: a, nodes_from: b}\n  - {name: b, nodes_from: [a]}": (
         4,
-        "partitions `a`, `b` take their nodes from each other in a circle",
-        "let one of them have `nodes`",
+        "partitions `a`, `b` take their nodes from each other in a cycle",
+        "give one of them `nodes`",
     ),
     "- {name: a, nodes: 2}\n  - {name: b, nodes_from: a, spares: 1}": (
         5,
@@ -134,8 +137,8 @@ PARTITIONS = {
     ),
     "- {name: a, nodes: 2}\n  - {name: b, nodes_from: a, nodes: a-1}": (
         5,
-        "partition `b` names nodes and takes them from `a` as well",
-        "with `nodes_from`, `nodes` is how many of them",
+        "partition `b` names nodes and also takes them from `a`",
+        "with `nodes_from`, `nodes` must be a number",
     ),
     "- {name: a, nodes: 2, default: true}\n  - {name: b, nodes: 1, default: true}": (
         5,
@@ -154,12 +157,12 @@ PARTITIONS = {
     ),
     "- {name: a, nodes: 4, min_nodes: 3, max_nodes: 2}": (
         4,
-        "`min_nodes` of partition `a` (3) is over its `max_nodes` (2)",
+        "`min_nodes` of partition `a` (3) exceeds its `max_nodes` (2)",
         "no job would fit",
     ),
     "- {name: a, nodes: 2, time_limit: 1h, default_time: 2h}": (
         4,
-        "`default_time` of partition `a` (120 min) is over its `time_limit` (60 min)",
+        "`default_time` of partition `a` (120 min) exceeds its `time_limit` (60 min)",
         "make it shorter, or leave it out",
     ),
     "- {name: a, nodes: 'g[1-2]', spares: 1}": (
@@ -170,7 +173,7 @@ PARTITIONS = {
     "- {name: a, nodes: 2, spares: g3}": (
         4,
         "partition `a` names its spares, but not its nodes",
-        "write how many: `spares: 1`",
+        "write the number: `spares: 1`",
     ),
     "- {name: a, nodes: 'g[1-3]'}\n  - {name: b, nodes: 'g[3-4]'}": (
         5,
@@ -195,17 +198,17 @@ PARTITIONS = {
     ),
     "- {name: a, nodes: 2, allow_accounts: ml}": (
         4,
-        "partition `a` allows the account `ml`, which is not there",
+        "partition `a` allows the account `ml`, which does not exist",
         "add it: `accounts: [{name: ml}]`",
     ),
     "- {name: a, nodes: 2, allow_qos: [normal, hihg]}": (
         4,
-        "partition `a` allows the qos `hihg`, which is not there",
+        "partition `a` allows the qos `hihg`, which does not exist",
         "add it: `slurm: {qos: [{name: hihg}]}`",
     ),
     "- {name: a, nodes: 2, extra: {maxtime: 5}}": (
         4,
-        "`extra` of partition `a` sets `maxtime`, which we write ourselves",
+        "`extra` of partition `a` sets `maxtime`, which Dal Segno sets itself",
         "use `time_limit`",
     ),
 }
@@ -239,27 +242,27 @@ def test_more_nodes_than_slurm_takes(faults):
 
 BLOCKS = {
     "slurm: {qos: [{name: high, preempts: lwo}, {name: low}]}": (
-        "qos `high` preempts `lwo`, which is no QOS",
+        "qos `high` preempts `lwo`, which is not a QOS",
         "did you mean `low`?",
     ),
     "slurm: {qos: [{name: high, preempts: high}]}": ("qos `high` preempts itself", "name another QOS"),
     "slurm: {qos: [{name: a, preempts: b}, {name: b}], preemption: {by: partition}}": (
-        "qos `a` preempts others, but preemption goes by partition",
+        "qos `a` preempts others, but preemption is by partition",
         "set `slurm: {preemption: {by: qos}}`, or leave `preempts` out",
     ),
     "slurm: {qos: [{name: a}, {name: a}]}": (
-        "qos `a` is there twice, first on line 5",
+        "qos `a` is defined twice, first on line 5",
         "give one of them another name",
     ),
-    "slurm: {extra: {ClusterName: x}}": ("`slurm.extra` sets `ClusterName`, which we write ourselves", "use `name`"),
+    "slurm: {extra: {ClusterName: x}}": ("`slurm.extra` sets `ClusterName`, which Dal Segno sets itself", "use `name`"),
     "slurm: {extra: {slurmctldhost: x}}": (
-        "`slurm.extra` sets `slurmctldhost`, which we write ourselves",
+        "`slurm.extra` sets `slurmctldhost`, which Dal Segno sets itself",
         "use `slurm.backup_controller`",
     ),
-    "slurm: {extra: {NodeName: x}}": ("`slurm.extra` sets `NodeName`, which we write ourselves", "use `partitions`"),
-    "slurm: {extra: {SlurmUser: x}}": ("`slurm.extra` sets `SlurmUser`, which we write ourselves", "leave it out"),
+    "slurm: {extra: {NodeName: x}}": ("`slurm.extra` sets `NodeName`, which Dal Segno sets itself", "use `partitions`"),
+    "slurm: {extra: {SlurmUser: x}}": ("`slurm.extra` sets `SlurmUser`, which Dal Segno sets itself", "leave it out"),
     "slurm: {extra: {PriorityWeightAge: 5}}": (
-        "`slurm.extra` sets `PriorityWeightAge`, which we write ourselves",
+        "`slurm.extra` sets `PriorityWeightAge`, which Dal Segno sets itself",
         "use `slurm.priority.age`",
     ),
     "slurm: {extra: {MaxArraySize: 5, maxarraysize: 6}}": (
@@ -295,11 +298,11 @@ BLOCKS = {
         "keep one of the two",
     ),
     "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-3]'}]}}": (
-        "no switch holds `train-4`",
+        "no switch has `train-4`",
         "put every node on a leaf switch",
     ),
     "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-5]'}]}}": (
-        "switch `s` holds the node `train-5`, which is not there",
+        "switch `s` has the node `train-5`, which does not exist",
         "did you mean `train-4`?",
     ),
     "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-4]'}, {name: t, nodes: train-4}]}}": (
@@ -307,7 +310,7 @@ BLOCKS = {
         "keep it on one",
     ),
     "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-4]'}, {name: top, switches: [s, r]}]}}": (
-        "switch `top` is above `r`, which is no switch",
+        "switch `top` is above `r`, which is not a switch",
         "add it",
     ),
     "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-4]'}, {name: top}]}}": (
@@ -316,27 +319,27 @@ BLOCKS = {
     ),
     "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-4]'}, {name: t, switches: u}, {name: u, switches: t}"
     "]}}": (
-        "switches `t`, `u` are above each other in a circle",
+        "switches `t`, `u` are above each other in a cycle",
         "make it a tree",
     ),
     "accounts: [{name: a, parent: b}]": (
-        "account `a` is below the account `b`, which is not there",
+        "account `a` is below the account `b`, which does not exist",
         "add it: `accounts: [{name: b}]`",
     ),
     "accounts: [{name: a, parent: b}, {name: b, parent: a}]": (
         "accounts `a`, `b` are each other's parents",
-        "let one be below `root`",
+        "put one of them below `root`",
     ),
     "accounts: [{name: ml, qos: hi}]": (
-        "account `ml` uses the qos `hi`, which is not there",
+        "account `ml` uses the qos `hi`, which does not exist",
         "add it: `slurm: {qos: [{name: hi}]}`",
     ),
     "accounts: [{name: ml}, {name: ml}]": (
-        "account `ml` is there twice, first on line 5",
+        "account `ml` is defined twice, first on line 5",
         "give one of them another name",
     ),
     "users: [{name: ann, accounts: ml}]": (
-        "user `ann` is in the account `ml`, which is not there",
+        "user `ann` is in the account `ml`, which does not exist",
         "add it: `accounts: [{name: ml}]`",
     ),
     "accounts: [{name: ml}]\nusers: [{name: ann, accounts: ml, default_account: root}]": (
@@ -352,31 +355,31 @@ BLOCKS = {
         "give one of them another uid, or leave it out",
     ),
     "users: [{name: ann}, {name: ann}]": (
-        "user `ann` is there twice, first on line 5",
+        "user `ann` is defined twice, first on line 5",
         "give one of them another name",
     ),
     "reservations: [{name: r, nodes: train-5, users: root}]": (
-        "reservation `r` is of the node `train-5`, which is not there",
+        "reservation `r` has the node `train-5`, which does not exist",
         "did you mean `train-4`?",
     ),
     "reservations: [{name: r, partition: trai, node_count: 1, users: root}]": (
-        "reservation `r` is in `trai`, which is no partition",
+        "reservation `r` is in `trai`, which is not a partition",
         "did you mean `train`?",
     ),
     "reservations: [{name: r, partition: train, node_count: 9, users: root}]": (
-        "reservation `r` is of 9 nodes, but there are 4",
+        "reservation `r` has 9 nodes, but there are only 4",
         "write at most 4",
     ),
     "reservations: [{name: r, users: root}]": (
         "reservation `r` must have either `nodes` or `node_count`",
-        "name the nodes, or say how many",
+        "name the nodes, or give their number",
     ),
     "reservations: [{name: r, nodes: train-1}]": (
-        "reservation `r` is for nobody",
+        "reservation `r` has no users and no accounts",
         "add `users: [root]` or `accounts:`",
     ),
     "reservations: [{name: r, nodes: train-1, accounts: ml}]": (
-        "reservation `r` is for the account `ml`, which is not there",
+        "reservation `r` is for the account `ml`, which does not exist",
         "add it: `accounts: [{name: ml}]`",
     ),
     "ssh: {user: ubuntu}": (
@@ -399,31 +402,31 @@ def test_blocks_that_cannot_be(faults, block):
 
 STORAGE = {
     "storage: [{name: a, mount: /a}, {name: a, mount: /b}]": (
-        "storage `a` is there twice, first on line 5",
+        "storage `a` is defined twice, first on line 5",
         "give one of them another name",
     ),
     "storage: [{name: a, mount: /fsx}, {name: b, mount: /fsx/b}]": (
         "the mounts `/fsx` of `a` and `/fsx/b` of `b` overlap",
-        "keep them side by side",
+        "use mount points that do not contain each other",
     ),
     "storage: [{name: a, mount: /usr}]": (
         "storage `a` would be mounted over the system's own `/usr`",
-        "choose a place of its own, such as `/fsx` or `/shared`",
+        "choose another mount point, such as `/fsx` or `/shared`",
     ),
     "storage: [{name: a, mount: /etc/slurm}]": (
         "storage `a` would be mounted over the system's own `/etc/slurm`",
-        "choose a place of its own, such as `/fsx` or `/shared`",
+        "choose another mount point, such as `/fsx` or `/shared`",
     ),
     "storage: [{name: a, mount: /fsx/../etc}]": (
-        "storage `a` is mounted at `/fsx/../etc`",
-        "write it straight: `/etc`",
+        "storage `a` has the unusual mount point `/fsx/../etc`",
+        "write `/etc`",
     ),
     "storage: [{name: a, mount: /fsx, type: efs}]": (
-        "storage `a` is of type `efs`, which target `ssh` does not have",
+        "storage `a` is of type `efs`, which target `ssh` does not support",
         "use `folder` or `nfs` or `lustre`",
     ),
     "storage: [{name: a, mount: /a, home: true}, {name: b, mount: /b, home: true}]": (
-        "storage `a` and `b` both hold people's homes",
+        "storage `a` and `b` both hold the users' home folders",
         "keep `home: true` in one",
     ),
 }
@@ -471,8 +474,8 @@ accounts: [{name: b, group_tres: {gres/gpu: 4}}]
 """
     hint = "Slurm applies limits only with `slurm: {enforce: [associations, limits, qos]}`"
     assert faults(text) == [
-        (5, "`max_jobs_per_user` of QOS `a` is a limit, and `slurm.enforce` names no limits", hint),
-        (6, "`group_tres` of account `b` is a limit, and `slurm.enforce` names no limits", hint),
+        (5, "`max_jobs_per_user` of QOS `a` is a limit, but `slurm.enforce` does not include limits", hint),
+        (6, "`group_tres` of account `b` is a limit, but `slurm.enforce` does not include limits", hint),
     ]
 
 
@@ -480,7 +483,7 @@ accounts: [{name: b, group_tres: {gres/gpu: 4}}]
 
 HEALTH = {
     "zombie: off": ("there is no health check `zombie`", "did you mean `zombies`?"),
-    "moonphase: off": ("there is no health check `moonphase`", "`dalsegno health --list` shows them"),
+    "moonphase: off": ("there is no health check `moonphase`", "`dalsegno health --list` lists the checks"),
     "disk: {thresholds: {warm_percent: 80}}": (
         "health check `disk` has no threshold `warm_percent`",
         "did you mean `warn_percent`?",

@@ -22,7 +22,7 @@ IN_THE_PARTITION = {
     "memory: much": ("`memory` of partition `train` must be a size, not `much`", SIZE_HINT),
     "time_limit: soon": ("`time_limit` of partition `train` must be a time, not `soon`", TIME_HINT),
     "time_limit: 0": (
-        "`time_limit` of partition `train` must be longer than nothing and under a hundred years, not `0`",
+        "`time_limit` of partition `train` must be more than 0 and at most 100 years, not `0`",
         TIME_HINT,
     ),
     "default: maybe": ("`default` of partition `train` must be `true` or `false`, not `maybe`", ""),
@@ -98,7 +98,7 @@ AT_THE_TOP = {
     "users: [alice]": ("user 1 must be a mapping, not `alice`", "write `key: value` lines below it"),
     "users: [{name: root}]": (
         "`name` of user `root` cannot be `root`",
-        "that user belongs to the system; name people here",
+        "this is a system user; choose another name",
     ),
     "users: [{name: alice, uid: 0}]": ("`uid` of user `alice` must be at least 1000, not `0`", ""),
     "users: [{name: alice, ssh_keys: [hello]}]": (
@@ -125,18 +125,18 @@ AT_THE_TOP = {
     ),
     "containers: {enabled: true, images: [Ubuntu:24.04]}": (
         "`containers.images` cannot be `Ubuntu:24.04`",
-        "images are written in lower case: did you mean `ubuntu:24.04`?",
+        "image names are lower case: did you mean `ubuntu:24.04`?",
     ),
     "containers: {enabled: true, images: [/fsx/pytorch.sqsh]}": (
         "`containers.images` cannot be `/fsx/pytorch.sqsh`",
-        "a file is used as it is, and needs no import: leave it out",
+        "remove it: a file needs no import",
     ),
     "containers: {enabled: true, images: ['oci:images:v1']}": (
         "`containers.images` cannot be `oci:images:v1`",
-        "begin its path with `/`: `up` may be run from anywhere",
+        "write an absolute path: `up` may run in any folder",
     ),
     "containers: {enabled: false, images: ['ubuntu:24.04']}": (
-        "`images` are to be imported, but the cluster is to run no containers",
+        "`images` are listed, but containers are turned off",
         "remove `enabled: false`, or `images`",
     ),
     "local: {subnet: 10.0.0.1/16}": ("`local.subnet` is not a subnet: `10.0.0.1/16`", "write `10.77.0.0/16`"),
@@ -159,7 +159,7 @@ def test_a_cluster_name_becomes_a_table_prefix(faults, name):
 
 @pytest.mark.parametrize("name", ["DEFAULT", "default", "ALL", "localhost"])
 def test_slurm_keeps_some_names_for_itself(faults, name):
-    hint = "it has a meaning of its own; choose another name"
+    hint = "the name is reserved; choose another name"
     assert faults(BASE.replace("train", name)) == [(4, f"`name` of partition `{name}` cannot be `{name}`", hint)]
 
 

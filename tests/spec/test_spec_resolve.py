@@ -169,7 +169,7 @@ def test_people(cluster):
     )
     assert found.accounts == (
         Account("ml", fair_share=3),
-        Account("users", description="everyone without an account of their own"),
+        Account("users", description="users without an account of their own"),
     )
 
 

@@ -57,7 +57,7 @@ CASES = [
     ),
     (
         PARALLELCLUSTER.replace("us-east-1", "us-east-1, capacity_type: CAPACITY_BLOCK"),
-        (4, "`parallelcluster` buys a CAPACITY_BLOCK without saying which"),
+        (4, "`parallelcluster` has a CAPACITY_BLOCK without its reservation"),
         "add `capacity_reservation: cr-…`",
     ),
     (
@@ -67,7 +67,7 @@ CASES = [
     ),
     (
         PARALLELCLUSTER.replace("us-east-1", "us-east-1, queues: {trian: {capacity_type: SPOT}}"),
-        (4, "`parallelcluster.queues` names `trian`, which is no partition"),
+        (4, "`parallelcluster.queues` names `trian`, which is not a partition"),
         "did you mean `train`?",
     ),
     (
@@ -93,7 +93,7 @@ CASES = [
     (
         PARALLELCLUSTER.replace("nodes: 2", "nodes: 'gpu[1-2]'"),
         (3, "partition `train` names its nodes, but on parallelcluster the platform names them"),
-        "write how many: `nodes: 2`",
+        "write the number: `nodes: 2`",
     ),
     (
         PARALLELCLUSTER.replace(", instance: p5.48xlarge", ""),
@@ -102,22 +102,22 @@ CASES = [
     ),
     (
         PARALLELCLUSTER.replace("p5.48xlarge", "BM.GPU.H100.8"),
-        (3, "partition `train` asks for `BM.GPU.H100.8` of oci, but target `parallelcluster` is aws"),
+        (3, "partition `train` has instance `BM.GPU.H100.8` of oci, but target `parallelcluster` is aws"),
         "choose an instance type of aws",
     ),
     (
         PARALLELCLUSTER + "slurm: {backup_controller: true}\n",
-        (5, "there can be no `backup_controller` on parallelcluster: the platform owns the controller"),
+        (5, "`backup_controller` is not possible on parallelcluster: the platform runs the controller"),
         "leave it out",
     ),
     (
         PARALLELCLUSTER + "storage: [{name: s, mount: /s}]\n",
-        (5, "storage `s` is of type `folder`, which target `parallelcluster` does not have"),
+        (5, "storage `s` is of type `folder`, which target `parallelcluster` does not support"),
         "use `lustre` or `openzfs` or `efs` or `ebs`",
     ),
     (
         PARALLELCLUSTER + "storage: [{name: s, mount: /s, type: lustre}]\n",
-        (5, "storage `s` needs a `size`, or the `source` of one that exists"),
+        (5, "storage `s` needs a `size`, or the `source` of an existing one"),
         "add `size: 1200G`",
     ),
     (
@@ -127,7 +127,7 @@ CASES = [
     ),
     (
         PARALLELCLUSTER + "storage: [{name: s, mount: /s, type: openzfs, size: 100G}]\n",
-        (5, "storage `s` needs a volume that exists: ParallelCluster makes no OpenZFS"),
+        (5, "storage `s` needs an existing volume: ParallelCluster does not create OpenZFS"),
         "add `source: fsvol-0123456789abcdef0`",
     ),
     (
@@ -137,7 +137,7 @@ CASES = [
     ),
     (
         HYPERPOD.replace("sagemaker-x", f"sagemaker-x, subnets: [{SUBNET}]"),
-        (4, "`hyperpod.subnets` and `hyperpod.security_groups` go together"),
+        (4, "`hyperpod.subnets` and `hyperpod.security_groups` must be given together"),
         "give both or neither",
     ),
     (
@@ -147,7 +147,7 @@ CASES = [
     ),
     (
         HYPERPOD + "slurm: {backup_controller: true}\n",
-        (5, "there can be no `backup_controller` on hyperpod: the platform owns the controller"),
+        (5, "`backup_controller` is not possible on hyperpod: the platform runs the controller"),
         "leave it out",
     ),
     (
@@ -167,13 +167,13 @@ CASES = [
     ),
     (
         SSH.replace("head: 10.0.0.1", "head: 10.0.0.1, trian-1: 10.0.0.9"),
-        (4, "`ssh.hosts` names `trian-1`, which is no machine of this cluster"),
+        (4, "`ssh.hosts` names `trian-1`, which is not a machine of this cluster"),
         "did you mean `train-1`?",
     ),
     (
         SSH.replace("[2-3]", "[2-4]"),
-        (4, "`ssh.hosts.train-[1-2]` does not fit: 2 machines, 3 addresses"),
-        "as many addresses as names",
+        (4, "`ssh.hosts.train-[1-2]` does not match: 2 machines, 3 addresses"),
+        "give as many addresses as names",
     ),
     (
         SSH.replace("head: 10.0.0.1", "head: 10.0.0.1, train-2: 10.0.0.9"),
@@ -187,7 +187,7 @@ CASES = [
     ),
     (
         SSH + "storage: [{name: s, mount: /s, type: nfs}]\n",
-        (5, "storage `s` needs the server it comes from"),
+        (5, "storage `s` needs its server"),
         "add `source: server:/export`",
     ),
 ]
@@ -196,7 +196,7 @@ CASES = [
 @pytest.mark.parametrize(("text", "fault", "hint"), CASES, ids=[case[1][1][:60] for case in CASES])
 def test_what_a_platform_will_not_take(faults, text, fault, hint):
     assert (*fault, hint) in faults(text)
-    assert len(faults(text)) == 1 or "does not fit" in fault[1]
+    assert len(faults(text)) == 1 or "does not match" in fault[1]
 
 
 def test_hosts_with_names_of_their_own_need_no_addresses(faults):

@@ -88,7 +88,7 @@ def test_what_is_no_mount_is_refused(text: str):
     ("fields", "why"),
     [
         ({"container_image": "", "container_mounts": ("/a:/a",)}, "mounts need a container"),
-        ({"container_image": "a.sqsh"}, "not the name of an image"),
+        ({"container_image": "a.sqsh"}, "invalid image name"),
         ({"chdir": "/home/a:b"}, "cannot be mounted"),
     ],
 )

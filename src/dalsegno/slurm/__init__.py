@@ -1,3 +1,4 @@
-"""Slurm's files, answers and commands: render, parse, ask.
+"""Slurm: render its files, run its commands and parse their output.
 
-The names below are loaded when first used: a command that only needs a host list pays for nothing else."""
+Nothing is imported here, so that a command pays only for the modules it uses.
+"""

@@ -1,4 +1,4 @@
-"""Ask Slurm and tell it, through its own commands. A query that fails raises; it never looks like an empty cluster."""
+"""A client of Slurm's own commands. A query that fails raises an error; it never looks like an empty cluster."""
 
 from __future__ import annotations
 
@@ -49,13 +49,10 @@ from dalsegno.slurm.parse.text import TIME_ENV, Separators
 from dalsegno.slurm.versions import Version
 from dalsegno.system.processes import Completed, Runner
 
-# ---- Ending an allocation as salloc does when its command has ended: Slurm's books then have the exit code of
-# that.
-
-
+# Ends an allocation as salloc does when its command has ended, so that Slurm records the exit code.
 _PROGRAM = """
 import ctypes, sys
-library = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # its plugins look for its names among all
+library = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # Slurm's plugins need its symbols
 if hasattr(library, "slurm_init"):
     library.slurm_init(None)
 sys.exit(library.slurm_complete_job(ctypes.c_uint32(int(sys.argv[2])), ctypes.c_uint32(int(sys.argv[3]))) != 0)
@@ -63,16 +60,13 @@ sys.exit(library.slurm_complete_job(ctypes.c_uint32(int(sys.argv[2])), ctypes.c_
 
 
 def complete_argv(plugins: str, job: int, exit_code: int) -> tuple[str, ...]:
-    """`plugins` is the folder of Slurm's plugins, where all of Slurm's own commands find the library too."""
-    status = (exit_code & 0xFF) << 8  # as wait() tells it
+    """Return the command that completes a job. `plugins` is Slurm's plugin folder, which also has its library."""
+    status = (exit_code & 0xFF) << 8  # as wait() returns it
     return (sys.executable, "-I", "-S", "-c", _PROGRAM, f"{plugins}/libslurmfull.so", str(job), str(status))
 
 
-# ---- Several sacctmgr commands through one process, and what it makes of each.
-
-
-# What sacctmgr says, with exit code 1, when the database already is as asked.
-# ("Nothing modified" is not among them: it means that what was to be modified does not exist.)
+# What sacctmgr prints, with exit code 1, when there is nothing to change.
+# "Nothing modified" is not one of them: it means that the object to modify does not exist.
 NOTHING_TO_DO = ("Nothing new added", "Nothing deleted", "already exists.  Not adding")
 
 _DONE = ("Adding", "Associations", "Modified", "Deleting", *NOTHING_TO_DO)
@@ -80,15 +74,15 @@ _PROMPT = "sacctmgr: "
 
 
 def script(commands: Sequence[Sequence[str]]) -> str:
-    """The commands as lines for sacctmgr's own prompt."""
+    """Return the commands as lines for sacctmgr's interactive prompt."""
     return "".join(f"{_line(command)}\n" for command in commands)
 
 
 def failures(commands: Sequence[Sequence[str]], stdout: str, stderr: str) -> list[str]:
-    """The commands that were not done, and all that was said against them.
+    """Return the commands that failed, and all error output.
 
-    The exit code tells nothing here: it is 1 as soon as one thing was there already. So each command must have been
-    answered, after its echo at the prompt, with one of sacctmgr's words for success.
+    The exit code does not help: it is 1 if a single object existed already. So each command must have been answered,
+    after its echo at the prompt, with one of sacctmgr's success messages.
     """
     answers = {line: answer for line, answer in _answers(stdout)}
     undone = [line for line in map(_line, commands) if not _is_done(answers.get(line, ""))]
@@ -96,12 +90,12 @@ def failures(commands: Sequence[Sequence[str]], stdout: str, stderr: str) -> lis
 
 
 def _is_done(answer: str) -> bool:
-    """Its word for success may come after a remark, such as that this machine has no such user."""
-    return any(said.strip().startswith(_DONE) for said in answer.splitlines())
+    """Return whether an answer reports success. A remark may come first, such as that the user is unknown here."""
+    return any(line.strip().startswith(_DONE) for line in answer.splitlines())
 
 
 def _answers(stdout: str) -> list[tuple[str, str]]:
-    """Each echoed command with the answer below it."""
+    """Return each echoed command with the answer below it."""
     blocks = f"\n{stdout}".split(f"\n{_PROMPT}")[1:]
     split = (block.partition("\n") for block in blocks)
     return [(line.strip(), answer.strip()) for line, _, answer in split]
@@ -112,25 +106,21 @@ def _line(command: Sequence[str]) -> str:
 
 
 def _word(word: str) -> str:
-    """`Description=a b` → `Description="a b"`: the prompt knows quotes, but no way to write one inside."""
+    """Quote a word for the prompt: `Description=a b` → `Description="a b"`. A quote itself cannot be written."""
     if any(letter in word for letter in "\"'\n\r"):
-        raise DalsegnoError(f"sacctmgr cannot take {word!r}", hint="leave out quotes and line ends")
+        raise DalsegnoError(f"sacctmgr cannot read {word!r}", hint="leave out quotes and line breaks")
     key, equals, value = word.partition("=")
     return f'{key}{equals}"{value}"' if equals and any(letter.isspace() for letter in value) else word
 
 
-# ---- Ask Slurm and tell it, through its own commands. A query that fails raises; it never looks like an empty
-# cluster.
-
-
-# Variables that would change what the commands answer.
+# Variables that would change the output of the commands.
 _FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SCANCEL_", "SDIAG_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
 
 
 class SlurmClient:
-    """One cluster's Slurm. `env` is the whole environment its commands get, SLURM_CONF and PATH among it.
+    """A client of one cluster's Slurm. `env` is the whole environment of its commands, with SLURM_CONF and PATH.
 
-    `prefix` goes before every command: how to get to where Slurm is spoken (`nsenter …`).
+    `prefix` comes before every command, for example `nsenter …` to run it on the head node.
     """
 
     def __init__(
@@ -148,51 +138,51 @@ class SlurmClient:
         self._bin_dir = bin_dir
         self._timeout_s = timeout_s
 
-    # Questions
+    # Queries
 
     def nodes(self, names: str | Iterable[str] = ()) -> list[NodeInfo]:
-        """All nodes, or those named."""
+        """Return all nodes, or those named."""
         wanted = (node_list(names),) if names else ()
         return parse_nodes(self._ask((*NODES_ARGV, *wanted)))
 
     def node(self, name: str) -> NodeInfo:
         done = self._run((*NODES_ARGV, node_list(name)))
         if done.exit_code and "not found" in done.stdout + done.stderr:
-            raise NotThere(f"there is no node {name}", hint="`sinfo -N` lists them")
+            raise NotThere(f"there is no node {name}", hint="`sinfo -N` lists the nodes")
         return parse_nodes(done.checked(hint=_hint(done)).stdout)[0]
 
     def queue(self, *, ended: bool = False) -> JobList:
-        """The queue; with `ended`, also what ended in the last minutes and Slurm still remembers."""
+        """Return the queue; with `ended`, also jobs that ended recently and that slurmctld still holds."""
         marks = Separators.fresh()
         done = self._squeue(jobs_env(marks), *(("--states=all",) if ended else ()))
         return parse_jobs(done.checked(hint=_hint(done)).stdout, marks)
 
     def jobs(self, *, ended: bool = False) -> list[JobInfo]:
-        """The jobs of the queue that can be read."""
+        """Return the jobs of the queue that can be parsed."""
         return list(self.queue(ended=ended).jobs)
 
     def job(self, job: int | str) -> JobInfo:
-        """One job, waiting, running, or ended some minutes ago."""
+        """Return one job: pending, running, or ended a few minutes ago."""
         marks = Separators.fresh()
         done = self._squeue(jobs_env(marks, paths=True), "--states=all", f"--jobs={job_id(job)}")
         if done.exit_code and "Invalid job id" in done.stderr:
-            raise NotThere(f"Slurm knows no job {job}", hint=f"`sacct -j {job}` finds one that ended long ago")
+            raise NotThere(f"there is no job {job} in Slurm", hint=f"for a job that ended long ago: `sacct -j {job}`")
         found = parse_jobs(done.checked(hint=_hint(done)).stdout, marks, paths=True).jobs
         if not found:
-            raise NotThere(f"Slurm knows no job {job}", hint="`squeue` lists those that wait or run")
+            raise NotThere(f"there is no job {job} in Slurm", hint="`squeue` lists pending and running jobs")
         return next((one for one in found if str(job) in (str(one.id), one.label)), found[0])
 
     def excluded_nodes(self, job: int) -> tuple[str, ...]:
-        """The nodes that a job may not have; none for one that Slurm does not know any more."""
+        """Return the nodes that a job excludes; none if slurmctld does not hold the job any more."""
         marks = Separators.fresh()
         done = self._squeue(excluded_env(marks), "--states=all", f"--jobs={job_id(job)}")
         return () if done.exit_code else parse_excluded(done.stdout, marks)
 
     def has_step(self, job: int, step: int) -> bool:
-        """Whether a step runs, or has not been taken off all its nodes yet."""
+        """Return whether a step runs, or has not been removed from all its nodes yet."""
         done = self._run(("scontrol", "show", "step", f"{job_id(job)}.{step}"))
-        said = done.stdout + done.stderr
-        if done.exit_code and ("not found" in said or "Invalid job id" in said):
+        output = done.stdout + done.stderr
+        if done.exit_code and ("not found" in output or "Invalid job id" in output):
             return False
         done.checked(hint=_hint(done))
         return True
@@ -201,7 +191,7 @@ class SlurmClient:
         return parse_partitions(self._ask(PARTITIONS_ARGV))
 
     def history(self, *, since_s: int | None = None, jobs: Iterable[int | str] = ()) -> list[JobInfo]:
-        """Jobs from the accounting database: since a time (seconds since 1970), or those named; today's otherwise."""
+        """Return jobs from the accounting database: since a time (Unix seconds), or those named, or today's."""
         ids = ",".join(job_id(job) for job in jobs)
         since = (f"--starttime=uts{int(since_s)}",) if since_s is not None else ()
         which = (*since, *((f"--jobs={ids}",) if ids else ()))
@@ -209,70 +199,70 @@ class SlurmClient:
         return parse_history(facts.checked(hint=_hint(facts)).stdout, texts.checked(hint=_hint(texts)).raw)
 
     def node_events(self, node: str) -> list[NodeEvent]:
-        """When a node was out of service in the last week; needs the accounting database."""
+        """Return when a node was out of service in the last week. Needs the accounting database."""
         return parse_events(self._ask((*EVENTS_ARGV, f"nodes={node_list(node)}", "start=now-7days")))
 
     def config(self) -> dict[str, str]:
-        """The settings slurmctld runs with."""
+        """Return the settings that slurmctld runs with."""
         return parse_config(self._ask(CONFIG_ARGV))
 
     def diag(self) -> Diagnostics:
         return parse_diag(self._ask(DIAG_ARGV))
 
     def ping(self) -> list[ControllerPing]:
-        """Which controllers answer. Quick also when none does, where every other question takes 9 seconds to fail."""
+        """Return which controllers answer. Fast even if none does; other queries then take 9 s to fail."""
         done = self._run(PING_ARGV)
         answered = done if "Slurmctld(" in done.stdout else done.checked(hint=_hint(done))
         return parse_ping(answered.stdout)
 
     def version(self) -> Version:
-        """The version of the commands. Even for that they want their slurm.conf (`slurmd -V` does not)."""
+        """Return the version of the commands. Unlike `slurmd -V`, this needs a slurm.conf."""
         return Version.parse(self._ask(("sinfo", "--version")))
 
     # Jobs
 
     def submit(self, script: str | None = None, args: Sequence[str] = ()) -> int:
-        """Hand a script's text, or a command line for sbatch (`["--nodes=2", "train.sh"]`), to Slurm; gives the id."""
+        """Submit a script's text, or a command line for sbatch (`["--nodes=2", "train.sh"]`); return the job id."""
         done = self._run(("sbatch", "--parsable", *args), stdin=script, env=self._env)
         return parse_submitted(done.checked(hint=_hint(done)).stdout)
 
     def cancel(self, *jobs: int | str, signal: str = "") -> None:
-        """End jobs (or signal them). One that is over or gone is fine."""
+        """Cancel or signal jobs. A job that has ended already is no error."""
         wanted = [job_id(job) for job in jobs]
         if wanted:
-            self._tell(("scancel", *((f"--signal={signal}",) if signal else ()), *wanted), fine=_GONE)
+            self._execute(("scancel", *((f"--signal={signal}",) if signal else ()), *wanted), allowed=_GONE)
 
     def complete(self, job: int, exit_code: int) -> None:
-        """End an allocation that has no script, with a code for Slurm's books: COMPLETED, or FAILED."""
+        """End an allocation without a script, with an exit code that Slurm records: COMPLETED or FAILED."""
         plugins = self.config().get("PluginDir", "").partition(":")[0]
         argv = complete_argv(plugins, job, exit_code)
         self._runner.run((*self._prefix, *argv), env=self._env, timeout_s=self._timeout_s).checked()
 
     def hold(self, *jobs: int | str) -> None:
-        self._tell(("scontrol", "hold", *map(job_id, jobs)))
+        self._execute(("scontrol", "hold", *map(job_id, jobs)))
 
     def release(self, *jobs: int | str) -> None:
-        self._tell(("scontrol", "release", *map(job_id, jobs)))
+        self._execute(("scontrol", "release", *map(job_id, jobs)))
 
     def requeue(self, *jobs: int | str) -> None:
-        self._tell(("scontrol", "requeue", ",".join(map(job_id, jobs))))
+        self._execute(("scontrol", "requeue", ",".join(map(job_id, jobs))))
 
     # Nodes
 
     def drain(self, nodes: str | Iterable[str], reason: str) -> None:
-        """Let nodes finish what they run and take nothing new."""
+        """Drain nodes: running jobs continue, and no new jobs start."""
         self.update(NodeName=node_list(nodes), State="DRAIN", Reason=free_text(reason))
 
     def set_down(self, nodes: str | Iterable[str], reason: str) -> None:
-        """Give nodes up at once: Slurm takes their jobs away from them without waiting for SlurmdTimeout."""
+        """Set nodes DOWN: Slurm ends their jobs at once, without waiting for SlurmdTimeout."""
         self.update(NodeName=node_list(nodes), State="DOWN", Reason=free_text(reason))
 
     def resume(self, nodes: str | Iterable[str]) -> None:
-        """Take nodes back into service. Those that are in service already are fine."""
+        """Return nodes to service. A node that is in service already is no error."""
         names = [nodes] if isinstance(nodes, str) else list(nodes)
         done = self._run(("scontrol", "update", f"NodeName={node_list(names)}", "State=RESUME"))
-        # Slurm answers this for nodes in service, and for nodes not heard of since slurmctld started (and clears
-        # their drain all the same). Which it was, the nodes themselves tell.
+        # Slurm reports this for nodes in service, and for nodes that have not reported since slurmctld started (whose
+        # drain it clears all the same). The state of the nodes shows which it was.
         if "Invalid node state" in done.stderr:
             out = [node.name for node in self.nodes(names) if node.draining or node.down]
             if not out:
@@ -280,33 +270,33 @@ class SlurmClient:
         done.checked(hint=_hint(done))
 
     def update(self, **settings: str) -> None:
-        """`scontrol update Key=Value …`: of nodes, jobs, partitions, reservations."""
-        self._tell(("scontrol", "update", *(f"{key}={value}" for key, value in settings.items())))
+        """Run `scontrol update Key=Value …` for nodes, jobs, partitions or reservations."""
+        self._execute(("scontrol", "update", *(f"{key}={value}" for key, value in settings.items())))
 
     def reconfigure(self) -> None:
-        """Have all daemons read their files again."""
-        self._tell(("scontrol", "reconfigure"))
+        """Make all daemons read their files again."""
+        self._execute(("scontrol", "reconfigure"))
 
     def scontrol(self, *words: str) -> str:
-        """Any other scontrol command; gives its answer."""
+        """Run any other scontrol command and return its output."""
         return self._ask(("scontrol", *words))
 
     # Accounting
 
     def accounts(self, cluster: str) -> AccountsInfo:
-        """The QOS, accounts and users in the accounting database, as far as they concern one cluster."""
+        """Return the QOS, accounts and users in the accounting database that belong to one cluster."""
         mine = f"cluster={word('cluster', cluster)}"
         return parse_accounts(self._ask(QOS_ARGV), self._ask((*ASSOC_ARGV, mine)), self._ask(USER_ARGV))
 
     def sacctmgr(self, words: Sequence[str]) -> str:
-        """One sacctmgr command, without its questions. What is already so is fine."""
+        """Run one sacctmgr command without confirmation. It is no error if there is nothing to change."""
         done = self._run(("sacctmgr", "--immediate", *words))
-        if done.exit_code == 1 and any(said in done.stdout for said in NOTHING_TO_DO):
+        if done.exit_code == 1 and any(message in done.stdout for message in NOTHING_TO_DO):
             return done.stdout
         return done.checked(hint=_hint(done)).stdout
 
     def sacctmgr_all(self, commands: Sequence[Sequence[str]]) -> None:
-        """Many sacctmgr commands in one call, and all faults told at once."""
+        """Run many sacctmgr commands in one process and report all failures at once."""
         if not commands:
             return
         words = script(commands)
@@ -324,9 +314,9 @@ class SlurmClient:
     def _squeue(self, env: Mapping[str, str], *words: str) -> Completed:
         return self._run((*JOBS_ARGV, *words), env={**self._env, **TIME_ENV, **env})
 
-    def _tell(self, argv: tuple[str, ...], fine: tuple[str, ...] = ()) -> None:
+    def _execute(self, argv: tuple[str, ...], allowed: tuple[str, ...] = ()) -> None:
         done = self._run(argv)
-        if not any(said in done.stderr for said in fine):
+        if not any(message in done.stderr for message in allowed):
             done.checked(hint=_hint(done))
 
     def _run(
@@ -346,18 +336,18 @@ class SlurmClient:
                 timeout_s=timeout_s or self._timeout_s,
             )
         except CommandTimedOut as error:
-            error.hint = "Slurm is overloaded or hangs: `sdiag` and slurmctld's log tell more"
+            error.hint = "Slurm is overloaded or hangs: see `sdiag` and slurmctld's log"
             raise
 
 
 _GONE = ("Invalid job id", "already completing or completed", "already finished")
 
 _HINTS = {
-    SlurmTrouble.NO_CONTROLLER: "slurmctld does not answer: `dalsegno status` shows the daemons",
-    SlurmTrouble.DISCONNECTED: "slurmctld broke the connection off: its log says why",
-    SlurmTrouble.NO_DATABASE: "slurmdbd does not answer: `dalsegno status` shows the daemons",
-    SlurmTrouble.NO_ACCOUNTING: "this cluster keeps no accounting: set `slurm: {accounting: true}`",
-    SlurmTrouble.AUTHENTICATION: "munge does not agree on both sides: is munged running with the cluster's key?",
+    SlurmTrouble.NO_CONTROLLER: "slurmctld does not answer: check the daemons with `dalsegno status`",
+    SlurmTrouble.DISCONNECTED: "slurmctld closed the connection: its log says why",
+    SlurmTrouble.NO_DATABASE: "slurmdbd does not answer: check the daemons with `dalsegno status`",
+    SlurmTrouble.NO_ACCOUNTING: "this cluster has no accounting: set `slurm: {accounting: true}`",
+    SlurmTrouble.AUTHENTICATION: "authentication failed: check that munged runs with the cluster's key on both sides",
 }
 
 

@@ -1,4 +1,4 @@
-"""The states of nodes and jobs. A word we do not know is UNKNOWN, never an error: Slurm grows new ones."""
+"""Nodes and jobs as Slurm reports them. An unknown state is UNKNOWN, never an error: Slurm adds new ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class NodeState(Enum):
-    """What a node is in the first place; what else holds of it are its flags."""
+    """The base state of a node. Everything else is in its flags."""
 
     IDLE = "IDLE"
     MIXED = "MIXED"
@@ -16,7 +16,7 @@ class NodeState(Enum):
     DOWN = "DOWN"
     ERROR = "ERROR"
     FUTURE = "FUTURE"
-    UNKNOWN = "UNKNOWN"  # also Slurm's own word for a node that has not reported yet
+    UNKNOWN = "UNKNOWN"  # also Slurm's own state of a node that has not reported yet
 
 
 class NodeFlag(Enum):
@@ -54,7 +54,7 @@ class JobState(Enum):
     COMPLETING = "COMPLETING"
     CONFIGURING = "CONFIGURING"
     DEADLINE = "DEADLINE"
-    EXPEDITING = "EXPEDITING"  # since 25.11: requeued, and to start before others
+    EXPEDITING = "EXPEDITING"  # since 25.11: requeued with priority over other jobs
     FAILED = "FAILED"
     LAUNCH_FAILED = "LAUNCH_FAILED"
     NODE_FAIL = "NODE_FAIL"
@@ -79,7 +79,7 @@ class JobState(Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether the job is over for good."""
+        """Whether the job has ended for good."""
         return self in _ENDED
 
 
@@ -99,7 +99,7 @@ _ENDED = frozenset(
     }
 )
 
-# sinfo folds a state and a flag into one word, and has a short and a long one for most.
+# sinfo combines a state and a flag in one word, with a short and a long form for most.
 _FOLDED = {
     "ALLOC": (NodeState.ALLOCATED, ()),
     "MIX": (NodeState.MIXED, ()),
@@ -120,7 +120,7 @@ _FOLDED = {
     "REBOOT": (NodeState.UNKNOWN, (NodeFlag.REBOOT_REQUESTED,)),
 }
 
-# ... and hangs a sign on it.
+# sinfo appends a sign for some flags.
 _SIGNS = {
     "*": NodeFlag.NOT_RESPONDING,
     "~": NodeFlag.POWERED_DOWN,
@@ -135,7 +135,7 @@ _SIGNS = {
 
 
 def parse_node_state(text: str) -> tuple[NodeState, frozenset[NodeFlag]]:
-    """`IDLE+DRAIN+NOT_RESPONDING` as scontrol writes it, or `drained*` as sinfo does."""
+    """Parse `IDLE+DRAIN+NOT_RESPONDING`, as scontrol writes it, or `drained*`, as sinfo does."""
     state = NodeState.UNKNOWN
     flags: set[NodeFlag] = set()
     for word in text.strip().upper().split("+"):
@@ -156,12 +156,9 @@ def _node_word(word: str) -> tuple[NodeState, tuple[NodeFlag, ...]]:
 
 
 def parse_job_state(text: str) -> JobState:
-    """`RUNNING`, `CANCELLED by 1000`, `COMPLETED,REQUEUED`: the first word is the state."""
+    """Parse `RUNNING`, `CANCELLED by 1000`, `COMPLETED,REQUEUED`: the first word is the state."""
     words = text.replace("+", " ").replace(",", " ").split()
     return JobState.__members__.get(words[0].upper(), JobState.UNKNOWN) if words else JobState.UNKNOWN
-
-
-# ---- A node as Slurm sees it.
 
 
 @dataclass(frozen=True)
@@ -194,12 +191,12 @@ class NodeInfo:
 
     @property
     def drained(self) -> bool:
-        """Out of service, and no job left on it."""
+        """Whether the node is drained and no job is left on it."""
         return self.draining and self.state not in (NodeState.ALLOCATED, NodeState.MIXED) and not self.completing
 
     @property
     def draining(self) -> bool:
-        """Taken out of service, with or without jobs still on it."""
+        """Whether the node is drained, with or without jobs on it."""
         return NodeFlag.DRAIN in self.flags
 
     @property
@@ -216,12 +213,12 @@ class NodeInfo:
 
     @property
     def powered_down(self) -> bool:
-        """Off until a job wants it."""
+        """Whether the node is powered down until a job needs it."""
         return bool(self.flags & {NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.POWER_DOWN})
 
     @property
     def in_service(self) -> bool:
-        """Slurm would start a job here, now or when the present ones end."""
+        """Whether Slurm would start a job here, now or when the current ones end."""
         busy_or_free = self.state in (NodeState.IDLE, NodeState.MIXED, NodeState.ALLOCATED)
         return busy_or_free and self.responding and not self.flags & _OUT_OF_SERVICE
 
@@ -237,21 +234,18 @@ _OUT_OF_SERVICE = {
 }
 
 
-# ---- A job as Slurm sees it.
-
-
 @dataclass(frozen=True)
 class JobInfo:
-    """One job, from whichever command told. Times are seconds since 1970.
+    """One job, from any of Slurm's commands. Times are seconds since 1970.
 
-    Of a job that waits, `cpus`, `gpus` and `memory_mib` are what it asks for, and `started_at` is a forecast.
+    For a pending job, `cpus`, `gpus` and `memory_mib` are what it requests, and `started_at` is Slurm's estimate.
     """
 
     id: int
     name: str
     user: str
     state: JobState
-    uid: int | None = None  # None: the command did not tell
+    uid: int | None = None  # None: the command does not report it
     account: str = ""
     qos: str = ""
     partition: str = ""
@@ -263,12 +257,12 @@ class JobInfo:
     memory_mib: int = 0
     priority: int = 0
     array_id: int | None = None
-    array_task: str = ""  # "3", or "4-9%2" for those that have not started
+    array_task: str = ""  # "3", or "4-9%2" for tasks that have not started
     het_id: int | None = None
     het_offset: int | None = None
     submitted_at: int | None = None
     started_at: int | None = None
-    ends_at: int | None = None  # ended, or will at the latest
+    ends_at: int | None = None  # when it ended, or the latest time at which it will
     preempted_at: int | None = None
     elapsed_s: int = 0
     time_limit_s: int | None = None  # None: no limit
@@ -278,28 +272,25 @@ class JobInfo:
     reservation: str = ""
     batch_host: str = ""
     comment: str = ""
-    batch: bool = False  # it has a script, which Slurm can start again
-    # Told only of one job that is asked for by its id.
+    batch: bool = False  # it has a script, which Slurm can requeue
+    # Known only for a single job queried by its id.
     work_dir: str = ""
     command: str = ""
-    excluded: tuple[str, ...] = ()  # nodes it may not have
+    excluded: tuple[str, ...] = ()  # nodes that it excludes
     stdout: str = ""
     stderr: str = ""
 
     @property
     def label(self) -> str:
-        """The id as users know it: `5`, `5_3`, `5+1`."""
+        """The id as Slurm shows it: `5`, `5_3`, `5+1`."""
         if self.array_id is not None:
             return f"{self.array_id}_{self.array_task if self.array_task.isdigit() else f'[{self.array_task}]'}"
         return f"{self.het_id}+{self.het_offset}" if self.het_id is not None else str(self.id)
 
 
-# ---- What the accounting database holds: QOS, accounts, users. Values are in sacctmgr's own spelling.
-
-
 @dataclass(frozen=True)
 class AccountsInfo:
-    """As found. Nothing found is a database that was just made."""
+    """The content of the accounting database, in sacctmgr's spelling. Empty for a new database."""
 
     qos: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     accounts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

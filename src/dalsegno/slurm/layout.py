@@ -1,4 +1,4 @@
-"""What a target decides about Slurm: where files lie, who listens where, which machine stands behind a node."""
+"""The settings of Slurm that a target decides: paths, addresses, ports, and the machine of each node."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Paths:
-    """Files and folders of the daemons. In slurmd's, Slurm puts the node's name for `%n`."""
+    """Files and folders of the daemons. In those of slurmd, Slurm replaces `%n` with the node's name."""
 
     state_save_dir: str
     slurmctld_log: str
     slurmctld_pid: str
-    slurmd_spool_dir: str  # every node's must exist before its slurmd starts
+    slurmd_spool_dir: str  # must exist on every node before its slurmd starts
     slurmd_log: str
     slurmd_pid: str
     slurmdbd_log: str
     slurmdbd_pid: str
-    munge_socket: str = ""  # "": the system's own
-    tmp_dir: str = ""  # each node's own, where nodes share one /tmp: PMIx refuses to start where another has been
+    munge_socket: str = ""  # "": the system's default
+    tmp_dir: str = ""  # one per node, if nodes share /tmp: PMIx does not start in a folder that another node used
 
     @classmethod
     def under(cls, state_dir: str) -> Paths:
-        """Everything of one cluster below one folder."""
+        """Return the paths of a cluster below one folder."""
         return cls(
             state_save_dir=f"{state_dir}/slurmctld",
             slurmctld_log=f"{state_dir}/log/slurmctld.log",
@@ -38,7 +38,7 @@ class Paths:
 
     @classmethod
     def system(cls) -> Paths:
-        """Where the distributions' packages put them: for machines that are nothing but cluster nodes."""
+        """Return the paths of the distributions' packages, for machines that are only cluster nodes."""
         return cls(
             state_save_dir="/var/lib/slurm/slurmctld",
             slurmctld_log="/var/log/slurm/slurmctld.log",
@@ -53,7 +53,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class DaemonHost:
-    """A machine that runs a daemon: its host name, and the address it is reached at where the name alone won't do."""
+    """A machine that runs a daemon: its host name and, if the name does not resolve, its address."""
 
     name: str
     address: str = ""
@@ -73,7 +73,7 @@ class DatabaseStorage:
 
 @dataclass(frozen=True)
 class Dbd:
-    """Where slurmdbd listens, and its database."""
+    """The host and port of slurmdbd, and its database."""
 
     host: DaemonHost
     storage: DatabaseStorage
@@ -82,7 +82,7 @@ class Dbd:
 
 @dataclass(frozen=True)
 class NodePlace:
-    """The machine behind a node name. Empty: the name itself, Slurm's port, /dev/nvidia0 and on."""
+    """The machine of a node. Empty fields mean the node's name, Slurm's port, and /dev/nvidia0 and following."""
 
     address: str = ""
     hostname: str = ""
@@ -92,17 +92,17 @@ class NodePlace:
 
 @dataclass(frozen=True)
 class Cgroups:
-    """How cgroup.conf is to be. `constrain` names what Slurm holds jobs to: cores, memory, devices."""
+    """The settings of cgroup.conf. `constrain` lists what Slurm limits for jobs: cores, memory, devices."""
 
     mountpoint: str = ""  # "": /sys/fs/cgroup
-    plugin: str = ""  # "", cgroup/v1, cgroup/v2, or none: Slurm keeps away from cgroups
+    plugin: str = ""  # "", cgroup/v1, cgroup/v2, or none: Slurm does not use cgroups
     constrain: tuple[str, ...] = ()
-    ignore_systemd: bool = False  # inside a virtual host there is none to ask
+    ignore_systemd: bool = False  # a virtual host has no systemd
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Programs Slurm starts: around jobs (as root on every node of the job), for health, for mail."""
+    """Programs that Slurm starts: prolog and epilog (as root on every node of a job), health check, mail."""
 
     prolog: str = ""
     epilog: str = ""
@@ -113,7 +113,7 @@ class Programs:
 
 @dataclass(frozen=True)
 class Spank:
-    """Our plugin for container jobs: where its plugstack.conf is, the plugin itself, and what it is told."""
+    """Our SPANK plugin for container jobs: its plugstack.conf, the plugin file and its arguments."""
 
     conf: str
     plugin: str
@@ -122,18 +122,18 @@ class Spank:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """In seconds; None leaves Slurm's own."""
+    """Timeouts in seconds. None leaves Slurm's default."""
 
-    slurmctld_s: int | None = None  # until the backup takes over; 5 where there is a backup
+    slurmctld_s: int | None = None  # until the backup takes over; None means 5 if there is a backup
     message_s: int | None = None
     kill_wait_s: int | None = None
     min_job_age_s: int | None = None
-    credential_s: int | None = None  # also how long a requeued job waits: Slurm's own is 120
+    credential_s: int | None = None  # also the delay of a requeued job; Slurm's default is 120
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One cluster's places. `controllers` are slurmctld's hosts, the primary first."""
+    """The layout of one cluster. `controllers` are slurmctld's hosts, the primary first."""
 
     paths: Paths
     controllers: tuple[DaemonHost, ...]
@@ -148,12 +148,12 @@ class Layout:
     task_plugin: str = "task/none"
     cgroups: Cgroups = field(default_factory=Cgroups)
     overrides: bool = False  # nodes may claim more than the machine has
-    own_address_only: bool = False  # listen where the machine's own host name resolves to, not on all addresses
+    own_address_only: bool = False  # listen on the address of the machine's host name, not on all addresses
     tree_width: int | None = None
     programs: Programs = field(default_factory=Programs)
     spank: Spank | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
-    submit_hosts: Mapping[str, str] = field(default_factory=dict)  # hosts that run srun but no slurmd: their addresses
+    submit_hosts: Mapping[str, str] = field(default_factory=dict)  # addresses of hosts with srun but no slurmd
 
     def place(self, node: str) -> NodePlace:
         return self.places.get(node, NodePlace())

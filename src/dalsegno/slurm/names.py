@@ -1,4 +1,4 @@
-"""Names and ids, checked before they get into a command line: what looks like an option is none."""
+"""Check names and ids before they are used in a command line, so that none can pass as an option."""
 
 from __future__ import annotations
 
@@ -14,33 +14,31 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*", re.ASCII)
 
 
 def node_list(nodes: str | Iterable[str]) -> str:
-    """One node or several as Slurm's commands take them: `n[1-4]`."""
+    """Return one or several nodes as a host list for Slurm's commands: `n[1-4]`."""
     names = [nodes] if isinstance(nodes, str) else list(nodes)
     for name in names:
         if not _NODE.fullmatch(name):
-            raise DalsegnoError(f"{name!r} is not a node's name", hint="`sinfo -N` lists them")
+            raise DalsegnoError(f"invalid node name {name!r}", hint="`sinfo -N` lists the nodes")
     if not names:
-        raise DalsegnoError("no node was named", hint="`sinfo -N` lists them")
+        raise DalsegnoError("no node was given", hint="`sinfo -N` lists the nodes")
     return compress(names)
 
 
 def job_id(job: int | str) -> str:
-    """`5`, `5_3` (a task of an array) or `5+1` (a part of a heterogeneous job)."""
+    """Return a valid job id: `5`, `5_3` (an array task) or `5+1` (a component of a heterogeneous job)."""
     text = str(job)
     if not _JOB.fullmatch(text):
-        raise DalsegnoError(f"{text!r} is not a job id", hint="`squeue` lists them")
+        raise DalsegnoError(f"invalid job id {text!r}", hint="`squeue` lists the jobs")
     return text
 
 
 def word(kind: str, name: str) -> str:
-    """The name of a QOS, account, user, partition, reservation."""
+    """Return a valid name of a QOS, account, user, partition or reservation."""
     if not _WORD.fullmatch(name):
-        raise DalsegnoError(
-            f"{name!r} is not a name Slurm takes for a {kind}", hint="use letters, digits, `_`, `-` and `.`"
-        )
+        raise DalsegnoError(f"invalid {kind} name {name!r}", hint="use letters, digits, `_`, `-` and `.`")
     return name
 
 
 def free_text(text: str) -> str:
-    """A reason or comment: one line, no control characters."""
+    """Return a reason or comment as one line without control characters."""
     return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))

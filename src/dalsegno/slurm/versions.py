@@ -1,7 +1,7 @@
-"""What Slurm's releases differ in, as far as we write or read it. Renderers, parsers and targets ask this table.
+"""Differences between Slurm releases that matter to renderers, parsers and targets.
 
-Taken from Slurm's sources and release notes from 22.05 to 26.05. Answers of Slurm are read in every spelling they have
-had, without asking for the version, wherever the spellings cannot be confused.
+Taken from Slurm's sources and release notes from 22.05 to 26.05. Parsers accept the output formats of all releases,
+without asking for the version, unless two formats could be confused.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dalsegno.errors import DalsegnoError
-
-# ---- Which Slurm is running: settings and formats follow it.
-
 
 _NUMBER = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
@@ -28,23 +25,19 @@ class Version(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Version:
-        """The version in whatever a Slurm command says: `slurm-wlm 22.05.8`, `24.11.0-0rc1`."""
+        """Find the version in the output of a Slurm command: `slurm-wlm 22.05.8`, `24.11.0-0rc1`."""
         found = _NUMBER.search(text)
         if found is None:
-            raise DalsegnoError(f"no Slurm version in {text.strip()[:80]!r}", hint="`sinfo --version` says it")
+            raise DalsegnoError(f"no Slurm version in {text.strip()[:80]!r}", hint="`sinfo --version` shows it")
         return cls(int(found[1]), int(found[2]), int(found[3] or 0))
 
     @property
     def release(self) -> str:
-        """Return the release without its patches: `24.11`."""
+        """Return the release without the patch number: `24.11`."""
         return f"{self.major}.{self.minor:02d}"
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor:02d}.{self.patch}"
-
-
-# ---- What Slurm's releases differ in, as far as we write or read it. Renderers, parsers and targets ask this
-# table.
 
 
 _FIRST = Version(0, 0)
@@ -52,7 +45,7 @@ _FIRST = Version(0, 0)
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that holds from one release on, up to but without another."""
+    """Something that holds from one release up to, but not including, another."""
 
     since: Version = _FIRST
     until: Version | None = None
@@ -72,7 +65,7 @@ def _until(major: int, minor: int, instead: str = "") -> Difference:
 
 # slurm.conf
 STORE_FLAGS = _since(21, 8)  # AccountingStoreFlags=job_comment; AccountingStoreJobComment before
-# slurmctld looks for the host of an srun among the nodes only, and calls 0.0.0.0 if it is none (fixed in 22.05.9).
+# slurmctld looks up the host of an srun only among the nodes, else it connects to 0.0.0.0 (fixed in 22.05.9).
 CALLS_ONLY_NODES = Difference(Version(22, 5, 7), Version(22, 5, 9))
 
 # cgroup.conf
@@ -83,11 +76,11 @@ IGNORE_SYSTEMD = _since(22, 5)
 ENABLE_CONTROLLERS = _since(23, 2)
 
 # slurmctld
-# Fatal: a state folder that has a cluster name but no assoc_usage, which is first written after five minutes or at an
-# orderly end. `-i` starts slurmctld all the same.
+# slurmctld exits if its state folder has a cluster name but no assoc_usage, which is first written after five minutes
+# or at a clean shutdown. With `-i` it starts all the same.
 NEEDS_ASSOC_USAGE = _since(25, 5)
 
-# The name `nobody` means that there is no user. Before, slurmdbd compares names, so that the number does not serve.
+# Since this release the name `nobody` means no user. Before it, slurmdbd compares names, so the uid cannot be used.
 NOBODY_IS_NO_USER = _since(25, 11)
 NOBODY_UID = 65534
 
@@ -136,24 +129,24 @@ _SETTINGS = {name.lower(): difference for name, difference in SETTINGS.items()}
 
 
 def user_word(name: str, slurm: Version) -> str:
-    """Return what to call a user in Slurm's files and options."""
+    """Return how to write a user in Slurm's files and options."""
     return str(NOBODY_UID) if name == "nobody" and NOBODY_IS_NO_USER.holds(slurm) else name
 
 
 def rest_api(slurm: Version) -> str:
-    """Return what slurmrestd calls the part of its API that needs no slurmdbd."""
+    """Return slurmrestd's name for the part of its API that needs no slurmdbd."""
     return next(name for difference, name in REST_API if difference.holds(slurm))
 
 
 def check_settings(names: Iterable[str], slurm: Version) -> None:
-    """Refuse settings of slurm.conf that this release does not know, before a daemon dies of one."""
+    """Refuse settings of slurm.conf that this release does not support and on which a daemon would exit."""
     for name in names:
         difference = _SETTINGS.get(name.lower())
         if difference is None or difference.holds(slurm):
             continue
         when = f"before {difference.since.release}" if slurm < difference.since else f"since {_end(difference)}"
         hint = f"use: {difference.instead}" if difference.instead else "leave it out of `slurm: {extra: …}`"
-        raise DalsegnoError(f"Slurm {slurm} does not know the setting `{name}`: no release {when} does", hint=hint)
+        raise DalsegnoError(f"Slurm {slurm} does not support the setting `{name}`: no release {when} does", hint=hint)
 
 
 def _end(difference: Difference) -> str:

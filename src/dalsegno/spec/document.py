@@ -1,4 +1,4 @@
-"""A cluster file as plain values, each with the line it stands on."""
+"""Read a cluster file into plain values, each with its line number."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 import yaml
 
 from dalsegno.errors import Problem, SpecError
-
-# ---- YAML text to a tree of nodes that remember their lines.
-
 
 MAX_DEPTH = 40
 MAX_VALUES = 100_000
@@ -31,7 +28,7 @@ class YamlKind(Enum):
 
 @dataclass
 class YamlNode:
-    """A place in the file: a scalar, a list (`items`) or a mapping (`items` are key, value, key, value …)."""
+    """A YAML node with its line: a scalar, a list (`items`) or a mapping (`items` are key, value, key, value …)."""
 
     kind: YamlKind
     line: int
@@ -39,7 +36,7 @@ class YamlNode:
     plain: bool = True  # written without quotes
     tag: str = ""
     items: list[YamlNode] = field(default_factory=list)
-    size: int = 1  # values inside, aliases unfolded
+    size: int = 1  # values inside, with aliases expanded
     height: int = 1
 
     def add(self, child: YamlNode) -> None:
@@ -49,7 +46,7 @@ class YamlNode:
 
 
 class _Builder:
-    """Puts nodes together as the events come; refuses what is too deep, too large or not one document."""
+    """Builds the tree from YAML events. Refuses a file that is too deep, too large or not one document."""
 
     def __init__(self, filename: str) -> None:
         self.filename = filename
@@ -69,7 +66,9 @@ class _Builder:
         elif isinstance(event, yaml.AliasEvent):
             self._attach(self._anchored(event.anchor, line), line)
         elif isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
-            raise self._refuse("there is a second YAML document", line, "keep one cluster per file; remove the `---`")
+            raise self._refuse(
+                "the file has a second YAML document", line, "keep one cluster per file; remove the `---`"
+            )
 
     def _open(self, event: yaml.CollectionStartEvent, line: int) -> None:
         if len(self.open) >= MAX_DEPTH:
@@ -85,7 +84,7 @@ class _Builder:
         if node is None:
             raise self._refuse(f"alias `*{name}` has no anchor `&{name}` before it", line)
         if any(node is opened for opened in self.open):
-            raise self._refuse(f"alias `*{name}` stands inside the very thing it names", line)
+            raise self._refuse(f"alias `*{name}` refers to a value that contains it", line)
         return node
 
     def _place(self, node: YamlNode, anchor: str | None) -> None:
@@ -100,7 +99,7 @@ class _Builder:
         parent = self.open[-1]
         parent.add(node)
         if parent.size > MAX_VALUES:
-            raise self._refuse(f"the file unfolds to more than {MAX_VALUES:,} values", line)
+            raise self._refuse(f"the file expands to more than {MAX_VALUES:,} values", line)
         if parent.height + len(self.open) > MAX_DEPTH + 1:
             raise self._refuse(f"the file is nested more than {MAX_DEPTH} levels deep", line)
 
@@ -109,7 +108,7 @@ class _Builder:
 
 
 def read_tree(text: str, filename: str) -> YamlNode | None:
-    """The tree of the one document in `text`, None for an empty one. Raises SpecError on anything that is not YAML."""
+    """Return the tree of the one document in `text`; None if it is empty. Raises SpecError if it is not YAML."""
     builder = _Builder(filename)
     for event in _events(text, filename):
         builder.take(event)
@@ -134,26 +133,26 @@ def _events(text: str, filename: str) -> Iterator[yaml.Event]:
 def _unreadable(error: yaml.reader.ReaderError, text: str, filename: str) -> Problem:
     # The C reader counts bytes, the Python one characters.
     line = text.encode("utf-8", "replace")[: error.position].count(b"\n") + 1
-    return Problem("there is a character that YAML does not allow", f"{filename}:{line}", "is this a text file?")
+    what = "the file has a character that YAML does not allow"
+    return Problem(what, f"{filename}:{line}", "check that this is a text file")
 
 
 def _syntax(error: yaml.MarkedYAMLError, filename: str) -> Problem:
     mark = error.problem_mark or error.context_mark
     line = mark.line + 1 if mark else 1
-    said = " ".join(part for part in (error.context, error.problem) if part)
-    tab = "cannot start any token" in said
+    reason = " ".join(part for part in (error.context, error.problem) if part)
+    tab = "cannot start any token" in reason
     hint = "indent with spaces, not tabs, and quote text that starts with a special character" if tab else ""
-    return Problem(f"not valid YAML: {said}", f"{filename}:{line}", hint or "check the indentation and brackets there")
-
-
-# ---- A cluster file as plain values, each with the line it stands on.
+    return Problem(
+        f"not valid YAML: {reason}", f"{filename}:{line}", hint or "check the indentation and brackets there"
+    )
 
 
 KeyPath = tuple[str | int, ...]
 
 _NULL = {"", "~", "null"}
 _BOOL = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-# Not YAML 1.1's base-60 numbers (`1:30:00` is a time here) nor its octals (`010` is a trap).
+# Without YAML 1.1's base-60 numbers (`1:30:00` is a time here) and octals (`010` would be 8).
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]{1,3})?")
 _MAX_DIGITS = 18
@@ -162,14 +161,14 @@ _KNOWN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "int", "fl
 
 
 class Table(dict[str, Any]):
-    """A mapping of the file that knows its own path, so that the model made from it does too."""
+    """A mapping of the file with its path, which the model that is built from it keeps."""
 
     path: KeyPath = ()
 
 
 @dataclass
 class Document:
-    """The values of one file, where each stands, and what was wrong with it so far."""
+    """The values of one file, their lines, and the problems found so far."""
 
     filename: str
     data: Any = None
@@ -177,14 +176,14 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def where(self, path: KeyPath) -> str:
-        """`file:line` of the value at `path`, or of the nearest thing around it."""
+        """Return `file:line` of the value at `path`, or of the closest value around it."""
         while path and path not in self.lines:
             path = path[:-1]
         return f"{self.filename}:{self.lines.get(path, 1)}"
 
 
 def read_document(text: str, filename: str) -> Document:
-    """The values in `text`. Raises SpecError where it is not YAML at all; lesser faults are kept in `problems`."""
+    """Return the values in `text`. Raises SpecError if it is not YAML; other errors are kept in `problems`."""
     document = Document(filename)
     root = read_tree(text, filename)
     if root is not None:
@@ -194,7 +193,7 @@ def read_document(text: str, filename: str) -> Document:
 
 
 class _Reader:
-    """Turns nodes into values, noting lines and faults in the document."""
+    """Converts nodes to values and records lines and problems in the document."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -238,7 +237,7 @@ class _Reader:
         table[key.text] = self.value(value, here)
 
     def _merge(self, table: Table, node: YamlNode, path: KeyPath) -> None:
-        """`<<: *defaults`: what is not given here is taken from there."""
+        """Merge `<<: *defaults`: take keys from there that are not given here."""
         for source in node.items if node.kind is YamlKind.LIST else [node]:
             if source.kind is not YamlKind.MAPPING:
                 self._note("`<<` must name a mapping, or a list of them", source.line)
@@ -251,7 +250,7 @@ class _Reader:
 
     def _scalar(self, node: YamlNode) -> str | int | float | bool | None:
         if node.tag not in _KNOWN_TAGS | _TEXT_TAGS:
-            self._note(f"the tag `{node.tag}` means nothing here", node.line, "remove it")
+            self._note(f"the tag `{node.tag}` is not supported", node.line, "remove it")
         if not node.plain or node.tag in _TEXT_TAGS:
             return node.text
         return self._plain(node)

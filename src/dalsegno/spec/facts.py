@@ -1,7 +1,7 @@
-"""What a cluster file comes to once names are looked up and counts are spelled out: plain frozen facts.
+"""A resolved cluster file as frozen dataclasses: names are looked up and counts are expanded.
 
-Everything after the cluster file (renderers, targets, status) reads these and never the YAML. They hold no
-pydantic, so that reading them back from a state folder costs nothing.
+Renderers, targets and status commands read these and never the YAML. They use no pydantic, so that reading them back
+from a state folder is fast.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from dalsegno.errors import DalsegnoError
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the cluster. `memory_mib` is what Slurm may hand out. Zero cpus or memory (only on ssh hosts
-    whose file gives no sizes): as found on the machine."""
+    """One machine of the cluster. `memory_mib` is what Slurm may allocate.
+
+    Zero cpus or memory, only for ssh hosts without sizes in the file, means the size found on the machine.
+    """
 
     name: str
     cpus: int
@@ -29,8 +31,8 @@ class Node:
     instance: str = ""  # catalog name, where one was given
     features: tuple[str, ...] = ()
     weight: int = 1
-    spare: bool = False  # kept out of scheduling until a run needs it
-    gres: str = "gpu"  # gres name of what `gpus` counts: gpu, or neuron (Trainium)
+    spare: bool = False  # out of scheduling until a run needs it
+    gres: str = "gpu"  # gres name that `gpus` counts: gpu, or neuron (Trainium)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Partition:
     """A Slurm partition over named nodes. None means Slurm's own default."""
 
     name: str
-    nodes: tuple[str, ...]  # spares too: they belong here, but start drained
+    nodes: tuple[str, ...]  # including spares, which start drained
     default: bool = False
     time_limit_min: int | None = None  # None: INFINITE
     default_time_min: int | None = None
@@ -96,9 +98,9 @@ class User:
 class Reservation:
     name: str
     nodes: tuple[str, ...] = ()  # named nodes, or
-    node_count: int | None = None  # any so many of `partition`
+    node_count: int | None = None  # any number of nodes of `partition`
     partition: str = ""
-    start: str = "now"  # Slurm's own words for a time
+    start: str = "now"  # in Slurm's time format
     duration_min: int | None = None  # None: UNLIMITED
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
@@ -112,10 +114,10 @@ class Storage:
     name: str
     mount: str
     type: str = "folder"  # folder, nfs, lustre, openzfs, efs, ebs, fss
-    source: str = ""  # one that exists; "" makes one (a folder: inside the cluster's state)
+    source: str = ""  # an existing one; "" creates one (a folder: inside the cluster's state)
     size_mib: int | None = None
     options: str = ""
-    home: bool = False  # people's home folders live here
+    home: bool = False  # holds the users' home folders
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class Slurm:
 
 @dataclass(frozen=True)
 class Local:
-    """The `local:` block: how the machine under us is used."""
+    """The `local:` block: how this machine is used."""
 
     hosts: str = "auto"  # auto, virtual (namespaces, root), loopback (processes on ports)
     gpus: str = "auto"  # auto, simulated, real
@@ -173,17 +175,17 @@ class Local:
 
 @dataclass(frozen=True)
 class CheckSetting:
-    """What the file says of one health check."""
+    """The settings of one health check in the file."""
 
     enabled: bool = True
     every_s: int | None = None
-    action: str = ""  # the most that may be done for it: watch, drain, reset, reboot, replace
+    action: str = ""  # strongest action allowed: watch, drain, reset, reboot, replace
     thresholds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Health:
-    """What is watched, and what may be done about it."""
+    """The health policy: which checks run, and which actions are allowed."""
 
     mode: str = "auto"  # auto, observe, off
     max_out: float = 0.25
@@ -191,21 +193,21 @@ class Health:
     reboots_per_fault: int = 2
     reboots_per_day: int = 5
     reboots_apart_s: int = 7200
-    checks: Mapping[str, CheckSetting] = field(default_factory=dict)  # those that the file names
+    checks: Mapping[str, CheckSetting] = field(default_factory=dict)  # only those in the file
 
 
 @dataclass(frozen=True)
 class Containers:
-    """Container jobs, as Pyxis's options ask for them."""
+    """Support for container jobs with Pyxis's options."""
 
-    enabled: bool | None = None  # None: where the tools for it are installed
-    folder: str = ""  # of imported images; "" is the target's own
-    images: tuple[str, ...] = ()  # to be imported
+    enabled: bool | None = None  # None: if the required tools are installed
+    folder: str = ""  # for imported images; "" for the target's default
+    images: tuple[str, ...] = ()  # images that `up` imports
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A whole cluster, resolved."""
+    """A resolved cluster."""
 
     name: str
     target: str
@@ -223,15 +225,12 @@ class Cluster:
     containers: Containers = field(default_factory=Containers)
 
 
-# ---- Facts to JSON and back, for state folders. Works for any frozen dataclass of plain values; no pydantic.
-
-
 _T = TypeVar("_T")
 _KNOWN: dict[type[object], dict[str, Any]] = {}
 
 
 def facts_to_json(facts: object) -> dict[str, Any]:
-    """A dataclass as a dict that `json.dumps` takes."""
+    """Return a dataclass of plain values as a dict that `json.dumps` accepts."""
     return {name: _plain(getattr(facts, name)) for name in _hints(type(facts))}
 
 
@@ -246,7 +245,7 @@ def _plain(value: object) -> Any:
 
 
 def facts_from_json(kind: type[_T], data: Mapping[str, Any]) -> _T:
-    """A dataclass of `kind` from what `facts_to_json` gave. DalsegnoError if it is something else."""
+    """Return a dataclass of `kind` from the result of `facts_to_json`. Raises DalsegnoError if it does not fit."""
     hints = _hints(kind)
     missing = _required(kind) - data.keys()
     if missing:
@@ -286,11 +285,12 @@ def _scalar(hint: Any, value: Any, kind: type) -> Any:
 
 
 def _broken(kind: type, why: str) -> DalsegnoError:
-    return DalsegnoError(f"a saved {kind.__name__.lower()} cannot be read: {why}", hint="was the file edited by hand?")
+    what = f"a saved {kind.__name__.lower()} cannot be read: {why}"
+    return DalsegnoError(what, hint="check whether the file was edited by hand")
 
 
 def _hints(kind: type[object]) -> dict[str, Any]:
-    """Fields and their types; working them out is slow, and a cluster has a thousand nodes."""
+    """Return the fields and their types, cached: resolving types is slow, and a cluster may have many nodes."""
     if kind not in _KNOWN:
         found = get_type_hints(kind)
         _KNOWN[kind] = {each.name: found[each.name] for each in fields(cast("Any", kind))}

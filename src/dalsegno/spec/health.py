@@ -1,4 +1,4 @@
-"""What keeps a cluster well and usable: health policy, monitoring, containers, environment modules."""
+"""Sections of the cluster file: health policy, monitoring, containers, environment modules."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _URL = r"https?://[^\s\"'`\\\x00-\x1f]{1,500}"
 
 
 def _switch(value: Any) -> Any:
-    """`zombies: off` is short for `zombies: {enabled: false}`."""
+    """Expand `zombies: off` to `zombies: {enabled: false}`."""
     return {"enabled": value} if isinstance(value, bool) else value
 
 
 def _image(value: str) -> str:
-    """As `srun --container-image` takes it, and one that there is something to import of."""
+    """Check an image name as `srun --container-image` accepts it, and that it can be imported."""
     try:
         name = parse_name(value)
     except UsageError as error:
         raise fault(f"cannot be {show(value)}", error.hint) from error
     if name.is_path:
-        raise fault(f"cannot be {show(value)}", "a file is used as it is, and needs no import: leave it out")
+        raise fault(f"cannot be {show(value)}", "remove it: a file needs no import")
     if name.path and not name.path.startswith("/"):
-        raise fault(f"cannot be {show(value)}", "begin its path with `/`: `up` may be run from anywhere")
+        raise fault(f"cannot be {show(value)}", "write an absolute path: `up` may run in any folder")
     return value
 
 
@@ -47,30 +47,34 @@ class CheckSpec(Section):
     """One health check: on or off, how often, and its thresholds."""
 
     enabled: bool = Field(default=True, description="Run this check.")
-    every: Seconds | None = Field(default=None, description="How often.")
+    every: Seconds | None = Field(default=None, description="Interval between two runs of the check.")
     action: Literal["watch", "drain", "reset", "reboot", "replace"] | None = Field(
-        default=None, description="The most that may be done for it."
+        default=None, description="Strongest action allowed when this check fails."
     )
-    thresholds: dict[CheckName, float] = Field(default={}, description="Its thresholds by name.")
+    thresholds: dict[CheckName, float] = Field(default={}, description="Thresholds of the check, by name.")
 
 
 class Reboots(Section):
-    """How often a node may be rebooted before it is replaced."""
+    """Limits on reboots of a node. Beyond them it is replaced."""
 
-    per_fault: int = Field(default=2, ge=0, le=100, description="For one kind of fault.")
-    per_day: int = Field(default=5, ge=0, le=1000, description="In a day, whatever the fault.")
-    apart: Seconds = Field(default=7200, description="Least time between two.")
+    per_fault: int = Field(default=2, ge=0, le=100, description="Reboots for one kind of fault.")
+    per_day: int = Field(default=5, ge=0, le=1000, description="Reboots in a day, for any fault.")
+    apart: Seconds = Field(default=7200, description="Minimum time between two reboots.")
 
 
 class HealthSpec(Section):
-    """What is watched, and what may be done about it."""
+    """The health policy: which checks run, and which actions are allowed."""
 
     mode: Annotated[str, PlainValidator(word("auto", "observe", "off", no="off")), one_of("auto", "observe", "off")] = (
-        Field(default="auto", description="auto: act; observe: only say what would be done; off.")
+        Field(default="auto", description="auto: act; observe: only report what would be done; off: only watch.")
     )
-    max_out: Share = Field(default=0.25, description="Largest share of a partition that we may take out at a time.")
-    per_hour: int = Field(default=4, ge=0, le=10000, description="Most nodes of a partition taken out in an hour.")
-    reboots: Reboots = Field(default_factory=Reboots, description="Budget of reboots.")
+    max_out: Share = Field(
+        default=0.25, description="Largest share of a partition that automation takes out at a time."
+    )
+    per_hour: int = Field(
+        default=4, ge=0, le=10000, description="Most nodes of a partition that automation takes out in an hour."
+    )
+    reboots: Reboots = Field(default_factory=Reboots, description="Limits on reboots.")
     checks: dict[CheckName, Annotated[CheckSpec, BeforeValidator(_switch, json_schema_input_type=bool | CheckSpec)]] = (
         Field(default={}, description="Checks by name: `zombies: off`, or a mapping.")
     )
@@ -88,7 +92,7 @@ class Monitoring(Section):
     prometheus: bool = Field(default=False, description="Run Prometheus on the head node.")
     grafana: bool = Field(default=False, description="Run Grafana on the head node.")
     retention: Seconds = Field(default=15 * 86400, description="How long metrics are kept.")
-    alerts_to: list[Url] = Field(default=[], description="Webhooks that hear of alerts.")
+    alerts_to: list[Url] = Field(default=[], description="Webhooks that receive alerts.")
 
 
 class ContainersSpec(Section):
@@ -97,24 +101,21 @@ class ContainersSpec(Section):
     enabled: bool | None = Field(
         default=None, description="Offer Pyxis's options. If not given: only if the required tools are installed."
     )
-    folder: AbsolutePath | None = Field(default=None, description="Where imported images (.sqsh) are kept.")
+    folder: AbsolutePath | None = Field(default=None, description="Folder for imported images (.sqsh).")
     images: list[ImageName] = Field(
-        default=[], description="Images that `up` imports, as `--container-image` names them."
+        default=[], description="Images that `up` imports, named as for `--container-image`."
     )
 
 
 class Modules(Section):
     """Environment modules (Lmod)."""
 
-    enabled: bool = Field(default=False, description="Set Lmod up on every node.")
+    enabled: bool = Field(default=False, description="Set up Lmod on every node.")
     paths: list[AbsolutePath] = Field(default=[], description="Folders with modulefiles.")
-    load: list[ModuleName] = Field(default=[], description="Modules everyone starts with.")
+    load: list[ModuleName] = Field(default=[], description="Modules loaded for every user.")
 
 
-# ---- The health checks that a cluster file may name, and their thresholds. The room `health` keeps this true by a
-# test.
-
-
+# Health checks and their thresholds. A test compares this table with the checks in `dalsegno.health`.
 CHECK_THRESHOLDS: Mapping[str, tuple[str, ...]] = {
     "xid": ("window_s", "repeats"),
     "gpu-count": (),

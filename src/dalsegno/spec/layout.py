@@ -1,4 +1,4 @@
-"""Which nodes there are and which partition holds which: names only, sizes come later."""
+"""The nodes of each partition, and the size of a machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from dalsegno.hardware import Gpu, Instance, find_gpu, find_instance, gpu_of
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.partition import MachineSpec, PartitionSpec
 
-# ---- Circles in who is below whom.
-
 
 def find_cycle(below: dict[str, list[str]]) -> list[str]:
-    """One cycle in a graph given by each name's neighbours, [] if it has none."""
+    """Return one cycle in a graph that is given by each name's neighbours; [] if it has none."""
     done: set[str] = set()
     for start in below:
         trail: list[str] = []
@@ -24,7 +22,7 @@ def find_cycle(below: dict[str, list[str]]) -> list[str]:
 
 
 def _walk(start: str, below: dict[str, list[str]], trail: list[str], done: set[str]) -> bool:
-    """Depth first without recursion (a chain may be long); leaves the trail ending where it bit itself."""
+    """Search depth first, without recursion because a chain may be long. The trail ends where a cycle closes."""
     open_at = {start: iter(below.get(start, []))}
     trail.append(start)
     while trail:
@@ -41,18 +39,15 @@ def _walk(start: str, below: dict[str, list[str]], trail: list[str], done: set[s
     return False
 
 
-# ---- Which nodes there are and which partition holds which: names only, sizes come later.
-
-
 def own_nodes(partition: PartitionSpec) -> list[str]:
-    """Nodes a partition brings with it, spares not counted."""
+    """Return the partition's own nodes, without spares."""
     if partition.nodes_from:
         return []
     return _names(partition, partition.nodes or 0, first=1)
 
 
 def own_spares(partition: PartitionSpec) -> list[str]:
-    """Its spares, named after the others."""
+    """Return the partition's own spares, which are numbered after its nodes."""
     if partition.nodes_from:
         return []
     return _names(partition, partition.spares, first=len(own_nodes(partition)) + 1)
@@ -61,25 +56,25 @@ def own_spares(partition: PartitionSpec) -> list[str]:
 def _names(partition: PartitionSpec, wanted: int | Sequence[str], first: int) -> list[str]:
     if not isinstance(wanted, int):
         return list(wanted)
-    # Node names are host names: no capitals, no underscore.
+    # Node names are host names: no upper case, no underscore.
     base = partition.name.lower().replace("_", "-")
     return [f"{base}-{number}" for number in range(first, first + wanted)]
 
 
 def login_nodes(spec: ClusterSpec) -> list[str]:
-    """Names of the login nodes."""
+    """Return the names of the login nodes."""
     return list(spec.login.names) or [f"login-{number}" for number in range(1, spec.login.count + 1)]
 
 
 def members(spec: ClusterSpec) -> dict[str, list[str]]:
-    """Nodes of every partition by its name, spares last; shared machines are in each that shares them."""
+    """Return the nodes of each partition, spares last. A shared node is in every partition that shares it."""
     by_name = {partition.name: partition for partition in spec.partitions}
     spares = {name for partition in spec.partitions for name in own_spares(partition)}
     held: dict[str, list[str]] = {}
     waiting = list(by_name.values())
     while waiting:
         ready = [each for each in waiting if all(name in held or name not in by_name for name in each.nodes_from)]
-        # Those in a circle are never ready; the checks report it, and here they share nothing.
+        # Partitions in a cycle are never ready. The checks report them; here they share nothing.
         for partition in ready or waiting:
             held[partition.name] = _gather(partition, held, spares)
         waiting = [each for each in waiting if each.name not in held]
@@ -98,27 +93,24 @@ def _gather(partition: PartitionSpec, held: dict[str, list[str]], spares: set[st
 
 
 def find_circle(spec: ClusterSpec) -> list[str]:
-    """Partitions that take their nodes from each other in a circle, [] if none do."""
+    """Return partitions that take their nodes from each other in a cycle; [] if there are none."""
     sources = {partition.name: partition.nodes_from for partition in spec.partitions}
     return find_cycle(sources)
 
 
-# ---- How large a machine comes out: from the catalog, from the file, or by default.
-
-
-# What a plain local node gets: enough for a toy job, little enough that many fit on a laptop.
+# Default size of a local node: enough for a toy job, small enough that many fit on a laptop.
 _LOCAL_CPUS, _LOCAL_MEMORY_MIB = 2, 2048
-# The system needs some; a node that registers with less than slurm.conf says is drained.
+# Part of the memory is left for the system: Slurm drains a node that registers with less than slurm.conf says.
 _HANDED_OUT = 0.95
-UNSIZED_MIB = int(_LOCAL_MEMORY_MIB * _HANDED_OUT)  # the memory of a local node whose size the file leaves to us
+UNSIZED_MIB = int(_LOCAL_MEMORY_MIB * _HANDED_OUT)  # memory of a local node without a size in the file
 
 
 @dataclass(frozen=True)
 class Size:
-    """A machine's resources. Zero cpus or memory: as found on the machine."""
+    """A machine's resources. Zero cpus or memory means the size found on the machine."""
 
     cpus: int
-    memory_mib: int  # what Slurm may hand out
+    memory_mib: int  # what Slurm may allocate
     gpus: int = 0
     gpu_type: str = ""
     gpu_memory_mib: int = 0
@@ -127,7 +119,7 @@ class Size:
 
 
 def catalog_instance(machine: MachineSpec) -> Instance | None:
-    """The machine's instance type, None where none is named or the catalog does not know it."""
+    """Return the machine's instance type; None if it has none or the catalog does not list it."""
     try:
         return find_instance(machine.instance) if machine.instance else None
     except NotThere:
@@ -135,7 +127,7 @@ def catalog_instance(machine: MachineSpec) -> Instance | None:
 
 
 def catalog_gpu(gpu_type: str) -> Gpu | None:
-    """The GPU of that Slurm type, None if the catalog does not know it."""
+    """Return the GPU of that Slurm type; None if the catalog does not list it."""
     try:
         return find_gpu(gpu_type)
     except NotThere:
@@ -143,7 +135,7 @@ def catalog_gpu(gpu_type: str) -> Gpu | None:
 
 
 def size_of(partition: PartitionSpec, target: str) -> Size:
-    """What each node of the partition has."""
+    """Return the resources of each node of the partition."""
     instance = catalog_instance(partition)
     gpu = gpu_of(instance) if instance else catalog_gpu(partition.gpu_type)
     gpu_memory_gib = (instance and instance.gpu_memory_gib) or (gpu.memory_gib if gpu else 0)

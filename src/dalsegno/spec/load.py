@@ -1,4 +1,4 @@
-"""Reading a cluster file: everything that is wrong with it, at once."""
+"""Load a cluster file and report all errors in it at once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ from dalsegno.spec.document import Document, KeyPath, Table, read_document
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.section import Section, hint_unknown, meant_key, one_line, show
 
-# ---- How a value of the cluster file is called in a message: "`nodes` of partition `train`",
-# "`slurm.priority.age`".
-
-
-# Lists of named things, and what one of them is called.
+# Lists of named sections, and the noun for one entry.
 _NOUNS = {
     "partitions": "partition",
     "reservations": "reservation",
@@ -37,7 +33,7 @@ _NOUNS = {
 
 
 def call_value(path: KeyPath, data: Any) -> str:
-    """The value at `path` as the subject of a sentence."""
+    """Name the value at `path` for a message: "`nodes` of partition `train`", "`slurm.priority.age`"."""
     owner, rest = _split(path, data)
     if not rest:
         return owner or "the cluster file"
@@ -45,13 +41,13 @@ def call_value(path: KeyPath, data: Any) -> str:
 
 
 def _split(path: KeyPath, data: Any) -> tuple[str, str]:
-    """The innermost named thing on the path, and what is left of the path below it, dotted."""
+    """Return the innermost named section on the path, and the rest of the path below it, dotted."""
     owner, start = "", 0
     value = data
     for at, step in enumerate(path):
         value = _inside(value, step)
         noun = _NOUNS.get(str(path[at - 1])) if at else None
-        # A plain word in a list (`allow_qos: [high]`) is no thing of its own.
+        # A plain word in a list (`allow_qos: [high]`) is not a section.
         if isinstance(step, int) and noun and (isinstance(value, Table) or at == 1):
             owner, start = _name(noun, value, step), at + 1
     return owner, ".".join(step[:60] for step in path[start:] if isinstance(step, str))
@@ -66,9 +62,6 @@ def _inside(value: Any, step: str | int) -> Any:
 def _name(noun: str, item: Any, index: int) -> str:
     name = item.get("name") if isinstance(item, dict) else None
     return f"{noun} {show(name)}" if isinstance(name, str) and name else f"{noun} {index + 1}"
-
-
-# ---- What pydantic complains of, said so that a person can mend it.
 
 
 _EXAMPLES = {
@@ -97,7 +90,7 @@ _RANGES = {
 
 
 def word_fault(error: ErrorDetails, path: KeyPath, data: Any, root: type[Section]) -> tuple[str, str]:
-    """What is wrong, and a hint. `path` is the place in `data`, without pydantic's own marks."""
+    """Return a message and a hint for a pydantic error. `path` is the place in `data`, without pydantic's marks."""
     kind = error["type"]
     if kind == "extra_forbidden":
         return f"{call_value(path[:-1], data)} has no setting {show(path[-1])}", _unknown(root, path)
@@ -130,7 +123,7 @@ def _predicate(error: ErrorDetails) -> tuple[str, str]:
         return f"has {context['actual_length']} entries; at most {context['max_length']} are allowed", ""
     if kind == "literal_error":
         return _literal(context["expected"], error["input"])
-    return f"is wrong: {error['msg'].lower()}", ""
+    return f"is invalid: {error['msg'].lower()}", ""
 
 
 def _literal(expected: str, given: object) -> tuple[str, str]:
@@ -138,24 +131,21 @@ def _literal(expected: str, given: object) -> tuple[str, str]:
     return f"must be one of {', '.join(words)}, not {show(given)}", did_you_mean(str(given), words)
 
 
-# ---- As much of a faulty file as makes sense, so that one mistake does not hide the others.
-
-
-_ROUNDS = 20  # each round cuts at least one thing; nesting is shallow
+_ROUNDS = 20  # each round removes at least one value; nesting is shallow
 _STAND_INS: dict[str, Any] = {"name": "unnamed", "target": "local", "partitions": []}
 _Loc = tuple[int | str, ...]
 
 
 @dataclass
 class Salvaged:
-    """What could be read, and the paths of what could not."""
+    """The valid part of a file, and the paths that were removed, so that one error does not hide others."""
 
     spec: ClusterSpec | None = None
     cut: set[KeyPath] = field(default_factory=set)
 
 
 def salvage(document: Document) -> Salvaged:
-    """Reads the document's data into a spec; faults go to the document's problems."""
+    """Read the valid part of the document's data into a spec. Errors are added to the document's problems."""
     result = Salvaged()
     for _ in range(_ROUNDS):
         try:
@@ -168,7 +158,7 @@ def salvage(document: Document) -> Salvaged:
 
 def _cut_all(errors: list[ErrorDetails], document: Document, cut: set[KeyPath]) -> None:
     doomed: dict[tuple[int, str | int], tuple[Any, str | int, bool]] = {}
-    # Unknown keys first: they tell which missing ones are only misspelt.
+    # Unknown keys first: they show which missing keys are only misspelt.
     for error in sorted(errors, key=lambda each: each["type"] != "extra_forbidden"):
         loc = _clean(error["loc"])
         blank = _is_blank(loc, error, document.data)
@@ -185,7 +175,7 @@ def _note(error: ErrorDetails, loc: _Loc, document: Document, cut: set[KeyPath])
     path = _place_of(loc, document.data)
     missing = error["type"] == "missing"
     what, hint = word_fault(error, loc, document.data, ClusterSpec)
-    # A required value that was there, but faulty or under another name, has been complained of already.
+    # A required value that was invalid, or under a misspelt key, has been reported already.
     if not (missing and path in cut):
         document.problems.append(Problem(what, document.where(path), hint))
     cut.add(path)
@@ -201,7 +191,7 @@ def _clean(loc: _Loc) -> _Loc:
 
 
 def _place_of(loc: _Loc, data: Any) -> KeyPath:
-    """Where in the file `loc` of the data (which may have been cut) stood."""
+    """Return the path in the file of `loc` in the data, from which values may have been removed."""
     path: KeyPath = ()
     value = data
     for step in loc:
@@ -222,18 +212,18 @@ def _value_at(loc: _Loc, data: Any) -> Any:
 
 
 def _is_blank(loc: _Loc, error: ErrorDetails, data: Any) -> bool:
-    """`key:` with nothing after it, which is as good as not there. (An unknown key is wrong, blank or not.)"""
+    """Return whether `key:` has no value, which counts as not given. An unknown key is an error even if blank."""
     if error["type"] in ("missing", "extra_forbidden") or error["input"] is not None:
         return False
     return isinstance(_value_at(loc[:-1], data), dict)
 
 
 def _cut_point(loc: _Loc, missing: bool, data: Any) -> tuple[Any, str | int]:
-    """The container and key to remove: the value itself, or the whole thing that lacks something."""
+    """Return the container and key to remove: the value itself, or the section that lacks a value."""
     best: tuple[Any, str | int] = (data, loc[0])
     value = data
     for step in loc[:-1] if missing and len(loc) > 1 else loc:
-        # One entry out of a list of things; of a list of words, all of it.
+        # Remove one entry from a list of sections, but a list of words as a whole.
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, Table) for item in value)):
             best = (value, step)
         value = _step(value, step)
@@ -249,25 +239,22 @@ def _remove(container: Any, key: str | int, stand_in: bool) -> None:
         container[key] = _STAND_INS[str(key)]
 
 
-# ---- Reading a cluster file: everything that is wrong with it, at once.
-
-
 _MAX_BYTES = 1024 * 1024
 _INIT = "`dalsegno init` writes a starter file"
 
 
 def load_spec(path: str | os.PathLike[str]) -> ClusterSpec:
-    """The cluster file at `path`. Raises SpecError with all its problems."""
+    """Load the cluster file at `path`. Raises SpecError with all its problems."""
     name = os.fspath(path)
     return parse_spec(_read(name), name)
 
 
 def parse_spec(text: str, filename: str = "cluster.yaml") -> ClusterSpec:
-    """The cluster file in `text`; `filename` is for messages. Raises SpecError with all its problems."""
+    """Parse the cluster file in `text`; `filename` is for messages. Raises SpecError with all its problems."""
     document = read_document(text, filename)
     if not isinstance(document.data, Table):
         raise SpecError([_not_a_mapping(document)])
-    # `x-…` at the top is the user's own: a place for anchors.
+    # Top-level `x-…` keys are for the user's own anchors.
     for key in [key for key in document.data if key.startswith("x-")]:
         del document.data[key]
     written = copy.deepcopy(document.data)
@@ -284,18 +271,18 @@ def _read(name: str) -> str:
         with Path(name).open("rb") as file:
             raw = file.read(_MAX_BYTES + 1)
         if len(raw) > _MAX_BYTES:
-            raise SpecError([Problem("the file is larger than 1 MiB", name, "is this a cluster file?")])
+            raise SpecError([Problem("the file is larger than 1 MiB", name, "check that this is a cluster file")])
         return raw.decode("utf-8-sig")
     except FileNotFoundError:
-        raise SpecError([Problem("there is no such file", name, _INIT)]) from None
+        raise SpecError([Problem("the file does not exist", name, _INIT)]) from None
     except IsADirectoryError:
-        raise SpecError([Problem("that is a folder, not a file", name, "name the cluster file in it")]) from None
+        raise SpecError([Problem("this is a folder, not a file", name, "name the cluster file in it")]) from None
     except UnicodeDecodeError:
-        raise SpecError([Problem("that is not a text file (UTF-8)", name, _INIT)]) from None
+        raise SpecError([Problem("this is not a text file (UTF-8)", name, _INIT)]) from None
     except (OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpecError(
-            [Problem(f"the file cannot be read: {said}", name, "is it the right file, and may you read it?")]
+            [Problem(f"the file cannot be read: {reason}", name, "check the path and its permissions")]
         ) from None
 
 
@@ -307,6 +294,6 @@ def _not_a_mapping(document: Document) -> Problem:
 
 
 def _in_order(problems: list[Problem]) -> list[Problem]:
-    """By line; each once. Whatever the file holds, a message is one line."""
+    """Sort problems by line, without duplicates, and keep every message on one line."""
     clean = (Problem(one_line(each.what), each.where, one_line(each.hint)) for each in problems)
     return sorted(dict.fromkeys(clean), key=lambda problem: int(problem.where.rpartition(":")[2]))

@@ -1,4 +1,4 @@
-"""Names: what Slurm, Unix and the shell will take, and nothing that could break a config line."""
+"""Validators for names that Slurm, Unix and the shell accept, and that cannot break a config line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Wit
 from dalsegno.hostlist import MAX_NODES, expand
 from dalsegno.spec.section import fault, show
 
-# ---- Validators for text of a given shape.
-
 
 def matching(pattern: str, hint: str) -> AfterValidator:
-    """The whole text must match `pattern`; keep its repeats bounded, it meets text from strangers."""
+    """Return a validator for text that matches `pattern`. Bound its repeats, because the text is untrusted."""
     compiled = re.compile(pattern)
 
     def check(value: str) -> str:
@@ -26,21 +24,18 @@ def matching(pattern: str, hint: str) -> AfterValidator:
 
 
 def shaped(pattern: str, example: str) -> AfterValidator:
-    """An id of a cloud, which would refuse a malformed one only after minutes."""
+    """Return a validator for a cloud's id: the cloud would refuse a malformed one only after minutes."""
     return matching(pattern, f"it looks like `{example}`")
 
 
-# ---- Names: what Slurm, Unix and the shell will take, and nothing that could break a config line.
-
-
-_RESERVED = {"default", "all", "localhost"} | {"switch", "head-backup", "rest"}  # Slurm's words, our own hosts
+_RESERVED = {"default", "all", "localhost"} | {"switch", "head-backup", "rest"}  # Slurm's keywords, our own hosts
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HOSTS_HINT = "write `gpu[1-4]`, or a list of names"
 
 
 def _not_reserved(value: str) -> str:
     if value.lower() in _RESERVED:
-        raise fault(f"cannot be {show(value)}", "it has a meaning of its own; choose another name")
+        raise fault(f"cannot be {show(value)}", "the name is reserved; choose another name")
     return value
 
 
@@ -51,7 +46,7 @@ def _host_name(value: str) -> str:
 
 
 def _hostnames(value: object) -> list[str]:
-    """One hostlist or a list of them, spelled out."""
+    """Expand a host list, or a list of them."""
     parts = [value] if isinstance(value, str) else value
     if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
         raise fault(f"must be node names, not {show(value)}", _HOSTS_HINT)
@@ -77,7 +72,7 @@ def _count_or_names(value: object, least: int) -> int | list[str]:
 
 
 def _listed(value: Any) -> Any:
-    """A single word stands for a list of one; commas separate, as in Slurm."""
+    """Turn text into a list: commas separate entries, as in Slurm."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
@@ -87,7 +82,7 @@ _LOWER_RULE = "use lowercase letters, digits, `-`, `_` and `.`, starting with a 
 _UNIX_RULE = "use lowercase letters, digits, `-` and `_`, starting with a letter, at most 32"
 _PATH_RULE = "write an absolute path of letters, digits and `_./@%+=~-`"
 
-# It becomes the prefix of Slurm's database tables.
+# The name is the prefix of Slurm's database tables.
 ClusterName = Annotated[
     str,
     matching(r"[a-z][a-z0-9_-]{0,39}", _CLUSTER_RULE),
@@ -95,7 +90,7 @@ ClusterName = Annotated[
 ]
 PlainName = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}", _SLURM_RULE)]
 PartitionName = Annotated[PlainName, AfterValidator(_not_reserved)]
-# Slurm's database keeps accounts and QOS in lower case; another spelling would never be found again.
+# Slurm's database stores accounts and QOS in lower case; other spellings would not be found.
 AccountName = Annotated[str, matching(r"[a-z0-9][a-z0-9_.-]{0,47}", _LOWER_RULE)]
 UserName = Annotated[str, matching(r"[a-z_][a-z0-9_-]{0,31}", _UNIX_RULE)]
 Feature = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,47}", "use letters, digits, `-`, `_` and `.`")]

@@ -1,4 +1,4 @@
-"""Accounts and users, as written in the cluster file."""
+"""Sections of the cluster file: accounts, users and storage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _ssh_key(value: str) -> str:
 
 def _not_system(value: str) -> str:
     if value in _SYSTEM_USERS:
-        raise fault(f"cannot be `{value}`", "that user belongs to the system; name people here")
+        raise fault(f"cannot be `{value}`", "this is a system user; choose another name")
     return value
 
 
@@ -36,33 +36,32 @@ Shares = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class AccountSpec(Section):
-    """A Slurm account: a team or project whose use is counted together."""
+    """A Slurm account: a team or project whose usage is counted together."""
 
-    name: AccountName = Field(description="Name of the account, in lower case as Slurm keeps it.")
-    parent: AccountName = Field(default="root", description="The account above it.")
-    fair_share: Shares = Field(default=1, description="Shares of the machine, against its sisters.")
-    qos: Accounts = Field(default=[], description="QOS its users may use.")
-    group_tres: dict[TresName, Amount] = Field(default={}, description="Most that all its jobs may hold (GrpTRES).")
-    description: Label = Field(default="", description="For people.")
+    name: AccountName = Field(description="Name of the account, in lower case.")
+    parent: AccountName = Field(default="root", description="Parent account.")
+    fair_share: Shares = Field(default=1, description="Fair-share shares, relative to accounts with the same parent.")
+    qos: Accounts = Field(default=[], description="QOS that its users may use.")
+    group_tres: dict[TresName, Amount] = Field(
+        default={}, description="Limit on the resources of all its running jobs (GrpTRES)."
+    )
+    description: Label = Field(default="", description="Description of the account.")
 
 
 class UserSpec(Section):
-    """Someone who uses the cluster."""
+    """A user of the cluster."""
 
-    name: Annotated[UserName, AfterValidator(_not_system)] = Field(description="Unix name.")
-    uid: int | None = Field(default=None, ge=1000, le=2**31 - 1, description="Unix user id; chosen where left out.")
-    full_name: Label = Field(default="", description="For people.")
+    name: Annotated[UserName, AfterValidator(_not_system)] = Field(description="Unix user name.")
+    uid: int | None = Field(default=None, ge=1000, le=2**31 - 1, description="Unix user id. Default: a free one.")
+    full_name: Label = Field(default="", description="Full name.")
     groups: Groups = Field(default=[], description="Further Unix groups.")
-    ssh_keys: list[SshKey] = Field(default=[], description="Public keys that may log in.")
+    ssh_keys: list[SshKey] = Field(default=[], description="SSH public keys for login.")
     accounts: Accounts = Field(default=[], description="Slurm accounts.")
-    default_account: AccountName = Field(default="", description="Account of a job that names none; else the first.")
-    fair_share: Shares = Field(default=1, description="Shares within the account.")
-    qos: Accounts = Field(default=[], description="QOS this user may use.")
-    default_qos: AccountName = Field(default="", description="QOS of a job that names none.")
+    default_account: AccountName = Field(default="", description="Account of jobs that name none. Default: the first.")
+    fair_share: Shares = Field(default=1, description="Fair-share shares within the account.")
+    qos: Accounts = Field(default=[], description="QOS that the user may use.")
+    default_qos: AccountName = Field(default="", description="QOS of jobs that name none.")
     admin: bool = Field(default=False, description="May change the cluster (Slurm's AdminLevel=Admin, sudo).")
-
-
-# ---- Shared storage, as written in the cluster file.
 
 
 Source = Annotated[
@@ -74,15 +73,15 @@ StorageType = Literal["folder", "nfs", "lustre", "openzfs", "efs", "ebs", "fss"]
 
 
 class StorageSpec(Section):
-    """A file system that all nodes see."""
+    """A file system that is mounted on all nodes."""
 
     name: PlainName = Field(description="Name of the file system.")
-    mount: AbsolutePath = Field(description="Where every node finds it: /fsx.")
+    mount: AbsolutePath = Field(description="Mount point on every node: /fsx.")
     type: StorageType = Field(default="folder", description="folder, nfs, lustre, openzfs, efs, ebs or fss (OCI).")
-    size: SizeMiB | None = Field(default=None, description="Size of one to be made: 1200G.")
+    size: SizeMiB | None = Field(default=None, description="Size of a new file system: 1200G.")
     source: Source = Field(
-        default="", description="One that exists: a folder of this machine, server:/export, or fs-0123456789abcdef0."
+        default="", description="Existing file system: a local folder, server:/export, or fs-0123456789abcdef0."
     )
     options: Options = Field(default="", description="Mount options.")
-    throughput: int | None = Field(default=None, ge=1, le=10000, description="MB/s per TiB, where the cloud sells it.")
-    home: bool = Field(default=False, description="People's home folders live here.")
+    throughput: int | None = Field(default=None, ge=1, le=10000, description="MB/s per TiB, where the cloud offers it.")
+    home: bool = Field(default=False, description="Holds the users' home folders.")

@@ -1,4 +1,4 @@
-"""Times, sizes and shares as people write them: `2h`, `1-00:00:00`, `infinite`, `64G`, `25%`."""
+"""Parse times, sizes and shares: `2h`, `1-00:00:00`, `infinite`, `64G`, `25%`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIZE_HINT = "write a number with its unit: `512M`, `64G`, `2T`"
 
 
 def parse_time(value: object, bare_s: int) -> int | None:
-    """Seconds, None for infinite. A bare number counts in units of `bare_s`, as Slurm does. ValueError otherwise."""
+    """Return seconds, None for infinite. A bare number is in units of `bare_s`. Raises ValueError if invalid."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value * bare_s
     if not isinstance(value, str):
@@ -70,12 +70,12 @@ def _time(value: object, bare_s: int) -> int | None:
     except ValueError:
         raise fault(f"must be a time, not {show(value)}", _TIME_HINT) from None
     if seconds is not None and not 0 < seconds <= _MAX_S:
-        raise fault(f"must be longer than nothing and under a hundred years, not {show(value)}", _TIME_HINT)
+        raise fault(f"must be more than 0 and at most 100 years, not {show(value)}", _TIME_HINT)
     return seconds
 
 
 def _limit(value: object) -> int | None:
-    """Slurm counts limits in whole minutes and rounds up."""
+    """Return a limit in whole minutes, rounded up as Slurm does."""
     seconds = _time(value, 60)
     return None if seconds is None else -(-seconds // 60)
 
@@ -96,7 +96,7 @@ def _seconds(value: object) -> int:
 
 
 def parse_size_mib(value: object) -> int:
-    """MiB of a size with a unit; K, M, G, T count in 1024s whatever is written. ValueError otherwise."""
+    """Return the MiB of a size with a unit, always in powers of 1024. Raises ValueError if invalid."""
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if not found:
         raise ValueError(value)
@@ -108,15 +108,15 @@ def _size_mib(value: object) -> int:
         size = parse_size_mib(value)
     except ValueError:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        said = f"has no unit: {show(value)}" if number else f"must be a size, not {show(value)}"
-        raise fault(said, _SIZE_HINT) from None
+        what = f"has no unit: {show(value)}" if number else f"must be a size, not {show(value)}"
+        raise fault(what, _SIZE_HINT) from None
     if not 1 <= size <= 1024**4:
         raise fault(f"must be between 1M and 1024P, not {show(value)}", _SIZE_HINT)
     return size
 
 
 def _share(value: object) -> float:
-    """`25%` or 0.25."""
+    """Parse a share, `25%` or 0.25."""
     share = -1.0
     if isinstance(value, str) and re.fullmatch(r"\d{1,3}(\.\d{1,6})?\s*%", value):
         share = float(value.rstrip("% ")) / 100
@@ -132,7 +132,7 @@ _TIME_SCHEMA = WithJsonSchema(
 )
 _SIZE_SCHEMA = WithJsonSchema({"type": "string", "examples": ["512M", "64G", "2T"]})
 
-# A limit in whole minutes, None for `infinite`; a bare number is minutes, as in Slurm.
+# A limit in whole minutes, None for `infinite`. A bare number is minutes, as in Slurm.
 Limit = Annotated["int | None", PlainValidator(_limit), _TIME_SCHEMA]
 Minutes = Annotated[int, PlainValidator(_minutes), _TIME_SCHEMA]
 # A bare number is seconds, as in Slurm's *Timeout settings.

@@ -1,4 +1,4 @@
-"""A cluster file to facts: names looked up, counts spelled out, defaults filled in. Pure."""
+"""Resolve a cluster file into facts: look up names, expand counts, fill in defaults. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from dalsegno.spec.partition import PartitionSpec
 from dalsegno.spec.people import StorageSpec, UserSpec
 from dalsegno.spec.slurm import Preemption, PrioritySpec, QosSpec, ReservationSpec, SlurmSpec, Topology
 
-# ---- The `slurm:` block to facts: priority, preemption, QOS, and the network's tree.
-
 
 def resolve_slurm(spec: ClusterSpec) -> facts.Slurm:
-    """Cluster-wide Slurm policy."""
+    """Return the cluster-wide Slurm policy."""
     slurm = spec.slurm
     preemption = _preemption(slurm)
     return facts.Slurm(
@@ -38,7 +36,7 @@ def resolve_slurm(spec: ClusterSpec) -> facts.Slurm:
 
 
 def _preemption(slurm: SlurmSpec) -> Preemption | None:
-    """A QOS that preempts another would do nothing with preemption off, so it switches it on."""
+    """Return the preemption settings. A QOS that preempts another turns preemption on."""
     if slurm.preemption is None and any(qos.preempts for qos in slurm.qos):
         return Preemption()
     return slurm.preemption
@@ -58,7 +56,7 @@ def _priority(priority: PrioritySpec, accounting: bool) -> facts.Priority:
         max_age_min=priority.max_age,
         favor_small=priority.favor_small,
     )
-    # Both live in the database; without one Slurm complains of every job.
+    # Both need the database. Without it, Slurm would log an error for every job.
     return found if accounting else replace(found, fair_share=0, qos=0)
 
 
@@ -80,12 +78,12 @@ def _topology(topology: Topology | None, partitions: Sequence[PartitionSpec]) ->
     if topology is None:
         return ()
     if topology.nodes_per_switch:
-        return _built(partitions, topology.nodes_per_switch)
+        return _build_topology(partitions, topology.nodes_per_switch)
     return tuple(facts.Switch(each.name, tuple(each.nodes), tuple(each.switches)) for each in topology.switches)
 
 
-def _built(partitions: Sequence[PartitionSpec], per_switch: int) -> tuple[facts.Switch, ...]:
-    """Leaf after leaf in the order of the nodes, those of two partitions apart; a spine above."""
+def _build_topology(partitions: Sequence[PartitionSpec], per_switch: int) -> tuple[facts.Switch, ...]:
+    """Return leaf switches in node order, none with nodes of two partitions, and a spine above them."""
     leaves: list[facts.Switch] = []
     for partition in partitions:
         names = own_nodes(partition) + own_spares(partition)
@@ -95,11 +93,8 @@ def _built(partitions: Sequence[PartitionSpec], per_switch: int) -> tuple[facts.
     return (*leaves, spine) if len(leaves) > 1 else tuple(leaves)
 
 
-# ---- A cluster file to facts: names looked up, counts spelled out, defaults filled in. Pure.
-
-
 def resolve(spec: ClusterSpec) -> facts.Cluster:
-    """The facts of a cluster file that has been checked."""
+    """Return the facts of a valid cluster file."""
     return facts.Cluster(
         name=spec.name,
         target=spec.target,
@@ -120,7 +115,7 @@ def resolve(spec: ClusterSpec) -> facts.Cluster:
 
 def _containers(spec: ClusterSpec) -> facts.Containers:
     own = spec.containers
-    enabled = True if own.enabled is None and own.images else own.enabled  # whoever lists images wants them run
+    enabled = True if own.enabled is None and own.images else own.enabled  # a list of images turns containers on
     return facts.Containers(enabled, str(own.folder or ""), tuple(dict.fromkeys(own.images)))
 
 
@@ -150,7 +145,7 @@ def _nodes(partition: PartitionSpec, target: str) -> list[facts.Node]:
 
 def _partitions(spec: ClusterSpec) -> tuple[facts.Partition, ...]:
     held = members(spec)
-    # Jobs that name no partition must go somewhere: the first, unless the file says otherwise.
+    # Jobs that name no partition go to the first one, unless the file sets another default.
     default = next((each.name for each in spec.partitions if each.default), spec.partitions[0].name)
     return tuple(_partition(each, held[each.name], each.name == default) for each in spec.partitions)
 
@@ -189,9 +184,9 @@ def _accounts(spec: ClusterSpec) -> tuple[facts.Account, ...]:
         )
         for account in spec.accounts
     ]
-    homeless = any(not user.accounts for user in spec.users)
-    if spec.slurm.accounting and homeless and all(each.name != DEFAULT_ACCOUNT for each in found):
-        found.append(facts.Account(DEFAULT_ACCOUNT, description="everyone without an account of their own"))
+    without_account = any(not user.accounts for user in spec.users)
+    if spec.slurm.accounting and without_account and all(each.name != DEFAULT_ACCOUNT for each in found):
+        found.append(facts.Account(DEFAULT_ACCOUNT, description="users without an account of their own"))
     return tuple(found)
 
 

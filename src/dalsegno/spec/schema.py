@@ -1,4 +1,4 @@
-"""The JSON schema of the cluster file, for editors."""
+"""The JSON schema of the cluster file, and the starter files."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from dalsegno.spec.targets import TARGETS
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema, with a description of every key."""
+    """Return the schema, with a description of every key."""
     schema = ClusterSpec.model_json_schema()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
         "title": "Dal Segno cluster file",
-        "patternProperties": {"^x-": {"description": "Your own; a place for anchors."}},
+        "patternProperties": {"^x-": {"description": "For your own YAML anchors."}},
     }
-
-
-# ---- Commented starter files, one per target.
 
 
 _FOLDER = Path(__file__).parent / "starters"
 
 
 def starter(target: str = "local", name: str = "demo") -> str:
-    """A cluster file to begin with. It passes `dalsegno validate` as it is."""
+    """Return the starter cluster file of a target. It passes `dalsegno validate` unchanged."""
     if target not in TARGETS:
         raise UsageError(f"there is no target `{target}`", hint=did_you_mean(target, TARGETS, ", ".join(TARGETS)))
     text = (_FOLDER / f"{target}.yaml").read_text(encoding="utf-8")

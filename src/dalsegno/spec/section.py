@@ -1,4 +1,4 @@
-"""What every block of the cluster file has in common: it is strict, it is frozen, and it knows where it stands."""
+"""The base class of all sections of the cluster file: strict, frozen, and with its place in the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _S = TypeVar("_S", bound="Section")
 
 
 class Section(BaseModel):
-    """A block of the cluster file. Unknown keys are refused; nothing is quietly turned into another type."""
+    """A section of the cluster file. Unknown keys are refused, and values are not converted silently."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -32,17 +32,17 @@ class Section(BaseModel):
 
 
 def place(section: Section) -> KeyPath:
-    """The path of a section in its file; () for the root or for one that came from no file."""
+    """Return the path of a section in its file; () for the root or a section without a file."""
     return section._path
 
 
 def fault(what: str, hint: str = "") -> PydanticCustomError:
-    """A validator's complaint. `what` goes on after the name of the value: "must be …, not …"."""
+    """Return a validation error. `what` follows the name of the value in the message: "must be …, not …"."""
     return PydanticCustomError("fault", "{what}", {"what": what, "hint": hint})
 
 
 def show(value: object) -> str:
-    """A value as it may stand in a message: short, on one line, in backticks."""
+    """Format a value for a message: short, on one line, in backticks."""
     if isinstance(value, bool):
         return "`true`" if value else "`false`"
     if value is None:
@@ -56,14 +56,11 @@ def show(value: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text from a file as it may stand in a terminal: no line breaks, no escape codes."""
+    """Make text from a file safe for a terminal: no line breaks, no escape codes."""
     return "".join(c if c.isprintable() else "\\n" if c == "\n" else "?" for c in text)
 
 
-# ---- What someone meant who wrote a key that is not there.
-
-
-# Words of Slurm, of the clouds, and of other tools.
+# Names that Slurm, the clouds and other tools use for our keys.
 _ALIASES = {
     "maxtime": "time_limit",
     "max_time": "time_limit",
@@ -106,7 +103,7 @@ _LISTED = 14
 
 
 def meant_key(root: type[Section], path: KeyPath, key: str) -> str:
-    """Return the known key that the unknown `key` in the section at `path` stands for, or "" if none is near."""
+    """Return the known key that an unknown `key` in the section at `path` probably means, or ""."""
     model = _model_at(root, path)
     if model is None:
         return ""
@@ -128,7 +125,7 @@ def _normalized(key: str) -> str:
 
 
 def required_keys(root: type[Section], block: str) -> list[str]:
-    """Keys that a block of the file cannot do without."""
+    """Return the required keys of a block of the file."""
     model = _section_in(root.model_fields[block].annotation)
     return [name for name, info in model.model_fields.items() if info.is_required()] if model else []
 
@@ -154,7 +151,7 @@ def _children(model: type[Section]) -> Iterator[tuple[str, type[Section]]]:
 
 
 def _model_at(root: type[Section], path: KeyPath) -> type[Section] | None:
-    """The model that reads the mapping at `path`. Indices, and keys of a mapping of sections, stay in the section."""
+    """Return the model of the mapping at `path`. Indices and keys of a mapping of sections do not change it."""
     model: type[Section] | None = root
     for step in path:
         if model is not None and isinstance(step, str) and step in model.model_fields:

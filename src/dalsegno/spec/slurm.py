@@ -1,4 +1,4 @@
-"""The `slurm:` block: cluster-wide policy, QOS, topology; and reservations."""
+"""Sections of the cluster file: the `slurm:` block (policy, QOS, topology) and reservations."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from dalsegno.spec.names import AccountName, Accounts, HostNames, PartitionName,
 from dalsegno.spec.quantities import Limit, Minutes, Seconds, parse_size_mib
 from dalsegno.spec.section import Section, fault, show
 
-# ---- Slurm's fixed words, in the spelling Slurm writes them.
-
 
 def word(*words: str, yes: str = "", no: str = "") -> Callable[[object], str]:
-    """A validator for one of `words` in any case. YAML turns bare `off` and `no` into false; they are taken back."""
+    """Return a validator for one of `words` in any case. YAML reads bare `off` and `no` as false; undo that."""
 
     def check(value: object) -> str:
-        said = (yes if value else no) if isinstance(value, bool) else value
-        if isinstance(said, str) and (found := [each for each in words if each.lower() == said.lower()]):
+        text = (yes if value else no) if isinstance(value, bool) else value
+        if isinstance(text, str) and (found := [each for each in words if each.lower() == text.lower()]):
             return found[0]
         raise fault(f"must be one of {', '.join(words)}, not {show(value)}", did_you_mean(str(value), words))
 
@@ -29,12 +27,12 @@ def word(*words: str, yes: str = "", no: str = "") -> Callable[[object], str]:
 
 
 def one_of(*words: str) -> WithJsonSchema:
-    """For editors: the words in either case."""
+    """Return the JSON schema of the words in either case, for editors."""
     return WithJsonSchema({"enum": list(dict.fromkeys([*(each.lower() for each in words), *words]))})
 
 
 def _split(value: object) -> object:
-    """Slurm writes lists with commas."""
+    """Split a comma-separated list, as Slurm writes it."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
@@ -61,9 +59,7 @@ ReservationFlags = Annotated[
 ]
 
 
-# ---- Raw Slurm settings a user may add, and those they may not because we write them ourselves.
-
-
+# Raw Slurm settings
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 # A space would start another setting, `#` a comment, a line break another line, `\` a continuation.
 _VALUE = re.compile(r"[^\s\"'#\\\x00-\x1f\x7f]{1,1000}")
@@ -76,7 +72,7 @@ def _key(value: str) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """YAML turns YES into true and 30 into a number; Slurm reads words."""
+    """Return a value as text for slurm.conf: YAML reads YES as true and 30 as a number."""
     if isinstance(value, bool):
         return "YES" if value else "NO"
     return str(value) if isinstance(value, (int, float)) else value
@@ -93,7 +89,7 @@ RawKey = Annotated[str, AfterValidator(_key)]
 RawValue = Annotated[str, BeforeValidator(_as_text), AfterValidator(_value), _VALUE_SCHEMA]
 RawSettings = dict[RawKey, RawValue]
 
-# What we write into slurm.conf, and the key of the cluster file that steers it ("" where nothing does).
+# Settings that we write to slurm.conf, with the key of the cluster file that controls each ("" for none).
 OWNED: dict[str, str] = {
     "ClusterName": "name",
     "SlurmctldHost": "slurm.backup_controller",
@@ -174,9 +170,6 @@ OWNED_IN_PARTITION: dict[str, str] = {
 }
 
 
-# ---- The `slurm:` block: cluster-wide policy, QOS, topology; and reservations.
-
-
 _TRES = re.compile(r"cpu|mem|node|billing|energy|fs/disk|(gres|license|bb)/[a-z0-9_.-]+(:[a-z0-9_.-]+)?")
 
 
@@ -189,7 +182,7 @@ def _tres(value: str) -> str:
 
 
 def _amount(value: Any) -> Any:
-    """Memory may be written as 64G; Slurm counts it in MiB."""
+    """Convert memory written as 64G to MiB, as Slurm counts it."""
     try:
         return parse_size_mib(value) if isinstance(value, str) else value
     except ValueError:
@@ -207,49 +200,57 @@ Weight = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class QosSpec(Section):
-    """A quality of service: who goes first, who may push whom aside, and how much one may use."""
+    """A quality of service (QOS): priority, preemption and limits of its jobs."""
 
-    name: AccountName = Field(description="Name of the QOS, in lower case as Slurm keeps it.")
-    priority: int = Field(default=0, ge=0, le=2**31 - 1, description="Share in a job's priority.")
-    preempts: Accounts = Field(default=[], description="QOS whose jobs this one may push aside.")
-    preempt_mode: PreemptMode = Field(default="", description="What happens to jobs of this QOS when pushed aside.")
-    max_time: Limit = Field(default=None, description="Longest a job may run (MaxWall).")
-    max_tres_per_user: dict[TresName, Amount] = Field(
-        default={}, description="Most that one user's running jobs may hold: {gres/gpu: 8} (MaxTRESPerUser)."
+    name: AccountName = Field(description="Name of the QOS, in lower case.")
+    priority: int = Field(default=0, ge=0, le=2**31 - 1, description="QOS factor in a job's priority (Priority).")
+    preempts: Accounts = Field(default=[], description="QOS whose jobs this one may preempt (Preempt).")
+    preempt_mode: PreemptMode = Field(
+        default="", description="What happens to preempted jobs of this QOS (PreemptMode)."
     )
-    max_jobs_per_user: int | None = Field(default=None, ge=0, le=10**6, description="Most running jobs of a user.")
-    group_tres: dict[TresName, Amount] = Field(default={}, description="Most that all its jobs may hold (GrpTRES).")
-    usage_factor: float | None = Field(default=None, ge=0, le=1000, description="How dear its use is for fair share.")
+    max_time: Limit = Field(default=None, description="Maximum run time of a job (MaxWall).")
+    max_tres_per_user: dict[TresName, Amount] = Field(
+        default={}, description="Limit on the resources of a user's running jobs: {gres/gpu: 8} (MaxTRESPerUser)."
+    )
+    max_jobs_per_user: int | None = Field(default=None, ge=0, le=10**6, description="Maximum running jobs per user.")
+    group_tres: dict[TresName, Amount] = Field(
+        default={}, description="Limit on the resources of all its running jobs (GrpTRES)."
+    )
+    usage_factor: float | None = Field(
+        default=None, ge=0, le=1000, description="Factor on the usage charged to fair share (UsageFactor)."
+    )
 
 
 class PrioritySpec(Section):
-    """Multifactor priority: Slurm's PriorityWeight settings and how past use fades."""
+    """Multifactor priority: Slurm's PriorityWeight settings and the decay of past usage."""
 
     age: Weight = Field(default=1000, description="Weight of waiting time.")
     fair_share: Weight = Field(default=10000, description="Weight of fair share.")
     job_size: Weight = Field(default=0, description="Weight of a job's size.")
     partition: Weight = Field(default=1000, description="Weight of the partition's priority_job_factor.")
     qos: Weight = Field(default=100000, description="Weight of the QOS's priority.")
-    tres: dict[TresName, Weight] = Field(default={}, description="Weights of asked resources: {gres/gpu: 1000}.")
-    half_life: Minutes = Field(default=7 * 24 * 60, description="Past use counts half after this time.")
-    usage_reset: UsageReset = Field(default="NONE", description="When past use is forgotten altogether.")
-    calc_period: Minutes = Field(default=5, description="How often past use is worked out.")
-    max_age: Minutes = Field(default=7 * 24 * 60, description="Waiting longer than this adds nothing more.")
-    favor_small: bool = Field(default=False, description="Small jobs first, rather than large ones.")
+    tres: dict[TresName, Weight] = Field(default={}, description="Weights of requested resources: {gres/gpu: 1000}.")
+    half_life: Minutes = Field(default=7 * 24 * 60, description="Half-life of past usage (PriorityDecayHalfLife).")
+    usage_reset: UsageReset = Field(default="NONE", description="When past usage is reset (PriorityUsageResetPeriod).")
+    calc_period: Minutes = Field(default=5, description="Interval at which usage is recalculated (PriorityCalcPeriod).")
+    max_age: Minutes = Field(
+        default=7 * 24 * 60, description="Waiting time after which the age factor is at its maximum (PriorityMaxAge)."
+    )
+    favor_small: bool = Field(default=False, description="Favor small jobs instead of large ones (PriorityFavorSmall).")
 
 
 class Preemption(Section):
-    """Who may push running jobs aside, and what happens to them."""
+    """Preemption: which jobs may preempt others, and what happens to preempted jobs."""
 
     by: Literal["qos", "partition"] = Field(
-        default="qos", description="QOS `preempts` lists, or partition priority tiers."
+        default="qos", description="qos: by the QOS `preempts` lists; partition: by priority tiers (PreemptType)."
     )
-    mode: PreemptAction = Field(default="REQUEUE", description="What happens to the jobs pushed aside.")
-    exempt_time: Seconds | None = Field(default=None, description="A job is safe for this long after its start.")
+    mode: PreemptAction = Field(default="REQUEUE", description="What happens to preempted jobs (PreemptMode).")
+    exempt_time: Seconds | None = Field(default=None, description="Minimum run time before a job may be preempted.")
 
 
 class SwitchSpec(Section):
-    """A switch of the network: a leaf names nodes, any other names switches."""
+    """A network switch: a leaf switch has nodes, any other has switches."""
 
     name: PlainName = Field(description="Name of the switch.")
     nodes: HostNames = Field(default=[], description="Nodes on this leaf switch: train-[1-16].")
@@ -257,36 +258,46 @@ class SwitchSpec(Section):
 
 
 class Topology(Section):
-    """Which nodes are near each other, so that a job gets neighbours."""
+    """The network topology, so that Slurm allocates nodes that are close to each other."""
 
-    nodes_per_switch: int | None = Field(default=None, ge=1, le=4096, description="Build it: so many nodes on a leaf.")
-    switches: list[SwitchSpec] = Field(default=[], max_length=10000, description="Or name every switch.")
+    nodes_per_switch: int | None = Field(
+        default=None, ge=1, le=4096, description="Nodes per leaf switch of a generated tree."
+    )
+    switches: list[SwitchSpec] = Field(
+        default=[], max_length=10000, description="All switches, instead of `nodes_per_switch`."
+    )
 
 
 class SlurmSpec(Section):
     """Cluster-wide Slurm settings."""
 
-    accounting: bool = Field(default=True, description="Keep job records, accounts, QOS and fair share in a database.")
-    enforce: Enforce = Field(default=[], description="Refuse jobs without association, over limits … (Slurm's words).")
+    accounting: bool = Field(
+        default=True, description="Run slurmdbd and a database for job records, accounts, QOS and fair share."
+    )
+    enforce: Enforce = Field(
+        default=[], description="What Slurm enforces: associations, limits, qos … (AccountingStorageEnforce)."
+    )
     rest: bool = Field(default=False, description="Run slurmrestd.")
-    backup_controller: bool = Field(default=False, description="Run a second slurmctld that takes over.")
-    slurmd_timeout: Seconds = Field(default=300, description="A node silent for so long is down (SlurmdTimeout).")
+    backup_controller: bool = Field(default=False, description="Run a backup slurmctld.")
+    slurmd_timeout: Seconds = Field(
+        default=300, description="Slurm sets a node DOWN after this time without an answer (SlurmdTimeout)."
+    )
     qos: list[QosSpec] = Field(default=[], max_length=1000, description="Qualities of service.")
     priority: PrioritySpec = Field(default_factory=PrioritySpec, description="Multifactor priority.")
-    preemption: Preemption | None = Field(default=None, description="Preemption; a QOS with `preempts` switches it on.")
-    topology: Topology | None = Field(default=None, description="The network's switches.")
+    preemption: Preemption | None = Field(default=None, description="Preemption. A QOS with `preempts` turns it on.")
+    topology: Topology | None = Field(default=None, description="Network topology.")
     extra: RawSettings = Field(default={}, description="Further settings, written last, as in slurm.conf.")
 
 
 class ReservationSpec(Section):
-    """Nodes set aside for a time."""
+    """A Slurm reservation."""
 
     name: PlainName = Field(description="Name of the reservation.")
-    nodes: HostNames = Field(default=[], description="The nodes: train-[1-2]. Or give node_count.")
-    node_count: int | None = Field(default=None, ge=1, description="Any so many nodes of the partition.")
-    partition: PartitionName = Field(default="", description="Partition they are taken from.")
-    start: Start = Field(default="now", description="When it begins, in Slurm's words.")
-    duration: Limit = Field(default=None, description="How long it lasts.")
-    users: Users = Field(default=[], description="Who may use it.")
+    nodes: HostNames = Field(default=[], description="Reserved nodes: train-[1-2]. Or give `node_count`.")
+    node_count: int | None = Field(default=None, ge=1, description="Number of nodes, chosen by Slurm.")
+    partition: PartitionName = Field(default="", description="Partition of the nodes.")
+    start: Start = Field(default="now", description="Start time, in Slurm's format.")
+    duration: Limit = Field(default=None, description="Duration.")
+    users: Users = Field(default=[], description="Users that may use it.")
     accounts: Accounts = Field(default=[], description="Accounts that may use it.")
-    flags: ReservationFlags = Field(default=[], description="Slurm's flags: MAINT, DAILY, FLEX …")
+    flags: ReservationFlags = Field(default=[], description="Slurm's reservation flags: MAINT, DAILY, FLEX …")

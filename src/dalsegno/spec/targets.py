@@ -1,4 +1,4 @@
-"""Settings of the targets that use machines you have: `local:` (this one) and `ssh:` (hosts you can reach)."""
+"""Sections of the cluster file: the settings of each target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dalsegno.spec.names import AbsolutePath, Label, PartitionName, PlainName, U
 from dalsegno.spec.quantities import Seconds, SizeMiB
 from dalsegno.spec.section import Section, fault, show
 
-# No leading dash: ssh would read an option.
+# No leading dash: ssh would read it as an option.
 _ADDRESS = r"[A-Za-z0-9_:][A-Za-z0-9_.:-]{0,252}(\[[0-9,-]{1,200}\][A-Za-z0-9_.:-]{0,100})?"
 _HOST_KEY = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}(\[[0-9,-]{1,200}\])?"
 _FILE = r"[A-Za-z0-9_./~][A-Za-z0-9_./@%+=~-]{0,254}"
@@ -33,7 +33,7 @@ def _subnet(value: str) -> str:
 
 
 def _address_only(value: Any) -> Any:
-    """`train-1: 10.0.0.1` is short for `train-1: {address: 10.0.0.1}`."""
+    """Expand `train-1: 10.0.0.1` to `train-1: {address: 10.0.0.1}`."""
     return {"address": value} if isinstance(value, str) else value
 
 
@@ -49,41 +49,39 @@ class LocalSpec(Section):
 
     hosts: Literal["auto", "virtual", "loopback"] = Field(
         default="auto",
-        description="virtual: a namespace per node (root); loopback: processes on ports; auto: the best we may.",
+        description="virtual: namespaces per node (root); loopback: processes on ports; auto: virtual if possible.",
     )
     gpus: Literal["auto", "simulated", "real"] = Field(
-        default="auto", description="real: the machine's own; simulated: device files; auto: real where there are any."
+        default="auto", description="real: the machine's GPUs; simulated: device files; auto: real if there are any."
     )
     subnet: Annotated[str, AfterValidator(_subnet)] = Field(
-        default="", description="Subnet of the virtual hosts; left out, a free one is chosen."
+        default="", description="Subnet of the virtual hosts. Default: a free one."
     )
 
 
 class SshHostSpec(Section):
-    """How one machine is reached, where it differs from the rest."""
+    """SSH settings of one machine that differ from the common ones."""
 
-    address: Address = Field(default="", description="Host name or address; else the node's name.")
+    address: Address = Field(default="", description="Host name or address. Default: the node's name.")
     user: UserName | None = Field(default=None, description="User to log in as.")
     port: Port | None = Field(default=None, description="Port of its sshd.")
     key: File | None = Field(default=None, description="Private key file.")
-    jump: Jump | None = Field(default=None, description="Host to go through.")
+    jump: Jump | None = Field(default=None, description="Jump host.")
 
 
 class Ssh(Section):
-    """Machines that are there already and are reached over SSH."""
+    """Existing machines that are reached over SSH."""
 
     hosts: dict[
         HostKey, Annotated[SshHostSpec, BeforeValidator(_address_only, json_schema_input_type=str | SshHostSpec)]
     ] = Field(default={}, description="Node name to address: {head: 10.0.0.1, 'train-[1-4]': '10.0.0.[11-14]'}.")
-    user: UserName = Field(default="root", description="User to log in as; needs sudo if it is not root.")
+    user: UserName = Field(default="root", description="User to log in as. Needs sudo if it is not root.")
     port: Port = Field(default=22, description="Port of sshd.")
-    key: File | None = Field(default=None, description="Private key file; else ssh's own choice.")
-    jump: Jump | None = Field(default=None, description="Host to go through: user@bastion.")
+    key: File | None = Field(default=None, description="Private key file. Default: ssh's choice.")
+    jump: Jump | None = Field(default=None, description="Jump host: user@bastion.")
 
 
-# ---- Settings of the AWS targets: `parallelcluster:` and `hyperpod:`.
-
-
+# AWS: `parallelcluster:` and `hyperpod:`
 _ARN = r"arn:aws[a-z-]*:{service}:[a-z0-9-]*:\d{{12}}:{rest}"
 
 Region = Annotated[str, shaped(r"[a-z]{2}(-[a-z]+)+-\d", "us-east-1")]
@@ -118,7 +116,7 @@ Tags = dict[Label, Label]
 
 
 class Database(Section):
-    """A MySQL server for Slurm's accounting; left out, one runs on the head node."""
+    """A MySQL server for Slurm's accounting. Default: one on the head node."""
 
     uri: Annotated[str, shaped(r"[A-Za-z0-9.-]{1,253}(:\d{1,5})?", "db.example.com:3306")] = Field(
         description="Host and port."
@@ -128,14 +126,14 @@ class Database(Section):
 
 
 class QueueSpec(Section):
-    """What differs for one partition."""
+    """Settings of one partition that differ from the common ones."""
 
     capacity_type: CapacityType | None = Field(default=None, description="ONDEMAND, SPOT or CAPACITY_BLOCK.")
     capacity_reservation: ReservationId | None = Field(default=None, description="Capacity reservation or block.")
     subnets: list[SubnetId] = Field(default=[], description="Subnets of its nodes.")
     placement_group: bool | None = Field(default=None, description="Keep the nodes close to each other.")
     max_count: int | None = Field(
-        default=None, ge=1, description="Grow to so many nodes on demand; `nodes` always run."
+        default=None, ge=1, description="Maximum nodes, started on demand; `nodes` of them always run."
     )
 
 
@@ -146,29 +144,31 @@ class ParallelCluster(Section):
     os: Literal["alinux2023", "ubuntu2204", "ubuntu2404", "rhel8", "rocky8", "rhel9", "rocky9"] = Field(
         default="ubuntu2204", description="Operating system of all machines."
     )
-    availability_zone: Zone | None = Field(default=None, description="Zone of a network that is made for you.")
-    head_subnet: SubnetId | None = Field(default=None, description="Subnet of the head node; else a network is made.")
-    subnets: list[SubnetId] = Field(default=[], description="Subnets of the compute nodes; else as the head's.")
-    key: KeyName | None = Field(default=None, description="EC2 key pair (ed25519); without one, connect with SSM.")
-    allowed_ips: Cidr | None = Field(default=None, description="Who may reach the head node's sshd.")
-    capacity_type: CapacityType = Field(default="ONDEMAND", description="How compute nodes are bought.")
+    availability_zone: Zone | None = Field(default=None, description="Availability zone of a new network.")
+    head_subnet: SubnetId | None = Field(default=None, description="Subnet of the head node. Default: a new network.")
+    subnets: list[SubnetId] = Field(default=[], description="Subnets of the compute nodes. Default: the head node's.")
+    key: KeyName | None = Field(default=None, description="EC2 key pair (ed25519). Without one, connect with SSM.")
+    allowed_ips: Cidr | None = Field(default=None, description="Addresses that may reach the head node's sshd.")
+    capacity_type: CapacityType = Field(default="ONDEMAND", description="Purchase option of compute nodes.")
     capacity_reservation: ReservationId | None = Field(default=None, description="Capacity reservation or block.")
     placement_group: bool = Field(default=True, description="Keep compute nodes close to each other.")
-    scaledown_idletime: Seconds = Field(default=600, description="Idle dynamic nodes go after this time.")
-    ami: AmiId | None = Field(default=None, description="Your own image.")
-    bucket: Bucket | None = Field(default=None, description="S3 bucket for the bootstrap scripts; else one is made.")
+    scaledown_idletime: Seconds = Field(default=600, description="Idle time after which dynamic nodes are stopped.")
+    ami: AmiId | None = Field(default=None, description="Custom AMI.")
+    bucket: Bucket | None = Field(default=None, description="S3 bucket for the bootstrap scripts. Default: a new one.")
     database: Database | None = Field(default=None, description="MySQL server for accounting.")
-    policies: list[PolicyArn] = Field(default=[], description="Further IAM policies of the nodes.")
-    queues: dict[PartitionName, QueueSpec] = Field(default={}, description="What differs, by partition.")
-    tags: Tags = Field(default={}, description="Tags on everything made.")
+    policies: list[PolicyArn] = Field(default=[], description="Additional IAM policies of the nodes.")
+    queues: dict[PartitionName, QueueSpec] = Field(
+        default={}, description="Settings by partition that differ from the common ones."
+    )
+    tags: Tags = Field(default={}, description="Tags on all created resources.")
 
 
 class InstanceGroupSpec(Section):
-    """What differs for one partition's instance group."""
+    """Settings of one partition's instance group that differ from the common ones."""
 
     training_plan: TrainingPlanArn | None = Field(default=None, description="Training plan that holds its capacity.")
     subnets: list[SubnetId] = Field(default=[], description="Subnets of its nodes.")
-    threads_per_core: Literal[1, 2] | None = Field(default=None, description="1 switches hyper-threading off.")
+    threads_per_core: Literal[1, 2] | None = Field(default=None, description="1 turns hyper-threading off.")
 
 
 class HyperPod(Section):
@@ -177,28 +177,30 @@ class HyperPod(Section):
     region: Region = Field(description="AWS region.")
     execution_role: RoleArn = Field(description="IAM role of the instances.")
     bucket: Annotated[str, shaped(r"sagemaker-[a-z0-9.-]{0,52}[a-z0-9]", "sagemaker-my-bucket")] = Field(
-        description="S3 bucket for lifecycle scripts; SageMaker wants its name to begin with sagemaker-."
+        description="S3 bucket for lifecycle scripts. SageMaker requires a name that starts with sagemaker-."
     )
     prefix: Annotated[str, shaped(r"[A-Za-z0-9_./-]{0,200}", "lifecycle/demo")] = Field(
-        default="", description="Folder in the bucket; else the cluster's name."
+        default="", description="Folder in the bucket. Default: the cluster's name."
     )
-    node_recovery: Literal["Automatic", "None"] = Field(default="Automatic", description="HyperPod's own recovery.")
+    node_recovery: Literal["Automatic", "None"] = Field(
+        default="Automatic", description="HyperPod's own node recovery."
+    )
     config_strategy: Literal["Overwrite", "Managed", "Merge"] = Field(
-        default="Managed", description="Whose slurm.conf wins (SlurmConfigStrategy)."
+        default="Managed", description="How HyperPod updates slurm.conf (SlurmConfigStrategy)."
     )
     subnets: list[SubnetId] = Field(default=[], description="Subnets; needs security_groups.")
     security_groups: list[SecurityGroupId] = Field(default=[], description="Security groups in those subnets.")
-    volume: SizeMiB | None = Field(default=None, description="Extra EBS volume of each instance.")
-    volume_mount: AbsolutePath = Field(default="/opt/sagemaker", description="Where that volume is mounted.")
-    groups: dict[PartitionName, InstanceGroupSpec] = Field(default={}, description="What differs, by partition.")
+    volume: SizeMiB | None = Field(default=None, description="Size of an additional EBS volume per instance.")
+    volume_mount: AbsolutePath = Field(default="/opt/sagemaker", description="Mount point of that volume.")
+    groups: dict[PartitionName, InstanceGroupSpec] = Field(
+        default={}, description="Settings by partition that differ from the common ones."
+    )
     controller_group: PlainName = Field(default="controller", description="Name of the head node's instance group.")
     login_group: PlainName = Field(default="login", description="Name of the login nodes' instance group.")
-    tags: Tags = Field(default={}, description="Tags on everything made.")
+    tags: Tags = Field(default={}, description="Tags on all created resources.")
 
 
-# ---- Settings of the OCI target: `oci:`, a Resource Manager stack of the HPC kind.
-
-
+# OCI: `oci:`, the HPC stack of Resource Manager
 _OCID = r"ocid1\.{kind}\.[a-z0-9]{{1,20}}\.[a-z0-9-]{{0,40}}\.[a-z0-9]{{1,100}}"
 
 CompartmentId = Annotated[
@@ -216,64 +218,61 @@ class Oci(Section):
     """Oracle Cloud Infrastructure with the HPC stack."""
 
     region: Region = Field(description="OCI region: eu-frankfurt-1.")
-    compartment: CompartmentId = Field(description="OCID of the compartment everything is made in.")
-    tenancy: TenancyId | None = Field(default=None, description="OCID of the tenancy; else from ~/.oci/config.")
-    ad: DomainName | None = Field(default=None, description="Availability domain; else one that has the shape.")
+    compartment: CompartmentId = Field(description="OCID of the compartment for all created resources.")
+    tenancy: TenancyId | None = Field(default=None, description="OCID of the tenancy. Default: from ~/.oci/config.")
+    ad: DomainName | None = Field(default=None, description="Availability domain. Default: one that has the shape.")
     profile: Annotated[str, shaped(r"[A-Za-z0-9_-]{1,64}", "DEFAULT")] = Field(
         default="DEFAULT", description="Profile in ~/.oci/config."
     )
-    ssh_key: File = Field(
-        default="~/.ssh/id_ed25519.pub", description="Public key file that may log in to the head node."
-    )
-    image: ImageId | None = Field(default=None, description="Your own image; else the marketplace's.")
+    ssh_key: File = Field(default="~/.ssh/id_ed25519.pub", description="Public key file for login to the head node.")
+    image: ImageId | None = Field(default=None, description="Custom image. Default: the marketplace image.")
     os: Literal["ubuntu2204", "ubuntu2404", "ol8", "ol9"] = Field(
         default="ubuntu2204", description="Marketplace image."
     )
-    vcn: VcnId | None = Field(default=None, description="Existing network; else one is made.")
+    vcn: VcnId | None = Field(default=None, description="Existing network (VCN). Default: a new one.")
     public_subnet: OciSubnetId | None = Field(default=None, description="Subnet of head and login nodes; needs vcn.")
     private_subnet: OciSubnetId | None = Field(default=None, description="Subnet of compute nodes; needs vcn.")
-    allowed_ips: Cidr | None = Field(default=None, description="Who may reach the head node's sshd.")
-    rdma: bool | None = Field(default=None, description="Cluster network; else by the shape.")
-    boot_volume: SizeMiB = Field(default=250 * 1024, description="Boot volume of compute nodes.")
+    allowed_ips: Cidr | None = Field(default=None, description="Addresses that may reach the head node's sshd.")
+    rdma: bool | None = Field(default=None, description="Use a cluster network. Default: depends on the shape.")
+    boot_volume: SizeMiB = Field(default=250 * 1024, description="Boot volume size of compute nodes.")
     hyperthreading: bool = Field(default=True, description="Two CPUs per core.")
-    stack: StackId | None = Field(default=None, description="Stack that exists already.")
-    tags: Tags = Field(default={}, description="Free-form tags on everything made.")
-
-
-# ---- Where a cluster can run.
+    stack: StackId | None = Field(default=None, description="Existing stack.")
+    tags: Tags = Field(default={}, description="Free-form tags on all created resources.")
 
 
 Target = Literal["local", "ssh", "parallelcluster", "hyperpod", "oci"]
 TARGETS: tuple[Target, ...] = ("local", "ssh", "parallelcluster", "hyperpod", "oci")
 
 
-# ---- `train-[1-4]: 10.0.0.[11-14]`: which machine has which address.
-
-
 _BRACKETS = re.compile(r"\[[^\]]*\]")
 
 
 def addresses(names: str, address: str) -> dict[str, str]:
-    """Each name with its address; without one, a machine is reached by its name. ValueError if they do not pair up."""
+    """Return the address of each name in `train-[1-4]: 10.0.0.[11-14]`; without an address, the name itself.
+
+    Raises ValueError if the counts differ.
+    """
     machines = expand(names)
     if not address:
         return {name: name for name in machines}
-    # Colons of an IPv6 address are no host name; only brackets need spelling out.
-    found = _spell_out(address) if _BRACKETS.search(address) else [address]
+    # An IPv6 address is not a host name; expand only an address with brackets.
+    found = _expand_address(address) if _BRACKETS.search(address) else [address]
     if len(found) != len(machines):
         raise ValueError(f"{len(machines)} machines, {len(found)} addresses")
     return dict(zip(machines, found, strict=True))
 
 
-def _spell_out(address: str) -> list[str]:
-    """A hostlist that may end in a domain, `gpu[1-4].example.com`, which Slurm's own may not."""
+def _expand_address(address: str) -> list[str]:
+    """Expand a host list that may end in a domain, `gpu[1-4].example.com`, unlike Slurm's own."""
     head, bracket, tail = address.rpartition("]")
     return [f"{name}{tail}" for name in expand(head + bracket)]
 
 
 def hosts_of(ssh: Ssh, machines: Iterable[str]) -> dict[str, SshHostSpec]:
-    """How each machine is reached: what `hosts` says of it, else what is said of all, else by its name. A port that is
-    not written is left to ssh, whose own settings may have another."""
+    """Return the SSH settings of each machine: from `hosts`, else the common ones, else its name as address.
+
+    A port that is not given is left to ssh, whose own configuration may set one.
+    """
     common = {key: getattr(ssh, key) for key in ("user", "port", "key", "jump")}
     if "port" not in ssh.model_fields_set:
         del common["port"]

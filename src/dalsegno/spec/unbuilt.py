@@ -1,4 +1,4 @@
-"""What the cluster file describes and no code acts on yet. Remove an entry with the change that builds it."""
+"""Parts of the cluster file that no code implements yet. Remove an entry with the change that implements it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNBUILT_TARGETS = {  # `validate` checks files for these; `plan` and `up` refuse
 
 @dataclass(frozen=True)
 class UnbuiltField:
-    """A field that is refused, because a user who sets it would believe that it works."""
+    """A field that is refused, because a user who sets it would expect it to work."""
 
     path: str  # `users.ssh_keys` stands for that field of every user
     reason: str

@@ -1,4 +1,4 @@
-"""Bounds on what peers may take from a server: how many connections, for how long, and how many requests."""
+"""Limits on what peers may use of a server: connections, time and requests."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class HeldConnection(Protocol):
 
     @property
     def owner(self) -> Hashable:
-        """Who takes the room: an address, or a user."""
+        """The address or user that the connection counts against."""
 
     @property
     def until(self) -> float:
-        """When its time is over (monotonic)."""
+        """The deadline of the connection (monotonic)."""
 
 
 H = TypeVar("H", bound=HeldConnection)
 
 
 class WaitingConnections(Generic[H]):
-    """Connections that may stay for a limited time, the oldest first.
+    """Connections with a deadline, the oldest first.
 
-    When there is no room, the owner with the most of them loses its oldest one. A flood from one address or user
-    drives out its own connections; somebody who has only one loses it last.
+    When the limit is reached, the owner with the most connections loses its oldest one. A flood from one address or
+    user displaces its own connections; an owner with a single connection loses it last.
     """
 
     def __init__(self, most: int, most_each: int | None = None) -> None:
@@ -45,7 +45,7 @@ class WaitingConnections(Generic[H]):
         return list(self._held)
 
     def add(self, one: H) -> H | None:
-        """Take one in; returns the one that has to go for it."""
+        """Add a connection; return the one that must be closed for it, if any."""
         self._held.append(one)
         own = [each for each in self._held if each.owner == one.owner]
         if len(own) > self._most_each:
@@ -56,7 +56,7 @@ class WaitingConnections(Generic[H]):
         return next(each for each in self._held if each.owner == largest)
 
     def remove(self, one: H) -> None:
-        """Let one go; gone already is fine."""
+        """Remove a connection. It is no error if it was removed already."""
         self._held = [each for each in self._held if each is not one]
 
     def oldest(self) -> H | None:
@@ -71,7 +71,7 @@ class WaitingConnections(Generic[H]):
 
 @dataclass
 class Allowance:
-    """A bucket of tokens: `burst` at once, then `per_s`."""
+    """A token bucket: `burst` at once, then `per_s`."""
 
     burst: float
     per_s: float
@@ -87,19 +87,19 @@ class Allowance:
         self._tokens, self._at = min(self._tokens + (now - self._at) * self.per_s, self.burst), now
 
     def spend(self, amount: float = 1.0) -> bool:
-        """Take tokens, on credit if need be; False if there were not enough."""
+        """Take tokens, below zero if necessary; return False if there were not enough."""
         self._fill()
         self._tokens -= amount
         return self._tokens >= 0
 
     def ready_in_s(self) -> float:
-        """How long until something may be spent again; 0.0 for now."""
+        """Return the time until tokens are available again; 0.0 for now."""
         self._fill()
         return 0.0 if self._tokens > 0 else -self._tokens / self.per_s + 0.001
 
 
 class Allowances:
-    """An allowance for each owner; only so many are remembered, those used last."""
+    """One allowance per owner. Only the most recently used ones are remembered."""
 
     def __init__(
         self, burst: float, per_s: float, most: int = 4096, clock: Callable[[], float] = time.monotonic

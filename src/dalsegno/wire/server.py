@@ -1,7 +1,8 @@
-"""The server for peers that have not proved who they are, and for their sealed messages once they have.
+"""A server that authenticates its peers and then exchanges sealed messages with them.
 
-Strangers get little: a bounded number of connections, few bytes, a short time, and one answer. What is refused
-changes nothing. Who may come in, the host decides once the proof holds (`Host.admit`).
+A peer that has not authenticated, a stranger, gets a bounded number of connections, few bytes, a short time and one
+answer. A refused peer changes nothing. Once the proof is valid, the host decides whom to admit
+(`MessageHandler.admit`).
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from dalsegno.wire.bounds import Allowance, WaitingConnections
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
 from dalsegno.wire.handshake import MOST_SEALED, Seal, nonce, prove
 
-ACCEPT_AT_ONCE = 64  # a flood of callers must not hold up the peers that are in
-ACCEPT_S = 0.01  # nor greetings that take their time
-FULL_PAUSE_S = 0.2  # no file descriptor is left, and no stranger to take one from
+ACCEPT_AT_ONCE = 64  # a flood of new connections must not delay admitted peers
+ACCEPT_S = 0.01  # nor must slow greetings
+FULL_PAUSE_S = 0.2  # when no file descriptor is left, and no stranger to take one from
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-Ready = Callable[[int], None]  # is told which events came
-W = TypeVar("W")  # who a peer is
+Ready = Callable[[int], None]  # called with the events that occurred
+W = TypeVar("W")  # the identity of a peer
 
 
 class Watcher(Protocol):
-    """The loop that a server is part of."""
+    """The event loop that a server runs in."""
 
     def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
-        """Call `ready` for these events, from now on and instead of what was watched before."""
+        """Call `ready` for these events from now on, instead of what was watched before."""
 
     def unwatch(self, sock: socket.socket) -> None: ...
 
@@ -60,11 +61,11 @@ class SelectorWatcher:
             self._selector.unregister(sock)
 
     def at(self, when: float, do: Callable[[], object]) -> None:
-        """The loop asks `wake` when to come back."""
+        """Do nothing: the loop calls `wake`, which returns the next deadline."""
 
 
 class LoopWatcher:
-    """asyncio's loop."""
+    """An asyncio loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -89,21 +90,21 @@ class LoopWatcher:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What a server allows. Bytes are those of one message."""
+    """The limits of a server. Byte limits are per message."""
 
     strangers: int = 256  # at a time
-    stranger_s: float = 3.0  # for the proof: it is one packet each way
+    stranger_s: float = 3.0  # for the proof, which is one packet each way
     stranger_bytes: int = 2048
     message_bytes: int = MOST_SEALED
-    unsent_bytes: int = 16 << 20  # that wait for a peer to take them
-    read_bytes: int = 64 << 10  # in one turn
+    unsent_bytes: int = 16 << 20  # queued for a peer
+    read_bytes: int = 64 << 10  # per read
     burst: float = float("inf")  # messages
     per_s: float = float("inf")
 
 
 @dataclass(frozen=True)
 class Proved(Generic[W]):
-    """Who a peer has proved to be, by which secret, and what both sides have said about it."""
+    """The proved identity of a peer, the secret it proved, and the values that both sides signed."""
 
     who: W
     secret: bytes
@@ -111,16 +112,16 @@ class Proved(Generic[W]):
 
 
 class MessageHandler(Protocol[W]):
-    """The program behind a server."""
+    """The program that uses a server."""
 
     def greeting(self) -> Message:
-        """What strangers are told beside our nonce."""
+        """Return what is sent to strangers besides our nonce."""
 
     def identify(self, hello: Message, ours: str) -> Proved[W]:
-        """Who a peer proves to be in its first message, given our nonce; BadFrame if it proves nothing."""
+        """Return the identity that a peer proves in its first message; raise BadFrame if the proof is invalid."""
 
     def admit(self, peer: Connection[W], who: W) -> str:
-        """Why this peer may not come in; "" if it may."""
+        """Return why this peer is not admitted; "" if it is."""
 
     def came(self, peer: Connection[W]) -> None: ...
 
@@ -129,21 +130,21 @@ class MessageHandler(Protocol[W]):
     def gone(self, peer: Connection[W]) -> None: ...
 
     def refused(self, cause: str, detail: str) -> None:
-        """A peer was sent away: for the log."""
+        """Log that a peer was refused."""
 
 
 @dataclass(eq=False)
 class Connection(Generic[W]):
-    """One peer's connection. `who` is None until the peer has proved it."""
+    """One peer's connection. `who` is None until the peer has authenticated."""
 
     sock: socket.socket
     address: str
-    until: float  # monotonic: when a stranger's time is over
+    until: float  # monotonic deadline of a stranger
     reader: Reader
     allowance: Allowance
     nonce: str = field(default_factory=nonce)
     who: W | None = None
-    said: tuple[str, ...] = ()  # what both sides have proved
+    said: tuple[str, ...] = ()  # the values that both sides signed
     unsent: bytearray = field(default_factory=bytearray)
     open: bool = True
     writing: bool = False
@@ -159,9 +160,9 @@ class Connection(Generic[W]):
 
 
 class BoundedServer(Generic[W]):
-    """Listens, has strangers prove themselves, and hands the messages of those who have to its host.
+    """Listens, authenticates peers, and passes the messages of admitted peers to its host.
 
-    `peer_side` and `own_side` name the two sides in proofs and seals, so that neither can be sent back.
+    `peer_side` and `own_side` name the two sides in proofs and seals, so that neither can be reflected.
     """
 
     def __init__(
@@ -174,14 +175,14 @@ class BoundedServer(Generic[W]):
         self._paused_until, self._reminded = 0.0, False
 
     def listen(self, host: str, port: int) -> int:
-        """Listen; returns the port, which is any free one for 0. OSError if it is taken."""
+        """Listen and return the port; port 0 chooses a free one. Raises OSError if the port is in use."""
         self._listener = socket.create_server((host, port), backlog=1024)
         self._listener.setblocking(False)
         self._watcher.watch(self._listener, READ, lambda events: self._accept())
         return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
-        """Stop listening, and send strangers away; peers stay."""
+        """Stop listening and close the connections of strangers. Admitted peers stay connected."""
         for stranger in self.strangers.all():
             self._refuse(stranger)
         if self._listener is not None:
@@ -190,9 +191,9 @@ class BoundedServer(Generic[W]):
             self._listener = None
 
     def wake(self, now: float) -> float | None:
-        """Send those strangers away whose time is over; returns when to look again (monotonic)."""
+        """Close the connections of strangers past their deadline; return the next deadline (monotonic)."""
         for stranger in self.strangers.overdue(now):
-            self._host.refused("a caller who does not say who it is", stranger.address)
+            self._host.refused("a peer that did not authenticate in time", stranger.address)
             self._refuse(stranger)
         if self._paused_until and now >= self._paused_until and self._listener is not None:
             self._paused_until = 0.0
@@ -201,13 +202,13 @@ class BoundedServer(Generic[W]):
         return min(due, default=None)
 
     def send(self, peer: Connection[W], message: Message) -> None:
-        """Say something to a peer; one that does not take it is gone."""
+        """Send a message to a peer. If that fails, the connection is closed."""
         if peer.open:
             peer.queue(message)
             self._try(peer, lambda: self._flush(peer))
 
     def drop(self, peer: Connection[W]) -> None:
-        """End a connection at once, and tell nobody: a host that is gone never takes what is still to be sent."""
+        """Close a connection at once, without flushing: a dead host would never read the rest."""
         if peer.open:
             peer.open = False
             self.strangers.remove(peer)
@@ -226,11 +227,11 @@ class BoundedServer(Generic[W]):
             except OSError as error:
                 if error.errno in _FULL:
                     self._make_room()
-                return  # nobody is left, or gone before we looked
+                return  # no connection is waiting, or it was closed already
             self._greet(sock, str(address[0]))
 
     def _make_room(self) -> None:
-        """Without a file descriptor the listener would be ready for ever, and the loop would spin."""
+        """Free a file descriptor or pause: otherwise the listener would stay ready and the loop would spin."""
         oldest = self.strangers.oldest()
         if oldest is not None:
             self._refuse(oldest)
@@ -240,7 +241,7 @@ class BoundedServer(Generic[W]):
             self._remind(self._paused_until)
 
     def _remind(self, when: float) -> None:
-        """One reminder at a time: a flood of strangers is no flood of timers."""
+        """Set a timer, at most one at a time, so that a flood of strangers does not create as many timers."""
         if not self._reminded:
             self._reminded = True
             self._watcher.at(when, self._reminder)
@@ -260,7 +261,7 @@ class BoundedServer(Generic[W]):
         excess = self.strangers.add(peer)
         self._watcher.watch(sock, READ, lambda events: self._ready(peer, events))
         if excess is not None:
-            self._host.refused("too many callers who do not say who they are", excess.address)
+            self._host.refused("too many peers that have not authenticated", excess.address)
             self._refuse(excess)
         self._remind(until)
         self._try(peer, lambda: peer.queue({**self._host.greeting(), "nonce": peer.nonce}))
@@ -283,12 +284,12 @@ class BoundedServer(Generic[W]):
 
     def _ready(self, peer: Connection[W], events: int) -> None:
         if not peer.open:
-            return  # dropped in this very turn, for another that came
+            return  # dropped in this turn, to make room for another
         if events & READ:
-            self._try(peer, lambda: self._hear(peer))
+            self._try(peer, lambda: self._receive(peer))
         self._try(peer, lambda: self._flush(peer))
 
-    def _hear(self, peer: Connection[W]) -> None:
+    def _receive(self, peer: Connection[W]) -> None:
         try:
             data = peer.sock.recv(self._limits.read_bytes)
         except BlockingIOError:
@@ -299,21 +300,21 @@ class BoundedServer(Generic[W]):
             if peer.opener is None:
                 self._identify(peer, parse(body))
             elif not peer.allowance.spend():
-                raise BadFrame("it says too much")
+                raise BadFrame("it sends too many messages")
             else:
                 self._host.said(peer, peer.opener.open(body))
             if not peer.open:
                 return
 
     def _flush(self, peer: Connection[W]) -> None:
-        """Send what the socket takes; OSError if it takes nothing any more, or the other side takes too little."""
+        """Send what the socket accepts. Raises OSError if it is closed, or the peer reads too slowly."""
         if not peer.open:
             return
         if peer.unsent:
             with contextlib.suppress(BlockingIOError):
                 del peer.unsent[: peer.sock.send(peer.unsent)]
         if len(peer.unsent) > self._limits.unsent_bytes:
-            raise OSError("it does not listen")
+            raise OSError("the peer reads too slowly")
         if bool(peer.unsent) != peer.writing:
             peer.writing = bool(peer.unsent)
             self._watcher.watch(
@@ -326,12 +327,12 @@ class BoundedServer(Generic[W]):
         try:
             step()
         except BadFrame as error:
-            self._host.refused(f"what {self._name(peer)} says", str(error))
+            self._host.refused(f"a message of {self._name(peer)}", str(error))
             self._refuse(peer)
         except OSError:
             self._refuse(peer)
-        except Exception:  # whatever one peer's words do to us, the others must go on being served
-            self._host.refused(f"what {self._name(peer)} says, which went wrong here", traceback.format_exc())
+        except Exception:  # whatever one peer's message causes, the others must still be served
+            self._host.refused(f"a message of {self._name(peer)}, which failed here", traceback.format_exc())
             self._refuse(peer)
 
     def _name(self, peer: Connection[W]) -> str:

@@ -1,4 +1,4 @@
-"""`scontrol show config`: the settings slurmctld runs with."""
+"""Parse `scontrol show config`, `scontrol ping`, `sdiag` and `sacctmgr show`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SETTING = re.compile(r"^([\w\[\]/]+)\s*= ?(.*)$")
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """Settings by name. `(null)` stays as Slurm wrote it."""
+    """Return slurmctld's settings by name. `(null)` is kept as Slurm wrote it."""
     if not text.startswith("Configuration data as of"):
         raise malformed("scontrol show config", text)
     found = (_SETTING.match(line) for line in text.splitlines()[1:])
@@ -24,9 +24,6 @@ def parse_config(text: str) -> dict[str, str]:
         if match:
             settings.setdefault(match[1], match[2].strip())
     return settings
-
-
-# ---- `scontrol ping`: which controllers answer.
 
 
 PING_ARGV = ("scontrol", "ping")
@@ -42,14 +39,11 @@ class ControllerPing:
 
 
 def parse_ping(text: str) -> list[ControllerPing]:
-    """The answer to PING_ARGV, which exits 1 when the primary is down and answers all the same."""
+    """Parse the output of PING_ARGV, which exits 1 if the primary is down but still prints all controllers."""
     found = [ControllerPing(role, host, state == "UP") for role, host, state in _CONTROLLER.findall(text)]
     if not found:
         raise malformed("scontrol ping", text)
     return found
-
-
-# ---- `sdiag`: how slurmctld itself is doing.
 
 
 DIAG_ARGV = ("sdiag",)
@@ -60,13 +54,13 @@ _STAMP = re.compile(r"\((\d{1,18})\)")
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Load, job counts since `since`, and the pace of both schedulers (cycles in microseconds)."""
+    """The load of slurmctld, job counts since `since`, and the cycle times of both schedulers."""
 
     at: int
     since: int
     server_threads: int = 0
     agent_queue: int = 0
-    dbd_queue: int = 0  # messages waiting for slurmdbd: grows while it is away
+    dbd_queue: int = 0  # messages waiting for slurmdbd: grows while it is down
     jobs_submitted: int = 0
     jobs_started: int = 0
     jobs_completed: int = 0
@@ -120,7 +114,7 @@ def parse_diag(text: str) -> Diagnostics:
 
 
 def _counts(text: str) -> dict[str, str]:
-    """`name: value` lines; inside the two schedulers' sections the names carry the section's."""
+    """Return the `name: value` lines. Names in the two schedulers' sections are prefixed with the section."""
     found: dict[str, str] = {}
     section = ""
     for line in text.splitlines():
@@ -139,9 +133,6 @@ def _stamp(text: str, before: str) -> int:
     line = next((line for line in text.splitlines() if line.startswith(before)), "")
     found = _STAMP.search(line)
     return int(found[1]) if found else 0
-
-
-# ---- `sacctmgr show qos | assoc | user`: what the accounting database holds.
 
 
 _QOS = (
@@ -164,12 +155,12 @@ def _show(what: str, fields: tuple[str, ...]) -> tuple[str, ...]:
 
 
 QOS_ARGV = _show("qos", _QOS)
-ASSOC_ARGV = (*_show("assoc", _ASSOC), "WOPLimits")  # what is set at each, without what comes down from parents
+ASSOC_ARGV = (*_show("assoc", _ASSOC), "WOPLimits")  # without limits inherited from parents
 USER_ARGV = _show("user", _USER)
 
 
 def parse_accounts(qos: str, assoc: str, user: str) -> AccountsInfo:
-    """The answers to QOS_ARGV, ASSOC_ARGV and USER_ARGV."""
+    """Parse the output of QOS_ARGV, ASSOC_ARGV and USER_ARGV."""
     associations = list(_rows(assoc, _ASSOC))
     return AccountsInfo(
         qos={row["Name"]: row for row in _rows(qos, _QOS)},

@@ -1,4 +1,4 @@
-"""What squeue, sacct and `scontrol show job` spell alike."""
+"""Parse the output of squeue, sbatch and sacct."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dalsegno.slurm.parse.text import (
 
 
 def node_names(command: str, text: str) -> tuple[str, ...]:
-    """The nodes of a job; none while it waits, when sacct says `None assigned`."""
+    """Return the nodes of a job; none while it is pending, when sacct prints `None assigned`."""
     if not known(text) or text.strip() == "None assigned":
         return ()
     try:
@@ -37,12 +37,12 @@ def node_names(command: str, text: str) -> tuple[str, ...]:
 
 
 def array_task(text: str) -> str:
-    """`3` or `4-9%2`; nothing for a job that is no array."""
+    """Return `3` or `4-9%2`; "" for a job that is not part of an array."""
     return known(text)
 
 
 def unix_status(text: str) -> tuple[int, int]:
-    """squeue of 22.05 writes the status as wait(2) gives it: 768 is exit code 3, 9 is signal 9. Later ones: `3:0`."""
+    """Return exit code and signal. squeue of 22.05 prints a wait(2) status (768 is code 3), later ones `3:0`."""
     if ":" in text:
         return colon_status(text)
     status = optional_integer(text) or 0
@@ -50,14 +50,12 @@ def unix_status(text: str) -> tuple[int, int]:
 
 
 def colon_status(text: str) -> tuple[int, int]:
-    """Everyone else writes `code:signal`."""
+    """Return exit code and signal from `code:signal`."""
     code, _, signal = text.partition(":")
     return optional_integer(code) or 0, optional_integer(signal) or 0
 
 
-# ---- `squeue`: the jobs Slurm has in hand.
-
-
+# squeue
 _SQUEUE_FIELDS = (
     "JobID",
     "ArrayJobID",
@@ -90,7 +88,7 @@ _SQUEUE_FIELDS = (
     "Name",
     "Comment",
 )
-# Asked for only where one job is looked at: the paths are long.
+# Requested only for a single job: the paths are long.
 _PATHS = ("WorkDir", "Command", "StdOut", "StdErr")
 
 JOBS_ARGV = ("squeue", "--all", "--noheader")
@@ -98,34 +96,34 @@ JOBS_ARGV = ("squeue", "--all", "--noheader")
 
 @dataclass(frozen=True)
 class JobList:
-    """The jobs of an answer, and how many of its records could not be read."""
+    """The jobs in the output, and the number of records that could not be parsed."""
 
     jobs: tuple[JobInfo, ...] = ()
     unreadable: int = 0
 
 
 def jobs_env(marks: Separators, *, paths: bool = False) -> dict[str, str]:
-    """Return what squeue must have in its environment: the format, where other users cannot read it."""
+    """Return the environment for squeue: the format is there because other users can read a command line."""
     return {"SQUEUE_FORMAT2": long_format(_names(paths), marks)}
 
 
 def parse_jobs(text: str, marks: Separators, *, paths: bool = False) -> JobList:
-    """Read the answer to JOBS_ARGV under `jobs_env` with the same marks."""
+    """Parse the output of JOBS_ARGV under `jobs_env` with the same marks."""
     fields = _names(paths)
     found = rows("squeue", text, marks)
     jobs = [job for row in found if (job := _read_queued(fields, row)) is not None]
     if found and not jobs and len(found[0]) != len(fields):
-        raise malformed("squeue", " ".join(found[0]))  # another format altogether, not a record that is odd
+        raise malformed("squeue", " ".join(found[0]))  # a different format, not a single bad record
     return JobList(tuple(jobs), len(found) - len(jobs))
 
 
 def excluded_env(marks: Separators) -> dict[str, str]:
-    """Return the environment in which squeue tells the nodes that a job may not have. -O has no such field in 22.05."""
+    """Return the environment in which squeue prints a job's excluded nodes. -O has no such field in 22.05."""
     return {"SQUEUE_FORMAT": f"%x{marks.record}"}
 
 
 def parse_excluded(text: str, marks: Separators) -> tuple[str, ...]:
-    """Read the answer to JOBS_ARGV with one job under `excluded_env`."""
+    """Parse the output of JOBS_ARGV with one job under `excluded_env`."""
     return next((node_names("squeue", row[0]) for row in rows("squeue", text, marks)), ())
 
 
@@ -187,11 +185,8 @@ def _queued_job(facts: Mapping[str, str]) -> JobInfo:
     )
 
 
-# ---- `sbatch --parsable`: the id of the job just handed in.
-
-
 def parse_submitted(text: str) -> int:
-    """`12` or `12;cluster`, on the last line: a submit plugin may have talked before."""
+    """Return the job id from `sbatch --parsable`: `12` or `12;cluster` on the last line, after plugin messages."""
     last = text.strip().splitlines()[-1] if text.strip() else ""
     job_id = optional_integer(last.partition(";")[0])
     if job_id is None:
@@ -199,9 +194,7 @@ def parse_submitted(text: str) -> int:
     return job_id
 
 
-# ---- `sacct`: jobs that are over, from the accounting database.
-
-
+# sacct
 _SACCT_FIELDS = (
     "JobIDRaw",
     "JobID",
@@ -230,7 +223,7 @@ _TEXTS = {"JobIDRaw": 24, "Account": 64, "JobName": 1024}
 
 _ALL = ("sacct", "--allusers", "--allocations", "--noheader")
 
-# --parsable ends each record with the delimiter too: with the line end it marks where a record stops.
+# --parsable also ends each record with the delimiter: delimiter and line break together end a record.
 HISTORY_ARGV = (*_ALL, "--parsable", f"--delimiter={PLAIN.field}", f"--format={','.join(_SACCT_FIELDS)}")
 TEXTS_ARGV = (*_ALL, "--format=" + ",".join(f"{name}%-{width}" for name, width in _TEXTS.items()))
 
@@ -238,7 +231,7 @@ _LABEL = re.compile(r"(\d+)(?:_(\d+|\[.*\])|\+(\d+))?$")
 
 
 def parse_history(text: str, texts: bytes) -> list[JobInfo]:
-    """Read the answers to HISTORY_ARGV and TEXTS_ARGV. A record that cannot be read is left out."""
+    """Parse the output of HISTORY_ARGV and TEXTS_ARGV. A record that cannot be parsed is left out."""
     if not text.strip():
         return []
     *rows, rest = text.split(f"{PLAIN.field}\n")
@@ -252,7 +245,7 @@ def parse_history(text: str, texts: bytes) -> list[JobInfo]:
 
 
 def _texts(answer: bytes) -> dict[str, dict[str, str]]:
-    """Return the texts of each job by its id. Every column has a blank after it, every record a line end."""
+    """Return the texts of each job by its id. A blank follows every column, a line break every record."""
     length = sum(_TEXTS.values()) + len(_TEXTS) + 1
     found = {}
     for start in range(0, len(answer) - length + 1, length):
@@ -261,7 +254,7 @@ def _texts(answer: bytes) -> dict[str, dict[str, str]]:
             texts[name] = row[at : at + width].decode(errors="replace").strip()
             at += width + 1
         if not row.endswith(b" \n") or optional_integer(texts["JobIDRaw"]) is None:
-            break  # not these columns: nothing after it can be trusted
+            break  # other columns: nothing after this can be trusted
         found[texts["JobIDRaw"]] = texts
     return found
 
@@ -315,7 +308,7 @@ def _ended_job(row: str, written: dict[str, dict[str, str]]) -> JobInfo:
 
 
 def _family(label: str) -> tuple[int | None, str, int | None, int | None]:
-    """Array id and task, heterogeneous id and offset, from `5`, `5_3`, `5_[4-9]`, `5+1`."""
+    """Return array id and task, heterogeneous id and offset, from `5`, `5_3`, `5_[4-9]`, `5+1`."""
     found = _LABEL.match(label)
     if found is None or len(label) > 400:
         return None, "", None, None

@@ -1,4 +1,4 @@
-"""Why Slurm refuses a job or an operation, or gives no answer, in the words that its commands print."""
+"""Classify the error messages of Slurm's commands and the reasons that its daemons set on nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class SlurmRefusal(Enum):
-    """What a job asks for and cannot have, or what may not be done with it."""
+    """Why Slurm refused a job or an operation on it."""
 
     MEMORY = "memory"
     FEATURE = "feature"
@@ -16,12 +16,12 @@ class SlurmRefusal(Enum):
     QOS = "qos"
     TIME_LIMIT = "time-limit"
     POLICY = "policy"
-    NO_SUCH_NODES = "no-such-nodes"  # no node there is could ever be given
+    NO_SUCH_NODES = "no-such-nodes"  # no node can ever satisfy the request
     REQUEUE_DISABLED = "requeue-disabled"  # the job was submitted with --no-requeue
     UNKNOWN = "unknown"
 
 
-# Slurm may print several of them: the more telling ones come first.
+# Slurm may print several messages: the more specific ones come first.
 _REFUSALS = {
     "Memory specification": SlurmRefusal.MEMORY,
     "Invalid feature": SlurmRefusal.FEATURE,
@@ -36,14 +36,14 @@ _REFUSALS = {
 
 
 def parse_refusal(text: str) -> SlurmRefusal:
-    """Return the most telling refusal in what a command of Slurm has printed."""
+    """Return the most specific refusal in the output of a Slurm command."""
     return next((refusal for words, refusal in _REFUSALS.items() if words in text), SlurmRefusal.UNKNOWN)
 
 
 class SlurmTrouble(Enum):
-    """Why a command of Slurm got no answer from its daemons."""
+    """Why a Slurm command got no answer from its daemons."""
 
-    NO_SETTINGS = "no-settings"  # no slurm.conf is known to the command
+    NO_SETTINGS = "no-settings"  # the command found no slurm.conf
     NO_CONTROLLER = "no-controller"
     DISCONNECTED = "disconnected"
     NO_CONNECTION = "no-connection"
@@ -67,13 +67,11 @@ _TROUBLES = {
 
 
 def parse_troubles(text: str) -> tuple[SlurmTrouble, ...]:
-    """Return all troubles that a command of Slurm names, the deepest first; () for any other error."""
+    """Return all troubles in the output of a Slurm command, the root cause first; () for any other error."""
     return tuple(dict.fromkeys(trouble for words, trouble in _TROUBLES.items() if words in text))
 
 
-# ---- Why a node is out of service, in the words that Slurm's own daemons write, from 20.11 to 25.05.
-
-
+# Reasons that Slurm's own daemons set, from 20.11 to 25.05
 _PARTS = ", "  # several reasons, the newest first
 _AWAY = ("not responding", "node unexpectedly rebooted", "none")
 
@@ -88,7 +86,7 @@ class SlurmReason(Enum):
     REBOOTED = "rebooted"
     NOT_RESPONDING = "not-responding"
     HARDWARE = "hardware"
-    UNKNOWN = "unknown"  # words that are not Slurm's to the letter: a person's
+    UNKNOWN = "unknown"  # not exactly Slurm's text: set by a person
 
 
 _REASONS = (
@@ -108,13 +106,13 @@ _PATTERNS = tuple((reason, re.compile(words, re.IGNORECASE)) for reason, words i
 
 
 def parse_reason(text: str) -> SlurmReason:
-    """Return the first reason of a node's `Reason=`; UNKNOWN where any part of it is not Slurm's own."""
+    """Return the first reason of a node's `Reason=`; UNKNOWN if any part of it is not Slurm's own."""
     found = [_part(part) for part in text.split(_PARTS)]
     return SlurmReason.UNKNOWN if SlurmReason.UNKNOWN in found else found[0]
 
 
 def is_absence(text: str) -> bool:
-    """Whether a reason says only that the node was away; there may be none at all."""
+    """Return whether a reason says only that the node was absent. An empty reason counts too."""
     return not text or text.lower().startswith(_AWAY)
 
 

@@ -1,4 +1,4 @@
-"""`scontrol show node`: everything Slurm knows of each node."""
+"""Parse `scontrol show node`, sinfo and `sacctmgr show event`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REASON = re.compile(r"(.*?)\s*\[([^\s\[\]@]+)@([^\[\]]*)\]", re.DOTALL)
 
 
 def parse_nodes(text: str) -> list[NodeInfo]:
-    """Read the answer to NODES_ARGV: one node a line. One that cannot be read is left out."""
+    """Parse the output of NODES_ARGV: one node per line. A node that cannot be parsed is left out."""
     if text.startswith("No nodes in the system"):
         return []
     found = paragraphs(_COMMAND, text, "NodeName")
@@ -80,21 +80,18 @@ def _gpus_used(facts: dict[str, str]) -> int:
 
 
 def _reason(short: str, line: str) -> tuple[str, str, int | None]:
-    """Reason, who set it, when. A reason may itself look like `Key=Value`, so it is taken from the whole line."""
+    """Return the reason, its user and its time. A reason may look like `Key=Value`, so parse the whole line."""
     if not known(short):
         return "", "", None
     text = line[line.index(" Reason=") + len(" Reason=") :] if " Reason=" in line else short
     found = _REASON.match(text)
-    if found is None:  # set in slurm.conf: nobody's, no time
+    if found is None:  # set in slurm.conf, without user and time
         return re.split(r"\s(?:Comment|Extra)=", text)[0].strip(), "", None
     return found[1].strip(), found[2], epoch(found[3])
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in known(text).split(",") if name.strip())
-
-
-# ---- `sinfo`: partitions, and how many of their nodes are in which state.
 
 
 _SINFO_FIELDS = ("Partition", "Available", "Time", "StateComplete", "NodeList")
@@ -116,7 +113,7 @@ class PartitionInfo:
 
 
 def parse_partitions(text: str) -> list[PartitionInfo]:
-    """The answer to PARTITIONS_ARGV: a row for each partition and state."""
+    """Parse the output of PARTITIONS_ARGV: one row per partition and state."""
     found: dict[str, PartitionInfo] = {}
     for name, available, limit, state, nodes in records("sinfo", text, len(_SINFO_FIELDS)):
         bare = name.rstrip("*")
@@ -133,18 +130,15 @@ def parse_partitions(text: str) -> list[PartitionInfo]:
     return list(found.values())
 
 
-# ---- `sacctmgr show event`: when a node was out of service, and why. Slurm itself forgets it when the node is
-# back.
-
-
-# What a reason says may hold anything, the sign between fields too: it comes last.
+# Slurm forgets why a node was out of service when the node returns; the accounting database does not.
+# A reason may contain anything, even the field separator, so it is the last field.
 _EVENT_FIELDS = ("NodeName", "TimeStart", "State", "User", "Reason")
 EVENTS_ARGV = ("sacctmgr", "--noheader", "--parsable2", "show", "event", f"format={','.join(_EVENT_FIELDS)}")
 
 
 @dataclass(frozen=True)
 class NodeEvent:
-    """A node left service. `at`: seconds since 1970."""
+    """A time at which a node left service. `at` is in seconds since 1970."""
 
     node: str
     at: int
@@ -154,7 +148,7 @@ class NodeEvent:
 
 
 def parse_events(text: str) -> list[NodeEvent]:
-    """The answer to EVENTS_ARGV; what is told of the cluster as a whole is left out."""
+    """Parse the output of EVENTS_ARGV. Events of the whole cluster are left out."""
     rows = [line.split("|", len(_EVENT_FIELDS) - 1) for line in text.splitlines()]
     return [_event(*row, at=at) for row in rows if len(row) == len(_EVENT_FIELDS) and row[0] and (at := epoch(row[1]))]
 

@@ -1,4 +1,4 @@
-"""Why a job waits, in the words of squeue's REASON column."""
+"""Parse why a job is pending from squeue's REASON column."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class PendingReason(Enum):
-    """Slurm's words, or how a family of them begins."""
+    """Slurm's reasons, or the common prefix of several."""
 
     RESOURCES = "Resources"
     PRIORITY = "Priority"
@@ -61,6 +61,6 @@ _HELD_BACK = (
 
 
 def parse_pending(text: str) -> PendingReason:
-    """Return the longest word that the reason begins with: `QOSMaxJobsPerUserLimit` before `QOSMax`."""
+    """Return the longest match at the start of the reason: `QOSMaxJobsPerUserLimit` before `QOSMax`."""
     bare = text.strip("()")
     return max((each for each in PendingReason if bare.startswith(each.value)), key=lambda each: len(each.value))

@@ -1,4 +1,4 @@
-"""What salloc says. Pure."""
+"""Parse the output of salloc. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OWN_NAME = re.compile(r"salloc: (?:error: )?")
 
 @dataclass(frozen=True)
 class SallocAnswer:
-    """Which job it waits for, or has; and the last that it said of it."""
+    """The job that salloc waits for or was granted, and its last message."""
 
     job: int | None = None
     granted: bool = False
@@ -27,6 +27,6 @@ def read_answer(text: str) -> SallocAnswer:
 
 
 def _last_words(text: str) -> str:
-    """Why salloc gave up, without its own name."""
+    """Return salloc's last message, without its `salloc:` prefix."""
     lines = [_OWN_NAME.sub("", line).strip() for line in text.splitlines() if line.startswith("salloc:")]
     return next((line for line in reversed(lines) if line and "Relinquishing" not in line), "")

@@ -1,4 +1,4 @@
-"""What srun says of nodes on which it could not start anything, and of tasks that ended. Pure."""
+"""Parse srun's messages about nodes where a task could not start, and about tasks that ended. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from dalsegno.hostlist import HostlistError, expand
 
-# Where our package is inside a run's container, and only there: on a node whose Slurm does not know the options, srun
-# starts tasks on the bare node and says nothing. There is no such file there.
+# The path of our package inside a run's container. On a node whose Slurm does not know the container options, srun
+# starts tasks outside the container without an error; this file does not exist there.
 INSIDE = "/.dalsegno/dalsegno"
 _FAILED = re.compile(r"Task launch for (?:StepId=)?(?P<job>\d+)\S* failed on node (?P<node>[^\s:]+): (?P<why>.+)")
 _OUTSIDE = re.compile(
@@ -21,38 +21,40 @@ _EXITED = re.compile(r"tasks? [\d, -]+: Exited with exit code (\d+)")
 
 
 def launch_failures(text: str, job: int, nodes: Collection[str]) -> dict[str, str]:
-    """Node → why, for those of `nodes` that a step of this job did not get to.
+    """Return the nodes of `nodes` on which a step of this job could not be launched, with the reason.
 
-    One is enough for srun to give the step up everywhere: that the others were killed says nothing about them.
+    One such node is enough for srun to end the step on all nodes, so other killed tasks are not failures.
     """
     found = [each for each in _FAILED.finditer(text) if int(each["job"]) == job and each["node"] in nodes]
     return {each["node"]: each["why"].strip() for each in found}
 
 
 def first_exit_code(text: str) -> int | None:
-    """Of the first task that ended by itself. srun itself ends with the highest code of all, and that is often the one
-    of tasks which were ended because another had failed."""
+    """Return the exit code of the first task that ended by itself.
+
+    srun exits with the highest code of all tasks, which is often that of a task killed after another had failed.
+    """
     found = _EXITED.search(text)
     return int(found[1]) if found else None
 
 
 def ended_on(text: str) -> set[str]:
-    """Nodes on which a task is over, however it ended. Of one that ended well srun says nothing."""
+    """Return the nodes on which a task ended with an error or a signal. srun does not report successful tasks."""
     return {node for each in _ENDED.finditer(text) for node in _expand(each["nodes"])}
 
 
 def started_outside(text: str, node: str) -> bool:
-    """Whether srun has started an agent on this node, but not in its container."""
+    """Return whether srun started an agent on this node outside its container."""
     return any(node in _expand(each["nodes"]) for each in _OUTSIDE.finditer(text))
 
 
 def refused_containers(text: str) -> dict[str, str]:
-    """Node → why no task had its container there, the last time, as our own plugin tells it."""
+    """Return the nodes on which our plugin could not start a container, with the last reason for each."""
     return {each["node"]: each["why"].strip() for each in _REFUSED.finditer(text)}
 
 
 def why_not_started(text: str, node: str) -> str:
-    """What kept a task on this node from starting, the last time; "" where it is not known."""
+    """Return the last reason why a task on this node could not start; "" if it is not known."""
     refused = [why for name, why in refused_containers(text).items() if name == node]
     missing = [f"`{each['program']}`: {each['why']}" for each in _NO_PROGRAM.finditer(text) if each["node"] == node]
     return (refused or missing or [""])[-1].strip()

@@ -1,4 +1,4 @@
-"""The small grammar of Slurm's answers: separated fields, `Key=Value`, numbers, times."""
+"""The grammar of Slurm's output: separated fields, `Key=Value`, numbers, times."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from dalsegno.errors import DalsegnoError
 
 @dataclass(frozen=True)
 class Separators:
-    """What ends a field and what ends a record in an answer of squeue or sinfo."""
+    """The field and record separators in the output of squeue or sinfo."""
 
     field: str = "\x1f"
     record: str = "\x1e"
 
     @classmethod
     def fresh(cls) -> Separators:
-        """Marks that nobody could write into a job's name or comment, because nobody knew them before.
+        """Return random separators, which no user could have put in a job's name or comment.
 
-        Hand them over in the environment: other users can read a command line while the command runs.
+        Pass them in the environment: other users can read a command line while the command runs.
         """
         nonce = secrets.token_hex(16)
         return cls(f"\x1f{nonce}", f"\x1e{nonce}")
 
 
-# For answers that hold only what administrators wrote.
+# For output that contains only text of administrators.
 PLAIN = Separators()
 
-# Set for every call: times come as seconds since 1970, whatever the time zone and the user's own setting.
+# Set for every call: times are printed as seconds since 1970, whatever the time zone and the user's settings.
 TIME_ENV = {"SLURM_TIME_FORMAT": "%s"}
 
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=")
@@ -39,21 +39,21 @@ _EMPTY = frozenset({"", "(null)", "null", "n/a", "none", "unknown", "n/s", "inva
 
 
 class ParseError(DalsegnoError):
-    """A Slurm command answered, but not in a form we can read."""
+    """The output of a Slurm command has an unexpected format."""
 
 
 def malformed(command: str, text: str) -> ParseError:
     shown = " ".join(text.split())[:120]
-    return ParseError(f"`{command}` answered something unexpected: {shown!r}", hint="is this Slurm older than 20.11?")
+    return ParseError(f"unexpected output of `{command}`: {shown!r}", hint="check that Slurm is 20.11 or newer")
 
 
 def long_format(fields: Sequence[str], marks: Separators = PLAIN) -> str:
-    """Return the -O argument of squeue and sinfo. A suffix without a width makes Slurm write the field in full."""
+    """Return the -O argument of squeue and sinfo. A suffix without a width makes Slurm print the whole field."""
     return ",".join(f"{field}:{marks.field}" for field in fields[:-1]) + f",{fields[-1]}:{marks.record}"
 
 
 def rows(command: str, text: str, marks: Separators = PLAIN) -> list[list[str]]:
-    """Return the fields of each record, however many it has. An answer that is cut off is an error."""
+    """Return the fields of each record, however many it has. Truncated output is an error."""
     if not text.strip():
         return []
     *found, rest = text.split(marks.record)
@@ -71,15 +71,18 @@ def records(command: str, text: str, width: int) -> Iterator[list[str]]:
 
 
 def paragraphs(command: str, text: str, first_key: str) -> list[str]:
-    """The answers of `scontrol --oneliner`: each begins a line with its first key (a reason may break lines)."""
+    """Split the output of `scontrol --oneliner`: each record starts a line with its first key.
+
+    A reason may contain line breaks.
+    """
     starts = [match.start() for match in re.finditer(rf"^{first_key}=", text, re.MULTILINE)]
     if not starts or text[: starts[0]].strip() or not text.endswith("\n"):
-        raise malformed(command, text)  # not an answer, or one that was cut off
+        raise malformed(command, text)  # another format, or truncated output
     return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
 def pairs(text: str) -> dict[str, str]:
-    """`Key=Value Key=Value`, where values may hold blanks. The first of a key counts: free text comes last."""
+    """Parse `Key=Value Key=Value` with blanks in values. The first value of a key counts: free text comes last."""
     found: dict[str, str] = {}
     keys = list(_KEY.finditer(text))
     for key, following in zip(keys, [*keys[1:], None], strict=True):
@@ -89,12 +92,12 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def known(text: str) -> str:
-    """The text, or nothing where Slurm says in one of its ways that there is nothing."""
+    """Return the text, or "" for one of Slurm's words for no value."""
     return "" if text.strip().lower() in _EMPTY else text.strip()
 
 
 def integer(text: str, default: int = 0) -> int:
-    """The leading number of `8`, `8K`, `8.00`, else the default."""
+    """Return the leading number of `8`, `8K`, `8.00`, else the default."""
     found = re.match(r"\s*(-?\d{1,18})", text, re.ASCII)
     return int(found[1]) if found else default
 
@@ -105,13 +108,13 @@ def optional_integer(text: str) -> int | None:
 
 
 def epoch(text: str) -> int | None:
-    """Seconds since 1970, as Slurm writes times under TIME_ENV; None for a time that has not come."""
+    """Return seconds since 1970, as Slurm prints times under TIME_ENV; None for a time that is not set."""
     seconds = optional_integer(text)
     return seconds if seconds else None
 
 
 def duration_s(text: str) -> int | None:
-    """`1-02:03:04`, `02:03:04` or `03:04` in seconds; None where there is no limit or no value."""
+    """Return `1-02:03:04`, `02:03:04` or `03:04` in seconds; None for no limit or no value."""
     found = _DURATION.fullmatch(text.strip())
     if found is None or len(text) > 40:
         return None
@@ -123,16 +126,14 @@ def duration_s(text: str) -> int | None:
     return (days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds
 
 
-# ---- Counts of GPUs and memory in Slurm's two spellings: gres (`gpu:h100:8(S:0-1)`) and TRES (`gres/gpu=8`).
-
-
+# GPUs and memory in Slurm's two notations: gres (`gpu:h100:8(S:0-1)`) and TRES (`gres/gpu=8`)
 _GPU = re.compile(r"gpu(?::([^:()]+))?:(\d{1,9})(?:\(.*\))?$")
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)", re.ASCII)
 _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 
 
 def gpus_in_gres(gres: str) -> int:
-    """`gpu:h100:8(S:0-1),nic:2` → 8."""
+    """Return the number of GPUs: `gpu:h100:8(S:0-1),nic:2` → 8."""
     found = (_GPU.match(entry.removeprefix("gres:").replace("gres/", "")) for entry in _entries(gres))
     return sum(int(match[2]) for match in found if match)
 
@@ -143,13 +144,13 @@ def gpu_type_in_gres(gres: str) -> str:
 
 
 def parse_tres(tres: str) -> dict[str, str]:
-    """`cpu=8,gres/gpu=2` as a table."""
+    """Parse `cpu=8,gres/gpu=2`."""
     entries = (entry.partition("=") for entry in tres.split(","))
     return {name.strip(): count.strip() for name, equals, count in entries if equals}
 
 
 def gpus_in_tres(tres: str) -> int:
-    """All GPUs: the plain count includes the typed ones."""
+    """Return the number of GPUs. The untyped count includes the typed ones."""
     counts = parse_tres(tres)
     if "gres/gpu" in counts:
         return _count(counts["gres/gpu"])
@@ -157,7 +158,7 @@ def gpus_in_tres(tres: str) -> int:
 
 
 def memory_mib(text: str) -> int:
-    """`62.50G`, `16000M`, or a bare number of MiB."""
+    """Return the MiB of `62.50G`, `16000M`, or a bare number of MiB."""
     found = _MEMORY.match(text.strip())
     return round(float(found[1]) * _MIB[found[2]]) if found and len(found[1]) < 19 else 0
 

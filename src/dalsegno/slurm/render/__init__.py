@@ -1,4 +1,4 @@
-"""Pure renderers: facts and a layout in, the text of a file or the words of a command out."""
+"""Pure renderers: from facts and a layout to the text of a file or the arguments of a command."""
 
 from dalsegno.slurm.render.commands import accounting_commands, reservation_commands
 from dalsegno.slurm.render.conf_files import (

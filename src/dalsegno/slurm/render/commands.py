@@ -1,4 +1,4 @@
-"""sacctmgr's words that bring the accounting database to what the cluster file says."""
+"""Render the sacctmgr and scontrol commands that apply the cluster file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LIFTED = {"Priority": "0", "Preempt": "", "PreemptMode": "cluster", "QOS": "", 
 
 
 def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> list[Command]:
-    """The words after `sacctmgr`, in the order they must be said; none where all is as wanted.
+    """Return the arguments of the `sacctmgr` commands, in order; none if the database is up to date.
 
-    Only adds and changes: who is no longer in the file stays in the database, with the history that is theirs.
+    Only adds and changes: users who are no longer in the file stay in the database with their history.
     """
     there = found or AccountsInfo()
     return [
@@ -31,7 +31,7 @@ def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> 
 
 
 def _qos_commands(wanted: Iterable[Qos], found: AccountsInfo) -> list[Command]:
-    """All names first: a QOS may preempt one that comes after it."""
+    """Return commands for QOS. All names are added first: a QOS may preempt a later one."""
     new = [qos.name for qos in wanted if qos.name not in found.qos]
     adds = [["add", "qos", ",".join(new)]] if new else []
     changes = [(qos.name, _changes(_qos(qos), found.qos.get(qos.name, {}))) for qos in wanted]
@@ -52,7 +52,7 @@ def _qos(qos: Qos) -> Wanted:
 
 
 def _root_commands(cluster: Cluster, found: AccountsInfo) -> list[Command]:
-    """Every QOS is open to everyone whose account names none: accounts inherit from root."""
+    """Allow every QOS for the root account, from which accounts without a QOS list inherit."""
     if not cluster.slurm.qos:
         return []
     names = sorted({"normal", *(qos.name for qos in cluster.slurm.qos)})
@@ -83,7 +83,7 @@ def _account(account: Account) -> Wanted:
 
 
 def _user_commands(wanted: Iterable[User], found: AccountsInfo) -> list[Command]:
-    """People who are alike and new are added by one command."""
+    """Return commands for users. New users with the same settings are added by one command."""
     groups: dict[tuple[str, ...], list[str]] = {}
     changes: list[Command] = []
     for user in wanted:
@@ -95,7 +95,7 @@ def _user_commands(wanted: Iterable[User], found: AccountsInfo) -> list[Command]
 
 
 def _former_admins(wanted: Iterable[User], found: AccountsInfo) -> list[Command]:
-    """Who is no longer in the file keeps history, but not the right to change everything."""
+    """Remove the admin level of users who are no longer in the file."""
     named = {"root", *(user.name for user in wanted)}
     former = [name for name, user in found.users.items() if name not in named and user.get("AdminLevel") != "None"]
     return [["modify", "user", "where", f"name={name}", "set", "AdminLevel=None"] for name in sorted(former)]
@@ -137,21 +137,21 @@ def _modify(kind: str, name: str, words: list[str], *where: str) -> list[Command
 
 
 def _changes(wanted: Wanted, found: Mapping[str, str]) -> list[str]:
-    """`Key=Value` for what differs; a limit that is wanted no more is lifted."""
+    """Return `Key=Value` for each difference. A limit that is no longer in the file is removed."""
     there = {key: found.get(key, "") for key in wanted}
     differing = [key for key, value in wanted.items() if _plain(key, value) != _plain(key, there[key])]
     return [f"{key}={_value(key, wanted[key], there[key])}" for key in differing]
 
 
 def _value(key: str, wanted: str, found: str) -> str:
-    if "TRES" in key:  # each resource is lifted by itself
+    if "TRES" in key:  # the limit of each resource is removed separately
         gone = {entry.partition("=")[0] for entry in found.split(",")} - {"", *wanted.replace("=", ",").split(",")}
         return ",".join(filter(None, [wanted, *(f"{name}=-1" for name in sorted(gone))]))
     return wanted or _LIFTED.get(key, "-1")
 
 
 def _plain(key: str, value: str) -> object:
-    """A value without its spelling: `00:10:00` and `10` minutes, `b,a` and `a,b`, `1.000000` and `1`."""
+    """Normalize a value: `00:10:00` and `10` minutes, `b,a` and `a,b`, `1.000000` and `1` are the same."""
     if key == "MaxWall":
         return _minutes(value)
     if key == "UsageFactor":
@@ -176,16 +176,13 @@ def _parents_first(accounts: Iterable[Account]) -> list[Account]:
     ordered: list[Account] = []
     while waiting:
         ready = [account for account in waiting.values() if account.parent not in waiting]
-        for account in ready or list(waiting.values()):  # a circle: sacctmgr will say so
+        for account in ready or list(waiting.values()):  # for a cycle, sacctmgr reports an error
             ordered.append(waiting.pop(account.name))
     return ordered
 
 
-# ---- scontrol's words for the cluster's reservations.
-
-
 def reservation_commands(cluster: Cluster) -> list[list[str]]:
-    """Each reservation as the words after `scontrol`: `create reservation ReservationName=…`."""
+    """Return the `scontrol` arguments of each reservation: `create reservation ReservationName=…`."""
     return [["create", "reservation", *_words(reservation)] for reservation in cluster.reservations]
 
 
@@ -204,6 +201,6 @@ def _words(reservation: Reservation) -> list[str]:
 
 
 def _who(reservation: Reservation) -> dict[str, str]:
-    """Slurm refuses a reservation that is for nobody; one without names is the administrator's own."""
+    """Return users and accounts. Slurm requires one of them; root is the default."""
     users = reservation.users if reservation.users or reservation.accounts else ("root",)
     return {"Users": ",".join(users), "Accounts": ",".join(reservation.accounts)}

@@ -1,4 +1,4 @@
-"""gres.conf: which device files are a node's GPUs."""
+"""Render gres.conf, cgroup.conf, plugstack.conf, slurmdbd.conf and topology.conf."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dalsegno.slurm.render.lines import Settings, header, line, lines
 from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster, Node, Switch
 
-_DEVICES = {"gpu": "nvidia", "neuron": "neuron"}  # what the kernel calls the devices of each kind
+_DEVICES = {"gpu": "nvidia", "neuron": "neuron"}  # device file names by gres
 
 
 def render_gres_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
-    """gres.conf. Every GPU needs its file: Slurm drops GPUs that are only counted, and drains the node."""
+    """Render gres.conf. Every GPU needs its file: Slurm ignores GPUs without one and drains the node."""
     groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for node in cluster.nodes:
         if node.gpus:
@@ -30,7 +30,7 @@ def _files(node: Node, layout: Layout) -> tuple[str, ...]:
     if len(files) != node.gpus:
         raise DalsegnoError(
             f"node {node.name} has {node.gpus} GPUs but {len(files)} device files",
-            hint="`gpus:` of its partition is what one node has; `nvidia-smi -L` shows those of a machine",
+            hint="set `gpus:` of the partition to the GPUs of one node; `nvidia-smi -L` lists those of a machine",
         )
     for file in files:
         _refuse_unreadable(file)
@@ -38,9 +38,9 @@ def _files(node: Node, layout: Layout) -> tuple[str, ...]:
 
 
 def _refuse_unreadable(file: str) -> None:
-    """Of all of Slurm's paths only this one cannot hold blanks, even in quotes: slurmd reads it as a host list."""
+    """Refuse a path with blanks: slurmd reads this path, unlike all others, as a host list, even in quotes."""
     if any(letter.isspace() or letter in '[],"#' for letter in file):
-        raise DalsegnoError(f"slurmd cannot read a GPU's device file called {file!r}", hint="use a path without blanks")
+        raise DalsegnoError(f"slurmd cannot read the GPU device file {file!r}", hint="use a path without blanks")
 
 
 def _record(names: list[str], gres: str, kind: str, files: tuple[str, ...]) -> str:
@@ -54,9 +54,6 @@ def _compressed_files(files: tuple[str, ...]) -> str:
     return f"{folder}/{compress(file.rpartition('/')[2] for file in files)}"
 
 
-# ---- cgroup.conf: how Slurm tracks and holds processes.
-
-
 def render_cgroup_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
     settings = {**_mounts(layout, slurm), **_systemd(layout, slurm), **_constraints(layout)}
     return header("cgroup.conf", cluster.name, layout.spec) + lines(settings)
@@ -66,14 +63,14 @@ def _mounts(layout: Layout, slurm: Version) -> Settings:
     return {
         "CgroupMountpoint": layout.cgroups.mountpoint,
         "CgroupPlugin": _plugin(layout.cgroups.plugin, slurm) if versions.CGROUP_PLUGIN.holds(slurm) else "",
-        # Gone in 23.11, where the setting is an error; the mounts are the system's business anyway. With cgroup v2 and
-        # IgnoreSystemd, 22.05 passes controllers on only if it is set; later versions have EnableControllers.
+        # An error since 23.11; the system mounts cgroups anyway. With cgroup v2 and IgnoreSystemd, 22.05 enables
+        # controllers for children only if it is set; later versions have EnableControllers.
         "CgroupAutomount": _automount(layout, slurm),
     }
 
 
 def _plugin(plugin: str, slurm: Version) -> str:
-    """Return the plugin's name. Before 24.05 Slurm cannot do without any; that for v1 leaves v2 alone until used."""
+    """Return the plugin's name. Before 24.05 one is required; cgroup/v1 does not touch v2 until it is used."""
     if plugin != "none":
         return plugin
     return "disabled" if versions.CGROUP_DISABLED.holds(slurm) else "cgroup/v1"
@@ -97,11 +94,12 @@ def _constraints(layout: Layout) -> Settings:
     return {key: "yes" if name in layout.cgroups.constrain else "no" for name, key in keys.items()}
 
 
-# ---- plugstack.conf: the plugin through which srun, sbatch and salloc know --container-image and the like.
-
-
 def render_plugstack_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
-    """`required`: a plugin that is missing or of another Slurm ends the job, instead of running it on the bare node."""
+    """Render plugstack.conf with our container plugin.
+
+    The plugin is `required`: if it is missing or built for another Slurm, the job fails instead of running without
+    its container.
+    """
     line = f"{_words(layout.spank)}\n" if layout.spank else ""
     return header("plugstack.conf", cluster.name, layout.spec) + line
 
@@ -110,20 +108,18 @@ def _words(spank: Spank) -> str:
     words = ["required", spank.plugin, *spank.arguments]
     if bad := next((word for word in words if any(letter.isspace() for letter in word)), None):
         raise DalsegnoError(
-            f"plugstack.conf cannot hold a blank, and this has one: {bad!r}",
+            f"plugstack.conf does not allow blanks, as in {bad!r}",
             hint="set DALSEGNO_HOME to a folder without blanks, or leave `containers` out of the cluster file",
         )
     return " ".join(words)
 
 
-# ---- slurmdbd.conf: the accounting daemon. Write it 0600 and owned by SlurmUser, or slurmdbd refuses it.
-
-
 def render_slurmdbd_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
+    """Render slurmdbd.conf. slurmdbd refuses the file unless it has mode 0600 and belongs to SlurmUser."""
     if layout.dbd is None:
         raise DalsegnoError(
-            f"cluster {cluster.name} has no place for slurmdbd",
-            hint="`slurm: {accounting: false}` does without; with accounting the target must say where it runs",
+            f"cluster {cluster.name} has no host for slurmdbd",
+            hint="set `slurm: {accounting: false}` to run without; with accounting, the target must provide a host",
         )
     settings = {**_daemon(layout, layout.dbd), **_storage(layout.dbd.storage)}
     return header("slurmdbd.conf", cluster.name, layout.spec) + lines(settings)
@@ -144,7 +140,7 @@ def _daemon(layout: Layout, dbd: Dbd) -> Settings:
 
 
 def _storage(storage: DatabaseStorage) -> Settings:
-    """slurmdbd.conf has no setting for a socket: `localhost` means "through a socket", MYSQL_UNIX_PORT says which."""
+    """Return the storage settings. There is none for a socket: `localhost` uses the one in MYSQL_UNIX_PORT."""
     where = {"StorageHost": "localhost"} if storage.socket else _over_tcp(storage)
     return {
         "StorageType": "accounting_storage/mysql",
@@ -159,11 +155,8 @@ def _over_tcp(storage: DatabaseStorage) -> Settings:
     return {"StorageHost": storage.host, "StoragePort": str(storage.port)}
 
 
-# ---- topology.conf: which nodes hang under which switch.
-
-
 def render_topology_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
-    """topology.conf for topology/tree, which every Slurm up to now reads (topology.yaml of 25.05 is another way)."""
+    """Render topology.conf for topology/tree, which all releases read (25.05 adds topology.yaml)."""
     switches = "".join(f"{_switch(switch)}\n" for switch in cluster.slurm.topology)
     return header("topology.conf", cluster.name, layout.spec) + switches
 

@@ -1,4 +1,4 @@
-"""slurm.conf: the whole cluster as Slurm's daemons and commands read it."""
+"""Render slurm.conf."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from dalsegno.slurm.render.lines import Settings, header, line, lines, merged, n
 from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster, Node, Partition, Slurm
 
-# ---- NodeName lines: nodes that are alike share one, however many they are.
-
-
 SPARE_REASON = "dalsegno:spare"
 
 
 def node_lines(cluster: Cluster, layout: Layout) -> str:
+    """Return the NodeName lines. Nodes with the same settings share one line."""
     groups: dict[tuple[tuple[str, str], ...], list[Node]] = {}
     for node in cluster.nodes:
         groups.setdefault(tuple(_shape(node, layout).items()), []).append(node)
@@ -25,7 +23,7 @@ def node_lines(cluster: Cluster, layout: Layout) -> str:
 
 
 def _shape(node: Node, layout: Layout) -> Settings:
-    """What makes two nodes alike. Slurm drains spares at its start and at each reconfigure, lent ones too."""
+    """Return the settings of a node. Slurm drains spares at start and at each reconfigure, even lent ones."""
     return {
         **_cpus(node, layout),
         "RealMemory": str(node.memory_mib),
@@ -38,7 +36,7 @@ def _shape(node: Node, layout: Layout) -> Settings:
 
 
 def _cpus(node: Node, layout: Layout) -> Settings:
-    """Real nodes are only held to their CPU count: a wrong guess at sockets and threads would drain them."""
+    """Return the CPU settings. Real nodes get only a count: wrong sockets or threads would drain them."""
     if not layout.overrides:
         return {"CPUs": str(node.cpus)}
     sockets = 2 if node.cpus % 2 == 0 and node.cpus >= 16 else 1
@@ -62,16 +60,13 @@ def _where(nodes: Sequence[Node], layout: Layout) -> Settings:
 
 
 def _one_or_each(values: Sequence[str]) -> str:
-    """Slurm takes one value for all the nodes of a line, or as many as there are nodes."""
+    """Return one value for all nodes of a line, or one per node: Slurm accepts nothing else."""
     return values[0] if len(set(values)) == 1 else compress(values)
 
 
 def _ports(ports: Sequence[int]) -> str:
     listed = _one_or_each([str(port) for port in ports])
     return f"[{listed}]" if "," in listed and not listed.startswith("[") else listed
-
-
-# ---- PartitionName lines.
 
 
 _MEMORY_DEFAULTS = ("DefMemPerCPU", "DefMemPerNode", "DefMemPerGPU")
@@ -103,34 +98,32 @@ def _partition(partition: Partition, cluster: Cluster, nodes: dict[str, Node]) -
         **_shares(members, cluster),
         "State": "UP",
     }
-    if _says_memory(partition.extra):
+    if _sets_memory(partition.extra):
         ours = without(ours, _MEMORY_DEFAULTS)
     return merged(ours, partition.extra)
 
 
 def _shares(members: list[Node], cluster: Cluster) -> Settings:
-    """A job that names no memory gets its CPUs' share of it, and a GPU brings its share of the CPUs.
+    """Return defaults for jobs: memory in proportion to their CPUs, and CPUs in proportion to their GPUs.
 
-    Slurm's own default is the whole node's memory: nobody else would fit beside the smallest job.
+    Slurm's own default is the whole node's memory, so that even the smallest job would fill the node.
     """
     if not members:
         return {}
     per_gpu = min((node.cpus // node.gpus for node in members if node.gpus), default=0)
     shares = {"DefCpuPerGPU": str(per_gpu) if per_gpu else ""}
-    if not _says_memory(cluster.slurm.extra):
+    if not _sets_memory(cluster.slurm.extra):
         shares["DefMemPerCPU"] = str(max(1, min(node.memory_mib // max(1, node.cpus) for node in members)))
     return shares
 
 
-def _says_memory(extra: Mapping[str, str]) -> bool:
-    """Whether the user set a default of memory: Slurm's three ways to set one exclude each other."""
+def _sets_memory(extra: Mapping[str, str]) -> bool:
+    """Return whether the user set a memory default: Slurm's three settings exclude each other."""
     return not {key.lower() for key in extra}.isdisjoint(key.lower() for key in _MEMORY_DEFAULTS)
 
 
-# ---- How Slurm hands out machines: selection, scheduling, priority, preemption, accounting.
-
-
 def policy(cluster: Cluster, layout: Layout, slurm: Version) -> Settings:
+    """Return the settings for selection, scheduling, priority, preemption and accounting."""
     return {
         **_nodes(cluster, layout),
         **_scheduling(cluster),
@@ -149,7 +142,7 @@ def _nodes(cluster: Cluster, layout: Layout) -> Settings:
         "ProctrackType": f"proctrack/{layout.proctrack}",
         "TaskPlugin": layout.task_plugin,
         "MpiDefault": "none",
-        # Nothing comes back into service before it is validated, whatever made it leave.
+        # No node returns to service before it is validated, whatever took it out.
         "ReturnToService": "0",
         # GPUDirect and RDMA pin memory: the submitting shell's limit must not follow the job to the node.
         "PropagateResourceLimitsExcept": "MEMLOCK",
@@ -161,16 +154,16 @@ def _scheduling(cluster: Cluster) -> Settings:
     return {
         "SchedulerType": "sched/backfill",
         "SchedulerParameters": ",".join(_scheduler_parameters(len(cluster.nodes))),
-        # A job that no partition can ever run is refused when it is submitted, not left pending for good.
+        # A job that no partition can ever run is refused at submission instead of pending forever.
         "EnforcePartLimits": "ANY",
     }
 
 
 def _scheduler_parameters(nodes: int) -> list[str]:
-    """Quick starts where a pass over the queue is cheap; on large clusters Slurm's own patience.
+    """Return short scheduling intervals for small clusters, where a pass is cheap, and longer ones for large ones.
 
-    Backfill comes seldom enough that the main scheduler starts what can start: a job that backfill starts is not in
-    slurmctld's saved state until something else happens, and is lost if slurmctld is killed before (seen on 22.05).
+    Backfill is rare enough that the main scheduler starts most jobs: a job started by backfill is not in slurmctld's
+    saved state until the next event, and is lost if slurmctld is killed before that (seen on 22.05).
     """
     if nodes <= 128:
         pace = ["sched_interval=2", "bf_interval=10"]
@@ -208,7 +201,7 @@ def _preemption(cluster: Cluster) -> Settings:
         return {}
     mode = slurm.preempt_mode.upper() or "REQUEUE"
     suspends = "SUSPEND" in {mode, *(partition.preempt_mode.upper() for partition in cluster.partitions)}
-    # Suspended jobs are woken by the gang scheduler: Slurm refuses SUSPEND anywhere without GANG here.
+    # The gang scheduler resumes suspended jobs: Slurm refuses SUSPEND anywhere unless GANG is set here.
     gang = ",GANG" if suspends and "GANG" not in mode else ""
     exempt_s = slurm.preempt_exempt_time_s
     return {
@@ -219,7 +212,7 @@ def _preemption(cluster: Cluster) -> Settings:
 
 
 def duration(seconds: int) -> str:
-    """`90061` → `1-01:01:01`: of Slurm's spellings of a time, the one that cannot be misread as minutes."""
+    """Format `90061` as `1-01:01:01`, the only one of Slurm's formats that cannot be read as minutes."""
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours // 24}-{hours % 24:02d}:{minute:02d}:{second:02d}"
@@ -233,7 +226,7 @@ def _accounting(cluster: Cluster, layout: Layout, slurm: Version) -> Settings:
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": layout.dbd.host.address or layout.dbd.host.name,
         "AccountingStoragePort": str(layout.dbd.port),
-        # slurmdbd is spoken to through this socket, not the one in AuthInfo.
+        # Connections to slurmdbd use this socket, not the one in AuthInfo.
         "AccountingStoragePass": layout.paths.munge_socket,
         "AccountingStorageTRES": _tracked(cluster),
         "AccountingStorageEnforce": ",".join(cluster.slurm.enforce),
@@ -252,11 +245,8 @@ def _store_comments(slurm: Version) -> Settings:
     return {"AccountingStoreJobComment": "YES"}
 
 
-# ---- slurm.conf: the whole cluster as Slurm's daemons and commands read it.
-
-
 def render_slurm_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
-    """slurm.conf, the same for every daemon and command. Raw settings are written last and win over ours."""
+    """Render slurm.conf, the same for every daemon and command. Raw settings come last and override ours."""
     versions.check_settings(cluster.slurm.extra, slurm)
     settings = merged(_daemons(cluster, layout) | policy(cluster, layout, slurm), cluster.slurm.extra)
     return "".join(
@@ -280,10 +270,10 @@ def _controllers(layout: Layout) -> str:
 
 
 def _submit_hosts(layout: Layout, slurm: Version) -> str:
-    """Lines from which slurmctld learns where an srun outside of the nodes is.
+    """Return node lines for hosts that run srun but are no nodes.
 
-    These releases look its host up among the nodes and nowhere else, and otherwise call 0.0.0.0: a step that waits for
-    another then starts two minutes late. A FUTURE node is shown nowhere and takes no jobs.
+    Some releases look up srun's host only among the nodes and otherwise connect to 0.0.0.0, so that a step that waits
+    for another starts two minutes late. A FUTURE node is not shown and gets no jobs.
     """
     if not versions.CALLS_ONLY_NODES.holds(slurm):
         return ""
@@ -294,7 +284,7 @@ def _submit_hosts(layout: Layout, slurm: Version) -> str:
 
 
 def _daemons(cluster: Cluster, layout: Layout) -> Settings:
-    """Who runs as whom, listens where, and writes where."""
+    """Return the users, ports, files, programs and timeouts of the daemons."""
     return {
         "ClusterName": cluster.name,
         "SlurmUser": layout.slurm_user,

@@ -1,4 +1,4 @@
-"""What pydantic cannot see: values that are each fine and together impossible. Every check reports all it finds."""
+"""Checks that pydantic cannot do: values that are valid alone but not together. Every check reports all problems."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ _CHECKS = (
 
 
 def run_checks(spec: ClusterSpec, report: Problems) -> None:
-    """Runs every check; what they find is in the report."""
+    """Run every check and collect the problems in the report."""
     for check in _CHECKS:
         check(spec, report)

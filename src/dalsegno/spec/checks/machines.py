@@ -1,4 +1,4 @@
-"""Machines: the instance type against the sizes asked for."""
+"""Checks of machines, partitions and the network topology."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROVIDERS = {"parallelcluster": "aws", "hyperpod": "aws", "oci": "oci"}
 
 
 def check_machines(spec: ClusterSpec, report: Problems) -> None:
-    """Head, login and every partition that brings machines of its own."""
+    """Check the sizes of the head node, the login nodes and every partition with nodes of its own."""
     machines: list[tuple[MachineSpec, str]] = [(spec.head, "the head node"), (spec.login, "a login node")]
     own = [partition for partition in spec.partitions if not partition.nodes_from]
     machines += [(partition, f"partition `{partition.name}`") for partition in own]
@@ -36,13 +36,15 @@ def _instance(machine: MachineSpec, whose: str, spec: ClusterSpec, report: Probl
         instance = find_instance(machine.instance)
     except NotThere as error:
         if machine.cpus is None or machine.memory is None:
-            hint = error.hint or "for a type that is not in the catalog give `cpus` and `memory` as well"
-            what = f"{whose} asks for the instance type `{machine.instance}`, which the catalog does not have"
+            hint = error.hint or "for a type that is not in the catalog, also give `cpus` and `memory`"
+            what = f"{whose} has the instance type `{machine.instance}`, which is not in the catalog"
             report.add(machine, "instance", what, hint, reads=("cpus", "memory"))
         return
     wanted = _PROVIDERS.get(spec.target)
     if wanted and instance.provider != wanted and report.whole("target"):
-        what = f"{whose} asks for `{machine.instance}` of {instance.provider}, but target `{spec.target}` is {wanted}"
+        what = (
+            f"{whose} has instance `{machine.instance}` of {instance.provider}, but target `{spec.target}` is {wanted}"
+        )
         report.add(machine, "instance", what, f"choose an instance type of {wanted}")
 
 
@@ -58,7 +60,7 @@ def _sizes(machine: MachineSpec, whose: str, instance: Instance, report: Problem
 def _sizes_needed(machine: MachineSpec, whose: str, instance: Instance, report: Problems) -> None:
     missing = [field for field in ("cpus", "memory") if getattr(machine, field) is None]
     if missing:
-        why = "comes in any size" if instance.flexible else "has no such figures in the catalog yet"
+        why = "comes in any size" if instance.flexible else "has no sizes in the catalog yet"
         what = f"{whose} needs {' and '.join(f'`{each}`' for each in missing)}: `{instance.name}` {why}"
         report.add(machine, "instance", what, "add for example `cpus: 16` and `memory: 128G`", reads=tuple(missing))
 
@@ -75,10 +77,10 @@ def _within(machine: MachineSpec, whose: str, instance: Instance, report: Proble
 def _agree(machine: MachineSpec, whose: str, instance: Instance, report: Problems) -> None:
     if machine.cpus and instance.cpus and machine.cpus != instance.cpus:
         what = f"{whose} asks for {machine.cpus} cpus, but `{instance.name}` has {instance.cpus}"
-        report.add(machine, "cpus", what, "leave `cpus` out; the catalog knows", reads=("instance",))
+        report.add(machine, "cpus", what, "leave `cpus` out; it is in the catalog", reads=("instance",))
     if machine.memory and instance.memory_gib and machine.memory != instance.memory_gib * 1024:
         what = f"{whose} asks for {_gib(machine.memory)}, but `{instance.name}` has {instance.memory_gib:g} GiB"
-        report.add(machine, "memory", what, "leave `memory` out; the catalog knows", reads=("instance",))
+        report.add(machine, "memory", what, "leave `memory` out; it is in the catalog", reads=("instance",))
 
 
 def _gib(mib: int) -> str:
@@ -100,7 +102,7 @@ def _gpus(partition: PartitionSpec, report: Problems) -> None:
         what = (
             f"partition `{partition.name}` asks for gpu type `{partition.gpu_type}`, but `{instance.name}` has {real}"
         )
-        report.add(partition, "gpu_type", what, "leave `gpu_type` out; the catalog knows", reads=("instance",))
+        report.add(partition, "gpu_type", what, "leave `gpu_type` out; it is in the catalog", reads=("instance",))
 
 
 def _hint_gpus(instance: Instance, wanted: int) -> str:
@@ -119,14 +121,16 @@ def _is_sister(one: Instance, other: Instance) -> bool:
 def _plain_gpus(partition: PartitionSpec, report: Problems) -> None:
     if partition.gpu_type and not partition.gpus:
         what = f"partition `{partition.name}` has a `gpu_type` but no `gpus`"
-        report.add(partition, "gpu_type", what, "say how many each node has: `gpus: 8`", reads=("gpus", "instance"))
+        report.add(
+            partition, "gpu_type", what, "add the number of GPUs per node: `gpus: 8`", reads=("gpus", "instance")
+        )
     elif meant := _misspelt_gpu(partition.gpu_type):
-        what = f"partition `{partition.name}` asks for the gpu type `{partition.gpu_type}`, which nobody makes"
+        what = f"partition `{partition.name}` asks for the gpu type `{partition.gpu_type}`, which does not exist"
         report.add(partition, "gpu_type", what, f"did you mean `{meant}`?")
 
 
 def _misspelt_gpu(gpu_type: str) -> str:
-    """A type we do not know is fine (there are many); one that is a known one in other letters is a slip."""
+    """Return the known type that this one misspells, or "". Other unknown types are accepted."""
     bare = gpu_type.removeprefix("nvidia").replace("-", "").replace("_", "").replace("o", "0")
     known = {gpu.slurm_type for gpu in gpus().values()}
     return bare if bare in known and catalog_gpu(gpu_type) is None else ""
@@ -139,14 +143,11 @@ def _cloud_needs_instance(partition: PartitionSpec, spec: ClusterSpec, report: P
         report.add(partition, "instance", what, f"add `instance: {example}`", reads=("nodes_from",))
 
 
-# ---- Partitions: their nodes, where they take them from, and their limits.
-
-
 _OF_THE_MACHINE = ("instance", "cpus", "memory", "gpus", "gpu_type", "features", "weight")
 
 
 def check_partitions(spec: ClusterSpec, report: Problems) -> None:
-    """Nodes, shared nodes, spares, limits, the default."""
+    """Check nodes, shared nodes, spares, limits and the default partition."""
     if not spec.partitions and report.whole("partitions"):
         report.add(spec, "partitions", "there is no partition", "add `partitions: [{name: train, nodes: 4}]`")
     for partition in spec.partitions:
@@ -165,8 +166,8 @@ def _partition_nodes(partition: PartitionSpec, spec: ClusterSpec, report: Proble
         hint = "add `nodes: 4`, or `nodes_from:` with another partition's name"
         report.add(partition, "nodes", f"partition `{partition.name}` has no nodes", hint, reads=("nodes_from",))
     if isinstance(partition.nodes, list) and partition.nodes_from:
-        what = f"partition `{partition.name}` names nodes and takes them from `{partition.nodes_from[0]}` as well"
-        report.add(partition, "nodes", what, "with `nodes_from`, `nodes` is how many of them", reads=("nodes_from",))
+        what = f"partition `{partition.name}` names nodes and also takes them from `{partition.nodes_from[0]}`"
+        report.add(partition, "nodes", what, "with `nodes_from`, `nodes` must be a number", reads=("nodes_from",))
 
 
 def _spares(partition: PartitionSpec, report: Problems) -> None:
@@ -181,14 +182,14 @@ def _spares(partition: PartitionSpec, report: Problems) -> None:
         report.add(partition, "spares", what, "name them too: `spares: gpu[65-66]`", reads=("nodes",))
     elif isinstance(partition.nodes, int) and isinstance(partition.spares, list):
         what = f"partition `{partition.name}` names its spares, but not its nodes"
-        report.add(partition, "spares", what, f"write how many: `spares: {len(partition.spares)}`", reads=("nodes",))
+        report.add(partition, "spares", what, f"write the number: `spares: {len(partition.spares)}`", reads=("nodes",))
 
 
 def _sources(partition: PartitionSpec, spec: ClusterSpec, report: Problems) -> None:
     names = [each.name for each in spec.partitions]
     for source in partition.nodes_from:
         if source not in names and report.unnamed(source, "partitions"):
-            what = f"partition `{partition.name}` takes its nodes from `{source}`, which is no partition"
+            what = f"partition `{partition.name}` takes its nodes from `{source}`, which is not a partition"
             report.add(partition, "nodes_from", what, did_you_mean(source, names, f"partitions: {', '.join(names)}"))
     for field in _OF_THE_MACHINE if partition.nodes_from else ():
         if field in partition.model_fields_set:
@@ -200,7 +201,7 @@ def _sources(partition: PartitionSpec, spec: ClusterSpec, report: Problems) -> N
 def _times(partition: PartitionSpec, report: Problems) -> None:
     limit, default = partition.time_limit, partition.default_time
     if limit is not None and default is not None and default > limit:
-        what = f"`default_time` of partition `{partition.name}` ({default} min) is over its `time_limit` ({limit} min)"
+        what = f"`default_time` of partition `{partition.name}` ({default} min) exceeds its `time_limit` ({limit} min)"
         report.add(partition, "default_time", what, "make it shorter, or leave it out", reads=("time_limit",))
 
 
@@ -208,11 +209,11 @@ def _partition_cycle(spec: ClusterSpec, report: Problems) -> None:
     circle = find_circle(spec)
     if circle:
         first = next(partition for partition in spec.partitions if partition.name == circle[0])
-        said = ", ".join(f"`{name}`" for name in circle)
-        what = f"partitions {said} take their nodes from each other in a circle"
+        names = ", ".join(f"`{name}`" for name in circle)
+        what = f"partitions {names} take their nodes from each other in a cycle"
         if len(circle) == 1:
-            what = f"partition {said} takes its nodes from itself"
-        report.add(first, "nodes_from", what, "let one of them have `nodes`")
+            what = f"partition {names} takes its nodes from itself"
+        report.add(first, "nodes_from", what, "give one of them `nodes`")
 
 
 def _defaults(spec: ClusterSpec, report: Problems) -> None:
@@ -235,7 +236,7 @@ def _counts(spec: ClusterSpec, report: Problems) -> None:
 
 
 def _share(partition: PartitionSpec, spec: ClusterSpec, held: dict[str, list[str]], report: Problems) -> None:
-    """With `nodes_from`, `nodes: K` must not ask for more than there are."""
+    """Check that `nodes: K` with `nodes_from` is not more than the nodes there are."""
     there = len({name for source in partition.nodes_from for name in held.get(source, [])})
     if partition.nodes_from and isinstance(partition.nodes, int) and partition.nodes > there:
         sources = ", ".join(f"`{source}`" for source in partition.nodes_from)
@@ -252,7 +253,7 @@ def _limits(partition: PartitionSpec, count: int, report: Problems) -> None:
         what = f"`min_nodes` of partition `{name}` is {least}, but it has {count} nodes"
         report.add(partition, "min_nodes", what, f"write at most {count}, or leave it out")
     elif least is not None and most is not None and least > most:
-        what = f"`min_nodes` of partition `{name}` ({least}) is over its `max_nodes` ({most})"
+        what = f"`min_nodes` of partition `{name}` ({least}) exceeds its `max_nodes` ({most})"
         report.add(partition, "min_nodes", what, "no job would fit", reads=("max_nodes",))
 
 
@@ -263,21 +264,18 @@ def _total(spec: ClusterSpec, report: Problems) -> None:
 
 
 def nodes_known(spec: ClusterSpec, report: Problems) -> bool:
-    """The names of all nodes can be trusted: nothing that makes them was faulty."""
+    """Return whether the names of all nodes are known: no value that determines them was invalid."""
     fields = ("name", "nodes", "nodes_from", "spares")
     return report.complete("partitions") and all(
         report.whole(*place(partition), field) for partition in spec.partitions for field in fields
     )
 
 
-# ---- The network's switches: a tree that holds every node once.
-
-
 _SHOWN = 4
 
 
 def check_topology(spec: ClusterSpec, report: Problems) -> None:
-    """Switches that are there, and nodes on exactly one leaf."""
+    """Check that the switches form a tree with every node on exactly one leaf."""
     topology = spec.slurm.topology
     if topology is None:
         return
@@ -298,7 +296,7 @@ def _switch(switch: SwitchSpec, topology: Topology, report: Problems) -> None:
     names = [each.name for each in topology.switches]
     for other in switch.switches:
         if other not in names and report.complete("slurm", "topology", "switches"):
-            what = f"switch `{switch.name}` is above `{other}`, which is no switch"
+            what = f"switch `{switch.name}` is above `{other}`, which is not a switch"
             report.add(switch, "switches", what, did_you_mean(other, names, "add it"))
 
 
@@ -306,18 +304,18 @@ def _switch_cycle(topology: Topology, report: Problems) -> None:
     circle = find_cycle({switch.name: switch.switches for switch in topology.switches})
     if circle:
         first = next(switch for switch in topology.switches if switch.name == circle[0])
-        said = ", ".join(f"`{name}`" for name in circle)
-        report.add(first, "switches", f"switches {said} are above each other in a circle", "make it a tree")
+        names = ", ".join(f"`{name}`" for name in circle)
+        report.add(first, "switches", f"switches {names} are above each other in a cycle", "make it a tree")
 
 
 def _switch_nodes(topology: Topology, spec: ClusterSpec, report: Problems) -> None:
     known = {name for partition in spec.partitions for name in (*own_nodes(partition), *own_spares(partition))}
     leaf_of: dict[str, str] = {}
     for switch in topology.switches:
-        strange = next((name for name in switch.nodes if name not in known), None)
-        if strange:
-            what = f"switch `{switch.name}` holds the node `{strange}`, which is not there"
-            report.add(switch, "nodes", what, did_you_mean(strange, known))
+        unknown = next((name for name in switch.nodes if name not in known), None)
+        if unknown:
+            what = f"switch `{switch.name}` has the node `{unknown}`, which does not exist"
+            report.add(switch, "nodes", what, did_you_mean(unknown, known))
         twice = next((name for name in switch.nodes if name in leaf_of), None)
         if twice:
             what = f"node `{twice}` is on switch `{leaf_of[twice]}` and on `{switch.name}`"
@@ -330,4 +328,4 @@ def _left_out(names: set[str], topology: Topology, report: Problems) -> None:
     if names:
         shown = ", ".join(f"`{name}`" for name in sorted(names)[:_SHOWN])
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        report.add(topology, "switches", f"no switch holds {shown}{more}", "put every node on a leaf switch")
+        report.add(topology, "switches", f"no switch has {shown}{more}", "put every node on a leaf switch")

@@ -1,4 +1,4 @@
-"""QOS and preemption: who may push whom aside."""
+"""Checks of QOS, preemption, accounting, accounts, users and reservations."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dalsegno.spec.people import UserSpec
 from dalsegno.spec.section import Section
 from dalsegno.spec.slurm import QosSpec, ReservationSpec
 
-BUILT_IN_QOS = "normal"  # Slurm makes it; everyone has it
+BUILT_IN_QOS = "normal"  # Slurm creates it, and every user may use it
 
 
 def known_qos(spec: ClusterSpec) -> list[str]:
-    """QOS that may be named: those of the file and Slurm's own."""
+    """Return the QOS that may be named: those of the file and Slurm's own."""
     return [*(qos.name for qos in spec.slurm.qos), BUILT_IN_QOS]
 
 
 def check_policy(spec: ClusterSpec, report: Problems) -> None:
-    """QOS that preempt, and partitions with a preempt mode."""
+    """Check QOS that preempt others, and partitions with a preempt mode."""
     for qos in spec.slurm.qos:
         _preempts(qos, spec, report)
     for partition in spec.partitions:
@@ -32,7 +32,7 @@ def check_policy(spec: ClusterSpec, report: Problems) -> None:
 
 
 def preempts(spec: ClusterSpec) -> bool:
-    """Preemption is on: asked for, or because a QOS preempts another."""
+    """Return whether preemption is on: by setting, or because a QOS preempts another."""
     return spec.slurm.preemption is not None or any(qos.preempts for qos in spec.slurm.qos)
 
 
@@ -42,15 +42,12 @@ def _preempts(qos: QosSpec, spec: ClusterSpec, report: Problems) -> None:
         if other == qos.name:
             report.add(qos, "preempts", f"qos `{qos.name}` preempts itself", "name another QOS")
         elif other not in known and report.unnamed(other, "slurm", "qos"):
-            what = f"qos `{qos.name}` preempts `{other}`, which is no QOS"
+            what = f"qos `{qos.name}` preempts `{other}`, which is not a QOS"
             report.add(qos, "preempts", what, did_you_mean(other, known, "add it under `slurm: qos:`"))
     by_partition = spec.slurm.preemption is not None and spec.slurm.preemption.by == "partition"
     if qos.preempts and by_partition and report.whole("slurm", "preemption"):
-        what = f"qos `{qos.name}` preempts others, but preemption goes by partition"
+        what = f"qos `{qos.name}` preempts others, but preemption is by partition"
         report.add(qos, "preempts", what, "set `slurm: {preemption: {by: qos}}`, or leave `preempts` out")
-
-
-# ---- What needs Slurm's database, on a cluster that has none.
 
 
 _HINT = "set `slurm: {accounting: true}`, or leave it out"
@@ -61,7 +58,7 @@ _OF_USERS = ("accounts", "default_account", "qos", "default_qos", "fair_share")
 
 
 def check_accounting(spec: ClusterSpec, report: Problems) -> None:
-    """Everything that would silently do nothing: with accounting off, or limits that Slurm is not told to apply."""
+    """Check for settings without effect: those that need accounting, and limits that Slurm does not enforce."""
     if spec.slurm.accounting:
         _check_limits(spec, report)
         return
@@ -79,7 +76,9 @@ def _check_limits(spec: ClusterSpec, report: Problems) -> None:
         *((account, f"account `{account.name}`") for account in spec.accounts),
     ]:
         for field in sorted(_LIMITS & section.model_fields_set):
-            report.add(section, field, f"`{field}` of {name} is a limit, and `slurm.enforce` names no limits", _ENFORCE)
+            report.add(
+                section, field, f"`{field}` of {name} is a limit, but `slurm.enforce` does not include limits", _ENFORCE
+            )
 
 
 def _needing(spec: ClusterSpec) -> Iterator[tuple[Section, str, str]]:
@@ -107,20 +106,17 @@ def _needing(spec: ClusterSpec) -> Iterator[tuple[Section, str, str]]:
             yield reservation, "accounts", f"`accounts` of reservation `{reservation.name}`"
 
 
-# ---- Accounts, users and QOS that name each other.
-
-
-DEFAULT_ACCOUNT = "users"  # of people for whom the file names none
+DEFAULT_ACCOUNT = "users"  # for users without an account in the file
 
 
 def known_accounts(spec: ClusterSpec) -> list[str]:
-    """Accounts that may be named: those of the file and Slurm's own."""
+    """Return the accounts that may be named: those of the file and Slurm's own."""
     extra = [DEFAULT_ACCOUNT] if any(not user.accounts for user in spec.users) else []
     return [*(account.name for account in spec.accounts), "root", *extra]
 
 
 class _KnownNames:
-    """Accounts and QOS that are there, gathered once."""
+    """The existing accounts and QOS, collected once."""
 
     def __init__(self, spec: ClusterSpec, report: Problems) -> None:
         self.report = report
@@ -131,17 +127,17 @@ class _KnownNames:
         for name in names:
             if name not in self._accounts and self.report.unnamed(name, "accounts"):
                 hint = did_you_mean(name, self._accounts, f"add it: `accounts: [{{name: {name}}}]`")
-                self.report.add(section, field, f"{whose} the account `{name}`, which is not there", hint)
+                self.report.add(section, field, f"{whose} the account `{name}`, which does not exist", hint)
 
     def qos(self, section: Section, field: str, names: Iterable[str], whose: str) -> None:
         for name in names:
             if name not in self._qos and self.report.unnamed(name, "slurm", "qos"):
                 hint = did_you_mean(name, self._qos, f"add it: `slurm: {{qos: [{{name: {name}}}]}}`")
-                self.report.add(section, field, f"{whose} the qos `{name}`, which is not there", hint)
+                self.report.add(section, field, f"{whose} the qos `{name}`, which does not exist", hint)
 
 
 def check_people(spec: ClusterSpec, report: Problems) -> None:
-    """Every account and QOS that is named must be there."""
+    """Check that every named account and QOS exists."""
     known = _KnownNames(spec, report)
     for partition in spec.partitions:
         whose = f"partition `{partition.name}` allows"
@@ -156,7 +152,7 @@ def check_people(spec: ClusterSpec, report: Problems) -> None:
         known.accounts(user, "accounts", user.accounts, f"user `{user.name}` is in")
         known.qos(user, "qos", user.qos, f"user `{user.name}` uses")
         _defaults(user, known)
-    _circle(spec, report)
+    _check_parents(spec, report)
 
 
 def _defaults(user: UserSpec, known: _KnownNames) -> None:
@@ -170,22 +166,19 @@ def _defaults(user: UserSpec, known: _KnownNames) -> None:
         known.qos(user, "default_qos", [user.default_qos], f"user `{user.name}` uses")
 
 
-def _circle(spec: ClusterSpec, report: Problems) -> None:
+def _check_parents(spec: ClusterSpec, report: Problems) -> None:
     circle = find_cycle({account.name: [account.parent] for account in spec.accounts})
     if circle:
         first = next(account for account in spec.accounts if account.name == circle[0])
-        said = ", ".join(f"`{name}`" for name in circle)
-        report.add(first, "parent", f"accounts {said} are each other's parents", "let one be below `root`")
-
-
-# ---- Reservations: of nodes that are there, for someone.
+        names = ", ".join(f"`{name}`" for name in circle)
+        report.add(first, "parent", f"accounts {names} are each other's parents", "put one of them below `root`")
 
 
 def check_reservations(spec: ClusterSpec, report: Problems) -> None:
-    """Nodes, partition, and who it is for."""
+    """Check the nodes, the partition and the users of each reservation."""
     for reservation in spec.reservations:
         _nodes_or_count(reservation, report)
-        _for_whom(reservation, report)
+        _check_users(reservation, report)
         _partition(reservation, spec, report)
     if spec.reservations and nodes_known(spec, report):
         held = {name: dict.fromkeys(nodes) for name, nodes in members(spec).items()}
@@ -197,12 +190,12 @@ def check_reservations(spec: ClusterSpec, report: Problems) -> None:
 def _nodes_or_count(reservation: ReservationSpec, report: Problems) -> None:
     if bool(reservation.nodes) == bool(reservation.node_count):
         what = f"reservation `{reservation.name}` must have either `nodes` or `node_count`"
-        report.add(reservation, "name", what, "name the nodes, or say how many", reads=("nodes", "node_count"))
+        report.add(reservation, "name", what, "name the nodes, or give their number", reads=("nodes", "node_count"))
 
 
-def _for_whom(reservation: ReservationSpec, report: Problems) -> None:
+def _check_users(reservation: ReservationSpec, report: Problems) -> None:
     if not reservation.users and not reservation.accounts:
-        what = f"reservation `{reservation.name}` is for nobody"
+        what = f"reservation `{reservation.name}` has no users and no accounts"
         report.add(reservation, "name", what, "add `users: [root]` or `accounts:`", reads=("users", "accounts"))
 
 
@@ -213,16 +206,16 @@ def _partition(reservation: ReservationSpec, spec: ClusterSpec, report: Problems
         and reservation.partition not in names
         and report.unnamed(reservation.partition, "partitions")
     ):
-        what = f"reservation `{reservation.name}` is in `{reservation.partition}`, which is no partition"
+        what = f"reservation `{reservation.name}` is in `{reservation.partition}`, which is not a partition"
         report.add(reservation, "partition", what, did_you_mean(reservation.partition, names))
 
 
 def _nodes(reservation: ReservationSpec, there: dict[str, None], report: Problems) -> None:
-    strange = next((name for name in reservation.nodes if name not in there), None)
-    if strange:
-        where = f"not in `{reservation.partition}`" if reservation.partition else "not there"
-        what = f"reservation `{reservation.name}` is of the node `{strange}`, which is {where}"
-        report.add(reservation, "nodes", what, did_you_mean(strange, there), reads=("partition",))
+    unknown = next((name for name in reservation.nodes if name not in there), None)
+    if unknown:
+        why = f"is not in `{reservation.partition}`" if reservation.partition else "does not exist"
+        what = f"reservation `{reservation.name}` has the node `{unknown}`, which {why}"
+        report.add(reservation, "nodes", what, did_you_mean(unknown, there), reads=("partition",))
     if reservation.node_count and reservation.node_count > len(there):
-        what = f"reservation `{reservation.name}` is of {reservation.node_count} nodes, but there are {len(there)}"
+        what = f"reservation `{reservation.name}` has {reservation.node_count} nodes, but there are only {len(there)}"
         report.add(reservation, "node_count", what, f"write at most {len(there)}", reads=("partition",))

@@ -1,4 +1,4 @@
-"""Where checks put what they find. It knows what was cut from the file, and keeps quiet about that."""
+"""The collector for problems, and the checks of names, health checks and raw Slurm settings."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from dalsegno.spec.slurm import OWNED, OWNED_IN_PARTITION
 
 
 class Problems:
-    """Collects problems with their lines."""
+    """Collects problems with their lines, except those about values that were removed as invalid."""
 
     def __init__(self, document: Document, cut: set[KeyPath], written: Any = None) -> None:
         self._document = document
-        self._written = written  # the file's values before anything was cut
+        self._written = written  # the file's values before anything was removed
         self._cut = cut
         self._around = {path[:length] for path in cut for length in range(len(path) + 1)}
 
     def add(self, section: Section, field: str, what: str, hint: str = "", reads: tuple[str, ...] = ()) -> None:
-        """Notes a problem at `field` of a section, unless that, or a field it was judged by, was faulty itself."""
+        """Add a problem at `field` of a section, unless this field or one in `reads` was itself invalid."""
         here = place(section)
         if all(self.whole(*here, name) for name in (field, *reads)):
             self._document.problems.append(Problem(what, self._document.where((*here, *field.split("."))), hint))
 
     def whole(self, *path: str | int) -> bool:
-        """Nothing at, below or around `path` was cut."""
+        """Return whether nothing at, below or around `path` was removed."""
         outside = any(path[:length] in self._cut for length in range(len(path) + 1))
         return not outside and path not in self._around
 
     def complete(self, *path: str | int) -> bool:
-        """The list at `path` has all its entries (though some may lack a value)."""
+        """Return whether the list at `path` has all its entries, though an entry may lack a value."""
         return not any(cut[: len(path)] == path and len(cut) <= len(path) + 1 for cut in self._cut)
 
     def unnamed(self, name: str, *path: str) -> bool:
-        """No entry of the list at `path` bears this name in the file, not even a faulty one."""
+        """Return whether no entry of the list at `path` in the file has this name, not even an invalid entry."""
         entries = self._written
         for key in path:
             entries = entries.get(key) if isinstance(entries, dict) else None
@@ -52,11 +52,8 @@ class Problems:
         return all(isinstance(one, str) and one.lower() != name.lower() for one in names)
 
     def line(self, section: Section, field: str = "name") -> int:
-        """The line of a field, for messages that point to a second place."""
+        """Return the line of a field, for messages that refer to a second place."""
         return int(self._document.where((*place(section), field)).rpartition(":")[2])
-
-
-# ---- Names that must not be there twice.
 
 
 class _Named(Protocol):
@@ -73,7 +70,7 @@ class _Owner:
 
 
 def check_duplicates(spec: ClusterSpec, report: Problems) -> None:
-    """Partitions, nodes, QOS, accounts, users, user ids, storage, reservations, switches."""
+    """Check for duplicate partitions, nodes, QOS, accounts, users, user ids, storage, reservations, switches."""
     _names(spec.partitions, "partition", report)
     _names(spec.slurm.qos, "qos", report)
     _names(spec.accounts, "account", report)
@@ -92,7 +89,7 @@ def _names(sections: Sequence[_Named], noun: str, report: Problems) -> None:
         assert isinstance(section, Section)
         if section.name in first:
             line = report.line(first[section.name])
-            what = f"{noun} `{section.name}` is there twice, first on line {line}"
+            what = f"{noun} `{section.name}` is defined twice, first on line {line}"
             report.add(section, "name", what, "give one of them another name")
         first.setdefault(section.name, section)
 
@@ -108,7 +105,7 @@ def _user_ids(spec: ClusterSpec, report: Problems) -> None:
 def _nodes(spec: ClusterSpec, report: Problems) -> None:
     owner = {spec.head.name: _Owner("the head node")} | dict.fromkeys(login_nodes(spec), _Owner("a login node"))
     if spec.head.name in login_nodes(spec):
-        report.add(spec.login, "names", f"the head node and a login node are both called `{spec.head.name}`")
+        report.add(spec.login, "names", f"the head node and a login node are both named `{spec.head.name}`")
     for partition in spec.partitions:
         taken = _first_taken(partition, owner)
         if taken and owner[taken].partition != partition.name:
@@ -138,13 +135,11 @@ def _within(partition: PartitionSpec, report: Problems) -> None:
         report.add(partition, "nodes", what, "keep one", reads=("spares",))
 
 
-# ---- Names of health checks and of their thresholds: a misspelt one would change nothing, and nobody would know.
-
-
 def check_health(spec: ClusterSpec, report: Problems) -> None:
+    """Check the names of health checks and thresholds: a misspelt one would silently have no effect."""
     for name, check in spec.health.checks.items():
         if name not in CHECK_THRESHOLDS:
-            hint = did_you_mean(name, CHECK_THRESHOLDS, "`dalsegno health --list` shows them")
+            hint = did_you_mean(name, CHECK_THRESHOLDS, "`dalsegno health --list` lists the checks")
             report.add(spec.health, f"checks.{name}", f"there is no health check `{name}`", hint)
         else:
             _thresholds(spec.health, name, check, report)
@@ -159,11 +154,8 @@ def _thresholds(health: HealthSpec, name: str, check: CheckSpec, report: Problem
             report.add(health, f"checks.{name}.thresholds.{threshold}", what, did_you_mean(threshold, known, listed))
 
 
-# ---- Raw Slurm settings: none that we write ourselves, none twice.
-
-
 def check_raw_settings(spec: ClusterSpec, report: Problems) -> None:
-    """`slurm.extra` and each partition's `extra`."""
+    """Check `slurm.extra` and each partition's `extra` for settings of ours and duplicates."""
     _extra(spec.slurm, spec.slurm.extra, OWNED, "`slurm.extra`", report)
     for partition in spec.partitions:
         _extra(partition, partition.extra, OWNED_IN_PARTITION, f"`extra` of partition `{partition.name}`", report)
@@ -175,9 +167,9 @@ def _extra(section: Section, extra: dict[str, str], owned: dict[str, str], whose
     for key in extra:
         lower = key.lower()
         if lower in ours:
-            steer = owned[ours[lower]]
-            hint = f"use `{steer}`" if steer else "leave it out"
-            report.add(section, f"extra.{key}", f"{whose} sets `{key}`, which we write ourselves", hint)
+            setting = owned[ours[lower]]
+            hint = f"use `{setting}`" if setting else "leave it out"
+            report.add(section, f"extra.{key}", f"{whose} sets `{key}`, which Dal Segno sets itself", hint)
         elif lower in seen:
             what = f"{whose} sets `{seen[lower]}` and `{key}`, which Slurm reads as the same"
             report.add(section, f"extra.{key}", what, "keep one")

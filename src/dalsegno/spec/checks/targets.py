@@ -1,4 +1,4 @@
-"""The target and its settings block."""
+"""Checks of the target, its settings, storage, containers and unimplemented fields."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dalsegno.spec.targets import TARGETS, HyperPod, Oci, ParallelCluster, Ssh, 
 from dalsegno.spec.unbuilt import UNBUILT_FIELDS
 
 _CLOUDS = ("parallelcluster", "hyperpod", "oci")
-# The platform runs slurmctld itself and would not know of a second one.
+# The platform runs slurmctld itself and does not support a second one.
 _OWNS_CONTROLLER = ("parallelcluster", "hyperpod")
 
 
 def check_targets(spec: ClusterSpec, report: Problems) -> None:
-    """The right block and no other; nothing the platform does not let us have."""
+    """Check that only the target's own block is present, and nothing that the platform does not support."""
     if not report.whole("target"):
         return
     _blocks(spec, report)
@@ -45,7 +45,7 @@ def _blocks(spec: ClusterSpec, report: Problems) -> None:
 
 def _controller(spec: ClusterSpec, report: Problems) -> None:
     if spec.slurm.backup_controller and spec.target in _OWNS_CONTROLLER:
-        what = f"there can be no `backup_controller` on {spec.target}: the platform owns the controller"
+        what = f"`backup_controller` is not possible on {spec.target}: the platform runs the controller"
         report.add(spec.slurm, "backup_controller", what, "leave it out")
 
 
@@ -53,7 +53,7 @@ def _node_names(spec: ClusterSpec, report: Problems) -> None:
     for partition in spec.partitions:
         if spec.target in _CLOUDS and isinstance(partition.nodes, list):
             what = f"partition `{partition.name}` names its nodes, but on {spec.target} the platform names them"
-            report.add(partition, "nodes", what, f"write how many: `nodes: {len(partition.nodes)}`")
+            report.add(partition, "nodes", what, f"write the number: `nodes: {len(partition.nodes)}`")
 
 
 def _logins(spec: ClusterSpec, report: Problems) -> None:
@@ -64,7 +64,7 @@ def _logins(spec: ClusterSpec, report: Problems) -> None:
 
 
 def _subnet(spec: ClusterSpec, report: Problems) -> None:
-    """The virtual hosts must fit: nodes, logins, head, backup, and the bridge itself."""
+    """Check that the subnet has room for nodes, login nodes, head, backup and the bridge."""
     if spec.local is None or not spec.local.subnet or not report.whole("partitions"):
         return
     nodes = sum(len(own_nodes(each)) + len(own_spares(each)) for each in spec.partitions)
@@ -75,15 +75,12 @@ def _subnet(spec: ClusterSpec, report: Problems) -> None:
         report.add(spec.local, "subnet", what, "choose a larger one, or leave it out")
 
 
-# ---- What one cloud platform or another will not take.
-
-
 _QUEUE_NAME = re.compile(r"[a-z][a-z0-9-]{0,24}")
 _HYPHENS_ONLY = ("parallelcluster", "hyperpod", "oci")
 
 
 def check_platforms(spec: ClusterSpec, report: Problems) -> None:
-    """Names and settings that ParallelCluster, HyperPod or OCI would refuse, most of them only after minutes."""
+    """Check names and settings that ParallelCluster, HyperPod or OCI would refuse, often only after minutes."""
     if not report.whole("target"):
         return
     if spec.target in _HYPHENS_ONLY:
@@ -122,7 +119,7 @@ def _parallelcluster(settings: ParallelCluster, spec: ClusterSpec, report: Probl
 
 
 def _block_without_id(section: Section, whose: str, report: Problems) -> None:
-    what = f"`{whose}` buys a CAPACITY_BLOCK without saying which"
+    what = f"`{whose}` has a CAPACITY_BLOCK without its reservation"
     hint = "add `capacity_reservation: cr-…`"
     report.add(section, "capacity_type", what, hint, reads=("capacity_reservation",))
 
@@ -138,7 +135,7 @@ def _hyperpod(settings: HyperPod, spec: ClusterSpec, report: Problems) -> None:
     _partitions_named(settings, "groups", list(settings.groups), spec, report)
     if bool(settings.subnets) != bool(settings.security_groups):
         given = "subnets" if settings.subnets else "security_groups"
-        what = "`hyperpod.subnets` and `hyperpod.security_groups` go together"
+        what = "`hyperpod.subnets` and `hyperpod.security_groups` must be given together"
         report.add(settings, given, what, "give both or neither", reads=("subnets", "security_groups"))
     for name in {settings.controller_group, settings.login_group} & {each.name for each in spec.partitions}:
         partition = next(each for each in spec.partitions if each.name == name)
@@ -150,7 +147,7 @@ def _partitions_named(section: Section, field: str, names: list[str], spec: Clus
     known = [partition.name for partition in spec.partitions]
     for name in names:
         if name not in known and report.unnamed(name, "partitions"):
-            what = f"`{spec.target}.{field}` names `{name}`, which is no partition"
+            what = f"`{spec.target}.{field}` names `{name}`, which is not a partition"
             report.add(section, f"{field}.{name}", what, did_you_mean(name, known))
 
 
@@ -161,14 +158,11 @@ def _oci(settings: Oci, report: Problems) -> None:
         report.add(settings, subnets[0], what, "add `vcn:`, or leave the subnets out", reads=("vcn",))
 
 
-# ---- `target: ssh`: every machine must be reachable, every host must be a machine.
-
-
 _SHOWN = 4
 
 
 def check_ssh_hosts(spec: ClusterSpec, report: Problems) -> None:
-    """Hosts against machines."""
+    """Check that every machine of `target: ssh` has a host, and that every host is a machine."""
     if spec.target != "ssh" or not report.whole("target"):
         return
     ssh = spec.ssh
@@ -176,8 +170,8 @@ def check_ssh_hosts(spec: ClusterSpec, report: Problems) -> None:
     if not nodes_known(spec, report) or not report.whole("head") or not report.whole("login"):
         return
     if ssh:
-        _strange(ssh, hosts, set(_machines(spec)), report)
-    # A machine that the file calls by its real name is reached by it.
+        _check_unknown_hosts(ssh, hosts, set(_machines(spec)), report)
+    # A machine with its real name in the file is reached by that name.
     missing = [name for name, named in _machines(spec).items() if not named and name not in hosts]
     if missing and report.whole("ssh"):
         shown = ", ".join(f"`{name}`" for name in missing[:_SHOWN])
@@ -187,7 +181,7 @@ def check_ssh_hosts(spec: ClusterSpec, report: Problems) -> None:
 
 
 def _machines(spec: ClusterSpec) -> dict[str, bool]:
-    """All machines, and whether the file called each by a name of its own."""
+    """Return all machines, and whether the file gives each its name."""
     machines = {spec.head.name: "name" in spec.head.model_fields_set}
     machines |= dict.fromkeys(login_nodes(spec), bool(spec.login.names))
     for partition in spec.partitions:
@@ -197,13 +191,15 @@ def _machines(spec: ClusterSpec) -> dict[str, bool]:
 
 
 def _hosts(ssh: Ssh, report: Problems) -> dict[str, str]:
-    """Machine to the key of `hosts` that names it."""
+    """Return for each machine the key of `hosts` that names it."""
     found: dict[str, str] = {}
     for key, host in ssh.hosts.items():
         try:
             names = list(addresses(key, host.address))
         except ValueError as error:
-            report.add(ssh, f"hosts.{key}", f"`ssh.hosts.{key}` does not fit: {error}", "as many addresses as names")
+            report.add(
+                ssh, f"hosts.{key}", f"`ssh.hosts.{key}` does not match: {error}", "give as many addresses as names"
+            )
             continue
         twice = next((name for name in names if name in found), None)
         if twice:
@@ -212,15 +208,12 @@ def _hosts(ssh: Ssh, report: Problems) -> dict[str, str]:
     return found
 
 
-def _strange(ssh: Ssh, hosts: dict[str, str], machines: set[str], report: Problems) -> None:
+def _check_unknown_hosts(ssh: Ssh, hosts: dict[str, str], machines: set[str], report: Problems) -> None:
     for name, key in hosts.items():
         if name not in machines:
-            what = f"`ssh.hosts` names `{name}`, which is no machine of this cluster"
-            hint = did_you_mean(name, machines, "nodes are called `<partition>-1`, the head node `head`")
+            what = f"`ssh.hosts` names `{name}`, which is not a machine of this cluster"
+            hint = did_you_mean(name, machines, "nodes are named `<partition>-1`, the head node `head`")
             report.add(ssh, f"hosts.{key}", what, hint)
-
-
-# ---- Shared storage: where it is mounted, and whether the target has that kind.
 
 
 _TYPES = {
@@ -230,7 +223,7 @@ _TYPES = {
     "hyperpod": ("lustre", "openzfs"),
     "oci": ("fss", "nfs", "lustre"),
 }
-# A machine would not start, or lose its own files, with something else mounted there …
+# With something mounted here, a machine would not start or would lose its own files …
 _SYSTEM = {"/", "/boot", "/dev", "/etc", "/opt", "/proc", "/root", "/run", "/sys", "/tmp", "/usr", "/var"}
 _SYSTEM |= {"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr/bin", "/usr/lib", "/usr/sbin", "/var/lib"}
 # … or anywhere below.
@@ -239,7 +232,7 @@ _LUSTRE_FIRST_GIB, _LUSTRE_STEP_GIB = 1200, 2400
 
 
 def check_storage(spec: ClusterSpec, report: Problems) -> None:
-    """Mounts apart from each other and from the system, types the target has, sizes it sells."""
+    """Check mount points, and the types and sizes that the target supports."""
     for storage in spec.storage:
         _mount(storage, report)
         _type(storage, spec, report)
@@ -249,19 +242,19 @@ def check_storage(spec: ClusterSpec, report: Problems) -> None:
 
 
 def _mount(storage: StorageSpec, report: Problems) -> None:
-    straight = posixpath.normpath(storage.mount)
-    if straight != storage.mount:
-        what = f"storage `{storage.name}` is mounted at `{storage.mount}`"
-        report.add(storage, "mount", what, f"write it straight: `{straight}`")
+    normal = posixpath.normpath(storage.mount)
+    if normal != storage.mount:
+        what = f"storage `{storage.name}` has the unusual mount point `{storage.mount}`"
+        report.add(storage, "mount", what, f"write `{normal}`")
     elif storage.mount in _SYSTEM or f"{storage.mount}/".startswith(_SYSTEM_TREES):
         what = f"storage `{storage.name}` would be mounted over the system's own `{storage.mount}`"
-        report.add(storage, "mount", what, "choose a place of its own, such as `/fsx` or `/shared`")
+        report.add(storage, "mount", what, "choose another mount point, such as `/fsx` or `/shared`")
 
 
 def _type(storage: StorageSpec, spec: ClusterSpec, report: Problems) -> None:
     types = _TYPES[spec.target]
     if storage.type not in types and report.whole("target"):
-        what = f"storage `{storage.name}` is of type `{storage.type}`, which target `{spec.target}` does not have"
+        what = f"storage `{storage.name}` is of type `{storage.type}`, which target `{spec.target}` does not support"
         report.add(storage, "type", what, f"use {' or '.join(f'`{each}`' for each in types)}")
 
 
@@ -269,10 +262,10 @@ def _source_or_size(storage: StorageSpec, spec: ClusterSpec, report: Problems) -
     if not report.whole("target"):
         return
     if storage.type == "nfs" and ":/" not in storage.source:
-        what = f"storage `{storage.name}` needs the server it comes from"
+        what = f"storage `{storage.name}` needs its server"
         report.add(storage, "source", what, "add `source: server:/export`")
     elif storage.type == "openzfs" and spec.target == "parallelcluster" and not storage.source:
-        what = f"storage `{storage.name}` needs a volume that exists: ParallelCluster makes no OpenZFS"
+        what = f"storage `{storage.name}` needs an existing volume: ParallelCluster does not create OpenZFS"
         report.add(storage, "source", what, "add `source: fsvol-0123456789abcdef0`")
     elif storage.type in ("lustre", "openzfs", "ebs") and spec.target != "local":
         _size(storage, spec, report)
@@ -280,7 +273,7 @@ def _source_or_size(storage: StorageSpec, spec: ClusterSpec, report: Problems) -
 
 def _size(storage: StorageSpec, spec: ClusterSpec, report: Problems) -> None:
     if not storage.source and storage.size is None:
-        what = f"storage `{storage.name}` needs a `size`, or the `source` of one that exists"
+        what = f"storage `{storage.name}` needs a `size`, or the `source` of an existing one"
         report.add(storage, "size", what, "add `size: 1200G`", reads=("source", "type"))
     aws = spec.target in ("parallelcluster", "hyperpod")
     if aws and storage.type == "lustre" and storage.size and not storage.source:
@@ -296,30 +289,25 @@ def _overlaps(spec: ClusterSpec, report: Problems) -> None:
             first, second = f"{posixpath.normpath(other.mount)}/", f"{posixpath.normpath(storage.mount)}/"
             if first.startswith(second) or second.startswith(first):
                 what = f"the mounts `{other.mount}` of `{other.name}` and `{storage.mount}` of `{storage.name}` overlap"
-                report.add(storage, "mount", what, "keep them side by side")
+                report.add(storage, "mount", what, "use mount points that do not contain each other")
 
 
 def _homes(spec: ClusterSpec, report: Problems) -> None:
     homes = [storage for storage in spec.storage if storage.home]
     for other in homes[1:]:
-        what = f"storage `{homes[0].name}` and `{other.name}` both hold people's homes"
+        what = f"storage `{homes[0].name}` and `{other.name}` both hold the users' home folders"
         report.add(other, "home", what, "keep `home: true` in one")
 
 
-# ---- Images that nobody could run.
-
-
 def check_containers(spec: ClusterSpec, report: Problems) -> None:
+    """Check that images are not listed while containers are turned off."""
     if spec.containers.images and spec.containers.enabled is False:
-        what = "`images` are to be imported, but the cluster is to run no containers"
+        what = "`images` are listed, but containers are turned off"
         report.add(spec.containers, "images", what, "remove `enabled: false`, or `images`", reads=("enabled",))
 
 
-# ---- Fields that no code acts on yet.
-
-
 def check_unbuilt(spec: ClusterSpec, report: Problems) -> None:
-    """Refuse fields that would do nothing; an empty value asks for nothing, and is accepted."""
+    """Refuse fields that no code implements yet. An empty value is accepted."""
     for each in UNBUILT_FIELDS:
         if each.targets and (spec.target not in each.targets or not report.whole("target")):
             continue
