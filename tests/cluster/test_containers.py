@@ -57,21 +57,21 @@ APPLETS = (
     "touch",
     "true",
 )
-CANCELLED = ("143\n", "137\n")  # srun, told that its job is over, may kill before slurmd's SIGTERM has done its work
+CANCELLED = ("143\n", "137\n")  # srun may kill the task before slurmd's SIGTERM takes effect
 ENVIRONMENT = "PATH=/bin:/usr/bin\nFROM_IMAGE=as it says\nLANG=image\n"
 RC = 'mkdir -p "/workspace"\ncd "/workspace" && unset OLDPWD || exit 1\necho entry\nexec "$@"\n'  # as Enroot writes it
 
 
 @dataclass(frozen=True)
 class Contained:
-    """A cluster with container jobs, one of its users ("": whoever made it), and a small image."""
+    """A cluster with container jobs, one of its users ("" for the owner), and a small image."""
 
     cli: Cli
     image: Path
     user: str = ""
 
     def sh(self, script: str, *args: str, timeout_s: float = 120) -> Answer:
-        """A script as by `dalsegno shell`, many times, without its start; $I is the option that names the image."""
+        """Run a script as `dalsegno shell` does, without its start-up time; $I is the option that names the image."""
         words = ["sh", "-c", f"I=--container-image={self.image}\n{script}", "sh", *args]
         target = LocalTarget(self.cli.home / "clusters/one", self.cli.home / "cache")
         argv, env = target.shell(words, self.cli.env, str(self.cli.home), None, self.user or None)
@@ -82,7 +82,7 @@ class Contained:
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def on(self, host: str, *words: str) -> None:
-        """A command of root's on one of the hosts."""
+        """Run a command as root on one of the hosts."""
         target = LocalTarget(self.cli.home / "clusters/one", self.cli.home / "cache")
         argv, env = target.shell(words, self.cli.env, "/", host, None)
         subprocess.run(argv, env=env, check=True, timeout=120)
@@ -98,7 +98,7 @@ class Contained:
 
     @property
     def home(self) -> str:
-        """As their jobs know it."""
+        """The user's home folder, as jobs see it."""
         return self.lines("echo $HOME")[0]
 
 
@@ -145,7 +145,7 @@ def rootless() -> Iterator[Contained]:
 
 @pytest.fixture(params=["root", "ada", "eve", "rootless"])
 def someone(request: pytest.FixtureRequest) -> Contained:
-    """A user, on some cluster: it is all the same to them. Ada's image is root's, and eve's is her own."""
+    """A user on some cluster; all get the same results. Ada uses an image of root, eve her own."""
     if request.param == "rootless":
         alone: Contained = request.getfixturevalue("rootless")
         return alone
@@ -170,7 +170,7 @@ def ada(cluster: Contained) -> Contained:
     return Contained(cluster.cli, cluster.image, "ada")
 
 
-# Whoever it is ------------------------------------------------------------------------------------------------
+# For every kind of user
 
 
 def test_tasks_run_in_the_image_with_their_ranks_gpus_and_environment(someone: Contained):
@@ -200,7 +200,7 @@ def test_a_signal_that_is_sent_reaches_the_program(someone: Contained):
 
 
 def test_tasks_of_a_node_share_memory_files_and_what_they_write(someone: Contained):
-    """Each writes a file of its own and waits for the other's, in /dev/shm and in the container itself."""
+    """Each writes a file and waits for the other's, in /dev/shm and in the container itself."""
     meet = "touch $1.$SLURM_LOCALID; until test -e $1.0 && test -e $1.1; do sleep 0.02; done; echo met"
     both = f"srun -N1 -n2 $I sh -c '{meet}' sh $1; rm -f $1.0 $1.1"
     for place in (f"/dev/shm/dalsegno-test-{os.getpid()}", "/etc/here"):
@@ -208,7 +208,7 @@ def test_tasks_of_a_node_share_memory_files_and_what_they_write(someone: Contain
         assert answer.out.split() == ["met", "met"], answer
 
 
-def test_an_image_that_is_no_good_is_told_in_one_line_and_harms_no_node(someone: Contained):
+def test_bad_image_is_a_one_line_error_and_drains_no_node(someone: Contained):
     home = someone.cli.home
     (home / "tmp/text.sqsh").write_text("no image")
     (home / "tmp/cut.sqsh").write_bytes(someone.image.read_bytes()[:9000])
@@ -226,8 +226,8 @@ def test_an_image_that_is_no_good_is_told_in_one_line_and_harms_no_node(someone:
     eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
 
 
-def test_what_is_cancelled_leaves_nothing(cluster: Contained, ada: Contained, rootless: Contained):
-    """All three at once: with or without a container, Slurm takes seconds to see that a step is over."""
+def test_cancelled_step_leaves_nothing_behind(cluster: Contained, ada: Contained, rootless: Contained):
+    """All three run at once, because Slurm takes seconds to notice that a step has ended."""
     mark, everyone = f"98{os.getpid()}", (cluster, ada, rootless)
     line = f"sbatch --parsable -N2 -o /dev/null --wrap \"srun $I sh -c '(sleep {mark} &); sleep {mark}'\""
     jobs = [who.lines(line)[0] for who in everyone]
@@ -239,8 +239,8 @@ def test_what_is_cancelled_leaves_nothing(cluster: Contained, ada: Contained, ro
     eventually(lambda: (loops(cluster.image), loops(rootless.image)) == (0, 0))
 
 
-def test_what_detaches_goes_with_its_step(someone: Contained):
-    """In a container or not; and where the step is cancelled, its code says so."""
+def test_detached_process_ends_with_its_step(someone: Contained):
+    """In a container or not. A cancelled step has the exit code of its signal."""
     mark = f"97{os.getpid()}"
     detach = f"sh -c '(sleep {mark} &)'"
     assert someone.lines(f"srun $I {detach}; echo $?; srun {detach}; echo $?") == ["0", "0"]
@@ -253,19 +253,19 @@ def test_what_detaches_goes_with_its_step(someone: Contained):
     eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
 
 
-def test_files_of_the_image_gain_nobody_rights(someone: Contained):
+def test_set_user_id_files_and_devices_of_an_image_grant_no_rights(someone: Contained):
     uid = someone.uid
     out = someone.lines("srun $I sh -c 'grep \" / \" /proc/self/mounts; cat /bad-device 2>&1; /root/busybox id -u'")
     assert "nosuid" in out[0] and "nodev" in out[0]
-    assert "ermission denied" in out[1] or "No such file" in out[1]  # unpacked without root, there is no device at all
+    assert "ermission denied" in out[1] or "No such file" in out[1]  # an image unpacked without root has no devices
     assert out[2] == uid
 
 
-# Options ------------------------------------------------------------------------------------------------------
+# Options
 
 
-def test_options_do_what_they_say(someone: Contained):
-    """All at once: each is a job of its own."""
+def test_container_options_take_effect(someone: Contained):
+    """The jobs run at once."""
     shared = someone.cli.home / "tmp"
     (shared / "outside").touch()
     steps = [
@@ -296,8 +296,8 @@ def test_options_do_what_they_say(someone: Contained):
     assert "both --container-readonly and --container-writable were given" in answer.err
 
 
-def test_a_registry_that_a_comment_has_cut_off_is_told(ada: Contained):
-    """In an #SBATCH line `#` begins a comment, and `\\#` does not."""
+def test_image_name_cut_off_by_a_shell_comment_is_explained(ada: Contained):
+    """In an #SBATCH line `#` starts a comment, and `\\#` does not."""
     script = f"""cd {ada.cli.home}/tmp; printf '#!/bin/sh\n#SBATCH --container-image=%s\ntrue\n' "$1" >cut.sh
         sbatch -H -o /dev/null cut.sh"""
     assert "write \\# for #: localhost:5000\\#IMAGE" in ada.sh(script, "localhost:5000#team/app:v1").err
@@ -307,7 +307,7 @@ def test_a_registry_that_a_comment_has_cut_off_is_told(ada: Contained):
     ada.lines("scancel -u ada")
 
 
-def test_mounts_are_opened_in_the_users_name(ada: Contained):
+def test_mount_sources_are_opened_with_the_users_rights(ada: Contained):
     secret = ada.cli.home / "clusters/one/secret"
     answer = ada.sh(f"srun $I --container-mounts={secret}/munge.key:/key cat /key")
     assert answer.code == NO_CONTAINER and "cannot mount" in answer.err and "Permission denied" in answer.err
@@ -317,7 +317,7 @@ def test_mounts_are_opened_in_the_users_name(ada: Contained):
     assert answer.code == NO_CONTAINER and "hidden.sqsh: Permission denied" in answer.err
 
 
-def test_a_named_container_is_kept_shared_while_it_runs_and_ones_own(someone: Contained):
+def test_named_container_persists_is_shared_while_running_and_private(someone: Contained):
     own = f"mine-{someone.uid}"
     line = f"srun -w train-1 --container-name={own}"
     assert someone.lines(f"{line} $I touch /kept; {line} ls /kept") == ["/kept"]
@@ -347,8 +347,8 @@ def test_a_named_container_is_kept_shared_while_it_runs_and_ones_own(someone: Co
         assert f"container {own} does not exist" in Contained(someone.cli, someone.image).sh(f"{line} true").err
 
 
-def test_a_container_has_the_namespaces_that_it_asks_for(someone: Contained):
-    """For all of its tasks, and for the steps that join it; a step that joins gets no others."""
+def test_container_has_the_requested_namespaces(someone: Contained):
+    """They apply to all of its tasks and to steps that join it; a joining step gets no further ones."""
     name = f"apart-{someone.uid}"
     line = f"srun -w train-1 --container-name={name}"
     see = "for kind in net ipc uts user; do ls -l /proc/self/ns/$kind; done | grep -o '[a-z]*:\\[.*\\]'"
@@ -377,7 +377,7 @@ def test_a_container_has_the_namespaces_that_it_asks_for(someone: Contained):
 
 
 def test_named_containers_are_listed_and_removed(someone: Contained):
-    """By their owner, on the nodes that keep them; one that is in use stays."""
+    """The owner lists and removes them on the nodes that have them; a container in use stays."""
 
     def listed() -> list[list[object]]:
         found = json.loads(someone.sh("dalsegno containers ls --json").out)
@@ -424,7 +424,7 @@ def test_a_saved_container_is_an_image_again(someone: Contained):
 
 
 def test_a_step_whose_container_cannot_be_saved_fails(someone: Contained):
-    """Its folder goes while the step runs. What the program itself ends with, or of, goes before that."""
+    """Its folder is removed while the step runs. An exit code or signal of the program takes precedence."""
     folder = Path(someone.lines(f"mktemp -d -p {someone.cli.home}/tmp")[0])
     words = f"$I --container-mounts={folder}:/x --container-save={folder}/d/saved.sqsh"
     make = f"mkdir -p {folder}/d; "
@@ -445,8 +445,8 @@ def test_a_step_whose_container_cannot_be_saved_fails(someone: Contained):
     assert (folder / "d/saved.sqsh").exists()
 
 
-def test_a_step_that_is_saved_has_its_terminal(someone: Contained):
-    """Who reads from a terminal must be in its foreground; ^C there (\\003) reaches the program, and once."""
+def test_step_with_container_save_keeps_its_terminal(someone: Contained):
+    """A program must be in the foreground to read from a terminal; ^C (\\003) reaches the program exactly once."""
     if "BusyBox v1.38." in subprocess.run(["busybox"], capture_output=True, text=True, check=False).stdout:
         pytest.skip("the shell of BusyBox 1.38 reads nothing after a signal that it has trapped, with or without Slurm")
     folder = Path(someone.lines(f"mktemp -d -p {someone.cli.home}/tmp")[0])
@@ -486,7 +486,7 @@ def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):
 
 
 def slow(path: str, body: bytes) -> bytes:
-    """A registry that takes longer than one waits without a word."""
+    """Delay manifests until the plugin reports that it waits."""
     time.sleep(5.0 if "/manifests/" in path else 0)
     return body
 
@@ -511,8 +511,8 @@ def test_a_registrys_image_is_fetched_once_for_sixteen_tasks(rootless: Contained
     assert len(fetched) == len(set(fetched)) == 3  # two layers and the configuration
 
 
-def test_a_cancelled_step_ends_its_import_and_its_wait_for_anothers(someone: Contained):
-    with socket.create_server(("", 0)) as silent:  # a registry that takes every call, and never answers
+def test_cancelled_step_ends_its_import_or_its_wait_for_one(someone: Contained):
+    with socket.create_server(("", 0)) as silent:  # a registry that accepts connections and never answers
         image = f"{address_of_this_machine(someone)}:{silent.getsockname()[1]}#team/app:v1"
         both = "".join(f"srun -w train-{n} -n2 -J silent --container-image={image} true & " for n in (1, 2))
         with ThreadPoolExecutor(1) as aside:
@@ -525,7 +525,7 @@ def test_a_cancelled_step_ends_its_import_and_its_wait_for_anothers(someone: Con
     eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
 
 
-def test_an_import_that_was_cancelled_is_gone_on_with(rootless: Contained, tmp_path: Path):
+def test_cancelled_import_is_resumed(rootless: Contained, tmp_path: Path):
     busybox, ballast = (rootless.image.parent / "tree/bin/busybox").read_bytes(), os.urandom(8 << 20)
     layout = Layout(tmp_path / "oci")
     layout.image("v1", [([folder("bin"), member("bin/sh", busybox, mode=0o755), member("ballast", ballast)], "gzip")])
@@ -544,7 +544,7 @@ def test_an_import_that_was_cancelled_is_gone_on_with(rootless: Contained, tmp_p
     assert [asked for path, asked in meddler.seen if "/blobs/" in path and asked.startswith("bytes=")]
 
 
-def test_what_was_unpacked_stays_while_it_is_used_and_goes_with_its_image(rootless: Contained):
+def test_unpacked_image_is_removed_with_its_image_once_unused(rootless: Contained):
     folder = Path(
         rootless.lines(f"mktemp -d -p {rootless.cli.home}/tmp; cp {rootless.image} {rootless.cli.home}/tmp")[0]
     )
@@ -557,7 +557,9 @@ def test_what_was_unpacked_stays_while_it_is_used_and_goes_with_its_image(rootle
         joined = f"until test -e {folder}/made; do sleep 0.1; done; srun -w train-1 {words} sh -c '{script}'"
         ended = aside.submit(rootless.sh, f"{made} {joined}", timeout_s=60)
         eventually((folder / "began").exists)
-        eventually(lambda: len(rootless.lines("squeue -h")) == 1)  # who joined it outlives who made it
+        eventually(
+            lambda: len(rootless.lines("squeue -h")) == 1
+        )  # the step that joined outlives the one that created it
         there = unpacked.exists()
         image.unlink()
         rootless.cli.ok("image", "gc")
@@ -575,7 +577,7 @@ def test_what_was_unpacked_stays_while_it_is_used_and_goes_with_its_image(rootle
 
 
 def waiting_tasks(someone: Contained) -> list[int]:
-    """Those that wait for their image, and have our plugin of this cluster."""
+    """Return the tasks of this cluster that wait for their image."""
 
     def waits(pid: int) -> bool:
         try:
@@ -583,21 +585,21 @@ def waiting_tasks(someone: Contained) -> list[int]:
             return (folder / "comm").read_text() == "awaits-an-image\n" and (
                 str(someone.cli.home) in (folder / "maps").read_text()
             )
-        except OSError:  # it ended while we looked
+        except OSError:  # the process has ended
             return False
 
     return [process.pid for process in find(waits)]
 
 
 def address_of_this_machine(someone: Contained) -> str:
-    """As the cluster's nodes reach it."""
+    """Return this machine's address as the cluster's nodes reach it."""
     node = someone.sh("getent hosts train-1").out.split()
     with socket.socket(type=socket.SOCK_DGRAM) as probe:
         probe.connect((node[0] if node else "127.0.0.1", 9))
         return str(probe.getsockname()[0])
 
 
-def test_an_image_that_is_a_name_is_imported_once_for_all(ada: Contained):
+def test_image_name_is_imported_once_for_all_tasks(ada: Contained):
     layer = packed({"bin/busybox": Path(ada.image.parent / "tree/bin/busybox").read_bytes()}, 0o755)
     config = {"architecture": "amd64", "os": "linux", "config": {"Env": ["FROM_IMAGE=imported"], "WorkingDir": "/bin"}}
     rootfs = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]}
@@ -611,7 +613,7 @@ def test_an_image_that_is_a_name_is_imported_once_for_all(ada: Contained):
     assert "no file /nowhere.tar" in ada.sh("srun --container-image=docker-archive:/nowhere.tar true").err
 
 
-def test_a_virtual_node_that_cannot_import_says_where_that_can_be_done(ada: Contained):
+def test_import_error_on_a_virtual_node_names_where_to_import(ada: Contained):
     answer = ada.sh("srun --container-image=192.0.2.1:5000#team/app:v1 true")
     assert (
         answer.code == NO_CONTAINER
@@ -622,7 +624,7 @@ def test_a_virtual_node_that_cannot_import_says_where_that_can_be_done(ada: Cont
 
 
 def test_images_of_the_cluster_file_are_imported_once_for_all_users(cluster: Contained, ada: Contained, tmp_path: Path):
-    """A registry's image and one that is not there: the first is had, the second told, and the cluster is up."""
+    """Of an existing and a missing image, the first is imported and the second reported; the cluster is up."""
     busybox = (cluster.image.parent / "tree/bin/busybox").read_bytes()
     layout = Layout(tmp_path / "oci")
     layout.image("v1", [([folder("bin"), member("bin/sh", busybox, mode=0o755)], "gzip")], config={"Env": ["FROM=v1"]})
@@ -635,11 +637,11 @@ def test_images_of_the_cluster_file_are_imported_once_for_all_users(cluster: Con
     assert answer.code == 1 and f"{there}: packing" in answer.err
     assert "one is up, but 1 image could not be imported" in answer.err and f"  {missing}: " in answer.err
     try:
-        again = cluster.cli.run("up", cluster.cli.file(listed.replace(f"'{missing}', ", "")))  # with no registry left
+        again = cluster.cli.run("up", cluster.cli.file(listed.replace(f"'{missing}', ", "")))  # the registry is gone
         assert (again.code, again.err) == (0, "nothing to do: the cluster is as the file says\n")
         without = ada.sh(f"srun -N2 --container-image={there} sh -c 'echo $FROM'")
-        assert without.out == "v1\nv1\n" and without.err.count("is taken as it was when it was last asked for") == 1
-        assert ada.sh("ls ~/.local/state/dalsegno/images/blobs").out == ""  # it came from root's
+        assert without.out == "v1\nv1\n" and without.err.count("as it was imported before") == 1
+        assert ada.sh("ls ~/.local/state/dalsegno/images/blobs").out == ""  # it came from root's store
         assert "team/app:v1" in ada.sh("dalsegno image ls").out
     finally:
         cluster.cli.ok("up", cluster.cli.file(FILE))
@@ -658,7 +660,7 @@ if len(sys.argv) > 1 and generation == 2:
 
 
 def run_words(someone: Contained) -> tuple[list[str], Path]:
-    """A run whose image lends its Python from this machine's; and a folder of its own."""
+    """Return options of a run whose image uses this machine's Python, and a folder for the run."""
     work = Path(tempfile.mkdtemp(prefix="run-", dir=someone.cli.home / "tmp"))
     work.chmod(0o777)
     (work / "train.py").write_text(SCRIPT)
@@ -667,16 +669,16 @@ def run_words(someone: Contained) -> tuple[list[str], Path]:
 
 
 @pytest.mark.parametrize("someone", ["ada", "rootless"], indirect=True)
-def test_a_run_lives_in_a_container_and_goes_on_after_a_crash(someone: Contained):
+def test_run_in_a_container_resumes_after_a_crash(someone: Contained):
     words, work = run_words(someone)
     answer = someone.sh(f"cd {work}; dalsegno run --nodes=2 {' '.join(words)} train.py")
     assert answer.code == 0, answer
     assert "generation 2" in answer.err
     assert "[1] 1 1 2 as it says" in answer.out and "[1] 2 1 2 as it says" in answer.out
-    assert "[0] 2 0 2 as it says" in answer.out  # of the first generation it may be ended before it has said anything
+    assert "[0] 2 0 2 as it says" in answer.out  # in the first generation it may end before it prints
 
 
-def test_a_run_whose_image_is_not_there_says_so(cluster: Contained):
+def test_run_with_a_missing_image_reports_it(cluster: Contained):
     _, work = run_words(cluster)
     answer = cluster.sh(f"cd {work}; dalsegno run --nodes=2 --container-image=/nowhere.sqsh train.py")
     assert answer.code == NO_CONTAINER
@@ -691,7 +693,7 @@ def test_a_run_whose_image_is_not_there_says_so(cluster: Contained):
     eventually(lambda: cluster.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
 
 
-def test_a_run_in_a_container_survives_its_node(cluster: Contained):
+def test_run_in_a_container_survives_the_loss_of_its_node(cluster: Contained):
     words, work = run_words(cluster)
     more = ["--nodes=1", "--nproc-per-node=2", "--spares=1"]
     run = subprocess.Popen(
@@ -710,12 +712,12 @@ def test_a_run_in_a_container_survives_its_node(cluster: Contained):
     eventually(lambda: cluster.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
 
 
-# Hosts that do not know the option ----------------------------------------------------------------------------
+# Hosts that do not know the option
 
 
 @contextmanager
 def own_settings(cluster: Contained, stacks: Mapping[str, str]) -> Iterator[None]:
-    """Hosts with a plugstack.conf on a disk of their own, of a cluster that is not known as ours: somebody's."""
+    """Give hosts their own plugstack.conf, and remove the mark that makes the cluster one of ours."""
     etc = cluster.cli.home / "clusters/one/etc"
     try:
         for host, stack in stacks.items():
@@ -732,7 +734,7 @@ def own_settings(cluster: Contained, stacks: Mapping[str, str]) -> Iterator[None
 
 
 def batch(cluster: Contained) -> str:
-    """What a batch script on train-2 gets from its srun with --container-image."""
+    """Return the output of srun with --container-image in a batch script on train-2."""
     said = cluster.cli.home / "tmp/batch.out"
     said.unlink(missing_ok=True)
     cluster.lines(
@@ -743,7 +745,7 @@ def batch(cluster: Contained) -> str:
 
 
 def test_a_node_where_pyxis_is_not_registered_is_named_with_the_commands_that_fix_it(cluster: Contained):
-    """Our plugin under Pyxis's file name stands in for Pyxis, and a script for Enroot: registering is what is tried."""
+    """Our plugin under Pyxis's file name stands in for Pyxis, and a script for Enroot; registering is under test."""
     home = cluster.cli.home
     line = (home / "clusters/one/etc/plugstack.conf").read_text().splitlines()[-1]
     ours = Path(line.split()[1])
@@ -780,11 +782,8 @@ def test_a_node_where_pyxis_is_not_registered_is_named_with_the_commands_that_fi
         enroot.unlink()
 
 
-# What is left -------------------------------------------------------------------------------------------------
-
-
 def packed(files: Mapping[str, bytes], mode: int = 0o644) -> bytes:
-    """A tar archive."""
+    """Return a tar archive."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for name, data in files.items():
@@ -803,7 +802,7 @@ def processes(*words: str) -> list[int]:
 
 
 def containers(someone: Contained) -> int:
-    """Processes of this cluster's jobs that see a container's root, and squashfuse's that have its image open."""
+    """Count this cluster's processes in containers, and the squashfuse processes that have its image open."""
     home = str(someone.cli.home)
 
     def inside(pid: int) -> bool:
@@ -823,7 +822,7 @@ def containers(someone: Contained) -> int:
 def open_files(pid: int) -> list[str]:
     try:
         return [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
-    except OSError:  # it ended while we looked
+    except OSError:  # the process has ended
         return []
 
 
@@ -831,7 +830,7 @@ def loops(image: Path) -> int:
     def backing(path: Path) -> str:
         try:
             return path.read_text()
-        except OSError:  # let go of while we looked
+        except OSError:  # released in the meantime
             return ""
 
     return sum(str(image) in backing(path) for path in Path("/sys/block").glob("loop*/loop/backing_file"))

@@ -42,7 +42,7 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 SetEnv PATH={home}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin SHLVL=2
-"""  # the level keeps bash from what .bashrc has of this machine
+"""  # the level keeps bash from reading .bashrc
 FAR = """
 name: far
 target: ssh
@@ -58,7 +58,7 @@ partitions:
 
 @dataclass(frozen=True)
 class Far:
-    """Hosts with disks of their own, an sshd, and Slurm's files where any Slurm has them; none of our marks."""
+    """Hosts with their own disks, an sshd, and Slurm's files in the usual place, without marks of Dal Segno."""
 
     cluster: Contained
     ada: Contained
@@ -69,7 +69,7 @@ class Far:
 
     @property
     def disk(self) -> Path:
-        """On each host another; plugstack.conf is in a folder of it that has a blank in its name."""
+        """A separate disk on each host; plugstack.conf is in a folder of it with a space in its name."""
         return self.home / "disk"
 
     @property
@@ -77,14 +77,14 @@ class Far:
         return self.disk / "own etc/plugstack.conf"
 
     def lay(self, stacks: Mapping[str, str | None]) -> None:
-        """Empty disks, but for each host's plugstack.conf."""
+        """Empty all disks and write each host's plugstack.conf."""
         for host in HOSTS:
             self.cluster.on(host, "sh", "-c", 'rm -rf "$1"/*; mkdir -p "$1/own etc"', "sh", str(self.disk))
             if (text := stacks.get(host)) is not None:
                 self.cluster.on(host, "sh", "-c", 'printf "%s\\n" "$2" >"$1"', "sh", str(self.stack), text)
 
     def read(self, host: str, script: str) -> list[str]:
-        """What a script says on a host, with its disk as $1, and as ssh brings it there."""
+        """Run a script on a host over ssh, with its disk as $1, and return the lines of its output."""
         words = f"set -- {self.disk}; {script}"
         argv = ["ssh", "-o", "BatchMode=yes", *self.options("-o"), "-p", str(PORT), f"root@{self.address(host)}", words]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
@@ -96,16 +96,16 @@ class Far:
 
     def options(self, flag: str) -> list[str]:
         folder = self.home / "ssh"
-        said = (
+        options = (
             f"IdentityFile={folder}/key",
             f"UserKnownHostsFile={folder}/known",
             "IdentitiesOnly=yes",
             "ConnectTimeout=60",
         )
-        return [word for each in said for word in (flag, each)]
+        return [word for each in options for word in (flag, each)]
 
     def check(self, *args: str, user: str = "root", known: bool = True) -> Answer:
-        """From outside of the cluster, by a file that names its hosts."""
+        """Run the check from outside the cluster, with a file that names its hosts."""
         hosts = json.dumps({host: self.address(host) for host in HOSTS})
         text = FAR.format(port=PORT, folder=self.home / "ssh", user=user, hosts=hosts)
         options = self.options("--ssh-option") if known else ["-o", f"UserKnownHostsFile={self.home}/none"]
@@ -166,7 +166,7 @@ def far(cache: Path) -> Iterator[Far]:
 
 
 def batch(far: Far, user: Contained, node: str) -> str:
-    """What a batch script on a node gets from its srun with --container-image."""
+    """Return the output of srun with --container-image in a batch script on a node."""
     said = far.home / "tmp/batch.out"
     said.unlink(missing_ok=True)
     inner = "srun $I sh -c 'echo from \\$FROM_IMAGE' 2>&1; echo end"
@@ -200,7 +200,7 @@ def ssh_settings(far: Far) -> None:
 
 
 def test_the_printed_commands_install_our_plugin_on_a_cluster_without_any(far: Far, ssh_settings: None):
-    """train-1 requires a plugin that is not there: srun fails on it, so it is asked over ssh."""
+    """train-1 requires a missing plugin, so srun fails there and ssh is used."""
     far.lay({"head": "required /nowhere/x.so", "train-1": "required /nowhere/spank_pyxis.so"})
     refused = far.cluster.sh(f"dalsegno run --framework=plain --container-image={far.cluster.image} true")
     assert refused.code == 2 and "dalsegno containers check" in refused.err
@@ -242,8 +242,7 @@ def test_a_file_of_hosts_is_checked_over_ssh_and_hosts_that_do_not_answer_are_na
     assert silent.code == 1 and set(found) == set(HOSTS)
     assert "Connection refused" in found["train-2"]["what"] and "is sshd running there?" in found["train-2"]["fix"]
     assert json.loads(silent.out)["commands"] == [], "our plugin is compiled on a host of the cluster"
-    assert far.read("train-1", 'ls "$1"') == ["own etc"], "nothing is changed"
-    # Through a jump host.
+    assert far.read("train-1", 'ls "$1"') == ["own etc"], "the check changes nothing"
     text = (
         "name: far\ntarget: ssh\nssh: {jump: ada@head}\nhead: {name: head}\npartitions: [{name: n, nodes: [train-1]}]"
     )
@@ -253,7 +252,7 @@ def test_a_file_of_hosts_is_checked_over_ssh_and_hosts_that_do_not_answer_are_na
     assert "Accepted publickey for ada" in (far.home / "ssh/head.log").read_text()
 
 
-def test_the_printed_commands_register_pyxis_where_it_is_not(far: Far):
+def test_the_printed_commands_register_pyxis_on_hosts_without_it(far: Far):
     """Our plugin under Pyxis's file name stands in for Pyxis, and a script for Enroot."""
     version = far.cluster.lines("scontrol --version")[0].split()[1]
     ours = build_native(LocalRunner(), far.home / "cache", version)

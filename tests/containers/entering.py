@@ -1,7 +1,7 @@
-"""What slurmstepd does with the helper, without Slurm: `python entering.py HELPER WORD... -- COMMAND...`.
+"""Play slurmstepd for the helper, without Slurm: `python entering.py HELPER WORD... -- COMMAND...`.
 
-Asks the helper for a container, becomes the user that the words name, enters, and becomes the command. An error is told
-on the standard error, with exit code 1. Needs nothing but Python's own library.
+Asks the helper for a container, becomes the user that the words name, enters, and executes the command. Errors go to
+stderr, with exit code 1. Needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ANSWER_FD = 3
 
 
 def ask(helper: str, words: Sequence[str]) -> tuple[list[str], list[int]]:
-    """The words of the helper's answer, and the namespaces that came with it; SystemExit with its error."""
+    """Return the words of the helper's answer and the namespaces sent with it; SystemExit with its error."""
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours, theirs = (socket.socket(fileno=fcntl.fcntl(each.detach(), fcntl.F_DUPFD_CLOEXEC, 10)) for each in pair)
     os.closerange(ANSWER_FD, 10)
@@ -29,22 +29,22 @@ def ask(helper: str, words: Sequence[str]) -> tuple[list[str], list[int]]:
         os.dup2(theirs.fileno(), ANSWER_FD)
     child = subprocess.Popen([helper, *words], pass_fds=[ANSWER_FD])
     os.close(ANSWER_FD)
-    with contextlib.suppress(BrokenPipeError):  # it may have answered, and ended, without a need for it
+    with contextlib.suppress(BrokenPipeError):  # the helper may have answered and exited without reading it
         ours.send(Path("/proc/self/cgroup").read_bytes() + b"\0")  # as a task does
     text, fds = receive(ours)
     child.wait()
     answer = text.rstrip(b"\0").decode()
     if not answer or answer.startswith("!"):
-        raise SystemExit(answer[1:] or f"the helper ended with {child.returncode}")
+        raise SystemExit(answer[1:] or f"the helper exited with {child.returncode}")
     if child.returncode != 0:
-        raise SystemExit(f"the helper answered, and ended with {child.returncode}")
+        raise SystemExit(f"the helper answered and exited with {child.returncode}")
     return answer.split(), list(fds)
 
 
 def receive(ours: socket.socket) -> tuple[bytes, list[int]]:
     try:
         text, fds, _, _ = socket.recv_fds(ours, 4096, 4)
-    except ConnectionResetError:  # it ended and had no use for what we sent; its answer comes next
+    except ConnectionResetError:  # it exited without reading what we sent; its answer comes next
         text, fds, _, _ = socket.recv_fds(ours, 4096, 4)
     return text, fds
 

@@ -1,4 +1,4 @@
-"""Real images for tests: layers packed as tools pack them, in an OCI layout."""
+"""Real images for tests: layers compressed as tools do, in an OCI layout."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ UPPER = [
 
 
 def packed(members: Iterable[Member], how: str) -> tuple[bytes, bytes]:
-    """A layer as a plain tar, and as it is carried."""
+    """Return a layer as a plain tar, and compressed."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for info, content in members:
@@ -81,7 +81,7 @@ Layers = list[tuple[list[Member], str]]
 
 
 class Layout:
-    """A folder in OCI's layout."""
+    """A folder with OCI's layout."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -114,11 +114,11 @@ class Layout:
         return {"mediaType": "application/vnd.oci.image.manifest.v1+json", **found, "platform": platform}
 
     def image(self, tag: str, layers: Layers, **rest: object) -> str:
-        """One image; gives its digest."""
+        """Add an image and return its digest."""
         return self._name(tag, self.manifest(layers, **rest))  # type: ignore[arg-type]
 
     def index(self, tag: str, images: Mapping[str, Layers]) -> str:
-        """One name for several machines."""
+        """Add one name for images of several architectures, and return its digest."""
         kind = "application/vnd.oci.image.index.v1+json"
         manifests = [self.manifest(layers, arch) for arch, layers in images.items()]
         value = json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": manifests}).encode()
@@ -130,16 +130,13 @@ class Layout:
         return str(descriptor["digest"])
 
 
-# Looking at what came out ---------------------------------------------------------------------------------------
-
-
 def unpack(sqsh: Path, target: Path) -> Path:
     subprocess.run(["unsquashfs", "-q", "-n", "-d", target, sqsh], check=True, capture_output=True)
     return target
 
 
 def tree(root: Path) -> dict[str, tuple[object, ...]]:
-    """Every name below a folder: kind and mode, owner, content or target, and which names are one file."""
+    """Return every name below a folder: mode, owner, content or link target, and the first name of the same file."""
     found: dict[str, tuple[object, ...]] = {}
     first: dict[int, str] = {}
     for path in sorted(root.rglob("*")):

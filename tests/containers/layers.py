@@ -1,4 +1,4 @@
-"""Layers for tests: a few words make an entry, and a stream of the merged layers is unpacked again."""
+"""Entries of layers for tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dalsegno.containers.tar import TarEntry, Type
 
 
 def file(path: str, text: str = "", **rest: int) -> TarEntry:
-    """A file whose content is told by its offset, as in a real layer."""
+    """Return a file whose content is identified by its offset, as in a real layer."""
     return TarEntry(path, Type.FILE, mode=rest.get("mode", 0o644), size=len(text), offset=rest.get("offset", 0))
 
 

@@ -1,4 +1,4 @@
-"""A real registry (docker-registry) on loopback, one that asks for tokens, and a server between that meddles."""
+"""A real registry (docker-registry) on loopback, one that requires tokens, and a proxy that changes answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def registry(folder: Path, auth: str = "") -> Iterator[str]:
-    """Its host and port. Several may serve the same folder."""
+    """Run a registry and yield its host and port. Several may serve the same folder."""
     address = f"127.0.0.1:{free_port()}"
     config = folder / f"{address}.yml"
     config.write_text(
@@ -52,13 +52,10 @@ def _wait_for(address: str) -> None:
 
 
 def push(layout: Path, tag: str, address: str, name: str) -> None:
-    """As skopeo pushes it: every architecture, and with the digests that it has."""
+    """Push an image with skopeo: every architecture, with unchanged digests."""
     argv = ["skopeo", "--insecure-policy", "copy", "-q", "--all", "--dest-tls-verify=false", "--preserve-digests"]
     done = subprocess.run([*argv, f"oci:{layout}:{tag}", f"docker://{address}/{name}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-# Servers of our own ----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -76,13 +73,13 @@ def serving(handler: type[BaseHTTPRequestHandler], host: str = "127.0.0.1") -> I
 
 @dataclass
 class Meddler:
-    """Hands requests on to a registry, notes them, and may change what comes back."""
+    """Forwards requests to a registry, records them, and may change the answers."""
 
     behind: str
-    seen: list[tuple[str, str]] = field(default_factory=list)  # path, and the Range that was asked for
-    meddle: Callable[[str, bytes], bytes | None] = lambda path, body: body  # None: say nothing at all
-    cut: int = 0  # so many of the next blobs break off half-way
-    stall: bool = False  # blobs stop coming half-way
+    seen: list[tuple[str, str]] = field(default_factory=list)  # path, and the requested Range
+    meddle: Callable[[str, bytes], bytes | None] = lambda path, body: body  # None: do not answer
+    cut: int = 0  # number of further blobs that are cut off half-way
+    stall: bool = False  # blobs stop half-way
 
     def blobs(self) -> list[str]:
         return [path for path, _ in self.seen if "/blobs/" in path]
@@ -137,7 +134,7 @@ class Meddler:
 
 
 class Tokens:
-    """Gives tokens to who knows the password, signed as docker-registry wants them."""
+    """A token server that checks passwords and signs tokens for docker-registry."""
 
     def __init__(self, folder: Path, passwords: dict[str, str]) -> None:
         self.folder, self.passwords = folder, passwords
@@ -147,7 +144,7 @@ class Tokens:
         assert done.returncode == 0, done.stderr
 
     def auth(self, address: str) -> str:
-        """The registry's configuration."""
+        """Return the authentication settings of the registry."""
         words = f"realm: 'http://{address}/token', service: {SERVICE}, issuer: \"{ISSUER}\""
         return f"auth: {{token: {{{words}, rootcertbundle: {self.folder}/cert.pem}}}}\n"
 

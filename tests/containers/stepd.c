@@ -1,6 +1,6 @@
-/* Plays slurmstepd for the plugin, so that all of it can run under AddressSanitizer without Slurm:
- * `stepd UID TASKS [--OPTION[=VALUE]]... -- COMMAND...`. Its environment is the job's; PLUGSTACK in it is a word of the
- * plugin's line in plugstack.conf, STEP_CGROUPS the folders of cgroups that tasks are put into, with colons between. */
+/* A stand-in for slurmstepd, so that the whole plugin can run under AddressSanitizer without Slurm:
+ * `stepd UID TASKS [--OPTION[=VALUE]]... -- COMMAND...`. Its environment is the job's. In it, PLUGSTACK is an argument
+ * of the plugin's line in plugstack.conf, and STEP_CGROUPS lists the cgroup folders for tasks, separated by colons. */
 #define _GNU_SOURCE
 #include <grp.h>
 #include <pthread.h>
@@ -22,7 +22,7 @@ static uid_t user;
 static uint32_t tasks;
 static char **command;
 
-/* ---- what Slurm has for plugins */
+/* Slurm's interface for plugins */
 
 spank_context_t spank_context(void) { return S_CTX_REMOTE; }
 
@@ -87,7 +87,7 @@ spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...) {
     return ESPANK_SUCCESS;
 }
 
-/* ---- a step's life */
+/* The life of a step */
 
 static void give_option(const char *word) {
     size_t length = strcspn(word, "=");
@@ -96,8 +96,8 @@ static void give_option(const char *word) {
             known[i].cb(known[i].val, word[length] ? word + length + 1 : NULL, 1);
 }
 
-/* The plugin's threads begin once all tasks are forked. AddressSanitizer's malloc stays locked for ever in a child that
- * was forked while a thread allocated (seen with GCC 14). slurmstepd has glibc's, which is unlocked in a child. */
+/* The plugin's threads start once all tasks are forked. AddressSanitizer's malloc stays locked forever in a child that
+ * was forked while a thread allocated (seen with GCC 14). slurmstepd uses glibc's, which is unlocked in a child. */
 static struct {
     pthread_t *thread;
     void *(*begin)(void *);
@@ -108,7 +108,7 @@ static int thread_count;
 int __real_pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
 
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*begin)(void *), void *with) {
-    (void)attr; /* the plugin gives none */
+    (void)attr; /* the plugin passes none */
     if (thread_count == sizeof threads / sizeof threads[0])
         abort();
     threads[thread_count].thread = thread, threads[thread_count].begin = begin;
@@ -137,7 +137,7 @@ static void enter_cgroups(void) {
     free(folders);
 }
 
-/* It stops before the plugin is called, until it is its turn: tasks run one after the other, and their output too. */
+/* Each task stops before the plugin is called until its turn, so that tasks and their output come one by one. */
 static pid_t fork_task(pid_t stepd) {
     int status;
     pid_t child = fork();
@@ -164,7 +164,7 @@ int main(int argc, char *argv[]) {
     char *word = getenv("PLUGSTACK");
     slurm_spank_init(NULL, word != NULL, &word);
     for (; next < argc && strcmp(argv[next], "--") != 0; next++)
-        give_option(argv[next] + 2); /* one that is refused is told in slurmd's log, and the step goes on */
+        give_option(argv[next] + 2); /* a refused option is logged by slurmd, and the step continues */
     command = argv + next + 1, command_count = argc - next - 1;
     if (setegid(user) != 0 || seteuid(user) != 0) /* as slurmstepd does */
         return 2;

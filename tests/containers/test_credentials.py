@@ -1,4 +1,4 @@
-"""Whose password is sent to whom."""
+"""Which credential is sent to which server."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from dalsegno.image_name import DOCKER_HUB
 from dalsegno.system.processes import Completed, FakeRunner
 
 NETRC = """
-# NGC wants both
+# NGC needs both
 machine nvcr.io login $oauthtoken password NGC
 machine authn.nvidia.com login $oauthtoken password NGC
 machine auth.docker.io
@@ -51,7 +51,7 @@ def write(home: Path, path: str, text: str) -> None:
     (home / path).write_text(text)
 
 
-def test_enroots_file_is_read_over_lines_and_variables_are_looked_up(tmp_path: Path):
+def test_enroot_credentials_may_span_lines_and_use_variables(tmp_path: Path):
     found = dict(parse_netrc(NETRC))
     assert found["nvcr.io"] == Credential("$oauthtoken", "NGC")
     assert found["auth.docker.io"] == Credential("ann", "word")
@@ -59,7 +59,7 @@ def test_enroots_file_is_read_over_lines_and_variables_are_looked_up(tmp_path: P
     assert wallet(tmp_path, TOKEN="gh").for_registry(https("ghcr.io")) == Credential("bob", "gh")
 
 
-def test_lines_that_lack_a_part_are_passed_over():
+def test_incomplete_credential_lines_are_ignored():
     text = (
         "login a password b\nmachine x account a password b\nmachine y login a\nmachine z login a password b\nmachine"
     )
@@ -68,7 +68,7 @@ def test_lines_that_lack_a_part_are_passed_over():
 
 def test_password_command_is_refused_for_its_own_machine_only(tmp_path: Path):
     write(tmp_path, ".config/enroot/.credentials", f"machine ecr.example login a password $(aws ecr)\n{NETRC}")
-    with pytest.raises(DalsegnoError, match="not run") as caught:
+    with pytest.raises(DalsegnoError, match="does not run") as caught:
         wallet(tmp_path).for_registry(https("ecr.example"))
     assert "credential helper" in caught.value.hint
     assert wallet(tmp_path).for_registry(https("nvcr.io"))
@@ -111,7 +111,7 @@ def test_registry_password_goes_to_known_realms_only(tmp_path: Path):
     assert netrc("auth.docker.io").for_realm(plain, https("auth.docker.io")) is None
 
 
-def test_machine_without_port_is_no_other_port_of_a_host_without_tls(tmp_path: Path):
+def test_machine_without_port_does_not_match_other_ports_without_tls(tmp_path: Path):
     write(tmp_path, ".config/enroot/.credentials", "machine Git.example login ann password word")
     mine = wallet(tmp_path)
     assert mine.for_registry(https("git.example:5005")) and mine.for_registry(RegistryServer("http", "git.example", 80))
@@ -146,7 +146,7 @@ def test_docker_key_with_https_is_not_for_a_registry_without_tls(tmp_path: Path)
         ("", None),
     ],
 )
-def test_server_of_a_url_is_who_would_be_asked(url: str, server: RegistryServer | None):
+def test_server_of_a_url_is_the_host_that_a_request_reaches(url: str, server: RegistryServer | None):
     assert server_of(url) == server
 
 
@@ -158,28 +158,28 @@ def test_hosts_are_of_one_domain_by_their_names_alone():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files of another user take root")
-def test_file_of_another_user_is_not_read_and_the_refusal_says_so(tmp_path: Path):
+def test_credentials_file_of_another_user_is_not_read_and_is_reported(tmp_path: Path):
     path = tmp_path / ".docker/config.json"
     write(tmp_path, ".docker/config.json", json.dumps({"auths": {"quay.io": auth("mallory", "w")}}))
     os.chown(path, 12345, 12345)
     mine = wallet(tmp_path)
     assert mine.for_registry(https("quay.io")) is None
-    assert mine.unused == [f"{path} was not read, for it belongs to another user (uid 12345)"]
+    assert mine.unused == [f"{path} was not read because it belongs to another user (uid 12345)"]
     assert wallet(tmp_path, SUDO_UID="12345").for_registry(https("quay.io"))
     os.chown(path, 0, 0)
     path.chmod(0o666)
     assert wallet(tmp_path).for_registry(https("quay.io")) is None
     path.unlink()
-    os.mkfifo(path)  # whoever opens it to read would wait for ever
+    os.mkfifo(path)  # opening it to read would block forever
     assert wallet(tmp_path).for_registry(https("quay.io")) is None
 
 
-def test_docker_hub_has_the_name_that_docker_login_gave_it(tmp_path: Path):
+def test_docker_hub_is_found_by_the_key_that_docker_login_writes(tmp_path: Path):
     write(tmp_path, ".docker/config.json", json.dumps({"auths": {"https://index.docker.io/v1/": auth("ann", "w")}}))
     assert wallet(tmp_path).for_realm(https(DOCKER_HUB), https("auth.docker.io")) == Credential("ann", "w")
 
 
-def test_podmans_file_and_other_places_are_looked_at(tmp_path: Path):
+def test_credentials_are_read_from_podman_and_docker_config_folders(tmp_path: Path):
     write(tmp_path, "run/containers/auth.json", json.dumps({"auths": {"quay.io": auth("ann", "w")}}))
     assert wallet(tmp_path, XDG_RUNTIME_DIR=str(tmp_path / "run")).for_registry(https("quay.io")) == Credential(
         "ann", "w"
@@ -189,7 +189,7 @@ def test_podmans_file_and_other_places_are_looked_at(tmp_path: Path):
     assert mine.for_registry(https("quay.io")) == Credential("", "", "T")
 
 
-def test_dockers_helpers_are_asked(tmp_path: Path):
+def test_docker_credential_helpers_are_used(tmp_path: Path):
     write(tmp_path, ".docker/config.json", json.dumps({"credHelpers": {"quay.io": "vault"}, "auths": {}}))
     answer = json.dumps({"Username": "ann", "Secret": "w"})
 
@@ -206,10 +206,10 @@ def test_a_password_is_never_shown():
 
 @pytest.mark.parametrize("text", ["{", "[" * 5000], ids=["cut", "deep"])
 def test_docker_config_that_is_not_json_is_an_error_with_a_hint(tmp_path: Path, text: str):
-    with pytest.raises(DalsegnoError, match="no JSON") as caught:
+    with pytest.raises(DalsegnoError, match="not valid JSON") as caught:
         parse_docker_config(text, tmp_path / "config.json")
     assert caught.value.hint
 
 
-def test_unreadable_entries_of_docker_config_are_no_credentials(tmp_path: Path):
+def test_unreadable_entries_of_docker_config_are_ignored(tmp_path: Path):
     assert parse_docker_config('{"auths": {"x": 7, "y": {"auth": "%%"}}}', tmp_path).auths == {"x": None, "y": None}

@@ -1,4 +1,4 @@
-"""Layers unpacked as they come, and what is no layer."""
+"""Decompressing layers, and data that is not a layer."""
 
 import gzip
 import lzma
@@ -28,28 +28,28 @@ def pieces(data: bytes, size: int = 70_000) -> Iterator[bytes]:
 @pytest.mark.parametrize(
     "pack", [gzip.compress, zstd, bytes, lambda data: gzip.compress(data[:9]) + gzip.compress(data[9:])]
 )
-def test_what_was_packed_comes_out(pack: object):
+def test_compressed_data_is_decompressed(pack: object):
     assert b"".join(unpacked(pieces(pack(PLAIN)))) == PLAIN  # type: ignore[operator]
 
 
-def test_a_chunk_that_would_become_much_is_given_out_in_parts():
+def test_highly_compressed_chunk_is_decompressed_in_parts():
     assert max(map(len, unpacked(pieces(gzip.compress(bytes(50_000_000)))))) <= 4 << 20
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd])
-def test_what_is_cut_short_or_changed_is_damaged(pack: object):
+def test_truncated_or_changed_data_is_damaged(pack: object):
     packed = pack(PLAIN)  # type: ignore[operator]
     for data in (packed[:-5], packed[: len(packed) // 2], packed[:-2000] + b"x" * 2000):
         with pytest.raises(DamagedImage, match="cannot be unpacked"):
             list(unpacked(pieces(data)))
 
 
-def test_other_ways_of_packing_are_named():
+def test_unsupported_compression_is_named():
     with pytest.raises(DamagedImage, match="packed with xz"):
         unpacked(iter([lzma.compress(b"x")]))
 
 
-def test_a_blob_may_be_a_part_of_a_file(tmp_path: Path):
+def test_file_slice_reads_part_of_a_file(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"0123456789")
     assert FileSlice(tmp_path / "file", 2, 3).read(3) == b"234"
     assert FileSlice(tmp_path / "file", 8).read(9) == b"89"
@@ -58,13 +58,13 @@ def test_a_blob_may_be_a_part_of_a_file(tmp_path: Path):
         FileSlice(tmp_path / "file").read(9)
 
 
-def test_a_filter_that_nobody_reads_to_the_end_ends():
+def test_filter_ends_when_its_output_is_not_read_to_the_end():
     stream = through(["cat"], pieces(PLAIN))
     assert next(stream)
     stream.close()  # type: ignore[attr-defined]
 
 
-def test_what_goes_wrong_before_a_filter_is_told_after_it():
+def test_error_in_the_input_of_a_filter_is_raised_to_its_reader():
     def broken() -> Iterator[bytes]:
         yield b"x"
         raise DamagedImage("broken")
@@ -75,7 +75,7 @@ def test_what_goes_wrong_before_a_filter_is_told_after_it():
         list(through(["no-such-program"], iter([])))
 
 
-def test_a_program_that_takes_a_stream_and_fails_is_told_by_its_words():
+def test_sink_reports_the_stderr_of_a_failed_program():
     with (
         pytest.raises(CommandFailed, match="no more") as caught,
         Sink(["sh", "-c", "echo no more >&2; exit 3"]) as sink,

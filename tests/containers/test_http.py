@@ -1,4 +1,4 @@
-"""Requests: what is sent on, and to whom."""
+"""HTTP requests: redirects, proxies and errors."""
 
 from email.message import Message
 from http.server import BaseHTTPRequestHandler
@@ -28,7 +28,7 @@ def handler(answer: str, seen: list[str | None]) -> type[BaseHTTPRequestHandler]
     return Handler
 
 
-def test_a_token_goes_along_to_the_same_host_and_to_no_other():
+def test_redirect_keeps_the_token_on_the_same_host_only():
     here: list[str | None] = []
     elsewhere: list[str | None] = []
     with serving(handler("", elsewhere)) as other, serving(handler(f"http://{other}/blob", here)) as first:
@@ -39,7 +39,7 @@ def test_a_token_goes_along_to_the_same_host_and_to_no_other():
     assert here == ["Bearer T"] * 3
 
 
-def test_redirects_lead_to_http_only_and_take_no_proxy_password_along(monkeypatch: pytest.MonkeyPatch):
+def test_redirects_follow_http_only_and_drop_the_proxy_password(monkeypatch: pytest.MonkeyPatch):
     for elsewhere in ("file:///etc/passwd", "ftp://127.0.0.1:1/x"):
         with serving(handler(elsewhere, [])) as first, pytest.raises((HttpError, Unreachable)):
             Http({}).get(f"http://{first}/")
@@ -61,7 +61,7 @@ def test_redirects_lead_to_http_only_and_take_no_proxy_password_along(monkeypatc
     assert seen[0] and seen[1] is None
 
 
-def test_a_refusal_and_silence_are_told_apart():
+def test_http_error_and_no_answer_are_different_errors():
     class No(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_error(429)
@@ -106,6 +106,6 @@ def test_a_challenge_is_read_and_a_token_is_preferred():
     [("localhost", True), ("localhost:5000", True), ("127.0.0.1:80", True), ("[::1]:5000", True), ("nvcr.io", False),
      ("127.0.0.1.example", False), ("localhost.example:5000", False)],
 )  # fmt: skip
-def test_only_this_machine_may_go_without_encryption(host: str, is_: bool):
+def test_only_loopback_addresses_may_skip_tls(host: str, is_: bool):
     server = server_of(f"https://{host}/")
     assert server and server.is_loopback == is_

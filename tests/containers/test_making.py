@@ -1,4 +1,4 @@
-"""Images made of a folder and of a Python environment, and the command that makes them."""
+"""`dalsegno image`: images built from a folder and from a Python environment, imports, and errors."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class Said(NamedTuple):
 
 
 class Image:
-    """`dalsegno image`, with a store of its own; in this process, which has imported already what it needs."""
+    """`dalsegno image` with its own store, run in this process to save the imports."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self._capsys, self._monkeypatch = capsys, monkeypatch
@@ -82,7 +82,7 @@ def test_a_folder_becomes_an_image_and_can_be_listed_verified_and_removed(image:
     assert image.run("ls").stdout == ""
 
 
-def test_an_image_made_for_a_job_takes_a_part_of_the_jobs_memory(
+def test_image_built_for_a_job_uses_a_quarter_of_the_jobs_memory(
     image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert memory_options({}) == [] and memory_options({MEMORY_VARIABLE: "much"}) == []
@@ -93,7 +93,7 @@ def test_an_image_made_for_a_job_takes_a_part_of_the_jobs_memory(
     assert image.path("build", tmp_path / "root").exists(), "sqfstar knows the option"
 
 
-def test_an_image_whose_name_has_moved_on_is_shown_no_more_and_swept(image: Image, tmp_path: Path):
+def test_image_whose_name_moved_is_hidden_and_swept(image: Image, tmp_path: Path):
     (tmp_path / "root").mkdir()
     first = image.path("build", tmp_path / "root")
     (tmp_path / "root/new").touch()
@@ -104,7 +104,7 @@ def test_an_image_whose_name_has_moved_on_is_shown_no_more_and_swept(image: Imag
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root")
-def test_a_python_environment_runs_where_there_is_nothing_else(image: Image, tmp_path: Path):
+def test_python_environment_runs_in_its_image_alone(image: Image, tmp_path: Path):
     venv, added, left = tmp_path / "env", tmp_path / "added", tmp_path / "left"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     site = next(venv.glob("lib/python*/site-packages"))
@@ -122,7 +122,7 @@ def test_a_python_environment_runs_where_there_is_nothing_else(image: Image, tmp
     assert (root / str(added)[1:]).is_dir() and not (root / str(left)[1:]).exists()
 
 
-def test_enroots_arguments_are_understood_and_the_file_is_whole_or_not_there(image: Image, tmp_path: Path):
+def test_import_accepts_enroot_arguments_and_writes_a_complete_file(image: Image, tmp_path: Path):
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
     target = tmp_path / "x.sqsh"
     done = image.run("import", "--arch", "x86_64", "--output", target, "--", f"oci:{tmp_path}/oci:x")
@@ -134,12 +134,10 @@ def test_enroots_arguments_are_understood_and_the_file_is_whole_or_not_there(ima
     again = image.run("import", "-o", target, f"oci:{tmp_path}/oci:x")
     assert again.returncode == 2 and "already exists" in again.stderr
     nowhere = image.run("import", "-o", tmp_path / "no/x.sqsh", f"oci:{tmp_path}/oci:x")
-    assert nowhere.returncode == 2 and "there is no folder" in nowhere.stderr
+    assert nowhere.returncode == 2 and "no folder" in nowhere.stderr
 
 
-def test_a_file_of_an_image_that_is_kept_is_a_copy_and_writing_it_again_leaves_nothing_beside_it(
-    image: Image, tmp_path: Path
-):
+def test_output_file_is_a_copy_of_the_stored_image_without_leftovers(image: Image, tmp_path: Path):
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
     (tmp_path / "of").mkdir()
     kept, target = image.path("import", f"oci:{tmp_path}/oci:x"), tmp_path / "of/x.sqsh"
@@ -148,24 +146,24 @@ def test_a_file_of_an_image_that_is_kept_is_a_copy_and_writing_it_again_leaves_n
     assert list(target.parent.iterdir()) == [target] and target.read_bytes() == kept.read_bytes()
     with open(target, "r+b") as file:
         file.write(b"another image")
-    assert image.run("verify").returncode == 0, "what is written into the copy stays there"
+    assert image.run("verify").returncode == 0, "writing to the copy does not change the stored image"
 
 
-def test_a_kept_image_that_is_damaged_is_not_copied_out_and_is_made_anew_by_force(image: Image, tmp_path: Path):
+def test_damaged_stored_image_is_not_copied_and_force_imports_it_again(image: Image, tmp_path: Path):
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
     name, target = f"oci:{tmp_path}/oci:x", tmp_path / "x.sqsh"
     kept = image.path("import", name)
     whole = kept.read_bytes()
     kept.write_bytes(whole[:100] + b"damaged!" + whole[108:])
-    assert image.path("import", name) == kept and kept.read_bytes() != whole, "nobody reads all of it each time"
+    assert image.path("import", name) == kept and kept.read_bytes() != whole, "not all of it is read each time"
     done = image.run("import", name, "-o", target)
-    assert done.returncode == 0 and f"{kept}, which is kept here, is damaged; it is not used" in done.stderr
+    assert done.returncode == 0 and f"the stored image {kept} is damaged, and is not used" in done.stderr
     assert image.run("verify", target).returncode == 0 and image.run("verify", name).returncode == 1
     assert image.path("import", "--force", name) == kept
     assert image.run("verify", name).returncode == 0
 
 
-def test_who_asks_for_an_image_learns_that_its_registry_could_not_be_asked(image: Image, tmp_path: Path):
+def test_import_fails_without_registry_unless_or_kept_is_given(image: Image, tmp_path: Path):
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
     with registry(tmp_path) as address:
         push(tmp_path / "oci", "x", address, "team/app:v1")
@@ -175,10 +173,10 @@ def test_who_asks_for_an_image_learns_that_its_registry_could_not_be_asked(image
         assert (away.returncode, away.stdout) == (1, "") and f"no answer from {address}" in away.stderr
     assert str(kept) in image.run("import", f"{address}#team/app:v1").stderr
     taken = image.run("import", "--or-kept", f"{address}#team/app:v1")
-    assert (taken.returncode, taken.stdout) == (0, f"{kept}\n") and "is taken as it was" in taken.stderr
+    assert (taken.returncode, taken.stdout) == (0, f"{kept}\n") and "as it was imported before" in taken.stderr
 
 
-def test_one_name_of_several_goes_and_the_image_goes_with_the_last(image: Image, tmp_path: Path):
+def test_rm_removes_one_name_and_the_image_with_its_last_name(image: Image, tmp_path: Path):
     layout = Layout(tmp_path / "oci")
     for tag in ("x", "y", "z"):
         layout.image(tag, [(LOWER, "gzip")])
@@ -195,7 +193,7 @@ def test_one_name_of_several_goes_and_the_image_goes_with_the_last(image: Image,
     assert image.run("rm", digest, names[1]).returncode == 0 and not kept.exists()
 
 
-def test_a_file_elsewhere_is_verified_by_what_is_known_of_it(image: Image, tmp_path: Path):
+def test_verify_compares_a_file_with_its_record_or_unpacks_it(image: Image, tmp_path: Path):
     root, file = tmp_path / "root", tmp_path / "x.sqsh"
     root.mkdir()
     (root / "data").write_bytes(os.urandom(300_000))
@@ -204,7 +202,7 @@ def test_a_file_elsewhere_is_verified_by_what_is_known_of_it(image: Image, tmp_p
     moved = tmp_path / "moved.sqsh"
     moved.write_bytes(file.read_bytes())
     assert image.run("verify", moved).stdout == f"{moved}: whole: {root}\n"
-    strange = tmp_path / "strange.sqsh"  # made by another
+    strange = tmp_path / "strange.sqsh"  # made by another tool
     subprocess.run(["mksquashfs", root, strange, "-comp", "zstd", "-quiet", "-no-progress"], check=True, timeout=60)
     assert "readable to its end" in image.run("verify", strange).stdout
 
@@ -222,7 +220,7 @@ def test_a_file_elsewhere_is_verified_by_what_is_known_of_it(image: Image, tmp_p
 
 
 class Noting(Silent):
-    """What each stage was to do, and did."""
+    """Records the total and the progress of each stage."""
 
     def __init__(self) -> None:
         self.stages: list[list[int]] = []
@@ -234,7 +232,7 @@ class Noting(Silent):
         self.stages[-1][1] += count
 
 
-def test_the_progress_of_an_import_ends_at_its_end(tmp_path: Path):
+def test_import_progress_ends_at_its_total(tmp_path: Path):
     Layout(tmp_path / "oci").image("x", [
         ([member("a", b"a" * 3000), member("b", b"b" * 500_000)], "gzip"),
         ([member("c", b"c" * 3000), symlink("d", "c")], "gzip"),
@@ -249,7 +247,7 @@ def test_the_progress_of_an_import_ends_at_its_end(tmp_path: Path):
     assert noting.stages[-1] == [stored.record.size] * 2
 
 
-def test_a_file_is_made_where_no_store_can_be(tmp_path: Path):
+def test_file_is_built_where_no_store_can_be_created(tmp_path: Path):
     (tmp_path / "root").mkdir()
     (tmp_path / "root/a").write_bytes(b"a" * 3000)
     (tmp_path / "file").touch()
@@ -258,34 +256,34 @@ def test_a_file_is_made_where_no_store_can_be(tmp_path: Path):
     target = tmp_path / "x.sqsh"
     assert builder.of_folder(tmp_path / "root", Config(), target) == target
     packing, reading = noting.stages[-2:]
-    assert packing[0] == packing[1] > 3000, "the files that make it an image are counted too"
+    assert packing[0] == packing[1] > 3000, "the settings files are counted too"
     assert reading == [target.stat().st_size] * 2
 
 
-def test_an_image_for_another_machine_is_not_imported(image: Image, tmp_path: Path):
+def test_image_for_another_architecture_is_not_imported(image: Image, tmp_path: Path):
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")], arch="amd64")
     name = f"oci:{tmp_path}/oci:x"
-    told = f"error: {name} has no image for arm64\nhint: it is there for amd64: give `--arch amd64`\n"
+    error = f"error: {name} has no image for arm64\nhint: it is for amd64; use `--arch amd64`\n"
     for where in ([], ["-o", tmp_path / "x.sqsh"]):
         done = image.run("import", "-a", "arm64", *where, name)
-        assert done.returncode == 1 and done.stderr.endswith(told)
+        assert done.returncode == 1 and done.stderr.endswith(error)
     assert image.run("ls").stdout == "" and not (tmp_path / "x.sqsh").exists()
     assert image.run("import", "-a", "amd64", name).returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "error"),
     [
-        (["import", "./x.sqsh"], "is the path of a file, and none is there"),
-        (["import", "/bin"], "is a file or a folder already"),
+        (["import", "./x.sqsh"], "is a path, but there is no such file"),
+        (["import", "/bin"], "is already a file or a folder"),
         (["import", "docker-archive:nothing.tar"], "no file"),
-        (["import", "oci:nowhere"], "is no OCI layout"),
-        (["import", "-a", "vax", "ubuntu"], "no architecture is called `vax`"),
+        (["import", "oci:nowhere"], "is not an OCI layout"),
+        (["import", "-a", "vax", "ubuntu"], "unknown architecture `vax`"),
         (["build", "nowhere"], "no folder nowhere"),
         (["build", "/sys/class/mem", "-o", "/tmp"], "/tmp is a folder"),
         (["import", "-f", "-o", "/tmp", "docker-archive:nothing.tar"], "/tmp is a folder"),
         (["build", "/bin", "--env", "A"], "invalid variable 'A'"),
-        (["from-venv", "/bin"], "is no Python environment"),
+        (["from-venv", "/bin"], "is not a Python environment"),
         (["from-venv", sys.prefix, "--add", "/nowhere"], "no folder /nowhere"),
         (["show", "/bin/sh"], "/bin/sh is not a .sqsh file"),
         (["verify", "/bin/sh"], "/bin/sh is not a .sqsh file"),
@@ -295,20 +293,22 @@ def test_an_image_for_another_machine_is_not_imported(image: Image, tmp_path: Pa
         (["rm", "nothing"], "no image `nothing`"),
     ],
 )
-def test_every_slip_is_told_with_a_hint(image: Image, words: list[str], told: str):
+def test_every_usage_error_has_a_hint(image: Image, words: list[str], error: str):
     done = image.run(*words)
-    assert done.returncode in (1, 2) and told in done.stderr and "\nhint: " in done.stderr
+    assert done.returncode in (1, 2) and error in done.stderr and "\nhint: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_is_no_place_for_images(image: Image, monkeypatch: pytest.MonkeyPatch):
+def test_file_as_image_store_is_refused(image: Image, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DALSEGNO_IMAGES", "/bin/sh")
     done = image.run("ls")
-    assert done.returncode == 2 and "/bin/sh is no folder" in done.stderr and "hint: DALSEGNO_IMAGES" in done.stderr
+    assert (
+        done.returncode == 2 and "/bin/sh is not a folder" in done.stderr and "hint: set DALSEGNO_IMAGES" in done.stderr
+    )
 
 
 def test_enroot_imports_where_it_is_installed(image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An `enroot` that notes what it is asked; the file it writes is what it was given to write."""
+    """A stand-in for `enroot` records its arguments and writes the file."""
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
     (tmp_path / "bin").mkdir()
     enroot = tmp_path / "bin/enroot"

@@ -1,4 +1,4 @@
-"""What registries say of an image, read."""
+"""Parsing indexes, manifests and configurations."""
 
 import json
 
@@ -30,13 +30,13 @@ def test_a_manifest_names_its_configuration_and_its_layers_in_order():
 @pytest.mark.parametrize(
     "digest", ["", "sha256:abc", "md5:" + "a" * 32, "sha256:" + "A" * 64, "sha256:../../../etc/passwd" + "a" * 38, 7]
 )
-def test_a_digest_that_could_be_a_path_or_nothing_is_refused(digest: object):
+def test_malformed_digest_is_refused(digest: object):
     value = {"config": {"digest": digest, "size": 1}, "layers": []}
     with pytest.raises(DamagedImage, match="digest"):
         parse_manifest(json.dumps(value).encode())
 
 
-def test_an_old_manifest_and_what_is_no_image_are_told():
+def test_old_manifest_and_other_artifacts_are_refused_with_the_reason():
     for value, word in (
         ({"schemaVersion": 1}, "2016"),
         ({"schemaVersion": 2}, "no layers"),
@@ -50,7 +50,7 @@ def test_an_old_manifest_and_what_is_no_image_are_told():
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda x: st.lists(x) | st.dictionaries(
     st.sampled_from(["config", "layers", "manifests", "digest", "size", "platform", "annotations", "rootfs", "Env"]), x
 ), max_leaves=12))  # fmt: skip
-def test_any_json_is_read_or_is_damaged(value: object):
+def test_any_json_is_parsed_or_reported_as_damaged(value: object):
     for parse in (parse_manifest, parse_config):
         try:
             parse(json.dumps(value).encode())
@@ -58,22 +58,22 @@ def test_any_json_is_read_or_is_damaged(value: object):
             assert error.hint
 
 
-def test_the_configuration_is_read_and_what_it_lacks_is_empty():
+def test_missing_settings_of_the_configuration_are_empty():
     assert parse_config(b"{}") == Config()
     value = {"architecture": "arm64", "config": {"Env": ["A=1"], "Cmd": None, "WorkingDir": "/w", "Labels": {"a": "b"}}}
     assert parse_config(json.dumps(value).encode()) == Config("arm64", ("A=1",), workdir="/w", labels=(("a", "b"),))
 
 
-def test_machines_have_two_names():
+def test_architectures_have_aliases():
     assert (architecture("x86_64"), architecture("aarch64"), architecture("ARM64")) == ("amd64", "arm64", "arm64")
     with pytest.raises(UsageError) as caught:
         architecture("amd46")
     assert caught.value.hint == "did you mean `amd64`?"
 
 
-def test_attestations_are_no_images():
+def test_attestations_are_not_chosen_as_images():
     index = Index((Descriptor(A, 1, "unknown", "unknown"), Descriptor(B, 1, "arm64", "linux")))
     assert choose(index, "arm64", "x").digest == B
     with pytest.raises(NotThere) as caught:
         choose(index, "amd64", "x")
-    assert caught.value.hint == "it is there for arm64: give `--arch`"
+    assert caught.value.hint == "available for arm64; choose one with `--arch`"

@@ -1,4 +1,4 @@
-"""What an image wants, written into it and read back."""
+"""Image settings, written into an image and parsed back."""
 
 import subprocess
 
@@ -9,7 +9,7 @@ from dalsegno.containers.image_metadata import as_layer, files, parse_environmen
 from dalsegno.containers.manifest import Config
 
 
-def test_the_files_are_those_of_enroot():
+def test_files_have_the_format_of_enroot():
     config = Config(
         env=("A=1", "B=two words", "BAD=two\nlines"), entrypoint=("/entry point", "-x"), cmd=("run", "it's"),
         workdir="/w", volumes=("/data", "/no space"), labels=(("maker", "me"),),
@@ -27,12 +27,12 @@ def test_the_files_are_those_of_enroot():
     )
 
 
-def test_an_image_that_names_no_program_has_a_shell():
+def test_image_without_a_program_runs_a_shell():
     assert "exec /bin/sh\n" in files(Config())["etc/rc"]
     assert "exec /entry \n" in files(Config(entrypoint=("/entry",)))["etc/rc"]
 
 
-def test_the_layer_is_the_files_one_behind_the_other():
+def test_layer_holds_the_files_in_order():
     entries, content = as_layer(Config(env=("A=1",)))
     texts = {entry.path: content[entry.offset : entry.offset + entry.size].decode() for entry in entries}
     assert texts == files(Config(env=("A=1",)))
@@ -56,7 +56,7 @@ def test_any_program_is_read_back(entrypoint: list[str], cmd: list[str]):
     assert parse_program(rc) == (entrypoint, cmd or ([] if entrypoint else ["/bin/sh"]))
 
 
-def test_the_program_of_an_image_of_enroots_is_read_and_of_another_form_nothing():
+def test_program_is_parsed_from_enroot_images_and_empty_for_other_scripts():
     enroots = """cd "/w" && unset OLDPWD || exit 1\n\nif [ -s /etc/rc.local ]; then\n    . /etc/rc.local\nfi
 
 if [ $# -gt 0 ]; then\n    exec '/entry' '-x' "$@"\nelse\n    exec '/entry' '-x' 'it'\\''s' 'b'\nfi\n"""
@@ -65,15 +65,15 @@ if [ $# -gt 0 ]; then\n    exec '/entry' '-x' "$@"\nelse\n    exec '/entry' '-x'
         assert parse_program(rc) == ([], [])
 
 
-def test_a_working_directory_is_no_command():
+def test_working_directory_is_not_run_as_a_command():
     rc = files(Config(workdir='/$(echo no)"`echo no`', cmd=("pwd",)))["etc/rc"]
     line = next(line for line in rc.splitlines() if line.startswith("cd"))
-    said = subprocess.run(
+    done = subprocess.run(
         ["sh", "-c", line.replace("cd", "echo", 1).partition("&&")[0]], capture_output=True, text=True
     )
-    assert said.stdout == '/$(echo no)"`echo no`\n'
+    assert done.stdout == '/$(echo no)"`echo no`\n'
 
 
-def test_the_environment_of_any_image_is_read():
+def test_environment_of_any_image_is_parsed():
     assert parse_environment("A=1\n# B=2\nPATH=/a:/b\nnonsense\n1X=3\nC=\n") == {"A": "1", "PATH": "/a:/b", "C": ""}
     assert parse_workdir("exec sh\n") == "/"

@@ -1,4 +1,4 @@
-"""The helper alone, without Slurm and under AddressSanitizer, in a mount namespace that plays a node."""
+"""The helper without Slurm, under AddressSanitizer, in a mount namespace that stands for a node."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dalsegno.containers.native import FLAGS, HELPER, PARTS, source_folder
 from tests.containers import entering
 
 SOMEONE = 54321
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of the machine's own kind need root")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="creating these namespaces needs root")
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """Where everyone may go. Not in pytest's own folder, which every pytest that starts shuts for others."""
+    """A folder that all users can enter, unlike pytest's own, which each pytest closes to others when it starts."""
     with TemporaryDirectory(prefix="ds-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -45,7 +45,7 @@ def helper(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def image(place: Path) -> Path:
-    """Its /etc is a link that would lead out of it."""
+    """An image whose /etc is a link out of its root."""
     folder = place / "image"
     busybox = shutil.which("busybox")
     assert busybox, "busybox-static is not installed"
@@ -63,10 +63,10 @@ def image(place: Path) -> Path:
 def on_a_node(
     helper: Path, words: Sequence[str], script: str, before: str = "true"
 ) -> subprocess.CompletedProcess[str]:
-    """What a task would see: `before` furnishes the node, as root, in a mount namespace of its own."""
+    """Run a script as a task in a container. `before` prepares the node, as root, in its own mount namespace."""
     inner = [sys.executable, str(Path(entering.__file__)), str(helper), *words, "--", "/bin/sh", "-c", script]
     outer = ["unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh", *inner]
-    env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # it ends at once: what it has, goes with it
+    env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # the helper exits at once, without freeing
     return subprocess.run(
         outer, env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False
     )
@@ -77,7 +77,7 @@ def for_user(uid: int, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("uid", [0, SOMEONE])
-def test_the_root_is_the_image_and_its_links_lead_nowhere_else(helper: Path, image: Path, uid: int):
+def test_links_of_the_image_stay_within_its_root(helper: Path, image: Path, uid: int):
     done = on_a_node(helper, for_user(uid, f"image={image}"), "id -u; ls /real-etc; ls /")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == str(uid)
@@ -86,7 +86,7 @@ def test_the_root_is_the_image_and_its_links_lead_nowhere_else(helper: Path, ima
 
 
 def fuse_for(mode: int, folder: Path) -> str:
-    """Furnishes a node on which /dev/fuse has these rights: users may usually open it."""
+    """Return a script that gives /dev/fuse these permissions; users can usually open it."""
     device = folder / "fuse"
     if not device.exists():
         os.mknod(device, 0o600 | stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
@@ -95,13 +95,13 @@ def fuse_for(mode: int, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("way", ["fuse", "unpacked"])
-def test_with_the_users_rights_alone_it_looks_the_same(helper: Path, image: Path, tmp_path: Path, way: str):
+def test_image_read_with_user_rights_looks_the_same(helper: Path, image: Path, tmp_path: Path, way: str):
     tmp_path.chmod(0o711)
     words = for_user(SOMEONE, f"image={image}", "as_user=1", f"cache={tmp_path}")
     script = "id -u; touch /real-etc/new && ls /real-etc/new; ls -ln /bin/busybox"
     done = on_a_node(helper, words, script, before=fuse_for(0o666 if way == "fuse" else 0o600, tmp_path))
     assert (done.stdout.split()[:2], done.stderr) == ([str(SOMEONE), "/real-etc/new"], "")
-    assert done.stdout.split()[4:6] == [str(SOMEONE)] * 2  # whose it is
+    assert done.stdout.split()[4:6] == [str(SOMEONE)] * 2  # the owner
     made = {path.name: path for path in tmp_path.glob(f"{SOMEONE}/*-*")}
     assert set(made) == ({key_of(image), f"{key_of(image)}.image"} if way == "unpacked" else set())
     assert not made or made[f"{key_of(image)}.image"].read_text() == str(image)
@@ -128,13 +128,13 @@ def with_rights(image: Path, folder: Path, owner: int = 0, folders_owner: int = 
         ({"mode": 0o646}, False),
     ],
 )
-def test_the_kernel_mounts_only_what_root_alone_can_change(
+def test_kernel_mounts_only_images_that_root_alone_can_change(
     helper: Path, image: Path, tmp_path: Path, rights: dict[str, int], kernel: bool
 ):
-    """Any other file is read with the user's rights: here it is unpacked, where that can be seen."""
+    """Any other file is read with the user's rights: here it is unpacked, which the test can see."""
     tmp_path.chmod(0o711)
     copy = with_rights(image, tmp_path, **rights)
-    for name in ("", "link.sqsh"):  # a link of the user's leads to the file, and it is the file that counts
+    for name in ("", "link.sqsh"):  # a link of the user: its target decides
         path = tmp_path / name if name else copy
         if name:
             path.symlink_to(copy)
@@ -145,8 +145,8 @@ def test_the_kernel_mounts_only_what_root_alone_can_change(
         assert (tmp_path / str(SOMEONE) / key_of(copy)).exists() != kernel
 
 
-def test_a_file_system_of_the_users_cannot_pass_a_file_as_roots(helper: Path, image: Path, tmp_path: Path):
-    """A FUSE server says of its files what it likes: here that they are root's, in a folder that is root's."""
+def test_fuse_file_system_of_a_user_cannot_pass_a_file_as_root_owned(helper: Path, image: Path, tmp_path: Path):
+    """A FUSE server can claim any owner for its files: here root, in a folder owned by root."""
     tmp_path.chmod(0o711)
     inner = with_rights(image, tmp_path)
     outer = tmp_path / "outer.sqsh"
@@ -159,8 +159,8 @@ def test_a_file_system_of_the_users_cannot_pass_a_file_as_roots(helper: Path, im
     assert list((tmp_path / str(SOMEONE)).glob("*-*.image"))
 
 
-def test_a_link_in_the_users_cache_tells_nothing_of_roots_folders(helper: Path, image: Path, tmp_path: Path):
-    """Whether a file exists in a folder that is closed to the user must not be seen from what the helper does."""
+def test_link_in_the_users_cache_reveals_nothing_about_closed_folders(helper: Path, image: Path, tmp_path: Path):
+    """The helper must not reveal whether a file exists in a folder that is closed to the user."""
     (tmp_path / "closed").mkdir(0o700)
     (tmp_path / "closed/secret").mkdir()
     tmp_path.chmod(0o711)
@@ -176,7 +176,7 @@ def test_a_link_in_the_users_cache_tells_nothing_of_roots_folders(helper: Path, 
     assert answers[0] == answers[1] and len(answers[0].splitlines()) == 1
 
 
-def test_what_cannot_be_unpacked_leaves_nothing(helper: Path, image: Path, tmp_path: Path):
+def test_failed_unpacking_leaves_no_files(helper: Path, image: Path, tmp_path: Path):
     tmp_path.chmod(0o711)
     damaged = tmp_path / "damaged.sqsh"
     whole = image.read_bytes()
@@ -187,7 +187,7 @@ def test_what_cannot_be_unpacked_leaves_nothing(helper: Path, image: Path, tmp_p
     assert [path.name for path in (tmp_path / str(SOMEONE)).iterdir()] == ["lock"]
 
 
-def test_a_node_that_can_neither_mount_nor_unpack_says_what_it_lacks(helper: Path, image: Path, tmp_path: Path):
+def test_node_that_can_neither_mount_nor_unpack_reports_what_is_missing(helper: Path, image: Path, tmp_path: Path):
     tmp_path.chmod(0o711)
     words = for_user(SOMEONE, f"image={image}", "as_user=1", f"cache={tmp_path}")
     without = f"{fuse_for(0o600, tmp_path)}; mount --bind /dev/null $(command -v unsquashfs)"
@@ -195,7 +195,7 @@ def test_a_node_that_can_neither_mount_nor_unpack_says_what_it_lacks(helper: Pat
     assert done.returncode == 1 and "neither squashfuse with a usable /dev/fuse nor unsquashfs" in done.stderr
 
 
-# As kernels before 6.2 answer: no squashfs whose files look like another's.
+# Answers as kernels before 6.2: no ID-mapped mounts of squashfs.
 OLD_KERNEL = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -209,7 +209,7 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
 """
 
 
-def test_on_an_older_kernel_the_users_rights_do(helper: Path, image: Path, tmp_path: Path):
+def test_older_kernel_reads_the_image_with_user_rights(helper: Path, image: Path, tmp_path: Path):
     (tmp_path / "old.c").write_text(OLD_KERNEL)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", "old.so", "old.c", "-ldl"], cwd=tmp_path, check=True)
     tmp_path.chmod(0o711)
@@ -223,7 +223,7 @@ def test_on_an_older_kernel_the_users_rights_do(helper: Path, image: Path, tmp_p
     assert done.stdout.split()[2:4] == [str(SOMEONE)] * 2
 
 
-def test_mounts_go_where_they_are_told_and_never_over_the_root(helper: Path, image: Path):
+def test_mounts_appear_at_their_target_and_never_over_the_root(helper: Path, image: Path):
     words = for_user(SOMEONE, f"image={image}", "mounts=/usr/share:/a/b/c:ro,/etc/hostname")
     done = on_a_node(helper, words, "ls -d /a/b/c/doc; cat /etc/hostname; touch /a/b/c/x 2>/dev/null || echo refused")
     assert done.stdout.splitlines()[0] == "/a/b/c/doc" and done.stdout.splitlines()[-1] == "refused"
@@ -232,8 +232,8 @@ def test_mounts_go_where_they_are_told_and_never_over_the_root(helper: Path, ima
         assert done.returncode == 1 and "cannot mount /" in done.stderr
 
 
-def test_what_the_node_hides_by_a_mount_stays_hidden(helper: Path, image: Path, tmp_path: Path):
-    """Only what the container has mounted can be taken off, and not what is mounted within that."""
+def test_folder_hidden_by_a_mount_of_the_node_stays_hidden(helper: Path, image: Path, tmp_path: Path):
+    """Only mounts of the container can be unmounted, and not the mounts below them."""
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden/secret").touch()
     tmp_path.chmod(0o755)
@@ -246,10 +246,10 @@ def test_what_the_node_hides_by_a_mount_stays_hidden(helper: Path, image: Path, 
 
 
 @pytest.mark.parametrize("more", [(), ("as_user=1",), ("remap_root=1",)])
-def test_new_namespaces_show_a_user_nothing_that_the_node_hides(
+def test_new_namespaces_show_nothing_that_the_node_hides(
     helper: Path, image: Path, tmp_path: Path, more: tuple[str, ...]
 ):
-    """A new /sys would show what is below a mount on the node's: the kernel refuses it, and the node's stays."""
+    """A new /sys would show what a mount hides in the node's: the kernel refuses it, and the node's is used."""
     tmp_path.chmod(0o755)
     hide = "mount -t tmpfs none /sys/kernel; mount -t tmpfs none /dev/shm; echo 1 >/dev/shm/nodes"
     words = for_user(SOMEONE, f"image={image}", f"cache={tmp_path}", "unshare=net,ipc", *more)
@@ -269,7 +269,7 @@ def test_a_folder_image_shows_nothing_that_a_mount_hides(helper: Path, image: Pa
 
 
 def test_a_refused_propagation_leaves_no_process(helper: Path, image: Path, tmp_path: Path):
-    """One that waits for a helper that is gone would hold the answer's socket open, and be waited for here."""
+    """A leftover process would keep the answer's socket open, and this test would wait for it."""
     (tmp_path / "x").symlink_to("/proc/self/root")
     tmp_path.chmod(0o755)
     words = for_user(SOMEONE, f"image={image}", f"mounts=tmpfs:/d/x:rprivate,{tmp_path}:/d")
@@ -277,8 +277,8 @@ def test_a_refused_propagation_leaves_no_process(helper: Path, image: Path, tmp_
     assert done.returncode == 1 and "cannot set the propagation of mounts" in done.stderr, done
 
 
-def test_what_runs_with_the_users_rights_is_not_spared_when_memory_runs_out(helper: Path, tmp_path: Path):
-    """slurmstepd may be, and what it starts would inherit it."""
+def test_import_with_user_rights_has_no_oom_protection(helper: Path, tmp_path: Path):
+    """slurmstepd may have one, and its children inherit it."""
     program = tmp_path / "import"
     program.write_text('#!/bin/sh\necho "error: $(id -u) has $(cat /proc/self/oom_score_adj)" >&2\nexit 1\n')
     program.chmod(0o755)
@@ -286,12 +286,12 @@ def test_what_runs_with_the_users_rights_is_not_spared_when_memory_runs_out(help
     words = for_user(SOMEONE, "image=some:image", f"import={program}")
     done = on_a_node(helper, words, "true", before="echo -500 > /proc/self/oom_score_adj || exit 99")
     if done.returncode == 99:
-        pytest.skip("this machine spares nobody (no CAP_SYS_RESOURCE)")
+        pytest.skip("oom_score_adj cannot be lowered here (no CAP_SYS_RESOURCE)")
     assert f"{SOMEONE} has 0" in done.stderr, done
 
 
-def test_in_a_folder_of_somebody_elses_there_is_a_place_for_mounts_too(helper: Path, image: Path):
-    """Made in the container's own layer: nothing is written to the folder, and what it keeps to itself stays so."""
+def test_mount_points_are_created_over_a_folder_image_of_another_user(helper: Path, image: Path):
+    """They are created in the container's own layer: the folder is not written to, and closed folders stay closed."""
     tree = image.parent / "tree"
     words = for_user(SOMEONE, f"image={tree}", "mounts=/usr/share:/bin/new/share,/etc/hostname:/bin/name")
     done = on_a_node(helper, words, "ls -d /bin/new/share/doc; cat /bin/name; touch /bin/own 2>&1 || echo refused")
@@ -307,7 +307,7 @@ def test_in_a_folder_of_somebody_elses_there_is_a_place_for_mounts_too(helper: P
     assert done.returncode == 1 and "cannot mount /usr/share at /private/share" in done.stderr
 
 
-def test_the_gpu_drivers_libraries_are_shown_by_name(helper: Path, image: Path):
+def test_gpu_driver_libraries_are_mounted_by_name(helper: Path, image: Path):
     node = """mount -t tmpfs t /usr/local; mkdir -p /usr/local/nvidia/lib64; cd /usr/local/nvidia/lib64
         echo driver > libcuda.so.580; ln -s libcuda.so.580 libcuda.so.1; echo no > libother.so; cd /
         cp -a /dev/null /dev/loop* /dev/urandom "$TMP_DEV"; touch "$TMP_DEV/nvidiactl"; mount --bind "$TMP_DEV" /dev"""
@@ -331,6 +331,6 @@ def test_the_gpu_drivers_libraries_are_shown_by_name(helper: Path, image: Path):
         (["name=../up"], "letters, digits"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(helper: Path, words: list[str], why: str):
+def test_errors_of_the_helper_are_one_line(helper: Path, words: list[str], why: str):
     done = on_a_node(helper, for_user(SOMEONE, *words), "true")
     assert done.returncode == 1 and why in done.stderr and len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""How the plugin and its helper speak: a line of text and descriptors, from one end of a socket to the other."""
+"""Messages between the plugin and its helper: text and descriptors over a socket."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_text_and_descriptors_come_as_they_were_sent(native: ctypes.CDLL, pair: Pair, tmp_path: Path):
+def test_text_and_descriptors_are_received_as_sent(native: ctypes.CDLL, pair: Pair, tmp_path: Path):
     (tmp_path / "a").write_text("of a")
     file = os.open(tmp_path / "a", os.O_RDONLY)
     assert send(native, pair[0], b"mnt user", file, file)
@@ -57,16 +57,16 @@ def test_text_and_descriptors_come_as_they_were_sent(native: ctypes.CDLL, pair: 
         os.close(each)
 
 
-def test_an_empty_line_is_a_message_and_an_end_is_none(native: ctypes.CDLL, pair: Pair):
+def test_empty_text_is_a_message_and_a_closed_socket_is_not(native: ctypes.CDLL, pair: Pair):
     assert send(native, pair[0], b"")
     assert receive(native, pair[1], 0)[:2] == (0, b"")
-    assert not send(native, pair[0], b"many", *[0] * 10), "more than are read"
+    assert not send(native, pair[0], b"many", *[0] * 10), "more than the receiver reads"
     pair[0].close()
     assert receive(native, pair[1], 0)[0] == -1
-    assert not send(native, pair[1], b"to nobody"), "and no signal"
+    assert not send(native, pair[1], b"to nobody"), "and raises no signal"
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(native: ctypes.CDLL, pair: Pair):
+def test_unrequested_descriptors_are_closed(native: ctypes.CDLL, pair: Pair):
     before = open_files()
     assert send(native, pair[0], b"three", 0, 1, 2)
     came, text, fds = receive(native, pair[1], 1)
@@ -89,12 +89,12 @@ for count in range(4, 40):
 """
 
 
-def test_more_descriptors_than_there_is_room_for_do_no_harm(native: ctypes.CDLL):
-    """A helper that has the user's id may be made to send anything. slurmstepd is root, and must not end of it."""
+def test_excess_descriptors_are_closed_without_harm(native: ctypes.CDLL):
+    """A helper with the user's id can be made to send anything. slurmstepd runs as root and must survive it."""
     done = subprocess.run([sys.executable, "-c", FORGED, native._name], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_line_that_is_too_long_is_cut(native: ctypes.CDLL, pair: Pair):
+def test_long_text_is_truncated(native: ctypes.CDLL, pair: Pair):
     assert send(native, pair[0], b"x" * 200)
     assert receive(native, pair[1], 0)[:2] == (0, b"x" * 63)

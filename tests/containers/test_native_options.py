@@ -1,4 +1,4 @@
-"""The plugin's option parser, compiled alone and called from here; then under random words and AddressSanitizer."""
+"""The plugin's option parser, called directly and fuzzed under AddressSanitizer; then compiling the plugin."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(scope="module")
 def refusal(library: ctypes.CDLL) -> Check:
-    """What is said of an option's value; nothing if it is fine."""
+    """Return a function that gives the error for an option's value; "" if it is valid."""
     names = re.findall(r"^ +OPTION_(\w+),", (source_folder() / "options.h").read_text(), re.MULTILINE)
 
     def refusal(option: str, value: str) -> str:
@@ -93,7 +93,7 @@ def refusal(library: ctypes.CDLL) -> Check:
         ("AUTO_RESUME", "1"),
     ],
 )
-def test_what_pyxis_takes_is_taken(refusal: Check, option: str, value: str):
+def test_values_that_pyxis_accepts_are_accepted(refusal: Check, option: str, value: str):
     assert refusal(option, value) == ""
 
 
@@ -133,11 +133,11 @@ def test_what_pyxis_takes_is_taken(refusal: Check, option: str, value: str):
         ("AUTO_RESUME", "yes", "0 or 1"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_words(refusal: Check, option: str, value: str, why: str):
+def test_invalid_values_are_refused_with_the_reason(refusal: Check, option: str, value: str, why: str):
     assert why in refusal(option, value)
 
 
-def test_a_refusal_fits_its_line_however_long_the_word(refusal: Check):
+def test_error_for_a_long_value_fits_its_buffer(refusal: Check):
     assert 0 < len(refusal("MOUNTS", "x" * 100_000)) < WHY_LENGTH
 
 
@@ -151,12 +151,12 @@ def test_a_refusal_fits_its_line_however_long_the_word(refusal: Check):
         (b"exec sh", None),
     ],
 )
-def test_the_working_folder_is_read_from_an_images_rc(library: ctypes.CDLL, rc: bytes, folder: bytes | None):
+def test_workdir_is_parsed_from_the_rc_of_an_image(library: ctypes.CDLL, rc: bytes, folder: bytes | None):
     assert library.parse_rc_workdir(ctypes.create_string_buffer(rc)) == folder
 
 
-def test_random_words_do_no_harm(tmp_path: Path):
-    """The long form: DALSEGNO_FUZZ_S=600."""
+def test_option_parser_survives_random_values(tmp_path: Path):
+    """Set DALSEGNO_FUZZ_S=600 for a long run."""
     program = compiled(tmp_path / "fuzz", *SANITIZED, "-O0", "-fsanitize=address,undefined", "fuzz.c", "options.c")
     seed = os.getpid() if "DALSEGNO_FUZZ_S" in os.environ else 1
     done = subprocess.run([program, str(FUZZ_S), str(seed)], capture_output=True, text=True, check=False)
@@ -165,8 +165,8 @@ def test_random_words_do_no_harm(tmp_path: Path):
 
 
 @pytest.mark.skipif(shutil.which("clang") is None, reason="clang is not installed (apt: clang libclang-rt-14-dev)")
-def test_words_that_reach_ever_more_of_the_parser_do_no_harm(tmp_path: Path):
-    """libFuzzer, through the same entrance. The long form: DALSEGNO_FUZZ_S=600."""
+def test_option_parser_survives_libfuzzer(tmp_path: Path):
+    """Set DALSEGNO_FUZZ_S=600 for a long run."""
     words = [*SANITIZED, "-O1", "-fsanitize=fuzzer,address,undefined", "-DWITHOUT_MAIN", "fuzz.c", "options.c"]
     made = subprocess.run(
         ["clang", *FLAGS, *words, "-o", tmp_path / "fuzz"],
@@ -183,17 +183,19 @@ def test_words_that_reach_ever_more_of_the_parser_do_no_harm(tmp_path: Path):
         [tmp_path / "fuzz", *limits, "corpus"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert len(list((tmp_path / "corpus").iterdir())) > len(SEEDS), "it found no way further: is it led by coverage?"
+    assert len(list((tmp_path / "corpus").iterdir())) > len(SEEDS), (
+        "no new input was found: is the fuzzer guided by coverage?"
+    )
 
 
-# Compiling ----------------------------------------------------------------------------------------------------
+# Compiling
 
 
-def test_a_version_is_read_from_slurms_header():
+def test_slurm_version_is_parsed_from_its_header():
     assert header_version("#define SLURM_VERSION_NUMBER 0x160508\n") == "22.5.8"
 
 
-def test_headers_that_are_missing_are_named_with_their_package(tmp_path: Path):
+def test_missing_headers_are_named_with_their_package(tmp_path: Path):
     with pytest.raises(DalsegnoError, match="libslurm-dev") as caught:
         check("slurm-wlm 22.05.8", tmp_path / "slurm_version.h")
     assert "./dalsegno setup" in caught.value.hint
@@ -233,23 +235,23 @@ def test_compile_time_limit_grows_with_the_slowness_of_the_machine(tmp_path: Pat
     assert limits == [4 * COMPILE_S] * len(PARTS)
 
 
-def test_packages_that_containers_lack_are_named_and_those_of_the_compiler_only_until_it_has_compiled():
+def test_missing_packages_are_named_and_compiler_packages_only_before_the_build():
     tools = {"no-such-compiler": "gcc", "/no/such/header.h": "libslurm-dev", "sh": "dash", "/etc": "base-files"}
     assert missing_packages(tools=tools) == ["gcc", "libslurm-dev"]
     assert missing_packages(built=True, tools={**tools, "no-sqfstar": "squashfs-tools"}) == ["squashfs-tools"]
 
 
-def test_where_the_plugin_cannot_be_the_machine_offers_no_containers_and_says_why(tmp_path: Path):
+def test_machine_without_a_plugin_reports_why_it_has_no_containers(tmp_path: Path):
     version = f"slurm-wlm {header_version(HEADER.read_text())}"
     failing = FakeRunner(lambda argv, stdin: Completed(argv, 1, stderr="start.c:1:1: error: no such thing"))
-    assert "has a blank in it" in prepare_native(failing, tmp_path, version, "/a b/c")
+    assert "contains a space" in prepare_native(failing, tmp_path, version, "/a b/c")
     assert "start.c:1:1: error: no such thing" in prepare_native(failing, tmp_path, version, "/c")
-    assert "headers are of" in prepare_native(failing, tmp_path, "slurm-wlm 1.02.3", "/c")
+    assert "headers are version" in prepare_native(failing, tmp_path, "slurm-wlm 1.02.3", "/c")
     assert prepare_native(LocalRunner(), tmp_path, version, "/c") == ""
-    assert prepare_native(failing, tmp_path, version, "/c") == "", "it is compiled once for each version"
+    assert prepare_native(failing, tmp_path, version, "/c") == "", "it is compiled once per version"
 
 
-def test_headers_of_another_slurm_are_refused(tmp_path: Path):
+def test_headers_of_another_slurm_version_are_refused(tmp_path: Path):
     (tmp_path / "slurm_version.h").write_text("#define SLURM_VERSION_NUMBER 0x180b05\n")
-    with pytest.raises(DalsegnoError, match=r"headers are of 24\.11\.5, and Slurm itself is 22\.05\.8"):
+    with pytest.raises(DalsegnoError, match=r"headers are version 24\.11\.5, but Slurm itself is 22\.05\.8"):
         check("slurm-wlm 22.05.8", tmp_path / "slurm_version.h")

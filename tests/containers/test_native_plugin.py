@@ -1,4 +1,4 @@
-"""The whole plugin under AddressSanitizer: a small slurmstepd of ours (`stepd.c`) takes it through a step's life."""
+"""The whole plugin under AddressSanitizer, driven through a step by a stand-in for slurmstepd (`stepd.c`)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.waiting import eventually
 
 SOMEONE = 54321
 LONG = "DALSEGNO_LONG" in os.environ
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of the machine's own kind need root")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="creating these namespaces needs root")
 
 
 @pytest.fixture(scope="module")
 def stepd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the helper beside it, as the plugin has it."""
+    """The stand-in for slurmstepd, with the helper beside it as the plugin expects."""
     folder = tmp_path_factory.mktemp("stepd")
     own = str(Path(__file__).with_name("stepd.c"))
     parts = [word for word in PARTS[PLUGIN] if word.endswith(".c")]
@@ -45,7 +45,7 @@ def tmp_path() -> Iterator[Path]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A folder as image."""
+    """A folder used as image."""
     busybox = shutil.which("busybox")
     assert busybox, "busybox-static is not installed"
     for name in ("bin", "etc", "work"):
@@ -70,9 +70,9 @@ SAY = ("--", "/bin/sh", "-c", "echo $LANG $ODD $(pwd) ${SLURM_PROCID:-none}")
 
 
 @pytest.mark.parametrize("uid", [0, SOMEONE])
-def test_tasks_enter_with_what_their_options_say(stepd: Path, tree: Path, uid: int):
+def test_tasks_enter_the_container_with_their_options(stepd: Path, tree: Path, uid: int):
     image = f"--container-image={tree}"
-    for words, told in {
+    for words, expected in {
         (): "image a=b c /work none",
         ("--container-env=LANG,OTHER", "--container-workdir=/etc"): "job a=b c /etc none",
         ("--container-entrypoint", "--container-readonly"): "entry\nimage a=b c /work none",
@@ -82,7 +82,7 @@ def test_tasks_enter_with_what_their_options_say(stepd: Path, tree: Path, uid: i
     }.items():
         done = step(stepd, image, *words, *SAY, uid=uid)
         assert done.returncode == 0, done.stderr
-        assert done.stdout == f"{told}\n" * 2
+        assert done.stdout == f"{expected}\n" * 2
     named = step(stepd, *SAY, uid=uid, PYXIS_CONTAINER_IMAGE=str(tree))
     assert (named.returncode, named.stdout) == (0, "image a=b c /work none\n" * 2)
 
@@ -101,7 +101,7 @@ READ_ONLY = "touch /new 2>/dev/null && echo writable || echo read-only"
         ({"WRITABLE": "1"}, ["--container-readonly"], "read-only"),
     ],
 )
-def test_variables_stand_for_switches(
+def test_environment_variables_set_readonly_and_writable(
     stepd: Path, tree: Path, variables: dict[str, str], options: list[str], said: str
 ):
     given = {f"PYXIS_CONTAINER_{name}": value for name, value in variables.items()}
@@ -111,7 +111,7 @@ def test_variables_stand_for_switches(
     assert (done.returncode, done.stdout) == (0, f"{said}\n" * 2), done.stderr
 
 
-def test_variables_stand_for_the_other_switches_too(stepd: Path, tree: Path):
+def test_environment_variables_set_the_other_switches(stepd: Path, tree: Path):
     (tree / "root").mkdir()
     os.chown(tree / "root", SOMEONE, SOMEONE)
     home = tree.parent / "home"
@@ -144,7 +144,7 @@ def test_variables_stand_for_the_other_switches_too(stepd: Path, tree: Path):
         (["unshare=foo"], {}, "--container-unshare: unknown namespace 'foo'"),
     ],
 )
-def test_what_contradicts_itself_starts_nothing(
+def test_contradictory_or_invalid_options_start_no_task(
     stepd: Path, tree: Path, words: list[str], variables: dict[str, str], why: str
 ):
     given = {f"PYXIS_CONTAINER_{name}": value for name, value in variables.items()}
@@ -190,7 +190,7 @@ def spaces_seen(done: subprocess.CompletedProcess[str]) -> set[str]:
 
 @pytest.mark.parametrize("remap", [(), ("--container-remap-root",)])
 @pytest.mark.parametrize(("uid", "site"), [(0, {}), (SOMEONE, {}), (SOMEONE, NOTHING_AS_ROOT)])
-def test_namespaces_are_new_where_they_are_asked_for(
+def test_unshare_creates_only_the_requested_namespaces(
     stepd: Path, tree: Path, uid: int, site: dict[str, str], remap: tuple[str, ...]
 ):
     def run(script: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -207,7 +207,7 @@ def test_namespaces_are_new_where_they_are_asked_for(
 
 
 @pytest.mark.parametrize(("uid", "site"), [(0, {}), (SOMEONE, {}), (SOMEONE, NOTHING_AS_ROOT)])
-def test_a_new_namespace_shows_nothing_of_the_nodes(stepd: Path, tree: Path, uid: int, site: dict[str, str]):
+def test_new_namespaces_are_isolated_from_the_node(stepd: Path, tree: Path, uid: int, site: dict[str, str]):
     def run(kind: str, script: str, *words: str) -> str:
         command = ("--", "/bin/busybox", "sh", "-c", script)
         image = f"--container-image={tree}"
@@ -229,7 +229,7 @@ def test_a_new_namespace_shows_nothing_of_the_nodes(stepd: Path, tree: Path, uid
 
 
 def test_a_task_has_no_rights_over_the_nodes_namespaces(stepd: Path, tree: Path):
-    """Root inside owns the new namespaces, and those that were not asked for are the node's as before."""
+    """Root inside owns the new namespaces only; the others still belong to the node."""
     script = "busybox hostname $(busybox hostname) 2>&1; busybox ip addr add 127.77.77.77/32 dev lo 2>&1; true"
     for kind, refused in {"net": "sethostname", "uts": "ip:", "ipc": "sethostname"}.items():
         words = (f"--container-image={tree}", "--container-remap-root", f"--container-unshare={kind}")
@@ -237,7 +237,7 @@ def test_a_task_has_no_rights_over_the_nodes_namespaces(stepd: Path, tree: Path)
         assert refused in done.stdout and "not permitted" in done.stdout, done
 
 
-def test_only_a_mount_of_the_containers_can_be_taken_off(stepd: Path, tree: Path):
+def test_umount_accepts_only_mounts_of_the_container(stepd: Path, tree: Path):
     for path, why in {
         "/etc": "nothing is mounted there",
         "/": "nothing is mounted",
@@ -247,13 +247,13 @@ def test_only_a_mount_of_the_containers_can_be_taken_off(stepd: Path, tree: Path
         assert done.returncode == NO_CONTAINER and f"cannot unmount {path} in the container: {why}" in done.stderr
 
 
-def test_a_relative_working_folder_is_below_the_containers_root(stepd: Path, tree: Path):
-    for folder, told in {"etc": "/etc", "../": "/", "./work/../etc": "/etc"}.items():
+def test_relative_workdir_is_below_the_containers_root(stepd: Path, tree: Path):
+    for folder, expected in {"etc": "/etc", "../": "/", "./work/../etc": "/etc"}.items():
         done = step(stepd, f"--container-image={tree}", f"--container-workdir={folder}", "--", "/bin/sh", "-c", "pwd")
-        assert done.stdout == f"{told}\n" * 2, done.stderr
+        assert done.stdout == f"{expected}\n" * 2, done.stderr
 
 
-def test_the_nodes_language_stays_outside_unless_it_is_asked_for(stepd: Path, tree: Path):
+def test_locale_of_the_node_is_passed_only_by_container_env(stepd: Path, tree: Path):
     (tree / "etc/environment").write_text("PATH=/bin\n")
     job = {name: "xx_XX.UTF-8" for name in ("LANG", "LANGUAGE", "LC_ALL")}
     words = ["--", "/bin/sh", "-c", "echo ${LANG-none} ${LANGUAGE-none} ${LC_ALL-none}"]
@@ -274,7 +274,7 @@ def test_pmix_finds_its_folder_and_its_modules(stepd: Path, tree: Path):
     assert done.stdout == "server\nhash munge,native\n" * 2, done.stderr
     folder.chmod(0o755)
     os.chown(folder, 0, 0)
-    folder.parent.chmod(0o700)  # closed to the user: nothing of it is shown
+    folder.parent.chmod(0o700)  # closed to the user, so it is not mounted
     done = step(stepd, f"--container-image={tree}", "--", "/bin/sh", "-c", "ls $PMIX_SERVER_TMPDIR 2>&1", **job)
     assert "No such file" in done.stdout
 
@@ -296,22 +296,22 @@ print(os.getuid(), os.stat("/f").st_uid)
 
 
 @pytest.mark.parametrize(("options", "said", "who"), [(["--container-remap-root"], "yes", 0), ([], "no", SOMEONE)])
-def test_who_is_root_inside_may_name_other_users(stepd: Path, tree: Path, options: list[str], said: str, who: int):
-    """There is one user only: without the option the kernel says so, with it nothing changes and all succeeds."""
+def test_remapped_root_may_change_owners_and_ids(stepd: Path, tree: Path, options: list[str], said: str, who: int):
+    """The container has one user only. With the option, all calls succeed without effect; without it they fail."""
     (tree / "work/owners.py").write_text(OWNERS)
     words = [f"--container-image={tree}", f"--container-mounts={LENT}", *options]
     done = step(stepd, *words, "--", "/usr/bin/python3", "/work/owners.py")
     assert (done.returncode, done.stdout.split()) == (0, ([said] * 12 + [str(who)] * 2) * 2), done.stderr
 
 
-def test_who_is_root_inside_needs_no_other_user_for_apt(stepd: Path, tree: Path):
+def test_remapped_root_needs_no_apt_sandbox_user(stepd: Path, tree: Path):
     (tree / "etc/apt/apt.conf.d").mkdir(parents=True)
     words = [f"--container-image={tree}", f"--container-mounts={LENT}", "--container-remap-root"]
     done = step(stepd, *words, "--", "/usr/bin/apt-config", "dump", "--format=%v%n", "APT::Sandbox::User")
     assert (done.returncode, done.stdout) == (0, "root\n" * 2), done.stderr
 
 
-def test_who_is_root_inside_unpacks_what_others_own(stepd: Path, tree: Path):
+def test_remapped_root_unpacks_files_of_other_owners(stepd: Path, tree: Path):
     with tarfile.open(tree / "work/others.tar", "w") as archive:
         entry = tarfile.TarInfo("theirs")
         entry.uid, entry.gid = 100, 101
@@ -330,7 +330,7 @@ def test_a_step_saves_its_container(stepd: Path, tree: Path, tmp_path: Path, uid
     assert done.returncode == 0 and target.exists(), done.stderr
 
 
-def test_an_import_has_the_jobs_proxy_and_nobody_else_reads_its_password(stepd: Path, tree: Path, tmp_path: Path):
+def test_import_gets_the_jobs_proxy_without_exposing_its_password(stepd: Path, tree: Path, tmp_path: Path):
     program = tmp_path / "import"
     note = """(tr '\\0' ' ' </proc/$PPID/cmdline; echo; echo "$http_proxy $HOME $*")"""
     program.write_text(f"#!/bin/sh\n{note} >{tmp_path}/seen/it\necho {tree}\n")
@@ -345,7 +345,7 @@ def test_an_import_has_the_jobs_proxy_and_nobody_else_reads_its_password(stepd: 
     assert imports == "http://me:word@proxy /home/me image import --quiet --or-kept -- team/app:v1"
 
 
-# Cgroups ------------------------------------------------------------------------------------------------------
+# Cgroups
 
 HIERARCHIES = [
     (words[1], words[2], words[3].split(","))
@@ -356,11 +356,11 @@ HIERARCHIES = [
 
 @pytest.fixture
 def cgroups() -> Iterator[list[Path]]:
-    """A cgroup in every hierarchy of the machine, v1 and v2, as Slurm makes them for a step's tasks."""
+    """A cgroup in every hierarchy of the machine, v1 and v2, as Slurm creates them for a step's tasks."""
     made = []
     for point, _, options in HIERARCHIES:
         folder = Path(point, f"ds-step-{os.getpid()}")
-        if "cpuset" not in options:  # one of v1 takes nobody before it has cores
+        if "cpuset" not in options:  # a v1 cpuset accepts no process before it has cores
             folder.mkdir()
             made.append(folder)
     if not made:
@@ -372,7 +372,7 @@ def cgroups() -> Iterator[list[Path]]:
 
 
 def members(cgroups: list[Path]) -> dict[str, str]:
-    """Return what `STEP_CGROUPS` says to the small slurmstepd."""
+    """Return the variable that puts the tasks into these cgroups."""
     return {"STEP_CGROUPS": ":".join(map(str, cgroups))}
 
 
@@ -399,8 +399,10 @@ def limit_memory(cgroups: list[Path], mib: int) -> None:
     pytest.skip("this machine has no controller for memory")
 
 
-def test_packing_a_container_counts_as_its_steps_memory(stepd: Path, tree: Path, tmp_path: Path, cgroups: list[Path]):
-    """Nothing of it escapes the step's limit, and the user is told."""
+def test_saving_a_container_counts_towards_the_steps_memory(
+    stepd: Path, tree: Path, tmp_path: Path, cgroups: list[Path]
+):
+    """All of it is within the step's limit, and the user sees an error."""
     limit_memory(cgroups, 64)
     (tree / "work/ballast").write_bytes(os.urandom(200 << 20))
     (tmp_path / "out").mkdir()
@@ -413,7 +415,7 @@ def test_packing_a_container_counts_as_its_steps_memory(stepd: Path, tree: Path,
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A disk of a few pages."""
+    """A file system of 64 KiB."""
     folder = tmp_path / "small"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=1777", "none", folder], check=True)
@@ -423,7 +425,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("uid", [0, SOMEONE])
 def test_a_step_whose_container_cannot_be_saved_fails(stepd: Path, tree: Path, small: Path, uid: int):
-    """By one of its two tasks, with the reason; what the tasks themselves ended with goes before it."""
+    """One of its two tasks fails with the reason; an exit code of the tasks themselves takes precedence."""
     words = [f"--container-image={tree}", f"--container-save={small}/saved.sqsh", "--", "/bin/sh", "-c"]
     done = step(stepd, *words, "exit 0", uid=uid)
     assert (done.returncode, done.stderr.count("No space left on device")) == (NO_CONTAINER, 1), done.stderr
@@ -431,14 +433,14 @@ def test_a_step_whose_container_cannot_be_saved_fails(stepd: Path, tree: Path, s
     assert [step(stepd, *words, end, uid=uid).returncode for end in ("exit 7", "kill -TERM $$")] == [7, 128 + 15]
 
 
-def test_a_task_that_is_saved_is_its_programs_own(stepd: Path, tree: Path, tmp_path: Path):
+def test_saved_task_has_the_pid_and_exit_code_of_its_program(stepd: Path, tree: Path, tmp_path: Path):
     words = [f"--container-image={tree}", f"--container-save={tmp_path}/saved.sqsh", "--", "/bin/sh", "-c"]
     done = step(stepd, *words, "test $SLURM_TASK_PID = $$ && kill -KILL $$", uid=0)
     assert done.returncode == 128 + 9, done.stderr
     assert (tmp_path / "saved.sqsh").exists()
 
 
-def test_where_nothing_can_be_saved_no_step_begins(stepd: Path, tree: Path, tmp_path: Path):
+def test_invalid_save_target_starts_no_task(stepd: Path, tree: Path, tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "public").mkdir()
     (tmp_path / "public").chmod(0o1777)
@@ -490,12 +492,12 @@ def test_where_nothing_can_be_saved_no_step_begins(stepd: Path, tree: Path, tmp_
         ),
     ],
 )
-def test_what_is_wrong_is_told_once(stepd: Path, tree: Path, words: list[str], code: int, why: str):
+def test_errors_are_reported_once(stepd: Path, tree: Path, words: list[str], code: int, why: str):
     done = step(stepd, *(word.replace("TREE", str(tree)) for word in words), *SAY)
     assert done.returncode == code and done.stderr.count(why) == 1, done.stderr
 
 
-def test_whatever_an_image_says_of_itself_does_no_harm(stepd: Path, tree: Path):
+def test_plugin_survives_random_image_settings(stepd: Path, tree: Path):
     seed = os.getpid() if LONG else 1
     draw = random.Random(seed)
     for number in range(200 if LONG else 12):

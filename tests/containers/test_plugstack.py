@@ -1,4 +1,4 @@
-"""Whether hosts know --container-image: what they answer, what is wrong, and the commands that fix it."""
+"""Checks that hosts know --container-image: their answers, the findings, and the commands that fix them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run_commands(commands: Sequence[str]) -> None:
         subprocess.run(["sh", "-c", command], capture_output=True, check=True, timeout=PATIENCE_S)
 
 
-# Judging, and the commands ---------------------------------------------------------------------------------------
+# Findings and commands
 
 
 def test_hosts_that_all_know_the_option_need_nothing():
@@ -136,7 +136,7 @@ def test_hosts_that_may_share_the_file_and_lack_the_plugin_are_named_in_a_cautio
     assert "(23.02.1) to the version of the others: 22.05.8" in judge(hosts)[1].fix
 
 
-def test_a_line_by_which_root_reads_images_of_users_is_replaced():
+def test_line_that_mounts_user_images_as_root_is_replaced():
     old = f"required /old/{PluginKind.OURS.value} data=/d"
     hosts = [host(name, old, plugins=(f"/old/{PluginKind.OURS.value}",), knows=True) for name in ("login", "n1")]
     found = judge(hosts)
@@ -167,7 +167,7 @@ def test_a_line_of_a_missing_plugin_is_commented_out():
     )
 
 
-def test_a_line_of_another_plugin_that_stops_srun_goes_first_and_alone():
+def test_line_of_another_plugin_that_breaks_srun_is_removed_first():
     ours, theirs, optional = f"required {OURS} data=/d", "required /nope/x.so", "optional /nope/y.so"
     error = f"srun: error: spank: {STACK}:3: dlopen(/nope/x.so): /nope/x.so: cannot open shared object file"
     hosts = [host(name, ours, theirs, optional, plugins=(OURS,), errors=(error,)) for name in ("login", "n1")]
@@ -209,7 +209,7 @@ def test_files_that_slurmctld_distributes_are_changed_there():
     assert step.hosts == ("login",) and step.commands == ("scontrol reconfigure",)
 
 
-def test_what_pyxis_needs_on_a_node_has_commands():
+def test_missing_requirements_of_pyxis_have_commands():
     closed = ClosedFolder("RUNTIME", "/run/enroot", "/run"), ClosedFolder("TEMP", "/scratch", "/scratch")
     bare = with_pyxis("n1", has=frozenset(), closed=closed)
     hosts = [with_pyxis("login", enroot=None), bare, with_pyxis("n2", enroot=None)]
@@ -225,7 +225,7 @@ def test_what_pyxis_needs_on_a_node_has_commands():
     ], "/scratch is not Enroot's alone, and not opened"  # fmt: skip
 
 
-def test_an_old_pyxis_that_sbatch_does_not_know():
+def test_old_pyxis_without_sbatch_support_is_reported():
     old = host("login", f"required {PYXIS}", knows=True)
     (found,) = judge([replace(old, knows=frozenset({"srun"}))])
     assert "older than 0.12" in found.what
@@ -262,11 +262,11 @@ def test_a_missing_plugstack_is_created(tmp_path: Path):
     assert stack.read_text() == f"\nrequired {PYXIS} sbatch_support=1\n"
 
 
-# Asking ----------------------------------------------------------------------------------------------------------
+# Questions to a host
 
 
 def ask_in(tmp_path: Path, env: Mapping[str, str], *plugins: str) -> HostFacts:
-    """The question itself, in a shell, with a PATH that has stand-ins for Slurm's commands."""
+    """Run the question in a shell whose PATH has stand-ins for Slurm's commands."""
     done = subprocess.run(question(plugins), env=env, capture_output=True, text=True, timeout=60, check=True)
     facts = parse_answer("n1", f"welcome to n1\n{done.stdout}")
     assert facts, done
@@ -275,7 +275,7 @@ def ask_in(tmp_path: Path, env: Mapping[str, str], *plugins: str) -> HostFacts:
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> dict[str, str]:
-    """A host with slurm.conf, and an srun that knows the option if a file says so."""
+    """A host with slurm.conf, and an srun whose help text is in a file."""
     for name, body in {
         "srun": f"cat {tmp_path}/help >&2; cat {tmp_path}/help",
         "sbatch": "true",
@@ -316,7 +316,7 @@ def test_slurm_conf_may_name_another_plugstack_and_errors_are_passed_on(tmp_path
 
 
 def test_folders_of_enroot_that_users_cannot_write_to_are_named_and_opened(tmp_path: Path, slurm: dict[str, str]):
-    """A user, whoever asks: root may write anywhere. The folders are outside of pytest's own, which are closed."""
+    """The check is for a plain user, even as root. The folders are outside pytest's, which are closed to users."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         place = Path(name)
         for folder, mode in {"": 0o755, "shut": 0o555, "open": 0o1777}.items():
@@ -338,7 +338,7 @@ def test_folders_of_enroot_that_users_cannot_write_to_are_named_and_opened(tmp_p
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_our_command_is_named_only_if_nobody_else_can_write_what_it_leads_to(tmp_path: Path, slurm: dict[str, str]):
+def test_our_command_is_reported_only_if_no_other_user_can_change_it(tmp_path: Path, slurm: dict[str, str]):
     program, link = tmp_path / "program", tmp_path / "bin/dalsegno"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -357,19 +357,19 @@ def test_our_command_is_named_only_if_nobody_else_can_write_what_it_leads_to(tmp
         (tmp_path / "far/link").unlink(missing_ok=True)
         (tmp_path / "far/link").symlink_to("../program")
         link.unlink()
-        link.symlink_to("../far/link")  # whose folder counts too
+        link.symlink_to("../far/link")  # the folder of this link counts too
         before = open_.stat().st_mode & 0o7777
         os.chown(tmp_path / "far", 0, 65534)
         open_.chmod(mode)
         facts = ask_in(tmp_path, slurm)
         assert facts.dalsegno == "" and os.path.samefile(facts.open, open_), facts
         open_.chmod(before)
-    (tmp_path / "far").chmod(0o1777)  # like /tmp: what is root's stays
+    (tmp_path / "far").chmod(0o1777)  # like /tmp: files of root cannot be replaced
     assert ask_in(tmp_path, slurm).dalsegno == str(link)
 
 
 def test_slurm_without_a_slurm_conf_differs_from_no_slurm(tmp_path: Path):
-    """As Slurm's commands are without one: they do not even say their version."""
+    """Without a slurm.conf, Slurm's commands do not even print their version."""
     path = tmp_path / "bin"
     path.mkdir()
     for name in ("srun", "sbatch", "scontrol"):
@@ -395,9 +395,9 @@ def test_an_incomplete_answer_is_no_answer():
     assert parse_answer("n1", "ds:end\nds:closed x\nds:new ?\n") == HostFacts("n1")
 
 
-def test_a_node_that_srun_does_not_reach_is_asked_over_ssh_and_else_says_why():
+def test_node_that_srun_does_not_reach_is_asked_over_ssh_or_reported():
     def answer(argv: tuple[str, ...], _: str | None) -> Completed:
-        if argv[0] == "srun":  # it ends with 0 all the same
+        if argv[0] == "srun":  # it exits with 0 nevertheless
             return Completed(argv, 0, "", "srun: error: task 0 launch failed: Plugin initialization failed")
         return Completed(argv, 0, "ds:end n1") if "n1" in argv else Completed(argv, 255, "", "ssh: refused")
 

@@ -1,4 +1,4 @@
-"""Commands on many hosts: the options of ssh, how many hosts at once, and what a login shell knows."""
+"""Commands on many hosts: the options of ssh, interrupts, and settings of a login shell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dalsegno.spec.targets import Ssh, SshHostSpec, hosts_of
 from dalsegno.system.processes import Completed, FakeRunner, LocalRunner, Runner
 
 
-def test_ssh_never_asks_and_the_users_own_options_come_before_those_of_the_file():
+def test_ssh_never_prompts_and_user_options_precede_those_of_the_file():
     hosts = {"n1": SshHostSpec(address="10.0.0.1", user="ubuntu", port=2222, key="~/.ssh/k", jump="me@bastion:22")}
     argv, env = ssh_route({}, ["User=ada"], hosts).enter("n1", ["echo", "a b"])
     assert " ".join(argv).startswith("ssh -o BatchMode=yes -o User=ada -l ubuntu -p 2222 -i ~/.ssh/k -o ProxyCommand=")
@@ -55,8 +55,8 @@ def test_settings_of_one_host_override_those_of_all_hosts():
 
 
 def test_each_known_error_of_ssh_has_a_fix():
-    def fix(said: str) -> str:
-        return judge([HostFacts("n1", silent=f"it is down; ssh: {said}")])[0].fix
+    def fix(error: str) -> str:
+        return judge([HostFacts("n1", silent=f"it is down; ssh: {error}")])[0].fix
 
     assert "accept-new" in fix("Host key verification failed.")
     assert "IdentityFile" in fix("ada@n1: Permission denied (publickey).")
@@ -83,11 +83,8 @@ def test_after_an_interrupt_nothing_more_is_started_on_any_host():
     assert runner.calls == [("0",)]
 
 
-# What a login shell knows ----------------------------------------------------------------------------------------
-
-
 def stand_in(folder: Path, **programs: str) -> str:
-    """A PATH that has these first."""
+    """Return a PATH with these programs first."""
     folder.mkdir()
     for name, body in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")

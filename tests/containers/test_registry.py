@@ -1,4 +1,4 @@
-"""Images come from a real registry: whole, once, and as who we are."""
+"""Imports from a real registry: downloads, interruptions and authentication."""
 
 import base64
 import contextlib
@@ -30,7 +30,7 @@ ARCHES = ("amd64", "arm64")
 
 
 class Hub:
-    """A registry with a few images, and the layout that they were made in."""
+    """A registry with a few images, and the layout that they were built in."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self.folder, self.address, self.layout = folder, address, Layout(folder / "oci")
@@ -71,25 +71,25 @@ def imported(name: str, folder: Path, **rest: object) -> Path:
 
 
 def kept(folder: Path) -> list[str]:
-    """Finished images, and anything beside them."""
+    """Return the names of all files beside finished images."""
     return sorted(path.name for path in (folder / "store/images").iterdir())
 
 
-def test_what_comes_from_a_registry_is_what_was_pushed(hub: Hub, tmp_path: Path):
+def test_imported_image_equals_the_pushed_one(hub: Hub, tmp_path: Path):
     path = imported(hub.name("two"), tmp_path)
     assert path.name == f"{hub.two.partition(':')[2]}.lz4.sqsh"
     straight = imported(f"oci:{hub.layout.path}:two", tmp_path / "other")
     assert tree(unpack(path, tmp_path / "a")) == tree(unpack(straight, tmp_path / "b"))
 
 
-def test_an_index_gives_each_machine_its_own_and_a_digest_names_it_too(hub: Hub, tmp_path: Path):
+def test_index_selects_the_architecture_by_tag_and_by_digest(hub: Hub, tmp_path: Path):
     arm = imported(hub.name("many"), tmp_path, arch="arm64")
     assert (unpack(arm, tmp_path / "arm") / "arch").read_text() == "arm64"
     by_digest = f"{hub.address}#team/app@{hub.many}"
     assert imported(by_digest, tmp_path) == imported(hub.name("many"), tmp_path) != arm
 
 
-def test_a_tag_that_moves_on_is_seen_and_only_new_layers_come(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
+def test_moved_tag_downloads_only_new_layers(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
     between, address = meddler
     push(hub.layout.path, "v1", hub.address, "team/app:moving")
     first = imported(hub.name("moving", address), tmp_path)
@@ -97,16 +97,14 @@ def test_a_tag_that_moves_on_is_seen_and_only_new_layers_come(hub: Hub, meddler:
     assert imported(hub.name("moving", address), tmp_path) == first and between.blobs() == []
     push(hub.layout.path, "v2", hub.address, "team/app:moving")
     second = imported(hub.name("moving", address), tmp_path)
-    assert len(between.blobs()) == 2  # a configuration and a layer; the large one is here
+    assert len(between.blobs()) == 2  # a configuration and a layer; the large layer is stored
     assert first != second and first.exists()  # a job may have it mounted
     assert (unpack(second, tmp_path / "out") / "version").read_text() == "2"
     ImageStore(tmp_path / "store").sweep()
     assert not first.exists() and second.exists()
 
 
-def test_sixteen_who_ask_at_once_get_the_same_file_and_one_imports_it(
-    hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path
-):
+def test_sixteen_concurrent_imports_download_once(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
     between, address = meddler
     with ThreadPoolExecutor(16) as pool:
         paths = set(pool.map(lambda _: imported(hub.name("two", address), tmp_path), range(16)))
@@ -115,12 +113,12 @@ def test_sixteen_who_ask_at_once_get_the_same_file_and_one_imports_it(
     assert len([path for path, _ in between.seen if "/manifests/" in path]) == 1
 
 
-def test_layers_come_at_the_same_time(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
+def test_layers_are_downloaded_in_parallel(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
     between, address = meddler
     both = threading.Barrier(2, timeout=60)
 
     def hold_back(path: str, body: bytes) -> bytes:
-        if "/blobs/" in path and not body.startswith(b"{"):  # a layer: it waits for the other to be asked for
+        if "/blobs/" in path and not body.startswith(b"{"):  # each layer waits until the other is requested
             both.wait()
         return body
 
@@ -128,7 +126,7 @@ def test_layers_come_at_the_same_time(hub: Hub, meddler: tuple[Meddler, str], tm
     assert imported(hub.name("two", address), tmp_path).exists()
 
 
-def test_a_download_that_breaks_off_goes_on_where_it_was(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
+def test_interrupted_download_is_resumed(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
     between, address = meddler
     between.cut = 2
     imported(hub.name("two", address), tmp_path)
@@ -136,7 +134,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(hub: Hub, meddler: tupl
     assert len(ranges) == 2 and all(asked != "bytes=0-" for asked in ranges)
 
 
-def test_what_an_earlier_call_fetched_is_not_fetched_again(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
+def test_partial_download_of_an_earlier_call_is_resumed(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
     between, address = meddler
     imported(hub.name("two"), tmp_path / "once")
     blob = max((tmp_path / "once/store/blobs").iterdir(), key=lambda path: path.stat().st_size)
@@ -147,7 +145,7 @@ def test_what_an_earlier_call_fetched_is_not_fetched_again(hub: Hub, meddler: tu
     assert "\nfetching 2 layers: 4.9 KiB of " in said and " already downloaded\n" in said
     assert "bytes=5000-" in [asked for _, asked in between.seen]
     part.with_suffix("").unlink()
-    part.write_bytes(b"x" * 5000)  # not of this blob
+    part.write_bytes(b"x" * 5000)  # not from this blob
     ImageStore(tmp_path / "store").remove(ImageStore(tmp_path / "store").all()[0])
     with pytest.raises(DamagedImage, match="digest"):
         imported(hub.name("two", address), tmp_path)
@@ -169,7 +167,7 @@ def test_a_blob_with_a_wrong_digest_is_refused_and_leaves_nothing(
 
 
 class Dying(Silent):
-    """Kills its process at the n-th thing that it is told."""
+    """Kills its process at the n-th progress report."""
 
     def __init__(self, at: int) -> None:
         self._left = at
@@ -184,7 +182,7 @@ class Dying(Silent):
 
 
 def killed(name: str, folder: Path, at: int) -> bool:
-    """Whether an import was killed at that moment; False if it had ended before."""
+    """Return whether an import was killed at that moment; False if it ended before."""
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
@@ -196,20 +194,18 @@ def killed(name: str, folder: Path, at: int) -> bool:
     return status != 0
 
 
-def test_an_import_that_is_killed_at_any_moment_leaves_nothing_half_made(hub: Hub, tmp_path: Path):
+def test_import_killed_at_any_moment_leaves_no_incomplete_image(hub: Hub, tmp_path: Path):
     at = 1
     while killed(hub.name("two"), tmp_path, at):
         assert kept(tmp_path) == [] and ImageStore(tmp_path / "store").all() == []
         assert {path.suffix for path in (tmp_path / "store/blobs").iterdir()} <= {"", ".part", ".lock"}
         at += 3
-    assert at > 12  # while layers came, and while they were packed
+    assert at > 12  # both during downloads and during packing
     (stored,) = ImageStore(tmp_path / "store").all()
     assert sha256_of(stored.path) == stored.record.sha256 and imported(hub.name("two"), tmp_path) == stored.path
 
 
-def test_ctrl_c_ends_an_import_at_once_though_the_registry_says_nothing(
-    hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path
-):
+def test_ctrl_c_ends_an_import_from_a_silent_registry_at_once(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
     between, address = meddler
     asked = threading.Event()
 
@@ -234,7 +230,7 @@ def _command(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_what_is_not_there_and_who_does_not_answer_is_told_with_a_hint(hub: Hub, tmp_path: Path):
+def test_missing_image_and_unreachable_registry_are_errors_with_a_hint(hub: Hub, tmp_path: Path):
     with pytest.raises(NotThere, match="has no image team/app:nothing"):
         imported(hub.name("nothing"), tmp_path)
     with pytest.raises(DalsegnoError, match=r"no answer from 127\.0\.0\.1:1") as caught:
@@ -242,9 +238,7 @@ def test_what_is_not_there_and_who_does_not_answer_is_told_with_a_hint(hub: Hub,
     assert caught.value.hint
 
 
-def test_a_registry_that_is_away_does_not_keep_an_image_from_being_used(
-    hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path
-):
+def test_stored_image_is_used_while_its_registry_is_down(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
     between, address = meddler
     first = imported(hub.name("v1", address), tmp_path)
     between.behind = "127.0.0.1:1"
@@ -253,17 +247,17 @@ def test_a_registry_that_is_away_does_not_keep_an_image_from_being_used(
         imported(hub.name("two", address), tmp_path)
 
 
-def test_a_proxy_is_asked_where_the_environment_names_one(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A registry takes a proxy's requests for its own: so it can stand for one."""
+def test_proxy_of_the_environment_is_used(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The registry stands for a proxy: it answers proxy requests like its own."""
     monkeypatch.setenv("http_proxy", f"http://{hub.address}")
     monkeypatch.delenv("no_proxy", raising=False)
     assert imported("registry.example#team/app:v1", tmp_path, plain_http=True).exists()
 
 
-def test_registry_without_tls_is_told_with_the_variable_that_allows_it(
+def test_error_for_a_registry_without_tls_names_the_variable_that_allows_it(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """By an address that is not loopback, on a machine that reaches nothing else: what srun on a virtual node sees."""
+    """The address is not loopback, as srun on a virtual node sees it."""
     own = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()
     if not own:
         pytest.skip("this machine has no address but loopback")
@@ -277,12 +271,12 @@ def test_registry_without_tls_is_told_with_the_variable_that_allows_it(
         assert imported(hub.name("v1", address), tmp_path).exists()
 
 
-# Who we are -----------------------------------------------------------------------------------------------------
+# Authentication
 
 
 @pytest.fixture(scope="module")
 def locked(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Tokens]]:
-    """The same images behind a registry that wants tokens."""
+    """The same images behind a registry that requires tokens."""
     tokens = Tokens(tmp_path_factory.mktemp("tokens"), {"ann": "secret: word"})
     with serving(tokens.handler()) as address, registry(hub.folder, tokens.auth(address)) as behind:
         yield behind, tokens
@@ -294,9 +288,7 @@ def docker_login(home: Path, address: str, user: str, password: str) -> None:
     (home / ".docker/config.json").write_text(json.dumps({"auths": {address: {"auth": word}}}))
 
 
-def test_a_registry_that_wants_to_know_us_gets_a_token_for_dockers_password(
-    hub: Hub, locked: tuple[str, Tokens], tmp_path: Path
-):
+def test_docker_password_is_exchanged_for_one_token(hub: Hub, locked: tuple[str, Tokens], tmp_path: Path):
     address, tokens = locked
     docker_login(tmp_path, address, "ann", "secret: word")
     before = tokens.given
@@ -304,7 +296,7 @@ def test_a_registry_that_wants_to_know_us_gets_a_token_for_dockers_password(
     assert tokens.given == before + 1  # one for all layers
 
 
-def test_enroots_credentials_are_used_too(hub: Hub, locked: tuple[str, Tokens], tmp_path: Path):
+def test_enroot_credentials_are_used(hub: Hub, locked: tuple[str, Tokens], tmp_path: Path):
     address, tokens = locked
     tokens.passwords["bob"] = "word"
     (tmp_path / ".config/enroot").mkdir(parents=True)
@@ -312,19 +304,19 @@ def test_enroots_credentials_are_used_too(hub: Hub, locked: tuple[str, Tokens], 
     assert imported(f"bob@{hub.name('v1', address)}", tmp_path, home=tmp_path).exists()
 
 
-def test_a_wrong_password_and_none_are_told_without_showing_it(hub: Hub, locked: tuple[str, Tokens], tmp_path: Path):
+def test_wrong_or_missing_password_is_reported_without_showing_it(hub: Hub, locked: tuple[str, Tokens], tmp_path: Path):
     address, _ = locked
     for password in ("", "wrong word"):
         if password:
             docker_login(tmp_path, address, "ann", password)
-        with pytest.raises(
-            DalsegnoError, match=f"^{address} refused .* for team/app .*which gives its tokens"
-        ) as caught:
+        with pytest.raises(DalsegnoError, match=f"^{address} refused .* for team/app .*at its token server") as caught:
             imported(hub.name("two", address), tmp_path, home=tmp_path)
         assert "docker login" in caught.value.hint and "wrong word" not in f"{caught.value} {caught.value.hint}"
-    with pytest.raises(DalsegnoError, match="no password is known for cem"):
+    with pytest.raises(DalsegnoError, match="no password is stored for cem"):
         imported(f"cem@{hub.name('two', address)}", tmp_path, home=tmp_path)
     (tmp_path / ".docker/config.json").write_text('{"credsStore": "nowhere"}')
     with pytest.raises(DalsegnoError) as caught:
         imported(hub.name("two", address), tmp_path, home=tmp_path)
-    assert caught.value.hint.startswith("docker-credential-nowhere was to be asked, and is not on this machine; log in")
+    assert caught.value.hint.startswith(
+        "docker-credential-nowhere is configured, but not installed on this machine; log in"
+    )

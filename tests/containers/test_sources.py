@@ -1,4 +1,4 @@
-"""Images in layouts and archives become .sqsh files, equal to what umoci unpacks."""
+"""Imports from layouts and archives, compared with what umoci unpacks."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def imported(name: str, folder: Path, **rest: object) -> Path:
 
 
 @as_root
-def test_the_image_is_what_umoci_unpacks_but_for_set_user_id_and_devices(tmp_path: Path):
+def test_image_equals_what_umoci_unpacks_except_set_id_bits_and_devices(tmp_path: Path):
     layout = Layout(tmp_path / "oci")
     layout.image("two", [(LOWER, "gzip"), (UPPER, "gzip")])
     subprocess.run(["umoci", "unpack", "--image", "oci:two", "bundle"], cwd=tmp_path, check=True, capture_output=True)
@@ -47,7 +47,7 @@ def test_the_image_is_what_umoci_unpacks_but_for_set_user_id_and_devices(tmp_pat
     assert tree(unpack(imported(f"oci:{tmp_path}/oci:zstd", tmp_path / "store"), tmp_path / "other")) == found
 
 
-def test_what_the_image_wants_is_written_as_enroot_writes_it(tmp_path: Path):
+def test_image_settings_are_written_in_enroots_format(tmp_path: Path):
     Layout(tmp_path / "oci").image("x", [([member("f")], "gzip")])
     root = unpack(imported(f"oci:{tmp_path}/oci:x", tmp_path / "store"), tmp_path / "out")
     assert (root / "etc/environment").read_text() == "".join(f"{each}\n" for each in CONFIG["Env"])
@@ -58,7 +58,7 @@ def test_what_the_image_wants_is_written_as_enroot_writes_it(tmp_path: Path):
     assert (said, given) == ("sh\n", f"{root}/work dir\n")
 
 
-def test_an_archive_of_docker_is_the_same_image_packed_or_not(tmp_path: Path):
+def test_docker_archive_gives_the_same_image_compressed_or_not(tmp_path: Path):
     Layout(tmp_path / "oci").image("two", [(LOWER, "gzip"), (UPPER, "gzip"), ([], "gzip"), ([], "gzip")])
     archive = tmp_path / "saved.tar"
     copy = [
@@ -81,8 +81,8 @@ def test_an_archive_of_docker_is_the_same_image_packed_or_not(tmp_path: Path):
     assert list((tmp_path / "c/blobs").iterdir()) == []
 
 
-def test_docker_is_asked_to_save_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A `docker` that has one image: what `docker save` writes is real."""
+def test_docker_saves_the_image_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A stand-in for `docker` writes a real archive."""
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
     copy = [
         "skopeo",
@@ -100,13 +100,13 @@ def test_docker_is_asked_to_save_what_it_has(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("how", ["", "gzip in parts", "zstd"])
-def test_layers_may_be_packed_in_any_way(tmp_path: Path, how: str):
+def test_layers_may_use_any_compression(tmp_path: Path, how: str):
     Layout(tmp_path / "oci").image("x", [(UPPER, how)])
     root = unpack(imported(f"oci:{tmp_path}/oci:x", tmp_path / "store"), tmp_path / "out")
     assert (root / "big").read_bytes() == dict((i.name, c) for i, c in UPPER)["big"]
 
 
-def test_the_image_for_the_machine_is_taken_from_an_index(tmp_path: Path):
+def test_image_of_an_index_is_chosen_by_architecture(tmp_path: Path):
     images = {arch: [([member("arch", arch.encode())], "gzip")] for arch in ("amd64", "arm64")}
     Layout(tmp_path / "oci").index("many", images)  # type: ignore[arg-type]
     name = f"oci:{tmp_path}/oci:many"
@@ -118,18 +118,18 @@ def test_the_image_for_the_machine_is_taken_from_an_index(tmp_path: Path):
     assert "amd64, arm64" in caught.value.hint
 
 
-def test_what_a_list_says_of_an_image_counts_more_than_what_it_says_of_itself(tmp_path: Path):
-    """By no other name is that one to be had."""
+def test_architecture_in_an_index_overrides_the_images_own(tmp_path: Path):
+    """That image has no other name."""
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
     name, index = f"oci:{tmp_path}/oci:x", tmp_path / "oci/index.json"
     with pytest.raises(NotThere) as caught:
         imported(name, tmp_path / "s", arch="arm64")
-    assert caught.value.hint == "it is there for amd64: give `--arch amd64`"
+    assert caught.value.hint == "it is for amd64; use `--arch amd64`"
     index.write_text(index.read_text().replace('"amd64"', '"arm64"'))
     assert imported(name, tmp_path / "s", arch="arm64").is_file()
 
 
-def test_a_damaged_layer_leaves_nothing(tmp_path: Path):
+def test_damaged_layer_leaves_no_files(tmp_path: Path):
     layout = Layout(tmp_path / "oci")
     layout.image("x", [(UPPER, "gzip")])
     largest = max((layout.path / "blobs/sha256").iterdir(), key=lambda path: path.stat().st_size)
@@ -144,11 +144,11 @@ def test_a_damaged_layer_leaves_nothing(tmp_path: Path):
     assert [path.name for path in (tmp_path / "store/images").iterdir()] == []
 
 
-def test_a_file_is_written_once_and_over_only_if_asked(tmp_path: Path):
+def test_existing_file_is_overwritten_only_with_force(tmp_path: Path):
     Layout(tmp_path / "oci").image("x", [(UPPER, "gzip")])
     name, target = parse_name(f"oci:{tmp_path}/oci:x"), tmp_path / "x.sqsh"
     importer(tmp_path / "store").to_file(name, target)
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="already exists"):
         importer(tmp_path / "store").to_file(name, target)
     kept = importer(tmp_path / "store").to_store(name)
     importer(tmp_path / "store").to_file(name, target, force=True)
@@ -156,7 +156,7 @@ def test_a_file_is_written_once_and_over_only_if_asked(tmp_path: Path):
     assert kept.record.workdir == "/work dir" and kept.record.size == target.stat().st_size
 
 
-def test_a_layouts_tag_is_told_and_a_tag_of_another_is_guessed(tmp_path: Path):
+def test_wrong_tag_of_a_layout_gets_a_suggestion(tmp_path: Path):
     layout = Layout(tmp_path / "oci")
     layout.image("training", [([member("f")], "gzip")])
     layout.image("serving", [([member("g")], "gzip")])
@@ -168,7 +168,7 @@ def test_a_layouts_tag_is_told_and_a_tag_of_another_is_guessed(tmp_path: Path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system needs root")
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path):
+def test_full_disk_is_an_error_that_leaves_no_files(tmp_path: Path):
     Layout(tmp_path / "oci").image("x", [([member("big", os.urandom(6 << 20))], "")])
     (tmp_path / "small").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "small", tmp_path / "small"], check=True)
@@ -182,7 +182,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path):
         subprocess.run(["umount", tmp_path / "small"], check=True)
 
 
-def test_a_layout_whose_index_is_no_list_is_damaged(tmp_path: Path):
+def test_layout_with_a_malformed_index_is_damaged(tmp_path: Path):
     layout = Layout(tmp_path / "oci")
     (layout.path / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": "none"}))
     with pytest.raises(DamagedImage):
@@ -190,7 +190,7 @@ def test_a_layout_whose_index_is_no_list_is_damaged(tmp_path: Path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_user_without_rights_makes_the_same_image(tmp_path: Path):
+def test_unprivileged_user_builds_the_same_image(tmp_path: Path):
     Layout(tmp_path / "oci").image("two", TWO)
     by_root = imported(f"oci:{tmp_path}/oci:two", tmp_path / "store")
     for folder in (tmp_path, *list(tmp_path.parents)[:-2]):

@@ -1,4 +1,4 @@
-"""Images that are kept: found, removed, swept."""
+"""The image store: lookups, removal and sweeping."""
 
 import os
 from pathlib import Path
@@ -37,16 +37,16 @@ def test_an_image_is_found_by_its_name_its_digest_and_its_path(store: ImageStore
     assert UBUNTU in caught.value.hint
 
 
-def test_digits_that_fit_two_are_too_few(store: ImageStore):
+def test_ambiguous_digest_prefix_is_refused(store: ImageStore):
     keep(store, "sha256:" + "a" * 63 + "b")
     keep(store, A)
     with pytest.raises(UsageError, match="2 images"):
         store.find("aaaaaa")
     named = keep(store, B, "docker://registry-1.docker.io#library/aaaa:latest")
-    assert store.find("aaaa").record == named.record, "a name goes before digits"
+    assert store.find("aaaa").record == named.record, "a name takes precedence over a digest"
 
 
-def test_a_file_without_its_record_or_with_another_length_is_no_image(store: ImageStore):
+def test_file_without_a_valid_record_or_with_another_size_is_not_an_image(store: ImageStore):
     kept = keep(store, A)
     assert store.get(A, "lz4") and store.get(A, "zstd") is None and store.get(B, "lz4") is None
     kept.path.write_bytes(b"imag")
@@ -56,7 +56,7 @@ def test_a_file_without_its_record_or_with_another_length_is_no_image(store: Ima
         assert store.all() == []
 
 
-def test_a_name_is_known_only_as_long_as_nobody_needs_it_newer(store: ImageStore):
+def test_lookup_ignores_tags_older_than_requested(store: ImageStore):
     keep(store, A, UBUNTU)
     assert store.lookup(UBUNTU, "amd64", "lz4", since=100.0)
     assert store.lookup(UBUNTU, "amd64", "lz4", since=101.0) is None
@@ -64,9 +64,9 @@ def test_a_name_is_known_only_as_long_as_nobody_needs_it_newer(store: ImageStore
     assert store.lookup(UBUNTU, "amd64", "zstd", since=0.0) is None
 
 
-def test_sweeping_keeps_what_a_name_leads_to_with_its_layers(store: ImageStore):
+def test_sweep_keeps_named_images_and_their_layers(store: ImageStore):
     keep(store, A, UBUNTU, layers=(A,))
-    keep(store, B, UBUNTU, layers=(A, B))  # the tag has moved on
+    keep(store, B, UBUNTU, layers=(A, B))  # the tag has moved
     keep(store, A, "")
     for name in ("a" * 64, "b" * 64, "c" * 64, f"{'d' * 64}.part"):
         store.blob(f"sha256:{name}").write_bytes(b"layer")
@@ -76,7 +76,7 @@ def test_sweeping_keeps_what_a_name_leads_to_with_its_layers(store: ImageStore):
     assert store.sweep(layers=True).files == 2
 
 
-def test_what_is_removed_is_gone_with_its_names(store: ImageStore):
+def test_remove_also_removes_the_names(store: ImageStore):
     store.remove(keep(store, A, UBUNTU))
     assert store.all() == [] and list((store.folder / "tags").iterdir()) == []
     store.remove(keep(store, A))
@@ -88,7 +88,7 @@ def test_nothing_is_swept_while_an_image_is_imported(store: ImageStore):
     assert store.sweep().files == 0
 
 
-def test_a_file_elsewhere_is_noted_and_where_that_cannot_be_it_is_as_good(tmp_path: Path, store: ImageStore):
+def test_output_file_is_recorded_if_the_store_is_writable(tmp_path: Path, store: ImageStore):
     path = tmp_path / "x.sqsh"
     store.wrote(path, UBUNTU, "ab")
     assert store.known_as("ab") == UBUNTU
@@ -98,7 +98,7 @@ def test_a_file_elsewhere_is_noted_and_where_that_cannot_be_it_is_as_good(tmp_pa
     assert nowhere.written(path) is None
 
 
-def test_what_root_has_imported_is_used_and_another_users_is_not(tmp_path: Path):
+def test_images_of_root_are_used_and_those_of_other_users_are_not(tmp_path: Path):
     theirs = ImageStore(tmp_path / "shared", clock=lambda: 100.0)
     with theirs.in_use():
         kept = keep(theirs, A, UBUNTU)
@@ -106,7 +106,7 @@ def test_what_root_has_imported_is_used_and_another_users_is_not(tmp_path: Path)
     if kept.path.stat().st_uid == 0:
         mine = ImageStore(tmp_path / "mine", tmp_path / "shared")
         assert mine.get(A, "lz4") and mine.lookup(UBUNTU, "amd64", "lz4", since=0.0) and mine.find("ubuntu:24.04")
-        with pytest.raises(UsageError, match="is root's"):
+        with pytest.raises(UsageError, match="belongs to root"):
             mine.remove(mine.find(A))
         with mine.in_use():
             keep(mine, B)

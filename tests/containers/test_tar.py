@@ -1,4 +1,4 @@
-"""Layers' headers read and written, against Python's own tarfile."""
+"""Tar headers, read and written, compared with Python's tarfile."""
 
 import io
 import tarfile
@@ -40,7 +40,7 @@ def in_chunks(data: bytes, size: int) -> Stream:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(MEMBERS, max_size=5), st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]), st.integers(1, 5000))
-def test_every_header_is_read_as_tarfile_reads_it(members: list[Member], tar_format: int, chunk: int):
+def test_headers_are_parsed_as_by_tarfile(members: list[Member], tar_format: int, chunk: int):
     data = packed(members, tar_format)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         expected = [
@@ -63,7 +63,7 @@ ENTRIES = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(ENTRIES)
-def test_what_is_written_is_read_back_the_same(entry: TarEntry):
+def test_written_headers_are_read_back_unchanged(entry: TarEntry):
     data = tar.header(entry, entry.path, entry.link)
     info = tarfile.TarInfo.frombuf(data[-512:], "utf-8", "surrogateescape")  # its checksum too
     assert info.size == entry.size % 8**11
@@ -72,7 +72,7 @@ def test_what_is_written_is_read_back_the_same(entry: TarEntry):
     assert back._replace(path=back.path.rstrip("/"), offset=0) == entry
 
 
-def test_names_that_are_no_utf8_survive():
+def test_names_that_are_not_utf8_survive():
     (entry,) = read_entries(Stream([packed([("x", tarfile.REGTYPE, 0o644, 0, 0, 0, "")], tarfile.USTAR_FORMAT)]))
     odd = entry._replace(path=b"caf\xe9".decode("utf-8", "surrogateescape"))
     (back,) = read_entries(Stream([tar.header(odd, odd.path), tar.END]))
@@ -83,13 +83,13 @@ ONE = packed([("a" * 120, tarfile.REGTYPE, 0o644, 0, 0, 700, "")], tarfile.PAX_F
 
 
 @pytest.mark.parametrize("length", [1, 511, 513, 1024, 1030, 1537, 2100])
-def test_a_layer_that_is_cut_short_is_damaged(length: int):
+def test_truncated_layer_is_damaged(length: int):
     with pytest.raises(DamagedImage):
         list(read_entries(Stream([ONE[:length]])))
 
 
 @pytest.mark.parametrize("length", [1536 + 700, 1536 + 701, 1536 + 1024])
-def test_only_what_fills_up_the_last_block_may_be_missing(length: int):
+def test_only_padding_of_the_last_block_may_be_missing(length: int):
     (entry,) = read_entries(Stream([ONE[:length]]))
     assert (entry.path, entry.size, entry.offset) == ("a" * 120, 700, 1536)
     with pytest.raises(DamagedImage, match="in the middle of"):
@@ -98,7 +98,7 @@ def test_only_what_fills_up_the_last_block_may_be_missing(length: int):
 
 @settings(max_examples=120, deadline=None)
 @given(st.binary(max_size=20), st.integers(0, len(ONE) - 1))
-def test_any_damage_is_an_error_of_ours_or_no_damage(noise: bytes, at: int):
+def test_any_damage_is_reported_as_a_damaged_image_or_ignored(noise: bytes, at: int):
     data = ONE[:at] + noise + ONE[at + len(noise) :]
     try:
         list(read_entries(Stream([data])))

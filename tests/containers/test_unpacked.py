@@ -1,4 +1,4 @@
-"""What jobs had to unpack, and nobody needs any more."""
+"""Sweeping images that jobs unpacked."""
 
 import fcntl
 import os
@@ -9,7 +9,7 @@ from dalsegno.containers.named import key_of, sweep_unpacked
 
 
 def unpacked(folder: Path, image: Path) -> Path:
-    """As `native/unpack.c` leaves it."""
+    """Create an unpacked image as `native/unpack.c` does."""
     made = folder / key_of(image)
     (made / "shut").mkdir(parents=True)
     (made / "file").write_bytes(b"x" * 5000)
@@ -24,7 +24,7 @@ def new_image(path: Path, text: str = "image") -> Path:
     return path
 
 
-def test_what_no_image_leads_to_and_nobody_uses_goes(tmp_path: Path):
+def test_sweep_removes_unused_unpacked_images_without_an_image_file(tmp_path: Path):
     folder = tmp_path / "unpacked"
     kept = unpacked(folder, new_image(tmp_path / "kept.sqsh"))
     gone, written_over = new_image(tmp_path / "gone.sqsh"), new_image(tmp_path / "over.sqsh")
@@ -45,7 +45,7 @@ def test_what_no_image_leads_to_and_nobody_uses_goes(tmp_path: Path):
     assert sweep_unpacked(folder).files == 1 and not used.exists() and kept.exists()
 
 
-def test_while_one_is_unpacked_nothing_goes(tmp_path: Path):
+def test_sweep_removes_nothing_while_an_image_is_unpacked(tmp_path: Path):
     folder = tmp_path / "unpacked"
     stale = unpacked(folder, new_image(tmp_path / "gone.sqsh"))
     (tmp_path / "gone.sqsh").unlink()
@@ -54,7 +54,7 @@ def test_while_one_is_unpacked_nothing_goes(tmp_path: Path):
         assert sweep_unpacked(folder).files == 0 and stale.exists()
 
 
-def test_ones_own_are_looked_for_in_every_cluster_here(tmp_path: Path):
+def test_unpacked_images_of_this_user_are_found_in_every_cluster(tmp_path: Path):
     own = tmp_path / "clusters/lab/unpacked" / str(os.geteuid())
     own.mkdir(parents=True)
     (own.parent / "12345").mkdir()

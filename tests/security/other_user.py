@@ -1,4 +1,4 @@
-"""Doing something as another user of the machine."""
+"""Call functions as another user of the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def as_user(uid: int, act: Callable[[], Found]) -> Found:
             os.setgid(uid)
             os.setuid(uid)
             answer: tuple[bool, object] = (True, act())
-        except BaseException as error:  # whatever it is, the test is to see it
+        except BaseException as error:  # any error is shown by the test
             answer = (False, f"{type(error).__name__}: {error}")
         with os.fdopen(written, "wb") as file:
             pickle.dump(answer, file)

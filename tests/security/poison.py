@@ -1,4 +1,4 @@
-"""What an attacker leaves for others to unpickle."""
+"""A pickle that runs code of an attacker."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A checkpoint that somebody else can have written runs no code of theirs, neither in `ckpt convert` nor at a resume.
+"""A checkpoint of another user runs no code, neither in `ckpt convert` nor when training resumes.
 
-The harmless target is a file that the pickle in the checkpoint creates when it is loaded.
+The pickle in the checkpoint would create a harmless file when it is loaded.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def loaded(tmp_path: Path) -> Path:
 
 
 def poisoned(folder: Path, target: Path) -> Path:
-    """A checkpoint, whole by its manifest, with code in the values that are no tensors."""
+    """Return a checkpoint with a valid manifest and code in the values that are not tensors."""
     path = _save(folder, {"model": {**torch.nn.Linear(2, 2).state_dict(), "note": Poison(target)}}, step=3)
-    target.unlink(missing_ok=True)  # our own copying about of it counts for nothing
+    target.unlink(missing_ok=True)  # created by saving, not by loading
     return path
 
 
@@ -53,13 +53,13 @@ def test_convert_runs_no_code_in_a_checkpoint(tmp_path: Path, loaded: Path, targ
         assert "--trust" in done.stderr
 
 
-def test_convert_with_trust_loads_it_all(tmp_path: Path, loaded: Path) -> None:
+def test_convert_with_trust_loads_everything(tmp_path: Path, loaded: Path) -> None:
     source = poisoned(tmp_path / "ours", loaded)
     done = convert(str(source), str(tmp_path / "all.pt"), "--trust")
     assert done.returncode == 0 and loaded.exists(), done.stderr
 
 
-def test_convert_without_trust_loads_all_that_a_training_usually_saves(tmp_path: Path) -> None:
+def test_convert_without_trust_loads_what_trainings_usually_save(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     optimizer = torch.optim.AdamW(model.parameters())
     steps = Checkpointer(tmp_path / "ckpt", model=model, optimizer=optimizer, disk_every=1)
@@ -72,12 +72,12 @@ def test_convert_without_trust_loads_all_that_a_training_usually_saves(tmp_path:
     assert torch.load(tmp_path / "plain.pt", weights_only=True)["dalsegno"] == {"step": 2}
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file of somebody else's")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can create files of other users")
 @pytest.mark.parametrize("how", ["owner", "mode"])
 def test_a_training_resumes_from_a_strangers_checkpoint_without_running_its_code(
     tmp_path: Path, loaded: Path, how: str
 ) -> None:
-    """A folder in /tmp, say, that somebody made before the training did."""
+    """For example a folder in /tmp that another user created first."""
     for path in poisoned(tmp_path / "ckpt", loaded).iterdir():
         os.chown(path, STRANGER, STRANGER) if how == "owner" else path.chmod(0o666)
     with pytest.raises(CheckpointError, match="more than tensors and plain values"):
@@ -85,7 +85,7 @@ def test_a_training_resumes_from_a_strangers_checkpoint_without_running_its_code
     assert not loaded.exists()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file of somebody else's")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can create files of other users")
 def test_a_training_resumes_from_a_colleagues_plain_checkpoint(tmp_path: Path) -> None:
     for total in (2, 4):
         model = torch.nn.Linear(2, 2)
@@ -101,7 +101,7 @@ def _done(steps: Checkpointer, total: int) -> Any:
         steps.done(step)
 
 
-def test_a_plain_pickle_can_name_nothing_else() -> None:
+def test_plain_pickle_loads_only_plain_values() -> None:
     named: list[Any] = [os.system, Path("/"), torch.nn.Linear(1, 1), eval, torch.load]
     of_a_class = b"cbuiltins\ngetattr\n(cbuiltins\ndict\nS'__class__'\ntR."
     for raw in (*map(pickle.dumps, named), of_a_class):

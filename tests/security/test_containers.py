@@ -1,6 +1,6 @@
 """Attacks of a plain user on the container plugin and its root helper, with harmless targets, on a real cluster.
 
-`eve` attacks. `root` owns a folder that she may read and not write; `ada` has a folder that is closed to her.
+`eve` is the attacker. `root` owns a folder that she can read but not write. `ada` has a folder that is closed to her.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.waiting import eventually
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root's slurmd has rights to steal"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only a slurmd of root has rights to attack"),
 ]
 
 FILE = """
@@ -63,7 +63,7 @@ def eve(cache: Path) -> Iterator[Contained]:
 
 @pytest.fixture
 def work(eve: Contained) -> Iterator[Path]:
-    """A folder of eve's."""
+    """A folder of eve."""
     folder = Path(eve.lines(f"mktemp -d -p {eve.cli.home}/tmp")[0])
     folder.chmod(0o755)
     yield folder
@@ -72,7 +72,7 @@ def work(eve: Contained) -> Iterator[Path]:
 
 @pytest.fixture
 def roots(eve: Contained) -> Iterator[Path]:
-    """A folder of root's that everyone may read, as /etc is."""
+    """A folder of root that everyone can read, like /etc."""
     folder = eve.cli.home / "roots"
     folder.mkdir()
     folder.chmod(0o755)
@@ -83,7 +83,7 @@ def roots(eve: Contained) -> Iterator[Path]:
 
 @pytest.fixture
 def closed(eve: Contained) -> Iterator[Path]:
-    """A folder of ada's that is closed to others, with a file in it that is not."""
+    """A folder of ada that is closed to others, with a readable file in it."""
     folder = eve.cli.home / "adas"
     folder.mkdir()
     (folder / "notes").write_text("ada's notes\n")
@@ -96,13 +96,15 @@ def closed(eve: Contained) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-# Mount points -------------------------------------------------------------------------------------------------
+# Mount points
 
 
 @pytest.mark.parametrize("image", ["file", "folder"])
 @pytest.mark.parametrize("options", ["", "--container-remap-root", "--container-name=planting:no_exec"])
-def test_no_mount_point_is_made_in_a_real_folder(eve: Contained, work: Path, roots: Path, image: str, options: str):
-    """Only the container's own layer gets missing mount points from root; a mounted folder gets them from its owner."""
+def test_root_creates_no_mount_point_in_a_mounted_folder(
+    eve: Contained, work: Path, roots: Path, image: str, options: str
+):
+    """Root creates mount points only in the container's own layer; in a mounted folder the user creates them."""
     of = eve.image if image == "file" else eve.image.with_name("tree")
     eve.lines(f"cd {work}; touch file; mkdir -p folder; ln -sfn /mnt/below link")
     for source, place in (
@@ -119,8 +121,8 @@ def test_no_mount_point_is_made_in_a_real_folder(eve: Contained, work: Path, roo
         assert answer.code == NO_CONTAINER and f"at {place} in the container: Permission denied" in answer.err, answer
 
 
-def test_mount_points_are_still_made_where_the_user_may(eve: Contained, work: Path):
-    """In the user's own folder with the user's rights, and in the container's own layer over a folder of root's."""
+def test_mount_points_are_created_where_the_user_may_write(eve: Contained, work: Path):
+    """In the user's own folder with the user's rights, and in the container's own layer over a folder of root."""
     eve.lines(f"cd {work}; mkdir shown; touch shown/it")
     mounts = f"{work}:/mnt,{work}/shown:/mnt/new/here,{work}/shown:/etc/new/here"
     said = eve.lines(
@@ -132,15 +134,15 @@ def test_mount_points_are_still_made_where_the_user_may(eve: Contained, work: Pa
     assert not (eve.image.with_name("tree") / "etc/new").exists()
 
 
-# Where named containers are kept ------------------------------------------------------------------------------
+# The store of named containers
 
 
 def kept(eve: Contained, name: str) -> Path:
     return eve.cli.home / f"clusters/one/hosts/train-1/containers/{eve.uid}/{name}"
 
 
-def test_the_job_does_not_say_where_root_keeps_containers(eve: Contained, work: Path, roots: Path):
-    """The path once held the node's name as the job's environment has it, and a link there led root anywhere."""
+def test_job_environment_does_not_change_where_root_stores_containers(eve: Contained, work: Path, roots: Path):
+    """The path once contained the node's name from the job's environment, and a link there could lead root anywhere."""
     (work / "containers").symlink_to(roots)
     away = os.path.relpath(work, eve.cli.home / "clusters/one/hosts")
     for number, variable in enumerate(("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURMD_NODENAME")):
@@ -151,8 +153,8 @@ def test_the_job_does_not_say_where_root_keeps_containers(eve: Contained, work: 
         assert said.read_text() == "end\n" and (kept(eve, name) / "upper/kept").exists()
 
 
-def test_a_link_where_containers_are_kept_is_not_followed(eve: Contained, roots: Path):
-    """Whoever may have put it there."""
+def test_link_in_the_container_store_is_not_followed(eve: Contained, roots: Path):
+    """No matter who created the link."""
     eve.lines("srun --container-name=first $I true")
     folder = kept(eve, "first").parent
     for place in (folder, folder / "linked"):
@@ -170,7 +172,7 @@ def test_a_link_where_containers_are_kept_is_not_followed(eve: Contained, roots:
         assert sorted(path.name for path in roots.rglob("*")) == ["below"]
 
 
-def test_a_folder_of_somebody_elses_is_not_used_to_keep_containers(eve: Contained):
+def test_folder_of_another_user_is_not_used_to_store_containers(eve: Contained):
     eve.lines("srun --container-name=first $I true")
     for place in (kept(eve, "first").parent, kept(eve, "first")):
         os.chown(place, int(eve.uid), -1)
@@ -181,8 +183,8 @@ def test_a_folder_of_somebody_elses_is_not_used_to_keep_containers(eve: Containe
         assert answer.code == NO_CONTAINER and "can be changed by users other than root" in answer.err, answer
 
 
-def test_only_ones_own_containers_are_listed_and_removed(eve: Contained, roots: Path, closed: Path):
-    """Whatever is in them: links lead nowhere, and no depth is too deep."""
+def test_users_list_and_remove_only_their_own_containers(eve: Contained, roots: Path, closed: Path):
+    """Links in them are not followed, and deep folders are removed too."""
     ada = Contained(eve.cli, eve.image, "ada")
     ada.lines("srun --container-name=adas $I touch /hers")
     deep = "i=0; while test $i -lt 1500; do mkdir d && cd d || exit; i=$((i+1)); done"
@@ -202,7 +204,7 @@ def test_only_ones_own_containers_are_listed_and_removed(eve: Contained, roots: 
     assert (roots / "below").exists() and (closed / "notes").exists()
 
 
-# Images -------------------------------------------------------------------------------------------------------
+# Images
 
 FLIP = """
 import ctypes, os, sys
@@ -213,8 +215,8 @@ while not os.path.exists("stop"):
 """
 
 
-def test_a_folder_image_that_changes_shows_nothing_closed(eve: Contained, work: Path, closed: Path):
-    """One name leads to eve's own folder and to ada's in turn; whatever is checked is what is mounted."""
+def test_folder_image_swapped_during_start_shows_no_closed_folder(eve: Contained, work: Path, closed: Path):
+    """One name refers to eve's own folder and to ada's in turn; the folder that is checked is the one mounted."""
     shutil.copytree(eve.image.parent / "tree/bin", work / "own/x", symlinks=True)
     (work / "flip.py").write_text(FLIP)
     step = f"srun --container-image={work}/image --container-mounts={work}/own/x:/x /x/busybox cat /notes"
@@ -222,19 +224,19 @@ def test_a_folder_image_that_changes_shows_nothing_closed(eve: Contained, work: 
         timeout 120 python3 flip.py & for i in $(seq 30); do {step}; done; touch stop; wait"""
     answer = eve.sh(script, timeout_s=300)
     assert "ada's notes" not in answer.out
-    assert "No such file" in answer.err and "Permission denied" in answer.err  # both folders were met
+    assert "No such file" in answer.err and "Permission denied" in answer.err  # both folders were seen
 
 
 @pytest.mark.parametrize("mode", [0o744, 0o711, 0o700])
-def test_a_folder_image_needs_the_right_to_read_and_to_enter_it(eve: Contained, closed: Path, mode: int):
+def test_folder_image_needs_read_and_search_permission(eve: Contained, closed: Path, mode: int):
     closed.chmod(mode)
     mounts = f"{eve.image.with_name('tree')}/bin:/x"
     answer = eve.sh(f"srun --container-image={closed} --container-mounts={mounts} /x/busybox cat /notes")
     assert (answer.code, answer.out) == (NO_CONTAINER, "") and "Permission denied" in answer.err, answer
 
 
-def test_a_folder_image_shows_what_was_closed_to_no_new_container(eve: Contained, work: Path, closed: Path):
-    """The overlay knows the rights of what it has looked at: as long as it is mounted, and by design no longer."""
+def test_folder_image_closed_later_is_hidden_from_new_containers(eve: Contained, work: Path, closed: Path):
+    """The overlay caches permissions as long as it is mounted, and by design no longer."""
     closed.chmod(0o755)
     (closed / "inner").mkdir()
     shutil.copy(closed / "notes", closed / "inner/notes")
@@ -255,8 +257,8 @@ def test_a_folder_image_shows_what_was_closed_to_no_new_container(eve: Contained
     eve.lines("srun --container-remove=looks true")
 
 
-def test_the_helpers_own_descriptors_cannot_be_named(eve: Contained):
-    """A path below /proc/self would mean the helper's, which root has opened."""
+def test_descriptors_of_the_helper_cannot_be_mounted(eve: Contained):
+    """A path below /proc/self would refer to descriptors of the helper, which root opened."""
     for place in ("self/fd/3", "self/fd/5", "self/cwd", "self/root", "thread-self/fd/5"):
         mounted = eve.sh(f"srun $I --container-mounts=/proc/{place}:/mnt ls /mnt")
         as_image = eve.sh(f"srun --container-image=/proc/{place} true")
@@ -265,9 +267,9 @@ def test_the_helpers_own_descriptors_cannot_be_named(eve: Contained):
             assert "Too many levels of symbolic links" in answer.err or "No such file" in answer.err, answer
 
 
-def test_no_link_of_the_users_leads_to_what_is_open(eve: Contained, work: Path):
-    """What is looked up once more when everything is mounted, and what a task looks up before its program runs: a link
-    in a folder of eve's would lead to descriptors of the helper, or of slurmstepd."""
+def test_links_of_a_user_do_not_lead_to_open_descriptors(eve: Contained, work: Path):
+    """Paths are resolved again when everything is mounted, and by a task before its program runs. A link in a folder of
+    eve could then lead to descriptors of the helper or of slurmstepd."""
     eve.lines(f"cd {work}; mkdir evil; ln -s /proc/self/root evil/x")
     mounts = f"--container-mounts=tmpfs:/d/x:rprivate,{work}/evil:/d"
     answer = eve.sh(f"srun $I {mounts} true")
@@ -278,18 +280,18 @@ def test_no_link_of_the_users_leads_to_what_is_open(eve: Contained, work: Path):
         assert "Too many levels of symbolic links" in answer.err, answer
 
 
-# Files that the kernel mounts ---------------------------------------------------------------------------------
+# Image files that the kernel mounts
 
 
 @pytest.fixture
 def crafting(eve: Contained) -> Contained:
-    """Eve with an image that she has written herself, as she likes."""
+    """Eve with an image that she wrote herself."""
     return owning(eve, "eve")
 
 
 @contextmanager
 def in_a_container(someone: Contained, work: Path, options: str = "") -> Iterator[int]:
-    """A step that stays inside until the block ends; yields the process of its task."""
+    """Run a step in a container until the block ends; yields the PID of its task."""
     mark = f"96{os.getpid()}"
     go = work / "go"
     wait = f"sleep {mark} & until test -e /x/go; do sleep 0.1; done; kill $!"
@@ -307,8 +309,8 @@ def in_a_container(someone: Contained, work: Path, options: str = "") -> Iterato
     assert answer.code == 0, answer
 
 
-def test_the_kernel_never_reads_an_image_that_a_user_has_written(eve: Contained, crafting: Contained, work: Path):
-    """Its squashfs code is not made for hostile files. Root's own image is mounted by it, so the test can see both."""
+def test_kernel_never_mounts_an_image_written_by_a_user(eve: Contained, crafting: Contained, work: Path):
+    """Its squashfs code is not hardened against hostile files. An image of root is mounted by the kernel."""
     with in_a_container(eve, work):
         assert loops(eve.image) == 1
     for options in ("", "--container-name=crafted", "--container-name=crafted", "--container-remap-root"):
@@ -321,8 +323,8 @@ def test_the_kernel_never_reads_an_image_that_a_user_has_written(eve: Contained,
     eve.lines("srun --container-remove=crafted true")
 
 
-def test_a_container_that_root_keeps_is_not_built_on_a_users_file(eve: Contained, work: Path):
-    """Root replaces the image by one of eve's: the name leads to no mount by the kernel, and to no other files."""
+def test_stored_container_is_not_started_from_an_image_of_a_user(eve: Contained, work: Path):
+    """After the image is given to eve, the named container is neither mounted by the kernel nor started otherwise."""
     image = eve.image.with_name("given.sqsh")
     shutil.copy(eve.image, image)
     given = Contained(eve.cli, image, "eve")
@@ -338,8 +340,8 @@ def test_a_container_that_root_keeps_is_not_built_on_a_users_file(eve: Contained
     image.unlink()
 
 
-def test_what_reads_an_image_for_a_user_is_in_the_jobs_cgroup(crafting: Contained, work: Path):
-    """Else a task could take it over, being of the same user, and leave the job's limits and its end behind."""
+def test_fuse_server_of_an_image_is_in_the_jobs_cgroup(crafting: Contained, work: Path):
+    """Otherwise a task of the same user could take it over, and escape the job's limits and its end."""
     device = crafting.cli.home / "fuse"
     os.mknod(device, 0o600 | stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
     device.chmod(0o666)
@@ -386,8 +388,8 @@ subprocess.run(["srun", "--container-name=forged", "id", "-u"])
 """
 
 
-def test_a_forged_note_leads_into_no_namespace_of_roots(crafting: Contained, work: Path):
-    """In her own folder eve can say that a container runs, and where: in namespaces of root's, for instance."""
+def test_forged_holder_file_leads_into_no_namespace_of_root(crafting: Contained, work: Path):
+    """In her own folder eve can claim that a container runs in namespaces of root."""
     (work / "forge.py").write_text(FORGE)
     crafting.lines("srun --container-name=first $I true; srun --container-remove=first true")
     folder = kept(crafting, "forged").parent.with_name(f"{crafting.uid}.own") / "forged"
@@ -400,8 +402,8 @@ def test_a_forged_note_leads_into_no_namespace_of_roots(crafting: Contained, wor
 
 
 @pytest.mark.parametrize("which", ["dalsegno-container", "mksquashfs"])
-def test_whoever_stops_the_saving_of_a_container_does_not_keep_the_node(eve: Contained, work: Path, which: str):
-    """What saves it runs with eve's rights, so she can stop it. Cancelling the job must end it all the same."""
+def test_user_who_stops_saving_does_not_block_the_node(eve: Contained, work: Path, which: str):
+    """The saving process has eve's rights, so she can stop it. Cancelling the job must end it nevertheless."""
     eve.lines(f"head -c 300000000 /dev/urandom >{work}/ballast")
     mounts = f"--container-mounts={work}:/x"
     line = f"srun -J saving $I {mounts} --container-save={work}/saved.sqsh sh -c 'cat /x/ballast >/ballast'"
@@ -423,11 +425,11 @@ def test_whoever_stops_the_saving_of_a_container_does_not_keep_the_node(eve: Con
     assert saving() == []
 
 
-# What does not come to an end ---------------------------------------------------------------------------------
+# Steps that do not end
 
 
 def test_a_step_whose_container_is_never_ready_can_be_cancelled(eve: Contained, work: Path):
-    """A file system that does not answer, or a helper that its user has stopped, must not cost the node."""
+    """A hanging file system, or a helper stopped by its user, must not block the node."""
     eve.lines("srun --container-name=stuck $I true")
     with (kept(eve, "stuck") / "door").open() as door:
         fcntl.flock(door, fcntl.LOCK_EX)
@@ -438,7 +440,7 @@ def test_a_step_whose_container_is_never_ready_can_be_cancelled(eve: Contained, 
     assert "began" not in (work / "out").read_text()
 
 
-def test_no_terminal_is_reached_by_what_an_error_repeats(eve: Contained):
+def test_control_characters_in_errors_do_not_reach_the_terminal(eve: Contained):
     for option in ("--container-mounts='/no\x1b]0;x\x07:/b'", "--container-workdir='/no\x1b]0;x\x07'"):
         answer = eve.sh(f"srun $I {option} true")
         assert answer.code != 0 and "\x1b" not in answer.err and "/no?]0;x?" in answer.err, answer

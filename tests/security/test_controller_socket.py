@@ -1,4 +1,4 @@
-"""Attacks on the controller's socket, which every user of the machine may call."""
+"""Attacks on the controller's socket, to which every user of the machine can connect."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ATTACK = """
 
 @contextlib.contextmanager
 def attack(path: Path) -> Iterator[None]:
-    """A plain user who asks thousands of expensive questions at once, on twenty connections, again and again."""
+    """Let a plain user repeatedly send thousands of expensive requests on twenty connections."""
     argv = [sys.executable, "-c", textwrap.dedent(ATTACK), str(path), str(SOURCE)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
         try:
@@ -67,7 +67,7 @@ def attack(path: Path) -> Iterator[None]:
 
 
 def open_up(path: Path) -> None:
-    """Let other users in, to what pytest keeps for root alone."""
+    """Open pytest's folders to other users."""
     for folder in (path, *path.parents):
         if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
             folder.chmod(0o755)
@@ -75,7 +75,7 @@ def open_up(path: Path) -> None:
 
 @as_root
 def test_a_user_who_floods_the_socket_does_not_stall_the_controller(tmp_path: Path):
-    """Before requests were answered in turn, one write of 6 KB held up everybody for seconds."""
+    """Before requests were answered in turn, one write of 6 KB blocked everyone for seconds."""
     open_up(tmp_path)
     stage = Stage(tmp_path)
     (tmp_path / JOURNAL).parent.mkdir(parents=True, exist_ok=True)
@@ -99,8 +99,8 @@ def test_a_user_who_floods_the_socket_does_not_stall_the_controller(tmp_path: Pa
 
 
 @as_root
-def test_a_coordinator_of_another_user_has_no_handle_of_the_controllers(tmp_path: Path):
-    """Its user can make it do anything; with the controller's log in hand, that would be to forge or to empty it."""
+def test_coordinator_inherits_no_descriptor_of_the_controller(tmp_path: Path):
+    """Its user controls it, and could forge or truncate the controller's log."""
     open_up(tmp_path)
     stage = Stage(tmp_path)
     stage.up()
@@ -121,11 +121,11 @@ def test_a_coordinator_of_another_user_has_no_handle_of_the_controllers(tmp_path
         stage.close()
 
 
-# The same, turn by turn: the clock of a busy machine plays no part
+# The same turn by turn, independent of the clock
 
 
 class House:
-    """A door with an answer that counts, and callers in this process."""
+    """A user socket that records requests, with callers in this process."""
 
     def __init__(self, folder: Path, cost_s: float = 0.0) -> None:
         self.selector = selectors.DefaultSelector()
@@ -169,7 +169,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     one.close()
 
 
-def test_of_many_requests_in_one_write_one_is_answered_in_a_turn(house: House):
+def test_one_request_per_connection_is_answered_per_turn(house: House):
     house.call(pack({"n": 1}) * 500)
     for turn in range(10):
         before = len(house.asked)
@@ -178,7 +178,7 @@ def test_of_many_requests_in_one_write_one_is_answered_in_a_turn(house: House):
     assert len(house.asked) <= 10
 
 
-def test_a_user_with_many_connections_gets_one_answer_in_a_turn(house: House):
+def test_user_with_many_connections_gets_one_answer_per_turn(house: House):
     for _ in range(30):
         house.call(pack({"n": 1}) * 10)
     for _ in range(10):
@@ -197,7 +197,7 @@ def test_all_requests_are_answered_in_the_end_and_in_order(house: House):
     assert [message["answer"]["n"] for message in heard] == list(range(20))
 
 
-def test_who_does_not_take_answers_gets_no_more_of_them(house: House):
+def test_caller_that_does_not_read_answers_gets_no_more(house: House):
     house.call(pack({"n": 1}) * 500)
     for _ in range(200):
         house.turn()
@@ -212,7 +212,7 @@ def test_one_user_cannot_take_all_connections(house: House):
 
 
 @as_root
-def test_the_time_that_answers_take_is_charged_to_who_asked(tmp_path: Path):
+def test_answer_time_is_charged_to_the_asking_user(tmp_path: Path):
     tmp_path.chmod(0o755)
     house = House(tmp_path, cost_s=0.2)
     try:
@@ -220,7 +220,7 @@ def test_the_time_that_answers_take_is_charged_to_who_asked(tmp_path: Path):
         uid = house.door.callers
         house.turn()
         (caller,) = uid.all()
-        caller.uid = NOBODY  # as the kernel would tell of another user
+        caller.uid = NOBODY  # as the kernel reports for another user
         began = time.monotonic()
         while time.monotonic() - began < 1.5:
             house.turn()
@@ -232,7 +232,7 @@ def test_the_time_that_answers_take_is_charged_to_who_asked(tmp_path: Path):
         house.call(pack({"root": 2}))
         for _ in range(3):
             house.turn()
-        assert house.asked[asked:] == [{"root": 2}], "another user does not wait for that"
+        assert house.asked[asked:] == [{"root": 2}], "another user does not wait"
     finally:
         house.close()
 
@@ -244,7 +244,7 @@ def test_the_time_that_answers_take_is_charged_to_who_asked(tmp_path: Path):
         b"\0\0\xea\x60" + b'{"a":' * 12_000, b"\0\0\x10\x00" + b'{"a":' + b"9" * 4091, b"\0\0\0\0",
     ],
 )  # fmt: skip
-def test_nonsense_is_answered_once_and_ends_the_call(house: House, data: bytes):
+def test_malformed_message_gets_one_error_and_ends_the_connection(house: House, data: bytes):
     sock = house.call(data + pack({"after": "it"}))
     heard = b""
     sock.settimeout(0.01)
@@ -260,12 +260,12 @@ def test_nonsense_is_answered_once_and_ends_the_call(house: House, data: bytes):
             break
         heard += more
     else:
-        raise AssertionError("the call goes on")
+        raise AssertionError("the connection is still open")
     (answer,) = Reader().feed(heard)
     assert "not a message" in answer["error"] and house.asked == []
 
 
-def test_a_caller_who_is_slow_is_cut_off(house: House):
+def test_slow_caller_is_disconnected(house: House):
     house.call(b"\0\0\0\x09half")
     house.turn()
     (caller,) = house.door.callers.all()
@@ -275,8 +275,8 @@ def test_a_caller_who_is_slow_is_cut_off(house: House):
     assert len(house.door.callers) == 0
 
 
-def test_a_long_answer_is_given_and_not_taken_for_a_fault(tmp_path: Path):
-    """The nodes of a large cluster, or events with long texts, take more than a message between agents may."""
+def test_long_answer_is_sent_and_accepted(tmp_path: Path):
+    """The nodes of a large cluster, or long events, exceed the size limit of messages between agents."""
     selector = selectors.DefaultSelector()
     door = UserSocket(
         tmp_path / "socket", selector, lambda uid, request: {"nodes": ["x" * 1000] * 3000}, lambda text: None

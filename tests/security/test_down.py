@@ -1,4 +1,4 @@
-"""Attacks on `down`, which removes folders of users as root: nothing outside of them is changed, read or waited for."""
+"""Attacks on `down`, which removes folders of users as root: it neither touches nor waits for anything outside."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SOURCE = Path(__file__).parents[2] / "src"
 EVE = 65534
 AS_EVE = ["setpriv", f"--reuid={EVE}", f"--regid={EVE}", "--clear-groups"]
 
-# Removes eve's home. She has a folder that may not be entered, and puts a link to somebody else's in its place at the
-# worst moment: when rights are about to be changed.
+# Removes eve's home. She has a folder without permissions, and replaces it by a link to another user's folder at the
+# worst moment: just before its permissions are changed.
 SWAP = """
 import os, sys
 from pathlib import Path
@@ -57,7 +57,7 @@ remove_tree(Path(sys.argv[1]))
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A folder of root's, closed to others and with few rights, and a file in it."""
+    """A folder of root with mode 0500, and a file in it."""
     folder = tmp_path / "victim"
     folder.mkdir()
     (folder / "file").write_text("kept")
@@ -75,12 +75,10 @@ def home(tmp_path: Path) -> Iterator[Path]:
     make_folder(folder)
     os.chown(folder, EVE, EVE)
     yield folder
-    subprocess.run(
-        ["rm", "-rf", str(folder)], check=True
-    )  # what the code under test may have left is too deep for pytest
+    subprocess.run(["rm", "-rf", str(folder)], check=True)  # leftovers may be too deep for pytest
 
 
-def test_link_that_is_put_in_place_while_root_removes_leads_nowhere(home: Path, victim: Path) -> None:
+def test_link_swapped_in_during_removal_is_not_followed(home: Path, victim: Path) -> None:
     (home / "closed").mkdir(mode=0)
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     subprocess.run([sys.executable, "-c", SWAP, str(home), str(victim)], env=env, check=True)
@@ -96,7 +94,7 @@ def test_folders_nested_deeper_than_a_path_can_name_are_removed(home: Path) -> N
     assert not home.parents[1].exists()
 
 
-def test_what_is_mounted_in_a_users_folder_is_left_alone(home: Path, tmp_path: Path) -> None:
+def test_mounts_in_a_users_folder_are_not_emptied(home: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (home / "mounted").mkdir()
@@ -116,7 +114,7 @@ def test_a_plain_user_removes_folders_that_were_closed_to_everyone(home: Path) -
 
 
 def keep(place: ClusterPlace, run: Path) -> None:
-    """As the controller remembers a run of eve's."""
+    """Record a run of eve as the controller does."""
     records = Records(Folder(place.folder).runs)
     make_folder(records.folder, 0o700)
     records.write(RunRecord(str(run), EVE))
@@ -139,7 +137,7 @@ def test_run_folder_that_became_a_link_to_roots_folder_is_not_written_to(tmp_pat
     assert sorted((path.name, path.read_bytes()) for path in roots.iterdir()) == before
 
 
-def test_status_that_is_a_pipe_does_not_hold_down_up(tmp_path: Path, home: Path) -> None:
+def test_status_file_that_is_a_pipe_does_not_block_down(tmp_path: Path, home: Path) -> None:
     run = home / "train-1"
     run.mkdir()
     os.mkfifo(RunFolder(run).status)
@@ -163,7 +161,7 @@ assert runs_on(ClusterPlace("one", Path(sys.argv[1]))) == []
 """
 
 
-def test_a_users_run_under_way_is_still_named(tmp_path: Path, home: Path) -> None:
+def test_running_run_of_a_user_is_still_listed(tmp_path: Path, home: Path) -> None:
     run = home / "train-1"
     status_file(run)
     for path in (run, *run.iterdir()):

@@ -1,4 +1,4 @@
-"""Root imports images where another user was before: nothing of what that user left there is followed or trusted."""
+"""Attacks on imports by root: files that another user left in the store are neither followed nor trusted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dalsegno.containers import parse_name
 from dalsegno.containers.build import ask, check_trusted, layer_of
 from dalsegno.containers.image_metadata import look_inside
 from dalsegno.containers.import_image import Importer, import_by_enroot
-from dalsegno.containers.layers import ImageLimits, look_through
+from dalsegno.containers.layers import ImageLimits, scan
 from dalsegno.containers.manifest import DamagedImage
 from dalsegno.containers.store import ImageStore, Silent, open_store
 from dalsegno.containers.tar import FileSlice
@@ -38,7 +38,7 @@ MALLORY = 12345
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that every user reaches; in it `fsx`, where everyone may write as in /tmp, and a file of root's."""
+    """A folder open to all users, with a folder `fsx` that everyone can write to, like /tmp, and a file of root."""
     folder = Path(tempfile.mkdtemp(prefix="dalsegno-security-", dir="/var/tmp"))
     try:
         folder.chmod(0o755)
@@ -66,7 +66,7 @@ def importer(folder: Path) -> Importer:
 
 
 def small_image() -> tuple[bytes, bytes, bytes]:
-    """Manifest, configuration and layer of an image whose configuration names no digests of its own."""
+    """Return manifest, configuration and layer of an image whose configuration has no digests."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         info, content = member("program", b"good")
@@ -90,8 +90,8 @@ def test_folder_that_another_user_made_is_refused(place: Path, name: str):
     assert importer(place / "fsx").to_store(image).path.exists()
 
 
-def test_link_in_the_place_of_a_download_leads_root_nowhere(place: Path):
-    """Root would cut the file that it leads to, and write the layer there."""
+def test_link_in_place_of_a_download_is_not_followed(place: Path):
+    """Root would truncate the link's target and write the layer there."""
     manifest, config, layer = small_image()
     parts = [f"blobs/{hashlib.sha256(data).hexdigest()}.part" for data in (config, layer)]
     links = "; ".join(f"ln -s {place}/victim/file {part}" for part in parts)
@@ -106,28 +106,28 @@ def test_link_in_the_place_of_a_download_leads_root_nowhere(place: Path):
         with pytest.raises(DalsegnoError):
             importer(place / "fsx").to_store(name)
         assert (place / "victim/file").read_text() == "precious"
-        (place / "own").mkdir()  # what a call of root's has left is gone on with, but never through a link
+        (place / "own").mkdir()  # partial downloads of root are resumed, but never through a link
         with ImageStore(place / "own").in_use():
             (place / "own" / parts[1]).symlink_to(place / "victim/file")
         assert importer(place / "own").to_store(name).path.exists()
     assert (place / "victim/file").read_text() == "precious"
 
 
-def test_link_in_the_place_of_a_folder_does_not_have_root_remove_files(place: Path):
+def test_link_in_place_of_a_folder_does_not_make_root_remove_files(place: Path):
     as_mallory(f"ln -s {place}/victim files; ln -s {place}/victim tags", place / "fsx")
     with pytest.raises(DalsegnoError, match=r"symbolic link|belongs to another"):
         ImageStore(place / "fsx").sweep()
     assert (place / "victim/file").exists()
 
 
-def test_link_in_the_place_of_a_lock_makes_no_file(place: Path):
+def test_link_in_place_of_a_lock_creates_no_file(place: Path):
     as_mallory(f"mkdir mine; ln -s {place}/victim/made mine/lock", place / "fsx")
     with pytest.raises(OSError, match="symbolic"), in_turn(place / "fsx/mine/lock"):
         pass
     assert not (place / "victim/made").exists()
 
 
-def test_root_keeps_no_images_below_what_another_user_can_change(place: Path):
+def test_root_stores_no_images_below_a_folder_of_another_user(place: Path):
     as_mallory("mkdir mine; chmod 755 mine; mkdir mine/of-0; ln -s mine link", place / "fsx")
     for wanted in (place / "fsx/mine", place / "fsx/link/images"):
         with pytest.raises(DalsegnoError, match="other users can change"), open_store(wanted, wanted).in_use():
@@ -138,7 +138,7 @@ def test_root_keeps_no_images_below_what_another_user_can_change(place: Path):
         pass
 
 
-def test_images_that_another_user_put_beside_roots_are_not_images(place: Path):
+def test_images_of_another_user_in_roots_store_are_ignored(place: Path):
     kept = importer(place / "fsx").to_store(parse_name(layout(place)))
     os.chown(kept.path, MALLORY, MALLORY)
     assert ImageStore(place / "fsx").get(kept.record.digest, "lz4") is None
@@ -147,11 +147,11 @@ def test_images_that_another_user_put_beside_roots_are_not_images(place: Path):
     assert ImageStore(place / "fsx").get(kept.record.digest, "lz4") is None
     kept.path.chmod(0o644)
     assert ImageStore(place / "mine", place / "fsx").shared
-    os.chown(place / "fsx/tags", MALLORY, MALLORY)  # who could say which image a name means
+    os.chown(place / "fsx/tags", MALLORY, MALLORY)  # its owner decides which image a name stands for
     assert ImageStore(place / "mine", place / "fsx").shared is None
 
 
-def test_layer_that_is_there_already_is_compared_with_its_digest(place: Path):
+def test_stored_layer_is_compared_with_its_digest(place: Path):
     manifest, config, layer = small_image()
     store = ImageStore(place / "own")
     planted = gzip.compress(gzip.decompress(layer).replace(b"good", b"evil"))
@@ -162,13 +162,13 @@ def test_layer_that_is_there_already_is_compared_with_its_digest(place: Path):
     def answer(path: str, authorization: str) -> tuple[int, Headers, bytes]:
         return 200, {}, manifest if "/manifests/" in path else config
 
-    with server(answer) as registry, pytest.raises(DamagedImage, match="is not what its digest"):
+    with server(answer) as registry, pytest.raises(DamagedImage, match="does not match its digest"):
         importer(place / "own").to_store(parse_name(f"{registry.address}#app:v1"))
     assert store.all() == []
 
 
 class Meanwhile(Silent):
-    """Changes a layer when the layers have been checked and are about to be packed."""
+    """Changes a layer between its check and its packing."""
 
     def __init__(self, layer: Path) -> None:
         self._layer = layer
@@ -179,8 +179,8 @@ class Meanwhile(Silent):
             self._layer.write_bytes(gzip.compress(plain.replace(b"good", b"evil")))
 
 
-def test_layer_that_its_owner_changes_after_the_check_makes_no_image(place: Path):
-    """The store would have it under the digest of the good one, for all who ask for that by any name."""
+def test_layer_changed_after_its_check_makes_no_image(place: Path):
+    """Otherwise the store would have the bad image under the digest of the good one."""
     name = layout(place)
     layer = max((place / "oci/blobs/sha256").iterdir(), key=lambda path: path.read_bytes()[:2] == b"\x1f\x8b")
     good = importer(place / "other").to_store(parse_name(name))
@@ -191,7 +191,7 @@ def test_layer_that_its_owner_changes_after_the_check_makes_no_image(place: Path
     assert store.all() == [] and store.get(good.record.digest, "lz4") is None
 
 
-def test_link_in_the_place_of_enroots_folder_is_not_entered(place: Path):
+def test_link_in_place_of_enroots_folder_is_not_followed(place: Path):
     as_mallory(f"mkdir mine; ln -s {place}/victim mine/.x.sqsh.enroot", place / "fsx")
     asked: list[tuple[str, ...]] = []
 
@@ -205,7 +205,7 @@ def test_link_in_the_place_of_enroots_folder_is_not_entered(place: Path):
     assert asked == [] and (place / "victim/file").read_text() == "precious"
 
 
-def test_image_that_unpacks_to_more_than_machines_have_is_refused(tmp_path: Path):
+def test_decompression_bomb_is_refused(tmp_path: Path):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for number in range(2000):
@@ -214,18 +214,18 @@ def test_image_that_unpacks_to_more_than_machines_have_is_refused(tmp_path: Path
         archive.addfile(info, io.BytesIO(content))
     (tmp_path / "layer").write_bytes(gzip.compress(stream.getvalue()))
     blob, stop = FileSlice(tmp_path / "layer"), threading.Event()
-    assert len(look_through(blob, "", stop, ImageLimits()).entries) == 2001
+    assert len(scan(blob, "", stop, ImageLimits()).entries) == 2001
     with pytest.raises(DamagedImage, match="more files than fit"):
-        look_through(blob, "", stop, ImageLimits(headers=1 << 19))
+        scan(blob, "", stop, ImageLimits(headers=1 << 19))
     with pytest.raises(DamagedImage, match="unpacks to more"):
-        look_through(blob, "", stop, ImageLimits(unpacked=4 << 20))
+        scan(blob, "", stop, ImageLimits(unpacked=4 << 20))
 
 
-# What root makes images of ---------------------------------------------------------------------------------------
+# Images that root builds
 
 
 def test_file_that_becomes_a_link_is_not_read_by_root(place: Path):
-    """Between the look at the folder and the reading: the image, which all can read, would hold root's file."""
+    """The swap happens after the folder was listed: the image, which all can read, would contain a file of root."""
     as_mallory("mkdir -p tree/d; echo mine > tree/d/file; echo mine > tree/plain", place / "fsx")
     for swap in (
         f"rm -r d; ln -s {place}/victim d",
@@ -252,7 +252,7 @@ def test_python_of_another_user_is_not_run_by_root(place: Path):
         check_trusted(place / "fsx/venv")
 
 
-def test_settings_in_an_image_are_read_up_to_a_bound(tmp_path: Path):
+def test_settings_in_an_image_have_a_size_limit(tmp_path: Path):
     (tmp_path / "root/etc").mkdir(parents=True)
     (tmp_path / "root/etc/rc").write_bytes(bytes(8 << 20))
     subprocess.run(["mksquashfs", tmp_path / "root", tmp_path / "x.sqsh", "-quiet"], check=True, capture_output=True)

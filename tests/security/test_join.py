@@ -1,4 +1,4 @@
-"""A comment earns nobody a spare: it goes to the run that lost a node, and only to its own user's job."""
+"""Spares go only to the run that lost a node, and only to a job of its user, whatever comments other jobs have."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def phase(cli: Cli, node: str) -> str:
     return str(told.get("node", {}).get("phase", ""))
 
 
-def test_a_spare_goes_to_the_run_that_lost_a_node_and_to_nobody_who_says_so(cluster: Cli):
+def test_spare_goes_to_the_run_that_lost_a_node_and_not_to_a_forged_request(cluster: Cli):
     target = LocalTarget(cluster.home / "clusters/one", cache=cluster.home / "cache")
     ada, bob = Person(cluster.home, cluster.uid), target.slurm_as("bob")
     work = cluster.home / "work"
@@ -60,8 +60,7 @@ def test_a_spare_goes_to_the_run_that_lost_a_node_and_to_nobody_who_says_so(clus
         words = [f"--job-name={name}", "--comment=dalsegno:join", "--exclusive", "--output=/dev/null", *more]
         return bob.submit("#!/bin/sh\nsleep 1000\n", words)
 
-    # One of his own making, one with the name of her run, one for many nodes: before there is a node to replace,
-    # and so before her own.
+    # Forged requests under another name, under the name of her run, and as an array. They precede her own request.
     false = [claims("mine"), claims(run.id), claims(run.id, "--array=1-3")]
     lost = run.status.nodes[1].name
 
@@ -70,11 +69,11 @@ def test_a_spare_goes_to_the_run_that_lost_a_node_and_to_nobody_who_says_so(clus
 
     try:
         cluster.ok("inject", "power-off", lost)
-        eventually(lambda: phase(cluster, lost) != "in service", 100)  # the controller has seen his jobs by then
+        eventually(lambda: phase(cluster, lost) != "in service", 100)  # by then the controller has seen his jobs
         mine = [job for job in target.slurm.jobs() if job.id in false or job.array_id in false]
         assert mine and all(job.priority < HIGHEST for job in mine)
     finally:
-        bob.cancel(*false)  # a spare that is lent is in service: any job may have it when the run's has ended
+        bob.cancel(*false)  # a lent spare is in service, so any job may get it after the run
     eventually(joined, 100)
     assert joined()[0].uid == os.stat(run.folder.root).st_uid
     run.wait_for(lambda: len(run.status.nodes) == 2 and run.status.phase is RunPhase.RUNNING)
@@ -83,8 +82,8 @@ def test_a_spare_goes_to_the_run_that_lost_a_node_and_to_nobody_who_says_so(clus
     eventually(lambda: phase(cluster, SPARE) == "spare", 100)
 
 
-def test_no_job_of_another_user_gets_a_spare_that_is_lent(cluster: Cli):
-    """Neither before the job it is lent to has started, nor after that has ended: the node is in service then too."""
+def test_lent_spare_gets_no_job_of_another_user(cluster: Cli):
+    """Neither before the borrowing job starts nor after it ends, although the node is in service then."""
     target = LocalTarget(cluster.home / "clusters/one", cache=cluster.home / "cache")
     ada, bob = Person(cluster.home, cluster.uid), target.slurm_as("bob")
     eventually(lambda: all(phase(cluster, node) == "in service" for node in ("train-1", "train-2")), 200)

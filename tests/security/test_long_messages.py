@@ -1,4 +1,4 @@
-"""Messages of one's own that are longer than a message may be: refused where they are made, and nothing else ends."""
+"""Messages over the size limit are refused by their sender, and no process ends because of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.submit.torchrun.launcher import Launcher
 SOURCE = str(Path(__file__).parents[2] / "src")
 LONG = "x" * (MAX_BYTES + 1)
 
-# What a worker writes takes less than a message may; what its agent makes of it takes more.
+# The worker's message is within the limit; what its agent makes of it exceeds the limit.
 SAYS_MUCH = """
 sys.path.insert(0, %r)
 from dalsegno.wire.frames import MAX_BYTES, frame
@@ -36,7 +36,7 @@ assert sock.recv(4096)
 """
 
 
-def test_a_worker_that_says_too_much_ends_neither_its_agent_nor_the_coordinator(tmp_path: Path):
+def test_overlong_worker_message_ends_neither_agent_nor_coordinator(tmp_path: Path):
     async def run() -> None:
         async with played(tmp_path, SAYS_MUCH % SOURCE, "n1", shape=Shape(1, 1, 1), max_restarts=0) as run:
             ending = asyncio.ensure_future(run.ends())
@@ -58,7 +58,7 @@ class LongStart(SmallSite):
 
 
 @pytest.mark.parametrize(("site", "word"), [(LongSetup, "setup"), (LongStart, "start")])
-def test_an_order_that_is_too_long_ends_the_run_and_says_so(tmp_path: Path, site: type[SmallSite], word: str):
+def test_overlong_order_ends_the_run_with_a_reason(tmp_path: Path, site: type[SmallSite], word: str):
     async def run() -> None:
         run = Played(tmp_path, "")
         run.site = site(run.folder, script=run.site.script)
@@ -66,7 +66,7 @@ def test_an_order_that_is_too_long_ends_the_run_and_says_so(tmp_path: Path, site
         run.join("n1")
         assert await run.ends() == 1
         assert f"a message to n1 is too long: `{word}`" in run.status.message
-        assert run.agents["n1"].wait(60) == 0, "its agent is sent home"
+        assert run.agents["n1"].wait(60) == 0, "its agent exits normally"
 
     asyncio.run(run())
 
@@ -80,7 +80,7 @@ def test_tracebacks_of_all_workers_of_a_node_fit_into_a_message(letter: str, wor
     assert all(report["traceback"].endswith("last") for report in told)
 
 
-def test_arguments_that_no_agent_could_be_told_are_refused_where_a_run_is_asked_for():
+def test_overlong_script_arguments_are_refused_at_submission():
     with pytest.raises(UsageError, match="the arguments of the script take 1024 KiB") as refused:
         RunRequest(script="train.py", args=(LONG,))
     assert "file" in refused.value.hint
@@ -89,6 +89,6 @@ def test_arguments_that_no_agent_could_be_told_are_refused_where_a_run_is_asked_
 def test_torchrun_refuses_arguments_that_are_too_long_for_its_workers(tmp_path: Path):
     launcher = Launcher(tmp_path, "python3")
     launcher.script("")
-    words = ["x" * 100_000] * 8  # the kernel takes no longer ones
+    words = ["x" * 100_000] * 8  # the kernel's limit for one argument
     done = launcher.run("--standalone", "train.py", *words)
     assert done.returncode == 2 and "the arguments of the script take" in done.stderr

@@ -1,4 +1,4 @@
-"""The users of a cluster and the accounts of its machine: nobody becomes somebody else, whatever the machine does."""
+"""The users of a cluster and the accounts of its machine: no user ever gets the identity of another."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def id_in_job(cli: Cli) -> str:
     return cli.ok("shell", "-u", "ada", "--", "srun", "-N2", "-w", "train-1,train-2", "id", "-un")
 
 
-def test_useradd_on_the_machine_leaves_the_clusters_users_alone(cluster: OwnEtc) -> None:
+def test_useradd_on_the_machine_does_not_change_the_clusters_users(cluster: OwnEtc) -> None:
     assert id_in_job(cluster).split() == ["ada", "ada"]
     for name in ("first", "second"):  # each renames passwd, group and shadow
         cluster.useradd(name)
@@ -80,7 +80,7 @@ def test_useradd_on_the_machine_leaves_the_clusters_users_alone(cluster: OwnEtc)
 def test_status_and_up_notice_a_host_that_lost_its_users(cluster: OwnEtc) -> None:
     host = host_process(cluster.home / "clusters/one/hosts/train-1")
     assert host is not None
-    os.kill(host.pid, signal.SIGSTOP)  # or it would see to that by itself
+    os.kill(host.pid, signal.SIGSTOP)  # otherwise it would repair this itself
     try:
         cluster.ok("shell", "-w", "train-1", "--", "umount", "/etc/passwd")
         problems = str(cluster.status("one")["problems"])
@@ -102,7 +102,7 @@ def test_status_and_up_notice_a_host_that_lost_its_users(cluster: OwnEtc) -> Non
         ("{name: bea, groups: [sudo]}", "group `sudo` would give user `bea` rights over this machine"),
     ],
 )
-def test_new_person_never_gets_the_rights_of_an_existing_account(cluster: OwnEtc, user: str, says: str) -> None:
+def test_new_user_never_gets_the_rights_of_an_existing_account(cluster: OwnEtc, user: str, says: str) -> None:
     if "boss:" not in (cluster.machine / "etc/passwd").read_text():
         cluster.useradd("--uid", "4321", "--groups", "sudo", "boss")
         cluster.useradd("--system", "metrics")
@@ -111,13 +111,13 @@ def test_new_person_never_gets_the_rights_of_an_existing_account(cluster: OwnEtc
     assert "uid=" not in cluster.run("shell", "-u", "bea", "--", "id").out
 
 
-def test_account_of_the_machine_is_used_when_the_file_names_its_uid_and_is_said(cluster: OwnEtc) -> None:
+def test_account_of_the_machine_is_used_and_reported_when_the_file_names_its_uid(cluster: OwnEtc) -> None:
     cluster.useradd("--uid", "4322", "--groups", "sudo", "chief")
     file = cluster.file(FILE.replace("- {name: ada}", "- {name: ada}\n  - {name: chief, uid: 4322}"))
     assert "user chief is this machine's account of that name (uid 4322)" in cluster.ok("plan", file)
 
 
-def test_clone_that_other_users_cannot_read_is_told_before_their_runs_fail(cache: Path) -> None:
+def test_plan_warns_of_a_clone_that_users_cannot_read(cache: Path) -> None:
     with taken_down(at_home(cache)) as cli:
         closed = cli.home / "closed"
         closed.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""Hostile registries on loopback try to get passwords and tokens that are not theirs, and get none."""
+"""Hostile registries on loopback get no passwords and tokens of other servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Headers = dict[str, str]
 
 @dataclass
 class Server:
-    """Answers as it is told, and notes what it was asked."""
+    """Answers with a function, and records the requests."""
 
     answer: Callable[[str, str], tuple[int, Headers, bytes]]  # path, Authorization
     address: str = ""
@@ -64,7 +64,7 @@ def challenge(text: str) -> Callable[[str, str], tuple[int, Headers, bytes]]:
 
 
 def tokens(path: str, authorization: str) -> tuple[int, Headers, bytes]:
-    """A token server: with the password a token that opens everything."""
+    """Answer as a token server that gives a token for everything in exchange for the password."""
     if authorization != basic("ann", SECRET):
         return 401, {}, b""
     return 200, {}, json.dumps({"token": "opens-everything"}).encode()
@@ -75,7 +75,7 @@ def basic(user: str, password: str) -> str:
 
 
 def import_from(registry: str, home: Path, *machines: str) -> subprocess.CompletedProcess[str]:
-    """`dalsegno image import` of a user who has passwords for these machines."""
+    """Run `dalsegno image import` as a user with passwords for these machines."""
     folder = home / ".config/enroot"
     folder.mkdir(parents=True)
     lines = [f"machine {each} login ann password {SECRET}\n" for each in machines]
@@ -93,8 +93,8 @@ def test_basic_challenge_with_another_realm_gets_no_password(tmp_path: Path):
     with server(tokens) as victim:
         text = f'Basic realm="http://localhost:{victim.address.split(":")[1]}/"'
         with server(challenge(text)) as hostile:
-            said = import_from(hostile.address, tmp_path, victim.address.replace("127.0.0.1", "localhost"))
-    assert said.returncode == 1 and "wants a user and a password" in said.stderr
+            done = import_from(hostile.address, tmp_path, victim.address.replace("127.0.0.1", "localhost"))
+    assert done.returncode == 1 and "requires a user and a password" in done.stderr
     assert hostile.seen and hostile.authorizations == [] and victim.seen == []
 
 
@@ -103,8 +103,8 @@ def test_bearer_challenge_with_another_realm_gets_no_token(tmp_path: Path):
         realm = victim.address.replace("127.0.0.1", "localhost")
         text = f'Bearer realm="http://{realm}/token",service="victim",scope="repository:secret/model:pull,push"'
         with server(challenge(text)) as hostile:
-            said = import_from(hostile.address, tmp_path, realm)
-    assert said.returncode == 1 and SECRET not in said.stderr
+            done = import_from(hostile.address, tmp_path, realm)
+    assert done.returncode == 1 and SECRET not in done.stderr
     assert victim.seen and victim.authorizations == []
     assert hostile.seen and hostile.authorizations == []
 
@@ -112,12 +112,12 @@ def test_bearer_challenge_with_another_realm_gets_no_token(tmp_path: Path):
 def test_realm_with_a_user_in_its_url_is_refused(tmp_path: Path):
     with server(tokens) as hostile:
         hostile.answer = challenge(f'Bearer realm="http://auth.docker.io@{hostile.address}/token"')
-        said = import_from(hostile.address, tmp_path, "auth.docker.io", hostile.address)
-    assert said.returncode == 1 and "not a plain URL" in said.stderr
+        done = import_from(hostile.address, tmp_path, "auth.docker.io", hostile.address)
+    assert done.returncode == 1 and "not a plain URL" in done.stderr
     assert hostile.seen and hostile.authorizations == []
 
 
-def test_own_token_is_for_one_repository_whatever_the_registry_asks_for(tmp_path: Path):
+def test_token_request_covers_only_the_wanted_repository(tmp_path: Path):
     with server(tokens) as registry:
         realm = f'Bearer realm="http://{registry.address}/token",scope="repository:secret/model:pull,push"'
 
@@ -132,7 +132,7 @@ def test_own_token_is_for_one_repository_whatever_the_registry_asks_for(tmp_path
 
 
 def test_challenge_of_a_server_behind_a_redirect_is_not_answered(tmp_path: Path):
-    """The registry is honest and has our password; where it redirects to, somebody else asks for it."""
+    """The registry is honest and gets the password; the server it redirects to asks for it too."""
     with server(tokens) as hostile:
         hostile.answer = challenge(f'Bearer realm="http://{hostile.address}/token"')
 
@@ -140,12 +140,12 @@ def test_challenge_of_a_server_behind_a_redirect_is_not_answered(tmp_path: Path)
             return 307, {"Location": f"http://{hostile.address}{path}"}, b""
 
         with server(redirect) as registry:
-            said = import_from(registry.address, tmp_path, registry.address)
-    assert said.returncode == 1 and f"redirects to {hostile.address}, which answered 401" in said.stderr
+            done = import_from(registry.address, tmp_path, registry.address)
+    assert done.returncode == 1 and f"redirects to {hostile.address}, which answered 401" in done.stderr
     assert hostile.seen and hostile.authorizations == []
 
 
-def test_password_and_token_stay_behind_at_a_redirect(tmp_path: Path):
+def test_password_and_token_are_not_sent_to_a_redirect_target(tmp_path: Path):
     with server(lambda path, authorization: (200, {}, b"{}")) as hostile:
 
         def answer(path: str, authorization: str) -> tuple[int, Headers, bytes]:
@@ -160,13 +160,13 @@ def test_password_and_token_stay_behind_at_a_redirect(tmp_path: Path):
 
 
 def test_password_of_another_port_is_not_sent_without_tls(tmp_path: Path):
-    """Any user of a host can listen on a port of it."""
+    """Any user of a host can listen on one of its ports."""
     with server(challenge('Basic realm="registry"')) as hostile:
-        said = import_from(hostile.address, tmp_path, "127.0.0.1", "127.0.0.1:5000")
-    assert said.returncode == 1 and hostile.seen and hostile.authorizations == []
+        done = import_from(hostile.address, tmp_path, "127.0.0.1", "127.0.0.1:5000")
+    assert done.returncode == 1 and hostile.seen and hostile.authorizations == []
 
 
 def test_control_characters_of_a_registry_do_not_reach_the_terminal(tmp_path: Path):
     with server(challenge('Bearer realm="http://\x1b]0;owned\x07/"')) as hostile:
-        said = import_from(hostile.address, tmp_path)
-    assert said.returncode == 1 and "\x1b" not in said.stderr and "\x07" not in said.stderr
+        done = import_from(hostile.address, tmp_path)
+    assert done.returncode == 1 and "\x1b" not in done.stderr and "\x07" not in done.stderr

@@ -1,7 +1,7 @@
-"""`shell --user` as root: the user gets a session and a terminal of its own, and nothing of root's.
+"""`shell --user` as root: the user gets their own session and terminal, and nothing of root's.
 
-The terminal that root sits at is played by a pseudo-terminal, with a session leader that runs `dalsegno` as a shell
-would. What the leader sees on it is what root sees, and what it finds typed there was typed for root.
+A pseudo-terminal stands for root's terminal, with a session leader that runs `dalsegno` as a shell would. What the
+leader sees on it is what root sees, and what it finds typed there was typed for root.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ users:
 slurm: {accounting: false}
 health: {mode: observe}
 """
-# What root's own shell does: it runs the command, and then the next line that is typed.
+# Root's shell: it runs the command, and then the next line that is typed.
 ROOTS_SHELL = '"$@"; echo "over $?"; read next; echo "does <$next>"'
-# Types a command for whoever reads the terminal next; with 0 it means stdin, else the session's own terminal.
+# Types a command for the next reader of the terminal.
 TYPE_FOR_ROOT = """
 import fcntl, sys, termios
 for name in ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/tty"):
@@ -61,7 +61,7 @@ def cluster(cache: Path) -> Iterator[Cli]:
 
 
 class Terminal:
-    """Root's terminal, and the command on it."""
+    """Root's terminal with a running command."""
 
     def __init__(self, cli: Cli, *words: str, rows: int = 33, columns: int = 101) -> None:
         self.seen = ""
@@ -82,7 +82,7 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def until(self, words: str) -> str:
-        """Read until these words (a pattern) were printed."""
+        """Read until a pattern was printed."""
         until = time.monotonic() + PATIENCE_S
         while not re.search(words, self.seen):
             assert time.monotonic() < until, f"no {words!r} in {self.seen!r}"
@@ -90,12 +90,12 @@ class Terminal:
         return self.seen
 
     def over(self) -> int:
-        """The exit code of the command, when it has ended; root's shell is still there."""
+        """Wait until the command ends, and return its exit code. Root's shell still runs."""
         self.until(r"over \d+\r")
         return int(re.findall(r"over (\d+)\r", self.seen)[-1])
 
     def leave(self) -> str:
-        """End root's shell: what it did last."""
+        """End root's shell, and return the last line it read."""
         self.type("\n")
         self.until(r"does <.*>")
         os.waitpid(self.pid, 0)
@@ -129,10 +129,10 @@ def test_user_cannot_type_for_root(cluster: Cli, stdin: str) -> None:
     assert roots.leave() == ""
 
 
-def test_nothing_that_the_user_left_behind_has_roots_terminal(cluster: Cli) -> None:
+def test_background_process_of_the_user_does_not_keep_roots_terminal(cluster: Cli) -> None:
     uid = int(cluster.ok("shell", "-u", "eve", "--", "id", "-u"))
     roots = Terminal(cluster, "--", "sh", "-c", "trap '' HUP; sleep 300 & exit 3")
-    assert roots.over() == 3, "and it is not waited for"
+    assert roots.over() == 3, "without waiting for it"
     eves = [path for path in Path("/proc").glob("[0-9]*") if _uid(path) == uid]
     assert eves and [link for path in eves for link in path.glob("fd/*") if _leads_to(link, roots.name)] == []
     roots.leave()
@@ -156,7 +156,7 @@ def test_job_control_window_and_keys_work_in_a_shell_of_the_user(cluster: Cli) -
     roots.type("id -un; tty\n")
     roots.until(r"eve\r\n/dev/pts/")
     roots.type("sleep 300\n")
-    time.sleep(0.5)  # the shell has to be in it
+    time.sleep(0.5)  # until the shell has started it
     roots.type("\x1a")
     roots.until(r"Stopped\s+sleep 300")
     roots.type("fg\n")
@@ -173,7 +173,7 @@ def test_job_control_window_and_keys_work_in_a_shell_of_the_user(cluster: Cli) -
     roots.leave()
 
 
-def test_terminal_that_goes_away_ends_the_session(cluster: Cli) -> None:
+def test_closed_terminal_ends_the_session(cluster: Cli) -> None:
     roots = Terminal(cluster, "--", "sh", "-c", "echo begun; sleep 98765")
     roots.until("begun")
     os.close(roots.master)

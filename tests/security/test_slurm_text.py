@@ -1,4 +1,4 @@
-"""What users write into their jobs, through a real slurmctld: it stays their text, and disturbs nobody."""
+"""Hostile text in job fields, through a real slurmctld: it stays text of its job and affects nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-# Any bytes but zero, with what once was or may be taken for the end of something.
+# Any bytes but zero, preferably those that a parser may take for a separator.
 SIGNS = [
     "\x1e",
     "\x1f",
@@ -44,7 +44,7 @@ TEXT = st.lists(
 ).map("".join)  # fmt: skip
 
 
-PHASES = [Phase.explicit, Phase.generate]  # each example is a job: none is made smaller
+PHASES = [Phase.explicit, Phase.generate]  # each example is a job, so none is shrunk
 UID = 20001  # of ada, the first of the cluster's users
 
 
@@ -55,7 +55,7 @@ def target(shared: Cli) -> LocalTarget:
 
 @pytest.fixture(scope="module")
 def ada(target: LocalTarget) -> Iterator[SlurmClient]:
-    """Slurm as a plain user speaks to it; her jobs are gone afterwards."""
+    """Slurm as a plain user; her jobs are cancelled afterwards."""
     slurm = target.slurm_as("ada")
     yield slurm
     slurm.cancel(*(job.id for job in target.slurm.jobs() if job.uid == UID))
@@ -69,14 +69,14 @@ def comes_back(text: str) -> str:
 
 
 def forged_record(job: int) -> str:
-    """A record of root's as the old marks would have read it."""
+    """Return text that the former parser would have read as a job of root."""
     fields = [str(job), str(job), "N/A", "N/A", "N/A", "root", "root", "normal", "train", "RUNNING", "None", "train-1"]
     return "x\x1fnone\x1e\n" + "\x1f".join([*fields, *["1"] * 13, "forged", "dalsegno:join"])
 
 
 @given(name=TEXT, comment=TEXT, path=TEXT)
 @settings(max_examples=30, phases=PHASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_of_a_user_stays_within_its_own_job(
+def test_text_of_a_user_stays_within_its_own_job(
     target: LocalTarget, ada: SlurmClient, name: str, comment: str, path: str
 ) -> None:
     before = {job.id for job in target.slurm.jobs(ended=True)}
@@ -99,11 +99,11 @@ def check_owner(job: JobInfo) -> None:
 
 
 def is_nothing(text: str) -> bool:
-    """What Slurm itself writes where there is nothing cannot be told from the same word of a user's."""
+    """Whether Slurm writes this text for an empty field, so that it cannot be distinguished."""
     return comes_back(text).lower() in ("", "(null)", "null", "n/a", "none", "unknown", "n/s", "invalid", "not_set")
 
 
-def test_odd_names_stop_neither_status_nor_the_care_for_nodes(shared: Cli, target: LocalTarget, ada: SlurmClient):
+def test_odd_job_names_stop_neither_status_nor_recovery(shared: Cli, target: LocalTarget, ada: SlurmClient):
     names = ["a\x1eb", "\x1f" * 30, forged_record(99999), "\x1b]0;title\x07\x1b[31mred\x1b[2J"]
     quiet = ["-o", "/dev/null", "--mem=10M"]
     gone = [submit(ada, name, name, *quiet) for name in names]
@@ -111,10 +111,10 @@ def test_odd_names_stop_neither_status_nor_the_care_for_nodes(shared: Cli, targe
     running = [submit(ada, name, name, *quiet) for name in names]
 
     status = shared.status("shared")
-    told = {str(job["id"]): job for job in status["jobs"]}  # type: ignore[attr-defined]
-    assert {str(job) for job in running} <= set(told) and "99999" not in told
+    listed = {str(job["id"]): job for job in status["jobs"]}  # type: ignore[attr-defined]
+    assert {str(job) for job in running} <= set(listed) and "99999" not in listed
     assert not [problem for problem in status["problems"] if "slurmctld" in problem or "read" in problem]  # type: ignore[attr-defined]
-    assert not [job for job in told.values() if job["user"] == "root"]
+    assert not [job for job in listed.values() if job["user"] == "root"]
     for words in (("status",), ("why", str(running[2])), ("why", str(gone[3])), ("runs",)):
         answer = shared.run(*words)
         assert answer.code == 0 and not unsafe(answer.out + answer.err), words
@@ -124,11 +124,11 @@ def test_odd_names_stop_neither_status_nor_the_care_for_nodes(shared: Cli, targe
     heals(shared, "train-2")
 
 
-def test_the_history_of_odd_names_is_their_owner_s(target: LocalTarget, ada: SlurmClient):
+def test_job_history_assigns_odd_names_to_their_owner(target: LocalTarget, ada: SlurmClient):
     names = ["a\x1fb\x1f\nc", forged_record(99999), "x" * 1024, "é" * 512, f"{7:<24} {'':<64} x\n{8:<24} "]
     jobs = [submit(ada, name, "", "--hold") for name in names]
     ada.cancel(*jobs)
-    wanted = [name[:255].rstrip() for name in names]  # the database keeps no more
+    wanted = [name[:255].rstrip() for name in names]  # the database stores no more
     eventually(lambda: [job.name for job in target.slurm.history(jobs=jobs)] == wanted)
     for job in target.slurm.history(jobs=jobs):
         assert (job.account, job.partition) == ("ada", "lab")
@@ -139,12 +139,12 @@ def unsafe(text: str) -> list[str]:
 
 
 def heals(cli: Cli, node: str) -> None:
-    """A node that loses its power is replaced, and back in service: the controller can read the queue."""
+    """Check that a node without power is replaced and returned: the controller can read the queue."""
     socket = cli.home / "clusters/shared/run/controller.sock"
 
     def returned() -> list[int]:
-        told = ask(socket, {"events": -100}, 100)["events"]
-        return [each["id"] for each in told if each["node"] == node and each["kind"] == "return"]
+        events = ask(socket, {"events": -100}, 100)["events"]
+        return [each["id"] for each in events if each["node"] == node and each["kind"] == "return"]
 
     before = len(returned())
     cli.ok("inject", "power-off", node)

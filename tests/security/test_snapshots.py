@@ -1,7 +1,7 @@
-"""Another user of the machine cannot have a training load what they wrote, nor have root remove what is not theirs.
+"""Another user of the machine can neither make a training load their files nor make root remove files of others.
 
-The attacker and the victim are two plain users, the shared memory is the real one. The harmless target is a file that
-the attacker's pickle creates when somebody loads it.
+The attacker and the victim are two plain users, and the shared memory is real. The attacker's pickle would create a
+harmless file when it is loaded.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def loaded() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def shm() -> Iterator[Path]:
-    """The machine's own shared memory, without what the two left there."""
+    """The machine's shared memory, without files of the two users."""
     _clear()
     yield SHM
     _clear()
@@ -90,14 +90,14 @@ def _clear() -> None:
 
 
 def poisoned(target: Path) -> TrainingState:
-    """A state that looks like any other until it is loaded."""
+    """Return a state that runs code when it is loaded."""
     state = take({"model": torch.nn.Linear(2, 2).state_dict()}, {"random": None}, step=7, rank=0, world=1)
     bad = pickle.dumps(Poison(target))
     return TrainingState(state.step, state.rank, state.world, state.pieces, bad, bad, {"x": Poison(target)})
 
 
 def plant(folder: Path, run: str, target: Path) -> Path:
-    """A whole snapshot of the attacker's, which everyone may read."""
+    """Write a complete snapshot of the attacker that everyone can read."""
     path = folder / str(SlotName(run, 0, 0))
     assert write(Slot(path), poisoned(target), generation=1)
     path.chmod(0o644)
@@ -105,8 +105,8 @@ def plant(folder: Path, run: str, target: Path) -> Path:
     return path
 
 
-def test_poison_works_on_whoever_loads_it(run: str, loaded: Path) -> None:
-    """Else the other tests would prove nothing."""
+def test_poisoned_snapshot_runs_code_when_loaded(run: str, loaded: Path) -> None:
+    """Otherwise the other tests would prove nothing."""
 
     def attack_oneself() -> None:
         snapshot = open_snapshot(Slots(run, 0, 1).slots[0].path)
@@ -121,7 +121,7 @@ def test_poison_works_on_whoever_loads_it(run: str, loaded: Path) -> None:
     assert loaded.exists()
 
 
-def test_snapshots_in_a_folder_that_another_user_made_first_are_not_there(run: str, loaded: Path) -> None:
+def test_snapshots_in_a_folder_created_by_another_user_are_ignored(run: str, loaded: Path) -> None:
     folder = SHM / f"dalsegno.{VICTIM}"
 
     def squat() -> str:
@@ -138,11 +138,11 @@ def test_snapshots_in_a_folder_that_another_user_made_first_are_not_there(run: s
 
     assert as_user(VICTIM, train) == (False, 1, f"{folder}.1")
     assert not loaded.exists()
-    assert as_user(VICTIM, lambda: str(own_folder())) == f"{folder}.1", "and it is found again"
+    assert as_user(VICTIM, lambda: str(own_folder())) == f"{folder}.1", "and it is found again later"
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "accessible to others"])
-def test_a_folder_that_is_none_or_is_open_to_others_is_not_used(run: str, loaded: Path, kind: str) -> None:
+def test_link_file_or_open_folder_is_not_used_for_snapshots(run: str, loaded: Path, kind: str) -> None:
     folder = SHM / f"dalsegno.{VICTIM}"
 
     def prepare() -> None:
@@ -159,7 +159,7 @@ def test_a_folder_that_is_none_or_is_open_to_others_is_not_used(run: str, loaded
 
 
 def test_a_file_in_the_victims_own_folder_is_checked_too(run: str, loaded: Path) -> None:
-    """A folder of the victim's may have been accessible to others for a moment."""
+    """The victim's folder may have been accessible to others for a moment."""
 
     def leave_open() -> None:
         own_folder().chmod(0o777)
@@ -176,12 +176,12 @@ def test_a_file_in_the_victims_own_folder_is_checked_too(run: str, loaded: Path)
         slots.write(take({}, {}, step=1, rank=0, world=1))
         return len(holdings(run))
 
-    assert as_user(VICTIM, train) == 1, "what is in the way is removed, the victim's own folder stays in use"
+    assert as_user(VICTIM, train) == 1, "planted files are removed, and the victim's folder stays in use"
     assert not loaded.exists()
 
 
 def _planted_elsewhere(folder: Path, run: str, target: Path) -> int:
-    """A file, a link to one, and a FIFO that would make a reader wait."""
+    """Plant a file, a link to it, and a FIFO that would block a reader."""
     with tempfile.TemporaryDirectory(prefix=f"dalsegno.{VICTIM}-", dir=SHM) as made:
         path = plant(Path(made), run, target)
         (folder / str(SlotName(run, 0, 0))).write_bytes(path.read_bytes())
@@ -205,8 +205,8 @@ def test_when_every_name_is_taken_the_error_names_the_fix(run: str) -> None:
     assert f"ask an administrator to remove {SHM}/dalsegno.{VICTIM}*" in as_user(VICTIM, train)
 
 
-def test_an_agent_of_another_user_is_not_asked(run: str, loaded: Path) -> None:
-    """Once an agent is dead anyone may take its abstract name, and name their own snapshot as the one to load."""
+def test_agent_of_another_user_is_not_asked_for_snapshots(run: str, loaded: Path) -> None:
+    """Once an agent is dead, anyone can take its abstract socket name and offer their own snapshot."""
     name = f"dalsegno.{VICTIM}.{run}.1"
     folder = Path(as_user(ATTACKER, lambda: tempfile.mkdtemp(prefix=f"dalsegno.{VICTIM}-", dir=SHM)))
     planted = as_user(ATTACKER, lambda: str(plant(folder, run, loaded)))
@@ -234,7 +234,7 @@ def test_an_agent_of_another_user_is_not_asked(run: str, loaded: Path) -> None:
 
 
 def as_listener(name: str, uid: int) -> socket.socket:
-    """A socket that bears the user's credentials: the kernel notes who calls listen()."""
+    """Return a socket with the user's credentials: the kernel records who calls listen()."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     os.seteuid(uid)
     try:
@@ -245,15 +245,15 @@ def as_listener(name: str, uid: int) -> socket.socket:
     return sock
 
 
-def test_a_snapshot_of_another_users_is_not_loaded_even_if_the_own_agent_names_it(run: str, loaded: Path) -> None:
+def test_snapshot_of_another_user_is_not_loaded_even_if_the_agent_names_it(run: str, loaded: Path) -> None:
     folder = Path(as_user(ATTACKER, lambda: tempfile.mkdtemp(prefix=f"dalsegno.{VICTIM}-", dir=SHM)))
     planted = Path(as_user(ATTACKER, lambda: str(plant(folder, run, loaded))))
     assert as_user(VICTIM, lambda: open_snapshot(planted) is None)
     assert not loaded.exists()
 
 
-def test_root_sweeps_no_further_than_the_owners_folder(run: str, loaded: Path) -> None:
-    """Links in a folder of the attacker's, and a link in place of the folder, lead root nowhere."""
+def test_root_sweep_follows_no_links_out_of_the_owners_folder(run: str, loaded: Path) -> None:
+    """Neither links in the attacker's folder nor a link in place of the folder are followed."""
     outside = loaded.parent / "outside"
     outside.mkdir()
     (outside / f"{run}.safe").touch()
@@ -272,12 +272,12 @@ def test_root_sweeps_no_further_than_the_owners_folder(run: str, loaded: Path) -
     memory = MemoryOfRuns(shm)
     assert memory.tidy(0.0) == []
     assert memory.tidy(UNUSED_S) == [(ATTACKER, run)]
-    assert os.listdir(shm) == [f"dalsegno.{VICTIM}"], "the link itself went, and the empty folder"
-    assert os.listdir(outside) == [f"{run}.safe"], "what it led to is untouched"
+    assert os.listdir(shm) == [f"dalsegno.{VICTIM}"], "the link itself and the empty folder were removed"
+    assert os.listdir(outside) == [f"{run}.safe"], "its target is untouched"
 
 
-def test_another_users_lock_keeps_no_snapshots_and_sweeps_none(run: str) -> None:
-    """Only files of one's own count: neither can an attacker's lock be held over the victim's, nor the reverse."""
+def test_locks_of_other_users_do_not_affect_sweeping(run: str) -> None:
+    """Only a user's own files count, so a lock of the attacker has no effect on the victim's files and vice versa."""
 
     def train() -> None:
         folder = own_folder()
@@ -302,8 +302,8 @@ for step in steps.steps(10**6):
 """
 
 
-def test_a_torchrun_without_munge_serves_no_snapshots_under_a_key_that_can_be_guessed(tmp_path: Path) -> None:
-    """The key that its agents share is made of the run's id and the endpoint: anybody can compute it."""
+def test_torchrun_without_munge_serves_no_snapshots_under_a_guessable_key(tmp_path: Path) -> None:
+    """The key that its agents share is derived from the run's id and the endpoint: anyone can compute it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     launcher = Launcher(tmp_path, sys.executable, {"SLURM_CONF": "/nonexistent"})
@@ -326,11 +326,11 @@ def test_a_torchrun_without_munge_serves_no_snapshots_under_a_key_that_can_be_gu
         assert [door for door in doors if any(is_let_in(door, run, key) for key in (guessed, b""))] == []
     finally:
         launcher.close()
-        sweep(run)  # agents that are killed leave theirs to the next
+        sweep(run)  # killed agents leave their snapshots
 
 
 def listening(pid: int) -> list[tuple[str, int]]:
-    """The TCP ports of a process and of all below it, as a caller on this machine reaches them."""
+    """Return the addresses on which a process and its descendants listen."""
     pids = [pid, *descendants(pid)]
     inodes = set()
     for each in pids:
@@ -343,7 +343,7 @@ def listening(pid: int) -> list[tuple[str, int]]:
 
 
 def is_let_in(address: KeeperAddress, run: str, secret: bytes) -> bool:
-    """Whether a keeper there takes us for one of its run."""
+    """Return whether a keeper at this address accepts us as part of its run."""
     try:
         dial(address, run, secret).close()
     except (OSError, Stranger, BadFrame, ValueError):
@@ -352,7 +352,7 @@ def is_let_in(address: KeeperAddress, run: str, secret: bytes) -> bool:
 
 
 def test_a_redirected_connection_reaches_no_other_node_of_the_run(tmp_path: Path) -> None:
-    """All keepers of a run share its secret. A copy that is kept on the node it came from is lost with that node."""
+    """All keepers of a run share its secret. A copy on the node that it came from would be lost with that node."""
     nodes = {}
     for name in ("one", "other", "third"):
         (tmp_path / name).mkdir(mode=0o700)
@@ -368,8 +368,8 @@ def test_a_redirected_connection_reaches_no_other_node_of_the_run(tmp_path: Path
         one.keep(redirected)
         one.commit(filled(5, world=3))
         answer = one.fetch(2, 5, own=[redirected], shared=[redirected])
-        assert not answer["ok"] and "other" in answer["why"], "a fetch comes from the node that was meant"
-        assert (one.sent(), third.copies()) == ([], []), "and so does a copy go there"
+        assert not answer["ok"] and "other" in answer["why"], "a fetch accepts only the intended node"
+        assert (one.sent(), third.copies()) == ([], []), "and so does a copy"
         one.keep(other.address)
         one.until(one.sent)
         assert [copy.rank for copy in other.copies()] == [0]
@@ -378,8 +378,8 @@ def test_a_redirected_connection_reaches_no_other_node_of_the_run(tmp_path: Path
             node.close()
 
 
-def test_callers_who_come_before_the_first_order_do_not_end_a_keeper(tmp_path: Path) -> None:
-    """Each would take a thread and a file until the agent has spoken, and without a file the keeper would end."""
+def test_connections_before_the_first_order_do_not_exhaust_a_keeper(tmp_path: Path) -> None:
+    """Each would take a thread and a descriptor until the first order, and without descriptors the keeper would end."""
     (tmp_path / "shm").mkdir(mode=0o700)
     node = Node(tmp_path / "shm")
     node.start()
@@ -387,7 +387,7 @@ def test_callers_who_come_before_the_first_order_do_not_end_a_keeper(tmp_path: P
     try:
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (100, 100))
         callers = [node.call() for _ in range(200)]
-        node.listen(1.0)  # time to take them in, for a keeper that does
+        node.listen(1.0)  # time to accept them, for a keeper that would
         held = len(os.listdir(f"/proc/{node.pid}/fd"))
         threads = len(os.listdir(f"/proc/{node.pid}/task"))
         assert held < 50 and threads < 50, (held, threads)
@@ -402,8 +402,8 @@ def test_callers_who_come_before_the_first_order_do_not_end_a_keeper(tmp_path: P
         node.close()
 
 
-def test_a_user_with_many_files_keeps_no_other_users_memory_from_being_swept(tmp_path: Path, run: str) -> None:
-    """The node agent gives this so much time, and then leaves it out for a quarter of an hour."""
+def test_user_with_many_files_does_not_delay_sweeping_for_others(tmp_path: Path, run: str) -> None:
+    """The node agent limits the time for sweeping, and then skips it for a quarter of an hour."""
     for uid, names in ((VICTIM, [f"{run}.safe"]), (ATTACKER, [f"r{number}.0.0" for number in range(5000)])):
         folder = tmp_path / f"dalsegno.{uid}"
         folder.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""Root reads what users keep: run folders, and what health checks kept. Users leave links, pipes and others' files."""
+"""Root reads run folders and health findings of users, who may leave links, pipes and files of others there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOW = 1_700_000_000.0
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder like /tmp: everybody may make files in it, and change only their own."""
+    """A folder like /tmp: everyone can create files in it, and change only their own."""
     folder = Path(tempfile.mkdtemp(prefix="dalsegno-shared-"))
     folder.chmod(0o1777)
     yield folder
@@ -42,7 +42,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 def run(shared: Path) -> RunFolder:
-    """A run of the attacker's, in a folder where several users have their runs."""
+    """A run of the attacker, in a folder with runs of several users."""
     run = make_run(shared)
     end(run, nodes=())
     journal.append(run.journal, 100.0, "ended", code=0, why="done")
@@ -64,7 +64,7 @@ def secret_in(folder: Path, text: str) -> Path:
 
 
 def dalsegno(run: RunFolder, *words: str) -> subprocess.CompletedProcess[str]:
-    """As root. One that waits for a pipe fails the test by its timeout."""
+    """Run a command as root. If it blocks on a pipe, the timeout fails the test."""
     home = run.root.parent
     env = {**os.environ, "DALSEGNO_RUNS": str(home), "DALSEGNO_HOME": str(home / "none"), "SLURM_CONF": "/nonexistent"}
     argv = [sys.executable, "-m", "dalsegno", *words]
@@ -80,7 +80,7 @@ def test_root_reads_the_run_of_another_user(run: RunFolder) -> None:
     assert "done" in said[0].stdout and "run train-k3f9x is done" in said[2].stdout and "hello" in said[3].stdout
 
 
-Trap = Callable[[Path, Path], object]  # given the path, and a file that only root may read
+Trap = Callable[[Path, Path], object]  # takes the path, and a file that only root can read
 TRAPS: dict[str, Trap] = {
     "a link": lambda path, secret: path.symlink_to(secret),
     "a pipe": lambda path, secret: os.mkfifo(path),
@@ -90,10 +90,8 @@ TRAPS: dict[str, Trap] = {
 
 @pytest.mark.parametrize("trap", TRAPS)
 @pytest.mark.parametrize("name", ["status.json", "plan.json", "journal.jsonl", "logs/g0001/rank0.log", "logs/g0001"])
-def test_root_reads_nothing_but_regular_files_of_the_runs_owner(
-    run: RunFolder, tmp_path: Path, name: str, trap: str
-) -> None:
-    """What the file leads to looks as the run's own would, so that it would be shown."""
+def test_root_reads_only_regular_files_of_the_runs_owner(run: RunFolder, tmp_path: Path, name: str, trap: str) -> None:
+    """The target of the trap looks like the run's own file, so that it would be shown."""
     path = run.root / name
     texts = {"status.json": (run.status.read_text().replace("train-k3f9x", SECRET)),
              "journal.jsonl": json.dumps({"at": 1.0, "event": "note", "text": SECRET}) + "\n"}  # fmt: skip
@@ -121,11 +119,11 @@ def test_a_link_of_one_user_to_the_run_of_another_is_not_followed(shared: Path, 
     with pytest.raises(DalsegnoError, match="is not read"):
         read_status(RunFolder(shared / "hidden-k3f9x").status)
     os.unlink(shared / "hidden-k3f9x")
-    (shared / "hidden-k3f9x").symlink_to(victims.root)  # one of root's own
+    (shared / "hidden-k3f9x").symlink_to(victims.root)  # a link of root
     assert read_status(RunFolder(shared / "hidden-k3f9x").status)
 
 
-def test_what_another_user_writes_costs_root_little_memory(run: RunFolder) -> None:
+def test_huge_files_of_another_user_cost_root_little_memory(run: RunFolder) -> None:
     with run.status.open("w") as file:
         file.truncate(1 << 40)
     with pytest.raises(DalsegnoError, match="longer than"):
@@ -136,13 +134,13 @@ def test_what_another_user_writes_costs_root_little_memory(run: RunFolder) -> No
     assert [entry["event"] for entry in journal.read(run.journal)] == ["last"]
     with run.log(1, 0).open("w") as file:
         file.truncate(1 << 24)
-    assert max(len(line.text) for line in RunLogs(run).lines(0.0, final=True)) < 1 << 20, "a line without an end"
+    assert max(len(line.text) for line in RunLogs(run).lines(0.0, final=True)) < 1 << 20, "the line has no end"
 
 
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"at": "x", "event": 1}', '{"at": 1e999, "event": "ended"}', '{"event": "ended"}']
 )
-def test_a_journal_of_nonsense_hides_no_other_entry(run: RunFolder, text: str) -> None:
+def test_malformed_journal_line_hides_no_other_entry(run: RunFolder, text: str) -> None:
     with run.journal.open("a") as file:
         file.write(text + "\n")
     assert [entry["event"] for entry in journal.read(run.journal)] == ["ended"]
@@ -150,7 +148,7 @@ def test_a_journal_of_nonsense_hides_no_other_entry(run: RunFolder, text: str) -
 
 @pytest.mark.parametrize("field", ["created", "updated", "ended"])
 @pytest.mark.parametrize("value", ["NaN", "1e999"])
-def test_a_status_of_nonsense_hides_no_other_run(run: RunFolder, field: str, value: str) -> None:
+def test_malformed_status_hides_no_other_run(run: RunFolder, field: str, value: str) -> None:
     told = json.loads(run.status.read_text())
     run.status.write_text(json.dumps({**told, field: "X"}).replace('"X"', value))
     other = make_run(run.root.parent, "other-abcde")
@@ -159,8 +157,8 @@ def test_a_status_of_nonsense_hides_no_other_run(run: RunFolder, field: str, val
     assert done.returncode == 0 and "other-abcde" in done.stdout and "damaged" in done.stderr, done
 
 
-def test_a_file_is_the_one_that_was_checked_and_not_what_stands_there_later(run: RunFolder, tmp_path: Path) -> None:
-    """The descriptor is checked: a name can be given to another file between the look and the reading."""
+def test_file_read_is_the_one_that_was_checked(run: RunFolder, tmp_path: Path) -> None:
+    """The open descriptor is checked, because the name can be given to another file before it is read."""
     path = run.log(1, 0)
     with open(open_log(run, path), "rb") as file:
         path.unlink()
@@ -168,14 +166,14 @@ def test_a_file_is_the_one_that_was_checked_and_not_what_stands_there_later(run:
         assert file.read() == b"hello\n"
 
 
-# What health checks keep
+# Findings of health checks
 
 
 GOOD = Finding("disk", passed("room"), NOW - 10)
 
 
-def test_nothing_is_kept_in_a_folder_that_another_user_made_on_the_way(shared: Path) -> None:
-    """`/tmp/dalsegno-UID` can be made by anybody, who could then put another `health` into it at any time."""
+def test_findings_are_not_stored_below_a_folder_of_another_user(shared: Path) -> None:
+    """Anyone can create `/tmp/dalsegno-UID`, and could then replace `health` in it at any time."""
     path = shared / f"dalsegno-{VICTIM}" / "health" / "gpu-1.json"
     as_user(ATTACKER, lambda: path.parent.parent.mkdir(mode=0o777))
     path.parent.parent.chmod(0o777)
@@ -183,7 +181,7 @@ def test_nothing_is_kept_in_a_folder_that_another_user_made_on_the_way(shared: P
     assert list(path.parent.parent.iterdir()) == []
 
 
-def test_what_lies_in_a_folder_that_another_user_made_on_the_way_is_not_believed(shared: Path) -> None:
+def test_findings_below_a_folder_of_another_user_are_ignored(shared: Path) -> None:
     above = shared / "own"
     path = above / "health" / "gpu-1.json"
     as_user(VICTIM, lambda: keep(path, "gpu-1", [GOOD]))
@@ -194,7 +192,7 @@ def test_what_lies_in_a_folder_that_another_user_made_on_the_way_is_not_believed
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_only_a_regular_file_of_ones_own_is_believed(shared: Path, trap: str) -> None:
+def test_only_a_regular_file_of_the_same_user_is_trusted(shared: Path, trap: str) -> None:
     path = shared / "own" / "health" / "gpu-1.json"
     as_user(VICTIM, lambda: keep(path, "gpu-1", [GOOD]))
     others = shared / "others.json"

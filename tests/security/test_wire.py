@@ -1,4 +1,4 @@
-"""Attacks on the connections of a run: by somebody who listens, who sits in between, or who floods the coordinator."""
+"""Attacks on the connections of a run: eavesdropping, tampering, impersonation and floods."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TOKEN = "hf_0123456789abcdef"
 
 
 class InTheMiddle:
-    """Passes on what client and server say, frame by frame. `change` sees each frame and says what becomes of it."""
+    """A proxy between client and server. `change` gets each frame and returns the frames to forward."""
 
     def __init__(self, port: int, change: Callable[[str, int, bytes], list[bytes]] | None = None) -> None:
         self._port, self._change = port, change or (lambda side, number, frame: [frame])
@@ -98,7 +98,7 @@ class InTheMiddle:
 
 
 class Coordinator:
-    """The agents' side of a coordinator, on a loop of its own; `log` is what it was told."""
+    """The agents' side of a coordinator on its own event loop; `log` records its callbacks."""
 
     def __init__(self, timing: Timing | None = None) -> None:
         self.log: list[tuple[object, ...]] = []
@@ -154,14 +154,14 @@ def coordinator() -> Iterator[Coordinator]:
 
 
 def heard(link: CoordinatorLink) -> list[Message]:
-    """Everything until the agent hangs up, or has been told to finish."""
+    """Return all messages until the agent disconnects or is ordered to finish."""
     messages = link.early()
     while link.sock is not None and not any("finish" in message for message in messages):
         messages += link.receive()
     return messages
 
 
-# Listening
+# Eavesdropping
 
 
 class SecretSite(SmallSite):
@@ -180,7 +180,7 @@ def in_loop(test: Callable[..., Any]) -> Callable[..., None]:
 
 
 @in_loop
-async def test_a_listener_on_the_network_learns_nothing_of_a_run(tmp_path: Path):
+async def test_eavesdropper_learns_nothing_about_a_run(tmp_path: Path):
     script = "print('the worker has', os.environ['HF_TOKEN']); sys.exit('a traceback of the user')"
     run = Played(tmp_path, script, shape=Shape(1, 1, 1), max_restarts=0)
     run.site = SecretSite(**{name: getattr(run.site, name) for name in run.site.__dataclass_fields__})
@@ -191,7 +191,7 @@ async def test_a_listener_on_the_network_learns_nothing_of_a_run(tmp_path: Path)
         run.folder.connect.write_text(json.dumps({**connect, "addresses": ["127.0.0.1"], "port": listener.port}))
         run.join("n1")
         assert await run.ends() == 1
-        assert any(TOKEN in line for line in run.log(0)), "the worker itself had it"
+        assert any(TOKEN in line for line in run.log(0)), "the worker has the token"
         seen = b"".join(listener.seen["client"] + listener.seen["server"])
         assert len(listener.seen["client"]) > 2 and len(listener.seen["server"]) > 2
         for private in (TOKEN, "HF_TOKEN", str(tmp_path), "traceback", "generation", "setup", "RANK"):
@@ -201,7 +201,7 @@ async def test_a_listener_on_the_network_learns_nothing_of_a_run(tmp_path: Path)
         await run.close()
 
 
-# In between
+# Man in the middle
 
 
 def replay(side: str, number: int, frame: bytes) -> list[bytes]:
@@ -221,7 +221,7 @@ def inject(side: str, number: int, frame: bytes) -> list[bytes]:
 
 
 class Swap:
-    """Exchanges two messages of the coordinator."""
+    """Swaps two messages of the coordinator."""
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
@@ -234,7 +234,7 @@ class Swap:
 
 
 class Reflect:
-    """Sends the agent what it has said itself."""
+    """Sends the agent its own messages."""
 
     def __init__(self) -> None:
         self._said: list[bytes] = []
@@ -247,7 +247,7 @@ class Reflect:
 
 
 @pytest.mark.parametrize("attack", [replay, change, leave_out, inject, Swap(), Reflect()], ids=str)
-def test_an_agent_obeys_nothing_that_its_coordinator_has_not_said_now(coordinator: Coordinator, attack: Any):
+def test_agent_rejects_tampered_coordinator_messages(coordinator: Coordinator, attack: Any):
     middle = InTheMiddle(coordinator.port, attack)
     link = coordinator.link(port=middle.port)
     assert link.connect(HELLO)
@@ -255,13 +255,13 @@ def test_an_agent_obeys_nothing_that_its_coordinator_has_not_said_now(coordinato
     orders: list[Message] = [{"first": 1}, {"second": 2}, {"third": 3}, {"finish": 0}]
     coordinator.tell("n1", *orders)
     obeyed = heard(link)
-    assert obeyed == orders[: len(obeyed)] and len(obeyed) < len(orders), "what came before the attack, and no more"
+    assert obeyed == orders[: len(obeyed)] and len(obeyed) < len(orders), "only messages before the attack"
     assert link.sock is None
     middle.close()
 
 
 @pytest.mark.parametrize("attack", [replay, change, inject], ids=str)
-def test_a_coordinator_believes_nothing_that_its_agent_has_not_said_now(coordinator: Coordinator, attack: Any):
+def test_coordinator_rejects_tampered_agent_messages(coordinator: Coordinator, attack: Any):
     middle = InTheMiddle(
         coordinator.port,
         lambda side, number, frame: attack("server", number, frame) if side == "client" else [frame],
@@ -277,8 +277,8 @@ def test_a_coordinator_believes_nothing_that_its_agent_has_not_said_now(coordina
     link.close()
 
 
-def test_who_relays_the_proofs_of_both_sides_has_gained_nothing(coordinator: Coordinator):
-    """The classic man in the middle: both proofs are genuine, and he knows neither key."""
+def test_man_in_the_middle_gains_nothing_by_relaying_proofs(coordinator: Coordinator):
+    """Both proofs are genuine, but the attacker knows neither key."""
     middle = InTheMiddle(coordinator.port)
     link = coordinator.link(port=middle.port)
     assert link.connect(HELLO)
@@ -289,8 +289,8 @@ def test_who_relays_the_proofs_of_both_sides_has_gained_nothing(coordinator: Coo
     middle.close()
 
 
-def test_a_proof_sent_back_to_its_sender_proves_nothing(coordinator: Coordinator):
-    """A stranger who answers a coordinator with its own nonce, or an agent with its own proof."""
+def test_reflected_proof_is_refused(coordinator: Coordinator):
+    """A stranger answers a coordinator with its own nonce, and an agent with its own proof."""
     with socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S) as sock:
         theirs = next(iter(Reader().feed(sock.recv(4096))))["nonce"]
         send(sock, {"run": RUN, "agent": "n1", "nonce": theirs, "proof": theirs})
@@ -312,7 +312,7 @@ def test_a_proof_sent_back_to_its_sender_proves_nothing(coordinator: Coordinator
 
 
 def test_a_message_of_another_connection_is_refused(coordinator: Coordinator):
-    """The same agent, the same secret, one handshake later."""
+    """The agent and the secret are the same, but the handshake is another."""
     said = ("0" * 32, "1" * 32, RUN, "n1")
     recorded = Seal(SECRET, AGENT, *said).close({"note": "from an earlier connection"})
     link = coordinator.link()
@@ -331,14 +331,14 @@ def test_the_proof_of_another_version_or_role_is_refused(coordinator: Coordinato
         assert sock.recv(4096) == b"" and coordinator.log == []
 
 
-# Noise
+# Random input
 
 NOISE = 400 if os.environ.get("DALSEGNO_LONG") else 15
 
 
 @pytest.mark.parametrize("seed", range(NOISE))
-def test_whatever_a_stranger_sends_changes_nothing(coordinator: Coordinator, seed: int):
-    """Pieces of a real handshake, cut, changed and repeated; huge lengths; deep and wide JSON; noise."""
+def test_random_input_of_strangers_changes_nothing(coordinator: Coordinator, seed: int):
+    """The input is made of a real handshake cut, changed and repeated, huge lengths, deep and wide JSON, and noise."""
     chance = random.Random(seed)
     link = coordinator.link("n2")
     assert link.connect(HELLO)
@@ -403,7 +403,7 @@ FORGED = pack_beat(b"x" * 32, Heartbeat("n1", 1 << 62)).hex()
 
 @contextlib.contextmanager
 def flood(port: int, *kinds: str) -> Iterator[None]:
-    """Strangers with another uid, at other addresses of the loopback network."""
+    """Run attackers with another uid, at other addresses of the loopback network."""
     with begun(
         [sys.executable, "-c", textwrap.dedent(FLOOD), kind, f"127.66.0.{number + 1}", "127.0.0.1", str(port), FORGED]
         for number, kind in enumerate(kinds)
@@ -413,7 +413,7 @@ def flood(port: int, *kinds: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def begun(commands: Iterable[list[str]], env: dict[str, str] | None = None) -> Iterator[None]:
-    """Attackers that have begun, until they are ended."""
+    """Run attackers until the block ends."""
     pipe = subprocess.PIPE
     children = [subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=env) for argv in commands]
     try:
@@ -436,7 +436,7 @@ def _target(fd: str) -> str:
 
 
 def test_agents_join_and_stay_while_strangers_flood_the_coordinator():
-    coordinator = Coordinator(Timing(gone_s=600.0))  # these agents have no heart: it is their connections that count
+    coordinator = Coordinator(Timing(gone_s=600.0))  # these agents send no heartbeats, so only their connections count
     before = own_sockets()
     links = [coordinator.link(f"n{number}") for number in range(16)]
     try:
@@ -454,7 +454,7 @@ def test_agents_join_and_stay_while_strangers_flood_the_coordinator():
         coordinator.close()
 
 
-def test_strangers_cannot_take_more_connections_than_there_are_for_them(coordinator: Coordinator):
+def test_unauthenticated_connections_are_limited(coordinator: Coordinator):
     strangers = [socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S) for _ in range(600)]
     eventually(lambda: sum(is_cut_off(sock) for sock in strangers) >= 600 - LIMITS.strangers)
     link = coordinator.link()
@@ -476,7 +476,7 @@ def is_cut_off(sock: socket.socket) -> bool:
     return False
 
 
-def test_a_flood_of_datagrams_leaves_the_coordinator_time_for_its_work():
+def test_flood_of_datagrams_does_not_delay_the_coordinator():
     coordinator = Coordinator()
     try:
         link = coordinator.link()
@@ -490,7 +490,7 @@ def test_a_flood_of_datagrams_leaves_the_coordinator_time_for_its_work():
         coordinator.close()
 
 
-def test_a_stranger_who_says_nothing_is_sent_away_in_time(coordinator: Coordinator):
+def test_silent_stranger_is_disconnected_in_time(coordinator: Coordinator):
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S) as sock:
         while sock.recv(4096):
@@ -498,12 +498,12 @@ def test_a_stranger_who_says_nothing_is_sent_away_in_time(coordinator: Coordinat
     assert time.monotonic() - began < PATIENCE_S / 2 and len(coordinator.agents._door._server.strangers) == 0
 
 
-# A hostile server
+# Hostile servers
 
 
 @contextlib.contextmanager
 def hostile(answers: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Somebody who took a coordinator's port; gives the port."""
+    """Run a hostile server in place of a coordinator, and yield its port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -519,7 +519,7 @@ def hostile(answers: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("seed", range(NOISE))
-def test_an_agent_survives_whatever_answers_in_its_coordinators_place(seed: int):
+def test_agent_survives_random_answers_of_a_false_coordinator(seed: int):
     chance = random.Random(seed)
     pieces = [
         pack({"nonce": nonce()}), pack({"nonce": "é" * 32}), pack({"nonce": ["0" * 32]}), pack({}), b"\0\0\0\2[]",
@@ -539,8 +539,8 @@ def test_an_agent_survives_whatever_answers_in_its_coordinators_place(seed: int)
         assert not link.connect(HELLO) and link.sock is None
 
 
-def test_an_agent_does_not_wait_for_ever_for_one_that_drips_its_greeting():
-    """Five seconds are for the whole handshake, not for each byte."""
+def test_slow_greeting_does_not_block_an_agent():
+    """The limit of five seconds is for the whole handshake, not for each byte."""
 
     def drip(sock: socket.socket) -> None:
         for byte in pack({"nonce": "0" * 32, "more": "x" * 4000}):
@@ -553,26 +553,28 @@ def test_an_agent_does_not_wait_for_ever_for_one_that_drips_its_greeting():
         assert time.monotonic() - began < PATIENCE_S / 2
 
 
-def test_who_takes_a_dead_coordinators_port_and_says_nothing_holds_agents_up_once(coordinator: Coordinator):
-    """A successor waits ten seconds for agents. They must not spend that time with somebody who has its old port."""
+def test_silent_listener_on_the_old_port_delays_agents_only_once(coordinator: Coordinator):
+    """A restarted coordinator waits ten seconds for agents. A listener on its old port must not use up that time."""
     addresses = [f"127.0.0.{number}" for number in (1, 2, 3)]
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(socket.create_server((addresses[0], 0)))
         port = int(first.getsockname()[1])
         for address in addresses[1:]:
-            stack.enter_context(socket.create_server((address, port)))  # their kernel answers, and nobody greets
+            stack.enter_context(
+                socket.create_server((address, port))
+            )  # the kernel accepts connections, but no process answers
         link = CoordinatorLink(SECRET, addresses, port, "n1")
         began = time.monotonic()
         assert not link.connect(HELLO)
-        assert time.monotonic() - began < 2 * TALK_S, "one of the three was waited for"
+        assert time.monotonic() - began < 2 * TALK_S, "only one of the three was waited for"
         link.addresses = ("127.0.0.1", *addresses[1:])
-        link.port = coordinator.port  # as on one of the ports that a successor falls back on
+        link.port = coordinator.port  # like a fallback port of the restarted coordinator
         began = time.monotonic()
-        assert link.connect(HELLO) and time.monotonic() - began < TALK_S, "and it is not the first to be asked again"
+        assert link.connect(HELLO) and time.monotonic() - began < TALK_S, "the silent address is not tried first again"
         link.close()
 
 
-def test_an_agent_holds_no_more_than_a_greeting_of_one_that_has_proved_nothing():
+def test_agent_buffers_only_a_greeting_before_authentication():
     sent: list[int] = []
 
     def pour(sock: socket.socket) -> None:
@@ -582,14 +584,14 @@ def test_an_agent_holds_no_more_than_a_greeting_of_one_that_has_proved_nothing()
 
     with hostile(pour) as port:
         assert not CoordinatorLink(SECRET, ["127.0.0.1"], port, "n1").connect(HELLO)
-    assert sum(sent) < 8 << 20, "it hung up at the length"
+    assert sum(sent) < 8 << 20, "it disconnected at the length"
 
 
 # Datagrams
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_datagrams_come_only_signed_ones_count(seed: int):
+def test_only_signed_heartbeats_are_accepted(seed: int):
     chance = random.Random(seed)
     good, answer = pack_beat(SECRET, Heartbeat("n1", 1 << 60)), pack_beat(SECRET, Heartbeat("", 5))
     for _ in range(2000):
@@ -601,7 +603,7 @@ def test_whatever_datagrams_come_only_signed_ones_count(seed: int):
 
 
 def recorded(link: CoordinatorLink, count: int) -> list[bytes]:
-    """Heartbeats as a real agent sends them over this connection, and as a listener sees them."""
+    """Return heartbeats that a real agent sends for this connection."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
         sock.settimeout(PATIENCE_S)
@@ -610,8 +612,8 @@ def recorded(link: CoordinatorLink, count: int) -> list[bytes]:
         return [sock.recv(512) for _ in range(count)]
 
 
-def test_recorded_heartbeats_count_for_nothing_after_the_coordinator_has_restarted():
-    """A successor does not know which numbers its predecessor has heard. What counts is answered."""
+def test_replayed_heartbeats_are_ignored_after_a_coordinator_restart():
+    """A new coordinator does not know which numbers the old one has received. It answers accepted heartbeats."""
     before, after = Coordinator(), Coordinator()
     try:
         links = [each.link() for each in (before, after)]
@@ -630,8 +632,8 @@ def test_recorded_heartbeats_count_for_nothing_after_the_coordinator_has_restart
         after.close()
 
 
-def test_a_signature_of_a_heartbeat_is_of_no_use_elsewhere():
-    """Neither is what is signed as a proof: each kind has a label of its own."""
+def test_heartbeat_signature_is_valid_only_for_heartbeats():
+    """Each kind of signature has its own label."""
     beat = pack_beat(SECRET, Heartbeat("n1", 7))
     assert beat[-8:] != hmac.digest(SECRET, beat[:-8], "sha256")[:8]
 
@@ -642,7 +644,7 @@ def test_a_signature_of_a_heartbeat_is_of_no_use_elsewhere():
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_user_who_floods_every_port_and_socket_disturbs_neither_runs_nor_nodes(shared: Cli):
-    """bob attacks from a login node: ada's coordinator, the controller's server for agents, and its socket."""
+    """From a login node, bob attacks ada's coordinator, the controller's server for agents, and its socket."""
     ada = Person(shared.home, shared.uid)
     (shared.home / "runs").mkdir(exist_ok=True)
     (shared.home / "runs").chmod(0o1777)
@@ -666,14 +668,14 @@ def test_a_user_who_floods_every_port_and_socket_disturbs_neither_runs_nor_nodes
         kill(run.workers()[0])
         run.wait_for_generation(2)
         assert "runs" in ask(controller, {"runs": True}, PATIENCE_S)
-        told = ask(controller, {"agents": True}, PATIENCE_S)["agents"]
-        assert {node["presence"] for node in told} == {"connected"}
+        agents = ask(controller, {"agents": True}, PATIENCE_S)["agents"]
+        assert {node["presence"] for node in agents} == {"connected"}
         assert end_with(run, 0) == 0
     assert run.journal("lost") == []
 
 
 def server_for_agents(cli: Cli) -> str:
-    """Where the node agents of this home's cluster call their controller, as every user sees it in their arguments."""
+    """Return the address of the controller, which every user can read in the arguments of node agents."""
     agents = find(
         lambda pid: "--controller" in arguments(pid) and any(str(cli.home) in each for each in arguments(pid))
     )
@@ -681,12 +683,12 @@ def server_for_agents(cli: Cli) -> str:
     return found
 
 
-# What users write, on its way through what root runs
+# Text of users in processes of root
 
 
 @pytest.mark.parametrize("letter", ["a", "\x01", "é", "\U0001f600"])
-def test_no_text_of_a_user_makes_a_message_that_the_controller_refuses(letter: str):
-    """The arguments of a process are in the evidence of its node. JSON makes up to twelve bytes of one letter."""
+def test_user_text_is_split_into_messages_that_the_controller_accepts(letter: str):
+    """Evidence contains arguments of processes, and JSON needs up to twelve bytes for one character."""
     text = letter * (256 << 10)
     cut = list(parts(text))
     assert "".join(cut) == text and list(parts("")) == [""]
@@ -697,10 +699,10 @@ def test_no_text_of_a_user_makes_a_message_that_the_controller_refuses(letter: s
     assert len(cut) <= 64
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be tricked into being root")
+@pytest.mark.skipif(os.getuid() != 0, reason="the victim is root")
 @pytest.mark.parametrize("words", [["cancel"], ["logs", "--follow"]], ids=str)
-def test_root_starts_nothing_that_the_path_of_another_users_run_leads_to(tmp_path: Path, words: list[str]):
-    """`sudo dalsegno cancel RUN`, in a folder where several users have their runs."""
+def test_root_does_not_run_programs_from_the_path_of_a_users_run(tmp_path: Path, words: list[str]):
+    """For example `sudo dalsegno cancel RUN` in a folder with runs of several users."""
     tmp_path.chmod(0o755)
     trap, sprung = tmp_path / "bin", tmp_path / "sprung"
     trap.mkdir()
@@ -715,27 +717,27 @@ def test_root_starts_nothing_that_the_path_of_another_users_run_leads_to(tmp_pat
     env = {**os.environ, "DALSEGNO_RUNS": str(tmp_path / "runs"), "DALSEGNO_HOME": str(tmp_path / "home")}
     argv = [sys.executable, "-m", "dalsegno", words[0], "train-k3f9x", *words[1:]]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert not sprung.exists(), "a program of the user's ran as root"
+    assert not sprung.exists(), "a program of the user ran as root"
     assert done.returncode == 1 and "belongs to nobody" in done.stderr and "sudo -u nobody" in done.stderr, done.stderr
     assert not run.cancel.exists()
 
 
 @contextlib.contextmanager
 def taken(names: Iterable[str]) -> Iterator[None]:
-    """Any user can bind any abstract name, and can read in /proc/net/unix which ones others have."""
+    """Occupy abstract socket names: any user can bind any name, and read those of others in /proc/net/unix."""
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(socket.socket(socket.AF_UNIX)).bind("\0" + name)
         yield
 
 
-def test_nobody_can_take_the_name_of_an_agents_socket_before_it():
+def test_agent_starts_when_a_guessable_socket_name_is_taken():
     with taken([f"dalsegno.{os.getuid()}.{RUN}.{os.getpid()}"]):
         agent = RunAgent({"run": RUN, "secret": SECRET.hex(), "addresses": ["127.0.0.1"], "port": 1}, "n1")
         agent.door._listener.close()
 
 
-def test_nobody_can_end_an_agent_by_taking_the_names_of_its_savers():
+def test_taken_saver_names_do_not_end_an_agent():
     door = f"dalsegno.{os.getpid()}.door"
     snapshots = Snapshots(RUN, "n1", b"", door, lambda *task: True, lambda message: None)
     answers: list[Message] = []
@@ -745,7 +747,7 @@ def test_nobody_can_end_an_agent_by_taking_the_names_of_its_savers():
     assert len({answer["saver"] for answer in answers}) == 3
 
 
-def test_the_longest_id_of_a_run_still_makes_a_name_for_a_socket():
+def test_longest_run_id_fits_into_a_socket_name():
     agent = RunAgent({"run": "r" * 120, "secret": SECRET.hex(), "addresses": ["127.0.0.1"], "port": 1}, "n1")
     answers: list[Message] = []
     agent.snapshots._fork = lambda *task: True
@@ -754,8 +756,8 @@ def test_the_longest_id_of_a_run_still_makes_a_name_for_a_socket():
     agent.door._listener.close()
 
 
-def test_a_stranger_who_calls_first_is_not_taken_for_the_nodes_own_loopback():
-    """A node whose loopback changes bytes is replaced. Any user of the node can call the port and send other bytes."""
+def test_loopback_check_ignores_connections_of_strangers():
+    """A node whose loopback corrupts data is replaced. Any user of the node can connect and send other bytes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(PATIENCE_S)
         strangers = [socket.create_connection(server.getsockname()) for _ in range(3)]

@@ -79,7 +79,7 @@ def import_(
         try:
             if output is not None:
                 importer.to_file(name, output, force=force)
-            path = output if output is not None else importer.to_store(name, anew=force).path
+            path = output if output is not None else importer.to_store(name, force=force).path
         except Unreachable as error:
             raise _explain_unreachable(error, source) from error
     out.data(str(path))

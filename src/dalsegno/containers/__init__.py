@@ -1,4 +1,4 @@
-"""Images, how they become one .sqsh file and where those are kept; and the plugins by which jobs run in them."""
+"""Container images: import, build and store them as .sqsh files, and check the Slurm plugins that run jobs in them."""
 
 from dalsegno.image_name import ImageKind, ImageName, parse_name
 

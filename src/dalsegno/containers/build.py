@@ -1,4 +1,4 @@
-"""Images made here, of a folder or of a Python environment."""
+"""Build images from a folder or from a Python environment."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ from dalsegno.system.machine import program
 from dalsegno.system.ownership import folder_beneath, part_of_others, trusted_owners
 from dalsegno.system.processes import Runner
 
-# ---- Files of this machine as a layer, and a .sqsh of them.
-
-
 _TYPES = {stat.S_IFREG: Type.FILE, stat.S_IFDIR: Type.FOLDER, stat.S_IFLNK: Type.SYMLINK, stat.S_IFIFO: Type.FIFO}
 
 
 class SourceFile(NamedTuple):
-    """A file whose content belongs to a layer, as it was when it was looked at."""
+    """A file whose content belongs to a layer, with its size and inode at the time it was listed."""
 
     path: Path
     size: int
     inode: tuple[int, int]
-    below: Path  # no link on the way from there to it was followed
+    below: Path  # no symbolic link between this folder and the file was followed
 
 
 @dataclass
 class BuiltLayer:
-    """Entries whose content are files here, one behind the other as in one stream."""
+    """A layer whose entries are files of this machine; their offsets are those in one stream of all contents."""
 
-    own_owners: bool  # keep who owns what; else all is root's
+    own_owners: bool  # keep the files' owners; otherwise root owns everything
     entries: list[TarEntry] = field(default_factory=list)
     sources: list[SourceFile] = field(default_factory=list)
     _offset: int = 0
     _seen: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def add(self, source: Path, path: str, below: Path | None = None) -> None:
-        """One thing, not what is in it. Sockets and devices are left out. `below`: the folder that all of is added."""
+        """Add one file or folder, without its contents. Sockets and devices are left out.
+
+        `below` is the root of the tree that is being added.
+        """
         try:
             found = source.lstat()
             link = os.readlink(source) if stat.S_ISLNK(found.st_mode) else ""
@@ -82,7 +82,7 @@ class BuiltLayer:
         return placed
 
     def add_tree(self, source: Path, path: str, leave_out: Iterable[str] = ()) -> None:
-        """A folder and all in it; `leave_out`: folders' names, or patterns of them."""
+        """Add a folder and all its contents, without folders whose names match a pattern in `leave_out`."""
         skipped = tuple(leave_out)
         for folder, folders, files in os.walk(source, onerror=_raise):
             inside = os.path.relpath(folder, source)
@@ -113,8 +113,10 @@ def _content(opener: _Opener, source: SourceFile) -> Iterator[bytes]:
 
 
 class _Opener:
-    """Opens the very files that were looked at: root must not be led to others, which only root can read. The folder of
-    the last one stays open, for most of the next are in it."""
+    """Opens exactly the files that were listed: a link put in their place could lead root to files only root can read.
+
+    The folder of the last file stays open, because most of the next files are in it.
+    """
 
     def __init__(self) -> None:
         self._at: tuple[Path, str] | None = None
@@ -127,7 +129,7 @@ class _Opener:
             self._folder = folder_beneath(source.below, folder.removeprefix(str(source.below)).lstrip("/"))
             self._at = (source.below, folder)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = open(os.open(name, flags, dir_fd=self._folder), "rb", buffering=0)  # noqa: SIM115 - the caller's
+        file = open(os.open(name, flags, dir_fd=self._folder), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
         about = os.fstat(file.fileno())
         if (about.st_dev, about.st_ino) != source.inode:
             file.close()
@@ -141,13 +143,13 @@ class _Opener:
 
 
 def _changed(path: Path) -> DalsegnoError:
-    return DalsegnoError(f"{path} changed while it was read", hint="try again when nobody writes there")
+    return DalsegnoError(f"{path} changed while it was read", hint="try again when nothing writes to it")
 
 
 def layer_of(folder: Path) -> BuiltLayer:
-    """A root file system that lies in a folder."""
+    """Return the layer of a root file system in a folder."""
     if not folder.is_dir():
-        raise NotThere(f"no folder {folder}", hint="name a folder that holds what shall be the image's root")
+        raise NotThere(f"no folder {folder}", hint="name the folder that becomes the image's root")
     layer = BuiltLayer(own_owners=os.geteuid() == 0)
     layer.add_tree(folder, "")
     return layer
@@ -156,7 +158,7 @@ def layer_of(folder: Path) -> BuiltLayer:
 def pack(
     layer: BuiltLayer, config: Config, target: Path, compression: str, progress: ImportProgress, own: bool = False
 ) -> str:
-    """Write the image; gives the digest of what went into it."""
+    """Write the image, and return the digest of its content."""
     about, content = image_metadata.as_layer(config)
     merged = merge([layer.entries, about], folders=[image_metadata.workdir(config)])
     progress.stage("packing", stream_size(merged))
@@ -177,17 +179,12 @@ def _raise(error: OSError) -> None:
 
 
 def _unreadable(path: Path, error: OSError) -> DalsegnoError:
-    return DalsegnoError(
-        f"{path} cannot be read: {error.strerror}", hint="an image holds all of a folder; mend its rights"
-    )
-
-
-# ---- Images made here, of a folder or of a Python environment.
+    return DalsegnoError(f"{path} cannot be read: {error.strerror}", hint="make everything in the folder readable")
 
 
 @dataclass(frozen=True)
 class Builder:
-    """How images are made here."""
+    """Builds images into a store or into files."""
 
     store: ImageStore
     progress: ImportProgress = field(default_factory=Silent)
@@ -197,7 +194,7 @@ class Builder:
         return self.build(layer_of(folder), config, os.path.abspath(folder), output, force)
 
     def build(self, layer: BuiltLayer, config: Config, name: str, output: Path | None, force: bool) -> Stored | Path:
-        """Into a file, or into the store under this name."""
+        """Build the image into the file `output`, or into the store under this name."""
         if output is not None:
             check_target(output, force)
             pack(layer, config, output, self.compression, self.progress)
@@ -211,7 +208,7 @@ class Builder:
         digest = pack(layer, config, scratch, self.compression, self.progress, own=True)
         sha256 = digest_of(scratch, self.progress)
         path = self.store.image(digest, self.compression)
-        os.replace(scratch, path)  # what has the same digest is the same
+        os.replace(scratch, path)  # a file with the same digest has the same content
         record = ImageRecord(digest, self.compression, path.stat().st_size, sha256, self.store.clock())
         config = Config(architecture(), config.env, config.entrypoint, config.cmd, config.workdir)
         stored = self.store.put(with_config(record, config, image_metadata.workdir(config)))
@@ -219,8 +216,7 @@ class Builder:
         return stored
 
 
-# ---- A Python environment as an image of its own: the environment where it lies, its Python, and the libraries of
-# both.
+# Images of Python environments: the environment at its own path, its Python, and the libraries of both
 
 
 PROGRAMS = (
@@ -231,7 +227,7 @@ PROGRAMS = (
 _FILES = ("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache", "/etc/ssl/certs/ca-certificates.crt")
 _FOLDERS = {"proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755, "mnt": 0o755, "tmp": 0o1777, "var/tmp": 0o1777}
 _BESIDE_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2")  # loaded only when used
-_TOP_LINKS = ("/bin", "/sbin", "/lib", "/lib64")  # into /usr, on most machines of today
+_TOP_LINKS = ("/bin", "/sbin", "/lib", "/lib64")  # links into /usr on most distributions
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ASK = (
     "import json, site, sys, sysconfig;"
@@ -245,24 +241,25 @@ _AT_ONCE = 200
 
 @dataclass(frozen=True)
 class Python:
-    """What an environment's Python says of itself."""
+    """The paths that an environment's Python reports."""
 
     prefix: Path
     executable: Path
     stdlib: tuple[Path, ...]
-    outside: tuple[Path, ...]  # on its path, but in neither
+    outside: tuple[Path, ...]  # in sys.path, but neither in the prefix nor in the standard library
 
 
 def ask(venv: Path, runner: Runner) -> Python:
-    """The environment's own Python is asked, so that any kind of one will do: venv, virtualenv, uv, conda."""
+    """Ask the environment's own Python for its paths, which works for venv, virtualenv, uv and conda."""
     executable = venv / "bin" / "python"
     if not executable.exists():
         raise NotThere(
-            f"{venv} is no Python environment: it has no bin/python", hint="name the folder that `python -m venv` made"
+            f"{venv} is not a Python environment: it has no bin/python",
+            hint="name the folder that `python -m venv` made",
         )
     check_trusted(venv, Path(os.path.realpath(executable)))
-    said = runner.run([str(executable), "-I", "-c", _ASK]).checked(hint="its Python does not run; make it again")
-    value = json.loads(said.stdout)
+    done = runner.run([str(executable), "-I", "-c", _ASK]).checked(hint="its Python does not run; create it again")
+    value = json.loads(done.stdout)
     prefix = Path(value["prefix"])
     stdlib = tuple(dict.fromkeys((Path(value["stdlib"]), Path(value["platstdlib"]))))
     known = (prefix, *stdlib)
@@ -274,7 +271,7 @@ def ask(venv: Path, runner: Runner) -> Python:
 
 
 def check_trusted(*folders: Path) -> None:
-    """Root runs the environment's own Python, and has the loader look at its programs: none may be another user's."""
+    """As root, refuse folders that other users can change: root runs their Python, and `ldd` loads their programs."""
     if os.geteuid() != 0:
         return
     for folder in folders:
@@ -293,10 +290,10 @@ def config_of(python: Python) -> Config:
 
 
 def layer_of_venv(python: Python, extra: Iterable[Path], runner: Runner) -> BuiltLayer:
-    """All that the environment needs to run, each thing at the path that it has here."""
+    """Return a layer with everything that the environment needs, each file at the path that it has here."""
     extra = list(extra)
     if missing := [each for each in extra if not each.is_dir()]:
-        raise NotThere(f"no folder {missing[0]}", hint="name folders that are here, or leave them out")
+        raise NotThere(f"no folder {missing[0]}", hint="name existing folders")
     check_trusted(*extra)
     trees = list(dict.fromkeys([python.prefix, *python.stdlib, *extra]))
     layer = _Root(BuiltLayer(own_owners=False))
@@ -325,7 +322,7 @@ def layer_of_venv(python: Python, extra: Iterable[Path], runner: Runner) -> Buil
 
 
 class _Root:
-    """Paths of this machine in an image, each once, with the links on the way to them."""
+    """Adds paths of this machine to an image, each once, together with the symbolic links that lead to them."""
 
     def __init__(self, layer: BuiltLayer) -> None:
         self.layer = layer
@@ -339,7 +336,7 @@ class _Root:
         self._there.update(f"/{entry.path}" for entry in self.layer.entries[before:])
 
     def path(self, path: Path) -> None:
-        """A file, and every symbolic link that leads to it, in the folders above it too."""
+        """Add a file and every symbolic link that leads to it, in the folders above it too."""
         done = Path("/")
         for part in path.parts[1:]:
             step = done / part
@@ -356,15 +353,15 @@ class _Root:
 
 
 def _libraries(files: list[Path], runner: Runner) -> Iterator[Path]:
-    """The shared libraries of all programs and libraries among the files, as the loader here finds them."""
+    """Return the shared libraries of all programs and libraries among the files, as the loader here finds them."""
     tool = program("ldd")
     if tool is None:
         raise DalsegnoError("`ldd` is not on this machine", hint="it comes with the C library: install libc-bin")
     binaries = [str(path) for path in files if _is_elf(path)]
     found: dict[str, None] = {}
     for at in range(0, len(binaries), _AT_ONCE):
-        said = runner.run([tool, *binaries[at : at + _AT_ONCE]])  # its code tells only that some are static
-        found.update(dict.fromkeys(_LDD.findall(said.stdout)))
+        done = runner.run([tool, *binaries[at : at + _AT_ONCE]])  # its exit code only says that some are static
+        found.update(dict.fromkeys(_LDD.findall(done.stdout)))
     return (Path(path) for path in found)
 
 

@@ -1,13 +1,13 @@
-"""Who we are to a registry: the files that Enroot, Docker, Podman and Skopeo keep, and Docker's helper programs.
+"""Credentials for registries, from the files of Enroot, Docker, Podman and Skopeo, and from Docker's helpers.
 
-A registry is not trusted with anything but its own password:
+A registry is trusted with nothing but its own password:
 
-- Basic authentication gets the credential that is written down for the registry itself.
+- Basic authentication gets the credential that is stored for the registry itself.
 - For a token, that same credential goes to the token server (the realm) that the registry names, if the two are a known
-  pair: one host, a pair of `KNOWN_REALMS`, hosts of one domain, or two hosts for which the user wrote down the same
+  pair: one host, a pair of `KNOWN_REALMS`, hosts of one domain, or two hosts for which the user stored the same
   credential.
-- A credential that is written down for the token server alone, as Enroot's files have it, is used for the registries of
-  `KNOWN_REALMS` only. Otherwise a registry that names somebody else's token server would get that one's tokens.
+- A credential that is stored for the token server alone, as in Enroot's files, is used for the registries of
+  `KNOWN_REALMS` only. Otherwise a registry that names a foreign token server would get that server's tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MOST = 1 << 20  # no file of credentials is longer
 
 @dataclass(frozen=True)
 class RegistryServer:
-    """Who answers at an address."""
+    """The server at an address."""
 
     scheme: str
     host: str  # in lower case; an IPv6 address without its brackets
@@ -69,7 +69,7 @@ class RegistryServer:
 
 
 def server_of(url: str) -> RegistryServer | None:
-    """The server of an http or https URL; None if the URL is not a plain one, without a user in it."""
+    """Return the server of an http or https URL; None if the URL has a user in it or is malformed."""
     try:
         parts = urlsplit(url)
         port = _DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
@@ -91,39 +91,39 @@ class Credential:
 
 
 class UnknownRealm(DalsegnoError):
-    """A registry wants its password to be sent to a server that it is not known to belong to."""
+    """A registry asks for its password to be sent to a server that it is not known to belong to."""
 
 
 @dataclass(frozen=True)
 class Wallet:
-    """Where credentials are looked for."""
+    """Finds credentials in the environment, the home folder and helper programs."""
 
     env: Mapping[str, str]
     home: Path
     runner: Runner
-    unused: list[str] = field(default_factory=list)  # why helpers and files were not: told if the registry refuses us
+    unused: list[str] = field(default_factory=list)  # reasons, shown if the registry refuses us
 
     def for_registry(self, registry: RegistryServer, user: str = "") -> Credential | None:
-        """The registry's own credential, for the registry itself."""
-        return _first(self._written_for(registry), user)
+        """Return the registry's own credential, for the registry itself."""
+        return _first(self._stored_for(registry), user)
 
     def for_realm(self, registry: RegistryServer, realm: RegistryServer, user: str = "") -> Credential | None:
-        """The credential that the realm may get for the registry. Raises UnknownRealm where they are no known pair."""
+        """Return the credential to send to the realm. Raises UnknownRealm if it is not known to be the registry's."""
         with_tls = (registry.scheme, realm.scheme) == ("https", "https")
         pair = with_tls and realm.host in KNOWN_REALMS.get(registry.host, ())
-        found = _first(self._written_for(registry, realm if pair else None), user)
+        found = _first(self._stored_for(registry, realm if pair else None), user)
         if found is None or pair or registry.is_same_host(realm) or are_of_one_domain(registry, realm):
             return found
         if found in self._static(realm, _docker_keys(realm)):
             return found
         raise UnknownRealm(
-            f"{registry.address} wants its password sent to {realm.address}, which may belong to somebody else",
+            f"{registry.address} asks to send its password to {realm.address}, which may belong to someone else",
             hint=f"if {realm.address} is the token server of {registry.address}, store the same login and password "
             f"for it: `machine {realm.address} login USER password WORD` in {self._enroot_file()}",
         )
 
-    def _written_for(self, registry: RegistryServer, realm: RegistryServer | None = None) -> Iterator[Credential]:
-        """Enroot's file may name the server that gives tokens, Docker's names the registry."""
+    def _stored_for(self, registry: RegistryServer, realm: RegistryServer | None = None) -> Iterator[Credential]:
+        """Yield stored credentials. Enroot's file may name the token server, Docker's names the registry."""
         hub = [RegistryServer("https", host, 443) for host in _HUB_MACHINES if registry.host == DOCKER_HUB]
         yield from self._in_netrc([registry, *hub, *([realm] if realm else [])])
         for path in self._docker_files():
@@ -135,25 +135,25 @@ class Wallet:
                 yield _expanded(credential, machine, self.env)
 
     def _static(self, server: RegistryServer, keys: tuple[str, ...]) -> Iterator[Credential]:
-        """What files say of a server. No helper is asked: it might show a window for a server that nobody named."""
+        """Yield a server's credentials from files. Helpers are not run: they might open a window."""
         yield from self._in_netrc([server])
         for path in self._docker_files():
             auths = parse_docker_config(self._read(path), path).auths
             yield from (found for key in keys if (found := auths.get(key)))
 
     def _read(self, path: Path) -> str:
-        """A file of credentials, unless others can have written it: they would decide who we are."""
+        """Return the text of a credentials file, or "" if other users can have written it."""
         try:
             with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as file:
                 if why := _distrust(os.fstat(file.fileno()), self.env):
-                    self._note(f"{path} was not read, for it {why}")
+                    self._note(f"{path} was not read because it {why}")
                     return ""
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return ""
         except (OSError, UnicodeDecodeError) as error:
             raise DalsegnoError(
-                f"{path} cannot be read: {error}", hint="it holds credentials; check its permissions"
+                f"{path} cannot be read: {error}", hint="check the permissions of this credentials file"
             ) from error
 
     def _note(self, why: str) -> None:
@@ -185,12 +185,12 @@ class Wallet:
             return
         program = f"docker-credential-{helper}"
         try:
-            said = self.runner.run([program, "get"], stdin=key, env=self.env, timeout_s=60)
-        except DalsegnoError:  # a helper of another machine: the registry will say whether it wants to know us
-            self._note(f"{program} was to be asked, and is not on this machine")
+            done = self.runner.run([program, "get"], stdin=key, env=self.env, timeout_s=60)
+        except DalsegnoError:  # a helper of another machine; the registry may not need a credential
+            self._note(f"{program} is configured, but not installed on this machine")
             return
         try:
-            value = json.loads(said.stdout) if said.exit_code == 0 else {}
+            value = json.loads(done.stdout) if done.exit_code == 0 else {}
         except (ValueError, RecursionError):
             value = {}
         if isinstance(value, dict) and value.get("Secret"):
@@ -203,7 +203,7 @@ def _first(found: Iterator[Credential], user: str) -> Credential | None:
 
 
 def are_of_one_domain(registry: RegistryServer, realm: RegistryServer) -> bool:
-    """`registry.example.org` with `auth.example.org` or `example.org`, both with TLS."""
+    """Whether both have TLS and share a domain: `registry.example.org` with `auth.example.org` or `example.org`."""
     if (registry.scheme, realm.scheme) != ("https", "https"):
         return False
     above = {host: host.partition(".")[2] for host in (registry.host, realm.host)}
@@ -218,8 +218,11 @@ def _is_ip(host: str) -> bool:
 
 
 def _is_machine(machine: str, server: RegistryServer) -> bool:
-    """Whether a `machine` of Enroot's file is this server. Without a port it is any port of the host, as for curl, but
-    not without TLS: there, any user of that host can listen on another port."""
+    """Whether a `machine` of Enroot's file is this server.
+
+    Without a port it stands for any port of the host, as for curl, but only with TLS: any user of a host can listen on
+    another port there.
+    """
     found = _MACHINE.fullmatch(machine.lower())
     if found is None or found[1].strip("[]") != server.host:
         return False
@@ -229,7 +232,7 @@ def _is_machine(machine: str, server: RegistryServer) -> bool:
 
 
 def _distrust(about: os.stat_result, env: Mapping[str, str]) -> str:
-    """Why an open file is not taken for one of credentials, "" if it is."""
+    """Return why an open file is not accepted as a credentials file; "" if it is."""
     if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST:
         return "is not a regular file" if about.st_size <= _MOST else f"is longer than {_MOST >> 20} MiB"
     if about.st_uid not in trusted_owners(env):
@@ -238,7 +241,7 @@ def _distrust(about: os.stat_result, env: Mapping[str, str]) -> str:
 
 
 def _docker_keys(server: RegistryServer) -> tuple[str, ...]:
-    """What Docker's files call a server; a key with `https://` is not for one without TLS."""
+    """Return a server's keys in Docker's files; keys with `https://` do not apply to a server without TLS."""
     if server.host == DOCKER_HUB:
         return _HUB_KEYS
     with_tls = (f"https://{server.address}", f"https://{server.address}/v2/") if server.scheme == "https" else ()
@@ -246,11 +249,8 @@ def _docker_keys(server: RegistryServer) -> tuple[str, ...]:
     return (server.address, *explicit, *with_tls)
 
 
-# What the files say ----------------------------------------------------------------------------------------------
-
-
 def parse_netrc(text: str) -> list[tuple[str, Credential]]:
-    """`machine HOST login USER password WORD`, in this order, over lines or not."""
+    """Parse `machine HOST login USER password WORD`, in this order, on one line or several."""
     bare = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     words = " ".join(bare).split()
     found: list[tuple[str, dict[str, str]]] = []
@@ -267,11 +267,11 @@ def parse_netrc(text: str) -> list[tuple[str, Credential]]:
 
 
 def _expanded(credential: Credential, machine: str, env: Mapping[str, str]) -> Credential:
-    """A password `$NAME` is looked up in the environment, if it is set there."""
+    """Replace a password `$NAME` by the value of that environment variable, if it is set."""
     password = credential.password
     if password.startswith(("$(", "`")):
         raise DalsegnoError(
-            f"the password for {machine} in Enroot's .credentials is a command, which is not run here",
+            f"the password for {machine} in Enroot's .credentials is a command, which Dal Segno does not run",
             hint="write the password itself, or use a credential helper in ~/.docker/config.json",
         )
     name = re.fullmatch(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?", password)
@@ -280,7 +280,7 @@ def _expanded(credential: Credential, machine: str, env: Mapping[str, str]) -> C
 
 @dataclass(frozen=True)
 class DockerConfig:
-    """The part of ~/.docker/config.json that is about us."""
+    """The credentials in ~/.docker/config.json."""
 
     auths: Mapping[str, Credential | None] = field(default_factory=dict)
     helpers: Mapping[str, str] = field(default_factory=dict)
@@ -294,7 +294,7 @@ def parse_docker_config(text: str, path: Path) -> DockerConfig:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DalsegnoError(
-            f"{path} is no JSON: {error}", hint="`docker login` writes it; mend it or remove it"
+            f"{path} is not valid JSON: {error}", hint="fix or remove it; `docker login` writes a new one"
         ) from None
     value = value if isinstance(value, dict) else {}
     auths, helpers = value.get("auths"), value.get("credHelpers")

@@ -1,4 +1,4 @@
-"""Requests to registries: proxies as the environment says, redirects without credentials, errors as words."""
+"""HTTP requests to registries: proxies from the environment, redirects without credentials, readable errors."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ PLAIN_HINT = (
 
 
 class Unreachable(DalsegnoError):
-    """Nobody answered, or the answer broke off: it may be tried again."""
+    """The server did not answer, or the answer was cut off. A retry may succeed."""
 
     def __init__(self, what: str, *, hint: str = "", answered: bool = False, plain: bool = False) -> None:
-        """`answered`: somebody is there; `plain`: and may speak HTTP without TLS."""
+        """`answered`: a server is there. `plain`: it may use HTTP without TLS."""
         super().__init__(what, hint=hint)
         self.answered = answered
         self.plain = plain
@@ -47,7 +47,7 @@ class HttpError(DalsegnoError):
     """The server answered with an error."""
 
     def __init__(self, status: int, headers: Message, url: str, body: bytes = b"") -> None:
-        """`url`: of the server that answered, which is another one after a redirect."""
+        """`url` names the server that answered, which differs from the one asked after a redirect."""
         super().__init__(f"{address_of(url)} answered {status} {_reason(status)}", hint="try again later")
         self.status = status
         self.url = url
@@ -56,7 +56,7 @@ class HttpError(DalsegnoError):
 
 
 class HttpResponse:
-    """A body that is being read."""
+    """A response whose body is read in pieces."""
 
     def __init__(self, response: http.client.HTTPResponse, url: str, proxy: str) -> None:
         self._response = response
@@ -81,14 +81,14 @@ class HttpResponse:
 
 
 class Http:
-    """One opener; it may be used by several threads."""
+    """An HTTP client that several threads may share."""
 
     def __init__(self, proxies: Mapping[str, str] | None = None, *, plain_http: bool = False) -> None:
-        """`proxies`: None as the environment (`http_proxy`, `https_proxy`, `no_proxy`) says. `plain_http`: a server
-        with TLS may redirect to one without."""
+        """`proxies`: None takes them from the environment (`http_proxy`, `https_proxy`, `no_proxy`). `plain_http`: a
+        server with TLS may redirect to one without."""
         given = None if proxies is None else dict(proxies)
         self._proxies = urllib.request.getproxies() if given is None else given
-        self._opener = urllib.request.OpenerDirector()  # build_opener's would also read files and speak FTP
+        self._opener = urllib.request.OpenerDirector()  # build_opener's would also open file and FTP URLs
         for handler in (
             urllib.request.ProxyHandler(given), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
             urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor(), _Redirects(plain_http),
@@ -113,13 +113,13 @@ class Http:
             raise _unreachable(url, error, self._proxy(url)) from error
 
     def _proxy(self, url: str) -> str:
-        """The variable that names the proxy which is asked for this, and its address; "" if there is none."""
+        """Return the variable that sets the proxy for this URL, and the proxy's address; "" if there is none."""
         scheme, host = urlsplit(url)[:2]
         named = self._proxies.get(scheme, "")
         if not named or urllib.request.proxy_bypass(host):
             return ""
         address = urlsplit(named if "//" in named else f"//{named}").netloc
-        return f"{scheme}_proxy={address.rpartition('@')[2]}"  # without the password that may stand in it
+        return f"{scheme}_proxy={address.rpartition('@')[2]}"  # without a password
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -129,7 +129,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> urllib.request.Request | None:
-        """Follow to other hosts, where blobs are often kept, without the token that was meant for the first host."""
+        """Follow redirects to other hosts, where blobs are often kept, without the token for the first host."""
         old, new = urlsplit(req.full_url), urlsplit(newurl)
         if new.scheme not in ("http", "https"):
             raise urllib.error.URLError("it redirects to a URL that is neither http nor https")
@@ -148,12 +148,12 @@ class _Unencrypted(OSError):
 
 
 def address_of(url: str) -> str:
-    """`host[:port]` of a URL, fit to be shown: without a password that stands in it, and without control characters."""
+    """Return `host[:port]` of a URL for display, without a password and without control characters."""
     return shown(urlsplit(url).netloc.rpartition("@")[2])
 
 
 def shown(text: str) -> str:
-    """What a server said, as one line that a terminal can print."""
+    """Return a server's text as one line that is safe to print."""
     return one_line(text if len(text) <= 200 else f"{text[:200]}…")
 
 
@@ -173,38 +173,38 @@ def _unreachable(url: str, error: Exception, proxy: str) -> Unreachable:
     if proxy:
         return Unreachable(
             f"no answer from {host} through the proxy ({proxy}): {what}",
-            hint="look at that variable; hosts in no_proxy are asked without a proxy",
+            hint="check that variable; hosts in no_proxy are reached without a proxy",
         )
-    broken_off = isinstance(reason, ConnectionError | http.client.HTTPException)
-    return Unreachable(f"no answer from {host}: {what}", hint="check the name and the network", plain=broken_off)
+    cut_off = isinstance(reason, ConnectionError | http.client.HTTPException)
+    return Unreachable(f"no answer from {host}: {what}", hint="check the name and the network", plain=cut_off)
 
 
 def _reason(status: int) -> str:
     return http.client.responses.get(status, "")
 
 
-# ---- One blob from a registry into the store: goes on where it stopped, and is there only when its digest is
-# right.
+# Downloads of blobs
 
 
-_TRIES = 6  # without a single byte between them
+_TRIES = 6  # in a row that bring no byte
 _PAUSE_S = 0.2  # doubled each time
 
 
 class Blobs(Protocol):
-    """Where blobs come from."""
+    """A source of blobs."""
 
     def blob(self, digest: str, start: int = 0) -> HttpResponse: ...
 
 
 class TransferStopped(Exception):
-    """Someone else failed, or the user pressed Ctrl-C."""
+    """Another transfer failed, or the user pressed Ctrl-C."""
 
 
 def fetch(source: Blobs, wanted: Descriptor, target: Path, advance: Advance, stop: threading.Event) -> bool:
-    """Have the blob at `target`. Others who want the same one wait for it; what is cut short is gone on with later.
+    """Download a blob to `target`, which exists only when complete. Calls for the same blob wait for each other.
 
-    True if it was checked now against its digest; False if it is of an earlier call, and was not read.
+    An interrupted download is resumed later. Returns whether this call checked the digest: False if an earlier call
+    brought the blob.
     """
     part = _part(target)
     with in_turn(target.with_name(f".{target.name}.lock")):
@@ -217,15 +217,15 @@ def fetch(source: Blobs, wanted: Descriptor, target: Path, advance: Advance, sto
             os.replace(part, target)
             return True
         except OSError as error:
-            part.unlink(missing_ok=True)  # a full disk needs its room back
+            part.unlink(missing_ok=True)  # frees a full disk
             raise explain(error, target) from error
         except DamagedImage:
             part.unlink(missing_ok=True)
             raise
 
 
-def brought(target: Path) -> int:
-    """How many bytes of a blob are there, whole or in part."""
+def downloaded(target: Path) -> int:
+    """Return how many bytes of a blob have been downloaded, completely or in part."""
     for path in (target, _part(target)):
         with contextlib.suppress(OSError):
             return path.stat().st_size
@@ -237,7 +237,7 @@ def _part(target: Path) -> Path:
 
 
 class _Download:
-    """A file that grows, and the digest of what it has."""
+    """A file being downloaded, and the digest of the bytes it has."""
 
     def __init__(self, source: Blobs, wanted: Descriptor, part: Path, advance: Advance, stop: threading.Event) -> None:
         self._source, self._wanted, self._advance, self._stop = source, wanted, advance, stop
@@ -251,7 +251,7 @@ class _Download:
         os.close(self._handle)
 
     def run(self) -> None:
-        self._take_what_is_there()
+        self._read_partial()
         resumed, idle = self._have > 0, 0
         while self._have < self._wanted.size:
             before = self._have
@@ -265,20 +265,22 @@ class _Download:
                     raise TransferStopped from None
         if self._digest.hexdigest() != self._wanted.hex:
             hint = (
-                "what an earlier try had left is removed: try again" if resumed else "try again; else ask who keeps it"
+                "the partial download was removed; try again"
+                if resumed
+                else "try again; if it persists, ask the registry's operator"
             )
-            raise DamagedImage(f"a layer is not what its digest {self._wanted.digest} says", hint=hint)
+            raise DamagedImage(f"a layer does not match its digest {self._wanted.digest}", hint=hint)
 
-    def _take_what_is_there(self) -> None:
-        """Of an earlier call."""
+    def _read_partial(self) -> None:
+        """Read the bytes that an earlier call downloaded."""
         while self._have <= self._wanted.size and (chunk := os.read(self._handle, CHUNK)):
             self._digest.update(chunk)
             self._have += len(chunk)
         self._advance(self._have)
         if self._have > self._wanted.size:
-            self._begin_again()
+            self._restart()
 
-    def _begin_again(self) -> None:
+    def _restart(self) -> None:
         os.lseek(self._handle, 0, os.SEEK_SET)
         os.ftruncate(self._handle, 0)
         self._advance(-self._have)
@@ -286,20 +288,22 @@ class _Download:
 
     def _more(self) -> None:
         with self._source.blob(self._wanted.digest, self._have) as answer:
-            if self._have and answer.status != 206:  # a registry that cannot go on
-                self._begin_again()
+            if self._have and answer.status != 206:  # this registry cannot resume
+                self._restart()
             while chunk := answer.read(CHUNK):
                 if self._stop.is_set():
                     raise TransferStopped
                 self._keep(chunk)
         if self._have < self._wanted.size:
-            raise Unreachable("the registry stopped in the middle of a layer", hint="try again: what came is kept")
+            raise Unreachable("the registry stopped in the middle of a layer", hint="try again to resume the download")
 
     def _keep(self, chunk: bytes) -> None:
         if self._have + len(chunk) > self._wanted.size:
-            raise DamagedImage(f"layer {self._wanted.digest} is longer than the manifest says", hint="push it again")
+            raise DamagedImage(
+                f"layer {self._wanted.digest} is longer than the manifest says", hint="push the image again"
+            )
         left = memoryview(chunk)
-        while left:  # a nearly full disk takes a part
+        while left:  # a nearly full disk may take only a part
             left = left[os.write(self._handle, left) :]
         self._digest.update(chunk)
         self._have += len(chunk)

@@ -1,14 +1,14 @@
-"""What an image wants when it runs, as files inside it: the same files, in the same form, as Enroot's.
+"""The settings of an image, as files inside it, and what the store records about it.
 
-An image of ours so runs under Enroot and Pyxis as it is, and one of theirs under our plugin:
+The files and their formats are Enroot's. So Enroot and Pyxis run our images, and our plugin runs theirs:
 
-- `/etc/environment`: a line `NAME=VALUE` for each ENV.
-- `/etc/rc`: a shell script. The first line that begins with `cd "` names the WORKDIR, between the quotes, with `\\`
-  before each `"`, `$`, `` ` `` and `\\`; the last lines run ENTRYPOINT with CMD, or with the arguments there are.
-- `/etc/rc.local`: empty but for a comment; `/etc/rc` reads it first.
+- `/etc/environment`: one line `NAME=VALUE` for each ENV.
+- `/etc/rc`: a shell script. The first line that begins with `cd "` has the WORKDIR between the quotes, with `\\`
+  before each `"`, `$`, `` ` `` and `\\`. The last lines run ENTRYPOINT with CMD, or with the arguments given.
+- `/etc/rc.local`: only a comment; `/etc/rc` reads it first.
 - `/etc/fstab`: the volumes.
 
-They take the place of files of that name in the layers.
+They replace files of the same names in the layers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RC_LOCAL = "# Read by /etc/rc when the container starts; it may change the comm
 
 
 def files(config: Config) -> dict[str, str]:
-    """Path in the image -> text."""
+    """Return the files, by their path in the image."""
     return {
         "etc/environment": "".join(f"{each}\n" for each in config.env if _is_line(each)),
         "etc/rc": _rc(config),
@@ -46,7 +46,7 @@ def files(config: Config) -> dict[str, str]:
 
 
 def as_layer(config: Config) -> tuple[list[TarEntry], bytes]:
-    """The same as a layer over all others: its entries, and the stream their offsets lead into."""
+    """Return the files as a layer above all others: its entries, and the content that their offsets refer to."""
     entries, content = [], b""
     for path, text in files(config).items():
         data = text.encode("utf-8", "surrogateescape")
@@ -58,7 +58,7 @@ def as_layer(config: Config) -> tuple[list[TarEntry], bytes]:
 
 
 def workdir(config: Config) -> str:
-    """Where the image's program starts; a folder that could not be written into a script is as good as none."""
+    """Return where the image's program starts; "/" if the WORKDIR cannot be written into a script."""
     path = config.workdir
     usable = path.startswith("/") and path.isprintable() and ".." not in path.split("/") and len(path) < 4096
     return path if usable else "/"
@@ -91,9 +91,6 @@ def _volume(path: str) -> str:
     return f"${{ENROOT_ROOTFS}}{path} {path} none x-create=dir,bind,rw,nosuid,nodev\n"
 
 
-# And read back, of any image -----------------------------------------------------------------------------------
-
-
 def parse_environment(text: str) -> dict[str, str]:
     pairs = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
     return {name: value for name, equals, value in pairs if equals and _NAME.fullmatch(name)}
@@ -105,7 +102,7 @@ def parse_workdir(rc: str) -> str:
 
 
 def parse_program(rc: str) -> tuple[list[str], list[str]]:
-    """ENTRYPOINT and CMD; both empty if the script is of another form."""
+    """Return ENTRYPOINT and CMD; both are empty if the script has another form."""
     found = _PROGRAM.search(rc)
     try:
         entrypoint, both = (shlex.split(each) for each in found.groups()) if found else ([], [])
@@ -114,14 +111,14 @@ def parse_program(rc: str) -> tuple[list[str], list[str]]:
     return (entrypoint, both[len(entrypoint) :]) if both[: len(entrypoint)] == entrypoint else ([], [])
 
 
-# ---- What the store knows of an image it keeps, as JSON beside it.
+# Records of the store, as JSON beside the image
 
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One .sqsh of the store."""
+    """One .sqsh file of the store."""
 
-    digest: str  # of the manifest: what a registry calls it by
+    digest: str  # of the manifest, as registries use it
     compression: str
     size: int
     sha256: str  # of the file itself
@@ -141,7 +138,7 @@ class ImageRecord:
 
 @dataclass(frozen=True)
 class Tag:
-    """A name, and the image that it meant when it was last asked for."""
+    """A name, and the image that it stood for at the last lookup."""
 
     name: str
     digest: str
@@ -152,10 +149,10 @@ class Tag:
 
 @dataclass(frozen=True)
 class Written:
-    """A .sqsh that was written outside of the store, at `-o FILE`."""
+    """A .sqsh file that was written outside the store, with `-o FILE`."""
 
     path: str
-    name: str  # what it was made of
+    name: str  # of the image or folder that it was made from
     sha256: str
 
 
@@ -171,7 +168,7 @@ def write(path: Path, value: ImageRecord | Tag | Written) -> None:
 
 
 def read_record(path: Path) -> ImageRecord | None:
-    """None if it is missing or not ours: then there is no such image."""
+    """Return a record; None if it is missing or unreadable, which means that there is no such image."""
     value = _read(path)
     names = {each.name for each in fields(ImageRecord)}
     if value is None or not {"digest", "compression", "size", "sha256", "imported"} <= set(value):
@@ -202,15 +199,15 @@ def _read(path: Path) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-# ---- What an image file says of itself, whoever made it.
+# Reading an image file of any origin
 
 
-_MOST = 1 << 20  # no image's settings are longer
+_MOST = 1 << 20  # bytes; no image has longer settings
 
 
 @dataclass(frozen=True)
 class ImageContents:
-    """What a program in it would find."""
+    """The settings that a program in the image runs with."""
 
     env: dict[str, str]
     workdir: str
@@ -219,16 +216,16 @@ class ImageContents:
 
 
 def look_inside(path: Path, runner: Runner) -> ImageContents:
-    """Read the files that Enroot and we put into an image; those it lacks are empty."""
-    path = Path(os.path.abspath(path))  # one that begins with `-` would be an option
+    """Read the settings that Enroot or Dal Segno wrote into an image; missing files count as empty."""
+    path = Path(os.path.abspath(path))  # a name that begins with `-` would be read as an option
     tool = _tool()
-    runner.run([tool, "-s", str(path)]).checked(hint=f"{path} is no squashfs image, or is damaged")
+    runner.run([tool, "-s", str(path)]).checked(hint=f"{path} is not a squashfs image, or is damaged")
     environment, rc = (_text_in(path, name, tool) for name in ("etc/environment", "etc/rc"))
     return ImageContents(parse_environment(environment), parse_workdir(rc), *parse_program(rc))
 
 
 def _text_in(path: Path, name: str, tool: str) -> str:
-    """Of a file that the image lacks: "". An image that is cut off has a good first block, and no more."""
+    """Return the text of a file in an image, "" if there is none. A truncated image still has a good first block."""
     data = b""
     try:
         for chunk in through([tool, "-cat", str(path), name], ()):
@@ -245,11 +242,11 @@ def _text_in(path: Path, name: str, tool: str) -> str:
 
 
 def read_through(path: Path, runner: Runner) -> str:
-    """Unpack every byte, and keep none: what is wrong, or "". Of lz4 not every change is seen: it has no checksums."""
+    """Unpack every byte to nowhere and return the error, or "". lz4 has no checksums, so not every change is found."""
     file = os.path.abspath(path)
     done = runner.run([_tool(), "-quiet", "-no-progress", "-strict-errors", "-pf", "/dev/null", file])
-    said = [line for line in done.stderr.splitlines() if line.strip()]
-    return "" if done.exit_code == 0 else (said or [f"unsquashfs ended with {done.exit_code}"])[-1]
+    errors = [line for line in done.stderr.splitlines() if line.strip()]
+    return "" if done.exit_code == 0 else (errors or [f"unsquashfs exited with {done.exit_code}"])[-1]
 
 
 def _tool() -> str:

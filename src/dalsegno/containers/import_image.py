@@ -1,4 +1,4 @@
-"""An image of any kind becomes a .sqsh: in the store, once however many ask, or in a file."""
+"""Import an image from any source as a .sqsh file, into the store or into a file of the user's choice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dalsegno.image_name import DOCKER_HUB, ImageKind, ImageName
 from dalsegno.system.files import explain, nameless, remove_tree
 from dalsegno.system.processes import LocalRunner, Runner
 
-# ---- Where Enroot is installed it imports images of registries itself: the site has set it up as it wants it.
+# Import by Enroot, which is preferred where it is installed because the site has configured it
 
 
 _HINT = "this import used Enroot, which is installed here; `--own` imports without it"
@@ -36,7 +36,7 @@ _NO_TLS = re.compile(r"wrong version number|SSL_connect|SSL routines|[Pp]rotocol
 
 
 def uri(name: ImageName) -> str:
-    """As Enroot writes it; Docker Hub is what it means without a registry."""
+    """Return an image name in Enroot's form, in which no registry means Docker Hub."""
     user = f"{name.user}@" if name.user else ""
     registry = "" if name.registry == DOCKER_HUB else f"{name.registry}#"
     tag = f"@{name.digest}" if name.digest else f":{name.tag}"
@@ -46,13 +46,15 @@ def uri(name: ImageName) -> str:
 
 
 def import_by_enroot(enroot: str, name: ImageName, arch: str, target: Path, runner: Runner, own: bool = False) -> None:
-    """`enroot import` into a folder of its own beside the target, and the file gets its name when it is whole."""
+    """Run `enroot import` in a new folder beside the target, and rename the file when it is complete."""
     aside = target.with_name(f".{target.name}.enroot")
     if aside.is_symlink():
-        raise DalsegnoError(f"{aside} is a symbolic link, and is not followed", hint="remove it, or name another file")
-    remove_tree(aside)  # of a call that was killed
+        raise DalsegnoError(
+            f"{aside} is a symbolic link, which is not followed", hint="remove it, or name another file"
+        )
+    remove_tree(aside)  # left by a call that was killed
     try:
-        aside.mkdir(0o700)  # never one that is there: another user's link would lead elsewhere
+        aside.mkdir(0o700)  # fails if another user has put a link there
         made = aside / "image.sqsh"
         argv = [enroot, "import", "--arch", arch, "--output", str(made), uri(name)]
         done = runner.run(argv)
@@ -66,15 +68,15 @@ def import_by_enroot(enroot: str, name: ImageName, arch: str, target: Path, runn
         remove_tree(aside)
 
 
-# ---- An image of any kind becomes a .sqsh: in the store, once however many ask, or in a file.
+# Import by Dal Segno
 
 
-_FICLONE = 0x40049409  # linux/fs.h: both files share the blocks until one is written to
+_FICLONE = 0x40049409  # linux/fs.h: both files share their blocks until one is written to
 
 
 @dataclass(frozen=True)
 class Importer:
-    """How images are imported here."""
+    """Imports images."""
 
     store: ImageStore
     progress: ImportProgress = field(default_factory=Silent)
@@ -83,35 +85,35 @@ class Importer:
     arch: str = field(default_factory=architecture)
     compression: str = "lz4"
     plain_http: bool = False
-    enroot: str = ""  # where it is, if it shall be used
-    or_kept: bool = True  # where the registry does not answer: what it gave before
+    enroot: str = ""  # its path, if it is to be used
+    or_kept: bool = True  # if the registry does not answer, use what was imported before
 
-    def to_store(self, name: ImageName, *, anew: bool = False) -> Stored:
-        """The image in the store. Of all who ask at once one imports it; a tag is looked up anew each time.
+    def to_store(self, name: ImageName, *, force: bool = False) -> Stored:
+        """Return the image in the store. Of concurrent calls one imports it; a tag is looked up each time.
 
-        `anew`: made again, whatever is kept.
+        `force` imports it again even if it is stored.
         """
         name = name.absolute()
-        asked = 0.0 if name.digest and not anew else self.store.clock()
+        asked = 0.0 if name.digest and not force else self.store.clock()
         with self.store.in_use(), self._turn(f"{name} {self.arch} {self.compression}", str(name)):
             known = self.store.lookup(str(name), self.arch, self.compression, since=asked)
-            if known:  # while we waited, or it can never change
+            if known:  # imported while we waited, or named by its digest
                 return known
             with self._source(name) as source:
                 self.progress.stage(f"looking for {name}")
                 try:
                     found = source.find(self.arch)
                 except Unreachable as error:
-                    if anew:
+                    if force:
                         raise
-                    return self._as_it_was(name, error)
+                    return self._stored_before(name, error)
                 self._check_arch(name, found)
-                stored = self._stored(name, source, found, anew)
+                stored = self._stored(name, source, found, force)
             self.store.name(str(name), self.arch, stored.record)
             return stored
 
     def to_file(self, name: ImageName, target: Path, *, force: bool = False) -> None:
-        """The image in a file of the user's choice; whole, or not there."""
+        """Write the image to a file, which exists only when complete."""
         name, target = name.absolute(), Path(os.path.abspath(target))
         with self.store.in_use(), self._turn(str(target), str(target)):
             check_target(target, force)
@@ -123,39 +125,39 @@ class Importer:
                 self.store.wrote(target, str(name), sha256)
 
     def _copied(self, digest: str, target: Path) -> str:
-        """The SHA-256 of an image that is kept, and now is in this file too; "" if none is kept that is whole."""
+        """Copy the stored image to this file and return its SHA-256; "" if none is stored or it is damaged."""
         known = self.store.get(digest, self.compression)
         try:
             return copy(known, target) if known else ""
         except DamagedImage as error:
-            self.progress.warn(f"{error.what}; it is not used")
+            self.progress.warn(f"{error.what}, and is not used")
             return ""
 
     def _check_arch(self, name: ImageName, found: FoundImage) -> None:
-        """What an index lists can be had by no other name, whatever the image says of itself."""
+        """Check the architecture. An image that an index lists only gets a warning: it has no other name."""
         if not found.listed:
             check_arch(found.config, self.arch, str(name))
         elif found.config.arch not in ("", self.arch):
-            self.progress.warn(f"{name} is made for {found.config.arch}, not for {self.arch}")
+            self.progress.warn(f"{name} was built for {found.config.arch}, not for {self.arch}")
 
-    def _as_it_was(self, name: ImageName, error: Unreachable) -> Stored:
-        """A registry that is away for an hour must not keep a run from starting again."""
+    def _stored_before(self, name: ImageName, error: Unreachable) -> Stored:
+        """Return what the name stood for at the last lookup: runs must restart while a registry is down."""
         known = self.store.lookup(str(name), self.arch, self.compression, since=0.0)
         if known is None:
             raise error
         if not self.or_kept:
             hint = f"{error.hint}; `--or-kept` uses the image imported before: {known.path}"
             raise Unreachable(error.what, hint=hint, answered=error.answered)
-        self.progress.warn(f"{error.what}; {name} is taken as it was when it was last asked for")
+        self.progress.warn(f"{error.what}; using {name} as it was imported before")
         return known
 
-    def _turn(self, what: str, told: str) -> contextlib.AbstractContextManager[None]:
-        return self.store.turn(what, lambda: self.progress.stage(f"waiting for another import of {told}"))
+    def _turn(self, what: str, label: str) -> contextlib.AbstractContextManager[None]:
+        return self.store.turn(what, lambda: self.progress.stage(f"waiting for another import of {label}"))
 
-    def _stored(self, name: ImageName, source: ImageSource, found: FoundImage, anew: bool) -> Stored:
+    def _stored(self, name: ImageName, source: ImageSource, found: FoundImage, force: bool) -> Stored:
         with self._turn(f"{found.digest} {self.compression}", found.digest[:19]):
             known = self.store.get(found.digest, self.compression)
-            if known and not anew:
+            if known and not force:
                 return known
             path = self.store.image(found.digest, self.compression)
             sha256 = self._make(name, source, found, path, own=True)
@@ -166,7 +168,7 @@ class Importer:
             return self.store.put(with_config(record, found.config, image_metadata.workdir(found.config)))
 
     def _make(self, name: ImageName, source: ImageSource, found: FoundImage, target: Path, own: bool = False) -> str:
-        """Its SHA-256 is known before it has its name: from then on nothing takes time any more."""
+        """Write the image and return its SHA-256, computed before the file gets its name."""
         if self.enroot and name.kind is ImageKind.REGISTRY:
             self.progress.stage("importing with Enroot")
             import_by_enroot(self.enroot, name, self.arch, target, self.runner, own)
@@ -202,22 +204,20 @@ class Importer:
             return FromArchive(name, scratch)
         if name.is_path:
             what = (
-                "is a file or a folder already"
-                if os.path.exists(name.path)
-                else "is the path of a file, and none is there"
+                "is already a file or a folder" if os.path.exists(name.path) else "is a path, but there is no such file"
             )
             raise UsageError(
                 f"{name.path} {what}",
-                hint="a .sqsh is used as it is; `dalsegno image build FOLDER` makes one of a folder",
+                hint="use a .sqsh file as it is; `dalsegno image build FOLDER` builds one from a folder",
             )
-        self.progress.stage(f"having {name.kind.value.partition(':')[0]} save {name.repository}:{name.tag}")
+        self.progress.stage(f"saving {name.repository}:{name.tag} with {name.kind.value.partition(':')[0]}")
         return FromArchive(saved_by_daemon(name, self.runner, scratch), scratch.with_suffix(".plain"))
 
 
 def copy(kept: Stored, target: Path) -> str:
-    """Whole, or not there. Never a second name of the same file: what is written into the copy stays in the copy.
+    """Copy a stored image to a file, which exists only when complete and undamaged, and return its SHA-256.
 
-    Its SHA-256, which is known before it has its name: what was damaged here is not spread.
+    Never a hard link: writing to the copy must not change the stored image.
     """
     with open(kept.path, "rb") as file, nameless(target) as handle:
         shared = _share_blocks(file.fileno(), handle)
@@ -228,13 +228,13 @@ def copy(kept: Stored, target: Path) -> str:
                 _write_all(handle, chunk)
         if digest.hexdigest() != kept.record.sha256:
             raise DamagedImage(
-                f"{kept.path}, which is kept here, is damaged", hint="`dalsegno image import --force` makes it anew"
+                f"the stored image {kept.path} is damaged", hint="import it again with `dalsegno image import --force`"
             )
     return digest.hexdigest()
 
 
 def _share_blocks(source: int, target: int) -> bool:
-    """Of file systems that can; until one of the two is written to."""
+    """Share the blocks of both files, where the file system supports it; return whether it does."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError:
@@ -249,7 +249,7 @@ def _write_all(handle: int, chunk: bytes) -> None:
 
 
 def digest_of(made: Path, progress: ImportProgress) -> str:
-    """Of an image that was just written: sqfstar goes back in its file, so it takes another look at all of it."""
+    """Return the SHA-256 of an image just written. sqfstar seeks back in its file, so all of it is read again."""
     progress.stage("reading it back", made.stat().st_size)
     return sha256_of(made, progress.advance)
 

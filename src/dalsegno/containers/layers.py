@@ -1,4 +1,4 @@
-"""All layers of an image at hand and looked through, several at once."""
+"""Fetch and scan the layers of an image, several at once."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from dalsegno.containers.store import ImportProgress
 from dalsegno.containers.tar import FileSlice, Stream, TarEntry, read_entries, unpacked
 
 AT_ONCE = 4
-_DAMAGED_HINT = "`dalsegno image gc --layers` removes the layers that are kept; then try again"
-_ENTRY_COST = 500  # bytes: its object, its place in the tree, its numbers
+_DAMAGED_HINT = "remove the stored layers with `dalsegno image gc --layers`, then try again"
+_ENTRY_COST = 500  # bytes in memory: the object, its place in the tree, its numbers
 _Task = TypeVar("_Task")
 _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer on this machine, and what is in it. The blob has the digest that its bytes had when they were looked
-    through, unless nobody else can change them."""
+    """A layer on this machine and its entries.
+
+    The blob has the digest of the bytes that were scanned, unless nobody else can change them.
+    """
 
     blob: FileSlice
     entries: Sequence[TarEntry]
 
 
 def gather(source: ImageSource, found: FoundImage, progress: ImportProgress) -> list[Layer]:
-    """Bring every layer, and read its headers; each digest that is known is checked."""
+    """Fetch every layer, read its headers and check all known digests."""
     count = len(found.layers)
     here = sum(min(source.here(layer), layer.size) for layer in set(found.layers))
     progress.stage(f"fetching {count} layer{'s' * (count != 1)}", sum(layer.size for layer in found.layers), here)
@@ -40,11 +42,11 @@ def gather(source: ImageSource, found: FoundImage, progress: ImportProgress) -> 
     if diff_ids and len(diff_ids) != len(found.layers):
         raise DamagedImage("the manifest and the configuration name different numbers of layers")
     wanted = [(each, diff_ids[number] if diff_ids else "") for number, each in enumerate(found.layers)]
-    distinct = list(dict.fromkeys(wanted))  # an empty layer may stand in an image many times
+    distinct = list(dict.fromkeys(wanted))  # an image may have the same empty layer many times
     limits = ImageLimits()
 
     def one(task: tuple[Descriptor, str], stop: threading.Event) -> Layer:
-        return look_through(source.layer(task[0], progress.advance, stop), task[1], stop, limits)
+        return scan(source.layer(task[0], progress.advance, stop), task[1], stop, limits)
 
     at_hand = dict(zip(distinct, in_parallel(one, distinct), strict=True))
     return [at_hand[each] for each in wanted]
@@ -52,11 +54,13 @@ def gather(source: ImageSource, found: FoundImage, progress: ImportProgress) -> 
 
 @dataclass
 class ImageLimits:
-    """How much of an image is taken: a few megabytes can be packed so that they unpack to more than any machine has.
-    Layers are read by several threads, so that it may be a little more."""
+    """Limits of an unpacked image: a few compressed megabytes can unpack to more than any machine has.
+
+    Several threads read layers, so the limits are not exact.
+    """
 
     unpacked: int = 1 << 40  # bytes
-    headers: int = 2 << 30  # bytes that what is known of its files takes in memory; about four million files
+    headers: int = 2 << 30  # bytes of memory for the list of its files: about four million files
 
     def take_bytes(self, count: int) -> None:
         self.unpacked -= count
@@ -70,18 +74,18 @@ class ImageLimits:
         return entry
 
 
-def look_through(blob: FileSlice, diff_id: str, stop: threading.Event, limits: ImageLimits) -> Layer:
-    """A layer whose bytes are what the digests say, packed (the blob's own) and unpacked; "": not known."""
+def scan(blob: FileSlice, diff_id: str, stop: threading.Event, limits: ImageLimits) -> Layer:
+    """Return a layer after checking its digests, packed (the blob's own) and unpacked; "" means unknown."""
     packed, plain = hashlib.sha256(), hashlib.sha256()
     needed = bool(blob.digest) or not blob.private
     raw = _through(blob.raw(), packed, stop) if needed else blob.raw()
     tar = _through(unpacked(raw), plain, stop, limits.take_bytes)
     entries = [limits.take_entry(entry) for entry in read_entries(Stream(tar))]
-    for _ in raw:  # behind the end of the packed stream
+    for _ in raw:  # bytes after the end of the packed stream count too
         pass
     for hash_, wanted in ((packed, blob.digest), (plain, diff_id)):
         if wanted and f"sha256:{hash_.hexdigest()}" != wanted:
-            raise DamagedImage(f"a layer in {blob.path} is not what its digest {wanted} says", hint=_DAMAGED_HINT)
+            raise DamagedImage(f"a layer in {blob.path} does not match its digest {wanted}", hint=_DAMAGED_HINT)
     return Layer(replace(blob, digest="" if blob.private else f"sha256:{packed.hexdigest()}"), entries)
 
 
@@ -102,9 +106,9 @@ def _through(
 def in_parallel(
     work: Callable[[_Task, threading.Event], _Value], tasks: Sequence[_Task], at_once: int = AT_ONCE
 ) -> list[_Value]:
-    """Every task's value, in order. The first failure, or Ctrl-C, stops all others.
+    """Return every task's value, in order. The first failure, or Ctrl-C, stops all others.
 
-    The threads are daemons: one that waits for a registry which says nothing must not hold the program back.
+    The threads are daemons: one that waits for a silent registry must not keep the program from exiting.
     """
     todo: queue.SimpleQueue[tuple[int, _Task]] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, _Value | None, BaseException | None]] = queue.SimpleQueue()
@@ -120,7 +124,7 @@ def in_parallel(
                 return
             try:
                 done.put((number, work(task, stop), None))
-            except BaseException as error:  # told to the one who waits
+            except BaseException as error:  # raised in the calling thread
                 done.put((number, None, error))
 
     threads = [threading.Thread(target=run, daemon=True) for _ in range(min(at_once, len(tasks)))]

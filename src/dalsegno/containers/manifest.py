@@ -1,4 +1,4 @@
-"""What registries and layouts say of an image, as values: the index, the manifest, the configuration."""
+"""Parse the index, the manifest and the configuration of an image."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ from dataclasses import dataclass
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware.catalog import did_you_mean
 
-# ---- What is wrong with an image, as an error.
-
 
 class DamagedImage(DalsegnoError):
-    """What came is not what was named, or no image at all."""
+    """An image that does not match its digest, or is not an image."""
 
     def __init__(self, what: str, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "it was made or carried wrongly; build it again, or ask who did")
-
-
-# ---- What registries and layouts say of an image, as values: the index, the manifest, the configuration.
+        super().__init__(what, hint=hint or "build or copy the image again")
 
 
 MANIFEST_TYPES = (
@@ -42,7 +37,7 @@ _DIGITS = frozenset("0123456789abcdef")
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A blob that something else names: its digest is what it must be."""
+    """A reference to a blob, which must have this digest."""
 
     digest: str  # "sha256:…"
     size: int
@@ -64,7 +59,7 @@ class Index:
 
 @dataclass(frozen=True)
 class ImageManifest:
-    """One image: its configuration, and its layers from the lowest to the uppermost."""
+    """One image: its configuration, and its layers from bottom to top."""
 
     config: Descriptor
     layers: tuple[Descriptor, ...]
@@ -72,7 +67,7 @@ class ImageManifest:
 
 @dataclass(frozen=True)
 class Config:
-    """What an image wants when it runs, and what its layers are when unpacked."""
+    """The settings of an image, and the digests of its unpacked layers."""
 
     arch: str = ""
     env: tuple[str, ...] = ()  # NAME=VALUE
@@ -90,33 +85,34 @@ def digest_of(data: bytes) -> str:
 
 
 def check_digest(data: bytes, digest: str, what: str) -> bytes:
-    """The data itself, if it is what the digest says."""
+    """Return the data if it has this digest."""
     if digest_of(data) != digest:
         raise DamagedImage(
-            f"{what} is not what its digest {digest} says", hint="try again; if it stays so, ask who keeps it"
+            f"{what} does not match its digest {digest}", hint="try again; if it persists, ask the registry's operator"
         )
     return data
 
 
 def parse_manifest(data: bytes) -> Index | ImageManifest:
-    """An index or a manifest, of OCI's or of Docker's kind."""
+    """Parse an index or a manifest, in OCI's or Docker's format."""
     value = _object(_json(data, "a manifest"), "a manifest")
     if "manifests" in value:
         return Index(tuple(_descriptor(each) for each in _list(value["manifests"], "the index")))
     if value.get("schemaVersion") == 1:
-        raise DamagedImage("the image has a manifest of the first version, from before 2016", hint="push it again")
+        raise DamagedImage("the image has a manifest of schema version 1, used before 2016", hint="push it again")
     if "layers" not in value or "config" not in value:
         raise DamagedImage(
-            "this is no image: its manifest has no layers", hint="charts and other things are kept in registries too"
+            "not an image: its manifest has no layers",
+            hint="registries also hold charts and other artifacts; check the name",
         )
     layers = tuple(_descriptor(each) for each in _list(value["layers"], "the manifest"))
     if len(layers) > _MOST_LAYERS:
-        raise DamagedImage(f"the image has {len(layers)} layers; no tool makes more than {_MOST_LAYERS}")
+        raise DamagedImage(f"the image has {len(layers)} layers, more than {_MOST_LAYERS}")
     return ImageManifest(_descriptor(value["config"]), layers)
 
 
 def parse_config(data: bytes) -> Config:
-    """The configuration; what it does not say is empty."""
+    """Parse the configuration; missing settings are empty."""
     value = _object(_json(data, "the configuration"), "the configuration")
     config = value.get("config") or value.get("Config") or {}
     config = _object(config, "the configuration")
@@ -137,36 +133,36 @@ def parse_config(data: bytes) -> Config:
 
 
 def architecture(name: str = "") -> str:
-    """A machine's name as images have it (`x86_64` is `amd64`); this machine's if none is given."""
+    """Return an architecture by its name in images (`amd64` for `x86_64`); this machine's if none is given."""
     wanted = (name or platform.machine()).lower()
     if wanted in _ARCHITECTURES:
         return _ARCHITECTURES[wanted]
     raise UsageError(
-        f"no architecture is called `{name or wanted}`",
-        hint=did_you_mean(wanted, _ARCHITECTURES, "one is `amd64`, another `arm64`"),
+        f"unknown architecture `{name or wanted}`",
+        hint=did_you_mean(wanted, _ARCHITECTURES, "use `amd64` or `arm64`"),
     )
 
 
 def choose(index: Index, arch: str, what: str) -> Descriptor:
-    """The image for this architecture."""
+    """Return the image for this architecture."""
     runnable = [each for each in index.manifests if each.os in ("", "linux") and each.arch not in ("unknown",)]
     for each in runnable:
         if each.arch in (arch, ""):
             return each
     there = sorted({each.arch for each in runnable})
-    hint = f"it is there for {', '.join(there)}: give `--arch`" if there else "it has no image for Linux"
+    hint = f"available for {', '.join(there)}; choose one with `--arch`" if there else "it has no image for Linux"
     raise NotThere(f"{what} has no image for {arch}", hint=hint)
 
 
 def check_arch(config: Config, arch: str, what: str) -> None:
-    """That an image which no index lists is for this architecture; one that does not say may be."""
+    """Check that an image outside any index is for this architecture; an image that names none passes."""
     made_for = _ARCHITECTURES.get(config.arch, config.arch)
     if made_for not in ("", arch):
-        raise NotThere(f"{what} has no image for {arch}", hint=f"it is there for {made_for}: give `--arch {made_for}`")
+        raise NotThere(f"{what} has no image for {arch}", hint=f"it is for {made_for}; use `--arch {made_for}`")
 
 
 def tagged(index: Index, tag: str, what: str) -> Descriptor:
-    """The image of this tag in a layout's list; without a tag the only one there is."""
+    """Return the image with this tag in a layout's list; without a tag, the only one."""
     named = {each.ref_name: each for each in index.manifests}
     if tag in named and tag:
         return named[tag]
@@ -186,17 +182,14 @@ def _any_of(tags: Sequence[str]) -> str:
     )
 
 
-# Reading leniently, but never something else ---------------------------------------------------------------------
-
-
 def _descriptor(value: object) -> Descriptor:
     found = _object(value, "a manifest")
     digest, size = _text(found.get("digest")), found.get("size")
     kind, _, digits = digest.partition(":")
     if kind != "sha256" or len(digits) != 64 or not set(digits) <= _DIGITS:
-        raise DamagedImage(f"a digest in the manifest cannot be used: `{digest[:80]}`", hint="only sha256 is known")
+        raise DamagedImage(f"invalid digest in the manifest: `{digest[:80]}`", hint="only sha256 is supported")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise DamagedImage("a size in the manifest is no number")
+        raise DamagedImage("a size in the manifest is not a number")
     where = _object(found.get("platform") or {}, "a manifest")
     notes = _object(found.get("annotations") or {}, "a manifest")
     return Descriptor(
@@ -209,7 +202,7 @@ def _json(data: bytes, what: str) -> object:
         value: object = json.loads(data)
         return value
     except (ValueError, RecursionError):
-        raise DamagedImage(f"{what} of the image cannot be read: it is no JSON") from None
+        raise DamagedImage(f"{what} of the image is not valid JSON") from None
 
 
 def _object(value: object, what: str) -> dict[str, object]:

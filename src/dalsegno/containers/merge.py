@@ -1,12 +1,12 @@
-"""Layers laid one over the other, as a value: which entry of which layer ends up under which names.
+"""Merge layers into one file tree: which entry of which layer ends up under which names. Pure.
 
-Pure: headers in, a plan of the one stream out. The rules are those of the OCI image specification:
+The rules are those of the OCI image specification:
 
-- `.wh.NAME` takes NAME of the layers below away, `.wh..wh..opq` all that its folder has below. A layer's own files
-  stay, wherever its whiteouts stand.
-- A folder over a folder changes its mode and keeps what is in it; anything else takes the place of what was there.
-- A hard link is the file that its target was at that moment: it outlives the target.
-- Folders that a layer names only as part of a path are followed through symbolic links, never out of the root.
+- `.wh.NAME` removes NAME of the layers below, `.wh..wh..opq` everything that the layers below have in its folder. A
+  layer's own files stay, wherever its whiteouts are.
+- A folder over a folder changes its mode and keeps its contents; anything else replaces what was there.
+- A hard link refers to the file that its target was at that moment, and outlives the target.
+- Folders that a layer names only as part of a path are resolved through symbolic links, never out of the root.
 
 Left out: device nodes, set-user-ID and set-group-ID bits of files, and extended attributes that grant rights.
 """
@@ -21,17 +21,17 @@ from dalsegno.containers.tar import TarEntry, Type
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
-_AUFS = ".wh..wh."  # its own bookkeeping, in old images
+_AUFS = ".wh..wh."  # metadata of aufs, in old images
 _SET_USER_ID = 0o4000
-_SET_IDS = 0o6000  # of a folder the group's bit means something else, and grants nothing
-_LONGEST = 4096  # as the kernel takes
-_MOST_LINKS = 40  # as the kernel follows
+_SET_IDS = 0o6000  # the group's bit of a folder has another meaning, and grants nothing
+_LONGEST = 4096  # the kernel's limit
+_MOST_LINKS = 40  # the kernel's limit
 _PLAIN_XATTR = "user."
 
 
 @dataclass(frozen=True)
 class Placed:
-    """An entry, and the names it has in the image; of a file all but the first are hard links."""
+    """An entry and its names in the image. All names of a file but the first are hard links."""
 
     entry: TarEntry
     names: tuple[str, ...]
@@ -39,7 +39,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Merged:
-    """What the stream is made of: first all that has no content, then the files of each layer in the layer's order."""
+    """The content of the tar stream: first all entries without content, then the files of each layer in order."""
 
     bare: tuple[Placed, ...]
     files: tuple[tuple[Placed, ...], ...]
@@ -54,7 +54,7 @@ class _Folder:
 
 @dataclass
 class _Leaf:
-    """Anything but a folder: one inode, under one name or several."""
+    """Anything but a folder: one inode with one name or several."""
 
     entry: TarEntry
     layer: int
@@ -62,7 +62,7 @@ class _Leaf:
 
 
 def merge(layers: Sequence[Sequence[TarEntry]], folders: Sequence[str] = ()) -> Merged:
-    """Lay the layers over each other, the lowest first; `folders` are made where they are missing."""
+    """Merge the layers, the lowest first. Missing `folders` are created."""
     root = _Folder(TarEntry("", Type.FOLDER))
     for number, layer in enumerate(layers):
         for entry in layer:
@@ -76,7 +76,7 @@ def merge(layers: Sequence[Sequence[TarEntry]], folders: Sequence[str] = ()) -> 
 
 
 def _hide(root: _Folder, entry: TarEntry) -> None:
-    """What a whiteout takes away from the layers below."""
+    """Remove what a whiteout hides of the layers below."""
     above, name = _split(entry.path)
     if not name.startswith(_WHITEOUT):
         return
@@ -94,7 +94,7 @@ def _put(root: _Folder, entry: TarEntry, layer: int) -> None:
     if name.startswith(_WHITEOUT) or _AUFS in entry.path:
         return
     if not name:
-        return  # the root itself: it is always 0755 and root's
+        return  # the root folder always has mode 0755 and belongs to root
     folder = _walk(root, above, make=True)
     assert folder is not None
     there = folder.names.get(name)
@@ -113,37 +113,37 @@ def _target(root: _Folder, link: TarEntry) -> _Leaf:
     folder = _walk(root, above, make=False)
     found = folder.names.get(name) if folder else None
     if not isinstance(found, _Leaf):
-        raise DamagedImage(f"`{link.path}` is a hard link to `{link.link}`, which is not there")
+        raise DamagedImage(f"`{link.path}` is a hard link to `{link.link}`, which does not exist")
     return found
 
 
 def _split(path: str) -> tuple[list[str], str]:
     if len(path) > _LONGEST:
-        raise DamagedImage(f"a layer has a name of {len(path)} letters: `{path[:60]}…`")
+        raise DamagedImage(f"a layer has a name of {len(path)} characters: `{path[:60]}…`")
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise DamagedImage(f"a layer names `{path}`, which leads out of its place")
+        raise DamagedImage(f"a layer has the path `{path}`, which leads out of the image")
     if "\0" in path:
-        raise DamagedImage("a layer has a name with a zero byte in it")
+        raise DamagedImage("a layer has a name that contains a zero byte")
     return (parts[:-1], parts[-1]) if parts else ([], "")
 
 
 def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
-    """The folder at this path, through symbolic links; made where it is missing, if asked to."""
+    """Return the folder at this path, resolving symbolic links; with `make`, missing folders are created."""
     way, todo, followed = [root], parts[::-1], 0
     while todo:
         part = todo.pop()
         there = way[-1].names.get(part)
         if part in ("", "."):
             continue
-        if part == "..":  # of a symbolic link; above the root is the root
+        if part == "..":  # from a symbolic link; the parent of the root is the root
             del way[max(1, len(way) - 1) :]
         elif isinstance(there, _Folder):
             way.append(there)
         elif there is not None and there.entry.type is Type.SYMLINK:
             followed += 1
             if followed > _MOST_LINKS:
-                raise DamagedImage(f"symbolic links in `{'/'.join(parts)}` lead in a ring")
+                raise DamagedImage(f"symbolic links in `{'/'.join(parts)}` form a loop")
             if there.entry.link.startswith("/"):
                 del way[1:]
             todo.extend(there.entry.link.split("/")[::-1])
@@ -154,9 +154,6 @@ def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
         else:
             return None
     return way[-1]
-
-
-# Collecting ----------------------------------------------------------------------------------------------------
 
 
 def _collect(root: _Folder, layers: int) -> Merged:
@@ -176,7 +173,7 @@ def _collect(root: _Folder, layers: int) -> Merged:
             files[leaf.layer].append(Placed(_harmless(leaf.entry), tuple(leaf.paths)))
         elif leaf.entry.type is Type.DEVICE:
             devices += leaf.paths
-        else:  # a second name of a symbolic link is a second link
+        else:  # a symbolic link with two names becomes two links
             bare += [Placed(_harmless(leaf.entry), (path,)) for path in leaf.paths]
     for each in files:
         each.sort(key=lambda placed: placed.entry.offset)
@@ -184,7 +181,7 @@ def _collect(root: _Folder, layers: int) -> Merged:
 
 
 def _everything(root: _Folder) -> Iterator[tuple[str, _Folder | _Leaf]]:
-    """Every name below the root, a folder before what is in it. Not recursive: paths may be deep."""
+    """Yield every name below the root, a folder before its contents. Not recursive: paths may be deep."""
     todo: list[tuple[str, _Folder | _Leaf]] = [(name, root.names[name]) for name in sorted(root.names, reverse=True)]
     while todo:
         path, node = todo.pop()

@@ -1,4 +1,4 @@
-"""Named containers of a user, listed and removed by our plugin in a small step on each node."""
+"""List and remove a user's named containers, through our plugin in a small step on each node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dalsegno.containers.store import Swept
 from dalsegno.system.files import remove_tree
 from dalsegno.system.processes import Completed, Runner
 
-OURS = "dalsegno: "  # before what the plugin says
+OURS = "dalsegno: "  # starts each message of the plugin
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class NamedContainer:
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """What a node said; `error` is empty if it did what it was asked."""
+    """The answer of a node; `error` is empty if the node succeeded."""
 
     node: str
     lines: tuple[str, ...] = ()
@@ -71,21 +71,20 @@ def _step(runner: Runner, route: HostRoute, node: str, word: str) -> NodeAnswer:
 
 
 def _why(done: Completed) -> str:
-    """The plugin's own line names the node, which its reader knows; srun without the plugin refuses the option."""
+    """Return why a step failed: the plugin's message without the node's name, or that srun has no plugin."""
     ours = [line for line in done.stderr.splitlines() if line.startswith(OURS)]
     if ours:
         return ours[0].removeprefix(OURS).partition(": container: ")[2] or ours[0]
     if "unrecognized option" in done.stderr:
-        return "its Slurm has no plugin of Dal Segno's, or an older one"
+        return "its Slurm does not have Dal Segno's plugin, or has an older one"
     return last_line(done)
 
 
-# ---- Images that jobs had to unpack, where neither the kernel nor FUSE mounts them for their user:
-# `native/unpack.c`.
+# Images that `native/unpack.c` unpacked, where neither the kernel nor FUSE mounts them for the user
 
 
 def sweep_unpacked(folder: Path) -> Swept:
-    """Remove what no image leads to any more, and no step uses; what was cut short too. Nothing while one unpacks."""
+    """Remove incomplete and unused unpacked images whose image file is gone; nothing while a step unpacks one."""
     removed = size = 0
     if not _is_own(folder):
         return Swept(0, 0)
@@ -101,7 +100,7 @@ def sweep_unpacked(folder: Path) -> Swept:
 
 
 def key_of(image: Path) -> str:
-    """As `native/unpack.c` writes it; "" if there is no such file."""
+    """Return the folder name that `native/unpack.c` gives an image; "" if there is no such file."""
     try:
         about = image.stat()
     except OSError:
@@ -133,7 +132,7 @@ def _image_of(unpacked: Path) -> Path:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Whether nobody else has it locked; where there is no such file, nobody can."""
+    """Lock a file; yields whether nobody else holds the lock, or there is no such file."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

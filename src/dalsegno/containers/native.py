@@ -1,4 +1,4 @@
-"""The native part: the SPANK plugin and its helper, compiled on this machine for its Slurm, once per version."""
+"""The SPANK plugin and its helper, written in C: compiled on this machine for its Slurm, once per version."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dalsegno.system.ownership import part_of_others, trusted_owners
 from dalsegno.system.processes import Runner
 
 PLUGIN, HELPER = "dalsegno_container.so", "dalsegno-container"
-NO_CONTAINER = 125  # what a task ends with that cannot enter its container: `enter.h`
-# -U first: compilers of some distributions define it themselves, and another definition is a warning.
+NO_CONTAINER = 125  # exit code of a task that cannot enter its container: `enter.h`
+# -U first: compilers of some distributions define it themselves, and warn about a second definition.
 FORTIFY = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", *FORTIFY, "-fstack-protector-strong")
-BUILD_FLAGS = tuple(flag for flag in FLAGS if flag != "-Werror")  # a compiler newer than ours may warn of more
+BUILD_FLAGS = tuple(flag for flag in FLAGS if flag != "-Werror")  # a newer compiler may have more warnings
 PARTS = {
     PLUGIN: (
         "-fPIC",
@@ -78,7 +78,7 @@ def source_folder() -> Path:
 
 
 def build_key(slurm_version: str) -> str:
-    """Another source, other flags or another Slurm: another build."""
+    """Return a key that changes with the sources, the flags and the Slurm version."""
     digest = hashlib.sha256(repr((slurm_version, BUILD_FLAGS, PARTS)).encode())
     for path in sorted(source_folder().glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -88,13 +88,13 @@ def build_key(slurm_version: str) -> str:
 def prepare_native(runner: Runner, cache: Path, slurm_version: str, folder: str) -> str:
     """Compile the plugin, unless it is cached, and return why this machine cannot offer containers ("" if it can).
 
-    `folder` is the cluster's, which plugstack.conf names.
+    `folder` is the cluster's folder, which plugstack.conf names.
     """
     built = (cache / "native" / build_key(slurm_version)).is_dir()
     if lacking := missing_packages(built):
         return f"this machine lacks {' and '.join(lacking)}; `./dalsegno setup` installs what is missing"
     if any(letter.isspace() for letter in folder):
-        return f"plugstack.conf cannot name {folder!r}, which has a blank in it; set DALSEGNO_HOME to another folder"
+        return f"plugstack.conf cannot name {folder!r}, which contains a space; set DALSEGNO_HOME to another folder"
     if (read_text(NAMESPACES) or "1").strip() == "0":
         return "user namespaces are forbidden; `sysctl user.max_user_namespaces=65536` allows them"
     try:
@@ -105,7 +105,7 @@ def prepare_native(runner: Runner, cache: Path, slurm_version: str, folder: str)
 
 
 def missing_packages(built: bool = False, tools: Mapping[str, str] = TOOLS) -> list[str]:
-    """Of those that container jobs need; `built`: what compiles the plugin is not needed any more."""
+    """Return the missing packages that container jobs need; those that compile the plugin only unless `built`."""
     wanted = {name: package for name, package in tools.items() if not built or package == "squashfs-tools"}
     return list(dict.fromkeys(each for name, each in wanted.items() if not _is_there(name)))
 
@@ -115,28 +115,28 @@ def _is_there(name: str) -> bool:
 
 
 def build_native(runner: Runner, cache: Path, slurm_version: str, header: Path = HEADER) -> Path:
-    """The folder with the plugin and the helper; compiled if this is the first time that they are asked for."""
+    """Return the folder with the plugin and the helper; compile them unless they are cached."""
     folder = cache / "native" / build_key(slurm_version)
     if os.geteuid() == 0 and (part := part_of_others(folder, trusted_owners())):
         raise DalsegnoError(
             f"root loads no plugin from {folder}: other users can change {part}",
-            hint=f"`chown root {part}` and `chmod go-w {part}`, or set DALSEGNO_HOME to a folder of root's",
+            hint=f"`chown root {part}` and `chmod go-w {part}`, or set DALSEGNO_HOME to a folder owned by root",
         )
     if not folder.is_dir():
         check_compiler(slurm_version, header)
         partial = folder.with_name(f"{folder.name}.{os.getpid()}")
         make_folder(partial)
         try:
-            for name, words in PARTS.items():
-                _compile(runner, partial / name, words, slurm_version)
-            _take_place(partial, folder)
+            for name, arguments in PARTS.items():
+                _compile(runner, partial / name, arguments, slurm_version)
+            _publish(partial, folder)
         finally:
             remove_tree(partial)
     return folder
 
 
 def place_native(runner: Runner, cache: Path, slurm_version: str, target: Path) -> None:
-    """A copy in a cluster's own folder, whatever becomes of the cache."""
+    """Copy the plugin and the helper into a cluster's folder, so that it does not depend on the cache."""
     built = build_native(runner, cache, slurm_version)
     make_folder(target)
     for name in PARTS:
@@ -147,7 +147,7 @@ def place_native(runner: Runner, cache: Path, slurm_version: str, target: Path) 
 
 
 def check_compiler(slurm_version: str, header: Path = HEADER) -> None:
-    """Refuse in words what the compiler, or later Slurm itself, would refuse in riddles."""
+    """Check for a compiler and matching Slurm headers, to give a clearer error than the compiler or Slurm would."""
     lacking = [] if program("gcc") else ["gcc"]
     if not header.is_file():
         lacking.append("Slurm's headers (libslurm-dev)")
@@ -156,13 +156,13 @@ def check_compiler(slurm_version: str, header: Path = HEADER) -> None:
     ours, theirs = header_version(header.read_text()), ".".join(re.findall(r"\d+", slurm_version)[:3])
     if ours != _plain(theirs):
         raise DalsegnoError(
-            f"Slurm's headers are of {ours}, and Slurm itself is {theirs}: it would refuse a plugin made with them",
-            hint="install slurmd, slurmctld, slurm-client and libslurm-dev of one version",
+            f"Slurm's headers are version {ours}, but Slurm itself is {theirs}, which refuses a plugin built with them",
+            hint="install slurmd, slurmctld, slurm-client and libslurm-dev in the same version",
         )
 
 
 def header_version(text: str) -> str:
-    """`0x160508` is 22.5.8."""
+    """Return the version in Slurm's header: 22.5.8 for `0x160508`."""
     found = re.search(r"SLURM_VERSION_NUMBER\s+0x([0-9a-fA-F]+)", text)
     number = int(found[1], 16) if found else 0
     return f"{number >> 16}.{(number >> 8) & 0xFF}.{number & 0xFF}"
@@ -172,29 +172,29 @@ def _plain(version: str) -> str:
     return ".".join(str(int(part)) for part in version.split("."))
 
 
-def _compile(runner: Runner, target: Path, words: tuple[str, ...], slurm_version: str) -> None:
-    argv = [program("gcc") or "gcc", *BUILD_FLAGS, *words, "-o", str(target)]
+def _compile(runner: Runner, target: Path, arguments: tuple[str, ...], slurm_version: str) -> None:
+    argv = [program("gcc") or "gcc", *BUILD_FLAGS, *arguments, "-o", str(target)]
     done = runner.run(argv, cwd=str(source_folder()), timeout_s=COMPILE_S * slowness())
     if done.exit_code != 0:
         raise not_compiled(slurm_version, shlex.join(argv), done.stderr.splitlines())
 
 
-def not_compiled(slurm_version: str, command: str, said: Sequence[str], host: str = "") -> DalsegnoError:
-    """Why the plugin is not there, in the compiler's own lines. Only a missing header is mended by a package."""
-    first = next((number for number, line in enumerate(said) if "error" in line), 0)
-    lines = "".join(f"\n  {line}" for line in said[first : first + _LINES])
-    missing = any(_NO_HEADER.search(line) for line in said)
+def not_compiled(slurm_version: str, command: str, output: Sequence[str], host: str = "") -> DalsegnoError:
+    """Return the error for a failed compilation, with the compiler's output; missing headers hint at packages."""
+    first = next((number for number, line in enumerate(output) if "error" in line), 0)
+    lines = "".join(f"\n  {line}" for line in output[first : first + _LINES])
+    missing = any(_NO_HEADER.search(line) for line in output)
     slurm = ".".join(re.findall(r"\d+", slurm_version)[:3]) or "an unknown version"
     return DalsegnoError(
         f"the container plugin does not compile with Slurm {slurm}{f' on {host}' if host else ''}: `{command}` failed:"
-        f"{lines or ' it said nothing'}",
+        f"{lines or ' no output'}",
         hint=HINT if missing else FAULT_HINT,
     )
 
 
-def _take_place(partial: Path, folder: Path) -> None:
+def _publish(partial: Path, folder: Path) -> None:
     try:
         partial.rename(folder)
     except OSError:
-        if not folder.is_dir():  # another `up` compiled the same meanwhile
+        if not folder.is_dir():  # another `up` compiled the same in the meantime
             raise

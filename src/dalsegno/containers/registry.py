@@ -1,4 +1,4 @@
-"""A registry, by its protocol (version 2): manifests and blobs of one image, with tokens where it asks for them."""
+"""The client of a registry (protocol version 2): manifests and blobs of one image, with tokens where needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOGIN_HINT = (
 
 @dataclass(frozen=True)
 class Challenge:
-    """What a registry wants to see."""
+    """The authentication that a registry asks for."""
 
     scheme: str  # "bearer" or "basic"
     realm: str = ""
@@ -34,7 +34,7 @@ class Challenge:
 
 
 def parse_challenge(headers: Message) -> Challenge | None:
-    """The best of what a 401 offers."""
+    """Return the best challenge that a 401 response offers."""
     offered = [_parse_one(text) for text in headers.get_all("WWW-Authenticate") or []]
     known = [each for each in offered if each.scheme in ("bearer", "basic")]
     return min(known, key=lambda each: each.scheme != "bearer") if known else None
@@ -47,10 +47,10 @@ def _parse_one(text: str) -> Challenge:
 
 
 class Registry:
-    """One image's place in a registry."""
+    """The repository of one image in a registry."""
 
     def __init__(self, name: ImageName, http: Http, wallet: Wallet, *, plain_http: bool = False) -> None:
-        """Without encryption only where it was asked for and TLS is not spoken, or where nobody else can listen."""
+        """Plain HTTP is used only with `plain_http` if the registry has no TLS, or on the loopback address."""
         self._name = name
         self._http = http
         self._wallet = wallet
@@ -62,40 +62,40 @@ class Registry:
         self._lock = threading.Lock()
 
     def manifest(self, reference: str) -> bytes:
-        """The index or manifest of a tag or a digest."""
+        """Return the index or manifest of a tag or a digest."""
         headers = {"Accept": ", ".join(MANIFEST_TYPES)}
         try:
             answer = self._get(f"manifests/{reference}", headers)
         except Unreachable as error:
-            self._without_tls(error)
+            self._fall_back_to_http(error)
             answer = self._get(f"manifests/{reference}", headers)
         with answer:
             return _read_up_to(answer, MAX_JSON)
 
     def blob(self, digest: str, start: int = 0) -> HttpResponse:
-        """A blob, from some byte on; a registry that cannot do that sends all of it, with status 200."""
+        """Request a blob from byte `start` on; a registry without support for that sends all of it, with status 200."""
         return self._get(f"blobs/{digest}", {"Range": f"bytes={start}-"} if start else {})
 
     def _at(self, scheme: str) -> RegistryServer:
         server = server_of(f"{scheme}://{self._name.registry}/")
         if server is None:
-            raise UsageError(f"`{self._name.registry}` is not a registry", hint="write HOST or HOST:PORT before `#`")
+            raise UsageError(f"invalid registry `{self._name.registry}`", hint="write HOST or HOST:PORT before `#`")
         return server
 
-    def _without_tls(self, error: Unreachable) -> None:
-        """Go on without TLS where that was asked for; else say how to ask for it, if the registry speaks plain HTTP."""
+    def _fall_back_to_http(self, error: Unreachable) -> None:
+        """Continue without TLS where that is allowed; otherwise raise, with a hint if the registry uses plain HTTP."""
         if self._server.scheme != "https" or self._authorization or self._server.host in KNOWN_REALMS:
             raise error
         if self._may_be_plain and (error.plain or not error.answered):
             self._server = self._at("http")
-        elif error.answered or not error.plain or not self._speaks_plain_http():
+        elif error.answered or not error.plain or not self._uses_plain_http():
             raise error
         else:
-            what = f"{self._name.registry} speaks HTTP without TLS"
+            what = f"{self._name.registry} uses HTTP without TLS"
             raise Unreachable(what, hint=PLAIN_HINT, answered=True) from error
 
-    def _speaks_plain_http(self) -> bool:
-        """Nothing but the question itself is sent."""
+    def _uses_plain_http(self) -> bool:
+        """Probe the registry without TLS. No credential is sent."""
         try:
             self._http.get(f"http://{self._name.registry}/v2/", timeout_s=_PROBE_S).close()
         except HttpError as refused:
@@ -110,27 +110,27 @@ class Registry:
         try:
             return self._http.get(url, self._with(headers, used))
         except HttpError as refused:
-            if refused.status != 401 or server_of(refused.url) != self._server:  # another's challenge is not answered
-                raise self._in_words(refused) from refused
+            if refused.status != 401 or server_of(refused.url) != self._server:  # another server's challenge
+                raise self._explain(refused) from refused
             again = self._authorize(refused, used)
         try:
             return self._http.get(url, self._with(headers, again))
         except HttpError as refused:
-            raise self._in_words(refused) from refused
+            raise self._explain(refused) from refused
 
     @staticmethod
     def _with(headers: dict[str, str], authorization: str) -> dict[str, str]:
         return {**headers, "Authorization": authorization} if authorization else headers
 
-    # Proving who we are ------------------------------------------------------------------------------------------
+    # Authentication
 
     def _authorize(self, refused: HttpError, used: str) -> str:
-        """What the challenge asks for; of several threads one does it, when a token has run out too."""
+        """Return a new Authorization header for a challenge; of several threads, one asks for it."""
         with self._lock:
             if self._authorization == used:
                 challenge = parse_challenge(refused.headers)
                 if challenge is None:
-                    raise self._in_words(refused)
+                    raise self._explain(refused)
                 self._authorization = self._answer_to(challenge)
             return self._authorization
 
@@ -138,24 +138,26 @@ class Registry:
         if challenge.scheme == "basic":
             known = self._known(self._wallet.for_registry(self._server, self._name.user))
             if known is None:
-                raise DalsegnoError(f"{self._name.registry} wants a user and a password", hint=self._login_hint())
+                raise DalsegnoError(f"{self._name.registry} requires a user and a password", hint=self._login_hint())
             return _basic(known)
         realm = self._realm(challenge)
         known = self._known(self._wallet.for_realm(self._server, realm, self._name.user))
         return f"Bearer {self._token(challenge, known)}"
 
     def _realm(self, challenge: Challenge) -> RegistryServer:
-        """The server that gives tokens. One without TLS must be on the registry's own host: what it answers is sent to
-        the registry, which could so have us read for it what only this machine can reach."""
+        """Return the token server. One without TLS must be on the registry's own host.
+
+        Its answer is sent to the registry, which could otherwise make us read what only this machine can reach.
+        """
         realm = server_of(challenge.realm)
         if realm is None:
             raise DamagedImage(
-                f"{self._name.registry} names `{shown(challenge.realm)}` for tokens, which is not a plain URL",
+                f"{self._name.registry} names the token server `{shown(challenge.realm)}`, which is not a plain URL",
                 hint="ask the operator of the registry",
             )
         if realm.scheme == "https":
             return realm
-        what = f"{self._name.registry} names `{shown(challenge.realm)}` for tokens, which has no TLS"
+        what = f"{self._name.registry} names the token server `{shown(challenge.realm)}`, which has no TLS"
         if not self._server.is_same_host(realm):
             raise DalsegnoError(what, hint="credentials go to https URLs only, or to the registry's own host")
         if self._server.scheme == "https" and not self._may_be_plain:
@@ -165,12 +167,12 @@ class Registry:
     def _known(self, known: Credential | None) -> Credential | None:
         if known is None and self._name.user:
             raise DalsegnoError(
-                f"no password is known for {self._name.user} at {self._name.registry}", hint=self._login_hint()
+                f"no password is stored for {self._name.user} at {self._name.registry}", hint=self._login_hint()
             )
         return known
 
     def _token(self, challenge: Challenge, known: Credential | None) -> str:
-        """Ask for a token that lets us read this one repository, whatever scope the registry asks for."""
+        """Request a token for reading this one repository, whatever scope the registry asks for."""
         asked = {"service": challenge.service, "scope": f"repository:{self._name.repository}:pull"}
         headers = {"Authorization": _basic(known)} if known and not known.identity_token else {}
         url, data = _with_query(challenge.realm, asked), None
@@ -188,7 +190,7 @@ class Registry:
         except HttpError as refused:
             who = f"the password of {known.user or 'the token'}" if known else "a request without a user"
             server = address_of(url)
-            by = "" if server == self._name.registry else f" (by {server}, which gives its tokens)"
+            by = "" if server == self._name.registry else f" (at its token server {server})"
             what = f"{self._name.registry} refused {who} for {self._name.repository}{by}: {refused.status}"
             raise DalsegnoError(what, hint=self._login_hint()) from refused
         except (ValueError, RecursionError):
@@ -198,9 +200,7 @@ class Registry:
             raise DamagedImage(f"{shown(challenge.realm)} gave no token", hint="try again later")
         return token
 
-    # Errors in words ---------------------------------------------------------------------------------------------
-
-    def _in_words(self, refused: HttpError) -> DalsegnoError:
+    def _explain(self, refused: HttpError) -> DalsegnoError:
         name = self._name
         if refused.status in (401, 403) and server_of(refused.url) != self._server:
             other = address_of(refused.url)
@@ -211,12 +211,12 @@ class Registry:
         if refused.status == 404:
             return NotThere(
                 f"{name.registry} has no image {name.repository}{'@' if name.digest else ':'}{name.reference}",
-                hint="look at the name and the tag; before a `#` stands the registry: `nvcr.io#nvidia/pytorch:24.01`",
+                hint="check the name and the tag; a `#` ends the registry, as in `nvcr.io#nvidia/pytorch:24.01`",
             )
         if refused.status in (401, 403):
-            return DalsegnoError(f"{name.registry} does not let us have {name.repository}", hint=self._login_hint())
+            return DalsegnoError(f"{name.registry} denied access to {name.repository}", hint=self._login_hint())
         if refused.status == 429:
-            return DalsegnoError(f"{name.registry} has had too many requests from here", hint="wait, or log in")
+            return DalsegnoError(f"{name.registry} has received too many requests from here", hint="wait, or log in")
         if refused.status >= 500:
             return Unreachable(refused.what, hint="try again later")
         return refused
@@ -241,5 +241,7 @@ def _read_up_to(answer: HttpResponse, most: int) -> bytes:
     while piece := answer.read(1 << 16):
         data += piece
         if len(data) > most:
-            raise DamagedImage(f"an answer of the registry is longer than {most >> 20} MiB", hint="this is no image")
+            raise DamagedImage(
+                f"an answer of the registry is longer than {most >> 20} MiB", hint="check that the name is an image's"
+            )
     return data

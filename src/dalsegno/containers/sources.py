@@ -1,4 +1,4 @@
-"""Where images come from: each kind finds one, and has its layers at hand."""
+"""Sources of images: registries, OCI layouts, archives, and the daemons of Docker and Podman."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from dalsegno.containers.http import brought, fetch
+from dalsegno.containers.http import downloaded, fetch
 from dalsegno.containers.manifest import (
     MAX_JSON,
     Config,
@@ -35,7 +35,7 @@ from dalsegno.image_name import ImageKind, ImageName
 from dalsegno.system.files import explain
 from dalsegno.system.processes import Runner
 
-_DEEPEST = 4  # an index in an index
+_DEEPEST = 4  # levels of an index within an index
 
 
 @dataclass(frozen=True)
@@ -45,25 +45,25 @@ class FoundImage:
     digest: str
     layers: tuple[Descriptor, ...]
     config: Config
-    listed: bool = False  # an index has it for the architecture that was asked for
+    listed: bool = False  # by an index, for the requested architecture
 
 
 class ImageSource(Protocol):
-    """Finds an image, and brings its layers."""
+    """Finds an image and provides its layers."""
 
     def find(self, arch: str) -> FoundImage: ...
 
     def here(self, layer: Descriptor) -> int:
-        """How many of its bytes an earlier call has brought."""
+        """Return how many of its bytes an earlier call has downloaded."""
         ...
 
     def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> FileSlice:
-        """Its bytes, with the digest that is still to be checked."""
+        """Return its bytes, with the digest if it is still to be checked."""
         ...
 
 
 class FromRegistry:
-    """An image in a registry; its layers come into the store."""
+    """An image in a registry; its layers are downloaded to the store."""
 
     def __init__(self, name: ImageName, registry: Registry, store: ImageStore) -> None:
         self._name, self._registry, self._store = name, registry, store
@@ -78,7 +78,7 @@ class FromRegistry:
         return FoundImage(digest, manifest.layers, parse_config(checked), listed)
 
     def here(self, layer: Descriptor) -> int:
-        return brought(self._store.blob(layer.digest))
+        return downloaded(self._store.blob(layer.digest))
 
     def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> FileSlice:
         path = self._store.blob(layer.digest)
@@ -90,7 +90,7 @@ class FromRegistry:
 
 
 class FromLayout:
-    """An image in a folder in OCI's layout."""
+    """An image in a folder with OCI's layout."""
 
     def __init__(self, name: ImageName) -> None:
         self._name, self._folder = name, Path(name.path)
@@ -99,12 +99,12 @@ class FromLayout:
         index_file = self._folder / "index.json"
         if not index_file.is_file():
             raise NotThere(
-                f"{self._folder} is no OCI layout: it has no index.json", hint="write it as `oci:FOLDER:TAG`"
+                f"{self._folder} is not an OCI layout: it has no index.json", hint="write it as `oci:FOLDER:TAG`"
             )
         index = parse_manifest(FileSlice(index_file).read(MAX_JSON))
         if not isinstance(index, Index):
-            raise DamagedImage(f"{index_file} is no index")
-        # A layout's list without names may be one image for several machines.
+            raise DamagedImage(f"{index_file} is not an index")
+        # A list without names may be one image for several architectures.
         named = any(each.ref_name for each in index.manifests)
         top = (
             tagged(index, self._name.tag, str(self._folder))
@@ -129,12 +129,12 @@ class FromLayout:
     def _path(self, wanted: Descriptor) -> Path:
         path = self._folder / "blobs" / "sha256" / wanted.hex
         if not path.is_file():
-            raise DamagedImage(f"{self._folder} has not all of the image: {path.name} is missing", hint="copy it again")
+            raise DamagedImage(f"{self._folder} is incomplete: {path.name} is missing", hint="copy it again")
         return path
 
 
 def _resolve(data: bytes, arch: str, what: str, get: Callable[[Descriptor], bytes]) -> tuple[str, ImageManifest, bool]:
-    """From an index, through those that are in it, to the image for this architecture; and whether they say so."""
+    """Return the digest and manifest of the image for this architecture, and whether an index lists it as such."""
     listed = False
     for _ in range(_DEEPEST):
         found = parse_manifest(data)
@@ -142,10 +142,10 @@ def _resolve(data: bytes, arch: str, what: str, get: Callable[[Descriptor], byte
             return digest_of(data), found, listed
         chosen = choose(found, arch, what)
         data, listed = get(chosen), listed or chosen.arch == arch
-    raise DamagedImage(f"{what} is an index in an index in an index")
+    raise DamagedImage(f"{what} has more than {_DEEPEST - 1} levels of indexes")
 
 
-# ---- What `docker save` and `podman save` write, and what they have on this machine.
+# Archives that `docker save` and `podman save` write
 
 
 _MANIFEST = "manifest.json"
@@ -154,10 +154,10 @@ _MOST_LINKS = 8
 
 
 class FromArchive:
-    """An image in a tar file; its layers are read where they lie, and checked by their digests when unpacked."""
+    """An image in a tar file. Its layers are read in place, and checked by their digests when unpacked."""
 
     def __init__(self, name: ImageName, scratch: Path) -> None:
-        """`scratch`: a file that may be made, for an archive that is packed."""
+        """`scratch`: a file for the unpacked copy of a compressed archive."""
         self._name, self._path, self._scratch = name, Path(name.path), scratch
         self._layers: dict[str, FileSlice] = {}
 
@@ -170,7 +170,7 @@ class FromArchive:
                 return self._read(archive)
         except tarfile.TarError as error:
             raise DamagedImage(
-                f"{self._path} is no archive of an image: {error}", hint="`docker save` writes one"
+                f"{self._path} is not an image archive: {error}", hint="write one with `docker save`"
             ) from error
 
     def _read(self, archive: tarfile.TarFile) -> FoundImage:
@@ -179,7 +179,7 @@ class FromArchive:
         config = parse_config(config_data)
         layers = image.get("Layers")
         if not isinstance(layers, list) or len(layers) != len(config.diff_ids):
-            raise DamagedImage(f"{self._path} and its configuration name different layers")
+            raise DamagedImage(f"{self._path} and its configuration name different numbers of layers")
         found = []
         for layer, diff_id in zip(layers, config.diff_ids, strict=True):
             blob = _member(archive, str(layer))
@@ -213,7 +213,7 @@ class FromArchive:
 
 
 def saved_by_daemon(name: ImageName, runner: Runner, scratch: Path) -> ImageName:
-    """Have Docker or Podman write the image to a file; gives the name of what is in it."""
+    """Have Docker or Podman save the image to a file, and return the file's image name."""
     program = _PROGRAMS[name.kind]
     reference = f"{name.repository}@{name.digest}" if name.digest else f"{name.repository}:{name.tag}"
     argv = [program, "save", "--output", str(scratch), reference]
@@ -223,15 +223,17 @@ def saved_by_daemon(name: ImageName, runner: Runner, scratch: Path) -> ImageName
         done = runner.run(argv)
     except DalsegnoError as error:
         raise DalsegnoError(
-            f"`{program}` is not on this machine", hint=f"`{name.kind.value}` asks it for the image"
+            f"`{program}` is not on this machine", hint=f"install it: `{name.kind.value}` reads images from it"
         ) from error
-    away = "daemon" in done.stderr and "connect" in done.stderr
-    done.checked(hint="start it, or see that you may talk to it" if away else f"`{program} images` lists what it has")
+    daemon_down = "daemon" in done.stderr and "connect" in done.stderr
+    done.checked(
+        hint="start the daemon, or get access to it" if daemon_down else f"`{program} images` lists its images"
+    )
     return ImageName(ImageKind.ARCHIVE, path=str(scratch))
 
 
 def _plain(path: Path, scratch: Path) -> Path:
-    """The archive itself, or an unpacked copy of one that is packed: its layers are read from the middle of it."""
+    """Return the archive, or an unpacked copy of a compressed one: layers are read from the middle of it."""
     with open(path, "rb") as file:
         if file.read(2) not in (b"\x1f\x8b", b"\x28\xb5"):
             return path
@@ -251,25 +253,25 @@ def _json(archive: tarfile.TarFile) -> list[dict[str, object]]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise DamagedImage(f"{archive.name!s} is no archive of an image: its {_MANIFEST} cannot be read")
+        raise DamagedImage(f"{archive.name!s} is not an image archive: its {_MANIFEST} cannot be read")
     return value
 
 
 def _member(archive: tarfile.TarFile, name: str) -> FileSlice:
-    """Where a member's bytes lie, through the links that stand for layers used twice."""
+    """Return the bytes of a member, following the links that stand for layers used twice."""
     for _ in range(_MOST_LINKS):
         try:
             info = archive.getmember(name)
         except KeyError:
             raise DamagedImage(
-                f"{archive.name!s} is no archive of an image: it has no {name}", hint="`docker save` writes one"
+                f"{archive.name!s} is not an image archive: it has no {name}", hint="write one with `docker save`"
             ) from None
         if info.isreg():
             return FileSlice(Path(str(archive.name)), info.offset_data, info.size)
         if not (info.issym() or info.islnk()):
             break
         name = _joined(name, info.linkname) if info.issym() else info.linkname
-    raise DamagedImage(f"{name} in {archive.name!s} is no file")
+    raise DamagedImage(f"{name} in {archive.name!s} is not a file")
 
 
 def _joined(name: str, link: str) -> str:

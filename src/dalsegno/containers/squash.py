@@ -1,4 +1,4 @@
-"""The merged layers as one tar stream into `sqfstar`: a .sqsh without an unpacked copy, and without root."""
+"""Write merged layers as a .sqsh file: one tar stream into `sqfstar`, without an unpacked copy and without root."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dalsegno.system.processes import LocalRunner
 COMPRESSIONS = ("lz4", "zstd", "gzip")
 MEMORY_VARIABLE = "DALSEGNO_MEMORY_MIB"  # set by the container plugin (`native/start.c`)
 _LEAST_MIB = 64
-Advance = Callable[[int], None]  # so many bytes more are done
+Advance = Callable[[int], None]  # called with the number of further bytes done
 
 
 def tar_stream(merged: Merged, layers: Sequence[Iterator[bytes]], advance: Advance) -> Iterator[bytes | memoryview]:
-    """The one stream: `layers` are their unpacked bytes, of which each is read once."""
+    """Yield the tar stream; `layers` are the unpacked bytes of each layer, read once."""
     for placed in merged.bare:
         yield header(placed.entry, placed.names[0], placed.entry.link)
     for files, chunks in zip(merged.files, layers, strict=True):
@@ -47,7 +47,7 @@ def tar_stream(merged: Merged, layers: Sequence[Iterator[bytes]], advance: Advan
 
 
 def stream_size(merged: Merged) -> int:
-    """How many bytes `tar_stream` reads of the layers: of each up to the end of the last file that is used."""
+    """Return how many bytes `tar_stream` reads: of each layer, up to the end of the last file in use."""
     return sum(files[-1].entry.offset + files[-1].entry.size for files in merged.files if files)
 
 
@@ -68,7 +68,7 @@ def squash(stream: Iterator[bytes | memoryview], handle: int, compression: str) 
             for piece in stream:
                 sink.write(piece)
     except CommandFailed as error:
-        raise _in_words(error) from error
+        raise _explain(error) from error
 
 
 def memory_options(env: Mapping[str, str]) -> list[str]:
@@ -81,36 +81,41 @@ def memory_options(env: Mapping[str, str]) -> list[str]:
 
 
 def _as_root() -> list[str]:
-    """sqfstar 4.5 gives the root folder to whoever runs it, whatever `-root-uid` says: seem to be root, if possible."""
+    """Return a prefix that runs sqfstar as root in a user namespace, if possible.
+
+    sqfstar 4.5 makes the calling user the owner of the root folder, whatever `-root-uid` says.
+    """
     unshare = program("unshare")
     if os.geteuid() == 0 or unshare is None:
         return []
-    seem = [unshare, "--map-root-user"]
-    return seem if LocalRunner().run([*seem, "true"]).exit_code == 0 else []
+    prefix = [unshare, "--map-root-user"]
+    return prefix if LocalRunner().run([*prefix, "true"]).exit_code == 0 else []
 
 
-def _in_words(error: CommandFailed) -> DalsegnoError:
+def _explain(error: CommandFailed) -> DalsegnoError:
     if "No space left" in error.stderr or "Disk quota" in error.stderr:
         return DalsegnoError(
             "no space left for the image",
-            hint="free some, or name a file on another disk with `-o`, or set DALSEGNO_IMAGES",
+            hint="free some space, name a file on another disk with `-o`, or set DALSEGNO_IMAGES",
         )
     return error
 
 
 def check_target(target: Path, force: bool) -> None:
-    """Before any work is done for a file that cannot be written."""
+    """Check that a file can be written, before any work is done for it."""
     if target.is_dir():
         raise UsageError(f"{target} is a folder", hint=f"name a file in it: `-o {target}/IMAGE.sqsh`")
     if target.exists() and not force:
-        raise UsageError(f"{target} is there already", hint="name another file, or give `--force`")
+        raise UsageError(f"{target} already exists", hint="name another file, or use `--force`")
     if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {target.parent}", hint="make it, or name another file")
+        raise UsageError(f"no folder {target.parent}", hint="create it, or name another file")
 
 
 class SecondReading(Iterator[bytes]):
-    """A layer's unpacked bytes, read a second time: they must be what they were when its digest was checked. Whoever
-    owns the file could have changed it in between."""
+    """A layer's unpacked bytes, read a second time, which must still have the digest that was checked.
+
+    The owner of the file could have changed it in between.
+    """
 
     def __init__(self, blob: FileSlice) -> None:
         self._blob, self._digest = blob, hashlib.sha256()
@@ -126,11 +131,11 @@ class SecondReading(Iterator[bytes]):
         return next(self._chunks)
 
     def check(self) -> None:
-        """After the last byte that is wanted."""
+        """Read the rest, then compare the digest."""
         if not self._blob.digest:
             return
         if isinstance(self._chunks, Generator):
-            self._chunks.close()  # what unpacks it reads no more
+            self._chunks.close()  # the decompressor reads no more
         for _ in self._raw:
             pass
         if f"sha256:{self._digest.hexdigest()}" != self._blob.digest:

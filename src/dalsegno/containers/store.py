@@ -1,17 +1,17 @@
-"""Where images are kept: finished ones by the digest of their manifest, layers by theirs, names beside them.
+"""The image store: a folder with images by the digest of their manifest, layers by theirs, and names.
 
     FOLDER/
-      images/HEX.lz4.sqsh     a finished image, whole or not there
-      images/HEX.lz4.json     what is known of it; written after the file, so that a file without it is no image
-      blobs/HEX               a layer, as the registry has it; HEX.part while it comes
-      tags/….json             a name, and what it meant when it was last asked for
+      images/HEX.lz4.sqsh     a complete image
+      images/HEX.lz4.json     its record; written after the image, so that a file without a record is not an image
+      blobs/HEX               a layer, as in the registry; HEX.part during its download
+      tags/….json             a name, and the image that it stood for at the last lookup
       files/….json            a file elsewhere that was written with `-o`, and its digest
-      locks/                  held while something is made, gone with their holder
+      locks/                  held during imports, released when their holder ends
 
-A tag that moves leads to another digest, and so to another file: nothing that is in use is ever changed.
+A tag that moves stands for another digest, and so for another file: an image in use never changes.
 
-Only its owner can write to these folders. Files and folders that another user put there are refused or passed over, and
-root keeps no images below a folder that other users can change.
+Only its owner can write to these folders. Files and folders of other users are refused or ignored, and root stores no
+images below a folder that other users can change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{1,64})")
 
 @dataclass(frozen=True)
 class Stored:
-    """An image of the store, with the names that lead to it."""
+    """An image of the store, with its names."""
 
     record: ImageRecord
     path: Path
@@ -50,14 +50,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class Swept:
-    """What was removed."""
+    """The number and total size of removed files."""
 
     files: int
     size: int
 
 
 class ImageStore:
-    """A folder of images. Any number of processes, on any number of nodes that see the folder, may use it at once."""
+    """A folder of images, which processes on all nodes that see the folder may use at once."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class ImageStore:
         clock: Callable[[], float] = time.time,
         owners: frozenset[int] | None = None,
     ) -> None:
-        """`shared`: another one, of root's, that is only read. `owners`: whose files count; None: root's and ours."""
+        """`shared`: a read-only store of root. `owners`: only their files count; None means root and this user."""
         self.folder = folder
         self.clock = clock
         self._owners = frozenset({0, os.geteuid()}) if owners is None else owners
         self.shared = ImageStore(shared, owners=frozenset({0})) if shared and _is_roots(shared) else None
 
-    # Places ------------------------------------------------------------------------------------------------------
+    # Paths
 
     def image(self, digest: str, compression: str) -> Path:
         return self.folder / "images" / f"{digest.partition(':')[2]}.{compression}.sqsh"
@@ -86,32 +86,35 @@ class ImageStore:
     def _written(self, path: Path) -> Path:
         return self.folder / "files" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
 
-    # Turns -------------------------------------------------------------------------------------------------------
+    # Locks
 
     def turn(self, what: str, on_wait: Callable[[], None]) -> AbstractContextManager[None]:
-        """Of those who want the same thing, one makes it and the others wait."""
+        """Hold the lock for `what`: of those who want the same image, one makes it and the others wait."""
         return in_turn(self.folder / "locks" / hashlib.sha256(what.encode()).hexdigest()[:32], on_wait)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """While this lasts, nothing is swept."""
+        """Keep `sweep` from removing anything in the meantime."""
         self._make_folders()
         with in_turn(self.folder / "locks" / "sweep", shared=True):
             yield
 
     def _make_folders(self) -> None:
-        """Have them all, as ours alone. Root would write, and users would run, what whoever else can change them puts
-        there; and a link in the place of one would lead to what is removed."""
+        """Create all folders, writable only for this user.
+
+        Users run what root stores, so nobody else may put files there; and a link in place of a folder could make
+        `sweep` remove other files.
+        """
         if os.geteuid() == 0 and (part := part_of_others(self.folder, trusted_owners())):
             raise DalsegnoError(
-                f"root keeps no images in {self.folder}: other users can change {part}",
+                f"root stores no images in {self.folder}: other users can change {part}",
                 hint=f"`chown root {part}` and `chmod go-w {part}`, or name another folder: DALSEGNO_IMAGES, or "
                 "`containers.folder` in the cluster file",
             )
         for name in _FOLDERS:
             make_own_folder(self.folder / name, _ELSEWHERE)
 
-    # Looking -----------------------------------------------------------------------------------------------------
+    # Lookups
 
     def get(self, digest: str, compression: str) -> Stored | None:
         path = self.image(digest, compression)
@@ -121,14 +124,14 @@ class ImageStore:
         return self.shared.get(digest, compression) if self.shared else None
 
     def lookup(self, name: str, arch: str, compression: str, since: float) -> Stored | None:
-        """What a name means, if someone asked for it since that moment."""
+        """Return the image that a name stands for, if it was looked up since then."""
         tag = self._read_tag(self._tag(name, arch))
         if tag is None or tag.seen < since or tag.compression != compression:
             return self.shared.lookup(name, arch, compression, since) if self.shared else None
         return self.get(tag.digest, compression)
 
     def all(self) -> list[Stored]:
-        """Every image, the newest first; root's too."""
+        """Return every image, the newest first, including those of root's store."""
         tags = self._tags()
         found = []
         for path in (self.folder / "images").glob("*.json"):
@@ -140,7 +143,7 @@ class ImageStore:
         return sorted(found, key=lambda each: -each.record.imported)
 
     def find(self, text: str) -> Stored:
-        """The image of a name, at a path of the store, or of a digest's first digits, however few tell it apart."""
+        """Return an image by its name, by its path in the store, or by a unique prefix of its digest."""
         images = self.all()
         hits = [each for each in images if str(each.path) == text]
         with contextlib.suppress(UsageError):
@@ -149,7 +152,7 @@ class ImageStore:
         prefix = _PREFIX.fullmatch(text)
         hits = hits or [each for each in images if prefix and each.record.hex.startswith(prefix[1])]
         if len({each.record.digest for each in hits}) > 1:
-            raise UsageError(f"`{text}` is the beginning of {len(hits)} images' digests", hint="write more of it")
+            raise UsageError(f"`{text}` is the prefix of {len(hits)} images' digests", hint="write more digits")
         if hits:
             return hits[0]
         names = [name for each in images for name in each.names]
@@ -158,11 +161,11 @@ class ImageStore:
         )
 
     def written(self, path: Path) -> Written | None:
-        """What is known of a file that was written elsewhere."""
+        """Return the record of a file that was written elsewhere."""
         return read_written(self._written(path))
 
     def known_as(self, sha256: str) -> str:
-        """What a file with these bytes was made of, by an image that is kept or a file that was written; else ""."""
+        """Return the name of a stored image or written file with these bytes; "" if there is none."""
         kept = [(each.record.sha256, (*each.names, each.record.hex[:12])[0]) for each in self.all()]
         written = [(each.sha256, each.name) for each in self._all_written()]
         return dict([*written, *kept]).get(sha256, "")
@@ -179,10 +182,10 @@ class ImageStore:
     def _read_tag(self, path: Path) -> Tag | None:
         return read_tag(path) if is_ours(path, self._owners) else None
 
-    # Changing ----------------------------------------------------------------------------------------------------
+    # Changes
 
     def put(self, record: ImageRecord) -> Stored:
-        """Note an image whose file is there."""
+        """Record an image whose file exists."""
         path = self.image(record.digest, record.compression)
         write(path.with_suffix(".json"), record)
         return Stored(record, path)
@@ -191,23 +194,25 @@ class ImageStore:
         write(self._tag(name, arch), Tag(name, record.digest, record.compression, arch, self.clock()))
 
     def wrote(self, path: Path, name: str, sha256: str) -> None:
-        """Note a file elsewhere. Where that cannot be, the file is as good."""
+        """Record a file elsewhere; the file is valid without a record too."""
         with contextlib.suppress(DalsegnoError):
             self._make_folders()
             write(self._written(path), Written(str(path), name, sha256))
 
     def remove(self, stored: Stored) -> None:
-        """Whoever has it mounted keeps it until the end."""
+        """Remove an image; jobs that have it mounted keep it."""
         if self.folder not in stored.path.parents:
-            raise UsageError(f"{stored.path} is root's", hint="`sudo dalsegno image rm` removes it, for all")
+            raise UsageError(f"{stored.path} belongs to root", hint="`sudo dalsegno image rm` removes it for all users")
         self._make_folders()
         stored.path.with_suffix(".json").unlink(missing_ok=True)
         stored.path.unlink(missing_ok=True)
         self._untag(lambda tag: _is_of(tag, stored))
 
     def take_name(self, text: str, stored: Stored) -> tuple[str, ...]:
-        """Of an image that has several, the one it was called by; the names that are left. It was called otherwise, by
-        its digest or its path: all go, and none is left."""
+        """Remove the name `text` of an image that has other names, and return those.
+
+        Nothing is removed, and () returned, if it is the only name or not a name of the image.
+        """
         with contextlib.suppress(UsageError):
             wanted = {text, str(parse_name(text).absolute())}
             left = tuple(name for name in stored.names if name not in wanted)
@@ -224,13 +229,13 @@ class ImageStore:
                 path.unlink(missing_ok=True)
 
     def sweep(self, layers: bool = False) -> Swept:
-        """Remove what nothing leads to any more: images without a name, their layers, what was cut short."""
+        """Remove images without a name, layers of no image, and incomplete files."""
         self._make_folders()
         try:
             with locked(self.folder / "locks" / "sweep", "the images"):
                 return self._sweep(layers)
         except DalsegnoError as error:
-            raise DalsegnoError("an image is being imported", hint="wait for it to end, then try again") from error
+            raise DalsegnoError("an image is being imported", hint="wait until it is done, then try again") from error
 
     def _sweep(self, layers: bool) -> Swept:
         kept = [each for each in self.all() if each.names and self.folder in each.path.parents]
@@ -254,10 +259,15 @@ def _is_of(tag: Tag, stored: Stored) -> bool:
 
 
 def open_store(wanted: Path, own: Path) -> ImageStore:
-    """The store at a place that is ours, or may be. Where it is another's: a part of it if all may write there, else
-    `own`; and theirs to read."""
+    """Return the store in the folder `wanted` if this user owns or may create it.
+
+    A folder of another user is only read. Then this user's images are stored in a subfolder of it if it is writable,
+    otherwise in `own`.
+    """
     if wanted.exists() and not wanted.is_dir():
-        raise UsageError(f"{wanted} is no folder: images cannot be kept there", hint="DALSEGNO_IMAGES names another")
+        raise UsageError(
+            f"{wanted} is not a folder: images cannot be stored there", hint="set DALSEGNO_IMAGES to a folder"
+        )
     if _may_make(wanted) and (not wanted.exists() or wanted.stat().st_uid == os.geteuid()):
         return ImageStore(wanted)
     if wanted.is_dir() and os.access(wanted, os.W_OK):
@@ -271,7 +281,7 @@ def _may_make(folder: Path) -> bool:
 
 
 def _is_roots(folder: Path) -> bool:
-    """Whether only root can have put there what is there: another user's could be any program under any name."""
+    """Whether only root can have put files there: images of other users could contain any program."""
     parts = [folder / name for name in ("images", "tags")]
     return all(_is_closed(part) and not part_of_others(part, {0}) for part in parts)
 
@@ -294,11 +304,8 @@ def _remove(paths: list[Path]) -> Swept:
     return Swept(files, size)
 
 
-# ---- How an import tells how far it is.
-
-
 class ImportProgress(Protocol):
-    """Stages, each of so many bytes, of which some may be here already; called from several threads."""
+    """Receives the progress of an import: stages of `total` bytes, `here` of them done. Called from several threads."""
 
     def stage(self, text: str, total: int = 0, here: int = 0) -> None: ...
 
@@ -308,7 +315,7 @@ class ImportProgress(Protocol):
 
 
 class Silent:
-    """Tells nothing."""
+    """Shows no progress."""
 
     def stage(self, text: str, total: int = 0, here: int = 0) -> None: ...
 

@@ -1,6 +1,6 @@
-"""Reading a layer's tar in one pass: every header, with the place of its content in the stream.
+"""Read and write tar streams, and decompress layers.
 
-Python's `tarfile` takes ten times as long a file; an image has a hundred thousand.
+A layer is read in one pass. Python's `tarfile` takes ten times as long per file, and an image has 100,000 files.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dalsegno.system.pipes import through
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
-_MAX_HEADER = 1 << 20  # of pax records and long names: more is no header, but an attack
-_MAX_NAME = 4096  # as the kernel takes
+_MAX_HEADER = 1 << 20  # bytes of pax records and long names; more is an attack
+_MAX_NAME = 4096  # the kernel's limit
 _MAX_EVERYWHERE = 1000
 _MAX_ID = 0xFFFFFFFF
 _FIELDS = struct.Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x")
@@ -45,7 +45,7 @@ _TYPES = {b"0": Type.FILE, b"\0": Type.FILE, b"7": Type.FILE, b"1": Type.LINK, b
 
 
 class TarEntry(NamedTuple):
-    """One thing in a layer. `path` as the tar says it; `link`: what a link leads to."""
+    """One entry of a layer. `path` is as in the tar file, `link` is the target of a link."""
 
     path: str
     type: Type
@@ -69,7 +69,7 @@ class Stream:
         self.offset = 0
 
     def read(self, size: int) -> bytes:
-        """Just so many bytes, or fewer at the end."""
+        """Return exactly `size` bytes, or fewer at the end."""
         if self._at + size <= len(self._chunk):
             found = bytes(self._chunk[self._at : self._at + size])
             self._at += size
@@ -78,7 +78,7 @@ class Stream:
         return b"".join(self.pieces(size))
 
     def pieces(self, size: int) -> Iterator[memoryview]:
-        """The next `size` bytes as they come, without copying them."""
+        """Yield the next `size` bytes as they come, without copying them."""
         while size:
             if self._at == len(self._chunk):
                 chunk = next(self._chunks, None)
@@ -93,14 +93,14 @@ class Stream:
             yield piece
 
     def skip(self, size: int) -> bool:
-        """False if the stream ended before."""
+        """Skip `size` bytes; return False if the stream ends before."""
         wanted = self.offset + size
         for _ in self.pieces(size):
             pass
         return self.offset == wanted
 
     def drain(self) -> None:
-        """To the end, for the checksum's sake."""
+        """Read to the end, for the checksum."""
         self.offset += len(self._chunk) - self._at
         self._at = len(self._chunk)
         for chunk in self._chunks:
@@ -108,8 +108,8 @@ class Stream:
 
 
 def read_entries(stream: Stream) -> Iterator[TarEntry]:
-    """All of a layer, in its order. Zeros at its end may be missing, those of its last file too: umoci 0.4 does so."""
-    everywhere: dict[str, bytes] = {}  # pax records that hold for all that follow
+    """Yield all entries of a layer, in order. Zeros at the end, after the last file too, may be missing: umoci 0.4."""
+    everywhere: dict[str, bytes] = {}  # pax records for all following entries
     records: dict[str, bytes] = {}
     while True:
         header = stream.read(BLOCK)
@@ -137,7 +137,7 @@ def read_entries(stream: Stream) -> Iterator[TarEntry]:
         elif kind == b"V":  # a volume's label
             stream.skip(_padded(size))
         else:
-            raise DamagedImage(f"a layer has an entry of a kind that is not known: {kind!r}")
+            raise DamagedImage(f"a layer has an entry of unknown type {kind!r}")
 
 
 def _parse(header: bytes, records: dict[str, bytes]) -> tuple[TarEntry, bytes, int]:
@@ -145,13 +145,13 @@ def _parse(header: bytes, records: dict[str, bytes]) -> tuple[TarEntry, bytes, i
         raise DamagedImage("a layer ends in the middle of a header")
     name, mode, uid, gid, size, mtime, check, kind, link, magic, *_, prefix = _FIELDS.unpack(header)
     if sum(header) - sum(check) + 8 * 32 != _number(check):
-        raise DamagedImage("a layer is no tar file, or is damaged: the checksum of a header is wrong")
+        raise DamagedImage("a layer is not a tar file, or is damaged: a header has a wrong checksum")
     path = name.partition(b"\0")[0]
     if magic == b"ustar\0" and prefix[0]:
         path = prefix.partition(b"\0")[0] + b"/" + path
     entry_type = _TYPES.get(kind, Type.FILE)
     if entry_type is Type.FILE and kind == b"\0" and path.endswith(b"/"):
-        entry_type = Type.FOLDER  # how it was written before 1988
+        entry_type = Type.FOLDER  # the format before 1988
     entry = TarEntry(
         _text(path), entry_type, _number(mode) & 0o7777, _number(uid), _number(gid), _time(_number(mtime)),
         _number(size), 0, _text(link.partition(b"\0")[0]),
@@ -161,13 +161,13 @@ def _parse(header: bytes, records: dict[str, bytes]) -> tuple[TarEntry, bytes, i
     if len(entry.path) > _MAX_NAME or len(entry.link) > _MAX_NAME:
         raise DamagedImage(f"a layer has a name of more than {_MAX_NAME} characters: `{entry.path[:60]}…`")
     if not (0 <= entry.uid <= _MAX_ID and 0 <= entry.gid <= _MAX_ID):
-        raise DamagedImage(f"the owner of `{entry.path}` in a layer is no user's number")
+        raise DamagedImage(f"the owner of `{entry.path}` in a layer is not a valid user id")
     return entry, kind, entry.size
 
 
 def _with_records(entry: TarEntry, records: dict[str, bytes]) -> TarEntry:
     if any(key.startswith("GNU.sparse.") for key in records):
-        raise DamagedImage("a layer has a sparse file, which no registry's tool writes")
+        raise DamagedImage("a layer has a sparse file, which is not supported")
     try:
         return entry._replace(
             path=_text(records.get("path", b"")) or entry.path,
@@ -183,7 +183,7 @@ def _with_records(entry: TarEntry, records: dict[str, bytes]) -> TarEntry:
 
 
 def _pax(data: bytes) -> dict[str, bytes]:
-    """Records of the form `LENGTH KEY=VALUE\\n`, LENGTH counting all of it."""
+    """Parse records of the form `LENGTH KEY=VALUE\\n`, where LENGTH is that of the whole record."""
     found: dict[str, bytes] = {}
     at = 0
     while at < len(data) and data[at]:
@@ -207,7 +207,7 @@ def _content(stream: Stream, size: int) -> bytes:
 
 
 def _number(field: bytes) -> int:
-    if field[0] & 0x80:  # GNU's way for numbers that eleven digits cannot hold
+    if field[0] & 0x80:  # GNU's format for numbers of more than eleven digits
         value = int.from_bytes(field, "big", signed=True) if field[0] == 0xFF else int.from_bytes(field[1:], "big")
         return value + ((field[0] & 0x7F) << (8 * (len(field) - 1)) if field[0] != 0xFF else 0)
     text = field.partition(b"\0")[0].strip()
@@ -224,7 +224,7 @@ def _padded(size: int) -> int:
 
 
 def _time(seconds: int) -> int:
-    """As squashfs can hold it."""
+    """Limit a time to what squashfs can hold."""
     return min(max(seconds, 0), 0xFFFFFFFF)
 
 
@@ -232,7 +232,7 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-# ---- Writing the headers of the one tar stream that `sqfstar` reads.
+# Writing
 
 
 _PAX = b"x"
@@ -240,7 +240,7 @@ END = bytes(2 * BLOCK)
 
 
 def header(entry: TarEntry, path: str, link: str = "") -> bytes:
-    """The header of `entry` under the name `path`; what the old format cannot hold goes into a pax header before it."""
+    """Return the header of `entry` under the name `path`, after a pax header for what the old format cannot hold."""
     name = _bytes(path + ("/" if entry.type is Type.FOLDER else ""))
     target = _bytes(link)
     size = entry.size if entry.type is Type.FILE else 0
@@ -257,7 +257,7 @@ def header(entry: TarEntry, path: str, link: str = "") -> bytes:
 
 
 def hard_link(entry: TarEntry, path: str, first: str) -> bytes:
-    """Another name for the file that stands in the stream as `first`."""
+    """Return the header of another name for the file that the stream has as `first`."""
     return header(entry._replace(type=Type.LINK, size=0, xattrs=()), path, first)
 
 
@@ -290,11 +290,11 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-# ---- A blob's bytes, and what they are unpacked: gzip, zstd or neither, told by their first bytes.
+# Decompression: gzip, zstd or neither, by the first bytes
 
 
 CHUNK = 1 << 20
-_MOST_AT_ONCE = 4 << 20  # whatever a chunk unpacks to
+_MOST_AT_ONCE = 4 << 20  # bytes that one chunk unpacks to
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE = 0x184D2A50  # and the fifteen numbers after it
@@ -307,12 +307,12 @@ class FileSlice:
 
     path: Path
     offset: int = 0
-    size: int = -1  # to the end
-    digest: str = ""  # that they must have; "": it was checked, or is not known
-    private: bool = False  # nobody else can change them between two looks
+    size: int = -1  # -1: to the end of the file
+    digest: str = ""  # that they must have; "" if it was checked or is unknown
+    private: bool = False  # nobody else can change them between two reads
 
     def raw(self) -> Iterator[bytes]:
-        """All of it, in chunks. Only of a regular file: whoever opens a pipe may wait for ever."""
+        """Yield all bytes in chunks. Only a regular file is read: opening a pipe could block forever."""
         with open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise DamagedImage(f"{self.path} is not a regular file")
@@ -323,17 +323,17 @@ class FileSlice:
                 yield chunk
 
     def read(self, most: int) -> bytes:
-        """All of it, if it is not longer than this."""
+        """Return all bytes; DamagedImage if there are more than `most`."""
         data = bytearray()
         for chunk in self.raw():
             data += chunk
             if len(data) > most:
-                raise DamagedImage(f"{self.path} is longer than {most} bytes, and should be a small file")
+                raise DamagedImage(f"{self.path} is longer than {most} bytes")
         return bytes(data)
 
 
 def unpacked(raw: Iterator[bytes]) -> Iterator[bytes]:
-    """The tar inside."""
+    """Return the decompressed bytes."""
     first = next(raw, b"")
     whole = itertools.chain([first], raw)
     if first.startswith(_GZIP):
@@ -342,12 +342,14 @@ def unpacked(raw: Iterator[bytes]) -> Iterator[bytes]:
         return _unzstd(whole)
     for magic, name in _OTHERS.items():
         if first.startswith(magic):
-            raise DamagedImage(f"a layer is packed with {name}, which images are not", hint="pack it with gzip or zstd")
+            raise DamagedImage(
+                f"a layer is packed with {name}, which is not supported", hint="pack it with gzip or zstd"
+            )
     return whole
 
 
 def _gunzip(raw: Iterator[bytes]) -> Iterator[bytes]:
-    """One member or many, as tools write them that pack in parallel."""
+    """Decompress one gzip member or several, which parallel tools write."""
     engine = zlib.decompressobj(31)
     try:
         for chunk in raw:

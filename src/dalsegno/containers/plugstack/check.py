@@ -56,7 +56,7 @@ class ContainerFinding:
     commands: tuple[str, ...] = ()  # to run on the host as root; those for plugstack.conf are in `commands.py`
 
 
-# ---- Which plugin the cluster has, or should have.
+# The choice of a plugin
 
 
 def choose_plugin(hosts: Sequence[HostFacts]) -> PluginKind | None:
@@ -106,7 +106,7 @@ def slurm_version(hosts: Sequence[HostFacts]) -> str:
     return next((host.slurm for host in sorted(hosts, key=lambda host: not host.login) if not host.silent), "")
 
 
-# ---- What is wrong.
+# Findings
 
 
 def judge(hosts: Sequence[HostFacts], own: bool = False) -> list[ContainerFinding]:

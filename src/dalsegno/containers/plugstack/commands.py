@@ -96,7 +96,7 @@ def plan_commands(
     needs = _group([(each.host, each.fix, each.commands, "") for each in findings if each.commands])
     if blocked := [edit for host in hosts if (edit := _unblock(host, hosts, own))]:
         # With such a line srun shows no plugin at all. What else is wrong shows when it is gone.
-        purpose = "comment out plugins that do not exist; then check again, for more may show"
+        purpose = "comment out plugins that do not exist; then check again, as more problems may show"
         return [*_group([(edit.host.host, purpose, tuple(_edit_commands(edit)), "") for edit in blocked]), *needs]
     ours = _our_plugin(hosts, own, build)
     edits = [edit for host in hosts if (edit := _edit(host, hosts, own, ours))]
@@ -108,7 +108,7 @@ def plan_commands(
     return [*steps, *needs]
 
 
-# ---- Files of our plugin.
+# Files of our plugin
 
 
 def _our_plugin(hosts: Sequence[HostFacts], own: bool, build: PluginBuild | None) -> _OurPlugin | None:
@@ -185,7 +185,7 @@ def _import_caution(ours: _OurPlugin, hosts: Sequence[HostFacts]) -> str:
     return f"Images must be files, because the plugin imports none by name: {why}."
 
 
-# ---- Lines of plugstack.conf.
+# Lines of plugstack.conf
 
 
 def _unblock(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> _Edit | None:
@@ -224,7 +224,7 @@ def _edit_commands(edit: _Edit) -> Iterator[str]:
             yield f"install -d -m 755 {shlex.quote(dirname(edit.host.stack))}"
         yield f"grep -qsxF -- {added} {file} || printf '\\n%s\\n' {added} >> {file}"
     if edit.restart:
-        yield "systemctl try-restart slurmd"  # running jobs go on
+        yield "systemctl try-restart slurmd"  # running jobs continue
     if edit.add and edit.host.login:
         yield CHECK_LOGIN
 
@@ -273,9 +273,9 @@ def _reconfigure(hosts: Sequence[HostFacts], edits: Sequence[_Edit]) -> list[Com
     return [CommandStep((each.host,), purpose, ("scontrol reconfigure",)) for each in sources[:1]]
 
 
-def _group(said: Sequence[tuple[str, str, tuple[str, ...], str]]) -> list[CommandStep]:
+def _group(items: Sequence[tuple[str, str, tuple[str, ...], str]]) -> list[CommandStep]:
     """Join hosts that need the same commands, in the order in which the first of them stands."""
     groups: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
-    for host, purpose, commands, caution in said:
+    for host, purpose, commands, caution in items:
         groups.setdefault((purpose, commands, caution), []).append(host)
     return [CommandStep(tuple(names), *key) for key, names in groups.items()]

@@ -35,7 +35,7 @@ FOR_ALL = frozenset(
 BOUNDED = ("-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 
 
-# ---- Routes: how a command gets to a host.
+# Routes to hosts
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def last_line(done: Completed) -> str:
     return lines[-1].strip() if lines else f"no output (exit code {done.exit_code})"
 
 
-# ---- Many hosts at once.
+# Many hosts at once
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def run_on_each(
         pool.shutdown(cancel_futures=True)
 
 
-# ---- Asking.
+# Questions
 
 
 def ask_all(
