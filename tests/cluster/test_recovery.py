@@ -316,7 +316,7 @@ def test_a_batch_script_with_auto_resume_starts_its_step_again_when_a_node_is_lo
     (cluster.home / "tmp/batch.last").touch()
     eventually(lambda: "ends with 0" in lines(out), 60)
     assert len(lines(signed)) == 4 and lost not in lines(signed)[2:]
-    assert f"dalsegno: auto-resume: job {job} has started again on" in out.read_text()
+    assert f"dalsegno: auto-resume: job {job} was restarted on" in out.read_text()
 
 
 def batch_host(cluster: Cli, job: str) -> str:
@@ -334,7 +334,7 @@ def test_an_allocation_that_outlives_a_node_has_its_step_started_again_on_the_ot
     (cluster.home / "tmp/tough.last").touch()
     out, _ = held.communicate(timeout=60)
     assert held.returncode == 0, out
-    assert f"dalsegno: auto-resume: {lost} has failed" in out and "the step starts again in job" in out
+    assert f"dalsegno: auto-resume: {lost} has failed" in out and "restarting the step in job" in out
     assert lost not in lines(signed)[2:]
 
 
@@ -349,7 +349,7 @@ def test_an_allocation_that_ends_with_a_node_is_made_anew_and_what_fails_by_itse
     eventually(lambda: len(lines(signed)) == 4, 60)
     (cluster.home / "tmp/plain.last").touch()
     out, _ = held.communicate(timeout=60)
-    assert held.returncode == 0 and "the step starts again in a new job" in out, out
+    assert held.returncode == 0 and "restarting the step in a new job" in out, out
     eventually(lambda: " ExitCode=7:0" in cluster.ok("shell", "--", "scontrol", "show", "job", own))
     assert lines(cluster.home / "tmp/fails") == ["once"]
 

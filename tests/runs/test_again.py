@@ -68,7 +68,7 @@ def test_a_node_that_only_we_have_missed_is_left_to_slurm_for_a_while():
 
 
 def test_a_job_that_has_ended_with_its_node_is_slurm_s_to_start_anew_if_it_has_a_script():
-    assert choose(seen(in_state(JobState.PENDING))) == LeaveStep("job 7 starts anew", ends=True)
+    assert choose(seen(in_state(JobState.PENDING))) == LeaveStep("job 7 was requeued", ends=True)
     assert choose(seen(in_state(JobState.NODE_FAIL))) == LeaveStep("job 7 has ended with it")
     alone = in_state(JobState.NODE_FAIL, batch=False)
     assert choose(seen(alone, failed={})) == StartAgain(alone, alone=True)
@@ -124,7 +124,7 @@ def test_a_slurm_that_is_away_for_a_while_is_waited_for_and_one_that_stays_away_
 
     assert Clock().until_known(lambda for_s: look(for_s, SETTLE_S))[0] == StartAgain(JOB, without=("n2",))
     left, waited_s = Clock().until_known(lambda for_s: look(for_s, math.inf))
-    assert left == LeaveStep("Slurm does not answer, so the step ends here") and waited_s == GIVE_UP_S
+    assert left == LeaveStep("Slurm does not respond, so the step ends here") and waited_s == GIVE_UP_S
 
 
 def test_whoever_is_asked_to_end_does_so_in_the_next_pause():

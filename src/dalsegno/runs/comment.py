@@ -1,4 +1,4 @@
-"""The comment of a run's job, `dalsegno:<role>[ left=<node>,...]`: how coordinator and controller tell each other."""
+"""The comment of a run's job, `dalsegno:<role>[ left=<node>,...]`, by which coordinator and controller communicate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LEFT = "left="
 
 
 class JobRole(Enum):
-    """What a Slurm job is to its run."""
+    """The role of a Slurm job in its run."""
 
     MAIN = "main"
-    NEXT = "next"  # in which a run goes on that is longer than its job
-    JOIN = "join"  # one node in place of a lost one
-    UNKNOWN = "unknown"  # anybody may write a comment
+    NEXT = "next"  # the job in which a run longer than its job continues
+    JOIN = "join"  # one node that replaces a lost one
+    UNKNOWN = "unknown"  # anyone may write a comment
 
     @classmethod
     def _missing_(cls, value: object) -> JobRole:
@@ -25,7 +25,7 @@ class JobRole(Enum):
 
 @dataclass(frozen=True)
 class RunComment:
-    """`left`: the nodes of the job that the run does not need any more."""
+    """A parsed comment. `left` are the nodes of the job that the run no longer needs."""
 
     role: JobRole
     left: frozenset[str] = frozenset()

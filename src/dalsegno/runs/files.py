@@ -13,9 +13,9 @@ MOST_BYTES = 8 << 20  # of a file that is read whole
 
 
 def read_value(path: Path) -> Json:
-    """Return the value in a file of a run's folder, None if it is missing. It may be another user's, and root reads it.
+    """Return the value in a file of a run folder, None if it is missing. Root may read another user's file.
 
-    DalsegnoError for what is no JSON, no regular file of the folder's owner, or too long.
+    Raise DalsegnoError for invalid JSON, a file that is not a regular file of the folder's owner, or one too long.
     """
     text = read_beneath(path.parent, path.name, MOST_BYTES)
     if text is None:
@@ -28,10 +28,10 @@ def read_value(path: Path) -> Json:
 
 
 def open_log(run: RunFolder, path: Path) -> int:
-    """Open a file of the run's for reading, as `system.plain_files` does."""
+    """Open a file of the run for reading, as `system.plain_files` does."""
     return open_beneath(run.root, str(path.relative_to(run.root)))
 
 
 def names_in(run: RunFolder, folder: Path) -> list[str]:
-    """Return the names in a folder of the run's; none if there is no such folder."""
+    """Return the names in a folder of the run; none if it does not exist."""
     return list_beneath(run.root, str(folder.relative_to(run.root)))

@@ -1,4 +1,4 @@
-"""What happened to a run, in order: a line of JSON each, appended whole, never changed."""
+"""The journal of a run: one line of JSON per event, appended in one write and never changed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 from dalsegno.system.plain_files import open_beneath
 
 MOST_BYTES = 256 << 20
-MOST_BYTES_OF_OTHERS = 16 << 20  # another user's run must not cost us our memory
+MOST_BYTES_OF_OTHERS = 16 << 20  # another user's run must not exhaust our memory
 
 
 class RunEvent(str, Enum):
-    """What an entry tells of. Entries of other versions may have others."""
+    """The kind of an entry. Other versions may write other kinds."""
 
     BEGAN = "began"
     CAME_BACK = "came back"
@@ -39,11 +39,11 @@ class RunEvent(str, Enum):
     ENDED = "ended"
 
 
-Entry = dict[str, Any]  # "at" (seconds since 1970), "event", and whatever belongs to it
+Entry = dict[str, Any]  # "at" (seconds since 1970), "event", and its details
 
 
 def append(path: Path, at: float, event: RunEvent, **what: object) -> None:
-    """One write, so that lines of two writers never mix."""
+    """Append an entry in one write, so that lines of two writers never mix."""
     line = json.dumps({"at": round(at, 6), "event": event, **what}, separators=(",", ":")) + "\n"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -55,7 +55,7 @@ def append(path: Path, at: float, event: RunEvent, **what: object) -> None:
 
 
 def read(path: Path) -> Iterator[Entry]:
-    """All entries, of a journal that is too long the last ones. A line that a crash has cut off is passed over."""
+    """Yield all entries, or the last ones of a journal that is too long. A line cut off by a crash is skipped."""
     try:
         handle = open_beneath(path.parent, path.name)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The logs of a run while they grow: whole lines, generation after generation, rank by rank."""
+"""The logs of a run while they grow: whole lines, by generation and rank."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dalsegno.runs.files import names_in, open_log
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 
-PARTIAL_S = 1.0  # a line without an end is shown after this: it may be a prompt, or a bar that moves
-LONGEST = 65_536  # letters; a longer line comes in pieces
+PARTIAL_S = 1.0  # an incomplete line is shown after this: it may be a prompt or a progress bar
+LONGEST = 65_536  # characters; a longer line is split
 _CHUNK = 1 << 18
 _FOLDER = re.compile(r"g(\d{4,})")
 _RANK = re.compile(r"^\[rank\d+\]: ?")
 _BEGINS = re.compile(r'Traceback \(most recent call last\):|  File ".+", line \d+$|usage: ')
 _FILE = re.compile(r"rank(\d+)\.log")
 
-Wanted = Callable[[int, int], bool]  # generation and rank in, whether anybody wants to see it out
+Wanted = Callable[[int, int], bool]  # returns whether a generation and rank are to be shown
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Line:
 
 
 class LogTail:
-    """One file that others write to at its end."""
+    """A growing file."""
 
     def __init__(self, run: RunFolder, path: Path) -> None:
         self._run, self._path = run, path
@@ -45,7 +45,7 @@ class LogTail:
         self._rest_since: float | None = None
 
     def read(self, now: float, *, final: bool = False) -> Iterator[str]:
-        """What came since the last time, up to where the file ends now. `final`: nothing more will come."""
+        """Yield what was appended since the last call. `final`: nothing more will come."""
         for data in self._grown():
             *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
             self._rest_since = None if lines else self._rest_since
@@ -64,7 +64,7 @@ class LogTail:
         return len(self._rest) > LONGEST or now - self._rest_since >= PARTIAL_S
 
     def _grown(self) -> Iterator[bytes]:
-        """Opened each time: on a network file system that is what makes it look for news."""
+        """Read new data. The file is opened each time, which makes a network file system look for changes."""
         try:
             handle = open_log(self._run, self._path)
         except (FileNotFoundError, NotADirectoryError):
@@ -78,13 +78,13 @@ class LogTail:
 
 
 class Repeats:
-    """Shows each traceback once: all ranks of a run that cannot start say the same, in every generation."""
+    """Shows each traceback once: all ranks of a run that cannot start fail alike, in every generation."""
 
     def __init__(self) -> None:
-        self._shown: dict[str, int] = {}  # the first rank that said it
+        self._shown: dict[str, int] = {}  # the first rank that had it
 
     def once(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """The lines as they come, but for tracebacks that were shown already: of those only who else has them."""
+        """Yield the lines, but replace a traceback that was shown already by its last line and who had it first."""
         block: list[Line] = []
         for line in lines:
             if block and (line.generation, line.rank) != (block[0].generation, block[0].rank):
@@ -118,7 +118,7 @@ def _key(lines: Sequence[str]) -> str:
 
 
 def _is_end(block: Sequence[Line], text: str) -> bool:
-    """The line of the exception, or of what argparse complains about; nothing ends with its first line."""
+    """Return whether this is the line of the exception, or argparse's error. It is never the first line."""
     if len(block) == 1:
         return False
     return ": error: " in text if block[0].text.startswith("usage: ") else bool(text) and not text[0].isspace()
@@ -129,24 +129,24 @@ def everything(_generation: int, _rank: int) -> bool:
 
 
 class RunLogs:
-    """All logs of a run, those that are not there yet too."""
+    """All logs of a run, including those that do not exist yet."""
 
     def __init__(self, run: RunFolder, wanted: Wanted = everything) -> None:
         self._run = run
         self._wanted = wanted
         self._tails: dict[tuple[int, int], LogTail] = {}
-        self._left_behind = 0  # generations up to this one say nothing more
+        self._left_behind = 0  # generations up to this one are complete
 
     @property
     def count(self) -> int:
         return len(self._tails)
 
     def lines(self, now: float, *, final: bool = False) -> Iterator[Line]:
-        """What came since the last time."""
+        """Yield what was written since the last call."""
         self._find()
         newest = max((generation for generation, _ in self._tails), default=0)
         for (generation, rank), tail in sorted(self._tails.items()):
-            # Its workers are dead for two generations: what it has not said by now, it never will.
+            # Its workers have been dead for two generations, so nothing more will come.
             over = generation < newest - 1
             yield from (Line(generation, rank, text) for text in tail.read(now, final=final or over))
             if over:
@@ -165,7 +165,7 @@ class RunLogs:
 
 
 def on_node(run: RunFolder, node: str) -> Wanted:
-    """Whether a rank ran on this node: which node had which rank changes from generation to generation."""
+    """Return a filter for ranks on this node, which change from generation to generation."""
     places: dict[int, range] = {}
 
     def wanted(generation: int, rank: int) -> bool:
@@ -177,7 +177,7 @@ def on_node(run: RunFolder, node: str) -> Wanted:
 
 
 def ranks_on(run: RunFolder, node: str) -> dict[int, range]:
-    """Generation → the ranks it had on this node."""
+    """Return the ranks on this node, by generation."""
     formed = [entry for entry in journal.read(run.journal) if entry.get("event") == RunEvent.GENERATION]
     return {
         int(entry["generation"]): _ranks(list(entry["nodes"]), node, int(entry["nproc_per_node"])) for entry in formed
@@ -185,6 +185,6 @@ def ranks_on(run: RunFolder, node: str) -> dict[int, range]:
 
 
 def _ranks(nodes: list[str], node: str, each: int) -> range:
-    """`nodes` are in the order of their group ranks."""
+    """Return the ranks of a node; `nodes` are in the order of their group ranks."""
     first = nodes.index(node) * each if node in nodes else 0
     return range(first, first + each) if node in nodes else range(0)

@@ -1,4 +1,5 @@
-"""How a run fares, as its coordinator tells it: one small file, replaced whole, read by `run`, `runs` and the rest."""
+"""The status of a run as its coordinator writes it: one small file, replaced atomically, read by `run`, `runs` and
+others."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from dalsegno.system.files import damaged, write_atomic
 
 
 class RunPhase(Enum):
-    """What a run is doing, as people are told."""
+    """What a run is doing, as shown to users."""
 
     WAITING = "waiting"  # in Slurm's queue
-    STARTING = "starting"  # nodes are there, their agents are not all ready yet
+    STARTING = "starting"  # nodes are granted, but not all agents are ready
     RUNNING = "running"
-    STOPPING = "stopping"  # a worker has failed, and what comes of it is decided when nothing of its generation runs
+    STOPPING = "stopping"  # a worker has failed; the decision follows when nothing of its generation runs
     RESTARTING = "restarting"  # a generation has ended and the next is being formed
-    ENDING = "ending"  # it is over, and its nodes are being given back
+    ENDING = "ending"  # it is over, and its nodes are being released
     ENDED = "ended"
     UNKNOWN = "unknown"  # written by another version
 
@@ -33,7 +34,7 @@ class RunPhase(Enum):
 
 
 class NodeRole(Enum):
-    """What a node is to a run."""
+    """The role of a node in a run."""
 
     STARTING = "starting"
     READY = "ready"
@@ -47,14 +48,14 @@ class NodeRole(Enum):
 
 
 class RunCause(Enum):
-    """What a status message is about, where something depends on it."""
+    """The subject of a status message, where something depends on it."""
 
     OTHER = ""
-    HANDED_OVER = "handed-over"  # nobody has taken the run over yet
+    HANDED_OVER = "handed-over"  # no coordinator has taken over the run yet
     REFUSED = "refused"  # Slurm refused its job
     CANCELLED = "cancelled"
     TAKEN_DOWN = "taken-down"  # cancelled because its cluster was taken down
-    CLUSTER_GONE = "cluster-gone"  # nobody wrote down how it ended
+    CLUSTER_GONE = "cluster-gone"  # its end was never recorded
 
     @classmethod
     def _missing_(cls, value: object) -> RunCause:
@@ -65,7 +66,7 @@ class RunCause(Enum):
         return self in (RunCause.CANCELLED, RunCause.TAKEN_DOWN)
 
 
-# The beginnings of messages in status files that were written before they named their cause.
+# Prefixes of messages in old status files, which have no cause.
 _OLD_MESSAGES = {
     "handed over": RunCause.HANDED_OVER,
     "Slurm refused": RunCause.REFUSED,
@@ -76,7 +77,7 @@ _OLD_MESSAGES = {
 
 @dataclass(frozen=True)
 class RunNodeStatus:
-    """A node of the run. `group_rank` is None for a spare, and for one that is not ready."""
+    """A node of the run. `group_rank` is None for a spare, and for a node that is not ready."""
 
     name: str
     state: NodeRole
@@ -85,7 +86,7 @@ class RunNodeStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """All that people are told of a run."""
+    """All that users are shown of a run."""
 
     run: str
     name: str
@@ -121,12 +122,12 @@ def read_status(path: Path) -> RunStatus | None:
     status = status_from_json(data) if isinstance(data, Mapping) else None
     times = (status.created, status.updated, status.started or 0.0, status.ended or 0.0) if status else ()
     if not all(map(math.isfinite, times)):
-        raise damaged(path, "a time is no number", mending(path))
+        raise damaged(path, "a time is not a number", mending(path))
     return status
 
 
 def status_from_json(data: Mapping[str, object]) -> RunStatus:
-    """Parse a status, also one that was written before messages named their cause."""
+    """Parse a status, including an old one without a cause."""
     status = facts_from_json(RunStatus, data)
     if "cause" in data:
         return status

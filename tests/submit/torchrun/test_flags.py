@@ -108,7 +108,7 @@ def test_torch_s_further_variables_count_when_nothing_else_is_said() -> None:
         ("--start-method thread t.py", ""),
         ("--nnodes 4:1 t.py", "write `4`, or `1:4`: at most 4, at least 1"),
         ("--max-restarts -1 t.py", "write 0 for none"),
-        ("--no-python -m t", "leave one out"),
+        ("--no-python -m t", "remove one of them"),
         ("--tee 9 t.py", "write `3`, or `0:1,1:2` by local rank"),
         ("--rdzv-conf timeout t.py", "write `join_timeout=600,last_call_timeout=30`"),
         ("--local-ranks-filter a t.py", "write `0,1`"),
@@ -178,7 +178,7 @@ def test_help_tells_of_every_flag_once_and_of_its_default() -> None:
     assert set(HELP) == {flag.name for flag in FLAGS}
     assert [flag.name for flag in FLAGS if f"{flag.name} " not in said] == []
     assert "--nproc_per_node" not in said and "-r, --redirects WHAT" in said
-    assert "shrink and grow. Default: 1:1." in said and "given up. Default: 0." in said
+    assert "shrink and grow. Default: 1:1." in said and "run fails. Default: 0." in said
 
 
 # ---- against torch itself, where it is installed

@@ -45,10 +45,10 @@ def test_without_munge_the_key_is_what_both_know() -> None:
 @pytest.mark.parametrize(
     ("host", "other", "why"),
     [
-        (Keys("j", "h:1", Wax("eve")), Keys("j", "h:1", Wax("ada")), "munge does not vouch"),
-        (Keys("j", "h:1", None), Keys("j", "h:1", Wax("ada")), "nobody knows who answers"),
-        (Keys("j", "h:1", Wax("ada")), Keys("j", "h:1", None), "munge, which does not answer on this node"),
-        (Keys("k", "h:1", None), Keys("j", "h:1", None), "another run than `j` is at h:1"),
+        (Keys("j", "h:1", Wax("eve")), Keys("j", "h:1", Wax("ada")), "munge does not confirm"),
+        (Keys("j", "h:1", None), Keys("j", "h:1", Wax("ada")), "its identity is unknown"),
+        (Keys("j", "h:1", Wax("ada")), Keys("j", "h:1", None), "munge, which does not respond on this node"),
+        (Keys("k", "h:1", None), Keys("j", "h:1", None), "h:1 belongs to another run than `j`"),
     ],
 )
 def test_greetings_that_are_not_taken(host: Keys, other: Keys, why: str) -> None:

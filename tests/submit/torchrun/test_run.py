@@ -85,11 +85,11 @@ def test_a_run_that_comes_right_is_0(torchrun: Launcher) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["nowhere.py"], 1, "there is no script `nowhere.py`"),
-        (["--no-python", "no-such-program"], 1, "there is no program `no-such-program`"),
+        (["nowhere.py"], 1, "script `nowhere.py` not found"),
+        (["--no-python", "no-such-program"], 1, "program `no-such-program` not found"),
         (["--nproc-per-node", "tpu", "train.py"], 2, "--nproc-per-node"),
         (["--logs-specs", "mine", "train.py"], 2, "--logs-specs"),
-        (["--nnodez", "2", "train.py"], 2, "torchrun would not take this"),
+        (["--nnodez", "2", "train.py"], 2, "torchrun would refuse this"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once(torchrun: Launcher, words: list[str], code: int, said: str) -> None:
@@ -270,7 +270,7 @@ def test_a_failure_on_one_node_ends_all_and_is_told_where_it_was(torchrun: Launc
     assert [each.returncode for each in done] == [1, 1]
     reports = [each.stderr for each in done if "FAILED" in each.stderr]
     assert len(reports) == 1 and "exitcode  : 7" in reports[0]
-    assert any("rank 1 on " in each.stderr and "what it said is there" in each.stderr for each in done)
+    assert any("rank 1 on " in each.stderr and "see the report on that node" in each.stderr for each in done)
 
 
 def test_whoever_loses_the_rendezvous_ends_in_time(torchrun: Launcher, port: int) -> None:
@@ -282,7 +282,7 @@ def test_whoever_loses_the_rendezvous_ends_in_time(torchrun: Launcher, port: int
     assert other.stdout is not None and other.stdout.readline()
     host.kill()
     done = ended(other)
-    assert done.returncode == 1 and f"localhost:{port} does not answer any more" in done.stderr
+    assert done.returncode == 1 and f"localhost:{port} does not respond any more" in done.stderr
     eventually(lambda: not [line for line in torchrun.left() if line.startswith("process")])
 
 
@@ -306,9 +306,9 @@ def test_too_few_nodes_for_too_long_are_the_end(torchrun: Launcher, port: int) -
     torchrun.script("")
     words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=1"]
     done = torchrun.run(*words, "--rdzv-endpoint", f"localhost:{port}", "train.py")
-    assert done.returncode == 1 and "1 of 2 nodes came within 1 s" in done.stderr
+    assert done.returncode == 1 and "only 1 of 2 nodes joined within 1 s" in done.stderr
     alone = torchrun.run(*words, "--rdzv-endpoint", f"192.0.2.1:{port}", "train.py")
-    assert alone.returncode == 1 and f"nobody has answered at 192.0.2.1:{port}" in alone.stderr
+    assert alone.returncode == 1 and f"no response from 192.0.2.1:{port}" in alone.stderr
 
 
 def test_command_lines_that_differ_are_told(torchrun: Launcher, port: int) -> None:

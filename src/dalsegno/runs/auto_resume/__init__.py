@@ -1,1 +1,1 @@
-"""`srun --auto-resume=1`: a step that a node failure has ended is started again on healthy nodes."""
+"""`srun --auto-resume=1`: restarts a step on healthy nodes after a node failure has ended it."""

@@ -1,4 +1,4 @@
-"""What is to become of a step that has ended with another code than 0. Pure."""
+"""The decision on a step that ended with a code other than 0. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dalsegno.hostlist import expand
 from dalsegno.runs.coordinator.node_loss import to_be_mended
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo
 
-LOOK_S = 5.0  # a task may die of a failure before anyone else has noticed it, 1.6 s at the worst
-SETTLE_S = 60.0  # how long Slurm has for what it makes of a failed node
-MOST = 10  # times, for one srun, and for one batch job
+LOOK_S = 5.0  # a task may die of a failure before it is detected, up to 1.6 s later
+SETTLE_S = 60.0  # time for Slurm to handle a failed node
+MOST = 10  # restarts, for one srun and for one batch job
 _MEANT = {JobState.CANCELLED, JobState.TIMEOUT, JobState.DEADLINE, JobState.PREEMPTED, JobState.OUT_OF_MEMORY}
 _PASSING = {JobState.COMPLETING, JobState.CONFIGURING, JobState.RESIZING, JobState.SIGNALING}
 
 
 @dataclass(frozen=True)
 class LeaveStep:
-    """The step is over. `why` is worth a line where a node has failed."""
+    """Leave the step ended. `why` is shown if a node has failed."""
 
     why: str = ""
-    ends: bool = False  # and Slurm is about to end the script that it is part of
+    ends: bool = False  # and Slurm is about to end the script that contains it
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,18 @@ class StepFacts:
 
     nodes: tuple[str, ...]
     job: JobInfo | None
-    failed: Mapping[str, str] = field(default_factory=dict)  # of the step's nodes: why; also those that are back by now
-    bad: Mapping[str, str] = field(default_factory=dict)  # now, of the step's and the job's
+    # why, by node of the step; includes nodes that are back by now
+    failed: Mapping[str, str] = field(default_factory=dict)
+    bad: Mapping[str, str] = field(default_factory=dict)  # now, of the step's and the job's nodes
     unsettled: tuple[str, ...] = ()
     for_s: float = 0.0  # since the step's end
-    times: int = 0  # that this srun has started it again
+    times: int = 0  # how often this srun has started it again
     restarts: int = 0  # of the job
-    hung_up: bool = False  # as `salloc` does on what runs in its terminal, when the allocation has ended
+    hung_up: bool = False  # as `salloc` does to processes in its terminal when the allocation has ended
 
 
 def choose(seen: StepFacts) -> Choice | None:
-    """None: it is too early to say."""
+    """Return the decision; None while it is too early."""
     if seen.job is None or seen.job.state in _MEANT:
         return LeaveStep()
     if seen.hung_up and seen.job.state is JobState.RUNNING:
@@ -72,7 +73,7 @@ def choose(seen: StepFacts) -> Choice | None:
         return _in_its_job(seen, seen.job)
     if seen.job.batch:
         anew = seen.job.state is JobState.PENDING
-        return LeaveStep(f"job {seen.job.id} {'starts anew' if anew else 'has ended with it'}", ends=anew)
+        return LeaveStep(f"job {seen.job.id} {'was requeued' if anew else 'has ended with it'}", ends=anew)
     return StartAgain(seen.job, alone=True) if seen.times < MOST else _enough(seen.times)
 
 
@@ -88,23 +89,23 @@ def _in_its_job(seen: StepFacts, job: JobInfo) -> Choice:
 
 
 def _enough(times: int) -> LeaveStep:
-    return LeaveStep(f"it has been started again {times} times, and is not any more")
+    return LeaveStep(f"it was restarted {times} times, which is the limit")
 
 
-# ---- Which nodes have failed, by what Slurm and the nodes themselves say. Pure.
+# Failed nodes. Pure.
 
 
 _GONE = {NodeFlag.FAIL, NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.REBOOT_ISSUED, NodeFlag.INVALID_REG}
 
 
 def failures(nodes: Iterable[NodeInfo], silent: Collection[str]) -> dict[str, str]:
-    """Node → why nothing should be started there. That somebody else drains a node is no failure of it."""
+    """Return why nothing should be started on a node, by node. A drain by somebody else is not a failure."""
     found = {node.name: _why(node, silent) for node in nodes}
     return {name: why for name, why in found.items() if why}
 
 
 def unsettled(nodes: Iterable[NodeInfo], bad: Collection[str]) -> list[str]:
-    """Those that have failed, and for which Slurm has not drawn any conclusion yet."""
+    """Return the nodes that have failed but that Slurm has not handled yet."""
     return [node.name for node in nodes if node.name in bad and not node.down and not node.draining]
 
 
@@ -118,10 +119,10 @@ def _why(node: NodeInfo, silent: Collection[str]) -> str:
     return node.state_text if node.flags & _GONE else ""
 
 
-# ---- What srun notes of the step that it starts: `JOB STEP NODES`. Pure.
+# srun's notes on the step that it starts: `JOB STEP NODES`. Pure.
 
 
-NOTES = "DALSEGNO_RESUME_NOTES"  # the descriptor on which to note; our Slurm plugin keeps it from the tasks
+NOTES = "DALSEGNO_RESUME_NOTES"  # the descriptor to write notes to; our Slurm plugin hides it from the tasks
 
 
 @dataclass(frozen=True)
@@ -132,26 +133,26 @@ class SrunStep:
 
 
 def read_notes(text: str) -> SrunStep | None:
-    """The step; None where there was none, and for one across several jobs (a heterogeneous one)."""
+    """Return the step; None if there was none, or for one across several jobs (a heterogeneous job)."""
     words = [line.split(" ") for line in text.splitlines()]
     if len(words) != 1 or len(words[0]) != 3 or not all(word.isdigit() for word in words[0][:2]):
         return None
     return SrunStep(int(words[0][0]), int(words[0][1]), tuple(expand(words[0][2])))
 
 
-# ---- How srun is told to start a step again. Pure.
+# The command that restarts a step. Pure.
 
 
 _OLD = ("JOB_ID", "JOBID", "JOB_NODELIST", "NODELIST", "NODE_ALIASES", "TASKS_PER_NODE", "JOB_CPUS_PER_NODE")
 
 
 def arguments(argv: Sequence[str], again: StartAgain) -> list[str]:
-    """Before all other options: what the user excludes wins."""
+    """Return srun's arguments, ours first, so that the user's own exclusions take precedence."""
     return [argv[0], *([f"--exclude={','.join(again.without)}"] if again.without else []), *argv[1:]]
 
 
 def environment(env: Mapping[str, str], again: StartAgain) -> dict[str, str]:
-    """The old allocation is forgotten; the new one is of its shape, which the other variables tell srun."""
+    """Return srun's environment without the old allocation; the other variables give the new one its shape."""
     if not again.alone or "SLURM_JOB_ID" not in env:
         return dict(env)
     old = {f"SLURM_{name}" for name in _OLD}

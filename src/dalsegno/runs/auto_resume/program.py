@@ -1,4 +1,4 @@
-"""The program in srun's place: `PROGRAM SRUN ARGV0 ARGV1 …`, as our Slurm plugin starts it."""
+"""The program that replaces srun: `PROGRAM SRUN ARGV0 ARGV1 …`, as our Slurm plugin starts it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.runs.auto_resume.decide import NOTES, SrunStep, read_notes
 from dalsegno.system.stand_in import StandIn, end_as
 
-if TYPE_CHECKING:  # the rest is loaded when needed: a short step that ends well does not pay for it
+if TYPE_CHECKING:  # the rest is loaded when needed: a short step that succeeds does not pay for it
     from dalsegno.runs.auto_resume.decide import LeaveStep, StartAgain
     from dalsegno.slurm.client import SlurmClient
 
@@ -25,14 +25,14 @@ from dalsegno.runs.coordinator.liveness import unreachable
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 
-_LAST_S = 60.0  # for Slurm to end a script that it starts anew
+_LAST_S = 60.0  # time for Slurm to end a script that it requeues
 
 
 def main(arguments: list[str]) -> int:
     srun, *argv = arguments
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     if restarts:
-        say(f"job {os.environ.get('SLURM_JOB_ID')} has started again on {os.environ.get('SLURM_JOB_NODELIST')}")
+        say(f"job {os.environ.get('SLURM_JOB_ID')} was restarted on {os.environ.get('SLURM_JOB_NODELIST')}")
     end_as(_supervise(StandIn(), srun, argv, restarts))
 
 
@@ -45,8 +45,8 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
             return ended.code
         try:
             again = _what_then(here, srun, step, times, restarts, ended.hung_up)
-        except Exception as error:  # whatever it is, the script gets srun's code, as without us
-            say(f"it cannot be found out whether a node has failed: {error}")
+        except Exception as error:  # on any error the script gets srun's code, as it would without auto-resume
+            say(f"could not find out whether a node has failed: {error}")
             return ended.code
         if again is None:
             return ended.code
@@ -56,7 +56,7 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
 
 
 def _what_then(here: StandIn, srun: str, step: SrunStep, times: int, restarts: int, hung_up: bool) -> StartAgain | None:
-    """None where the step is not to start again."""
+    """Return how to start the step again; None if it is not restarted."""
     from dalsegno.runs.auto_resume.decide import MOST, RequeueJob, StartAgain
 
     slurm = _slurm(srun)
@@ -64,7 +64,7 @@ def _what_then(here: StandIn, srun: str, step: SrunStep, times: int, restarts: i
     nodes = "; ".join(f"{name} has failed ({why})" for name, why in failed.items()) or f"job {step.job} has lost a node"
     if isinstance(choice, StartAgain):
         where = "a new job" if choice.alone else f"job {step.job}"
-        say(f"{nodes}: the step starts again in {where} (time {times + 1} of at most {MOST})")
+        say(f"{nodes}: restarting the step in {where} (restart {times + 1} of at most {MOST})")
         return choice
     if isinstance(choice, RequeueJob):
         _requeue(here, slurm, step.job, f"{nodes}: {choice.why}")
@@ -82,10 +82,10 @@ def _leave(here: StandIn, choice: LeaveStep, nodes: str) -> None:
 
 def _requeue(here: StandIn, slurm: SlurmClient, job: int, why: str) -> None:
     try:
-        say(f"{why}; it is requeued, and its script starts again on healthy nodes")
+        say(f"{why}; requeueing it, so that its script restarts on healthy nodes")
         slurm.requeue(job)
     except DalsegnoError as error:
-        say(f"job {job} cannot be requeued, so the step ends here: {error}")
+        say(f"could not requeue job {job}, so the step ends here: {error}")
         return
     here.pause(_LAST_S)
 
@@ -98,7 +98,7 @@ def _slurm(srun: str) -> SlurmClient:
 
 
 def _is_over(srun: str, notes: str) -> bool:
-    """srun waits for ever for tasks on a lost node, though Slurm has ended the whole job, or the step, with it."""
+    """Return whether Slurm has ended the job or step: srun waits forever for tasks on a lost node."""
     from dalsegno.slurm.facts import JobState
 
     try:
@@ -107,7 +107,7 @@ def _is_over(srun: str, notes: str) -> bool:
         if step is None or job is None or job.state is not JobState.RUNNING:
             return job is not None and job.state is JobState.NODE_FAIL
         return bool(set(step.nodes) - set(job.nodes)) and not slurm.has_step(step.job, step.id)
-    except Exception:  # slurmctld is away, there is no room for a process: whatever it is, the step must live on
+    except Exception:  # slurmctld is away or no process can be started: on any error the step must continue
         return False
 
 
@@ -115,17 +115,18 @@ def say(text: str) -> None:
     print(f"dalsegno: auto-resume: {text}", file=sys.stderr, flush=True)
 
 
-# ---- Looking at a step's nodes and its job, after its end.
+# Observation of a step's nodes and job after its end
 
 
 EVERY_S = 1.0
-GIVE_UP_S = 2 * SETTLE_S  # Slurm has not answered once since it ought to have settled
+GIVE_UP_S = 2 * SETTLE_S  # Slurm has not responded once since it should have settled
 
 
 def wait_for_choice(
     look: Callable[[float], StepFacts], pause: Callable[[float], bool], clock: Callable[[], float]
 ) -> Choice:
-    """`look` is told how long it has been. Being asked to end, in a pause, is a choice too."""
+    """Call `look` with the elapsed seconds until it leads to a decision. A request to end, during a pause, is one
+    too."""
     began = clock()
     while True:
         for_s = clock() - began
@@ -133,13 +134,13 @@ def wait_for_choice(
             if (choice := choose(look(for_s))) is not None:
                 return choice
         if for_s >= GIVE_UP_S:
-            return LeaveStep("Slurm does not answer, so the step ends here")
+            return LeaveStep("Slurm does not respond, so the step ends here")
         if pause(EVERY_S):
             return LeaveStep()
 
 
 class StepWatch:
-    """Looks until it is known what is to become of the step."""
+    """Observes a step until its future is decided."""
 
     def __init__(self, slurm: SlurmClient, pause: Callable[[float], bool], restarts: int, hung_up: bool) -> None:
         self._slurm = slurm
@@ -148,7 +149,7 @@ class StepWatch:
         self._hung_up = hung_up
 
     def until_known(self, step: SrunStep, times: int) -> tuple[Choice, dict[str, str]]:
-        """The choice, and the step's nodes that have failed."""
+        """Return the decision, and the step's nodes that have failed."""
         failed = dict[str, str]()
         choice = wait_for_choice(lambda for_s: self._look(step, failed, for_s, times), self._pause, time.monotonic)
         return choice, failed

@@ -1,4 +1,5 @@
-"""The agent of a torchrun: it starts what its own command line says, ends as torchrun ends, and says so on its node."""
+"""The agent of a torchrun: starts what its own command line says, ends as torchrun ends, and reports that on its
+node."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from dalsegno.runs.torchrun.logs import Logs
 from dalsegno.runs.torchrun.meeting import Keys, host_of
 from dalsegno.wire.frames import Message
 
-# ---- What torchrun says when a worker failed for good, in its own layout: log readers know it. Pure.
+# torchrun's failure report, in its own layout, which log readers know. Pure.
 
 
 MAX_WIDTH = 60
@@ -34,12 +35,12 @@ class FailedWorker:
     pid: int
     exit_code: int  # negative: a signal
     at: float
-    error_file: str = ""  # "": it wrote none
+    error_file: str = ""  # "": none was written
     traceback: str = ""
 
 
 def render_report(name: str, host: str, root: FailedWorker, others: Sequence[FailedWorker] = ()) -> str:
-    """The first failure last, where the eye falls; `others` are further ones of the same node."""
+    """Render the report, the first failure last, where it is noticed; `others` are further ones of the same node."""
     cause = _render_failure(0, host, root)
     rest = [_render_failure(number, host, each) for number, each in enumerate(others, 1)]
     title = f"{name} FAILED"
@@ -76,26 +77,26 @@ def _signal_name(number: int) -> str:
     return signal_name(number) or "<N/A>"
 
 
-# ---- The agent of a torchrun: it starts what its own command line says, ends as torchrun ends, and says so on its
-# node.
+# The agent
 
 
 GRACE_S = 30.0
-LINGER_S = 0.5  # Slurm signals all nodes, but not at the same instant: nobody is stopped as a leaver's peer meanwhile
+# Slurm does not signal all nodes at the same instant; until then no node stops as the peer of one that leaves
+LINGER_S = 0.5
 FAILED = 1
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # listed or not: torchrun would die of them, and leave orphans
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # always handled: torchrun would die of them and leave orphans
 
 
 @dataclass
 class Farewell:
-    """Since when, and by which signal, we are leaving."""
+    """When the agent began to leave, and by which signal."""
 
     number: int
     since: float
 
 
 class TorchrunAgent(RunAgent):
-    """`hosted` is the coordinator, on the node that has it."""
+    """An agent for one torchrun. `hosted` is the coordinator, on the node that has it."""
 
     def __init__(
         self, args: TorchrunArgs, setup: Message, connect: Message, name: str, keys: Keys, logs: Logs, talk: Talk,
@@ -110,13 +111,13 @@ class TorchrunAgent(RunAgent):
         self.caught |= self._handled
         self._leaving: Farewell | None = None
         self._failed: dict[int, FailedWorker] = {}
-        self._why = f"nobody has answered at {keys.endpoint}"
+        self._why = f"no response from {keys.endpoint}"
         self._reported = False
         self._absence_s = _absence_s(args)
         self.orders.update(setup=self._set_up, end=self._hear_end, leave=self._leave_too)
 
     def serve(self) -> int:
-        """torch is imported while the others are waited for."""
+        """Serve to the end of the run. torch is imported while waiting for the other nodes."""
         self.workers.set_up(read_setup(self._setup))
         code = super().serve()
         self.link.close()
@@ -125,16 +126,16 @@ class TorchrunAgent(RunAgent):
             self._talk(f"failed: {self._keys.trouble or self._why}")
         return FAILED if code else 0
 
-    # The coordinator's orders
+    # Orders of the coordinator
 
     def _set_up(self, told: Message) -> None:
         mine = self._setup["shape"]
-        differs = [f"{flag} {mine[flag]}, the others {value}" for flag, value in told["shape"].items()
+        differs = [f"{flag} is {mine[flag]} here and {value} on the others" for flag, value in told["shape"].items()
                    if mine[flag] != value]  # fmt: skip
         if differs:
-            self._why, self.exit_code = f"this node was told {' and '.join(differs)}", FAILED
+            self._why, self.exit_code = f"the nodes disagree: {' and '.join(differs)}", FAILED
             return
-        self._why = f"{self._keys.endpoint} does not answer any more"
+        self._why = f"{self._keys.endpoint} does not respond any more"
         self._setup.update(store=told["store"], gone_s=told["gone_s"], absence_s=self._absence_s)
         self.workers.set_up(read_setup(self._setup))
 
@@ -160,7 +161,7 @@ class TorchrunAgent(RunAgent):
         super()._start(order)
 
     def _tell(self, message: Message) -> None:
-        """A worker that ends because we told it to is no failure of the run."""
+        """Report to the coordinator, except when leaving: a worker that was told to end is not a failure of the run."""
         if "ended" in message and message["ended"]["code"]:
             self._note_failure(message["ended"])
         if self._leaving is None:
@@ -187,19 +188,19 @@ class TorchrunAgent(RunAgent):
             _pass_on(root.error_file)
             self._reported = True
         elif "rank" in told:
-            self._why = f"rank {told['rank']} on {host_of(told['node'])} failed; what it said is there"
+            self._why = f"rank {told['rank']} on {host_of(told['node'])} failed; see the report on that node"
 
-    # Being told to end
+    # Leaving
 
     def _handle_signals(self) -> None:
         while self.signals:
             number = self.signals.pop(0)
             if number not in self._handled:
-                self.workers.signal(number)  # torchrun dies of these; who listens for them may want to save
+                self.workers.signal(number)  # torchrun dies of these; workers that handle them may want to save
             elif self._leaving is None:
                 self._leave(number)
             elif number == signal.SIGINT:
-                self.exit_code = FAILED  # asked for twice: at once
+                self.exit_code = FAILED  # the second time: at once
 
     def _leave(self, number: int) -> None:
         self._leaving = Farewell(number, time.monotonic())
@@ -226,18 +227,18 @@ class TorchrunAgent(RunAgent):
 
 
 def signals_named(text: str) -> set[signal.Signals]:
-    """Of `--signals-to-handle`; a name that this system does not know is passed over, as torchrun does."""
+    """Parse `--signals-to-handle`. As in torchrun, unknown names are skipped."""
     names = {word.strip() for word in text.split(",")} - {"SIGKILL", "SIGSTOP"}
     return {signal.Signals[name] for name in names if name in signal.Signals.__members__}
 
 
 def _absence_s(args: TorchrunArgs) -> float:
-    """How long a rendezvous that was there may be gone: as long as torchrun tries to keep alive."""
+    """Return how long a rendezvous may be gone: as long as torchrun keeps retrying."""
     return seconds(args, "keep_alive_interval", 5.0) * seconds(args, "keep_alive_max_attempt", 3.0)
 
 
 def _pass_on(error_file: str) -> None:
-    """Whoever started us may itself wait for an error file: it gets the first worker's, as torchrun gives it."""
+    """Copy the first worker's error file to the one that our own parent process may expect, as torchrun does."""
     target = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if target and error_file:
         with contextlib.suppress(OSError), open(error_file, "rb") as source, open(target, "wb") as file:

@@ -1,4 +1,4 @@
-"""What torchrun was told, with torchrun's own names, defaults and readings."""
+"""torchrun's command line, with torchrun's own names, defaults and parsing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STREAMS = re.compile(r"[0-3]|[0-9]+:[0-3](,[0-9]+:[0-3])*", re.ASCII)
 
 @dataclass(frozen=True)
 class TorchrunArgs:
-    """A torchrun command line. One that exists is one that torchrun would take."""
+    """A valid torchrun command line."""
 
     training_script: str
     training_script_args: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class TorchrunArgs:
 
     def __post_init__(self) -> None:
         if self.module and self.no_python and not self.run_path:
-            raise UsageError("`--no-python` and `--module` exclude each other", hint="leave one out")
+            raise UsageError("`--no-python` and `--module` exclude each other", hint="remove one of them")
         for flag, value in (("--max-restarts", self.max_restarts), ("--shutdown-timeout", self.shutdown_timeout or 0)):
             if value < 0:
                 raise UsageError(f"`{value}` is less than 0", where=flag, hint="write 0 for none")
@@ -74,7 +74,7 @@ class TorchrunArgs:
 
     @property
     def endpoint(self) -> str:
-        """Where the rendezvous is: a static one is at the master, a standalone one wherever there is a port."""
+        """The rendezvous endpoint: the master for a static one, any free port for a standalone one."""
         if self.standalone:
             return "localhost:0"
         if self.rdzv_backend == "static" and not self.rdzv_endpoint:
@@ -92,7 +92,7 @@ class TorchrunArgs:
 
     @property
     def shown_ranks(self) -> tuple[int, ...]:
-        """Local ranks whose output is shown; none: all."""
+        """Local ranks whose output is shown; empty: all."""
         words = self.local_ranks_filter.split(",") if self.local_ranks_filter else []
         if not all(word.strip().isdigit() for word in words):
             what = f"{shown(self.local_ranks_filter)} is not a list of local ranks"
@@ -101,33 +101,33 @@ class TorchrunArgs:
 
 
 def parse_streams(text: str, where: str = "") -> dict[int | None, int]:
-    """`3`, or `0:1,1:2`: local rank (None: all) to 0 none, 1 stdout, 2 stderr, 3 both."""
+    """Parse `3`, or `0:1,1:2`: local rank (None: all) to 0 none, 1 stdout, 2 stderr, 3 both."""
     if not _STREAMS.fullmatch(text):
         hint = "write `3`, or `0:1,1:2` by local rank"
-        raise UsageError(f"{shown(text)} does not say which output", where=where, hint=hint)
+        raise UsageError(f"{shown(text)} is not a valid choice of outputs", where=where, hint=hint)
     if ":" not in text:
         return {None: int(text)}
     return {int(rank): int(what) for rank, what in (pair.split(":") for pair in text.split(","))}
 
 
 def count_processes(nproc_per_node: str, cpus: int, gpus: int) -> int:
-    """`--nproc-per-node` on a node with so many CPUs and accelerators."""
+    """Return the number of processes for `--nproc-per-node` on a node with this many CPUs and accelerators."""
     if nproc_per_node.isascii() and nproc_per_node.isdigit():
         return int(nproc_per_node)
     known = {"cpu": cpus, "gpu": gpus, "xpu": gpus, "auto": gpus or cpus}
     if not known.get(nproc_per_node):
         hint = "write a number, or `auto`, `cpu`, `gpu`"
-        raise UsageError(f"there is no {shown(nproc_per_node)} here to count", where="--nproc-per-node", hint=hint)
+        raise UsageError(f"no {shown(nproc_per_node)} found to count", where="--nproc-per-node", hint=hint)
     return known[nproc_per_node]
 
 
-# ---- What `dalsegno torchrun --help` says of each flag: torchrun's meaning in a line, and where ours differs.
+# Help texts: torchrun's meaning in a line, and where ours differs
 
 
 ABOUT = """\
 Run SCRIPT as torchrun does: same flags, same variables for its workers, same exit codes. In a batch
-script `srun torchrun …` becomes `srun dalsegno torchrun …`. Options stand before SCRIPT, may be
-written with `_` for `-`, and most may also be a variable: PET_NNODES=2.
+script `srun torchrun …` becomes `srun dalsegno torchrun …`. Options precede SCRIPT, may be
+written with `_` for `-`, and most can also be set by a variable: PET_NNODES=2.
 
   dalsegno torchrun --standalone --nproc-per-node 8 train.py --lr 1e-4
   srun dalsegno torchrun --nnodes 4 --nproc-per-node 8 --max-restarts 3 --rdzv-backend c10d \\
@@ -135,45 +135,45 @@ written with `_` for `-`, and most may also be a variable: PET_NNODES=2.
 """
 _SECONDS = "SECONDS"
 
-HELP = {  # flag -> what stands for its value, and what it does; defaults come from the table of flags
+HELP = {  # flag -> placeholder for its value, and help; defaults come from the table of flags
     "--nnodes": ("N|MIN:MAX", "Nodes; with MIN:MAX the run may shrink and grow."),
     "--nproc-per-node": ("N", "Processes on each node: a number, auto, cpu or gpu."),
-    "--rdzv-backend": ("NAME", "How the nodes meet: static or c10d; etcd is taken for c10d."),
+    "--rdzv-backend": ("NAME", "How the nodes meet: static or c10d; etcd is treated as c10d."),
     "--rdzv-endpoint": ("HOST[:PORT]", "Where the nodes meet. Port with c10d: 29400."),
     "--rdzv-id": ("ID", "Name of the run, the same on all nodes."),
     "--rdzv-conf": ("K=V,…", "join_timeout=600, last_call_timeout=30, is_host, keep_alive_interval=5 …"),
-    "--standalone": ("", "One node by itself; no endpoint is needed."),
-    "--max-restarts": ("N", "Restarts before the run is given up."),
-    "--monitor-interval": (_SECONDS, "Taken, without effect: the end of a worker is seen at once."),
-    "--start-method": ("", "Taken, without effect: workers are forked from a parent with torch imported."),
-    "--event-log-handler": ("NAME", "Taken, without effect."),
-    "--role": ("NAME", "Name before the local rank in teed lines, and ROLE_NAME of the workers."),
+    "--standalone": ("", "A single node; no endpoint is needed."),
+    "--max-restarts": ("N", "Restarts before the run fails."),
+    "--monitor-interval": (_SECONDS, "Accepted, without effect: the end of a worker is noticed at once."),
+    "--start-method": ("", "Accepted, without effect: workers are forked from a parent with torch imported."),
+    "--event-log-handler": ("NAME", "Accepted, without effect."),
+    "--role": ("NAME", "Prefix of the local rank in teed lines, and ROLE_NAME of the workers."),
     "--module": ("", "SCRIPT is a Python module, as with `python -m`."),
-    "--no-python": ("", "SCRIPT is a program of its own."),
-    "--run-path": ("", "SCRIPT is run by its path, whatever --no-python says."),
-    "--log-dir": ("FOLDER", "Where log files go; by default a temporary folder."),
-    "--redirects": ("WHAT", "To files: 1 output, 2 errors, 3 both; by local rank: 0:1,1:2."),
-    "--tee": ("WHAT", "To files and to the terminal; as --redirects."),
-    "--log-line-prefix-template": ("TEXT", "Before each teed line: ${role_name}, ${local_rank}, ${rank}."),
-    "--local-ranks-filter": ("R,…", "Show only these local ranks; by default all."),
-    "--duplicate-stdout-filters": ("WORD,…", "Keep teed output lines with one of these words in a file too."),
+    "--no-python": ("", "SCRIPT is any program."),
+    "--run-path": ("", "Run SCRIPT by its path, regardless of --no-python."),
+    "--log-dir": ("FOLDER", "Folder for log files. Default: a temporary folder."),
+    "--redirects": ("WHAT", "Write to files: 1 output, 2 errors, 3 both; by local rank: 0:1,1:2."),
+    "--tee": ("WHAT", "Write to files and to the terminal; as --redirects."),
+    "--log-line-prefix-template": ("TEXT", "Prefix of each teed line: ${role_name}, ${local_rank}, ${rank}."),
+    "--local-ranks-filter": ("R,…", "Show only these local ranks. Default: all."),
+    "--duplicate-stdout-filters": ("WORD,…", "Also write teed output lines with one of these words to a file."),
     "--duplicate-stderr-filters": ("WORD,…", "The same for errors."),
-    "--node-rank": ("N", "static: which node this is."),
+    "--node-rank": ("N", "static: rank of this node."),
     "--master-addr": ("HOST", "static: the node with rank 0."),
-    "--master-port": ("PORT", "static: a port there. Default: 29500."),
-    "--local-addr": ("ADDRESS", "Address of this node; by default the one by which it reaches the endpoint."),
-    "--logs-specs": ("NAME", "Not taken: use --log-dir, -r and -t."),
-    "--numa-binding": ("", "Taken, without effect: srun's --cpu-bind and --mem-bind do that."),
-    "--signals-to-handle": ("NAME,…", "Signals that end the run in order, after the workers got them."),
-    "--shutdown-timeout": (_SECONDS, "How long the workers have to end after a signal. Default: 30."),
-    "--virtual-local-rank": ("", "LOCAL_RANK is 0 in all workers, each of which sees its own GPU alone."),
+    "--master-port": ("PORT", "static: port of that node. Default: 29500."),
+    "--local-addr": ("ADDRESS", "Address of this node. Default: the one that reaches the endpoint."),
+    "--logs-specs": ("NAME", "Not supported: use --log-dir, -r and -t."),
+    "--numa-binding": ("", "Accepted, without effect: use srun's --cpu-bind and --mem-bind."),
+    "--signals-to-handle": ("NAME,…", "Signals that are forwarded to the workers and then end the run."),
+    "--shutdown-timeout": (_SECONDS, "Time for the workers to end after a signal. Default: 30."),
+    "--virtual-local-rank": ("", "LOCAL_RANK is 0 in all workers, and each sees only its own GPU."),
 }
 
 WITHOUT_EFFECT = ("--monitor-interval", "--start-method", "--event-log-handler", "--numa-binding")
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """A flag in one spelling: that with dashes, and the short one. The others work as well."""
+    """Shows each flag with dashes and in its short form only. The other spellings work as well."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=100)
@@ -187,14 +187,13 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def said_of(name: str, default: object) -> str:
-    """The line of one flag. argparse reads a percent sign as its own."""
+    """Return the help of one flag, with percent signs escaped for argparse."""
     said = HELP[name][1]
     has_default = default not in (None, "", ()) and default is not False and name not in WITHOUT_EFFECT
     return (f"{said} Default: {default}." if has_default else said).replace("%", "%%")
 
 
-# ---- torchrun's flags as data (torch 2.1 to 2.15, torch/distributed/run.py), so that a test can hold them to
-# torch's own.
+# torchrun's flags (torch 2.1 to 2.15, torch/distributed/run.py), as data that a test compares with torch's own
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ class Flag:
     switch: bool = False
     choices: tuple[str, ...] = ()
     pet: bool = True  # reads PET_…
-    also: str = ""  # a further variable, of lower rank
+    also: str = ""  # a further variable, of lower precedence
 
     @property
     def dest(self) -> str:
@@ -226,7 +225,7 @@ class Flag:
 
 
 def comma_list(text: str) -> list[str]:
-    """Words with commas between them; a doubled comma is one inside a word."""
+    """Split at commas; a doubled comma is one inside a word."""
     return [word.replace("\0", ",") for word in text.replace(",,", "\0").split(",")]
 
 
@@ -265,16 +264,17 @@ FLAGS = (
 )
 
 
-# ---- A torchrun command line, read as torchrun reads it: flags, script, and the script's own arguments.
+# Parser
 
 
 _SCRIPT = "SCRIPT"
 
 
 def parse_torchrun(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> TorchrunArgs | None:
-    """The command line after `torchrun`; None if it asks for help. UsageError where torchrun would refuse it.
+    """Parse the command line after `torchrun`; None if it asks for help. Raise UsageError where torchrun would refuse
+    it.
 
-    Flags end at the script; what follows is the script's own, however it looks.
+    Flags end at the script; everything after it is passed to the script.
     """
     try:
         found: dict[str, Any] = vars(torchrun_parser(environ or {}).parse_args(list(argv)))
@@ -285,19 +285,21 @@ def parse_torchrun(argv: Sequence[str], environ: Mapping[str, str] | None = None
 
 
 def torchrun_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """argparse's, as torchrun's own is: so abbreviations, and the split at the script, are the same."""
+    """Return an argparse parser, like torchrun's own, so that abbreviations and the split at the script are the
+    same."""
     usage = "dalsegno torchrun [OPTIONS] SCRIPT [ARGS]..."
     parser = _Parser("dalsegno torchrun", usage, ABOUT, add_help=False, formatter_class=Formatter)
     parser.add_argument("-h", "--help", action=_Help, dest=argparse.SUPPRESS, help="Show this message and exit.")
     for flag in FLAGS:
         _add(parser, flag, next((environ[name] for name in flag.variables if name in environ), None))
     parser.add_argument("training_script", type=str, metavar=_SCRIPT, help="What to run on every node.")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARGS", help="Its own arguments.")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARGS", help="Arguments of SCRIPT.")
     return parser
 
 
 def _add(parser: argparse.ArgumentParser, flag: Flag, variable: str | None) -> None:
-    """argparse reads a default that is text like an argument, so a variable needs no parsing of its own."""
+    """Add a flag. argparse parses a default that is text like an argument, so a variable needs no parsing of its
+    own."""
     said = said_of(flag.name, flag.default)
     if flag.switch:
         parser.add_argument(*flag.spellings, action="store_true", default=_switched(flag, variable or "0"), help=said)
@@ -318,7 +320,7 @@ class _HelpWanted(Exception):
 
 
 class _Help(argparse.Action):
-    """Help ends the reading at once, before the script is missed."""
+    """Stops parsing at once, before the missing script is an error."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help)
@@ -328,10 +330,10 @@ class _Help(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """One that tells its faults by raising."""
+    """A parser that raises its errors."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"torchrun would not take this: {message}", hint=_hint(message))
+        raise UsageError(f"torchrun would refuse this: {message}", hint=_hint(message))
 
 
 def _hint(message: str) -> str:

@@ -1,4 +1,4 @@
-"""The coordinator of a torchrun: in a thread of the agent on the meeting's host, with its life and its end."""
+"""The coordinator of a torchrun: a thread of the agent on the rendezvous host, which lives and ends with it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ from dalsegno.runs.torchrun.args import TorchrunArgs
 from dalsegno.runs.torchrun.meeting import LOOPBACK, Keys, Meeting, host_of, is_loopback, parse_endpoint
 from dalsegno.wire.frames import Message
 
-# ---- A torchrun as its coordinator and its agents see it: the shape, the workers' variables, what each node
-# starts.
+# The run: its shape, the workers' variables, what each node starts
 
 
-# Nothing can be below it, so nothing is kept: this coordinator lives and dies with its agent, as torchrun's does.
+# No path below it can exist, so nothing is saved: as with torchrun, this coordinator dies with its agent.
 NOWHERE = Path(os.devnull)
 JOIN_S = 600.0
 LAST_CALL_S = 30.0
@@ -45,14 +44,14 @@ LAST_CALL_S = 30.0
 
 @dataclass(frozen=True)
 class TorchrunSite:
-    """`launch.site.Terms` for a torchrun command line."""
+    """`RunTerms` for a torchrun command line."""
 
     args: TorchrunArgs
     run: str  # torchrun's run id
-    id: str  # ours, of which there is only one
+    id: str  # our own id, which is unique
     nproc_per_node: int
     meeting: Meeting
-    store: bool = True  # there is a torch that can hold it; else it is the first worker's part
+    store: bool = True  # a torch that can hold the store exists; else the first worker holds it
     timing: Timing = field(default_factory=Timing)
     hang_timeout_s: float | None = 0.0
     own_job: int | None = None
@@ -75,7 +74,7 @@ class TorchrunSite:
         return self.args.max_restarts
 
     def setup(self) -> Message:
-        """Each node has its own command line; here is only what has to be the same on all."""
+        """Return what has to be the same on all nodes; each node has its own command line for the rest."""
         return {
             "shape": shape_flags(self.args, self.nproc_per_node),
             "store": self.store,
@@ -100,7 +99,8 @@ class TorchrunSite:
         }
 
     def _master(self, hosts: Sequence[str]) -> str:
-        """Who sits on our own node comes to us by the loopback, where the others do not find it."""
+        """Return the master's address. An agent on our own node connects by loopback, where the others cannot find
+        it."""
         if self.args.backend == "static" and not self.args.standalone:
             return parse_endpoint(self.args.endpoint, 0)[0]
         if self.meeting.alone:
@@ -109,7 +109,7 @@ class TorchrunSite:
 
 
 def agent_setup(args: TorchrunArgs, python: str, nproc_per_node: int, join_s: float) -> Message:
-    """What this node starts, and how."""
+    """Return what this node starts, and how."""
     is_python = args.run_path or not args.no_python
     return {
         "python": python,
@@ -129,38 +129,40 @@ def agent_setup(args: TorchrunArgs, python: str, nproc_per_node: int, join_s: fl
 
 
 def shape_flags(args: TorchrunArgs, nproc_per_node: int) -> dict[str, str]:
-    """What all nodes have to be told alike."""
+    """Return the flags that must be equal on all nodes."""
     return {"--nnodes": str(args.nodes), "--nproc-per-node": str(nproc_per_node)}
 
 
 def _is_bundle(args: TorchrunArgs) -> bool:
-    """A folder or an archive with a `__main__` in it, which Python runs like a script, and a forked one does not."""
+    """Return whether it is a folder or archive with a `__main__`, which Python runs like a script but a fork does
+    not."""
     return not args.module and (os.path.isdir(args.training_script) or is_zipfile(args.training_script))
 
 
 def fill_macros(args: Sequence[str], local_rank: int) -> list[str]:
-    """As torchrun does: `${local_rank}` in a worker's arguments is its local rank, and `$$` is one dollar."""
+    """Substitute as torchrun does: `${local_rank}` in a worker's arguments is its local rank, and `$$` is one
+    dollar."""
     return [Template(each).safe_substitute(local_rank=local_rank) for each in args]
 
 
 def seconds(args: TorchrunArgs, name: str, default: float) -> float:
-    """A time in `--rdzv-conf`."""
+    """Return a time from `--rdzv-conf`."""
     text = args.settings.get(name)
     try:
         return default if text is None else float(text)
     except ValueError:
-        what, hint = f"`{text}` is no number of seconds", f"write `{name}={default:g}`, which is the default"
+        what, hint = f"`{text}` is not a number of seconds", f"write `{name}={default:g}`, which is the default"
         raise UsageError(what, where=f"--rdzv-conf {name}", hint=hint) from None
 
 
-# ---- The coordinator of a torchrun: in a thread of the agent on the meeting's host, with its life and its end.
+# The coordinator
 
 
 Talk = Callable[[str], None]
 
 
 class Hosted:
-    """One such thread. `port` is where it listens; `join` waits until it has said good-bye to everybody."""
+    """A coordinator in a thread. `open` returns its port; `join` waits until it has shut down."""
 
     def __init__(self, site: TorchrunSite, keys: Keys, talk: Talk) -> None:
         self._site, self._keys, self._talk = site, keys, talk
@@ -170,14 +172,14 @@ class Hosted:
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
     def open(self) -> int:
-        """Start it; OSError if it cannot listen there."""
+        """Start it and return its port. Raise OSError if it cannot listen there."""
         self._thread.start()
         return self._opened.result()
 
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # whoever waits for the port is told; later it is the thread's own end
+        except BaseException as error:  # before the port is known the caller gets it, later it ends the thread
             if not self._opened.done():
                 self._opened.set_exception(error)
             else:
@@ -189,7 +191,8 @@ class Hosted:
         await self._coordinator.serve()
 
     def leave(self, signal_name: str) -> None:
-        """Our agent was told to end: nobody can go on without us, so all are told, and may still save."""
+        """Announce that our agent was told to end: the run cannot continue without it, but all workers may still
+        save."""
         self._soon(lambda of: of.leave(signal_name))
 
     def stop(self, why: str) -> None:
@@ -198,7 +201,7 @@ class Hosted:
     def _soon(self, do: Callable[[TorchrunCoordinator], None]) -> None:
         loop, coordinator = self._loop, self._coordinator
         if loop is not None and coordinator is not None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed: it is over already, and has told everybody
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended already and told everyone
                 loop.call_soon_threadsafe(do, coordinator)
 
     def join(self, timeout_s: float) -> None:
@@ -206,7 +209,7 @@ class Hosted:
 
 
 class TorchrunCoordinator(Coordinator):
-    """Counts as torchrun does, listens where torchrun would, and keeps nothing."""
+    """Counts restarts as torchrun does, listens where torchrun would, and saves nothing."""
 
     def __init__(self, site: TorchrunSite, keys: Keys, talk: Talk, opened: Callable[[int], None]) -> None:
         patience = Patience(site.shape.min_nodes, seconds(site.args, "join_timeout", JOIN_S))
@@ -223,16 +226,16 @@ class TorchrunCoordinator(Coordinator):
         self._opened(await self.agents.open(meeting.port, greeting, LOOPBACK if meeting.alone else "0.0.0.0"))
 
     def _write_state(self, durable: bool) -> bool:
-        """Nobody comes after us."""
+        """Save nothing: there is no successor."""
         return True
 
     def leave(self, signal_name: str) -> None:
-        """Who leaves now is not lost."""
+        """Tell all agents to leave, and do not report them as lost."""
         self._voice.quiet = True
         self.agents.send_all({"leave": signal_name})
 
     def agent_said(self, peer: Peer, word: Word) -> None:
-        """There is no other node to take the place of one that cannot start workers."""
+        """Handle a message. A node that cannot start workers ends the run: there is no other to replace it."""
         if isinstance(word, Broken):
             self.stop(1, f"{host_of(peer.name)}: {word.why}")
         else:
@@ -240,7 +243,7 @@ class TorchrunCoordinator(Coordinator):
 
 
 class Patience(NoStaff):
-    """Nobody is asked for: agents come by themselves. Too few for too long end the run, as they end torchrun's."""
+    """Waits for agents that others start. As in torchrun, too few for too long end the run."""
 
     def __init__(self, least: int, join_s: float) -> None:
         super().__init__()
@@ -259,11 +262,11 @@ class Patience(NoStaff):
         elif self._short_since is None:
             self._short_since = now
         elif now - self._short_since > self._join_s and not boss.closing:
-            boss.stop(1, f"{len(boss.present)} of {self._least} nodes came within {self._join_s:.0f} s")
+            boss.stop(1, f"only {len(boss.present)} of {self._least} nodes joined within {self._join_s:.0f} s")
 
 
 class Voice(StatusWriter):
-    """Says the little that people want to know between start and end; torchrun's users look at nothing but output."""
+    """Writes the few lines that matter between start and end to the output, which is all that torchrun's users see."""
 
     def __init__(self, site: TorchrunSite, talk: Talk) -> None:
         super().__init__(site)
@@ -275,17 +278,17 @@ class Voice(StatusWriter):
             self._talk(f"lost {host_of(str(what['node']))}: {what['why']}")
 
     def note(self, text: str) -> None:
-        """Of what is imported ahead: nobody asked for it, so nobody is told that it did not work."""
+        """Drop notes on importing ahead, which the user did not request."""
 
     def generation(self, run: Run) -> None:
         if run.generation > 1 and run.group is not None:
             nodes = len(run.group.places)
             why = f": rank {run.last.rank} on {host_of(run.last.node)} {run.last.what()}" if run.last else ""
             of = f"{run.restarts} of {run.max_restarts} restarts used"
-            self._talk(f"starting again on {nodes} node{'s' if nodes > 1 else ''} ({of}){why}")
+            self._talk(f"restarting on {nodes} node{'s' if nodes > 1 else ''} ({of}){why}")
 
     def status(self, of: RunView) -> None:
-        """There is no file to write it to."""
+        """Do nothing: there is no status file."""
 
     def ended(self, of: RunView, end: Finish) -> None:
-        """Each agent says it, on its own node."""
+        """Do nothing: each agent reports the end on its own node."""

@@ -1,4 +1,4 @@
-"""One node's `torchrun`: finds the meeting, opens it if it is ours, and serves as the node's agent to the end."""
+"""One node's `torchrun`: finds the rendezvous, opens it if it is on this node, and serves as the node's agent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tor
 
 @dataclass(frozen=True)
 class LaunchWorld:
-    """What a launch touches beside its own processes."""
+    """What a launch touches besides its own processes."""
 
     environ: Mapping[str, str]
     talk: Talk
@@ -79,11 +79,11 @@ class _Launch:
             return agent.serve()
         finally:
             if hosted is not None:
-                hosted.stop("the node that held the rendezvous has left")
+                hosted.stop("the node of the rendezvous has left")
                 hosted.join(FAREWELL_S)
 
     def _host(self, python: str) -> tuple[Hosted | None, int]:
-        """Open the meeting; where somebody of this node already has, go there."""
+        """Open the rendezvous; if another process of this node already has, join that one."""
         self.keys.make()
         site = TorchrunSite(
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
@@ -98,62 +98,62 @@ class _Launch:
             return None, self.meeting.port
         if not self.keys.private:
             who = f"anyone who can reach {self.keys.endpoint} can join, as with torchrun"
-            self.world.talk(f"no munge here: {who}. Snapshots in memory stay on their node")
+            self.world.talk(f"munge is not available: {who}. Snapshots in memory stay on their node")
         return hosted, port
 
 
 def _cannot_listen(port: int, error: OSError) -> DalsegnoError:
-    hint = "name another port, above 1023, in `--rdzv-endpoint` or `--master-port`"
+    hint = "choose another port above 1023 with `--rdzv-endpoint` or `--master-port`"
     return DalsegnoError(f"cannot listen on port {port}: {error.strerror}", where=socket.gethostname(), hint=hint)
 
 
 def cpus_per_process(environ: Mapping[str, str], nproc: int) -> int:
-    """Of a task that Slurm started with `-c`; 0 elsewhere."""
+    """Return the CPUs per process of a task that Slurm started with `-c`; 0 otherwise."""
     told = environ.get("SLURM_CPUS_PER_TASK", "")
     return max(1, int(told) // nproc) if told.isdigit() else 0
 
 
 def is_single(args: TorchrunArgs) -> bool:
-    """Where torchrun makes up a run id of its own."""
+    """Return whether torchrun makes up a run id of its own."""
     bare = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None
     return args.standalone or (bare and args.nodes.max == 1)
 
 
 def check(args: TorchrunArgs, environ: Mapping[str, str]) -> None:
-    """What can be known before anything starts."""
+    """Check what can be known before anything starts."""
     if args.logs_specs is not None:
-        raise UsageError("log specs of your own are not taken", where="--logs-specs", hint="use --log-dir, -r and -t")
+        raise UsageError("custom log specs are not supported", where="--logs-specs", hint="use --log-dir, -r and -t")
     is_file = args.run_path or not (args.no_python or args.module)
     if is_file and not os.path.exists(args.training_script):
-        what = f"there is no script `{args.training_script}`"
-        raise DalsegnoError(what, where=os.getcwd(), hint="name a file by its path from here, a module with `-m`")
+        what = f"script `{args.training_script}` not found"
+        raise DalsegnoError(what, where=os.getcwd(), hint="give the path of a file, or use `-m` for a module")
     if args.no_python and not args.run_path and shutil.which(args.training_script, path=environ.get("PATH")) is None:
-        what, hint = f"there is no program `{args.training_script}`", "name it by its path, or add its folder to PATH"
+        what, hint = f"program `{args.training_script}` not found", "give its path, or add its folder to PATH"
         raise DalsegnoError(what, where="--no-python", hint=hint)
 
 
 def check_devices(args: TorchrunArgs, nproc: int, environ: Mapping[str, str]) -> None:
     visible = environ.get("HIP_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
     if args.virtual_local_rank and visible and len(visible.split(",")) < nproc:
-        hint = "each process needs one: lower `--nproc-per-node`, or leave out `--virtual-local-rank`"
-        what = f"{nproc} processes, but only these GPUs: {visible}"
+        hint = "each process needs one GPU; lower `--nproc-per-node`, or remove `--virtual-local-rank`"
+        what = f"{nproc} processes, but these GPUs only: {visible}"
         raise DalsegnoError(what, where="--virtual-local-rank", hint=hint)
 
 
 def remarks(args: TorchrunArgs) -> list[str]:
-    """What torchrun takes, and we do otherwise."""
+    """Return notes on flags of torchrun that work differently here."""
     said = []
     if args.backend.startswith("etcd"):
         said.append(
-            f"no etcd is asked: the nodes meet at {args.endpoint or 'localhost'} itself, which must be one of them"
+            f"etcd is not used: the nodes meet at {args.endpoint or 'localhost'} itself, which must be one of them"
         )
     if args.numa_binding:
-        said.append("--numa-binding has no effect here: srun's --cpu-bind and --mem-bind do that")
+        said.append("--numa-binding has no effect here; use srun's --cpu-bind and --mem-bind")
     return said
 
 
 def choose_python(environ: Mapping[str, str]) -> str:
-    """Ours, if it has torch, as torchrun's is its own; else the user's first."""
+    """Return our own Python if it has torch, as torchrun does, else the user's."""
     named = environ.get("PYTHON_EXEC")
     if named:
         return shutil.which(named, path=environ.get("PATH")) or named
@@ -170,7 +170,7 @@ def has_torch(python: str) -> bool:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
-    """Without asking a driver: what is made visible, else what there is."""
+    """Count the visible GPUs, else all, without asking a driver."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if name in environ:
             words = [word.strip() for word in environ[name].split(",")]
@@ -179,7 +179,7 @@ def count_gpus(environ: Mapping[str, str]) -> int:
 
 
 def _amd_gpus() -> int:
-    """Those that the kernel's driver lists with compute units; CPUs are in the same list without."""
+    """Count the entries of the kernel's driver with compute units; CPUs are listed without."""
     nodes, count = "/sys/class/kfd/kfd/topology/nodes", 0
     for node in os.listdir(nodes) if os.path.isdir(nodes) else ():
         with open(f"{nodes}/{node}/properties") as file:

@@ -1,4 +1,4 @@
-"""Where the workers of a torchrun write: to our own output, to files in torchrun's layout, or to both."""
+"""The output of a torchrun's workers: our own output, files in torchrun's layout, or both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from string import Template
 
 from dalsegno.runs.torchrun.args import TorchrunArgs, parse_streams
 
-# ---- Following files while they grow: their lines, each behind its worker's name, go to our own output too.
+# Following files: their lines are copied to our own output with a prefix
 
 
 INTERVAL_S = 0.05
@@ -25,17 +25,17 @@ Write = Callable[[int, bytes], None]  # which output (1 or 2), and what
 
 @dataclass
 class WorkerTail:
-    """One file's: whose lines these are, and where they go; those with one of the `words` to the file `kept` too."""
+    """A followed file: the prefix and stream of its lines. Lines with one of the `words` are also written to `kept`."""
 
     prefix: bytes
     stream: int
     kept: str = ""
     words: tuple[bytes, ...] = ()
     offset: int = 0
-    rest: bytes = b""  # of a line that is not whole yet
+    rest: bytes = b""  # an incomplete line
 
     def take(self, data: bytes, last: bool) -> list[bytes]:
-        """Whole lines, with their prefix; at the very end what is left counts as one."""
+        """Return whole lines with their prefix; with `last`, also an incomplete one."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         if last and self.rest:
             lines, self.rest = [*lines, self.rest], b""
@@ -43,7 +43,7 @@ class WorkerTail:
 
 
 class Tee:
-    """A thread of its own, from the first file on: a reader that is slow holds up no worker and no agent."""
+    """Copies files in a thread of its own: a slow reader delays no worker and no agent."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -52,14 +52,14 @@ class Tee:
         self._thread: threading.Thread | None = None
 
     def follow(self, path: str, tail: WorkerTail) -> None:
-        """From its beginning; a file that is followed already goes on from where it is."""
+        """Follow a file from its beginning; a file that is followed already continues."""
         self._tails.setdefault(path, tail)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tee", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """When nobody writes any more: the rest is shown, then it ends."""
+        """Show the rest and stop. Called when nothing is written any more."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
@@ -94,22 +94,21 @@ def _new_data(path: str, tail: WorkerTail) -> Iterator[bytes]:
 
 
 def write_all(stream: int, data: bytes) -> None:
-    """To one of our own outputs; one that nobody reads any more takes nothing."""
+    """Write to one of our own outputs; a closed one is ignored."""
     with contextlib.suppress(OSError):
         view = memoryview(data)
         while view:
             view = view[os.write(stream, view) :]
 
 
-# ---- Folders for logs that nobody asked to have anywhere: named as torchrun names them, and swept after a lost
-# node.
+# Temporary log folders: named as torchrun names them, and swept after a lost node
 
 
 PREFIX, LOCK = "torchelastic_", ".lock"
 
 
 class TemporaryLogs:
-    """One such folder, ours until it is closed."""
+    """A temporary log folder, locked until it is closed."""
 
     def __init__(self) -> None:
         sweep()
@@ -117,16 +116,16 @@ class TemporaryLogs:
         new = os.path.join(self.path, f"{LOCK}.new")
         self._lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        os.rename(new, os.path.join(self.path, LOCK))  # held before anyone can find it
+        os.rename(new, os.path.join(self.path, LOCK))  # locked before anyone can find it
 
     def close(self, *unwanted: str) -> None:
-        """Gone, unless somebody wrote something; files of the names that are not wanted do not count."""
+        """Remove the folder unless it contains output; files with `unwanted` names do not count."""
         os.close(self._lock)
         _remove_if_bare(self.path, unwanted)
 
 
 def sweep(*unwanted: str) -> None:
-    """Those whose holders were killed. torchrun's own have no lock, and are left alone."""
+    """Remove folders whose owners were killed. torchrun's own have no lock and are left alone."""
     there = tempfile.gettempdir()
     for name in os.listdir(there):
         path = os.path.join(there, name)
@@ -150,16 +149,16 @@ def _remove_if_bare(path: str, unwanted: tuple[str, ...]) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-# ---- Where the workers of a torchrun write: to our own output, to files in torchrun's layout, or to both.
+# Log files
 
 
-STDOUT, STDERR = 1, 2  # torchrun's bits for them, and their numbers as files
+STDOUT, STDERR = 1, 2  # torchrun's bits for them, and their file descriptors
 ERROR_FILE = "error.json"
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
 
 class Logs:
-    """One node's part. Folders are made when workers start; a folder of ours with nothing in it is not left behind."""
+    """The logs of one node. Folders are created when workers start; an empty one of ours is removed."""
 
     def __init__(self, args: TorchrunArgs, run: str, tee: Tee) -> None:
         self.args, self.run, self._tee = args, run, tee
@@ -168,7 +167,7 @@ class Logs:
         self._temporary: TemporaryLogs | None = None
 
     def files(self, restarts: int, local_rank: int, rank: int) -> dict[str, str]:
-        """Of one life of a worker: `output`, `log` (its errors), `error_file`. "" is where our own goes."""
+        """Return the files of one worker: `output`, `log` (its errors), `error_file`. "" is our own output."""
         if self.args.log_dir == os.devnull:
             return {"output": "", "log": "", "error_file": ""}
         attempt = self._folder() / f"attempt_{restarts}"
@@ -208,7 +207,7 @@ class Logs:
         return self._base
 
     def close(self, ended_well: bool) -> None:
-        """Of a temporary folder nothing stays but output, and after a failure the errors that the report names."""
+        """Remove a temporary folder, except for output and, after a failure, the error files that the report names."""
         self._tee.close()
         if self._temporary:
             self._temporary.close(*([ERROR_FILE] if ended_well else []))

@@ -1,4 +1,4 @@
-"""Where the agents of a torchrun meet, and which of them listens there."""
+"""The rendezvous of a torchrun: where its agents meet, and which of them listens there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 @dataclass(frozen=True)
 class Meeting:
-    """`ours`: this node may listen there. `alone`: no other node comes, so nobody else has to find it."""
+    """Where agents meet. `ours`: this node may listen there. `alone`: no other node comes, so none has to find it."""
 
     host: str
     port: int  # 0: any
@@ -40,14 +40,15 @@ ALONE = Meeting(LOOPBACK, 0, ours=True, alone=True)
 
 
 def find_meeting(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Meeting:
-    """As torchrun finds it: at the master for `static`, else at the endpoint. `is_ours` tells this node's names."""
+    """Find the rendezvous as torchrun does: at the master for `static`, else at the endpoint. `is_ours` checks
+    names."""
     if args.standalone or args.nodes.max == 1:
         return ALONE
     if args.backend == "static":
         return _static(args)
     host, port = parse_endpoint(args.endpoint or "localhost", C10D_PORT)
     if port == 0:
-        return ALONE  # a port that nobody knows
+        return ALONE  # a port that no other node can know
     said = _said_to_be_host(args.settings.get("is_host", ""))
     return Meeting(host, port, is_ours(host) if said is None else said)
 
@@ -55,7 +56,7 @@ def find_meeting(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Meeting:
 def _static(args: TorchrunArgs) -> Meeting:
     host, port = parse_endpoint(args.endpoint, 0)
     if not port:
-        what = f"{shown(args.endpoint)} names no port, and the static rendezvous has none of its own"
+        what = f"{shown(args.endpoint)} has no port, and the static rendezvous has no default"
         raise UsageError(what, where="--rdzv-endpoint", hint="write `host:29500`, or `--rdzv-backend c10d`")
     return Meeting(host, port, ours=args.node_rank == 0)
 
@@ -69,16 +70,18 @@ def _said_to_be_host(text: str) -> bool | None:
 
 
 def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
-    """`host`, `host:port`, `[::1]:port`, `:port`."""
+    """Parse `host`, `host:port`, `[::1]:port` or `:port`."""
     found = _ENDPOINT.fullmatch(text.strip())
     if found is None or int(found["port"] or 0) > LAST_PORT:
-        raise UsageError(f"{shown(text)} is no `host:port`", where="--rdzv-endpoint", hint="write `node-1:29400`")
+        raise UsageError(
+            f"{shown(text)} is not of the form `host:port`", where="--rdzv-endpoint", hint="write `node-1:29400`"
+        )
     host = (found["host"] or "localhost").strip("[]")
     return host, int(found["port"]) if found["port"] is not None else default_port
 
 
 def is_own_address(host: str) -> bool:
-    """Whether a name means this node: only on its own addresses can a node open a socket."""
+    """Return whether a name means this node: a node can open a socket only on its own addresses."""
     with contextlib.suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -91,8 +94,7 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address in ("localhost", "::1")
 
 
-# ---- munge, which signs for a user: what one process of theirs seals, only theirs can open, on any node of the
-# cluster.
+# munge: what one process of a user seals, only processes of that user can open, on any node of the cluster
 
 
 _LIBRARY = "libmunge.so.2"
@@ -103,17 +105,17 @@ _OPT_SOCKET, _OPT_UID_RESTRICTION = 8, 9  # munge.h
 
 
 class NotSealed(OSError):
-    """Nothing that munge vouches for as our own."""
+    """munge does not vouch that our own user sealed this."""
 
 
 @dataclass(frozen=True)
 class Munge:
-    """`socket` leads to the daemon."""
+    """The munge daemon at `socket`."""
 
     socket: str
 
     def seal(self, data: bytes) -> str:
-        """Each call gives another one, and each can be opened once on a node."""
+        """Seal data. Each call returns a different credential, which can be opened once per node."""
         library, sealed = _load(), ctypes.c_char_p()
         context = self._context(library)
         try:
@@ -136,7 +138,7 @@ class Munge:
             if code:
                 raise NotSealed(_words(library, code))
             if uid.value != os.getuid():
-                raise NotSealed(f"it was made by the user with number {uid.value}")
+                raise NotSealed(f"it was made by the user with UID {uid.value}")
             return ctypes.string_at(data.value or 0, size.value)
         finally:
             library.munge_ctx_destroy(context)
@@ -148,7 +150,7 @@ class Munge:
 
 
 def find_munge(environ: Mapping[str, str]) -> Munge | None:
-    """The one that this node's Slurm uses, if it answers."""
+    """Return the munge that this node's Slurm uses, if it responds."""
     for path in (_slurm_socket(environ.get("SLURM_CONF") or _SLURM_CONF), *_SOCKETS):
         if path and os.path.exists(path) and _answers(Munge(path)):
             return Munge(path)
@@ -182,23 +184,22 @@ def _words(library: ctypes.CDLL, code: int) -> str:
     return bytes(library.munge_strerror(code) or b"").decode(errors="replace")
 
 
-# ---- The secret of a torchrun's run: made by the agent that listens, told to those of the same user, and to no one
-# else.
+# The run's secret: made by the agent that listens, and given only to agents of the same user
 
 
 class Sealer(Protocol):
-    """munge, or its like."""
+    """munge, or a replacement for it."""
 
     def seal(self, data: bytes) -> str: ...
 
     def unseal(self, sealed: str) -> bytes:
-        """NotSealed unless a process of our own user sealed it."""
+        """Open a credential. Raise NotSealed unless a process of our own user sealed it."""
         ...
 
 
 @dataclass
 class Keys:
-    """Both sides of it. `trouble` is why the last greeting could not be used."""
+    """Both sides of the secret. `trouble` is why the last greeting could not be used."""
 
     run: str
     endpoint: str
@@ -217,31 +218,31 @@ class Keys:
         return self.secret
 
     def greeting(self) -> Message:
-        """What whoever connects is told first. A seal of its own for each: munge opens none twice."""
+        """Return the first message to anyone who connects, with a credential of its own: munge opens none twice."""
         sealed = self.munge.seal(self.mark.encode() + self.secret) if self.munge else ""
         return {"run": self.mark, "sealed": sealed}
 
     def unlock(self, greeting: Message) -> bytes:
-        """The secret, from a greeting. Who has munge takes nothing unsealed: anybody could have sent that."""
+        """Return the secret from a greeting. With munge, an unsealed greeting is refused: anyone could have sent it."""
         if greeting.get("run") != self.mark:
-            raise self._refuse(f"another run than `{self.run}` is at {self.endpoint}; choose another port")
+            raise self._refuse(f"{self.endpoint} belongs to another run than `{self.run}`; choose another port")
         sealed = str(greeting.get("sealed") or "")
         if self.munge is None and not sealed:
             return self._derived()
         if self.munge is None:
-            raise self._refuse(f"{self.endpoint} proves itself with munge, which does not answer on this node")
+            raise self._refuse(f"{self.endpoint} uses munge, which does not respond on this node")
         if not sealed:
-            raise self._refuse(f"{self.endpoint} has no munge and this node has: nobody knows who answers there")
+            raise self._refuse(f"{self.endpoint} does not use munge but this node does, so its identity is unknown")
         return self._unseal(self.munge, sealed)
 
     def _unseal(self, munge: Sealer, sealed: str) -> bytes:
         try:
             data = munge.unseal(sealed)
         except NotSealed as error:
-            raise self._refuse(f"munge does not vouch for who answers at {self.endpoint}: {error}") from error
+            raise self._refuse(f"munge does not confirm the identity of {self.endpoint}: {error}") from error
         mark = self.mark.encode()
         if not data.startswith(mark):
-            raise self._refuse(f"what {self.endpoint} sealed is for another run")
+            raise self._refuse(f"the credential of {self.endpoint} is for another run")
         self.trouble = ""
         return data[len(mark) :]
 
@@ -251,18 +252,18 @@ class Keys:
 
     @property
     def mark(self) -> str:
-        """A name of the run that fits everywhere, and gives nothing away."""
+        """A short name of the run that reveals nothing about it."""
         return hashlib.sha256(f"torchrun\0{self.run}".encode()).hexdigest()[:16]
 
     def _derived(self) -> bytes:
         return hashlib.sha256(f"torchrun\0{self.run}\0{self.endpoint}".encode()).digest()
 
 
-# ---- Agents' names in a torchrun: several may run on one node, and names sort by the order that was given. Pure.
+# Names of agents: several may run on one node, and names sort in the given order. Pure.
 
 
 def agent_name(args: TorchrunArgs, environ: Mapping[str, str], host: str, pid: int) -> str:
-    """`ORDER@HOST#PID`. The order is `--node-rank` where that counts, else that of Slurm's tasks."""
+    """Return `ORDER@HOST#PID`. The order is `--node-rank` where that counts, else that of Slurm's tasks."""
     order = str(args.node_rank) if args.backend == "static" else environ.get("SLURM_PROCID", "")
     return f"{order if order.isdigit() else 0}@{host}#{pid}"
 
