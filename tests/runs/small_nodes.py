@@ -223,7 +223,7 @@ class Cluster:
     def look(self, seconds: float = 0.0) -> None:
         """The coordinator does, so much later."""
         self.now += seconds
-        for to, message in self.coordinator.words(self.group, self.now) if self.group else ():
+        for to, message in self.coordinator.updates(self.group, self.now) if self.group else ():
             if to in self.nodes:
                 self.nodes[to].inbox.append(message)
             if "safe" in message:

@@ -379,7 +379,7 @@ class Callers(NoStaff):
 
     called: frozenset[str] = frozenset()
 
-    async def call_back(self, nodes: Collection[str]) -> set[str]:
+    async def recall_agents(self, nodes: Collection[str]) -> set[str]:
         self.called = frozenset(nodes)
         return set()
 
@@ -405,7 +405,7 @@ async def test_a_coordinator_that_cannot_read_what_is_saved_begins_anew_and_give
         given_back: list[int] = []
 
         class Staffed(NoStaff):
-            async def dismiss(self, code: int | None = None) -> None:
+            async def release_all(self, code: int | None = None) -> None:
                 given_back.append(len(given_back))
 
         run.task = asyncio.ensure_future(Coordinator(run.site, lambda boss: Staffed()).serve())
@@ -421,7 +421,7 @@ async def test_a_coordinator_that_cannot_read_what_is_saved_begins_anew_and_give
 def test_a_disk_that_takes_nothing_does_not_end_the_run(tmp_path: Path):
     site = SmallSite(RunFolder(tmp_path / "gone"))
     coordinator = Coordinator(site, lambda boss: NoStaff())
-    coordinator.keep()
+    coordinator.save_state()
     coordinator.journal("began")
     coordinator.note("a note")
 

@@ -9,7 +9,7 @@ import pytest
 from dalsegno.runs.agent.link import CoordinatorLink
 from dalsegno.runs.coordinator.agents import Peer, RunAgents
 from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.messages import Noted, Word
+from dalsegno.runs.coordinator.messages import AgentMessage, Noted
 from dalsegno.wire.frames import Message
 
 SECRET = b"s" * 32
@@ -25,7 +25,7 @@ class Listener:
     def agent_came(self, peer: Peer) -> None:
         self.log.append(("came", peer.name))
 
-    def agent_said(self, peer: Peer, word: Word) -> None:
+    def agent_said(self, peer: Peer, word: AgentMessage) -> None:
         self.log.append(("said", peer.name, word))
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:

@@ -50,14 +50,14 @@ def test_of_those_that_still_run_some_have_told_of_an_error(tmp_path: Path):
     for rank in (0, 1):
         crew.add(rank, **files(tmp_path, rank))
     write_log(tmp_path, 1)
-    assert crew.hurt() == [{"generation": 3, "rank": 1, "code": 1, "traceback": TRACEBACK}]
+    assert crew.failing() == [{"generation": 3, "rank": 1, "code": 1, "traceback": TRACEBACK}]
 
 
 def test_the_log_of_an_earlier_life_of_a_rank_is_not_reported(tmp_path: Path):
     write_log(tmp_path, 0)
     crew = Crew(3)
     worker = crew.add(0, **files(tmp_path, 0))
-    assert crew.hurt() == []
+    assert crew.failing() == []
     assert crew.ended(worker, 1) == {"generation": 3, "rank": 0, "code": 1, "oom": False}
 
 
@@ -66,7 +66,7 @@ def test_the_error_file_of_an_earlier_life_of_a_rank_is_not_reported(tmp_path: P
     Path(before.error_file).write_text(json.dumps({"message": "RuntimeError: of before"}))
     crew = Crew(3)
     crew.add(0, **files(tmp_path, 0))
-    assert crew.hurt() == []
+    assert crew.failing() == []
 
 
 def test_the_last_complaint_counts_of_one_that_gave_up_and_not_of_one_that_was_killed_or_runs(tmp_path: Path):
@@ -76,4 +76,4 @@ def test_the_last_complaint_counts_of_one_that_gave_up_and_not_of_one_that_was_k
         Path(worker.log).write_text("error: no data\n")
     assert crew.ended(gave_up, 2)["traceback"] == "error: no data"
     assert "traceback" not in crew.ended(killed, -9)
-    assert crew.hurt() == []
+    assert crew.failing() == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.runs.agent.evidence import MAX_CHARS, gather, last_traceback, last_words, oom_kills
+from dalsegno.runs.agent.evidence import MAX_CHARS, gather, last_error_line, last_traceback, oom_kills
 
 SIMPLE = """Traceback (most recent call last):
   File "/home/ada/train.py", line 7, in <module>
@@ -150,11 +150,11 @@ def test_a_script_that_does_not_parse_says_where(tmp_path: Path):
 def test_of_one_that_gave_up_the_last_line_is_told_if_it_complains(tmp_path: Path, line: str):
     log = tmp_path / "rank0.log"
     log.write_text(f"step 1\n{line}\n\n")
-    assert last_words(str(log)) == {"traceback": line}
-    assert last_words(str(log), since=log.stat().st_size) == {} == last_words(str(tmp_path / "none"))
+    assert last_error_line(str(log)) == {"traceback": line}
+    assert last_error_line(str(log), since=log.stat().st_size) == {} == last_error_line(str(tmp_path / "none"))
 
 
 def test_a_last_line_that_complains_of_nothing_tells_nothing(tmp_path: Path):
     log = tmp_path / "rank0.log"
     log.write_text("an error that was handled\nstep 7\n")
-    assert last_words(str(log)) == {} == gather(str(log), "")
+    assert last_error_line(str(log)) == {} == gather(str(log), "")

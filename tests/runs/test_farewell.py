@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from dalsegno.runs.coordinator.coordinator import say_farewell
+from dalsegno.runs.coordinator.coordinator import shut_down
 from dalsegno.runs.coordinator.events import Finish
 from dalsegno.runs.coordinator.memory import MemoryTable
 from dalsegno.runs.coordinator.staff import NoStaff
@@ -22,45 +22,45 @@ class Nodes(NoStaff):
         self.memory, self.alive, self.called = memory, alive, set[str]()
         self.swept_before_dismissed: set[str] = set()
 
-    async def call_back(self, nodes: Collection[str]) -> set[str]:
+    async def recall_agents(self, nodes: Collection[str]) -> set[str]:
         self.called = set(nodes) & set(self.alive)
         for node in self.called:
             asyncio.get_running_loop().call_later(0.05, self.memory.used.discard, node)
         return self.called
 
-    async def dismiss(self, code: int | None = None) -> None:
+    async def release_all(self, code: int | None = None) -> None:
         self.swept_before_dismissed = self.called - self.memory.used
 
 
 class Ending:
     """As much of a coordinator as says farewell."""
 
-    def __init__(self, folder: Path, used: Collection[str], alive: Collection[str], resting: bool = False) -> None:
-        self.memory, self.folder, self.resting, self.said_farewell = MemoryTable(), RunFolder(folder), resting, False
-        self.staff, self.agents, self.told = Nodes(self.memory, alive), self, self
+    def __init__(self, folder: Path, used: Collection[str], alive: Collection[str], suspended: bool = False) -> None:
+        self.memory, self.folder, self.suspended, self.is_shut_down = MemoryTable(), RunFolder(folder), suspended, False
+        self.staff, self.agents, self.status_writer = Nodes(self.memory, alive), self, self
         self.peers: dict[str, object] = {}
         self.memory.used.update(used)
 
     def send_all(self, message: Any) -> None: ...
 
-    def keep(self) -> None: ...
+    def save_state(self) -> None: ...
 
-    def rests(self, of: Any, why: str) -> None: ...
+    def run_suspended(self, coordinator: Any, why: str) -> None: ...
 
-    def ended(self, of: Any, end: Finish) -> None: ...
+    def ended(self, coordinator: Any, end: Finish) -> None: ...
 
 
-def farewell(ending: Any) -> None:
-    asyncio.run(say_farewell(ending, Finish(0)))
+def end_run(ending: Any) -> None:
+    asyncio.run(shut_down(ending, Finish(0)))
 
 
 def test_an_agent_is_called_back_to_sweep_where_one_was_killed(tmp_path: Path) -> None:
     ending = Ending(tmp_path, used=["b", "c"], alive=["a", "b"])
-    farewell(ending)
+    end_run(ending)
     assert ending.staff.called == ending.staff.swept_before_dismissed == {"b"}
 
 
 def test_nobody_is_called_when_the_run_only_rests(tmp_path: Path) -> None:
-    ending = Ending(tmp_path, used=["a"], alive=["a"], resting=True)
-    farewell(ending)
+    ending = Ending(tmp_path, used=["a"], alive=["a"], suspended=True)
+    end_run(ending)
     assert ending.staff.called == set()

@@ -283,7 +283,7 @@ def test_a_node_on_which_a_worker_crashed_twice_running_is_left_out():
 def test_a_node_that_slurm_has_out_of_service_is_left_until_it_is_mended():
     run, orders = fail(running(TWO, "a", "b", "spare"), replace(fault(code=-9), healthy=False))
     (left,) = [order for order in orders if isinstance(order, Exclude)]
-    assert (left.agent, left.until_mended) == ("b", True) and "b" not in run.ready
+    assert (left.agent, left.until_repaired) == ("b", True) and "b" not in run.ready
 
 
 @pytest.mark.parametrize("first", [fault(code=-9), fault(code=-11, node="a", rank=0), fault(NOISE)])
@@ -566,8 +566,8 @@ class AnyOrder(RuleBasedStateMachine):
             self.workers[order.agent] = order.group.generation
         else:
             self.workers.pop(order.agent, None)
-            hurt = (fault(rank=0, node=order.agent),) if order.generation % 3 == 0 else ()
-            self.tell(GenerationStopped(order.agent, order.generation, hurt))
+            failing = (fault(rank=0, node=order.agent),) if order.generation % 3 == 0 else ()
+            self.tell(GenerationStopped(order.agent, order.generation, failing))
 
     @precondition(lambda self: bool(self.workers))
     @rule(

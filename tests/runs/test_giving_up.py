@@ -10,7 +10,7 @@ from dalsegno.runs.coordinator.node_loss import (
     Tries,
     ask_again_s,
     out_of_service,
-    trusted_again,
+    usable_again,
 )
 from dalsegno.runs.coordinator.site import ASK_SLURM_S
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
@@ -23,36 +23,36 @@ def node(name: str, started: int, *flags: NodeFlag) -> NodeInfo:
 
 def test_a_node_is_tried_so_often_and_no_more():
     tries = Tries()
-    assert [tries.once_more("n1") for _ in range(MOST_TRIES + 1)] == [True] * MOST_TRIES + [False]
-    assert tries.once_more("n2")
+    assert [tries.count_try("n1") for _ in range(MOST_TRIES + 1)] == [True] * MOST_TRIES + [False]
+    assert tries.count_try("n2")
 
 
 def test_what_it_did_before_it_came_back_does_not_count():
     tries = Tries()
     for _ in range(MOST_TRIES):
-        tries.once_more("n1")
+        tries.count_try("n1")
     tries.forget("n1")
-    assert tries.once_more("n1")
+    assert tries.count_try("n1")
 
 
 def test_all_are_started_together_but_who_failed_twice_is_started_alone():
     tries = Tries()
     for name in ("n1", "n2", "n3", "n2", "n3", "n3", "n2"):
-        tries.once_more(name)
-    assert tries.together(["n1", "n2", "n3"]) == [("n1",), ("n2",), ("n3",)]
-    assert tries.together(["n1", "n4"]) == [("n1", "n4")]
+        tries.count_try(name)
+    assert tries.group_by_srun(["n1", "n2", "n3"]) == [("n1",), ("n2",), ("n3",)]
+    assert tries.group_by_srun(["n1", "n4"]) == [("n1", "n4")]
 
 
 def test_a_node_whose_slurmd_was_started_since_is_trusted_again():
     given_up = {"n1": 1000.7, "n2": 1000.7, "n3": 1000.7}
     nodes = [node("n1", started=1000), node("n2", started=999)]
-    assert trusted_again(given_up, nodes, now=1010.0) == ["n1"]
+    assert usable_again(given_up, nodes, now=1010.0) == ["n1"]
 
 
 def test_one_of_long_ago_is_tried_again_if_slurm_has_it_in_service():
     given_up, late = {"n1": 1000.0, "n2": 1000.0}, 1001.0 + FORGIVEN_S
     nodes = [node("n1", 10), node("n2", 10, NodeFlag.NOT_RESPONDING)]
-    assert trusted_again(given_up, nodes, late) == ["n1"]
+    assert usable_again(given_up, nodes, late) == ["n1"]
 
 
 def test_one_that_was_out_of_service_is_trusted_when_it_is_returned_or_a_spare_again():
@@ -60,7 +60,7 @@ def test_one_that_was_out_of_service_is_trusted_when_it_is_returned_or_a_spare_a
     sick = replace(node("n2", 10, NodeFlag.DRAIN), reason="dalsegno:reset:gpu-ecc")
     spare = replace(node("n3", 10, NodeFlag.DRAIN), reason=SPARE_REASON)
     nodes = [node("n1", 10), sick, spare, node("n4", 10)]
-    assert trusted_again(given_up, nodes, now=1010.0, were_out={"n1", "n2", "n3"}) == ["n1", "n3"]
+    assert usable_again(given_up, nodes, now=1010.0, were_out={"n1", "n2", "n3"}) == ["n1", "n3"]
 
 
 def test_drained_and_set_down_is_out_of_service_and_a_spare_is_not():

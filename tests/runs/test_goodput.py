@@ -16,22 +16,22 @@ from dalsegno.runs.coordinator.goodput import (
     Goodput,
     Pen,
     TimeKind,
-    fails,
-    follow,
-    granted,
-    passes,
-    starts,
-    stepped,
-    waits,
+    add_time,
+    record_change,
+    record_failure,
+    record_grant,
+    record_start,
+    record_step,
+    record_wait,
 )
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.messages import Stepped
 
 
 def test_a_quiet_run() -> None:
-    account = starts(Goodput(at=0.0), 10.0)
-    account = stepped(account, 13.0, 1, saving_s=0.0)
-    account = stepped(account, 113.0, 100, saving_s=1.0)
+    account = record_start(Goodput(at=0.0), 10.0)
+    account = record_step(account, 13.0, 1, saving_s=0.0)
+    account = record_step(account, 113.0, 100, saving_s=1.0)
     assert account.spent == {
         TimeKind.WAITING: 10.0,
         TimeKind.STARTING: 3.0,
@@ -42,12 +42,12 @@ def test_a_quiet_run() -> None:
 
 
 def test_a_failure_costs_what_was_under_way_the_restart_and_the_steps_done_again() -> None:
-    account = stepped(starts(Goodput(at=0.0), 0.0), 5.0, 1, 0.0)
-    account = stepped(account, 15.0, 11, 0.0)
-    account = starts(fails(account, 15.5), 15.6)  # killed half a second into a step
-    account = stepped(account, 17.0, 10, 0.0)  # goes on from step 9
-    account = stepped(account, 18.0, 11, 0.0)
-    account = stepped(account, 19.0, 12, 0.0)
+    account = record_step(record_start(Goodput(at=0.0), 0.0), 5.0, 1, 0.0)
+    account = record_step(account, 15.0, 11, 0.0)
+    account = record_start(record_failure(account, 15.5), 15.6)  # killed half a second into a step
+    account = record_step(account, 17.0, 10, 0.0)  # goes on from step 9
+    account = record_step(account, 18.0, 11, 0.0)
+    account = record_step(account, 19.0, 12, 0.0)
     assert account.spent == pytest.approx(
         {TimeKind.WAITING: 0.0, TimeKind.STARTING: 5.0, TimeKind.PRODUCTIVE: 11.0, TimeKind.LOST: 3.0}
     )
@@ -55,24 +55,24 @@ def test_a_failure_costs_what_was_under_way_the_restart_and_the_steps_done_again
 
 
 def test_waiting_for_a_node_is_waiting() -> None:
-    account = stepped(starts(Goodput(at=0.0), 0.0), 1.0, 1, 0.0)
-    account = starts(waits(fails(account, 2.0), 2.5), 62.5)
-    account = stepped(account, 64.0, 2, 0.0)
+    account = record_step(record_start(Goodput(at=0.0), 0.0), 1.0, 1, 0.0)
+    account = record_start(record_wait(record_failure(account, 2.0), 2.5), 62.5)
+    account = record_step(account, 64.0, 2, 0.0)
     assert account.spent == pytest.approx({TimeKind.WAITING: 60.0, TimeKind.STARTING: 2.5, TimeKind.LOST: 1.5})
 
 
 def test_from_the_moment_slurm_has_given_it_nodes_a_run_starts_as_its_status_says() -> None:
     """Agents that import torch on nodes that are there are not waited for in a queue."""
-    account = starts(granted(granted(Goodput(at=0.0), 2.0), 5.0), 12.0)
-    account = stepped(account, 13.0, 1, 0.0)
+    account = record_start(record_grant(record_grant(Goodput(at=0.0), 2.0), 5.0), 12.0)
+    account = record_step(account, 13.0, 1, 0.0)
     assert account.spent == pytest.approx({TimeKind.WAITING: 2.0, TimeKind.STARTING: 11.0})
-    again = granted(waits(fails(account, 14.0), 14.0), 15.0)
+    again = record_grant(record_wait(record_failure(account, 14.0), 14.0), 15.0)
     assert again.kind == TimeKind.WAITING, "later it waits for nodes that it has lost"
 
 
 def test_snapshots_while_steps_are_done_again_are_lost_with_them() -> None:
-    account = stepped(starts(Goodput(at=0.0, furthest=50), 0.0), 1.0, 10, 0.0)
-    account = stepped(account, 2.0, 11, saving_s=0.5)
+    account = record_step(record_start(Goodput(at=0.0, furthest=50), 0.0), 1.0, 10, 0.0)
+    account = record_step(account, 2.0, 11, saving_s=0.5)
     assert account.spent == {TimeKind.WAITING: 0.0, TimeKind.STARTING: 1.0, TimeKind.LOST: 1.0}
 
 
@@ -87,16 +87,18 @@ def test_the_kinds_always_add_up_to_the_whole(deeds: list[tuple[str, float, int,
     for what, seconds, step, saving_s in deeds:
         now += seconds
         if what == "step":
-            account = stepped(account, now, step, saving_s)
+            account = record_step(account, now, step, saving_s)
         else:
-            account = {"start": starts, "wait": waits, "fail": fails, "pass": passes}[what](account, now)
+            account = {"start": record_start, "wait": record_wait, "fail": record_failure, "pass": add_time}[what](
+                account, now
+            )
     assert sum(account.spent.values()) == pytest.approx(account.at, abs=1e-6)
     assert all(seconds >= -1e-9 for seconds in account.spent.values())
 
 
 def test_a_clock_that_goes_back_takes_nothing_away() -> None:
-    account = stepped(starts(Goodput(at=100.0), 100.0), 110.0, 1, 0.0)
-    account = stepped(account, 50.0, 2, 0.0)
+    account = record_step(record_start(Goodput(at=100.0), 100.0), 110.0, 1, 0.0)
+    account = record_step(account, 50.0, 2, 0.0)
     assert account.spent == {TimeKind.WAITING: 0.0, TimeKind.STARTING: 10.0, TimeKind.PRODUCTIVE: 0.0}
 
 
@@ -118,7 +120,7 @@ def test_a_run_waits_starts_fails_and_starts_again() -> None:
     account, now = Goodput(at=0.0), 0.0
     for before, after in pairwise(runs):
         now += 1.0
-        account = follow(account, before, after, now)
+        account = record_change(account, before, after, now)
     assert account.kind == TimeKind.LOST
     assert account.failures == 1
     assert account.spent == {TimeKind.WAITING: 2.0, TimeKind.STARTING: 1.0, TimeKind.LOST: 1.0}
@@ -127,13 +129,13 @@ def test_a_run_waits_starts_fails_and_starts_again() -> None:
 def test_growing_back_is_lost_time_but_no_failure() -> None:
     runs = life(Joined("a"), Joined("b"), StoreOpened("a", 1, 1))
     grown = replace(runs[-1], phase=GenerationPhase.STOPPING)
-    account = follow(stepped(starts(Goodput(at=0.0), 0.0), 1.0, 1, 0.0), runs[-1], grown, 2.0)
+    account = record_change(record_step(record_start(Goodput(at=0.0), 0.0), 1.0, 1, 0.0), runs[-1], grown, 2.0)
     assert (account.failures, account.spent[TimeKind.LOST]) == (0, 1.0)
 
 
 def test_what_a_coordinator_wrote_its_successor_goes_on_with(tmp_path: Path) -> None:
     pen = Pen(tmp_path / "progress.json")
-    pen.stepped(Stepped(1, 7, {"saving_s": 0.5, "loss": 2.0}))
+    pen.record_step(Stepped(1, 7, {"saving_s": 0.5, "loss": 2.0}))
     pen.write(last=True)
     after = Pen(tmp_path / "progress.json").progress
     assert (after.step, after.figures["loss"]) == (7, 2.0)

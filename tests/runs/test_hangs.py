@@ -49,12 +49,12 @@ def test_the_first_rank_to_reach_a_step_makes_the_mark():
 
 def test_output_counts_only_where_no_steps_are_told():
     marks = StepMarks(30.0, 0.0)
-    marks.sign(20.0)
+    marks.record_output(20.0)
     assert marks.overdue_s(45.0) is None
-    marks.sign(10.0)
+    marks.record_output(10.0)
     assert marks.last == 20.0, "an older sign takes nothing back"
     stepping(marks, 21.0, 22.0)
-    marks.sign(50.0)
+    marks.record_output(50.0)
     assert marks.overdue_s(53.0) == 31.0, "a log that goes on is no step"
 
 
@@ -69,7 +69,7 @@ def test_after_the_last_step_nothing_is_a_hang() -> None:
         for number in range(10):
             marks.step(number, float(number))
         assert marks.overdue_s(1000.0) is not None
-        marks.rest()
+        marks.stop_timer()
         assert marks.overdue_s(1000.0) is None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.runs.agent.agent import sweep, sweep_long_gone
+from dalsegno.runs.agent.agent import sweep, sweep_stale
 from dalsegno.runs.agent.log_stream import LogStream
 
 
@@ -51,8 +51,8 @@ def test_memory_of_runs_that_nothing_lives_of_goes_after_a_day(left: Left, tmp_p
     for name in names:
         (tmp_path / name).touch()
     now = time.time()
-    assert sweep_long_gone(now, tmp_path) == []
-    assert sweep_long_gone(now + 25 * 3600, tmp_path) == [f"{left.run}.gone"]
+    assert sweep_stale(now, tmp_path) == []
+    assert sweep_stale(now + 25 * 3600, tmp_path) == [f"{left.run}.gone"]
     assert sorted(os.listdir(tmp_path)) == sorted(names[3:])
 
 

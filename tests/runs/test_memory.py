@@ -30,7 +30,7 @@ def safe(memory: MemoryTable, group: Members = TWO) -> Safe:
 
 
 def safe_words(memory: MemoryTable, now: float = 0.0) -> list[tuple[str, Safe]]:
-    return [(node, parse_word(word["safe"])) for node, word in memory.words(TWO, now) if "safe" in word]
+    return [(node, parse_word(word["safe"])) for node, word in memory.updates(TWO, now) if "safe" in word]
 
 
 def both(step: int, generation: int) -> list[HeldSnapshot]:
@@ -94,9 +94,9 @@ def test_each_node_hears_of_its_buddy_at_the_start_and_when_that_has_changed() -
     memory.heard("a", [], A)
     memory.heard("b", [], B)
     assert [memory.start(TWO, node, 0.0)["buddy"] for node in "ab"] == [[*B, "b"], [*A, "a"]]
-    assert memory.words(TWO, 0.0) == []
+    assert memory.updates(TWO, 0.0) == []
     memory.heard("b", [], ("10.0.0.2", 800))
-    assert memory.words(TWO, 0.0) == [("a", {"buddy": {"address": ["10.0.0.2", 800, "b"]}})]
+    assert memory.updates(TWO, 0.0) == [("a", {"buddy": {"address": ["10.0.0.2", 800, "b"]}})]
 
 
 def test_all_hear_which_step_is_safe() -> None:
@@ -118,7 +118,7 @@ def test_a_generation_that_went_on_from_what_one_node_has_keeps_what_was_safe_be
     memory.start(before, "a", 0.0)
     memory.heard("a", [*both(10, 2), held(0, 12, 2)])
     memory.heard("b", [*both(10, 2), held(1, 12, 2)])
-    memory.words(before, 0.0)
+    memory.updates(before, 0.0)
     assert safe(memory) == Safe(3, (2, 10), resumed=(2, 12))
 
 
@@ -126,7 +126,7 @@ def test_where_a_node_can_keep_no_copies_nobody_waits_for_any() -> None:
     memory = MemoryTable()
     memory.heard("a", [], A)
     memory.heard("b", [], B)
-    memory.keeps_nothing("b")
+    memory.forget_keeper("b")
     assert memory.start(TWO, "a", 0.0)["safe"] is None
 
 
@@ -140,7 +140,7 @@ def test_a_coordinator_that_comes_back_goes_by_the_most_that_any_agent_was_told(
     """One of them may have overwritten what was given up."""
     memory = MemoryTable()
     memory.heard("a", both(10, 3), A, Safe(3, (3, 8), resumed=(2, 3), floor=12))
-    memory.words(TWO, 0.0)
+    memory.updates(TWO, 0.0)
     assert safe_words(memory) == [], "not before all are heard of"
     memory.heard("b", both(10, 3), B, Safe(3, (3, 7), resumed=(2, 3)))
     assert safe_words(memory) == [(node, Safe(3, (3, 8), (2, 3), 12)) for node in "ab"], "ten was given up"

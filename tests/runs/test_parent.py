@@ -18,16 +18,16 @@ KILLER = """
 import os, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 from dalsegno.runs.agent.parent import kill_below
-from dalsegno.runs.agent.evidence import below
+from dalsegno.runs.agent.evidence import descendants
 from dalsegno.runs.agent.warm import adopt_orphans
 
 adopt_orphans()
 kept = subprocess.Popen(["sleep", "60"])
 subprocess.Popen(["sh", "-c", sys.argv[2]])
-while len(below(os.getpid())) < 1 + int(sys.argv[3]):
+while len(descendants(os.getpid())) < 1 + int(sys.argv[3]):
     time.sleep(0.002)
 left = kill_below(keep=[kept.pid])
-print(left, kept.poll(), [pid for pid in below(os.getpid()) if pid != kept.pid])
+print(left, kept.poll(), [pid for pid in descendants(os.getpid()) if pid != kept.pid])
 kept.kill()
 """
 

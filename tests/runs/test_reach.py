@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dalsegno.runs.agent.agent import Address, reached
+from dalsegno.runs.agent.agent import Address, reachable
 
 
 @pytest.fixture
@@ -43,28 +43,28 @@ def silent() -> Iterator[Address]:
 def test_a_host_that_accepts_or_refuses_is_there_and_one_that_does_neither_is_not(
     accepting: Address, refusing: Address, silent: Address
 ):
-    assert reached([accepting, refusing, silent], 0.5) == {accepting, refusing}
+    assert reachable([accepting, refusing, silent], 0.5) == {accepting, refusing}
 
 
 def test_it_takes_no_longer_than_it_may(silent: Address):
     began = time.monotonic()
-    assert reached([silent], 0.1) == set()
+    assert reachable([silent], 0.1) == set()
     assert 0.1 <= time.monotonic() - began < 20.0
 
 
 def test_it_returns_as_soon_as_all_have_answered(accepting: Address, refusing: Address):
     began = time.monotonic()
-    assert reached([accepting, refusing, accepting], 600.0) == {accepting, refusing}
+    assert reachable([accepting, refusing, accepting], 600.0) == {accepting, refusing}
     assert time.monotonic() - began < 60.0
 
 
 def test_an_address_to_which_there_is_no_way_has_not_answered():
-    assert reached([("255.255.255.255", 9)], 0.1) == set()
+    assert reachable([("255.255.255.255", 9)], 0.1) == set()
 
 
 def test_nobody_to_ask_is_nobody_who_answered():
-    assert reached([], 1.0) == set()
+    assert reachable([], 1.0) == set()
 
 
 def test_an_answer_counts_that_came_before_a_delayed_look(accepting: Address):
-    assert reached([accepting], 1e-9) == {accepting}
+    assert reachable([accepting], 1e-9) == {accepting}

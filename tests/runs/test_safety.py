@@ -60,13 +60,13 @@ def test_a_buddy_that_takes_nothing_costs_no_more_than_some_seconds_of_work_when
     safe = cluster.newest_safe()
     rounds(cluster, 30, sends=False)
     assert min(map(len, cluster.holders(safe).values())) == 2, "the safe step stays"
-    reached = cluster.steps[0]
+    reachable = cluster.steps[0]
     cluster.restart()
     resumed = cluster.resumed[-1]
     assert resumed is not None
-    assert resumed[1] >= reached - 4 * PATIENCE_S / STEP_S
+    assert resumed[1] >= reachable - 4 * PATIENCE_S / STEP_S
     rounds(cluster, 40)
-    assert safe_step(cluster) > reached, "and copies go on when the buddy is well again"
+    assert safe_step(cluster) > reachable, "and copies go on when the buddy is well again"
 
 
 def test_a_copy_that_only_takes_long_gets_through() -> None:
@@ -94,9 +94,9 @@ def test_whatever_was_late_or_skipped_ranks_agree_again(events: list[tuple[int, 
         if sends:
             cluster.send(name)
     cluster.steps = dict.fromkeys(cluster.steps, max(cluster.steps.values()))
-    reached = cluster.steps[0]
+    reachable = cluster.steps[0]
     rounds(cluster, 150)
-    assert safe_step(cluster) > reached
+    assert safe_step(cluster) > reachable
 
 
 def test_what_was_given_up_is_never_called_safe() -> None:

@@ -1,6 +1,6 @@
 """Agents that take long to start: waited for where nothing speaks against it, and told of once."""
 
-from dalsegno.runs.coordinator.node_loss import LONG_S, still_starting, tell_slow
+from dalsegno.runs.coordinator.node_loss import LONG_S, describe_slow, still_starting
 from dalsegno.slurm.facts import NodeInfo, NodeState
 
 NOW = 5000.0
@@ -23,7 +23,7 @@ def test_of_nodes_that_slurm_says_nothing_of_nothing_is_known_against_them():
 def test_it_is_told_once_of_each_and_not_before_it_is_long():
     told: set[str] = set()
     ages = {"n1": LONG_S - 1, "n2": LONG_S, "n3": LONG_S}
-    said = tell_slow(ages, ["n1", "n2", "n3"], told, "/r/agents.log")
+    said = describe_slow(ages, ["n1", "n2", "n3"], told, "/r/agents.log")
     assert said == "agents are slow to start on n[2-3] (image import or prolog); see /r/agents.log"
-    assert tell_slow(ages, ["n1", "n2", "n3"], told, "/r/agents.log") == ""
-    assert tell_slow({"n1": LONG_S}, [], told, "/r/agents.log") == ""
+    assert describe_slow(ages, ["n1", "n2", "n3"], told, "/r/agents.log") == ""
+    assert describe_slow({"n1": LONG_S}, [], told, "/r/agents.log") == ""

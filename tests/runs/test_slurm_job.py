@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from dalsegno.runs.coordinator.slurm_jobs import ARRIVAL_S, LONGEST_S, AgentStep, fate
+from dalsegno.runs.coordinator.slurm_jobs import ARRIVAL_S, LONGEST_S, AgentStep, job_state
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.system.children import Child
 
@@ -16,18 +16,18 @@ def ending(**more: object) -> JobInfo:
 
 
 def test_one_that_is_ended_before_its_time_was_cancelled():
-    assert fate(ending()) is JobState.CANCELLED
-    assert fate(ending(time_limit_s=None)) is JobState.CANCELLED
+    assert job_state(ending()) is JobState.CANCELLED
+    assert job_state(ending(time_limit_s=None)) is JobState.CANCELLED
 
 
 @pytest.mark.parametrize("why", [{"preempted_at": 1029}, {"ends_at": 4600}, {"ends_at": None}])
 def test_one_that_is_preempted_out_of_time_or_queued_again_may_still_save(why: dict[str, object]):
-    assert fate(ending(**why)) is JobState.COMPLETING
+    assert job_state(ending(**why)) is JobState.COMPLETING
 
 
 def test_one_that_is_not_being_ended_is_what_slurm_says():
-    assert fate(JobInfo(7, "train-k3f9x", "ada", JobState.RUNNING)) is JobState.RUNNING
-    assert fate(JobInfo(7, "train-k3f9x", "ada", JobState.TIMEOUT)) is JobState.TIMEOUT
+    assert job_state(JobInfo(7, "train-k3f9x", "ada", JobState.RUNNING)) is JobState.RUNNING
+    assert job_state(JobInfo(7, "train-k3f9x", "ada", JobState.TIMEOUT)) is JobState.TIMEOUT
 
 
 @dataclass

@@ -67,7 +67,7 @@ class PlayedBoss:
     def apply(self, event: Event) -> None:
         self.heard.append(event)
 
-    def keep(self) -> None: ...
+    def save_state(self) -> None: ...
 
     def note(self, text: str) -> None:
         self.noted.append(text)
@@ -118,7 +118,7 @@ def test_a_node_that_was_out_of_service_when_a_worker_failed_there_is_taken_agai
     staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
 ):
     staff, slurm, boss = staffed
-    staff.leave_to_be_mended("n1")
+    staff.leave_for_repair("n1")
     assert not looks(staff, slurm, boss, DRAINED, DOWN)
     assert looks(staff, slurm, boss, IDLE) and staff.excluded == []
 
@@ -221,7 +221,7 @@ def staffed_slowly(staff: SlurmStaff, boss: PlayedBoss, times: int) -> AgentStep
     async def look() -> None:
         for _ in range(times):
             step.looked.pop("n1", None)
-            staff.look_after()
+            staff.check_agents()
             while boss.begun:
                 await boss.begun.pop()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.runs.comment import JobRole, RunComment, left_comment, nodes_left, read_comment
-from dalsegno.runs.coordinator.node_loss import may_be_left, to_be_mended
+from dalsegno.runs.coordinator.node_loss import drained_for_repair, nodes_to_leave
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 
 
@@ -19,15 +19,15 @@ def test_only_what_the_controller_has_drained_is_to_be_mended():
         node("n4", "dalsegno:reboot:xid[79] long mended"),
         node("n5"),
     ]
-    assert to_be_mended(nodes) == {"n1": "reboot:xid[79] GPU 0 has fallen off the bus"}
+    assert drained_for_repair(nodes) == {"n1": "reboot:xid[79] GPU 0 has fallen off the bus"}
 
 
 def test_a_run_leaves_as_many_as_it_can_spare():
     vacating = {"n1": "xid", "n2": "xid", "gone": "xid"}
     ready = ["n1", "n2", "n3", "n4", "n5"]
-    assert may_be_left(vacating, ready, wanted=5) == []
-    assert may_be_left(vacating, ready, wanted=4) == ["n1"]
-    assert may_be_left(vacating, ready, wanted=2) == ["n1", "n2"]
+    assert nodes_to_leave(vacating, ready, wanted=5) == []
+    assert nodes_to_leave(vacating, ready, wanted=4) == ["n1"]
+    assert nodes_to_leave(vacating, ready, wanted=2) == ["n1", "n2"]
 
 
 def test_what_a_job_says_of_nodes_that_were_left_is_read_again():

@@ -5,6 +5,7 @@ import pytest
 from dalsegno.runs.coordinator.messages import (
     UNREADABLE,
     AgentHello,
+    AgentMessage,
     AllStopped,
     Broken,
     Cold,
@@ -17,10 +18,9 @@ from dalsegno.runs.coordinator.messages import (
     StacksTaken,
     Stepped,
     StoreOpen,
-    Word,
     WorkerReport,
     read_hello,
-    read_word,
+    read_message,
 )
 from dalsegno.wire.frames import Message
 
@@ -51,14 +51,14 @@ REPORT = {"generation": 3, "rank": 1, "code": -9, "traceback": "ValueError: x", 
         ({}, None),
     ],
 )
-def test_every_word_is_read_once(message: Message, word: Word | None):
-    assert read_word(message) == word
+def test_every_word_is_read_once(message: Message, word: AgentMessage | None):
+    assert read_message(message) == word
 
 
 @pytest.mark.parametrize("message", [{"ended": "yes"}, {"store": 1}, {"ready": 1}, {"step": [], "generation": 1}])
 def test_what_cannot_be_read_is_an_error(message: Message):
     with pytest.raises(UNREADABLE):
-        read_word(message)
+        read_message(message)
 
 
 def test_a_hello_says_who_it_is_and_what_it_still_has():

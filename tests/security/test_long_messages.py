@@ -10,7 +10,7 @@ import pytest
 
 from dalsegno.errors import UsageError
 from dalsegno.runs.agent.evidence import MAX_CHARS
-from dalsegno.runs.agent.worker_processes import fitting
+from dalsegno.runs.agent.worker_processes import trim_reports
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.site import Seats
 from dalsegno.runs.submit.request import RunRequest
@@ -75,7 +75,7 @@ def test_overlong_order_ends_the_run_with_a_reason(tmp_path: Path, site: type[Sm
 @pytest.mark.parametrize("workers", [1, 16, 256])
 def test_tracebacks_of_all_workers_of_a_node_fit_into_a_message(letter: str, workers: int):
     reports = [{"rank": rank, "traceback": letter * (MAX_CHARS - 4) + "last"} for rank in range(workers)]
-    told = fitting(reports)
+    told = trim_reports(reports)
     assert len(pack({"stopped": 1, "reports": told})) < MAX_BYTES
     assert all(report["traceback"].endswith("last") for report in told)
 

@@ -44,7 +44,7 @@ from dalsegno.runs.agent.snapshots import Snapshots
 from dalsegno.runs.coordinator.agents import LIMITS, Peer, RunAgents
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.messages import Noted, Word
+from dalsegno.runs.coordinator.messages import AgentMessage, Noted
 from dalsegno.system.children import arguments, find
 from dalsegno.wire.frames import Message, Reader, pack, send
 from dalsegno.wire.handshake import TAG_BYTES, Seal, nonce, prove
@@ -116,7 +116,7 @@ class Coordinator:
         self.peers[peer.name] = peer
         self.log.append(("came", peer.name))
 
-    def agent_said(self, peer: Peer, word: Word) -> None:
+    def agent_said(self, peer: Peer, word: AgentMessage) -> None:
         self.log.append(("said", peer.name, word))
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
@@ -743,7 +743,7 @@ def test_taken_saver_names_do_not_end_an_agent():
     answers: list[Message] = []
     with taken(f"{door}.saver.0.{number}" for number in range(1, 50)):
         for _ in range(3):
-            snapshots.hear({"saver": 0}, answers.append)
+            snapshots.handle({"saver": 0}, answers.append)
     assert len({answer["saver"] for answer in answers}) == 3
 
 
@@ -751,7 +751,7 @@ def test_longest_run_id_fits_into_a_socket_name():
     agent = RunAgent({"run": "r" * 120, "secret": SECRET.hex(), "addresses": ["127.0.0.1"], "port": 1}, "n1")
     answers: list[Message] = []
     agent.snapshots._fork = lambda *task: True
-    agent.snapshots.hear({"saver": 1023}, answers.append)
+    agent.snapshots.handle({"saver": 1023}, answers.append)
     assert answers[0]["saver"]
     agent.door._listener.close()
 

@@ -9,11 +9,11 @@ import pytest
 from dalsegno.errors import UsageError
 from dalsegno.runs.submit.container import (
     check_container,
-    container_words,
-    guarded,
+    container_options,
     launcher_inside,
     parse_mounts,
     takes_containers,
+    wrap_guard,
 )
 from dalsegno.runs.submit.request import RunRequest
 from tests.waiting import PATIENCE_S
@@ -26,7 +26,7 @@ def request(**fields: object) -> RunRequest:
 
 
 def test_the_runs_own_folders_are_mounted_where_they_are_and_our_package_read_only():
-    assert container_words(request(container_mounts=("/fsx:/data:ro",)), "/runs/train-abc", LAUNCHER) == [
+    assert container_options(request(container_mounts=("/fsx:/data:ro",)), "/runs/train-abc", LAUNCHER) == [
         "--container-image=/fsx/a.sqsh",
         "--container-mounts=/home/ada/work:/home/ada/work,/runs/train-abc:/runs/train-abc,"
         "/opt/lib/dalsegno:/opt/lib/dalsegno:ro,/opt/lib/dalsegno:/.dalsegno/dalsegno:ro,/fsx:/data:ro",
@@ -35,19 +35,19 @@ def test_the_runs_own_folders_are_mounted_where_they_are_and_our_package_read_on
 
 
 def test_what_lies_below_another_folder_is_mounted_with_it():
-    (_, mounts, _) = container_words(request(), "/home/ada/work/runs/train-abc", ("dalsegno",))
+    (_, mounts, _) = container_options(request(), "/home/ada/work/runs/train-abc", ("dalsegno",))
     assert mounts == "--container-mounts=/home/ada/work:/home/ada/work"
 
 
 def test_a_script_from_elsewhere_brings_its_folder():
-    (_, mounts, _) = container_words(request(script="/shared/tools/train.py"), "/home/ada/work/runs/x", ("dalsegno",))
+    (_, mounts, _) = container_options(request(script="/shared/tools/train.py"), "/home/ada/work/runs/x", ("dalsegno",))
     assert mounts == "--container-mounts=/home/ada/work:/home/ada/work,/shared/tools:/shared/tools"
 
 
 def test_an_image_beside_the_script_is_named_in_full_and_one_of_a_registry_as_it_is():
-    (image, *_) = container_words(request(container_image="../a.sqsh"), "/runs/x", LAUNCHER)
+    (image, *_) = container_options(request(container_image="../a.sqsh"), "/runs/x", LAUNCHER)
     assert image == "--container-image=/home/ada/a.sqsh"
-    (image, *_) = container_words(request(container_image="nvcr.io#nvidia/pytorch:24.01-py3"), "/runs/x", LAUNCHER)
+    (image, *_) = container_options(request(container_image="nvcr.io#nvidia/pytorch:24.01-py3"), "/runs/x", LAUNCHER)
     assert image == "--container-image=nvcr.io#nvidia/pytorch:24.01-py3"
 
 
@@ -58,7 +58,7 @@ def test_our_programs_run_in_the_images_python():
 
 
 def test_a_program_of_ones_own_starts_in_its_container_or_not_at_all():
-    words = guarded(request(), LAUNCHER, ["echo", "$HOME", "a b"])
+    words = wrap_guard(request(), LAUNCHER, ["echo", "$HOME", "a b"])
     done = subprocess.run(
         words, env={"SLURMD_NODENAME": "n1"}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -66,11 +66,11 @@ def test_a_program_of_ones_own_starts_in_its_container_or_not_at_all():
     assert done.stderr == "n1: the container did not start; run `dalsegno containers check` for the reason\n"
     there = [word.replace("/.dalsegno/dalsegno", "/") for word in words]
     assert subprocess.run(there, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout == "$HOME a b\n"
-    assert guarded(request(container_image=""), LAUNCHER, ["echo"]) == ["echo"]
+    assert wrap_guard(request(container_image=""), LAUNCHER, ["echo"]) == ["echo"]
 
 
 def test_without_an_image_nothing_is_said_of_containers():
-    assert container_words(request(container_image=""), "/runs/x", LAUNCHER) == []
+    assert container_options(request(container_image=""), "/runs/x", LAUNCHER) == []
 
 
 @pytest.mark.parametrize("text", ["/fsx", "/fsx:/data", "./here:/there:ro", "/a:/b,/c:/d:ro"])

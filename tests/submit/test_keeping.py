@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.runs.coordinator.program import CRASHED, MOST_SHORT_LIVES, keep
+from dalsegno.runs.coordinator.program import CRASHED, MOST_SHORT_LIVES, supervise
 from tests.waiting import PATIENCE_S, eventually
 
 LIVES = "import os, sys; f = open(sys.argv[1], 'a'); f.write('x'); f.close(); n = os.stat(sys.argv[1]).st_size; "
@@ -19,7 +19,7 @@ LIVES = "import os, sys; f = open(sys.argv[1], 'a'); f.write('x'); f.close(); n 
 def kept(tmp_path: Path, then: str) -> tuple[int, int]:
     """The code, and how many lives it took."""
     lives = tmp_path / "lives"
-    code = keep([sys.executable, "-c", LIVES + then, str(lives)])
+    code = supervise([sys.executable, "-c", LIVES + then, str(lives)])
     return code, lives.stat().st_size
 
 
@@ -39,8 +39,8 @@ def test_one_that_never_lives_is_given_up(tmp_path: Path) -> None:
 def test_slurm_s_signals_reach_it_and_it_is_not_started_again(tmp_path: Path, does: str, code: int) -> None:
     ready = tmp_path / "ready"
     child = f"import signal, sys, time; {does}; open({str(ready)!r}, 'w')\nwhile True: time.sleep(0.1)"
-    imports = "import sys; from dalsegno.runs.coordinator.program import keep"
-    keeper = f"{imports}; sys.exit(keep([sys.executable, '-c', {child!r}]))"
+    imports = "import sys; from dalsegno.runs.coordinator.program import supervise"
+    keeper = f"{imports}; sys.exit(supervise([sys.executable, '-c', {child!r}]))"
     process = subprocess.Popen(
         [sys.executable, "-c", keeper], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
@@ -54,9 +54,9 @@ def test_a_signal_that_comes_while_it_is_being_started_reaches_it_too(tmp_path: 
     child = "import time\nwhile True: time.sleep(0.1)"
     keeper = (
         "import os, signal, sys\n"
-        "from dalsegno.runs.coordinator import program as keeping\n"
+        "from dalsegno.runs.coordinator import program\n"
         "sys.addaudithook(lambda event, _: event == 'subprocess.Popen' and os.kill(os.getpid(), signal.SIGTERM))\n"
-        f"sys.exit(keeping.keep([sys.executable, '-c', {child!r}]))"
+        f"sys.exit(program.supervise([sys.executable, '-c', {child!r}]))"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", keeper], env=env, timeout=PATIENCE_S, check=False).returncode == 143

@@ -25,7 +25,7 @@ from dalsegno.recovery.presence import JUST_S, look_at_power
 from dalsegno.recovery.run_hints import CheckNews, with_hint
 from dalsegno.recovery.spares import is_owed
 from dalsegno.recovery.store import Journal
-from dalsegno.runs.coordinator.node_loss import to_be_mended
+from dalsegno.runs.coordinator.node_loss import drained_for_repair
 
 Work = Callable[[], None]
 
@@ -248,7 +248,7 @@ class NodeWatch:
         else:
             self._complaint = ""
         self.partitions = {node.name: node.partitions for node in nodes}
-        wanted, runs = to_be_mended(nodes), self.runs()
+        wanted, runs = drained_for_repair(nodes), self.runs()
         jobs, kept = [with_hint(job, wanted, runs) for job in queue.jobs], {run: each.uid for run, each in runs.items()}
         facts = gather(nodes, jobs, self.agents, at, underway, kept)
         return look_at_power(facts, self.site.target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dalsegno.runs.folder import RunFolder, mending
+from dalsegno.runs.folder import RunFolder, repair_hint
 from dalsegno.system.files import Json, damaged
 from dalsegno.system.plain_files import list_beneath, open_beneath, read_beneath
 
@@ -24,7 +24,7 @@ def read_value(path: Path) -> Json:
         value: Json = json.loads(text)
         return value
     except (ValueError, RecursionError) as error:
-        raise damaged(path, str(error), mending(path)) from error
+        raise damaged(path, str(error), repair_hint(path)) from error
 
 
 def open_log(run: RunFolder, path: Path) -> int:

@@ -111,7 +111,7 @@ class RunFolder:
         return path if plain and Path(name).parts[:1] in ((self.logs.name,), (self.all_stacks.name,)) else None
 
 
-def mending(path: Path) -> str:
+def repair_hint(path: Path) -> str:
     """Return the hint for a damaged file of a run."""
     run = RunFolder(path.parent)
     return (

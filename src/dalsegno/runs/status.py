@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 
 from dalsegno.runs.files import read_value
-from dalsegno.runs.folder import mending
+from dalsegno.runs.folder import repair_hint
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, write_atomic
 
@@ -122,7 +122,7 @@ def read_status(path: Path) -> RunStatus | None:
     status = status_from_json(data) if isinstance(data, Mapping) else None
     times = (status.created, status.updated, status.started or 0.0, status.ended or 0.0) if status else ()
     if not all(map(math.isfinite, times)):
-        raise damaged(path, "a time is not a number", mending(path))
+        raise damaged(path, "a time is not a number", repair_hint(path))
     return status
 
 

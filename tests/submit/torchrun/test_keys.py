@@ -70,7 +70,7 @@ def test_keepers_prove_the_secret_that_came_sealed() -> None:
     """An agent has none when it starts; keepers that went on without would let anybody in."""
     orders: list[dict[str, Any]] = []
     snapshots = Snapshots("j", "n1", b"", "door", lambda *task: True, lambda message: None)
-    snapshots.hear({"keeper": 1}, orders.append)
+    snapshots.handle({"keeper": 1}, orders.append)
     snapshots.take_secret(b"sealed")
     assert orders[-1]["keep"]["secret"] == b"sealed".hex()
 
@@ -79,9 +79,9 @@ def test_who_knows_only_what_can_be_guessed_keeps_snapshots_on_the_node() -> Non
     assert not Keys("j", "h:1", None).private
     assert Keys("j", "h:1", Wax("ada")).private and Keys("j", "h:1", None, alone=True).private
     snapshots = Snapshots("j", "n1", b"", "door", lambda *task: True, lambda message: None)
-    snapshots.stay_here()
+    snapshots.keep_local()
     snapshots.take_secret(b"guessed")
     orders: list[dict[str, Any]] = []
-    snapshots.hear({"keeper": 1}, orders.append)
+    snapshots.handle({"keeper": 1}, orders.append)
     assert orders[-1]["keep"]["secret"] not in ("", b"guessed".hex())
     assert snapshots.hello()["keeper"] == 0, "nobody is told where to send copies, or to fetch them from"

@@ -28,7 +28,7 @@ from dalsegno.runs.agent.log_stream import LogStream, left_folders
 from dalsegno.runs.agent.orders import read_keeper, read_setup, read_start
 from dalsegno.runs.agent.snapshots import Snapshots
 from dalsegno.runs.agent.warm import adopt_orphans
-from dalsegno.runs.agent.worker_processes import fitting
+from dalsegno.runs.agent.worker_processes import trim_reports
 from dalsegno.runs.agent.worker_socket import WorkerSocket
 from dalsegno.runs.agent.workers import Workers
 from dalsegno.train.contract import RUN, TERMINATED
@@ -40,7 +40,7 @@ from dalsegno.wire.frames import Message
 # Leftovers of killed agents on this node
 
 
-LONG_GONE_S = 24 * 3600.0
+STALE_S = 24 * 3600.0
 
 
 def sweep(run: str, node: str) -> list[int]:
@@ -58,7 +58,7 @@ def sweep(run: str, node: str) -> list[int]:
     return left
 
 
-def sweep_long_gone(now: float | None = None, folder: Path | None = None) -> list[str]:
+def sweep_stale(now: float | None = None, folder: Path | None = None) -> list[str]:
     """Remove snapshots of this user's runs that were not written for a day and have no process here; return the run
     ids.
 
@@ -66,7 +66,7 @@ def sweep_long_gone(now: float | None = None, folder: Path | None = None) -> lis
     within a minute.
     """
     sweep_abandoned(folder)
-    before = (time.time() if now is None else now) - LONG_GONE_S
+    before = (time.time() if now is None else now) - STALE_S
     old = [run for run in files.forgotten(before, folder) if not run.startswith(files.ALONE)]
     alive = {entry.partition(b"=")[2] for pid in own_processes() for entry in environment(pid)} if old else set()
     gone = [run for run in old if run.encode() not in alive]
@@ -82,7 +82,7 @@ Address = tuple[str, int]
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 
-def reached(addresses: Iterable[Address], timeout_s: float) -> set[Address]:
+def reachable(addresses: Iterable[Address], timeout_s: float) -> set[Address]:
     """Return the addresses that accept or refuse within the time: a refusal comes from a live host too."""
     answered: set[Address] = set()
     until = time.monotonic() + timeout_s
@@ -145,11 +145,11 @@ class RunAgent:
         self.selector = selectors.DefaultSelector()
         # Random, because any user could bind a predictable name first. Socket names must be short.
         name = f"dalsegno.{os.getuid()}.{self.run[:40]}.{secrets.token_hex(8)}"
-        self.door = WorkerSocket(name, self.selector, self._hear_worker)
+        self.door = WorkerSocket(name, self.selector, self._handle_worker)
         self.probe = self._open_probe()
-        self.workers = Workers(node, self.door.name, self.selector, self._tell)
-        self.snapshots = Snapshots(self.run, node, secret, self.door.name, self.workers.fork_beside, self._tell)
-        self.workers.held, self.workers.beside_ended = self.snapshots.held, self._beside_ended
+        self.workers = Workers(node, self.door.name, self.selector, self._send)
+        self.snapshots = Snapshots(self.run, node, secret, self.door.name, self.workers.fork_helper, self._send)
+        self.workers.held, self.workers.helper_ended = self.snapshots.held, self._helper_ended
         self.workers.can_fork = self.snapshots.can_fork
         self.peers: tuple[tuple[str, int], ...] = ()
         self.watched: socket.socket | None = None
@@ -163,7 +163,7 @@ class RunAgent:
         self.terminated = False
         self.replaced = False
         self.cut_off = False  # from most of the others: then this agent decides nothing
-        self.last_word: Sequence[str] = ()  # a command to run when no coordinator returns
+        self.final_command: Sequence[str] = ()  # a command to run when no coordinator returns
         self.caught = set(CAUGHT)
         self.orders: dict[str, Callable[..., None]] = {
             "setup": self._set_up,
@@ -172,11 +172,11 @@ class RunAgent:
             "start": self._start,
             "stop": self.workers.stop,
             "stacks": self.workers.capture_stacks,
-            "work": self.workers.tell_work,
+            "work": self.workers.report_work,
             "granted": self._granted,
-            "buddy": lambda told: self.snapshots.pair(read_keeper(told.get("address"))),
-            "safe": lambda told: self.snapshots.note_safe(parse_word(told)),
-            "replaced": self._give_way,
+            "buddy": lambda data: self.snapshots.pair(read_keeper(data.get("address"))),
+            "safe": lambda data: self.snapshots.note_safe(parse_word(data)),
+            "replaced": self._yield_memory,
             "finish": self._finish,
         }
 
@@ -184,7 +184,7 @@ class RunAgent:
         """Serve until the run is over or the coordinator has been gone for too long."""
         adopt_orphans()
         sweep(self.run, self.node)
-        sweep_long_gone()
+        sweep_stale()
         self._catch_signals()
         while self.exit_code is None:
             if self.link.sock is None:
@@ -192,9 +192,9 @@ class RunAgent:
             for key, _ in self.selector.select(self._tick_s()):
                 key.data()
             self._handle_signals()
-            self.workers.tell_again()
-            self._watch_out()
-            self._speak()
+            self.workers.repeat_signals()
+            self._check_silence()
+            self._send_heartbeat()
         self.workers.end_everything()
         if not self.replaced:
             self.snapshots.end()
@@ -205,18 +205,18 @@ class RunAgent:
     # Coordinator
 
     def _find_coordinator(self) -> None:
-        self._forget_coordinator()
+        self._disconnect()
         if not self.link.connect(self._hello()) or self.link.sock is None:
             time.sleep(TICK_S)
             return
         self.snapshots.take_secret(self.link.secret)
         self.heart.aim(self.link.peer, self.link.port, beat_key(self.link.secret, *self.link.said))
         self.watched, self.cut_off = self.link.sock, False
-        self.selector.register(self.link.sock, selectors.EVENT_READ, self._hear_coordinator)
+        self.selector.register(self.link.sock, selectors.EVENT_READ, self._read_coordinator)
         for message in self.link.early():
-            self._obey(message)
+            self._execute(message)
 
-    def _forget_coordinator(self) -> None:
+    def _disconnect(self) -> None:
         self.link.close()
 
     def _unwatch(self) -> None:
@@ -228,7 +228,7 @@ class RunAgent:
             for answer in grants.values():
                 answer({"granted": False, "why": "the coordinator is lost"})
 
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         """Send a message of the workers to the coordinator."""
         self.link.send(message)
 
@@ -242,36 +242,36 @@ class RunAgent:
             "found": {name: value for name in FOUND if len(value := os.environ.get(name, "")) in range(1, FOUND_CHARS)},
             "generation": crew.generation,
             "stopped": self.workers.stopped,
-            "reports": fitting(list(crew.reports.values())),
+            "reports": trim_reports(list(crew.reports.values())),
             **self.snapshots.hello(),
         }
 
-    def _hear_coordinator(self) -> None:
+    def _read_coordinator(self) -> None:
         if self.link.sock is not None:
             for message in self.link.receive():
-                self._obey(message)
+                self._execute(message)
 
-    def _obey(self, message: Message) -> None:
+    def _execute(self, message: Message) -> None:
         for word, order in self.orders.items():
             if word in message:
                 order(message[word])
 
-    def _set_up(self, told: Message) -> None:
+    def _set_up(self, data: Message) -> None:
         """Set up workers. A node that does not see the run folder writes locally, and the coordinator writes for it."""
-        setup = read_setup(told)
+        setup = read_setup(data)
         if self.stream is None and not os.path.isdir(setup.folder):
             self.stream = LogStream(self.run, self.node)
         self.workers.set_up(replace(setup, folder=self.stream.folder) if self.stream else setup)
 
-    def _speak(self) -> None:
+    def _send_heartbeat(self) -> None:
         if self.stream is not None:
             self.stream.pump(self.link.send)
         if time.monotonic() - self.spoke_at > WORD_S:
             self.spoke_at = time.monotonic()
             self.link.send({"beat": True})
 
-    def _start(self, told: Message) -> None:
-        order = read_start(told)
+    def _start(self, data: Message) -> None:
+        order = read_start(data)
         self.peers = order.peers
         self.snapshots.start(order.workers[0].env.get(RUN, self.run), order)
         self.workers.start(order)
@@ -279,28 +279,28 @@ class RunAgent:
     def _finish(self, code: int) -> None:
         self.exit_code = 0
 
-    def _give_way(self, told: bool) -> None:
+    def _yield_memory(self, data: bool) -> None:
         """Leave the snapshots in memory to the agent that replaces this one."""
         self.replaced = True
 
-    def _beside_ended(self, name: str) -> None:
+    def _helper_ended(self, name: str) -> None:
         if name == "keeper":
             self.snapshots.keeper_gone()
 
     # Messages of workers
 
-    def _hear_worker(self, message: Message, answer: Callable[[Message], None]) -> None:
+    def _handle_worker(self, message: Message, answer: Callable[[Message], None]) -> None:
         """Handle a message of the user's code, which must not end the agent or the coordinator."""
         try:
-            told = {word: int(message[word]) for word in ("step", "grant", "generation") if word in message}
-            self.snapshots.hear(message, answer)
+            data = {word: int(message[word]) for word in ("step", "grant", "generation") if word in message}
+            self.snapshots.handle(message, answer)
         except (KeyError, TypeError, ValueError, OverflowError):
             return
-        if "step" in told:
+        if "step" in data:
             rest = {word: message.get(word) for word in ("progress", "over")}
-            self.link.send({"step": told["step"], "generation": told.get("generation"), **rest})
-        if "grant" in told:
-            self._ask_grant(told["grant"], answer)
+            self.link.send({"step": data["step"], "generation": data.get("generation"), **rest})
+        if "grant" in data:
+            self._ask_grant(data["grant"], answer)
 
     def _ask_grant(self, generation: int, answer: Callable[[Message], None]) -> None:
         """Ask the coordinator: only it knows whether a generation is still the present one."""
@@ -311,10 +311,10 @@ class RunAgent:
         self.grants[number] = answer
         self.link.send({"grant": number, "generation": generation})
 
-    def _granted(self, told: Message) -> None:
-        answer = self.grants.pop(int(told["number"]), None)
+    def _granted(self, data: Message) -> None:
+        answer = self.grants.pop(int(data["number"]), None)
         if answer is not None:
-            answer({"granted": bool(told["ok"]), "why": str(told["why"])})
+            answer({"granted": bool(data["ok"]), "why": str(data["why"])})
 
     # Signals
 
@@ -340,36 +340,36 @@ class RunAgent:
 
     # Silence
 
-    def _watch_out(self) -> None:
+    def _check_silence(self) -> None:
         now = time.monotonic()
         setup = self.workers.setup
         if self.watched is None and now - self.lost_at > setup.absence_s:
-            self.exit_code, self.last_word = 1, () if self.cut_off else setup.last_word
+            self.exit_code, self.final_command = 1, () if self.cut_off else setup.final_command
             return
         gone_s = setup.gone_s
         silence = now - max(self.heart.heard, self.link.heard, self.looked_at)
         if gone_s and silence > LOOK_AFTER * gone_s:
-            self._look_around(LOOK_FOR * gone_s)
+            self._check_isolation(LOOK_FOR * gone_s)
 
     def _tick_s(self) -> float:
         """Return the tick, short during silence, so that the agent reacts in time."""
         quiet = time.monotonic() - max(self.heart.heard, self.link.heard) > 2 * TICK_S
         return TICK_S / 4 if quiet and self.workers.crew.running() else TICK_S
 
-    def _look_around(self, timeout_s: float) -> None:
+    def _check_isolation(self, timeout_s: float) -> None:
         """Find out whether the coordinator's host or this node is cut off. If it is this one, stop before the others
         continue."""
         home = (self.link.peer, self.link.port)
         everyone = {home, *self.peers}
-        answered = reached(everyone, timeout_s / 2)
-        answered |= reached(everyone - answered, timeout_s / 2)  # a first packet may get lost
+        answered = reachable(everyone, timeout_s / 2)
+        answered |= reachable(everyone - answered, timeout_s / 2)  # a first packet may get lost
         self.looked_at = time.monotonic()
         if home in answered:
             return
         self.cut_off = (len(answered) + 1) * 2 <= max(len(self.peers) + 1, 2)
         if self.cut_off:
             self.workers.end()
-        self._forget_coordinator()
+        self._disconnect()
 
     def _open_probe(self) -> int:
         """Open a port whose only purpose is to show that this kernel answers."""
@@ -392,6 +392,6 @@ def main(arguments: list[str]) -> int:
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     agent = RunAgent(connect, node)
     code = agent.serve()
-    if agent.last_word:
-        os.execvp(agent.last_word[0], list(agent.last_word))
+    if agent.final_command:
+        os.execvp(agent.final_command[0], list(agent.final_command))
     return code

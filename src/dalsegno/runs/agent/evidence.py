@@ -27,14 +27,14 @@ _LINE_CHARS = 300
 def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
     """Return the `traceback` and, where torch's `record` wrote one, the time `at` of the error. Empty if there is
     none."""
-    told = _read_error_file(error_file)
-    tail = "" if told.get("traceback") else _tail(log, since)
-    traceback = told.get("traceback") or last_traceback(tail) or _not_parsed(tail)
+    recorded = _read_error_file(error_file)
+    tail = "" if recorded.get("traceback") else _tail(log, since)
+    traceback = recorded.get("traceback") or last_traceback(tail) or _not_parsed(tail)
     found = {"traceback": traceback[-MAX_CHARS:]} if traceback else {}
-    return dict(found, at=told["at"]) if "at" in told else found
+    return dict(found, at=recorded["at"]) if "at" in recorded else found
 
 
-def last_words(log: str, since: int = 0) -> dict[str, Any]:
+def last_error_line(log: str, since: int = 0) -> dict[str, Any]:
     """Return the last log line of a worker that ended without a traceback, if it looks like an error."""
     line = next((line.strip() for line in reversed(_tail(log, since).splitlines()) if line.strip()), "")
     return {"traceback": line[:_LINE_CHARS]} if _COMPLAINT.search(line) else {}
@@ -138,7 +138,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def below(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """Return all living descendants, without zombies."""
     found, ask = [], children(pid)
     while ask:
@@ -177,10 +177,10 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
-def work_of(pid: int) -> tuple[float, int]:
+def measure_work(pid: int) -> tuple[float, int]:
     """Return the CPU seconds of a process and its descendants, including ended ones, and the bytes read and written."""
     ticks, moved = 0, 0
-    for each in (pid, *below(pid)):
+    for each in (pid, *descendants(pid)):
         with contextlib.suppress(OSError, ValueError, IndexError):
             with open(f"/proc/{each}/stat", "rb") as file:
                 ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
@@ -238,7 +238,7 @@ def _by_signal(pid: int, path: str) -> bool:
     before = os.stat(path).st_size
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, STACKS_SIGNAL)
-    return _grows(path, before, WAIT_S) and _falls_quiet(path)
+    return _grows(path, before, WAIT_S) and _wait_quiet(path)
 
 
 def _grows(path: str, size: int, within_s: float) -> bool:
@@ -250,7 +250,7 @@ def _grows(path: str, size: int, within_s: float) -> bool:
     return False
 
 
-def _falls_quiet(path: str) -> bool:
+def _wait_quiet(path: str) -> bool:
     until = time.monotonic() + WAIT_S
     while _grows(path, os.stat(path).st_size, QUIET_S) and time.monotonic() < until:
         pass

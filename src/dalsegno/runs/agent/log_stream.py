@@ -32,15 +32,15 @@ class LogStream:
         self.folder = tempfile.mkdtemp(prefix=_prefix(run, node))
         self._sent: dict[str, int] = {}
 
-    def pump(self, tell: Callable[[Message], bool]) -> bool:
+    def pump(self, send: Callable[[Message], bool]) -> bool:
         """Send a piece of each file that has grown and return whether any had. Unsent data is sent later."""
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(self.folder) for name in names]
-        return any([self._send(path, tell) for path in paths])
+        return any([self._send(path, send) for path in paths])
 
-    def _send(self, path: str, tell: Callable[[Message], bool]) -> bool:
+    def _send(self, path: str, send: Callable[[Message], bool]) -> bool:
         data = self._next(path)
         name = os.path.relpath(path, self.folder)
-        if not data or not tell({"log": name, "text": data.decode("utf-8", "surrogateescape")}):
+        if not data or not send({"log": name, "text": data.decode("utf-8", "surrogateescape")}):
             return False
         self._sent[path] = self._sent.get(path, 0) + len(data)
         return True
@@ -53,7 +53,7 @@ class LogStream:
         except OSError:
             return b""
 
-    def close(self, tell: Callable[[Message], bool]) -> None:
-        while self.pump(tell):
+    def close(self, send: Callable[[Message], bool]) -> None:
+        while self.pump(send):
             pass
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -30,7 +30,7 @@ class Setup:
     stdin: bool = False  # workers inherit the agent's stdin; otherwise it is empty
     gone_s: float = 0.0  # timeout for a silent host; 0: never
     absence_s: float = ABSENCE_S
-    last_word: tuple[str, ...] = ()  # a command to run when no coordinator returns
+    final_command: tuple[str, ...] = ()  # a command to run when no coordinator returns
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ResumeOrder:
     step: int
     own: Mapping[int, tuple[KeeperAddress, ...]]  # by rank
     shared: tuple[KeeperAddress, ...]
-    of: Mapping[int, int] = field(default_factory=dict)  # ranks that take another rank's own part
+    source_ranks: Mapping[int, int] = field(default_factory=dict)  # ranks that take another rank's own part
 
 
 @dataclass(frozen=True)
@@ -69,49 +69,49 @@ class StartOrder:
     safe: Safe | None = None  # what must not be overwritten; None: there are no copies
 
 
-def read_setup(told: Message) -> Setup:
+def read_setup(data: Message) -> Setup:
     return Setup(
-        python=str(told["python"]),
-        modules=tuple(told["modules"]),
-        script=str(told["script"]),
-        args=tuple(told["args"]),
-        module=bool(told["module"]),
-        is_python=bool(told["is_python"]),
-        cwd=str(told["cwd"]),
-        folder=str(told["folder"]),
-        store=bool(told["store"]),
-        env=dict(told["env"]),
-        stdin=bool(told.get("stdin")),
-        gone_s=float(told.get("gone_s", 0.0)),
-        absence_s=float(told.get("absence_s", ABSENCE_S)),
-        last_word=tuple(told.get("last_word") or ()),
+        python=str(data["python"]),
+        modules=tuple(data["modules"]),
+        script=str(data["script"]),
+        args=tuple(data["args"]),
+        module=bool(data["module"]),
+        is_python=bool(data["is_python"]),
+        cwd=str(data["cwd"]),
+        folder=str(data["folder"]),
+        store=bool(data["store"]),
+        env=dict(data["env"]),
+        stdin=bool(data.get("stdin")),
+        gone_s=float(data.get("gone_s", 0.0)),
+        absence_s=float(data.get("absence_s", ABSENCE_S)),
+        final_command=tuple(data.get("last_word") or ()),
     )
 
 
-def read_start(told: Message) -> StartOrder:
-    workers = tuple(_worker(each) for each in told["workers"])
-    resume = _resume(told["resume"]) if told.get("resume") else None
-    safe = parse_word(told["safe"]) if told.get("safe") else None
-    peers = tuple((str(host), int(port)) for host, port in told.get("peers") or ())
-    buddy = read_keeper(told.get("buddy"))
-    return StartOrder(int(told["generation"]), workers, peers, resume, buddy, safe)
+def read_start(data: Message) -> StartOrder:
+    workers = tuple(_worker(each) for each in data["workers"])
+    resume = _resume(data["resume"]) if data.get("resume") else None
+    safe = parse_word(data["safe"]) if data.get("safe") else None
+    peers = tuple((str(host), int(port)) for host, port in data.get("peers") or ())
+    buddy = read_keeper(data.get("buddy"))
+    return StartOrder(int(data["generation"]), workers, peers, resume, buddy, safe)
 
 
-def read_keeper(told: Sequence[Any] | None) -> KeeperAddress | None:
-    return _keepers([told])[0] if told else None
+def read_keeper(data: Sequence[Any] | None) -> KeeperAddress | None:
+    return _keepers([data])[0] if data else None
 
 
-def _keepers(told: Sequence[Sequence[Any]]) -> tuple[KeeperAddress, ...]:
-    return tuple(KeeperAddress(str(host), int(port), str(node)) for host, port, node in told)
+def _keepers(data: Sequence[Sequence[Any]]) -> tuple[KeeperAddress, ...]:
+    return tuple(KeeperAddress(str(host), int(port), str(node)) for host, port, node in data)
 
 
-def _resume(told: Message) -> ResumeOrder:
-    own = {int(rank): _keepers(found) for rank, found in told["own"].items()}
-    of = {int(rank): int(other) for rank, other in told.get("of", {}).items()}
-    return ResumeOrder(int(told["generation"]), int(told["step"]), own, _keepers(told["shared"]), of)
+def _resume(data: Message) -> ResumeOrder:
+    own = {int(rank): _keepers(found) for rank, found in data["own"].items()}
+    source_ranks = {int(rank): int(other) for rank, other in data.get("of", {}).items()}
+    return ResumeOrder(int(data["generation"]), int(data["step"]), own, _keepers(data["shared"]), source_ranks)
 
 
-def _worker(told: Message) -> WorkerOrder:
+def _worker(data: Message) -> WorkerOrder:
     return WorkerOrder(
-        int(told["rank"]), dict(told["env"]), tuple(told.get("args") or ()), dict(told.get("files") or {})
+        int(data["rank"]), dict(data["env"]), tuple(data.get("args") or ()), dict(data.get("files") or {})
     )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dalsegno.runs.agent.evidence import below, children
+from dalsegno.runs.agent.evidence import children, descendants
 from dalsegno.wire.frames import FileReader, Message, send
 
 _PACKAGES = str(Path(__file__).parents[3])
@@ -82,7 +82,7 @@ def kill_below(keep: Sequence[int], timeout_s: float = 5.0) -> list[int]:
     until = time.monotonic() + timeout_s
     while True:
         _reap(keep)
-        left = [pid for pid in below(os.getpid()) if pid not in keep]
+        left = [pid for pid in descendants(os.getpid()) if pid not in keep]
         if not left or time.monotonic() > until:
             return left
         for pid in left:

@@ -29,10 +29,10 @@ class Snapshots:
     """The snapshots of one run on one node. `tell` sends to the coordinator."""
 
     def __init__(
-        self, run: str, node: str, secret: bytes, door: str, fork: Fork, tell: Callable[[Message], None]
+        self, run: str, node: str, secret: bytes, door: str, fork: Fork, send: Callable[[Message], None]
     ) -> None:
         self.run, self._node, self._secret = run, node, secret
-        self._door, self._fork, self._tell = door, fork, tell
+        self._door, self._fork, self._send = door, fork, send
         self._resume: ResumeOrder | None = None
         self._buddy: KeeperAddress | None = None
         self._generation = 0
@@ -44,7 +44,7 @@ class Snapshots:
         self._fetching: dict[int, Answer] = {}
         self._numbers = itertools.count(1)
 
-    def stay_here(self) -> None:
+    def keep_local(self) -> None:
         """Neither send snapshots to other nodes nor load theirs: others may know the run's secret."""
         self._shares, self._secret = False, secrets.token_bytes(32)
         self._listener.close()
@@ -55,7 +55,7 @@ class Snapshots:
         if self._shares and secret != self._secret:
             self._secret = secret
             if self._keeper is not None:
-                self._keep()
+                self._configure_keeper()
 
     # Orders of the coordinator
 
@@ -64,7 +64,7 @@ class Snapshots:
         self.run, self._generation, self._resume, self._buddy = run, order.generation, order.resume, order.buddy
         self.note_safe(order.safe)
         if self._keeper is not None:
-            self._keep()
+            self._configure_keeper()
         elif order.resume is not None:
             self._start_keeper()  # others may send their copies at once
 
@@ -72,7 +72,7 @@ class Snapshots:
         """Set the keeper that holds copies of this node's snapshots."""
         self._buddy = buddy
         if self._keeper is not None:
-            self._keep()
+            self._configure_keeper()
 
     def note_safe(self, safe: Safe | None) -> None:
         """Write what workers must not overwrite. None: they have only their own snapshots."""
@@ -100,7 +100,7 @@ class Snapshots:
 
     # Messages of workers, savers and the keeper
 
-    def hear(self, message: Message, answer: Answer) -> None:
+    def handle(self, message: Message, answer: Answer) -> None:
         if "saver" in message:
             self._give_saver(int(message["saver"]), answer)
         elif "resume" in message:
@@ -110,11 +110,11 @@ class Snapshots:
         elif "keeper" in message:
             self._keeper_came(answer)
         elif "kept" in message:
-            self._tell({"kept": self.held()})
+            self._send({"kept": self.held()})
         elif "fetched" in message:
             self._fetched(message)
         elif "trouble" in message:
-            self._tell({"note": f"copies of snapshots: {message['trouble']}"})
+            self._send({"note": f"copies of snapshots: {message['trouble']}"})
 
     def _give_saver(self, rank: int, answer: Answer) -> None:
         """Start a saver, which listens before the worker learns of it."""
@@ -132,7 +132,7 @@ class Snapshots:
         if resume is None:
             answer({"own": ""})
             return
-        rank = resume.of.get(asking, asking)
+        rank = resume.source_ranks.get(asking, asking)
         folder = find_folder()
         here = [each for each in holdings(self.run, folder) if each.place == (resume.generation, resume.step)]
         own = next((each.name for each in here if each.own and each.rank == rank), None)
@@ -149,12 +149,12 @@ class Snapshots:
         order = {"number": number, "rank": rank, "generation": resume.generation, "step": resume.step}
         self._order({"fetch": {**order, **{part: [list(each) for each in found] for part, found in sources.items()}}})
 
-    def _fetched(self, told: Message) -> None:
-        answer = self._fetching.pop(int(told["fetched"]), None)
-        if answer is not None and self._resume is not None and told.get("ok"):
-            answer({"step": self._resume.step, "own": told["own"], "shared": told["shared"]})
+    def _fetched(self, data: Message) -> None:
+        answer = self._fetching.pop(int(data["fetched"]), None)
+        if answer is not None and self._resume is not None and data.get("ok"):
+            answer({"step": self._resume.step, "own": data["own"], "shared": data["shared"]})
         elif answer is not None:
-            self._tell({"note": f"could not fetch a snapshot: {told.get('why')}"})
+            self._send({"note": f"could not fetch a snapshot: {data.get('why')}"})
             answer({"own": ""})
 
     # The keeper
@@ -180,11 +180,11 @@ class Snapshots:
 
     def _keeper_came(self, answer: Answer) -> None:
         self._keeper = answer
-        self._keep()
+        self._configure_keeper()
         orders, self._orders = self._orders, []
         for order in orders:
             answer(order)
-        self._tell({"kept": self.held()})
+        self._send({"kept": self.held()})
 
     def keeper_gone(self) -> None:
         """Handle the loss of the keeper; the next snapshot starts another."""
@@ -197,7 +197,7 @@ class Snapshots:
         for answer in fetching.values():
             answer({"own": ""})
 
-    def _keep(self) -> None:
+    def _configure_keeper(self) -> None:
         assert self._keeper is not None
         buddy = list(self._buddy) if self._buddy and self._shares else None
         resumed = self._resume.step if self._resume else None

@@ -35,7 +35,7 @@ def become_saver(task: Message) -> None:
     """Serve the one worker that was given our socket."""
     os.environ[AGENT] = task["door"]
     with socket.socket(fileno=task["files"][0]) as listener:
-        worker = _first_of_ours(listener)
+        worker = _accept_own_user(listener)
     if worker is not None:
         from dalsegno.train.saver import serve
 
@@ -48,7 +48,7 @@ def become_keeper(task: Message) -> None:
     serve(task["door"], socket.socket(fileno=task["files"][0]))
 
 
-def _first_of_ours(listener: socket.socket) -> socket.socket | None:
+def _accept_own_user(listener: socket.socket) -> socket.socket | None:
     """Return the first connection of the same user: anyone on the machine can see the socket."""
     listener.settimeout(CONNECT_S)
     while True:
@@ -198,11 +198,11 @@ class Parent:
                 if wake in ready:
                     os.read(wake, 4096)
                 self.reap()
-                worker = self.hear() if self.sock.fileno() in ready else None
+                worker = self.handle() if self.sock.fileno() in ready else None
                 if worker is not None:
                     return worker
 
-    def hear(self) -> Message | None:
+    def handle(self) -> Message | None:
         """Handle messages of the agent. Return the task in a forked worker; an empty one when the agent is gone."""
         messages = self.reader.receive(self.sock)
         if messages is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dalsegno.runs.agent.evidence import gather, last_words, oom_kills
+from dalsegno.runs.agent.evidence import gather, last_error_line, oom_kills
 from dalsegno.runs.agent.orders import Setup, WorkerOrder
 from dalsegno.runs.folder import RunFolder
 from dalsegno.train.contract import AGENT
@@ -62,8 +62,8 @@ class Crew:
         """Record an end with its evidence."""
         report: Report = {"generation": self.generation, "rank": worker.rank, "code": code}
         if code != 0:
-            told = gather(worker.log, worker.error_file, worker.log_start)
-            report.update(told or (last_words(worker.log, worker.log_start) if code > 0 else {}))
+            evidence = gather(worker.log, worker.error_file, worker.log_start)
+            report.update(evidence or (last_error_line(worker.log, worker.log_start) if code > 0 else {}))
             report["oom"] = code == -9 and oom_kills() > self.oom_before
         self.reports[worker.rank] = report
         return report
@@ -71,17 +71,17 @@ class Crew:
     def running(self) -> list[WorkerProcess]:
         return [worker for worker in self.workers.values() if worker.rank not in self.reports]
 
-    def hurt(self) -> list[Report]:
+    def failing(self) -> list[Report]:
         """Return reports of running workers, about to be killed, that have already written an error."""
         found = []
         for worker in self.running():
-            told = gather(worker.log, worker.error_file, worker.log_start)
-            if told:
-                found.append({"generation": self.generation, "rank": worker.rank, "code": 1, **told})
+            evidence = gather(worker.log, worker.error_file, worker.log_start)
+            if evidence:
+                found.append({"generation": self.generation, "rank": worker.rank, "code": 1, **evidence})
         return found
 
 
-def fitting(reports: list[Report]) -> list[Report]:
+def trim_reports(reports: list[Report]) -> list[Report]:
     """Return reports that fit into one message; long tracebacks keep only their end."""
     share = _MOST_BYTES // max(1, len(reports))
     return [_shortened(report, share) for report in reports]

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from dalsegno.runs.agent import evidence
-from dalsegno.runs.agent.evidence import catches, work_of
+from dalsegno.runs.agent.evidence import catches, measure_work
 from dalsegno.runs.agent.orders import Setup, StartOrder
 from dalsegno.runs.agent.parent import WarmParent, kill_below, kill_groups, plain_parent
-from dalsegno.runs.agent.worker_processes import Crew, WorkerProcess, fitting, run_files, store_task, worker_task
+from dalsegno.runs.agent.worker_processes import Crew, WorkerProcess, run_files, store_task, trim_reports, worker_task
 from dalsegno.wire.frames import Message
 
 SETTLE_S = 5.0
@@ -22,8 +22,8 @@ SETTLE_S = 5.0
 class Workers:
     """Starts and ends processes on the agent's orders; `tell` sends to the coordinator."""
 
-    def __init__(self, node: str, door: str, selector: selectors.BaseSelector, tell: Callable[[Message], None]) -> None:
-        self.node, self.door, self.selector, self.tell = node, door, selector, tell
+    def __init__(self, node: str, door: str, selector: selectors.BaseSelector, send: Callable[[Message], None]) -> None:
+        self.node, self.door, self.selector, self.send = node, door, selector, send
         self.setup = Setup()
         self.parent: WarmParent | None = None
         self.warm = False  # workers are forked, else they are separate programs
@@ -31,10 +31,10 @@ class Workers:
         self.crew = Crew(0)
         self.stopped = 0  # the last generation of which nothing runs any more
         self._waiting: list[Callable[[], None]] = []  # work that waits for the parent to be ready
-        self._telling: dict[int, set[int]] = {}  # signals, and which of the present workers have received them
+        self._signalled: dict[int, set[int]] = {}  # signals, and which of the present workers have received them
         self._forking: set[str] = set()  # requested and not yet confirmed
-        self._beside: dict[int, str] = {}  # processes that outlive a generation: savers, the keeper
-        self.beside_ended: Callable[[str], None] = lambda name: None
+        self._helpers: dict[int, str] = {}  # processes that outlive a generation: savers, the keeper
+        self.helper_ended: Callable[[str], None] = lambda name: None
         self.can_fork: Callable[[], None] = lambda: None  # called when there is a warm parent to fork from
         self.held: Callable[[], list[dict[str, object]]] = list  # snapshots, for planning the next generation
 
@@ -45,7 +45,7 @@ class Workers:
         if self.parent is None:
             self._start_parent(bool(setup.modules))
         elif self.ready:
-            self._tell_ready({})
+            self._report_ready({})
 
     def _start_parent(self, warm: bool) -> None:
         setup = self.setup
@@ -62,15 +62,15 @@ class Workers:
             if warm:
                 self._fall_back(f"cannot start {setup.python}: {error}")
             else:
-                self.tell({"broken": f"cannot start workers: {error}"})
+                self.send({"broken": f"cannot start workers: {error}"})
             return
-        self.selector.register(self.parent.sock, selectors.EVENT_READ, self._hear_parent)
+        self.selector.register(self.parent.sock, selectors.EVENT_READ, self._read_parent)
 
     def _fall_back(self, why: str) -> None:
-        self.tell({"note": f"modules are not imported ahead on {self.node}: {why}"})
+        self.send({"note": f"modules are not imported ahead on {self.node}: {why}"})
         self._start_parent(False)
 
-    def _hear_parent(self, wait: bool = False) -> None:
+    def _read_parent(self, wait: bool = False) -> None:
         messages = self.parent.receive(wait) if self.parent else []
         if messages is None:
             self._parent_died()
@@ -82,20 +82,20 @@ class Workers:
             elif "ended" in message:
                 self._ended(message["ended"], message["code"])
 
-    def _parent_is_warm(self, told: Message) -> None:
-        if not told["ok"]:
-            self.tell({"note": f"modules are not imported ahead on {self.node}: {told['why']}"})
+    def _parent_is_warm(self, data: Message) -> None:
+        if not data["ok"]:
+            self.send({"note": f"modules are not imported ahead on {self.node}: {data['why']}"})
             self.warm = False  # it can still become a program
-        self._tell_ready(told)
+        self._report_ready(data)
         if self.warm:
             self.can_fork()
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each()
 
-    def _tell_ready(self, told: Message) -> None:
+    def _report_ready(self, data: Message) -> None:
         self.ready = True
-        self.tell({"ready": {"warm": self.warm, "seconds": told.get("seconds"), "threads": told.get("threads")}})
+        self.send({"ready": {"warm": self.warm, "seconds": data.get("seconds"), "threads": data.get("threads")}})
 
     def _parent_died(self) -> None:
         """Start another parent; the workers died with it. If the imports fail, start workers as programs."""
@@ -103,7 +103,7 @@ class Workers:
         self._drop_parent()
         self.end()
         if was_ready:
-            self.tell({"cold": "its warm parent was killed"})
+            self.send({"cold": "its warm parent was killed"})
         if was_ready or not self.warm:
             self._start_parent(self.warm)
         else:
@@ -115,9 +115,9 @@ class Workers:
             self.parent.end()
             self.parent, self.ready = None, False
             self._forking.clear()
-            gone, self._beside = self._beside, {}
+            gone, self._helpers = self._helpers, {}
             for name in gone.values():
-                self.beside_ended(name)
+                self.helper_ended(name)
 
     def _when_ready(self, do: Callable[[], None]) -> None:
         if self.ready:
@@ -139,7 +139,7 @@ class Workers:
             if self.setup.store:
                 sock.listen(4096)
                 self._fork(f"store:{generation}", store_task(self.setup, self.warm, port), [sock.fileno()])
-        self.tell({"store": generation, "port": port})
+        self.send({"store": generation, "port": port})
 
     def start(self, order: StartOrder) -> None:
         self._when_ready(lambda: self._start(order))
@@ -149,7 +149,7 @@ class Workers:
         if generation <= max(self.stopped, self.crew.generation):
             return  # a repeated order, or stopped while it waited for the parent
         self.crew = Crew(generation)
-        self._telling.clear()
+        self._signalled.clear()
         for each in order.workers:
             worker = self.crew.add(each.rank, **(each.files or run_files(self.setup.folder, generation, each.rank)))
             task = worker_task(self.setup, self.warm, worker, each, self.door)
@@ -160,7 +160,7 @@ class Workers:
             self._forking.add(name)
             self.parent.fork(dict(task, id=name), files)
 
-    def fork_beside(self, name: str, task: Message, files: Sequence[int]) -> bool:
+    def fork_helper(self, name: str, task: Message, files: Sequence[int]) -> bool:
         """Fork a process that outlives the workers; False if there is no warm parent to fork from."""
         if not (self.warm and self.ready):
             return False
@@ -173,35 +173,35 @@ class Workers:
         if generation == str(self.crew.generation):
             self.crew.workers[int(rest)].pid = pid
         elif generation == "beside":
-            self._beside[pid] = rest
+            self._helpers[pid] = rest
 
     def _ended(self, pid: int, code: int) -> None:
-        if pid in self._beside:
-            self.beside_ended(self._beside.pop(pid))
+        if pid in self._helpers:
+            self.helper_ended(self._helpers.pop(pid))
         worker = self.crew.by_pid(pid)
         if worker is not None and worker.rank not in self.crew.reports:
             report = self.crew.ended(worker, code)
             self._drop_empty_stacks(worker)
-            self.tell({"ended": report})
+            self.send({"ended": report})
 
     def stop(self, generation: int) -> None:
         """Kill all workers of a generation at once, and report when nothing is left."""
         if generation < self.crew.generation:
             return
-        hurt = self.crew.hurt()
+        failing = self.crew.failing()
         left = self.end()
         self.stopped = max(self.stopped, generation)
         if left:
-            self.tell({"broken": f"processes that cannot be killed: {left}"})
+            self.send({"broken": f"processes that cannot be killed: {left}"})
         else:
-            self.tell({"stopped": generation, "reports": fitting(hurt), "held": self.held()})
+            self.send({"stopped": generation, "reports": trim_reports(failing), "held": self.held()})
 
     def end(self) -> list[int]:
         """Kill everything but the parent and return what could not be killed."""
         self._settle()
         running = self.crew.running()
         kill_groups([worker.pid for worker in running if worker.pid])
-        left = kill_below(keep=[self.parent.pid, *self._beside] if self.parent else [])
+        left = kill_below(keep=[self.parent.pid, *self._helpers] if self.parent else [])
         self.stopped = max(self.stopped, self.crew.generation)
         for worker in running:
             self._drop_empty_stacks(worker)
@@ -213,7 +213,7 @@ class Workers:
         until = time.monotonic() + SETTLE_S
         while self._forking and self.parent is not None:
             self.parent.sock.settimeout(max(0.01, until - time.monotonic()))
-            self._hear_parent(wait=True)
+            self._read_parent(wait=True)
             if time.monotonic() > until:
                 self._drop_parent()
                 self._start_parent(self.warm)
@@ -226,7 +226,7 @@ class Workers:
         self.end()
         self.crew = Crew(0)
         if self.ready:
-            self._tell_ready({})
+            self._report_ready({})
 
     def end_everything(self) -> None:
         self.end()
@@ -238,28 +238,28 @@ class Workers:
     def signal(self, number: int) -> None:
         """Signal the workers that handle it. The others would die and lose what they have done since their last
         save."""
-        self._telling[number] = set()
-        self.tell_again()
+        self._signalled[number] = set()
+        self.repeat_signals()
 
-    def tell_again(self) -> None:
+    def repeat_signals(self) -> None:
         """Signal workers that started only now and may install a handler a little later."""
-        for number, told in self._telling.items():
+        for number, data in self._signalled.items():
             for worker in self.crew.running():
-                if worker.pid and worker.pid not in told and catches(worker.pid, number):
-                    told.add(worker.pid)
+                if worker.pid and worker.pid not in data and catches(worker.pid, number):
+                    data.add(worker.pid)
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(worker.pid, number)
 
     def capture_stacks(self, generation: int) -> None:
         if generation == self.crew.generation:
             evidence.capture_all((worker.pid, worker.stacks) for worker in self.crew.running() if worker.pid)
-        self.tell({"stacks": generation})
+        self.send({"stacks": generation})
 
-    def tell_work(self, generation: int) -> None:
+    def report_work(self, generation: int) -> None:
         """Report the work of the running workers, which shows whether they are idle."""
         if generation == self.crew.generation:
-            done = {str(worker.rank): work_of(worker.pid) for worker in self.crew.running() if worker.pid}
-            self.tell({"worked": generation, "ranks": done})
+            done = {str(worker.rank): measure_work(worker.pid) for worker in self.crew.running() if worker.pid}
+            self.send({"worked": generation, "ranks": done})
 
     def _drop_empty_stacks(self, worker: WorkerProcess) -> None:
         """Remove the stacks file of a worker if no stacks were captured."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dalsegno.hostlist import expand
-from dalsegno.runs.coordinator.node_loss import to_be_mended
+from dalsegno.runs.coordinator.node_loss import drained_for_repair
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo
 
 LOOK_S = 5.0  # a task may die of a failure before it is detected, up to 1.6 s later
@@ -110,8 +110,8 @@ def unsettled(nodes: Iterable[NodeInfo], bad: Collection[str]) -> list[str]:
 
 
 def _why(node: NodeInfo, silent: Collection[str]) -> str:
-    if mended := to_be_mended([node]).get(node.name):
-        return mended
+    if reason := drained_for_repair([node]).get(node.name):
+        return reason
     if node.down:
         return node.reason or "down"
     if node.name in silent or not node.responding:
@@ -156,10 +156,10 @@ def environment(env: Mapping[str, str], again: StartAgain) -> dict[str, str]:
     if not again.alone or "SLURM_JOB_ID" not in env:
         return dict(env)
     old = {f"SLURM_{name}" for name in _OLD}
-    return {**_like(again.job), **{name: value for name, value in env.items() if name not in old}}
+    return {**_job_options(again.job), **{name: value for name, value in env.items() if name not in old}}
 
 
-def _like(job: JobInfo) -> dict[str, str]:
+def _job_options(job: JobInfo) -> dict[str, str]:
     limit = "" if job.time_limit_s is None else str(max(1, job.time_limit_s // 60))
     known = {
         "SLURM_PARTITION": job.partition, "SLURM_ACCOUNT": job.account, "SLURM_QOS": job.qos,

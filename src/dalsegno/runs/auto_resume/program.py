@@ -44,7 +44,7 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
         if ended.code == 0 or ended.asked or step is None:
             return ended.code
         try:
-            again = _what_then(here, srun, step, times, restarts, ended.hung_up)
+            again = _decide(here, srun, step, times, restarts, ended.hung_up)
         except Exception as error:  # on any error the script gets srun's code, as it would without auto-resume
             say(f"could not find out whether a node has failed: {error}")
             return ended.code
@@ -55,7 +55,7 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
         words, env, times = arguments(argv, again), environment(env, again), times + 1
 
 
-def _what_then(here: StandIn, srun: str, step: SrunStep, times: int, restarts: int, hung_up: bool) -> StartAgain | None:
+def _decide(here: StandIn, srun: str, step: SrunStep, times: int, restarts: int, hung_up: bool) -> StartAgain | None:
     """Return how to start the step again; None if it is not restarted."""
     from dalsegno.runs.auto_resume.decide import MOST, RequeueJob, StartAgain
 
@@ -69,11 +69,11 @@ def _what_then(here: StandIn, srun: str, step: SrunStep, times: int, restarts: i
     if isinstance(choice, RequeueJob):
         _requeue(here, slurm, step.job, f"{nodes}: {choice.why}")
     else:
-        _leave(here, choice, nodes)
+        _leave_step(here, choice, nodes)
     return None
 
 
-def _leave(here: StandIn, choice: LeaveStep, nodes: str) -> None:
+def _leave_step(here: StandIn, choice: LeaveStep, nodes: str) -> None:
     if choice.why:
         say(f"{nodes}: {choice.why}")
     if choice.ends:

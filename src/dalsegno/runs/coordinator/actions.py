@@ -67,56 +67,56 @@ class Doer(Boss, Protocol):
     staff: Staff
     hangs: HangWatch
     memory: MemoryTable
-    told: StatusWriter
+    status_writer: StatusWriter
 
     def finish(self, order: Finish) -> None: ...
 
 
-def do(of: Doer, order: Order) -> None:
+def execute(coordinator: Doer, order: Order) -> None:
     if isinstance(order, OpenStore):
-        of.told.generation(of.run)
-        of.agents.send(order.agent, {"open_store": order.generation})
+        coordinator.status_writer.generation(coordinator.run)
+        coordinator.agents.send(order.agent, {"open_store": order.generation})
     elif isinstance(order, Start):
-        _start(of, order)
+        _start(coordinator, order)
     elif isinstance(order, StopGeneration):
-        of.agents.send(order.agent, {"stop": order.generation})
+        coordinator.agents.send(order.agent, {"stop": order.generation})
     elif isinstance(order, Wait):
-        of.journal(RunEvent.PAUSE, seconds=order.seconds)
-        asyncio.get_running_loop().call_later(order.seconds, of.apply, Waited())
+        coordinator.journal(RunEvent.PAUSE, seconds=order.seconds)
+        asyncio.get_running_loop().call_later(order.seconds, coordinator.apply, Waited())
     elif isinstance(order, Exclude):
-        _leave(of, order)
+        _leave(coordinator, order)
     elif isinstance(order, ReleaseNodes):
-        of.soon(_move(of))
+        coordinator.soon(_move(coordinator))
     elif isinstance(order, Finish):
-        of.finish(order)
+        coordinator.finish(order)
 
 
-def _start(of: Doer, order: Start) -> None:
-    of.hangs.generation_started()
-    in_memory = of.memory.start(order.group, order.agent, time.monotonic())
-    message = start_message(of.site, order, of.agents.peers, in_memory)
+def _start(coordinator: Doer, order: Start) -> None:
+    coordinator.hangs.generation_started()
+    in_memory = coordinator.memory.start(order.group, order.agent, time.monotonic())
+    message = start_message(coordinator.site, order, coordinator.agents.peers, in_memory)
     if message is not None:
-        of.agents.send(order.agent, message)
+        coordinator.agents.send(order.agent, message)
 
 
-def _leave(of: Doer, order: Exclude) -> None:
-    if not order.until_mended:
-        exclude(of, order.agent, order.why)
+def _leave(coordinator: Doer, order: Exclude) -> None:
+    if not order.until_repaired:
+        exclude(coordinator, order.agent, order.why)
         return
-    of.staff.leave_to_be_mended(order.agent)
-    of.go_on_without(order.agent, order.why)
+    coordinator.staff.leave_for_repair(order.agent)
+    coordinator.continue_without(order.agent, order.why)
 
 
-def exclude(of: Doer, agent: str, why: str) -> None:
+def exclude(coordinator: Doer, agent: str, why: str) -> None:
     """Do not use the node of this agent again."""
-    of.note(f"{agent}: {why}; the run continues without it")
-    of.staff.excluded.append(agent)
-    of.agents.send(agent, {"finish": 0})
+    coordinator.note(f"{agent}: {why}; the run continues without it")
+    coordinator.staff.excluded.append(agent)
+    coordinator.agents.send(agent, {"finish": 0})
 
 
-async def _move(of: Doer) -> None:
-    of.agents.send_all({"finish": 0})
-    await of.staff.move()
+async def _move(coordinator: Doer) -> None:
+    coordinator.agents.send_all({"finish": 0})
+    await coordinator.staff.move()
 
 
 # Newcomers
@@ -134,39 +134,41 @@ class Gatherer(Boss, Protocol):
 class Gathering:
     """Admits newcomers, and starts an elastic run with fewer nodes after `gather_s`."""
 
-    def __init__(self, of: Gatherer, gather_s: float) -> None:
-        self._of, self._gather_s = of, gather_s
+    def __init__(self, coordinator: Gatherer, gather_s: float) -> None:
+        self._coordinator, self._gather_s = coordinator, gather_s
         self._newcomers: list[Joined] = []
         self._waiting: asyncio.TimerHandle | None = None
 
-    def take_in(self, event: Joined) -> None:
+    def admit(self, event: Joined) -> None:
         """Admit a newcomer. While a run is below its full size, newcomers that arrive together are admitted
         together."""
-        run = self._of.run
+        run = self._coordinator.run
         self._newcomers.append(event)
-        smaller = run.phase is GenerationPhase.RUNNING and run.group and len(run.group.places) < self._of.wanted
-        others = self._of.present - set(run.ready) - {each.agent for each in self._newcomers}
+        smaller = (
+            run.phase is GenerationPhase.RUNNING and run.group and len(run.group.places) < self._coordinator.wanted
+        )
+        others = self._coordinator.present - set(run.ready) - {each.agent for each in self._newcomers}
         if not (smaller and others):
-            self._let_in()
+            self._admit_all()
         elif len(self._newcomers) == 1:
-            asyncio.get_running_loop().call_later(TOGETHER_S, self._let_in)
+            asyncio.get_running_loop().call_later(TOGETHER_S, self._admit_all)
 
-    def _let_in(self) -> None:
+    def _admit_all(self) -> None:
         newcomers, self._newcomers = self._newcomers, []
         for event in newcomers:
-            if event.agent in self._of.present:
-                self._of.apply(event)
+            if event.agent in self._coordinator.present:
+                self._coordinator.apply(event)
 
     def watch(self) -> None:
         """Let a run that could start with fewer nodes do so after a while. Called after every event."""
-        run = self._of.run
+        run = self._coordinator.run
         could = run.phase is GenerationPhase.GATHERING and not run.smaller and len(run.ready) >= run.shape.min_nodes
         if could and self._waiting is None:
-            self._waiting = asyncio.get_running_loop().call_later(self._gather_s, self._give_up)
+            self._waiting = asyncio.get_running_loop().call_later(self._gather_s, self._start_smaller)
         elif not could and self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
 
-    def _give_up(self) -> None:
+    def _start_smaller(self) -> None:
         self._waiting = None
-        self._of.apply(GaveUpWaiting())
+        self._coordinator.apply(GaveUpWaiting())

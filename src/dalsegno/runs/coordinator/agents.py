@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
 from dalsegno.runs.coordinator.liveness import Pulse, Timing
-from dalsegno.runs.coordinator.messages import UNREADABLE, AgentHello, Word, read_hello, read_word
+from dalsegno.runs.coordinator.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
 from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import holds, read_nonce
 from dalsegno.wire.server import BoundedServer, Connection, LoopWatcher, Proved, ServerLimits
@@ -138,7 +138,7 @@ class AgentListener(Protocol):
 
     def agent_came(self, peer: Peer) -> None: ...
 
-    def agent_said(self, peer: Peer, word: Word) -> None: ...
+    def agent_said(self, peer: Peer, message: AgentMessage) -> None: ...
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         """An agent is gone; `silent` means that its host does not answer either."""
@@ -210,11 +210,11 @@ class RunAgents:
             return
         self._pulse.heard(peer.name)
         try:
-            word = read_word(message)
+            parsed = read_message(message)
         except UNREADABLE as error:  # from another version, perhaps
             raise BadFrame(f"unreadable message: {error!r}") from error
-        if word is not None:
-            self._listener.agent_said(peer, word)
+        if parsed is not None:
+            self._listener.agent_said(peer, parsed)
 
     def _gone(self, peer: Peer) -> None:
         if self.peers.get(peer.name) is peer:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.agent.link import fallback_ports
-from dalsegno.runs.coordinator.actions import Gathering, do, exclude
+from dalsegno.runs.coordinator.actions import Gathering, exclude, execute
 from dalsegno.runs.coordinator.agents import Peer, RunAgents
 from dalsegno.runs.coordinator.events import Cancelled, Event, Finish, Joined, Left
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
@@ -25,6 +25,7 @@ from dalsegno.runs.coordinator.goodput import Pen
 from dalsegno.runs.coordinator.hangs import HangWatch
 from dalsegno.runs.coordinator.memory import MemoryTable
 from dalsegno.runs.coordinator.messages import (
+    AgentMessage,
     AllStopped,
     Broken,
     Cold,
@@ -35,16 +36,15 @@ from dalsegno.runs.coordinator.messages import (
     Signalled,
     StacksTaken,
     Stepped,
-    Word,
     Worked,
-    event_of,
+    to_event,
 )
 from dalsegno.runs.coordinator.report import RunView, StatusWriter
 from dalsegno.runs.coordinator.saved_state import Saved, write_saved
 from dalsegno.runs.coordinator.site import CHECK_S, RunTerms
 from dalsegno.runs.coordinator.staff import BackgroundTasks, Boss, Staff
-from dalsegno.runs.coordinator.takeover import find_saved, go_on, reconcile
-from dalsegno.runs.folder import RunFolder, mending
+from dalsegno.runs.coordinator.takeover import find_saved, reconcile, take_over
+from dalsegno.runs.folder import RunFolder, repair_hint
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
 from dalsegno.system.files import read_json, write_atomic
@@ -62,13 +62,13 @@ class Connect:
 
 def read_connect(folder: RunFolder) -> Connect:
     """Return the previous coordinator's secret and port, so that its agents reconnect, or a new secret."""
-    known: Any = read_json(folder.connect, mending(folder.connect))
+    known: Any = read_json(folder.connect, repair_hint(folder.connect))
     return Connect(bytes.fromhex(known["secret"]), known["port"]) if known else Connect(secrets.token_bytes(32))
 
 
 def write_connect(folder: RunFolder, connect: Connect) -> None:
-    told = {"run": folder.run, "secret": connect.secret.hex(), "addresses": own_addresses(), "port": connect.port}
-    write_atomic(folder.connect, json.dumps(told), mode=0o600)
+    data = {"run": folder.run, "secret": connect.secret.hex(), "addresses": own_addresses(), "port": connect.port}
+    write_atomic(folder.connect, json.dumps(data), mode=0o600)
 
 
 def own_addresses() -> list[str]:
@@ -84,40 +84,40 @@ def own_addresses() -> list[str]:
 # Shutdown
 
 
-FAREWELL_S = 3.0
-CALLED_S = 10.0  # time for an agent to start that only cleans up its node
+SHUTDOWN_S = 3.0
+SWEEP_START_S = 10.0  # time for an agent to start that only cleans up its node
 
 
-class Departing(RunView, Protocol):
+class EndingCoordinator(RunView, Protocol):
     """A coordinator that is shutting down."""
 
     agents: RunAgents
     memory: MemoryTable
-    told: StatusWriter
+    status_writer: StatusWriter
     folder: RunFolder
-    resting: bool  # the coordinator ends but the run does not
-    said_farewell: bool
+    suspended: bool  # the coordinator ends but the run does not
+    is_shut_down: bool
 
-    def keep(self) -> None: ...
+    def save_state(self) -> None: ...
 
 
-async def say_farewell(of: Departing, end: Finish) -> int:
+async def shut_down(coordinator: EndingCoordinator, end: Finish) -> int:
     """Finish all agents, release the nodes and write the final status; return the exit code."""
-    of.agents.send_all({"end": _end_message(end), "finish": end.code})
-    called = set() if of.resting else await of.staff.call_back(of.memory.used)
-    until = time.monotonic() + (CALLED_S if called else FAREWELL_S)
-    while (of.agents.peers or called & of.memory.used) and time.monotonic() < until:
+    coordinator.agents.send_all({"end": _end_message(end), "finish": end.code})
+    called = set() if coordinator.suspended else await coordinator.staff.recall_agents(coordinator.memory.used)
+    until = time.monotonic() + (SWEEP_START_S if called else SHUTDOWN_S)
+    while (coordinator.agents.peers or called & coordinator.memory.used) and time.monotonic() < until:
         await asyncio.sleep(0.01)
-    if not of.resting:
-        await of.staff.dismiss(None if end.code == TERMINATED else end.code)
-    of.keep()
-    of.said_farewell = True  # connections that break from now on are not reported
-    if of.resting:
-        of.told.rests(of, end.why)
+    if not coordinator.suspended:
+        await coordinator.staff.release_all(None if end.code == TERMINATED else end.code)
+    coordinator.save_state()
+    coordinator.is_shut_down = True  # connections that break from now on are not reported
+    if coordinator.suspended:
+        coordinator.status_writer.run_suspended(coordinator, end.why)
     else:
-        of.told.ended(of, end)
+        coordinator.status_writer.ended(coordinator, end)
         with contextlib.suppress(OSError):
-            of.folder.state.unlink()
+            coordinator.folder.state.unlink()
     return end.code
 
 
@@ -139,40 +139,40 @@ class Coordinator:
         site: RunTerms,
         staff: Callable[[Boss], Staff],
         gather_s: float = GATHER_S,
-        told: StatusWriter | None = None,
+        status_writer: StatusWriter | None = None,
     ) -> None:
         self.site, self.folder = site, site.folder
         self.run = Run(site.shape, site.max_restarts)
         self.lost_nodes = 0
         self.started: float | None = None
-        self.told = told or StatusWriter(site)
+        self.status_writer = status_writer or StatusWriter(site)
         self.staff = staff(self)
         self.agents: RunAgents
         self.gathering = Gathering(self, gather_s)
         self.hangs = HangWatch(self, site.hang_timeout_s)
         self.memory = MemoryTable()
-        self.pen = Pen(site.folder.progress)
+        self.progress_writer = Pen(site.folder.progress)
         self.granted = 0  # the newest generation that was allowed to commit
         self.end: Finish | None = None
-        self.resting = False  # the coordinator ends but the run does not
-        self.said_farewell = False
+        self.suspended = False  # the coordinator ends but the run does not
+        self.is_shut_down = False
         self._left: set[str] = set()  # nodes excluded on purpose whose agents may still be connected
         self._over = asyncio.Event()
-        self._errands = BackgroundTasks()
+        self._background = BackgroundTasks()
 
     async def serve(self) -> int:
         """Coordinate the run until it has ended and return its exit code."""
-        saved = await find_saved(self.site, self.staff.dismiss, self.note)
+        saved = await find_saved(self.site, self.staff.release_all, self.note)
         await self.open()
         if saved is None:
             self.journal(RunEvent.BEGAN, host=socket.gethostname(), pid=os.getpid())
             self.staff.begin()
         else:
-            await go_on(self, saved)
+            await take_over(self, saved)
         self._catch_signals()
-        await self._errands.until(self._over, self.agents.watch(), self._check(), self._ask_slurm())
+        await self._background.until(self._over, self.agents.watch(), self._check(), self._ask_slurm())
         assert self.end is not None
-        code = await say_farewell(self, self.end)
+        code = await shut_down(self, self.end)
         self.agents.close()
         return code
 
@@ -182,9 +182,9 @@ class Coordinator:
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGUSR2):
-                loop.add_signal_handler(number, self._nodes_wanted_back)
+                loop.add_signal_handler(number, self._start_leaving)
 
-    def _nodes_wanted_back(self, job: int = 0, node: str = "") -> None:
+    def _start_leaving(self, job: int = 0, node: str = "") -> None:
         if not self.closing:
             self.staff.leaving(job, node)
 
@@ -213,65 +213,65 @@ class Coordinator:
             peer.send({"finish": self.end.code})
             return
         if not self.staff.agent_came(peer.name, again=bool(peer.hello.generation) and peer.name not in self.run.ready):
-            self.go_on_without(peer.name, "it was lost, and Slurm has marked it down")
+            self.continue_without(peer.name, "it was lost, and Slurm has marked it down")
             return
         keeper = (peer.host, peer.hello.keeper) if peer.hello.keeper else None
         self.memory.heard(peer.name, peer.hello.held, keeper, peer.hello.safe)
         peer.send({"setup": self.site.setup()})
         if peer.name in self.run.ready:
-            self._meet_again(peer)
+            self._readmit(peer)
         elif peer.hello.generation:
             peer.send({"reset": True})
-        self.tell()
+        self.update_status()
 
-    def _meet_again(self, peer: Peer) -> None:
+    def _readmit(self, peer: Peer) -> None:
         """Take back an agent of the previous coordinator, with the reports it kept of workers that ended meanwhile."""
         if peer.hello.generation == self.run.generation:
             for report in peer.hello.reports:
                 self.agent_said(peer, EndedWorker(report))
         reconcile(self, peer)
 
-    def agent_said(self, peer: Peer, word: Word) -> None:
-        event = event_of(peer.name, word, self.hangs.age_s, healthy=peer.name not in self.staff.unhealthy)
-        self.told.heard(self.run.generation, peer.name, word, event)
-        if isinstance(word, Ready):
+    def agent_said(self, peer: Peer, message: AgentMessage) -> None:
+        event = to_event(peer.name, message, self.hangs.age_s, healthy=peer.name not in self.staff.unhealthy)
+        self.status_writer.heard(self.run.generation, peer.name, message, event)
+        if isinstance(message, Ready):
             self.staff.agent_ready(peer.name)
-            if not word.warm:
-                self.memory.keeps_nothing(peer.name)
-        elif isinstance(word, Cold):
+            if not message.warm:
+                self.memory.forget_keeper(peer.name)
+        elif isinstance(message, Cold):
             peer.send({"reset": True})  # orders in progress are void
-        elif isinstance(word, Broken):
-            exclude(self, peer.name, word.why)
-        elif isinstance(word, Signalled):
-            self._nodes_wanted_back(peer.hello.job, peer.name)
-        elif isinstance(word, Stepped):
-            self._stepped(word)
-        elif isinstance(word, StacksTaken):
-            self.hangs.told_stacks(peer.name)
-        elif isinstance(word, Worked):
-            self.hangs.worked(word.generation, word.ranks)
-        elif isinstance(word, GrantAsked):
-            self._answer_grant(peer, word)
-        elif isinstance(word, AllStopped):
-            self.memory.heard(peer.name, word.held)
-        elif isinstance(word, Kept):
-            self.memory.heard(peer.name, word.held)
-            self._speak_of_memory()
+        elif isinstance(message, Broken):
+            exclude(self, peer.name, message.why)
+        elif isinstance(message, Signalled):
+            self._start_leaving(peer.hello.job, peer.name)
+        elif isinstance(message, Stepped):
+            self._stepped(message)
+        elif isinstance(message, StacksTaken):
+            self.hangs.stacks_done(peer.name)
+        elif isinstance(message, Worked):
+            self.hangs.worked(message.generation, message.ranks)
+        elif isinstance(message, GrantAsked):
+            self._answer_grant(peer, message)
+        elif isinstance(message, AllStopped):
+            self.memory.heard(peer.name, message.held)
+        elif isinstance(message, Kept):
+            self.memory.heard(peer.name, message.held)
+            self._send_memory_updates()
         if isinstance(event, Joined):
-            self.gathering.take_in(event)
+            self.gathering.admit(event)
         elif event is not None:
             self.apply(event)
 
-    def _stepped(self, word: Stepped) -> None:
-        self.hangs.stepped(word.generation, word.step)
-        if word.over:
-            self.hangs.rest(word.generation)
-        if word.generation == self.run.generation:
-            self.pen.stepped(word)
+    def _stepped(self, message: Stepped) -> None:
+        self.hangs.stepped(message.generation, message.step)
+        if message.over:
+            self.hangs.stop_timer(message.generation)
+        if message.generation == self.run.generation:
+            self.progress_writer.record_step(message)
 
-    def _speak_of_memory(self) -> None:
+    def _send_memory_updates(self) -> None:
         if self.run.phase is GenerationPhase.RUNNING and self.run.group is not None:
-            for agent, message in self.memory.words(self.run.group, time.monotonic()):
+            for agent, message in self.memory.updates(self.run.group, time.monotonic()):
                 self.agents.send(agent, message)
 
     def _answer_grant(self, peer: Peer, asked: GrantAsked) -> None:
@@ -287,11 +287,11 @@ class Coordinator:
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         self.staff.agent_lost(agent, silent)
-        self.hangs.told_stacks(agent)
+        self.hangs.stacks_done(agent)
         self.memory.lost(agent)
         if not self.closing and agent not in self._left:
             self.lost_nodes += agent in self.run.ready
-            self.told.lost(self.run, agent, why)
+            self.status_writer.lost(self.run, agent, why)
         self._left.discard(agent)
         self.apply(Left(agent))
 
@@ -300,7 +300,7 @@ class Coordinator:
         again."""
         self.stop(1, f"a message to {agent} is too long: {detail}")
 
-    def go_on_without(self, node: str, why: str) -> None:
+    def continue_without(self, node: str, why: str) -> None:
         """Continue without this node. The end of its agent is expected from now on and is not a loss."""
         self._left.add(node)
         self.journal(RunEvent.LEFT, node=node, why=why)
@@ -315,15 +315,15 @@ class Coordinator:
         self.run, orders = advance(self.run, event)
         if self.run is before and not orders:
             return
-        self.pen.changed(before, self.run)
+        self.progress_writer.changed(before, self.run)
         if self.run.phase is GenerationPhase.RUNNING:
             self.started = self.started or time.time()
         self.memory.used.update(self.run.group.agents if self.run.group else ())
-        self.keep()  # before anything is executed: a successor must know of it
+        self.save_state()  # before anything is executed: a successor must know of it
         for order in orders:
-            do(self, order)
+            execute(self, order)
         self.gathering.watch()
-        self.tell()
+        self.update_status()
 
     def finish(self, order: Finish) -> None:
         if self.end is None:
@@ -333,8 +333,8 @@ class Coordinator:
     def stop(self, code: int, why: str, about: RunCause = RunCause.OTHER) -> None:
         self.finish(Finish(code, why=why, about=about))
 
-    def rest(self, why: str) -> None:
-        self.resting = self.end is None
+    def suspend(self, why: str) -> None:
+        self.suspended = self.end is None
         self.finish(Finish(SAVED, why=why))
 
     # Periodic checks
@@ -344,10 +344,10 @@ class Coordinator:
             await asyncio.sleep(CHECK_S)
             if self.folder.cancel.exists():
                 self.apply(Cancelled())
-            self.staff.look_after()
+            self.staff.check_agents()
             self.hangs.look()
-            self._speak_of_memory()
-            self.tell()
+            self._send_memory_updates()
+            self.update_status()
 
     async def _ask_slurm(self) -> None:
         while True:
@@ -355,7 +355,7 @@ class Coordinator:
             await self.staff.ask_slurm()
 
     def soon(self, work: Awaitable[None]) -> None:
-        self._errands.soon(work)
+        self._background.soon(work)
 
     # Queries of the staff
 
@@ -385,13 +385,13 @@ class Coordinator:
 
     # Reports
 
-    def keep(self) -> None:
+    def save_state(self) -> None:
         """Write what a successor needs. A full disk must not end the run."""
         self._write_state(durable=False)
 
     def _write_state(self, durable: bool) -> bool:
         """Write the state and return whether that worked. With `durable` it survives a crash of the machine."""
-        if self.said_farewell:
+        if self.is_shut_down:
             return True
         saved = Saved(
             run=self.run,
@@ -409,15 +409,15 @@ class Coordinator:
             return False
         return True
 
-    def tell(self) -> None:
-        if not self.said_farewell:
-            self.told.status(self)
+    def update_status(self) -> None:
+        if not self.is_shut_down:
+            self.status_writer.status(self)
             if self.staff.has_nodes and not self.started:
-                self.pen.granted()
-            self.pen.write(last=self.end is not None)
+                self.progress_writer.record_grant()
+            self.progress_writer.write(last=self.end is not None)
 
     def note(self, text: str) -> None:
-        self.told.note(text)
+        self.status_writer.note(text)
 
     def journal(self, event: RunEvent, **what: object) -> None:
-        self.told.journal(event, **what)
+        self.status_writer.journal(event, **what)

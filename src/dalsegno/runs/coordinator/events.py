@@ -158,7 +158,7 @@ class Exclude:
 
     agent: str
     why: str = "was the first to fail twice in a row"
-    until_mended: bool = False
+    until_repaired: bool = False
 
 
 @dataclass(frozen=True)

@@ -109,10 +109,10 @@ def advance(run: Run, event: Event) -> Step:
         return _hung(run, event)
     if isinstance(event, Waited):
         return _try_to_form(replace(run, pausing=False))
-    return _told_from_outside(run, event)
+    return _external_event(run, event)
 
 
-def _told_from_outside(run: Run, event: Event) -> Step:
+def _external_event(run: Run, event: Event) -> Step:
     if isinstance(event, Cancelled):
         ends = run.exit_code is not None  # by itself: then it keeps its own code
         return (run, []) if ends else _stop_all(replace(run, exit_code=TERMINATED, why="cancelled", cancelled=True))
@@ -263,7 +263,7 @@ def _after_failure(run: Run, cause: Failure) -> Step:
 def _exclude(agent: str, cause: Failure) -> Exclude:
     if cause.healthy:
         return Exclude(agent)
-    return Exclude(agent, "is down or drained, and a worker failed on it", until_mended=True)
+    return Exclude(agent, "is down or drained, and a worker failed on it", until_repaired=True)
 
 
 def _reason_to_end(run: Run, cause: Failure, spent: int) -> str:

@@ -51,41 +51,43 @@ class Goodput:
         return self.spent.get(TimeKind.PRODUCTIVE, 0.0) / total if total else 0.0
 
 
-def passes(account: Goodput, now: float, kind: TimeKind | None = None) -> Goodput:
+def add_time(account: Goodput, now: float, kind: TimeKind | None = None) -> Goodput:
     """Add the time since the last entry, and set the kind of what follows."""
     passed = max(0.0, now - account.at)
     spent = {**account.spent, account.kind: account.spent.get(account.kind, 0.0) + passed}
     return replace(account, at=max(now, account.at), spent=spent, kind=kind or account.kind)
 
 
-def starts(account: Goodput, now: float) -> Goodput:
+def record_start(account: Goodput, now: float) -> Goodput:
     """Record that a generation forms with all its nodes present."""
     lost = account.kind is TimeKind.LOST
-    return replace(passes(account, now, TimeKind.LOST if lost else TimeKind.STARTING), saving_s=0.0)
+    return replace(add_time(account, now, TimeKind.LOST if lost else TimeKind.STARTING), saving_s=0.0)
 
 
-def granted(account: Goodput, now: float) -> Goodput:
+def record_grant(account: Goodput, now: float) -> Goodput:
     """Record that Slurm granted the first nodes: until its agents are ready the run is starting, not waiting."""
-    return passes(account, now, TimeKind.STARTING) if account.kind is TimeKind.WAITING and not account.step else account
+    return (
+        add_time(account, now, TimeKind.STARTING) if account.kind is TimeKind.WAITING and not account.step else account
+    )
 
 
-def waits(account: Goodput, now: float) -> Goodput:
+def record_wait(account: Goodput, now: float) -> Goodput:
     """Record that nodes are missing."""
-    return passes(account, now, TimeKind.WAITING)
+    return add_time(account, now, TimeKind.WAITING)
 
 
-def fails(account: Goodput, now: float, counts: bool = True) -> Goodput:
+def record_failure(account: Goodput, now: float, counts: bool = True) -> Goodput:
     """Record a failure: the time since the last step is lost, and so is the time until the run is back where it was."""
     kind = account.kind if account.kind is TimeKind.WAITING else TimeKind.LOST
-    return passes(replace(account, kind=kind, failures=account.failures + counts), now, TimeKind.LOST)
+    return add_time(replace(account, kind=kind, failures=account.failures + counts), now, TimeKind.LOST)
 
 
-def stepped(account: Goodput, now: float, step: int, saving_s: float) -> Goodput:
+def record_step(account: Goodput, now: float, step: int, saving_s: float) -> Goodput:
     """Record a step. The first one of a generation ends its start; a repeated one is lost time."""
     new = step > account.furthest
     first = account.kind in (TimeKind.STARTING, TimeKind.WAITING)
     kind = account.kind if first else (TimeKind.PRODUCTIVE if new else TimeKind.LOST)
-    account = passes(replace(account, kind=kind), now)
+    account = add_time(replace(account, kind=kind), now)
     account = _charge_saving(account, kind, max(0.0, saving_s - account.saving_s))
     return replace(
         account,
@@ -107,18 +109,18 @@ def _charge_saving(account: Goodput, kind: TimeKind, saved_s: float) -> Goodput:
     return replace(account, spent=spent)
 
 
-def follow(account: Goodput, before: Run, after: Run, now: float) -> Goodput:
+def record_change(account: Goodput, before: Run, after: Run, now: float) -> Goodput:
     """Account for a change of the run's state."""
     if (before.phase, before.generation) == (after.phase, after.generation):
         return account
     if before.phase is GenerationPhase.RUNNING and after.exit_code is None:
-        hurt = bool(after.failures) or after.lost_member or after.restarts > before.restarts
-        account = fails(account, now, counts=hurt)
+        failed = bool(after.failures) or after.lost_member or after.restarts > before.restarts
+        account = record_failure(account, now, counts=failed)
     if after.phase is GenerationPhase.OPENING:
-        return starts(account, now)
+        return record_start(account, now)
     if after.phase is GenerationPhase.GATHERING and not after.pausing:
-        return waits(account, now)
-    return passes(account, now)
+        return record_wait(account, now)
+    return add_time(account, now)
 
 
 # Progress file
@@ -145,34 +147,34 @@ class Pen:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.progress = self._former() or TrainingProgress(Goodput(at=time.time()))
+        self.progress = self._previous() or TrainingProgress(Goodput(at=time.time()))
         self._written = 0.0
 
-    def _former(self) -> TrainingProgress | None:
+    def _previous(self) -> TrainingProgress | None:
         with contextlib.suppress(DalsegnoError):  # damaged: only the account starts over
             return read_progress(self._path)
         return None
 
     def changed(self, before: Run, after: Run) -> None:
-        account = follow(self.progress.account, before, after, time.time())
+        account = record_change(self.progress.account, before, after, time.time())
         self.progress = replace(self.progress, account=account)
 
-    def granted(self) -> None:
+    def record_grant(self) -> None:
         """Record that the run has its first nodes."""
-        self.progress = replace(self.progress, account=granted(self.progress.account, time.time()))
+        self.progress = replace(self.progress, account=record_grant(self.progress.account, time.time()))
 
-    def stepped(self, word: Stepped) -> None:
-        if word.progress:
-            saving_s = word.progress.get("saving_s", 0.0)
-            account = stepped(self.progress.account, time.time(), word.step, saving_s)
-            self.progress = TrainingProgress(account, dict(word.progress))
+    def record_step(self, message: Stepped) -> None:
+        if message.progress:
+            saving_s = message.progress.get("saving_s", 0.0)
+            account = record_step(self.progress.account, time.time(), message.step, saving_s)
+            self.progress = TrainingProgress(account, dict(message.progress))
 
     def write(self, last: bool = False) -> None:
         """Write the progress, for runs that report steps."""
         if not self.progress.figures or (time.monotonic() - self._written < WRITE_S and not last):
             return
         self._written = time.monotonic()
-        self.progress = replace(self.progress, account=passes(self.progress.account, time.time()))
+        self.progress = replace(self.progress, account=add_time(self.progress.account, time.time()))
         with contextlib.suppress(DalsegnoError, OSError):  # a full disk must not end the run
             text = json.dumps(facts_to_json(self.progress), indent=1)
             write_atomic(self._path, text, mode=0o644, durable=False)

@@ -48,11 +48,11 @@ class StepMarks:
             self._steps = [*self._steps[-KEPT:], now - self.last]
         self._newest, self.last = number, now
 
-    def rest(self) -> None:
+    def stop_timer(self) -> None:
         """Stop the timer: what follows the loop (a last save, an evaluation) has no steps."""
         self._over = True
 
-    def sign(self, at: float) -> None:
+    def record_output(self, at: float) -> None:
         """Record output as progress, for scripts that report no steps."""
         if not self._steps:
             self.last = max(self.last, at)
@@ -104,7 +104,7 @@ class HangView(Boss, Protocol):
 
     run: Run
     agents: RunAgents
-    told: StatusWriter
+    status_writer: StatusWriter
     folder: RunFolder
 
 
@@ -133,17 +133,17 @@ class HangWatch:
     """Watches the run, one generation after the other."""
 
     def __init__(
-        self, of: HangView, timeout_s: float | None, stacks_s: float = STACKS_S, idle_s: float = IDLE_S
+        self, coordinator: HangView, timeout_s: float | None, stacks_s: float = STACKS_S, idle_s: float = IDLE_S
     ) -> None:
-        self._of, self._timeout_s, self._stacks_s, self._idle_s = of, timeout_s, stacks_s, idle_s
+        self._coordinator, self._timeout_s, self._stacks_s, self._idle_s = coordinator, timeout_s, stacks_s, idle_s
         self._asked: set[str] = set()  # agents that have not captured their workers' stacks yet
-        self._all_told = asyncio.Event()
+        self._all_done = asyncio.Event()
         self.generation_started()
 
     def generation_started(self) -> None:
         self._began = time.monotonic()
         self._marks, self._hanging = StepMarks(self._timeout_s, self._began), False
-        self._activity, self._asked_at, self._said_idle = Activity(), self._began, False
+        self._activity, self._asked_at, self._idle_reported = Activity(), self._began, False
 
     @property
     def age_s(self) -> float:
@@ -151,74 +151,74 @@ class HangWatch:
         return time.monotonic() - self._began
 
     def stepped(self, generation: int, step: int) -> None:
-        if generation == self._of.run.generation:
+        if generation == self._coordinator.run.generation:
             self._marks.step(step, time.monotonic())
 
-    def rest(self, generation: int) -> None:
+    def stop_timer(self, generation: int) -> None:
         """Stop the timer: the script has no more steps to do."""
-        if generation == self._of.run.generation:
-            self._marks.rest()
+        if generation == self._coordinator.run.generation:
+            self._marks.stop_timer()
 
     def look(self) -> None:
         """Check for hangs and idle ranks. Called periodically."""
-        run = self._of.run
+        run = self._coordinator.run
         if run.phase is not GenerationPhase.RUNNING or self._hanging:
             return
         if self._timeout_s:
-            self._marks.sign(self._of.told.last_output(run.generation))
+            self._marks.record_output(self._coordinator.status_writer.last_output(run.generation))
         self._look_for_idle(run)
         overdue_s = self._marks.overdue_s(time.monotonic())
         if overdue_s is not None:
             self._hanging = True
-            self._of.soon(self._end(run.generation, overdue_s))
+            self._coordinator.soon(self._end(run.generation, overdue_s))
 
     def _look_for_idle(self, run: Run) -> None:
         """Report when some ranks have returned and the others are idle: the run may never end. It is not ended."""
         now, left = time.monotonic(), sorted(run.group.ranks - run.done) if run.group and run.done else []
-        if not left or self._said_idle:
+        if not left or self._idle_reported:
             return
         if now - self._asked_at >= min(ASK_S, self._idle_s / 4):
             self._asked_at = now
             for agent in {run.group.agent_of(rank) for rank in left} if run.group else ():
-                self._of.agents.send(agent, {"work": run.generation})
+                self._coordinator.agents.send(agent, {"work": run.generation})
         idle_s = self._activity.idle_s(left, now)
         if idle_s >= self._idle_s:
-            self._said_idle = True
-            self._of.soon(self._tell_idle(run, left, idle_s))
+            self._idle_reported = True
+            self._coordinator.soon(self._report_idle(run, left, idle_s))
 
-    async def _tell_idle(self, run: Run, left: Sequence[int], idle_s: float) -> None:
+    async def _report_idle(self, run: Run, left: Sequence[int], idle_s: float) -> None:
         assert run.group is not None
         await self._capture_stacks(run.generation)
         where = {str(rank): run.group.agent_of(rank) for rank in left}
-        files = [str(self._of.folder.stacks(run.generation, rank)) for rank in left]
-        told = Idle(run.generation, len(run.done), where, round(idle_s), files[0])
-        self._of.note(told.sentence())
-        self._of.journal(RunEvent.IDLE, text=told.sentence(), **dataclasses.asdict(told))
+        files = [str(self._coordinator.folder.stacks(run.generation, rank)) for rank in left]
+        idle = Idle(run.generation, len(run.done), where, round(idle_s), files[0])
+        self._coordinator.note(idle.sentence())
+        self._coordinator.journal(RunEvent.IDLE, text=idle.sentence(), **dataclasses.asdict(idle))
 
     def worked(self, generation: int, ranks: Mapping[int, Work]) -> None:
         """Record what a node's workers have done so far."""
-        if generation == self._of.run.generation:
+        if generation == self._coordinator.run.generation:
             for rank, work in ranks.items():
                 self._activity.heard(rank, work, time.monotonic())
 
     async def _end(self, generation: int, overdue_s: float) -> None:
-        why = f"no step for {overdue_s:.0f} s; stacks of the ranks: {self._of.folder.all_stacks}"
-        self._of.note(why)
+        why = f"no step for {overdue_s:.0f} s; stacks of the ranks: {self._coordinator.folder.all_stacks}"
+        self._coordinator.note(why)
         await self._capture_stacks(generation)
-        self._of.apply(Hung(generation, why, self.age_s))
+        self._coordinator.apply(Hung(generation, why, self.age_s))
 
     async def _capture_stacks(self, generation: int) -> None:
         """Capture the stacks on all nodes at once, before the workers are killed."""
-        group = self._of.run.group
-        self._asked = set(group.agents) & self._of.present if group else set()
-        self._all_told.clear()
+        group = self._coordinator.run.group
+        self._asked = set(group.agents) & self._coordinator.present if group else set()
+        self._all_done.clear()
         for agent in self._asked:
-            self._of.agents.send(agent, {"stacks": generation})
+            self._coordinator.agents.send(agent, {"stacks": generation})
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._all_told.wait(), self._stacks_s)
+            await asyncio.wait_for(self._all_done.wait(), self._stacks_s)
 
-    def told_stacks(self, agent: str) -> None:
+    def stacks_done(self, agent: str) -> None:
         """Record that an agent has captured the stacks, or is lost and never will."""
         self._asked.discard(agent)
         if not self._asked:
-            self._all_told.set()
+            self._all_done.set()

@@ -23,13 +23,13 @@ LEAST_GONE_S, MOST_GONE_S = 1.0, 600.0
 NODE_TIMEOUT = "DALSEGNO_NODE_TIMEOUT"  # set by the cluster
 
 
-def told_gone_s(environ: Mapping[str, str]) -> float:
+def read_gone_s(environ: Mapping[str, str]) -> float:
     """Return the value of the cluster's variable, or the default if it is missing or out of range."""
     try:
-        told = float(environ.get(NODE_TIMEOUT) or DEFAULT_GONE_S)
+        seconds = float(environ.get(NODE_TIMEOUT) or DEFAULT_GONE_S)
     except ValueError:
         return DEFAULT_GONE_S
-    return told if LEAST_GONE_S <= told <= MOST_GONE_S else DEFAULT_GONE_S
+    return seconds if LEAST_GONE_S <= seconds <= MOST_GONE_S else DEFAULT_GONE_S
 
 
 @dataclass(frozen=True)

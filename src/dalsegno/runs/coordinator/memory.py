@@ -64,10 +64,10 @@ class Safety:
         elif self._newest <= max(self.safe.place, self.safe.resumed):
             self._since = now  # nothing to wait for
         elif now - self._since > self._patience_s:
-            self._give_up(now)
+            self._raise_floor(now)
         return self.safe
 
-    def _give_up(self, now: float) -> None:
+    def _raise_floor(self, now: float) -> None:
         self.safe = replace(self.safe, floor=max(self.safe.floor, self._newest[1]) + self._ahead)
         self._since = now
         self._patience_s, self._ahead = min(2 * self._patience_s, MOST_PATIENCE_S), min(2 * self._ahead, MOST_AHEAD)
@@ -106,9 +106,9 @@ class MemoryTable:
         self._held: dict[str, tuple[HeldSnapshot, ...]] = {}
         self._keepers: dict[str, Address] = {}
         self._said: dict[str, Safe] = {}  # the last `Safe` each agent received, as it reports itself
-        self._told: dict[str, Message] = {}  # the last message to each agent about its buddy
+        self._sent: dict[str, Message] = {}  # the last message to each agent about its buddy
         self._keepers_changed = False
-        self._told_safe: Safe | None = None
+        self._sent_safe: Safe | None = None
         self._begun = 0  # the last generation started here
         self._resume: Resume | None = None  # for that generation
         self._safety: Safety | None = None  # None if nothing is replicated
@@ -126,11 +126,11 @@ class MemoryTable:
             self._safety.heard(node, held)
 
     def lost(self, node: str) -> None:
-        tables: tuple[dict[str, Any], ...] = (self._held, self._keepers, self._said, self._told)
+        tables: tuple[dict[str, Any], ...] = (self._held, self._keepers, self._said, self._sent)
         for table in tables:
             table.pop(node, None)
 
-    def keeps_nothing(self, node: str) -> None:
+    def forget_keeper(self, node: str) -> None:
         """Forget a node's keeper: without a warm parent it has none."""
         self._keepers.pop(node, None)
 
@@ -142,11 +142,11 @@ class MemoryTable:
             self._begin(group, now)
         place = next(place for place in group.places if place.agent == agent)
         ranks = range(place.first_rank, place.first_rank + group.nproc_per_node)
-        buddy = self._told.get(agent)
+        buddy = self._sent.get(agent)
         return {
             "resume": self._order(self._resume, ranks, place.group_rank) if self._resume else None,
             "buddy": buddy["buddy"]["address"] if buddy else None,
-            "safe": render_word(self._told_safe) if self._told_safe else None,
+            "safe": render_word(self._sent_safe) if self._sent_safe else None,
         }
 
     def _begin(self, group: Members, now: float) -> None:
@@ -158,8 +158,8 @@ class MemoryTable:
             kept = before if found and before in whole and before <= found.place else NOWHERE
             said = Safe(group.generation, kept, found.place if found else NOWHERE)
             self._safety = self._watch(group, said, now)
-        self._told_safe = self._safety.look(now) if self._safety else None
-        self._told = {node: _buddy(address) for node, address in self._buddies(group).items()}
+        self._sent_safe = self._safety.look(now) if self._safety else None
+        self._sent = {node: _buddy(address) for node, address in self._buddies(group).items()}
 
     def _last_safe(self) -> Place:
         if self._safety is not None:
@@ -174,7 +174,7 @@ class MemoryTable:
             "generation": found.place[0],
             "step": found.place[1],
             "own": {str(rank): self._addresses(found.own[rank]) for rank in ranks},
-            "of": {str(rank): found.of[rank] for rank in ranks if found.of[rank] != rank},
+            "of": {str(rank): found.source_ranks[rank] for rank in ranks if found.source_ranks[rank] != rank},
             "shared": (shared[first:] + shared[:first])[:SOURCES],
         }
 
@@ -199,21 +199,21 @@ class MemoryTable:
 
     # While a generation runs
 
-    def words(self, group: Members, now: float) -> list[tuple[str, Message]]:
+    def updates(self, group: Members, now: float) -> list[tuple[str, Message]]:
         """Return the messages due now, by node: where the buddy is, and what is safe."""
         said = self._new_pairs(group) if self._keepers_changed else []
         if self._begun != group.generation:
             self._take_over(group, now)
         safe = self._safety and self._safety.look(now)
-        if safe and safe != self._told_safe:
-            self._told_safe = safe
+        if safe and safe != self._sent_safe:
+            self._sent_safe = safe
             said += [(node, {"safe": render_word(safe)}) for node in group.agents]
         return said
 
     def _new_pairs(self, group: Members) -> list[tuple[str, Message]]:
         pairs = {node: _buddy(address) for node, address in self._buddies(group).items()}
-        said = [(node, word) for node, word in pairs.items() if self._told.get(node) != word]
-        self._told.update(said)
+        said = [(node, word) for node, word in pairs.items() if self._sent.get(node) != word]
+        self._sent.update(said)
         self._keepers_changed = False
         return said
 

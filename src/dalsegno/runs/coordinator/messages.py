@@ -162,7 +162,7 @@ class LogPiece:
     text: str
 
 
-Word = (
+AgentMessage = (
     Ready | Cold | Broken | StoreOpen | EndedWorker | AllStopped | Stepped | Kept | GrantAsked | StacksTaken | Worked
     | Signalled | Noted | LogPiece
 )  # fmt: skip
@@ -186,12 +186,12 @@ def read_hello(message: Message) -> AgentHello:
     )
 
 
-def read_word(message: Message) -> Word | None:
+def read_message(message: Message) -> AgentMessage | None:
     """Parse a message; None for a mere sign of life."""
-    return next((read(message) for word, read in _READERS.items() if word in message), None)
+    return next((read(message) for key, read in _READERS.items() if key in message), None)
 
 
-_READERS: dict[str, Callable[[Message], Word]] = {
+_READERS: dict[str, Callable[[Message], AgentMessage]] = {
     "ready": lambda said: _ready(said["ready"]),
     "cold": lambda said: Cold(str(said["cold"])),
     "broken": lambda said: Broken(str(said["broken"])),
@@ -211,11 +211,11 @@ _READERS: dict[str, Callable[[Message], Word]] = {
 }
 
 
-def _ready(told: Message) -> Ready:
-    return Ready(bool(told.get("warm")), told.get("seconds"), tuple(map(str, told.get("threads") or ())))
+def _ready(data: Message) -> Ready:
+    return Ready(bool(data.get("warm")), data.get("seconds"), tuple(map(str, data.get("threads") or ())))
 
 
-def _held(told: Sequence[Message] | None) -> tuple[HeldSnapshot, ...]:
+def _held(data: Sequence[Message] | None) -> tuple[HeldSnapshot, ...]:
     return tuple(
         HeldSnapshot(
             rank=int(each["rank"]),
@@ -226,17 +226,17 @@ def _held(told: Sequence[Message] | None) -> tuple[HeldSnapshot, ...]:
             shared=bool(each["shared"]),
             sharded=bool(each["sharded"]),
         )
-        for each in told or ()
+        for each in data or ()
     )
 
 
-def _works(told: Mapping[str, Sequence[float]]) -> dict[int, Work]:
-    return {int(rank): Work(float(cpu_s), int(moved)) for rank, (cpu_s, moved) in told.items()}
+def _works(data: Mapping[str, Sequence[float]]) -> dict[int, Work]:
+    return {int(rank): Work(float(cpu_s), int(moved)) for rank, (cpu_s, moved) in data.items()}
 
 
-def _figures(told: Message | None) -> dict[str, float]:
+def _figures(data: Message | None) -> dict[str, float]:
     """Return a worker's own figures; values that are not numbers are dropped."""
-    found = (told or {}).items()
+    found = (data or {}).items()
     return {str(name): float(value) for name, value in found if isinstance(value, (int, float))}
 
 
@@ -244,13 +244,13 @@ def _reports(message: Message) -> tuple[WorkerReport, ...]:
     return tuple(_report(each) for each in message.get("reports") or ())
 
 
-def _report(told: Message) -> WorkerReport:
+def _report(data: Message) -> WorkerReport:
     return WorkerReport(
-        generation=int(told["generation"]),
-        rank=int(told["rank"]),
-        code=int(told["code"]),
-        traceback=str(told.get("traceback") or ""),
-        oom=bool(told.get("oom")),
+        generation=int(data["generation"]),
+        rank=int(data["rank"]),
+        code=int(data["code"]),
+        traceback=str(data.get("traceback") or ""),
+        oom=bool(data.get("oom")),
     )
 
 
@@ -261,22 +261,22 @@ def _number(message: Message, name: str) -> int:
 # Events
 
 
-def event_of(agent: str, word: Word, age_s: float, healthy: bool = True) -> Event | None:
+def to_event(agent: str, message: AgentMessage, age_s: float, healthy: bool = True) -> Event | None:
     """Return the event that a message means for the run, or None.
 
     `age_s` is the generation's age, and `healthy` whether the agent's node is.
     """
-    if isinstance(word, Ready):
+    if isinstance(message, Ready):
         return Joined(agent)
-    if isinstance(word, Cold):  # its workers are gone and new ones take seconds: a spare is faster
+    if isinstance(message, Cold):  # its workers are gone and new ones take seconds: a spare is faster
         return Left(agent)
-    if isinstance(word, StoreOpen):
-        return StoreOpened(agent, word.generation, word.port)
-    if isinstance(word, EndedWorker):
-        return _ended(agent, word.report, age_s, healthy)
-    if isinstance(word, AllStopped):
+    if isinstance(message, StoreOpen):
+        return StoreOpened(agent, message.generation, message.port)
+    if isinstance(message, EndedWorker):
+        return _ended(agent, message.report, age_s, healthy)
+    if isinstance(message, AllStopped):
         return GenerationStopped(
-            agent, word.generation, tuple(_failure(agent, report, healthy) for report in word.reports)
+            agent, message.generation, tuple(_failure(agent, report, healthy) for report in message.reports)
         )
     return None
 

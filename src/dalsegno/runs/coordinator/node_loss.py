@@ -24,8 +24,10 @@ LAST_MOMENT_S = 10.0  # a run still on its nodes so long before the end of its j
 class Departure:
     """Moves a run off its nodes. `ask_for_next` requests the job in which the run continues."""
 
-    def __init__(self, site: CoordinatorSite, boss: Boss, jobs: SlurmJobs, ask_for_next: Callable[[], None]) -> None:
-        self._site, self._boss, self._jobs, self._ask_for_next = site, boss, jobs, ask_for_next
+    def __init__(
+        self, site: CoordinatorSite, coordinator: Boss, jobs: SlurmJobs, ask_for_next: Callable[[], None]
+    ) -> None:
+        self._site, self._coordinator, self._jobs, self._ask_for_next = site, coordinator, jobs, ask_for_next
 
     def announced(self, job: int) -> None:
         """Start leaving at once: workers that save quickly end before Slurm has answered what this is about.
@@ -35,14 +37,14 @@ class Departure:
         of_the_run = [each.id for each in self._jobs.jobs if each.role is not JobRole.JOIN]
         if job and job not in of_the_run:
             return
-        self._boss.apply(Leaving())
-        self._boss.soon(self._leave())
+        self._coordinator.apply(Leaving())
+        self._coordinator.soon(self._leave())
 
     async def _leave(self) -> None:
         """Find out from Slurm why an agent was signalled: time limit, preemption or cancellation. Then prepare the next
         job."""
         await self._jobs.check()
-        if self._boss.ending:
+        if self._coordinator.ending:
             return
         if self._site.own_job is not None:
             self._leave_in_time(self._site.own_job)
@@ -54,7 +56,7 @@ class Departure:
         ends_at = next((job.ends_at for job in self._jobs.jobs if job.id == own), None)
         if ends_at is not None:
             left_s = max(0.0, ends_at - LAST_MOMENT_S - time.time())
-            asyncio.get_running_loop().call_later(left_s, lambda: self._boss.soon(self.move()))
+            asyncio.get_running_loop().call_later(left_s, lambda: self._coordinator.soon(self.move()))
 
     async def move(self) -> None:
         """Release the jobs, so that the next one starts; requeue the job whose batch step runs the coordinator.
@@ -62,18 +64,18 @@ class Departure:
         Slurm is asked once more before that: a user who cancelled the job wants no further one.
         """
         await self._jobs.check()
-        if self._boss.ending:
+        if self._coordinator.ending:
             return
         if self._site.own_job is not None:
             if await self._jobs.slurm.requeue(self._site.own_job):
-                self._boss.rest("requeued")
+                self._coordinator.suspend("requeued")
             else:
-                self._boss.stop(1, "Slurm did not requeue the job")
+                self._coordinator.stop(1, "Slurm did not requeue the job")
             return
         await self._jobs.give_back([job for job in self._jobs.jobs if job.role is not JobRole.NEXT], code=0)
         if not self._jobs.jobs:
             self._ask_for_next()
-        self._boss.keep()
+        self._coordinator.save_state()
 
 
 # Nodes on which no agent starts. Pure.
@@ -91,7 +93,7 @@ class Tries:
 
     _count: dict[str, int] = field(default_factory=dict)
 
-    def once_more(self, node: str) -> bool:
+    def count_try(self, node: str) -> bool:
         """Count a try; return False if there were too many."""
         self._count[node] = self._count.get(node, 0) + 1
         return self._count[node] <= MOST_TRIES
@@ -100,15 +102,15 @@ class Tries:
         for node in nodes:
             self._count.pop(node, None)
 
-    def together(self, nodes: Iterable[str]) -> list[tuple[str, ...]]:
+    def group_by_srun(self, nodes: Iterable[str]) -> list[tuple[str, ...]]:
         """Group nodes by srun: all in one, except those whose starts failed before, which get one each."""
         alone = [node for node in nodes if self._count.get(node, 0) >= ALONE_FROM]
         others = tuple(node for node in nodes if node not in alone)
         return [*([others] if others else []), *((node,) for node in alone)]
 
 
-def trusted_again(
-    given_up: Mapping[str, float], nodes: Iterable[NodeInfo], now: float, were_out: Collection[str] = ()
+def usable_again(
+    lost_at: Mapping[str, float], nodes: Iterable[NodeInfo], now: float, were_out: Collection[str] = ()
 ) -> list[str]:
     """Return the lost nodes that may be used again, given when each was lost.
 
@@ -119,7 +121,7 @@ def trusted_again(
     known = {node.name: node for node in nodes}
     return [
         name
-        for name, at in given_up.items()
+        for name, at in lost_at.items()
         if name in known and (_is_back(known[name], at, now) or (name in were_out and _is_good(known[name])))
     ]
 
@@ -129,14 +131,14 @@ def out_of_service(nodes: Iterable[NodeInfo]) -> set[str]:
     return {node.name for node in nodes if node.down or (node.draining and node.reason != SPARE_REASON)}
 
 
-def ask_again_s(given_up: Iterable[float], now: float) -> float:
+def ask_again_s(lost_at: Iterable[float], now: float) -> float:
     """Return the seconds until the next query of Slurm: few while a node may be back soon."""
-    return SOON_S if any(now - at < LATELY_S for at in given_up) else ASK_SLURM_S
+    return SOON_S if any(now - at < LATELY_S for at in lost_at) else ASK_SLURM_S
 
 
-def _is_back(node: NodeInfo, given_up_at: float, now: float) -> bool:
+def _is_back(node: NodeInfo, lost_at: float, now: float) -> bool:
     started = node.slurmd_started_at or 0  # in whole seconds
-    return started >= math.floor(given_up_at) or (now - given_up_at > FORGIVEN_S and node.in_service)
+    return started >= math.floor(lost_at) or (now - lost_at > FORGIVEN_S and node.in_service)
 
 
 def _is_good(node: NodeInfo) -> bool:
@@ -146,14 +148,14 @@ def _is_good(node: NodeInfo) -> bool:
 # Nodes that the controller has drained for repair: a run leaves them once it has others. Pure.
 
 
-def to_be_mended(nodes: Iterable[NodeInfo]) -> dict[str, str]:
+def drained_for_repair(nodes: Iterable[NodeInfo]) -> dict[str, str]:
     """Return the nodes that the controller has drained, and why. On nodes drained by others, running work may
     continue."""
     drained = [node for node in nodes if node.draining and node.reason.startswith(OURS)]
     return {node.name: node.reason.removeprefix(OURS) for node in drained if node.reason != SPARE_REASON}
 
 
-def may_be_left(vacating: Mapping[str, str], ready: Collection[str], wanted: int) -> list[str]:
+def nodes_to_leave(vacating: Mapping[str, str], ready: Collection[str], wanted: int) -> list[str]:
     """Return those nodes in `vacating` that the run can do without, keeping as many nodes as it wants."""
     here = sorted(set(vacating) & set(ready))
     return here[: max(0, len(ready) - wanted)]
@@ -204,8 +206,8 @@ def still_starting(ages_s: Mapping[str, float], nodes: Iterable[NodeInfo], now: 
     return [node for node, age_s in ages_s.items() if math.floor(now - age_s) > started.get(node, 0)]
 
 
-def tell_slow(ages_s: Mapping[str, float], waits: Collection[str], told: set[str], log: object) -> str:
+def describe_slow(ages_s: Mapping[str, float], waits: Collection[str], reported: set[str], log: object) -> str:
     """Return a note on slow nodes, once for each; "" for none."""
-    new = sorted(node for node in waits if ages_s[node] >= LONG_S and node not in told)
-    told.update(new)
+    new = sorted(node for node in waits if ages_s[node] >= LONG_S and node not in reported)
+    reported.update(new)
     return f"agents are slow to start on {compress(new)} (image import or prolog); see {log}" if new else ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from dalsegno.programs import launcher
 from dalsegno.runs.coordinator.allocation import SlurmStaff
 from dalsegno.runs.coordinator.coordinator import Coordinator
-from dalsegno.runs.coordinator.liveness import MOST_GONE_S, Timing, told_gone_s
+from dalsegno.runs.coordinator.liveness import MOST_GONE_S, Timing, read_gone_s
 from dalsegno.runs.coordinator.tasks import TaskRun
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import read_status
@@ -35,7 +35,7 @@ SHORT_LIFE_S = 10.0
 MOST_SHORT_LIVES = 8
 
 
-def keep(argv: Sequence[str]) -> int:
+def supervise(argv: Sequence[str]) -> int:
     """Run the coordinator until it ends by itself and return the run's exit code. Do not restart it once Slurm ends the
     step.
 
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
         _write_to(folder.coordinator_log)
         in_batch = not read_plan(folder).on_head
         if in_batch and KEPT not in arguments:
-            return keep([*launcher(), "run-coordinator", KEPT, str(folder.root)])
+            return supervise([*launcher(), "run-coordinator", KEPT, str(folder.root)])
         code = _serve(folder)
     except Exception:  # the last line of defence: the log has it, and the coordinator is started again
         traceback.print_exc()
@@ -102,7 +102,7 @@ def _serve(folder: RunFolder) -> int:
 
 async def _coordinate(site: RunSite) -> int:
     if site.plan.request.has_agents:
-        return await Coordinator(site, lambda boss: SlurmStaff(site, boss)).serve()
+        return await Coordinator(site, lambda coordinator: SlurmStaff(site, coordinator)).serve()
     return await TaskRun(site, first_status(site.plan, user_name(), time.time())).serve()
 
 
@@ -117,7 +117,7 @@ def open_site(folder: RunFolder) -> RunSite:
 
 def _node_timeout_s(plan: RunPlan, environment: Mapping[str, str]) -> float:
     """Return what the user asked for, else the cluster's value, scaled for a slow machine."""
-    return plan.request.node_timeout_s or min(told_gone_s(environment) * slowness(), MOST_GONE_S)
+    return plan.request.node_timeout_s or min(read_gone_s(environment) * slowness(), MOST_GONE_S)
 
 
 def _write_to(log: Path) -> None:

@@ -15,7 +15,7 @@ from dalsegno.runs import journal
 from dalsegno.runs.coordinator.events import Event, Finish, WorkerEnded
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.group import in_order
-from dalsegno.runs.coordinator.messages import Cold, LogPiece, Noted, Ready, Signalled, Word
+from dalsegno.runs.coordinator.messages import AgentMessage, Cold, LogPiece, Noted, Ready, Signalled
 from dalsegno.runs.coordinator.site import REFRESH_S, RunTerms
 from dalsegno.runs.coordinator.staff import Staff
 from dalsegno.runs.journal import RunEvent
@@ -101,19 +101,21 @@ class StatusWriter:
         """Journal a lost node and its role: losing a spare costs no restart, but the spare is missing."""
         self.journal(RunEvent.LOST, node=node, why=why, was=_node(run, node, _seats(run)).state.value)
 
-    def heard(self, generation: int, node: str, word: Word, event: Event | None) -> None:
+    def heard(self, generation: int, node: str, message: AgentMessage, event: Event | None) -> None:
         """Journal an agent's message if it matters later."""
-        if isinstance(word, Ready):
-            self.journal(RunEvent.READY, node=node, warm=word.warm, seconds=word.seconds, threads=list(word.threads))
-            self._tell_threads(node, word.threads)
-        elif isinstance(word, Cold):
-            self.journal(RunEvent.COLD, node=node, why=word.why)
-        elif isinstance(word, Signalled):
-            self.journal(RunEvent.SIGNAL, node=node, signal=word.name)
-        elif isinstance(word, Noted):
-            self.note(word.text)
-        elif isinstance(word, LogPiece):
-            self._write_log(word.name, word.text)
+        if isinstance(message, Ready):
+            self.journal(
+                RunEvent.READY, node=node, warm=message.warm, seconds=message.seconds, threads=list(message.threads)
+            )
+            self._note_threads(node, message.threads)
+        elif isinstance(message, Cold):
+            self.journal(RunEvent.COLD, node=node, why=message.why)
+        elif isinstance(message, Signalled):
+            self.journal(RunEvent.SIGNAL, node=node, signal=message.name)
+        elif isinstance(message, Noted):
+            self.note(message.text)
+        elif isinstance(message, LogPiece):
+            self._write_log(message.name, message.text)
         if isinstance(event, WorkerEnded) and event.failure and event.generation == generation and event.code != SAVED:
             failure = event.failure
             self.journal(RunEvent.FAILED, generation=generation, rank=failure.rank, node=node, code=failure.code,
@@ -128,46 +130,46 @@ class StatusWriter:
                 with path.open("ab") as file:
                     file.write(text.encode("utf-8", "surrogateescape"))
 
-    def _tell_threads(self, node: str, threads: Sequence[str]) -> None:
+    def _note_threads(self, node: str, threads: Sequence[str]) -> None:
         if threads:
             names = ", ".join(sorted(set(threads)))
             self.note(f"threads of the warm parent on {node} do not exist in its workers: {names}")
 
-    def status(self, of: RunView) -> None:
-        self._write(self._status(of))
+    def status(self, coordinator: RunView) -> None:
+        self._write(self._status(coordinator))
 
-    def ended(self, of: RunView, end: Finish) -> None:
+    def ended(self, coordinator: RunView, end: Finish) -> None:
         report = end.cause.traceback if end.cause else ""
         why = end.why or {0: "done", SAVED: "saved; can be resumed later"}.get(end.code, self._note)
         self.journal(RunEvent.ENDED, code=end.code, why=why)
-        ended = replace(self._status(of), phase=RunPhase.ENDED, ended=time.time(), exit_code=end.code)
+        ended = replace(self._status(coordinator), phase=RunPhase.ENDED, ended=time.time(), exit_code=end.code)
         self._write(replace(ended, message=why, cause=end.about, report=report, nodes=(), jobs=()))
 
-    def rests(self, of: RunView, why: str) -> None:
+    def run_suspended(self, coordinator: RunView, why: str) -> None:
         """Report that this coordinator ends but the run does not: another one continues it after the requeue."""
-        self._write(replace(self._status(of), phase=RunPhase.WAITING, message=why, nodes=()))
+        self._write(replace(self._status(coordinator), phase=RunPhase.WAITING, message=why, nodes=()))
         self.journal(RunEvent.RESTS, why=why)
 
-    def _status(self, of: RunView) -> RunStatus:
-        run, group = of.run, of.run.group
+    def _status(self, coordinator: RunView) -> RunStatus:
+        run, group = coordinator.run, coordinator.run.group
         running = group is not None and run.phase is GenerationPhase.RUNNING
         return RunStatus(
             run=self.site.folder.run,
             name=self.site.name,
             user=user_name(),
-            phase=_phase(of),
+            phase=_phase(coordinator),
             created=self.created,
             updated=time.time(),
             generation=run.generation,
             restarts=run.restarts,
-            lost_nodes=of.lost_nodes,
+            lost_nodes=coordinator.lost_nodes,
             wanted_nodes=run.shape.max_nodes,
             world_size=group.world_size if running and group else 0,
             nproc_per_node=run.shape.nproc_per_node,
-            nodes=_nodes(of),
-            jobs=of.staff.jobs,
-            message=_message(of) or self._fresh_note,
-            started=of.started,
+            nodes=_nodes(coordinator),
+            jobs=coordinator.staff.jobs,
+            message=_message(coordinator) or self._fresh_note,
+            started=coordinator.started,
             coordinator_host=socket.gethostname(),
             coordinator_pid=os.getpid(),
         )
@@ -188,38 +190,38 @@ class StatusWriter:
         return time.monotonic() - (time.time() - newest)
 
 
-def _phase(of: RunView) -> RunPhase:
-    if of.end is not None or of.run.exit_code is not None:
+def _phase(coordinator: RunView) -> RunPhase:
+    if coordinator.end is not None or coordinator.run.exit_code is not None:
         return RunPhase.ENDING
-    if of.run.phase is GenerationPhase.RUNNING:
+    if coordinator.run.phase is GenerationPhase.RUNNING:
         return RunPhase.RUNNING
-    if not of.staff.has_nodes:
+    if not coordinator.staff.has_nodes:
         return RunPhase.WAITING
-    if of.run.phase is GenerationPhase.STOPPING and of.run.failures:
+    if coordinator.run.phase is GenerationPhase.STOPPING and coordinator.run.failures:
         return RunPhase.STOPPING
-    return RunPhase.RESTARTING if of.started else RunPhase.STARTING
+    return RunPhase.RESTARTING if coordinator.started else RunPhase.STARTING
 
 
-def _message(of: RunView) -> str:
-    run = of.run
-    if run.phase is GenerationPhase.GATHERING and of.staff.has_nodes:
-        return _shortage(of)
+def _message(coordinator: RunView) -> str:
+    run = coordinator.run
+    if run.phase is GenerationPhase.GATHERING and coordinator.staff.has_nodes:
+        return _shortage(coordinator)
     if run.phase is GenerationPhase.RUNNING and run.group and len(run.group.places) < run.shape.max_nodes:
         return f"running on {len(run.group.places)} of {run.shape.max_nodes} nodes: the effective batch is smaller"
     return ""
 
 
-def _shortage(of: RunView) -> str:
-    run, staff = of.run, of.staff
+def _shortage(coordinator: RunView) -> str:
+    run, staff = coordinator.run, coordinator.staff
     coming = staff.coming - set(run.ready)
     if not run.generation and len(run.ready) + len(coming) >= run.shape.max_nodes:
         return ""  # agents starting at the beginning are not worth a message
     return shortage(run.shape.max_nodes - len(run.ready), coming, staff.waits, staff.refused)
 
 
-def _nodes(of: RunView) -> tuple[RunNodeStatus, ...]:
-    seats = _seats(of.run)
-    return tuple(_node(of.run, name, seats) for name in sorted(of.present, key=in_order))
+def _nodes(coordinator: RunView) -> tuple[RunNodeStatus, ...]:
+    seats = _seats(coordinator.run)
+    return tuple(_node(coordinator.run, name, seats) for name in sorted(coordinator.present, key=in_order))
 
 
 def _seats(run: Run) -> dict[str, int]:

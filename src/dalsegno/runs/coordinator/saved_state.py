@@ -12,7 +12,7 @@ from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.causes import CauseKind, Failure
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.group import GroupPlace, Members
-from dalsegno.runs.folder import mending
+from dalsegno.runs.folder import repair_hint
 from dalsegno.system.children import Process
 from dalsegno.system.files import damaged, read_json, write_atomic
 
@@ -61,11 +61,11 @@ def write_saved(path: Path, saved: Saved, durable: bool = False) -> None:
 def read_saved(path: Path, fresh: Run) -> Saved | None:
     """Read a saved state, with shape and limits of `fresh`; None if there is none. Raise DalsegnoError if it is
     unreadable."""
-    raw: Any = read_json(path, mending(path))
+    raw: Any = read_json(path, repair_hint(path))
     try:
         return None if raw is None else _from_json(raw, fresh)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise damaged(path, f"{type(error).__name__} {error}", mending(path)) from error
+        raise damaged(path, f"{type(error).__name__} {error}", repair_hint(path)) from error
 
 
 def _from_json(raw: Any, fresh: Run) -> Saved:

@@ -69,7 +69,7 @@ class Job:
     left: frozenset[str] = frozenset()  # nodes of the job that Slurm was told are no longer needed
 
 
-def fate(info: JobInfo) -> JobState:
+def job_state(info: JobInfo) -> JobState:
     """Return the state of a job; CANCELLED for one that is completing because its user ended it.
 
     Slurm itself reports that only once the job is gone. A job that was preempted or has reached its time limit still
@@ -184,7 +184,7 @@ class SlurmJobs:
         """Return why srun could not start anything, by node."""
         return launch_failures(self._said(step), job.id or 0, step.nodes)
 
-    def why_they_end(self, node: str) -> str:
+    def startup_failure(self, node: str) -> str:
         """Return why agents on this node end as soon as they start; "" if unknown."""
         said = _said_since(self.site.folder.agents_log, 0)
         if started_outside(said, node):
@@ -247,7 +247,7 @@ class SlurmJobs:
             info = await self._look(job)
             if job not in self.jobs:
                 continue
-            state = fate(info) if info else JobState.UNKNOWN
+            state = job_state(info) if info else JobState.UNKNOWN
             if info is None or state.ended:
                 self._over(job, state)
             elif info.nodes:
@@ -277,7 +277,7 @@ class SlurmJobs:
 
     # Release
 
-    async def let_go(self, job: Job, nodes: Collection[str]) -> None:
+    async def release_nodes(self, job: Job, nodes: Collection[str]) -> None:
         """Release some of a job's nodes. Those of a running step stay, since the release would kill the step."""
         busy = {node for step in job.steps for node in step.nodes}
         stay = tuple(node for node in job.nodes if node in busy or node not in nodes)

@@ -40,7 +40,7 @@ class Resume:
     place: Place
     own: Mapping[int, tuple[str, ...]]  # by rank
     shared: tuple[str, ...]
-    of: Mapping[int, int]  # by rank: whose own part it takes; itself if the number of ranks is the same
+    source_ranks: Mapping[int, int]  # by rank: whose own part it takes; itself if the number of ranks is the same
 
 
 def whole_steps(holdings: Holdings, world: int) -> Iterator[Resume]:
@@ -75,5 +75,5 @@ def _whole(place: Place, found: Sequence[tuple[str, HeldSnapshot]], world: int) 
     serves = len(owners) == world if same_world else not any(each.sharded for _, each in found)
     if not (shared and owners and serves):
         return None
-    of = {rank: rank if rank in owners else min(owners) for rank in range(world)}
-    return Resume(place, {rank: tuple(owners[of[rank]]) for rank in of}, shared, of)
+    source_ranks = {rank: rank if rank in owners else min(owners) for rank in range(world)}
+    return Resume(place, {rank: tuple(owners[source_ranks[rank]]) for rank in source_ranks}, shared, source_ranks)

@@ -19,7 +19,7 @@ class Boss(Protocol):
 
     def apply(self, event: Event) -> None: ...
 
-    def keep(self) -> None:
+    def save_state(self) -> None:
         """Save the present state for a successor."""
         ...
 
@@ -31,7 +31,7 @@ class Boss(Protocol):
         """End the run for good, whatever state it is in."""
         ...
 
-    def rest(self, why: str) -> None:
+    def suspend(self, why: str) -> None:
         """End the coordinator but not the run: another coordinator continues it later."""
         ...
 
@@ -59,7 +59,7 @@ class Boss(Protocol):
         """Nodes that take part or could do so at once."""
         ...
 
-    def go_on_without(self, node: str, why: str) -> None:
+    def continue_without(self, node: str, why: str) -> None:
         """Continue without this node, which is alive."""
         ...
 
@@ -87,7 +87,7 @@ class Staff(Protocol):
 
     def saved(self) -> tuple[SavedJob, ...]: ...
 
-    def look_after(self) -> None:
+    def check_agents(self) -> None:
         """Start missing agents. Called twice a second and after changes."""
         ...
 
@@ -100,7 +100,7 @@ class Staff(Protocol):
         """Seconds until the next `ask_slurm`."""
         ...
 
-    def leave_to_be_mended(self, node: str) -> None:
+    def leave_for_repair(self, node: str) -> None:
         """Leave a node that Slurm has out of service and the run cannot use, until it is back in service."""
         ...
 
@@ -120,11 +120,11 @@ class Staff(Protocol):
         """Release the nodes; nothing runs any more."""
         ...
 
-    async def call_back(self, nodes: Collection[str]) -> set[str]:
+    async def recall_agents(self, nodes: Collection[str]) -> set[str]:
         """Start agents on these nodes if they have none and are alive, to clean up at the end; return who will come."""
         ...
 
-    async def dismiss(self, code: int | None = None) -> None:
+    async def release_all(self, code: int | None = None) -> None:
         """Remove everything of the run from Slurm. The jobs end with this exit code; None cancels them."""
         ...
 
@@ -166,7 +166,7 @@ class NoStaff:
     def saved(self) -> tuple[SavedJob, ...]:
         return ()
 
-    def look_after(self) -> None: ...
+    def check_agents(self) -> None: ...
 
     async def ask_slurm(self) -> None: ...
 
@@ -174,7 +174,7 @@ class NoStaff:
     def ask_again_s(self) -> float:
         return ASK_SLURM_S
 
-    def leave_to_be_mended(self, node: str) -> None:
+    def leave_for_repair(self, node: str) -> None:
         self.excluded.append(node)
 
     def agent_came(self, node: str, again: bool) -> bool:
@@ -188,10 +188,10 @@ class NoStaff:
 
     async def move(self) -> None: ...
 
-    async def call_back(self, nodes: Collection[str]) -> set[str]:
+    async def recall_agents(self, nodes: Collection[str]) -> set[str]:
         return set()
 
-    async def dismiss(self, code: int | None = None) -> None: ...
+    async def release_all(self, code: int | None = None) -> None: ...
 
     @property
     def jobs(self) -> tuple[int, ...]:

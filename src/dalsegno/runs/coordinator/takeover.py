@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.runs.coordinator.actions import Doer, do
+from dalsegno.runs.coordinator.actions import Doer, execute
 from dalsegno.runs.coordinator.agents import Peer
 from dalsegno.runs.coordinator.causes import first_cause
 from dalsegno.runs.coordinator.events import Finish, Left, Order, ReleaseNodes, RunMoved, Waited
@@ -48,32 +48,37 @@ async def find_saved(
     return None
 
 
-async def go_on(of: Successor, saved: Saved) -> None:
+async def take_over(coordinator: Successor, saved: Saved) -> None:
     """Continue the run from a saved state. Agents reconnect by themselves; those that do not are lost."""
-    of.run, of.lost_nodes, of.started, of.granted = saved.run, saved.lost_nodes, saved.started, saved.granted
-    of.staff.excluded, of.staff.silent = list(saved.excluded), dict(saved.silent)
-    of.memory.used.update(saved.used)
-    of.journal(RunEvent.CAME_BACK, host=socket.gethostname(), pid=os.getpid())
-    if await of.staff.adopt(saved.jobs):
-        asyncio.get_running_loop().call_later(ADOPT_S, _give_up_on_missing, of)
+    coordinator.run, coordinator.lost_nodes, coordinator.started, coordinator.granted = (
+        saved.run,
+        saved.lost_nodes,
+        saved.started,
+        saved.granted,
+    )
+    coordinator.staff.excluded, coordinator.staff.silent = list(saved.excluded), dict(saved.silent)
+    coordinator.memory.used.update(saved.used)
+    coordinator.journal(RunEvent.CAME_BACK, host=socket.gethostname(), pid=os.getpid())
+    if await coordinator.staff.adopt(saved.jobs):
+        asyncio.get_running_loop().call_later(ADOPT_S, _lose_missing, coordinator)
     else:
-        _begin_anew(of)
-    for order in unfinished(of.run):
-        do(of, order)
-    if of.run.pausing:
-        of.apply(Waited())
+        _start_over(coordinator)
+    for order in unfinished(coordinator.run):
+        execute(coordinator, order)
+    if coordinator.run.pausing:
+        coordinator.apply(Waited())
 
 
-def _begin_anew(of: Successor) -> None:
-    for agent in of.run.ready:
-        of.apply(Left(agent))
-    of.apply(RunMoved())
-    of.staff.begin()
+def _start_over(coordinator: Successor) -> None:
+    for agent in coordinator.run.ready:
+        coordinator.apply(Left(agent))
+    coordinator.apply(RunMoved())
+    coordinator.staff.begin()
 
 
-def _give_up_on_missing(of: Successor) -> None:
-    for agent in [agent for agent in of.run.ready if agent not in of.agents.peers]:
-        of.agents.lose(agent, "its agent did not reconnect", silent=False)
+def _lose_missing(coordinator: Successor) -> None:
+    for agent in [agent for agent in coordinator.run.ready if agent not in coordinator.agents.peers]:
+        coordinator.agents.lose(agent, "its agent did not reconnect", silent=False)
 
 
 def unfinished(run: Run) -> list[Order]:
@@ -84,9 +89,9 @@ def unfinished(run: Run) -> list[Order]:
     return [ReleaseNodes()] if run.leaving and run.phase is GenerationPhase.GATHERING else []
 
 
-def reconcile(of: Successor, peer: Peer) -> None:
+def reconcile(coordinator: Successor, peer: Peer) -> None:
     """Bring an agent that the previous coordinator knew to the run's present state, without touching its workers."""
-    run = of.run
+    run = coordinator.run
     if run.group is None or peer.name not in run.group.agents:
         return
     if run.phase is GenerationPhase.OPENING and run.group.store_agent == peer.name:
@@ -94,5 +99,5 @@ def reconcile(of: Successor, peer: Peer) -> None:
     elif run.phase is GenerationPhase.STOPPING and peer.name in run.waiting_for:
         peer.send({"stop": run.generation})
     elif run.phase is GenerationPhase.RUNNING and not peer.hello.still_runs(run.generation):
-        of.apply(Left(peer.name))  # its peers wait for workers that no longer exist
+        coordinator.apply(Left(peer.name))  # its peers wait for workers that no longer exist
         peer.send({"reset": True})

@@ -38,21 +38,21 @@ class TaskRun:
         self.site, self.folder = site, site.folder
         self.status = read_status(site.folder.status) or status
         self.jobs = SlurmJobs(site, self)
-        self.rests = False  # the coordinator ends but the run does not
+        self.suspended = False  # the coordinator ends but the run does not
         self._over = asyncio.Event()
-        self._errands = BackgroundTasks()
+        self._background = BackgroundTasks()
 
     async def serve(self) -> int:
         await self._begin()
-        await self._errands.until(self._over, self._check(), self._ask_slurm())
-        if self.rests:
+        await self._background.until(self._over, self._check(), self._ask_slurm())
+        if self.suspended:
             self.folder.exit_code.unlink(missing_ok=True)
-            self._tell(phase=RunPhase.WAITING, message="requeued", exit_code=None)
+            self._update_status(phase=RunPhase.WAITING, message="requeued", exit_code=None)
             return SAVED
         code = self.status.exit_code
         await self.jobs.give_back(self.jobs.jobs, None if code == TERMINATED else code)
         await self.jobs.sweep()
-        self._tell(phase=RunPhase.ENDED, ended=time.time(), jobs=())
+        self._update_status(phase=RunPhase.ENDED, ended=time.time(), jobs=())
         return self.status.exit_code or 0
 
     async def _begin(self) -> None:
@@ -70,7 +70,7 @@ class TaskRun:
             await self.jobs.adopt(saved.jobs)
         else:
             self.jobs.ask(JobRole.MAIN)
-        self._keep()
+        self._save_state()
 
     async def _signalled(self) -> None:
         """Find out whether the user cancelled the job, or Slurm requeues it."""
@@ -78,7 +78,7 @@ class TaskRun:
         if self._over.is_set() or not self.jobs.jobs:
             return
         if await self.jobs.is_wanted_back(self.jobs.jobs[0]):
-            self.rests = True
+            self.suspended = True
             self._over.set()
         else:
             self._end(1, "the job reached its time limit")
@@ -94,12 +94,12 @@ class TaskRun:
             self._journal(RunEvent.GENERATION, generation=1, nodes=list(job.nodes), nproc_per_node=self._nproc)
             os.makedirs(self.folder.generation(1), exist_ok=True)
             self.jobs.staff(job, job.nodes)
-            self._tell(generation=number, restarts=number - 1)
+            self._update_status(generation=number, restarts=number - 1)
         began = self.status.started or time.time()
-        self._tell(
+        self._update_status(
             phase=RunPhase.RUNNING, message="", jobs=(job.id,), started=began, world_size=len(job.nodes) * self._nproc
         )
-        self._keep()
+        self._save_state()
 
     @property
     def _nproc(self) -> int:
@@ -110,11 +110,11 @@ class TaskRun:
 
     def _tasks_ended(self, job: Job) -> None:
         """Read srun's exit code from its file: srun may have ended while no coordinator was there."""
-        told = (read_text(self.folder.exit_code) or "").strip()
-        if told == "0":
+        text = (read_text(self.folder.exit_code) or "").strip()
+        if text == "0":
             self._end(0, "done")
         else:
-            self.soon(self._ask_why(job, int(told) if told.isdigit() else 1))
+            self.soon(self._ask_why(job, int(text) if text.isdigit() else 1))
 
     async def _ask_why(self, job: Job, code: int) -> None:
         """Find out whether the program failed or lost its nodes. If the job still runs, the program failed."""
@@ -135,7 +135,7 @@ class TaskRun:
         return f"the container could not be started: {'; '.join(faults)}" if faults else ""
 
     def soon(self, work: Awaitable[None]) -> None:
-        self._errands.soon(work)
+        self._background.soon(work)
 
     def job_refused(self, job: Job, why: str) -> None:
         self._end(1, f"Slurm refused: {why}", RunCause.REFUSED)
@@ -147,8 +147,8 @@ class TaskRun:
         elif state in _NOT_ITS_OWN and self.site.own_job is None:
             self.folder.exit_code.unlink(missing_ok=True)
             self.jobs.ask(JobRole.NEXT)
-            self._tell(phase=RunPhase.WAITING, message=f"its job ended: {state.value}; waiting for another")
-            self._keep()
+            self._update_status(phase=RunPhase.WAITING, message=f"its job ended: {state.value}; waiting for another")
+            self._save_state()
         else:
             self._end(1, f"its job ended: {state.value}")
 
@@ -164,18 +164,18 @@ class TaskRun:
             if self.folder.cancel.exists():
                 self._end(TERMINATED, "cancelled", RunCause.CANCELLED)
             if time.time() - self.status.updated > REFRESH_S:
-                self._tell()
+                self._update_status()
 
     async def _ask_slurm(self) -> None:
         while True:
             await asyncio.sleep(ASK_SLURM_S)
             await self.jobs.check()
 
-    def _keep(self) -> None:
+    def _save_state(self) -> None:
         with contextlib.suppress(DalsegnoError):  # a full disk must not end the run
             write_saved(self.folder.state, Saved(Run(self.site.shape), jobs=self.jobs.saved()))
 
-    def _tell(self, **changes: object) -> None:
+    def _update_status(self, **changes: object) -> None:
         changes = {"cause": RunCause.OTHER, **changes} if "message" in changes else changes
         self.status = replace(self.status, updated=time.time(), coordinator_pid=os.getpid(), **changes)  # type: ignore[arg-type]
         with contextlib.suppress(DalsegnoError):

@@ -30,7 +30,7 @@ def takes_containers(help_text: str) -> bool:
     return "--container-image" in help_text
 
 
-def container_words(request: RunRequest, folder: str, launcher: tuple[str, ...]) -> list[str]:
+def container_options(request: RunRequest, folder: str, launcher: tuple[str, ...]) -> list[str]:
     """Return the container options for the srun that starts the agents or processes; none without an image."""
     if not request.container_image:
         return []
@@ -52,7 +52,7 @@ def launcher_inside(request: RunRequest, launcher: tuple[str, ...]) -> tuple[str
     return (PYTHON, *launcher[1:-1], join(INSIDE, basename(launcher[-1])))
 
 
-def guarded(request: RunRequest, launcher: tuple[str, ...], words: list[str]) -> list[str]:
+def wrap_guard(request: RunRequest, launcher: tuple[str, ...], words: list[str]) -> list[str]:
     """Wrap a command so that it runs in its container or not at all."""
     return ["sh", "-c", GUARD, "sh", *words] if request.container_image and _is_script(launcher) else words
 

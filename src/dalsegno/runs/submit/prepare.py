@@ -15,7 +15,7 @@ from typing import TextIO
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware import did_you_mean
 from dalsegno.runs.files import read_value
-from dalsegno.runs.folder import RunFolder, mending
+from dalsegno.runs.folder import RunFolder, repair_hint
 from dalsegno.runs.status import RunCause, RunPhase, RunStatus, write_status
 from dalsegno.runs.submit.plan import RunPlan
 from dalsegno.runs.submit.values import shown
@@ -89,7 +89,7 @@ def read_environment(run: RunFolder) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise damaged(run.environment, str(error), mending(run.environment)) from error
+        raise damaged(run.environment, str(error), repair_hint(run.environment)) from error
     return {name: str(value) for name, value in data.items()} if isinstance(data, dict) else {}
 
 

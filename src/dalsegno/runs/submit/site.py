@@ -69,14 +69,14 @@ class RunSite:
             "env": self._setup_env(),
             "gone_s": self.timing.gone_s,
             **self._absence(),
-            "last_word": self._last_word(),
+            "last_word": self._final_command(),
         }
 
     def _absence(self) -> Message:
-        told = self.environment.get(COORDINATOR_TIMEOUT, "")
-        return {"absence_s": float(told)} if told.isdigit() else {}
+        value = self.environment.get(COORDINATOR_TIMEOUT, "")
+        return {"absence_s": float(value)} if value.isdigit() else {}
 
-    def _last_word(self) -> list[str]:
+    def _final_command(self) -> list[str]:
         """Return the agents' last command when the batch step's host, and so the coordinator, has died: requeue the
         job."""
         return ["scontrol", "requeue", str(self.own_job)] if self.own_job else []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.submit.container import container_words, guarded, launcher_inside
+from dalsegno.runs.submit.container import container_options, launcher_inside, wrap_guard
 from dalsegno.runs.submit.plan import RunPlan, salloc_argv, slurm_options
 from dalsegno.slurm.names import job_id, node_list
 
@@ -52,7 +52,7 @@ def tasks_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str]
         "--input=none",
         "--open-mode=append",  # a restart after preemption keeps the output so far
         f"--output={RunFolder(Path(plan.folder.replace('%', '%%'))).generation(1) / 'rank%t.log'}",
-        *guarded(plan.request, plan.launcher, program_argv(plan)),
+        *wrap_guard(plan.request, plan.launcher, program_argv(plan)),
     ]
 
 
@@ -81,7 +81,7 @@ def _srun(plan: RunPlan, job: int | str | None, nodes: Sequence[str], tasks_per_
         f"--ntasks-per-node={tasks_per_node}",
         f"--job-name={plan.run}",
         *([f"--chdir={plan.request.chdir}"] if plan.request.chdir else []),
-        *container_words(plan.request, plan.folder, plan.launcher),
+        *container_options(plan.request, plan.folder, plan.launcher),
     ]
 
 

@@ -88,7 +88,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # always handled: torch
 
 
 @dataclass
-class Farewell:
+class ShutdownSignal:
     """When the agent began to leave, and by which signal."""
 
     number: int
@@ -106,15 +106,15 @@ class TorchrunAgent(RunAgent):
         self.args, self._setup, self._logs, self._talk = args, setup, logs, talk
         self._keys, self._hosted = keys, hosted
         if not keys.private:
-            self.snapshots.stay_here()
+            self.snapshots.keep_local()
         self._handled = {*ENDING, *signals_named(args.signals_to_handle)}
         self.caught |= self._handled
-        self._leaving: Farewell | None = None
+        self._leaving: ShutdownSignal | None = None
         self._failed: dict[int, FailedWorker] = {}
         self._why = f"no response from {keys.endpoint}"
         self._reported = False
         self._absence_s = _absence_s(args)
-        self.orders.update(setup=self._set_up, end=self._hear_end, leave=self._leave_too)
+        self.orders.update(setup=self._set_up, end=self._handle_end, leave=self._leave_too)
 
     def serve(self) -> int:
         """Serve to the end of the run. torch is imported while waiting for the other nodes."""
@@ -128,29 +128,29 @@ class TorchrunAgent(RunAgent):
 
     # Orders of the coordinator
 
-    def _set_up(self, told: Message) -> None:
+    def _set_up(self, data: Message) -> None:
         mine = self._setup["shape"]
-        differs = [f"{flag} is {mine[flag]} here and {value} on the others" for flag, value in told["shape"].items()
+        differs = [f"{flag} is {mine[flag]} here and {value} on the others" for flag, value in data["shape"].items()
                    if mine[flag] != value]  # fmt: skip
         if differs:
             self._why, self.exit_code = f"the nodes disagree: {' and '.join(differs)}", FAILED
             return
         self._why = f"{self._keys.endpoint} does not respond any more"
-        self._setup.update(store=told["store"], gone_s=told["gone_s"], absence_s=self._absence_s)
+        self._setup.update(store=data["store"], gone_s=data["gone_s"], absence_s=self._absence_s)
         self.workers.set_up(read_setup(self._setup))
 
     def _hello(self) -> Message:
         return {**super()._hello(), "address": self.args.local_addr or ""}
 
-    def _obey(self, message: Message) -> None:
+    def _execute(self, message: Message) -> None:
         if self._leaving is None:
-            super()._obey(message)
+            super()._execute(message)
 
     def _find_coordinator(self) -> None:
         if self._leaving is None:
             super()._find_coordinator()
         else:
-            self._forget_coordinator()
+            self._disconnect()
 
     def _start(self, order: Message) -> None:
         self._failed.clear()
@@ -160,12 +160,12 @@ class TorchrunAgent(RunAgent):
             each["args"] = fill_macros(self._setup["args"], local_rank)
         super()._start(order)
 
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         """Report to the coordinator, except when leaving: a worker that was told to end is not a failure of the run."""
         if "ended" in message and message["ended"]["code"]:
             self._note_failure(message["ended"])
         if self._leaving is None:
-            super()._tell(message)
+            super()._send(message)
 
     def _note_failure(self, report: Message) -> None:
         rank, worker = int(report["rank"]), self.workers.crew.workers.get(int(report["rank"]))
@@ -178,17 +178,17 @@ class TorchrunAgent(RunAgent):
             str(report.get("traceback", "")),
         )  # fmt: skip
 
-    def _hear_end(self, told: Message) -> None:
-        self.exit_code = FAILED if told["code"] else 0
-        self._why = str(told["why"])
-        root = self._failed.get(told.get("rank", -1))
-        if root is not None and told.get("node") == self.node:
+    def _handle_end(self, data: Message) -> None:
+        self.exit_code = FAILED if data["code"] else 0
+        self._why = str(data["why"])
+        root = self._failed.get(data.get("rank", -1))
+        if root is not None and data.get("node") == self.node:
             others = [each for each in self._failed.values() if each is not root]
             self._talk("\n" + render_report(self.args.training_script, socket.getfqdn(), root, others))
             _pass_on(root.error_file)
             self._reported = True
-        elif "rank" in told:
-            self._why = f"rank {told['rank']} on {host_of(told['node'])} failed; see the report on that node"
+        elif "rank" in data:
+            self._why = f"rank {data['rank']} on {host_of(data['node'])} failed; see the report on that node"
 
     # Leaving
 
@@ -203,7 +203,7 @@ class TorchrunAgent(RunAgent):
                 self.exit_code = FAILED  # the second time: at once
 
     def _leave(self, number: int) -> None:
-        self._leaving = Farewell(number, time.monotonic())
+        self._leaving = ShutdownSignal(number, time.monotonic())
         self._why = f"ended by {signal.Signals(number).name}"
         if self._hosted is not None:
             self._hosted.leave(signal.Signals(number).name)
@@ -215,9 +215,9 @@ class TorchrunAgent(RunAgent):
     def _leave_too(self, name: str) -> None:
         self._leave(int(signal.Signals[name]))
 
-    def _watch_out(self) -> None:
+    def _check_silence(self) -> None:
         if self._leaving is None:
-            super()._watch_out()
+            super()._check_silence()
             return
         gone_s = time.monotonic() - self._leaving.since
         grace_s = GRACE_S if self.args.shutdown_timeout is None else self.args.shutdown_timeout

@@ -186,7 +186,7 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         return f"{spelled} {value}" if value and action.nargs != 0 else spelled
 
 
-def said_of(name: str, default: object) -> str:
+def flag_help(name: str, default: object) -> str:
     """Return the help of one flag, with percent signs escaped for argparse."""
     said = HELP[name][1]
     has_default = default not in (None, "", ()) and default is not False and name not in WITHOUT_EFFECT
@@ -300,7 +300,7 @@ def torchrun_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 def _add(parser: argparse.ArgumentParser, flag: Flag, variable: str | None) -> None:
     """Add a flag. argparse parses a default that is text like an argument, so a variable needs no parsing of its
     own."""
-    said = said_of(flag.name, flag.default)
+    said = flag_help(flag.name, flag.default)
     if flag.switch:
         parser.add_argument(*flag.spellings, action="store_true", default=_switched(flag, variable or "0"), help=said)
     else:

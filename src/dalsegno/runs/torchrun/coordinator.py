@@ -21,7 +21,7 @@ from dalsegno.runs.coordinator.events import Finish
 from dalsegno.runs.coordinator.generations import Run
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.messages import Broken, Word
+from dalsegno.runs.coordinator.messages import AgentMessage, Broken
 from dalsegno.runs.coordinator.report import RunView, StatusWriter
 from dalsegno.runs.coordinator.site import Seats
 from dalsegno.runs.coordinator.staff import Boss, NoStaff
@@ -193,10 +193,10 @@ class Hosted:
     def leave(self, signal_name: str) -> None:
         """Announce that our agent was told to end: the run cannot continue without it, but all workers may still
         save."""
-        self._soon(lambda of: of.leave(signal_name))
+        self._soon(lambda coordinator: coordinator.leave(signal_name))
 
     def stop(self, why: str) -> None:
-        self._soon(lambda of: of.stop(1, why))
+        self._soon(lambda coordinator: coordinator.stop(1, why))
 
     def _soon(self, do: Callable[[TorchrunCoordinator], None]) -> None:
         loop, coordinator = self._loop, self._coordinator
@@ -212,10 +212,10 @@ class TorchrunCoordinator(Coordinator):
     """Counts restarts as torchrun does, listens where torchrun would, and saves nothing."""
 
     def __init__(self, site: TorchrunSite, keys: Keys, talk: Talk, opened: Callable[[int], None]) -> None:
-        patience = Patience(site.shape.min_nodes, seconds(site.args, "join_timeout", JOIN_S))
+        join_timeout = JoinTimeout(site.shape.min_nodes, seconds(site.args, "join_timeout", JOIN_S))
         gather_s = seconds(site.args, "last_call_timeout", LAST_CALL_S)
-        self._voice = Voice(site, talk)
-        super().__init__(site, patience.work_for, gather_s, self._voice)
+        self._output = OutputWriter(site, talk)
+        super().__init__(site, join_timeout.attach, gather_s, self._output)
         self.run = Run(site.shape, site.max_restarts, literal=True)
         self._terms, self._keys, self._opened = site, keys, opened
 
@@ -231,41 +231,43 @@ class TorchrunCoordinator(Coordinator):
 
     def leave(self, signal_name: str) -> None:
         """Tell all agents to leave, and do not report them as lost."""
-        self._voice.quiet = True
+        self._output.quiet = True
         self.agents.send_all({"leave": signal_name})
 
-    def agent_said(self, peer: Peer, word: Word) -> None:
+    def agent_said(self, peer: Peer, message: AgentMessage) -> None:
         """Handle a message. A node that cannot start workers ends the run: there is no other to replace it."""
-        if isinstance(word, Broken):
-            self.stop(1, f"{host_of(peer.name)}: {word.why}")
+        if isinstance(message, Broken):
+            self.stop(1, f"{host_of(peer.name)}: {message.why}")
         else:
-            super().agent_said(peer, word)
+            super().agent_said(peer, message)
 
 
-class Patience(NoStaff):
+class JoinTimeout(NoStaff):
     """Waits for agents that others start. As in torchrun, too few for too long end the run."""
 
     def __init__(self, least: int, join_s: float) -> None:
         super().__init__()
         self._least, self._join_s = least, join_s
         self._short_since: float | None = None
-        self._boss: Boss | None = None
+        self._coordinator: Boss | None = None
 
-    def work_for(self, boss: Boss) -> Patience:
-        self._boss = boss
+    def attach(self, coordinator: Boss) -> JoinTimeout:
+        self._coordinator = coordinator
         return self
 
-    def look_after(self) -> None:
-        boss, now = self._boss, time.monotonic()
-        if boss is None or len(boss.present) >= self._least:
+    def check_agents(self) -> None:
+        coordinator, now = self._coordinator, time.monotonic()
+        if coordinator is None or len(coordinator.present) >= self._least:
             self._short_since = None
         elif self._short_since is None:
             self._short_since = now
-        elif now - self._short_since > self._join_s and not boss.closing:
-            boss.stop(1, f"only {len(boss.present)} of {self._least} nodes joined within {self._join_s:.0f} s")
+        elif now - self._short_since > self._join_s and not coordinator.closing:
+            coordinator.stop(
+                1, f"only {len(coordinator.present)} of {self._least} nodes joined within {self._join_s:.0f} s"
+            )
 
 
-class Voice(StatusWriter):
+class OutputWriter(StatusWriter):
     """Writes the few lines that matter between start and end to the output, which is all that torchrun's users see."""
 
     def __init__(self, site: TorchrunSite, talk: Talk) -> None:
@@ -284,11 +286,11 @@ class Voice(StatusWriter):
         if run.generation > 1 and run.group is not None:
             nodes = len(run.group.places)
             why = f": rank {run.last.rank} on {host_of(run.last.node)} {run.last.what()}" if run.last else ""
-            of = f"{run.restarts} of {run.max_restarts} restarts used"
-            self._talk(f"restarting on {nodes} node{'s' if nodes > 1 else ''} ({of}){why}")
+            budget = f"{run.restarts} of {run.max_restarts} restarts used"
+            self._talk(f"restarting on {nodes} node{'s' if nodes > 1 else ''} ({budget}){why}")
 
-    def status(self, of: RunView) -> None:
+    def status(self, coordinator: RunView) -> None:
         """Do nothing: there is no status file."""
 
-    def ended(self, of: RunView, end: Finish) -> None:
+    def ended(self, coordinator: RunView, end: Finish) -> None:
         """Do nothing: each agent reports the end on its own node."""

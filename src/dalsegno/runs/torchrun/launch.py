@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dalsegno.errors import DalsegnoError, UsageError
-from dalsegno.runs.coordinator.liveness import Timing, told_gone_s
+from dalsegno.runs.coordinator.liveness import Timing, read_gone_s
 from dalsegno.runs.submit.frameworks import torch_threads
 from dalsegno.runs.submit.program import find_python
 from dalsegno.runs.submit.request import check_size
@@ -27,7 +27,7 @@ from dalsegno.system.apart import slowness
 from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner
 
-FAREWELL_S = 10.0
+SHUTDOWN_S = 10.0
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
 
@@ -44,7 +44,7 @@ def launch(args: TorchrunArgs, world: LaunchWorld) -> int:
     """Run the workers of this node to the end of the run; the exit code is torchrun's."""
     check(args, world.environ)
     check_size((args.training_script, *args.training_script_args))
-    for text in remarks(args):
+    for text in flag_notes(args):
         world.talk(text)
     nproc = count_processes(args.nproc_per_node, os.cpu_count() or 1, count_gpus(world.environ))
     check_devices(args, nproc, world.environ)
@@ -80,14 +80,14 @@ class _Launch:
         finally:
             if hosted is not None:
                 hosted.stop("the node of the rendezvous has left")
-                hosted.join(FAREWELL_S)
+                hosted.join(SHUTDOWN_S)
 
     def _host(self, python: str) -> tuple[Hosted | None, int]:
         """Open the rendezvous; if another process of this node already has, join that one."""
         self.keys.make()
         site = TorchrunSite(
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
-            store=has_torch(python), timing=Timing(told_gone_s(self.world.environ) * slowness()),
+            store=has_torch(python), timing=Timing(read_gone_s(self.world.environ) * slowness()),
         )  # fmt: skip
         hosted = Hosted(site, self.keys, self.world.talk)
         try:
@@ -140,7 +140,7 @@ def check_devices(args: TorchrunArgs, nproc: int, environ: Mapping[str, str]) ->
         raise DalsegnoError(what, where="--virtual-local-rank", hint=hint)
 
 
-def remarks(args: TorchrunArgs) -> list[str]:
+def flag_notes(args: TorchrunArgs) -> list[str]:
     """Return notes on flags of torchrun that work differently here."""
     said = []
     if args.backend.startswith("etcd"):

@@ -122,7 +122,7 @@ class Munge:
             library.munge_ctx_set(context, _OPT_UID_RESTRICTION, ctypes.c_uint32(os.getuid()))
             code = library.munge_encode(ctypes.byref(sealed), context, data, len(data))
             if code or sealed.value is None:
-                raise NotSealed(_words(library, code))
+                raise NotSealed(_error_text(library, code))
             return sealed.value.decode()
         finally:
             library.munge_ctx_destroy(context)
@@ -136,7 +136,7 @@ class Munge:
                 sealed.encode(), context, *(ctypes.byref(each) for each in (data, size, uid, gid))
             )
             if code:
-                raise NotSealed(_words(library, code))
+                raise NotSealed(_error_text(library, code))
             if uid.value != os.getuid():
                 raise NotSealed(f"it was made by the user with UID {uid.value}")
             return ctypes.string_at(data.value or 0, size.value)
@@ -180,7 +180,7 @@ def _load() -> ctypes.CDLL:
     return library
 
 
-def _words(library: ctypes.CDLL, code: int) -> str:
+def _error_text(library: ctypes.CDLL, code: int) -> str:
     return bytes(library.munge_strerror(code) or b"").decode(errors="replace")
 
 
