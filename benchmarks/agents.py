@@ -67,7 +67,7 @@ class Player:
     def __post_init__(self) -> None:
         node = f"n{self.number}"
         self.findings = Findings(node, "boot-1")
-        whom = Whom(HEAD, self.port, secret(node), NodeHello(node, "boot-1", 1.0, ""))
+        whom = Whom(HEAD, self.port, secret(node), NodeHello(node, "boot-1", 1.0))
         self.link = ControllerLink(whom, self.selector, lambda message: None, self.turned, lambda text: None)
         for check in range(CHECKS):
             self.findings.note(Finding(f"check-{check}", passed("nothing to complain of"), time.time()))

@@ -30,57 +30,58 @@ from dalsegno.health.messages import (
     report_message,
 )
 from dalsegno.health.result import Remedy, failed
-from dalsegno.health.wire import (
-    AGENT,
-    CONTROLLER,
-    MOST_BYTES,
-    NodeHello,
-    hello_message,
-    is_proved,
-    is_welcome,
-    read_hello,
-    read_secret,
-    seal_of,
-    welcome_message,
-)
+from dalsegno.health.wire import AGENT, CONTROLLER, MOST_BYTES, NodeHello, read_hello, read_secret
 from dalsegno.wire.frames import MAX_BYTES, BadFrame, Message, Reader, encode, pack
-from dalsegno.wire.handshake import Seal, nonce, read_nonce
+from dalsegno.wire.handshake import BadProof, ClientHandshake, Seal, ServerHandshake, nonce, read_nonce
 
 EXAMPLES = 100_000 if os.environ.get("DALSEGNO_LONG") else 2_000
 SECRET = b"s" * 32
-OURS = nonce()
-HELLO = NodeHello("gpu-1", "boot-1", 12.5, nonce())
+HELLO = NodeHello("gpu-1", "boot-1", 12.5)
+SERVER = ServerHandshake(CONTROLLER, AGENT)
+TRANSCRIPT = (nonce(), nonce(), *HELLO.names())
 REPORT = NodeReport("gpu-1", "boot-1", (Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0),))
 
 
 # Who is there
 
 
+def hello_message(secret: bytes = SECRET, greeting: Message | None = None) -> Message:
+    client = ClientHandshake(AGENT, CONTROLLER)
+    return {**HELLO.fields(), **client.answer(greeting or SERVER.greeting(), secret, *HELLO.names())}
+
+
 def test_an_agent_and_its_controller_know_each_other():
-    message = hello_message(SECRET, HELLO, OURS)
-    assert read_hello(message) == HELLO and is_proved(message, HELLO, SECRET, OURS)
-    assert is_welcome(welcome_message(SECRET, HELLO, OURS), SECRET, HELLO, OURS)
+    client = ClientHandshake(AGENT, CONTROLLER)
+    message = {**HELLO.fields(), **client.answer(SERVER.greeting(), SECRET, *HELLO.names())}
+    assert read_hello(message) == HELLO
+    session = SERVER.check(message, SECRET, *HELLO.names())
+    assert client.finish(SERVER.welcome(session)).transcript == session.transcript
 
 
 @pytest.mark.parametrize(
     "changed", [{"node": "gpu-2"}, {"boot": "boot-2"}, {"started": 13.0}, {"nonce": nonce()}, {"proof": "x"}]
 )
 def test_a_hello_that_was_changed_proves_nothing(changed: Message):
-    message = {**hello_message(SECRET, HELLO, OURS), **changed}
-    assert not is_proved(message, read_hello(message), SECRET, OURS)
+    message = {**hello_message(), **changed}
+    with pytest.raises(BadProof):
+        SERVER.check(message, SECRET, *read_hello(message).names())
 
 
 def test_a_hello_of_an_earlier_connection_proves_nothing():
-    assert not is_proved(hello_message(SECRET, HELLO, nonce()), HELLO, SECRET, OURS)
+    with pytest.raises(BadProof):
+        SERVER.check(hello_message(greeting=ServerHandshake(CONTROLLER, AGENT).greeting()), SECRET, *HELLO.names())
 
 
 def test_a_secret_is_one_nodes_alone():
-    assert not is_proved(hello_message(b"t" * 32, HELLO, OURS), HELLO, SECRET, OURS)
+    with pytest.raises(BadProof):
+        SERVER.check(hello_message(b"t" * 32), SECRET, *HELLO.names())
 
 
 def test_who_only_mirrors_us_is_no_controller():
-    said = hello_message(SECRET, HELLO, OURS)
-    assert not is_welcome({"proof": said["proof"]}, SECRET, HELLO, OURS)
+    client = ClientHandshake(AGENT, CONTROLLER)
+    said = client.answer(SERVER.greeting(), SECRET, *HELLO.names())
+    with pytest.raises(BadProof):
+        client.finish({"proof": said["proof"]})
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,9 @@ def test_who_only_mirrors_us_is_no_controller():
     ],
 )  # fmt: skip
 def test_a_strange_hello_is_none(changed: Message):
+    message = {**hello_message(), **changed}
     with pytest.raises(BadFrame):
-        read_hello({**hello_message(SECRET, HELLO, OURS), **changed})
+        SERVER.check(message, SECRET, *read_hello(message).names())
 
 
 def test_a_strange_greeting_is_none():
@@ -116,7 +118,7 @@ def test_a_secret_that_is_missing_or_short_is_told(tmp_path: Path):
 
 
 def seals(side: str = AGENT) -> tuple[Seal, Seal]:
-    return seal_of(side, SECRET, HELLO, OURS), seal_of(side, SECRET, HELLO, OURS)
+    return Seal(SECRET, side, *TRANSCRIPT), Seal(SECRET, side, *TRANSCRIPT)
 
 
 def frame(data: bytes) -> bytes:
@@ -144,11 +146,11 @@ def test_a_message_counts_once_and_in_its_turn():
 @pytest.mark.parametrize(
     "other",
     [
-        seal_of(AGENT, b"t" * 32, HELLO, OURS),
-        seal_of(AGENT, SECRET, HELLO, nonce()),
-        seal_of(CONTROLLER, SECRET, HELLO, OURS),
-        seal_of(AGENT, SECRET, replace(HELLO, node="gpu-2"), OURS),
-        seal_of(AGENT, SECRET, replace(HELLO, boot="boot-2"), OURS),
+        Seal(b"t" * 32, AGENT, *TRANSCRIPT),
+        Seal(SECRET, AGENT, nonce(), *TRANSCRIPT[1:]),
+        Seal(SECRET, CONTROLLER, *TRANSCRIPT),
+        Seal(SECRET, AGENT, *TRANSCRIPT[:2], *replace(HELLO, node="gpu-2").names()),
+        Seal(SECRET, AGENT, *TRANSCRIPT[:2], *replace(HELLO, boot="boot-2").names()),
     ],
 )
 def test_the_seal_of_another_secret_connection_side_or_node_is_none(other: Seal):
@@ -229,7 +231,7 @@ GOOD: tuple[Message, ...] = (
     BEAT,
     findings_message(NewFindings(REPORT, frozenset({"xid"}))),
     reply_message(Reply(1, report=REPORT)),
-    hello_message(SECRET, HELLO, OURS),
+    hello_message(),
     order_message(Order(1, "check", {"context": "idle"})),
 )
 STRANGE: tuple[object, ...] = (
@@ -268,7 +270,8 @@ def test_any_message_is_what_it_says_or_is_refused(seed: int):
         with contextlib.suppress(BadReport):
             assert isinstance(parse_agent_message(message), (AgentBeat, NewFindings, Reply))
         with contextlib.suppress(BadFrame):
-            assert not is_proved(message, read_hello(message), b"t" * 32, OURS)
+            SERVER.check(message, b"t" * 32, *read_hello(message).names())
+            raise AssertionError("a message without the secret was taken for a proof")
         with contextlib.suppress(BadReport):
             assert isinstance(read_order(message), Order)
         with contextlib.suppress(BadFrame):

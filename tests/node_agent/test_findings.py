@@ -12,10 +12,11 @@ from dalsegno.health.messages import (
     parse_agent_message,
 )
 from dalsegno.health.result import Remedy, failed, passed
-from dalsegno.health.wire import AGENT, MOST_BYTES, NodeHello, seal_of
+from dalsegno.health.wire import AGENT, MOST_BYTES
 from dalsegno.node_agent.findings import WHOLE_S, Findings
 from dalsegno.recovery.agents import merge
 from dalsegno.wire.frames import Message
+from dalsegno.wire.handshake import Seal
 
 XID = Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0)
 WELL = Finding("disk", passed("12 % full"), 17.0)
@@ -66,7 +67,7 @@ def test_the_longest_report_fits_into_valid_messages():
         findings.note(Finding(f"{number:03}" + '"' * LONGEST, failed("ü" * 1000, Remedy.DRAIN, "ü" * 1000), 1.0))
     findings.know([GpuIdentity(number, '"' * LONGEST, '"' * LONGEST, '"' * LONGEST) for number in range(100)])
     messages = findings.messages(0.0)
-    seal = seal_of(AGENT, b"s" * 32, NodeHello("gpu-1", "boot-1", 1.0, "0" * 32), "0" * 32)
+    seal = Seal(b"s" * 32, AGENT)
     assert all(len(seal.close(message)) < MOST_BYTES for message in messages)
     report = None
     for each in told(messages):

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.node_agent.pair import MOST_CALLERS, NotMet, answer, call
+from dalsegno.node_agent.pair import DIALLER, LISTENER, MOST_CALLERS, NotMet, answer, call
 from dalsegno.system.children import MARK, marked
-from dalsegno.wire.frames import pack
+from dalsegno.wire.client import read_frame
+from dalsegno.wire.frames import pack, parse
+from dalsegno.wire.handshake import ClientHandshake
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -183,3 +185,14 @@ def test_an_unreachable_or_silent_partner_is_reported():
             call("127.0.0.1", port, b"once", 0.2)
     with pytest.raises(NotMet, match="cannot be reached: "):
         call("127.0.0.1", port, b"once")
+
+
+def test_caller_that_sends_more_than_its_proof_is_refused():
+    waiting = Waiting()
+    with socket.create_connection(("127.0.0.1", waiting.port)) as sock:
+        proof = ClientHandshake(DIALLER, LISTENER).answer(parse(read_frame(sock, 512)), b"once")
+        sock.sendall(pack(proof) + b"!")
+        assert sock.recv(1) == b"", "the connection is closed before the listener proves anything"
+    with call("127.0.0.1", waiting.port, b"once") as sock:
+        sock.sendall(b"hello")
+        assert waiting.end() == b"hello"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import time
@@ -10,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from dalsegno.health.messages import BEAT
-from dalsegno.health.wire import AGENT, CONTROLLER, NodeHello, hello_message, is_welcome, seal_of
+from dalsegno.health.wire import AGENT, CONTROLLER, NodeHello
 from dalsegno.recovery.agent_server import STRANGER_S
 from dalsegno.recovery.agents import AgentTable
 from dalsegno.recovery.probes import NodeAddress
 from dalsegno.wire.frames import Message, Reader, pack, parse
-from dalsegno.wire.handshake import Seal, nonce
+from dalsegno.wire.handshake import BadProof, ClientHandshake, Seal
 
 T = TypeVar("T")
 NODES = ("gpu-1", "gpu-2")
@@ -130,13 +131,14 @@ class Caller:
     ) -> None:
         greeting = self.next()
         assert greeting is not None
-        self.hello = NodeHello(node, boot, started, nonce())
+        self.hello = NodeHello(node, boot, started)
         secret = secret or secret_of(node) or b"?" * 32
-        self.raw(pack(hello_message(secret, self.hello, greeting["nonce"])))
+        handshake = ClientHandshake(AGENT, CONTROLLER)
+        self.raw(pack({**self.hello.fields(), **handshake.answer(greeting, secret, *self.hello.names())}))
         answer = self.next()
-        self.welcomed = answer is not None and is_welcome(answer, secret, self.hello, greeting["nonce"])
-        self.opener = seal_of(CONTROLLER, secret, self.hello, greeting["nonce"])
-        self.closer = seal_of(AGENT, secret, self.hello, greeting["nonce"])
+        with contextlib.suppress(BadProof):
+            self.welcomed = answer is not None and bool(handshake.finish(answer))
+        self.opener, self.closer = handshake.session.opener, handshake.session.closer
 
     def sealed(self, message: Message) -> bytes:
         assert self.closer is not None

@@ -28,14 +28,14 @@ from dalsegno.health.messages import (
     report_message,
 )
 from dalsegno.health.result import Remedy, failed, passed
-from dalsegno.health.wire import NodeHello, hello_message
+from dalsegno.health.wire import AGENT, CONTROLLER, NodeHello
 from dalsegno.recovery.agent_server import STRANGERS
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.agents import MOST_BYTES, MOST_ORDERS, RESTART_S, AgentTable, OrderAnswer, OrderEnd, merge
 from dalsegno.recovery.presence import LOOK_S
 from dalsegno.recovery.probes import NodeAddress
 from dalsegno.wire.frames import Message, pack
-from dalsegno.wire.handshake import nonce
+from dalsegno.wire.handshake import ClientHandshake, nonce
 from tests.recovery.played_agents import Caller, Scene, secret_of
 
 XID = Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0)
@@ -97,7 +97,8 @@ def test_a_hello_that_was_overheard_lets_nobody_in(scene: Scene):
 def honest_hello(greeting: Message) -> Message:
     secret = secret_of("gpu-1")
     assert secret is not None
-    return hello_message(secret, NodeHello("gpu-1", "boot-1", 1.0, nonce()), greeting["nonce"])
+    hello = NodeHello("gpu-1", "boot-1", 1.0)
+    return {**hello.fields(), **ClientHandshake(AGENT, CONTROLLER).answer(greeting, secret, *hello.names())}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import GpuIdentity, Remedy, Verdict
 from dalsegno.recovery.actions import Drain, Mend, Note, Turn
+from dalsegno.recovery.answers import Answers
 from dalsegno.recovery.book import DAY_S
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.controller import SOCKET, Controller
@@ -24,7 +25,6 @@ from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.run_hints import News
 from dalsegno.recovery.store import Journal
-from dalsegno.recovery.user_socket import Answers
 from dalsegno.recovery.watch import JOURNAL
 from dalsegno.wire.frames import Message
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from dalsegno.runs.agent.link import Heart, Heartbeat, beat_key, pack_beat, read_beat
+from dalsegno.runs.agent.link import AGENT, COORDINATOR, Heart, Heartbeat, beat_key, pack_beat, read_beat
 from dalsegno.runs.coordinator.liveness import Pulse, Timing
+from dalsegno.wire.handshake import Session
 
 KEY = b"s" * 32
 
@@ -130,8 +131,12 @@ def test_an_agent_that_beats_is_alive_and_is_answered():
 
 def test_no_two_connections_have_a_key_in_common():
     said = ("nonce of the coordinator", "nonce of the agent", "run", "n1")
-    keys = {beat_key(b"s", *said[:at], "another", *said[at + 1 :]) for at in range(len(said))}
-    assert len(keys | {beat_key(b"s", *said), beat_key(b"x", *said)}) == len(said) + 2
+    keys = {key_of(b"s", *said[:at], "another", *said[at + 1 :]) for at in range(len(said))}
+    assert len(keys | {key_of(b"s", *said), key_of(b"x", *said)}) == len(said) + 2
+
+
+def key_of(secret: bytes, *transcript: str) -> bytes:
+    return beat_key(Session(secret, AGENT, COORDINATOR, transcript))
 
 
 def test_beats_that_are_sent_again_keep_nobody_alive():

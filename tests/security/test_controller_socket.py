@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.recovery.client import ask
+from dalsegno.recovery.client import MOST_ANSWER, ask
 from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.store import Journal
-from dalsegno.recovery.user_socket import CALL_S, MOST_CALLERS, MOST_PER_USER, UserSocket
 from dalsegno.recovery.watch import JOURNAL
+from dalsegno.system.network import listen_at
 from dalsegno.wire.frames import Message, Reader, pack
+from dalsegno.wire.requests import CALL_S, MOST_CALLERS, MOST_PER_USER, Answer, RequestServer
 from tests.recovery.stage import SOURCE, Stage
 from tests.waiting import eventually
 
@@ -124,6 +125,10 @@ def test_coordinator_inherits_no_descriptor_of_the_controller(tmp_path: Path):
 # The same turn by turn, independent of the clock
 
 
+def request_server(path: Path, selector: selectors.BaseSelector, answer: Answer) -> RequestServer:
+    return RequestServer(listen_at(path, 0o666), selector, answer, lambda cause, detail: None, MOST_ANSWER)
+
+
 class House:
     """A user socket that records requests, with callers in this process."""
 
@@ -132,7 +137,7 @@ class House:
         self.asked: list[Message] = []
         self._cost_s = cost_s
         self.path = folder / "socket"
-        self.door = UserSocket(self.path, self.selector, self._answer, lambda text: None)
+        self.door = request_server(self.path, self.selector, self._answer)
         self.callers: list[socket.socket] = []
 
     def _answer(self, uid: int, message: Message) -> Message:
@@ -278,9 +283,7 @@ def test_slow_caller_is_disconnected(house: House):
 def test_long_answer_is_sent_and_accepted(tmp_path: Path):
     """The nodes of a large cluster, or long events, exceed the size limit of messages between agents."""
     selector = selectors.DefaultSelector()
-    door = UserSocket(
-        tmp_path / "socket", selector, lambda uid, request: {"nodes": ["x" * 1000] * 3000}, lambda text: None
-    )
+    door = request_server(tmp_path / "socket", selector, lambda uid, request: {"nodes": ["x" * 1000] * 3000})
     answers: list[Message] = []
     caller = threading.Thread(target=lambda: answers.append(ask(tmp_path / "socket", {"nodes": True}, 60)))
     caller.start()

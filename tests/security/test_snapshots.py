@@ -33,7 +33,7 @@ from dalsegno.train.agent import AgentLink
 from dalsegno.train.errors import NoRoom
 from dalsegno.train.keeper.holdings import holdings
 from dalsegno.train.keeper.plan import KeeperAddress
-from dalsegno.train.keeper.wire import Stranger, dial
+from dalsegno.train.keeper.wire import dial
 from dalsegno.train.memory.files import (
     SHM,
     SlotName,
@@ -346,7 +346,7 @@ def is_let_in(address: KeeperAddress, run: str, secret: bytes) -> bool:
     """Return whether a keeper at this address accepts us as part of its run."""
     try:
         dial(address, run, secret).close()
-    except (OSError, Stranger, BadFrame, ValueError):
+    except (OSError, BadFrame, ValueError):
         return False
     return True
 

@@ -155,7 +155,7 @@ def coordinator() -> Iterator[Coordinator]:
 
 def heard(link: CoordinatorLink) -> list[Message]:
     """Return all messages until the agent disconnects or is ordered to finish."""
-    messages = link.early()
+    messages: list[Message] = []
     while link.sock is not None and not any("finish" in message for message in messages):
         messages += link.receive()
     return messages
@@ -608,7 +608,7 @@ def recorded(link: CoordinatorLink, count: int) -> list[bytes]:
         sock.bind(("127.0.0.1", 0))
         sock.settimeout(PATIENCE_S)
         heart = Heart(link.name)
-        heart.aim("127.0.0.1", int(sock.getsockname()[1]), beat_key(link.secret, *link.said))
+        heart.aim("127.0.0.1", int(sock.getsockname()[1]), beat_key(link.session))
         return [sock.recv(512) for _ in range(count)]
 
 

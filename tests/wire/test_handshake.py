@@ -87,7 +87,7 @@ def test_agent_with_the_secret_connects_and_both_sides_send(house: House):
     link.send({"ready": 1})
     assert house.heard(("said", "n1", {"ready": 1}))
     house.tell("n1", {"setup": 2})
-    messages = link.early()
+    messages: list[Message] = []
     while not messages:
         messages = link.receive()
     assert messages == [{"setup": 2}]

@@ -20,7 +20,6 @@ from typing import Any
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.wire.frames import BadFrame, Message
-from dalsegno.wire.handshake import Seal, holds, prove
 
 BEAT_S = 0.4
 STRANGER_BYTES = 2048  # longest message before authentication
@@ -30,7 +29,6 @@ AGENT, CONTROLLER = "node-agent/2", "controller/2"  # with the protocol version
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _BOOT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,17 @@ class NodeHello:
     node: str
     boot: str
     started: float
-    nonce: str
 
     def __str__(self) -> str:
         return self.node
 
-    def words(self) -> tuple[str, ...]:
-        return (self.nonce, self.node, self.boot, repr(self.started))
+    def names(self) -> tuple[str, ...]:
+        """Return what the proofs of a connection cover beside the nonces."""
+        return (self.node, self.boot, repr(self.started))
+
+    def fields(self) -> Message:
+        """Return what the agent sends with its proof."""
+        return {"node": self.node, "boot": self.boot, "started": self.started}
 
 
 def read_secret(path: Path) -> bytes:
@@ -69,11 +71,6 @@ def is_boot_id(text: str) -> bool:
     return _BOOT.fullmatch(text) is not None
 
 
-def hello_message(secret: bytes, hello: NodeHello, theirs: str) -> Message:
-    claim = {"node": hello.node, "boot": hello.boot, "started": hello.started, "nonce": hello.nonce}
-    return {**claim, "proof": prove(secret, AGENT, *words_of(hello, theirs))}
-
-
 def read_hello(message: Mapping[str, Any]) -> NodeHello:
     """Parse the identity that an agent claims; it is not proved yet."""
     if set(message) != {"node", "boot", "started", "nonce", "proof"}:
@@ -81,21 +78,7 @@ def read_hello(message: Mapping[str, Any]) -> NodeHello:
     started = message["started"]
     if type(started) is not float or not math.isfinite(started):
         raise BadFrame("`started` is not a time")
-    node, boot = _matching(message, "node", _NODE), _matching(message, "boot", _BOOT)
-    return NodeHello(node, boot, started, _matching(message, "nonce", _NONCE))
-
-
-def is_proved(message: Mapping[str, Any], hello: NodeHello, secret: bytes, ours: str) -> bool:
-    """Return whether the caller knows the secret of the node that it names."""
-    return holds(message.get("proof"), secret, AGENT, *words_of(hello, ours))
-
-
-def welcome_message(secret: bytes, hello: NodeHello, ours: str) -> Message:
-    return {"proof": prove(secret, CONTROLLER, *words_of(hello, ours))}
-
-
-def is_welcome(message: Mapping[str, Any], secret: bytes, hello: NodeHello, theirs: str) -> bool:
-    return holds(message.get("proof"), secret, CONTROLLER, *words_of(hello, theirs))
+    return NodeHello(_matching(message, "node", _NODE), _matching(message, "boot", _BOOT), started)
 
 
 def _matching(message: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
@@ -103,13 +86,3 @@ def _matching(message: Mapping[str, Any], key: str, pattern: re.Pattern[str]) ->
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise BadFrame(f"`{key}` is invalid")
     return value
-
-
-def words_of(hello: NodeHello, controller_nonce: str) -> tuple[str, ...]:
-    """Return the values that proofs and seals of a connection cover."""
-    return (controller_nonce, *hello.words())
-
-
-def seal_of(side: str, secret: bytes, hello: NodeHello, controller_nonce: str) -> Seal:
-    """Return the seal for the messages of one side."""
-    return Seal(secret, side, *words_of(hello, controller_nonce))

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -27,12 +27,9 @@ from dalsegno.health.wire import (
     MOST_BYTES,
     STRANGER_BYTES,
     NodeHello,
-    hello_message,
     is_boot_id,
     is_node_name,
-    is_welcome,
     read_secret,
-    seal_of,
 )
 from dalsegno.node_agent.findings import Findings
 from dalsegno.node_agent.orders import Do, Duties, OrderProcesses
@@ -40,7 +37,7 @@ from dalsegno.node_agent.worker import CHECK_S, CheckWatch, Make
 from dalsegno.printable import logged
 from dalsegno.system.files import read_text
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
-from dalsegno.wire.handshake import TAG_BYTES, Seal, nonce, read_nonce
+from dalsegno.wire.handshake import TAG_BYTES, ClientHandshake, Session
 
 # The connection to the controller. It never blocks.
 
@@ -67,7 +64,7 @@ class Whom:
     host: str
     port: int
     secret: bytes
-    hello: NodeHello  # with a new nonce for every connection
+    hello: NodeHello
 
 
 class ControllerLink:
@@ -86,9 +83,8 @@ class ControllerLink:
         self._selector, self._heard, self._turned, self._say, self._chance = selector, heard, turned, say, chance
         self._sock: socket.socket | None = None
         self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
-        self._opener: Seal | None = None
-        self._closer: Seal | None = None
-        self._theirs = ""
+        self._handshake = ClientHandshake(AGENT, CONTROLLER)
+        self._session: Session | None = None  # after the handshake
         self._due = 0.0  # when to connect, or to give up connecting (monotonic)
         self._up_at, self._pause_s = 0.0, FIRST_PAUSE_S
         self._events = 0
@@ -105,8 +101,8 @@ class ControllerLink:
 
     def send(self, message: Message, now: float) -> None:
         """Send a message. What is lost with a broken connection is sent again on the next one."""
-        if self._closer is not None:
-            self._unsent += self._closer.close(message)
+        if self._session is not None:
+            self._unsent += self._session.closer.close(message)
             self._guard(now, self._flush)
 
     def wake(self, now: float) -> float | None:
@@ -132,7 +128,7 @@ class ControllerLink:
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS)
         self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
-        self._opener = self._closer = None
+        self._handshake, self._session = ClientHandshake(AGENT, CONTROLLER), None
         self.state, self._events = LinkState.DIALLING, selectors.EVENT_WRITE
         self._selector.register(self._sock, self._events, self._ready)
         code = self._sock.connect_ex(address)
@@ -169,20 +165,17 @@ class ControllerLink:
 
     def _take(self, body: bytes, now: float) -> None:
         if self.state is LinkState.GREETED:
-            self._theirs = read_nonce(parse(body))
-            self._whom = replace(self._whom, hello=replace(self._whom.hello, nonce=nonce()))
-            self._unsent += pack(hello_message(self._whom.secret, self._whom.hello, self._theirs))
+            hello = self._whom.hello
+            proof = self._handshake.answer(parse(body), self._whom.secret, *hello.names())
+            self._unsent += pack({**hello.fields(), **proof})
             self.state = LinkState.PROVING
         elif self.state is LinkState.PROVING:
-            if not is_welcome(parse(body), self._whom.secret, self._whom.hello, self._theirs):
-                raise BadFrame("the server does not know this node's secret")
-            self._come_up(now)
-        elif self._opener is not None:
-            self._heard(self._opener.open(body))
+            self._come_up(self._handshake.finish(parse(body)), now)
+        elif self._session is not None:
+            self._heard(self._session.opener.open(body))
 
-    def _come_up(self, now: float) -> None:
-        secret, hello = self._whom.secret, self._whom.hello
-        self._opener, self._closer = (seal_of(side, secret, hello, self._theirs) for side in (CONTROLLER, AGENT))
+    def _come_up(self, session: Session, now: float) -> None:
+        self._session = session
         self._reader.most_bytes = MOST_BYTES + TAG_BYTES
         self.state, self._up_at, self._logged_why = LinkState.UP, now, ""
         self._say(f"connected to {self._whom.host}:{self._whom.port}")
@@ -207,7 +200,7 @@ class ControllerLink:
     def _lose(self, now: float, why: str) -> None:
         was_up = self.up
         self.close()
-        self.state, self._opener, self._closer = LinkState.DOWN, None, None
+        self.state, self._session = LinkState.DOWN, None
         if was_up and now - self._up_at >= SETTLED_S:
             self._pause_s = FIRST_PAUSE_S
         self._due = now + self._pause_s * (0.5 + self._chance())  # many agents must not connect all at once
@@ -284,7 +277,7 @@ class NodeAgent:
         self.selector = selectors.DefaultSelector()
         self.findings = Findings(options.node, options.boot)
         started = time.clock_gettime(time.CLOCK_BOOTTIME)  # independent of the wall clock
-        whom = Whom(options.host, options.port, secret, NodeHello(options.node, options.boot, started, ""))
+        whom = Whom(options.host, options.port, secret, NodeHello(options.node, options.boot, started))
         self.link = ControllerLink(whom, self.selector, self._on_message, self._turned, say)
         self.watch = CheckWatch(make, self.selector, self.findings.note, self._looked, time.time, check_s)
         self.orders = OrderProcesses(do, self.selector, self._send, self.link.room)

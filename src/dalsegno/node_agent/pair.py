@@ -12,9 +12,10 @@ from dalsegno.health.result import Remedy, Result, Verdict, failed, passed, unkn
 from dalsegno.health.settings import ANSWER_S
 from dalsegno.node_agent.collective import LOAD_S, Collective
 from dalsegno.node_agent.loads import receive_pattern, send_pattern
-from dalsegno.wire.bounds import WaitingConnections
-from dalsegno.wire.frames import BadFrame, Message, Reader, pack, send
-from dalsegno.wire.handshake import holds, nonce, prove
+from dalsegno.wire.client import prove_as_client
+from dalsegno.wire.frames import BadFrame, Message, Reader, send
+from dalsegno.wire.handshake import ClientHandshake, ServerHandshake
+from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
 BYTES = 32 << 20  # each way
 TALK_S = 20.0
@@ -105,7 +106,7 @@ def _next(sock: socket.socket) -> Message:
 
 KNOCK_S = 30.0  # for the other to connect and authenticate: both machines may be busy
 MOST_CALLERS = 64
-_LISTENER, _DIALLER = "listener", "dialler"
+LISTENER, DIALLER = "pair that listens/2", "pair that calls/2"
 
 
 class NotMet(Exception):
@@ -118,128 +119,85 @@ class NotMet(Exception):
 
 def answer(address: str, secret: bytes, listens: Callable[[int], None], knock_s: float = KNOCK_S) -> socket.socket:
     """Wait for the other node; `listens` is called with the port. Callers without the secret cannot block it."""
-    listener = _Listener(address, secret)
-    listens(listener.port)
-    with listener:
+    with _PairListener(address, secret, knock_s) as listener:
+        listens(listener.port)
         until = time.monotonic() + knock_s
-        while (left := until - time.monotonic()) > 0:
-            if found := listener.hear(left):
-                return found
-    called = f"; {listener.strangers} other callers did not know the secret" if listener.strangers else ""
+        while listener.found is None and time.monotonic() < until:
+            listener.turn(until)
+        if listener.found is not None:
+            return listener.found
+    called = f"; {listener.refusals} other callers did not know the secret" if listener.refusals else ""
     raise NotMet(f"the other node did not connect{called}", "unreachable")
 
 
 def call(address: str, port: int, secret: bytes, knock_s: float = KNOCK_S) -> socket.socket:
     """Connect to the node that listens."""
+    until = time.monotonic() + knock_s
     try:
         sock = socket.create_connection((address, port), knock_s)
     except OSError as error:
         raise NotMet(f"{address} cannot be reached: {error.strerror or error}", "unreachable") from error
-    handshake = _Handshake(sock, secret, _DIALLER, _LISTENER)
-    until = time.monotonic() + knock_s
-    while handshake.known is None and (left := until - time.monotonic()) > 0:
-        handshake.hear(left)
-    if handshake.known is None:
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prove_as_client(sock, ClientHandshake(DIALLER, LISTENER), secret, fields={}, until=until)
+    except TimeoutError as error:
         sock.close()
-        raise NotMet(f"{address} did not answer within {knock_s:g} s", "unreachable")
-    if not handshake.known:
+        raise NotMet(f"{address} did not answer within {knock_s:g} s", "unreachable") from error
+    except (OSError, BadFrame) as error:
         sock.close()
-        raise NotMet(f"{address} does not know the secret of this test", "stranger")
+        raise NotMet(f"{address} does not know the secret of this test", "stranger") from error
+    sock.settimeout(None)
     return sock
 
 
-class _Listener:
-    """The listening side. It handles callers in parallel; if there are too many, the busiest address loses one."""
+class _PairListener:
+    """Hears all callers side by side, until one has proved that it knows the secret: `found` is its socket."""
 
-    def __init__(self, address: str, secret: bytes) -> None:
-        self._secret, self._selector, self._handshakes = (
-            secret,
-            selectors.DefaultSelector(),
-            WaitingConnections[_Handshake](MOST_CALLERS),
+    def __init__(self, address: str, secret: bytes, knock_s: float) -> None:
+        self._secret, self._selector = secret, selectors.DefaultSelector()
+        limits = ServerLimits(strangers=MOST_CALLERS, stranger_s=knock_s, stranger_bytes=512)
+        self._server: BoundedServer[str] = BoundedServer(
+            SelectorWatcher(self._selector), self, DIALLER, LISTENER, limits
         )
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._server = socket.create_server((address, 0), family=family)
-        self._selector.register(self._server, selectors.EVENT_READ)
-        self.port, self.strangers = int(self._server.getsockname()[1]), 0
+        listener = socket.create_server((address, 0), family=family)
+        self._server.listen_on(listener)
+        self.port, self.refusals = int(listener.getsockname()[1]), 0
+        self.found: socket.socket | None = None
 
-    def __enter__(self) -> _Listener:
+    def __enter__(self) -> _PairListener:
         return self
 
     def __exit__(self, *why: object) -> None:
-        for handshake in self._handshakes.all():
-            handshake.sock.close()
         self._server.close()
         self._selector.close()
 
-    def hear(self, most_s: float) -> socket.socket | None:
-        """Handle the next message; return the connection of a caller that has authenticated."""
-        for key, _ in self._selector.select(most_s):
-            handshake: _Handshake = key.data or self._accept()
-            if key.data and handshake in self._handshakes:
-                handshake.hear(0.0)
-            if handshake.known:
-                self._handshakes.remove(handshake)
-                return handshake.sock
-            if handshake.known is False:
-                self._drop(handshake)
-        return None
+    def turn(self, until: float) -> None:
+        """Wait for the next event and handle it."""
+        due = self._server.wake(time.monotonic())
+        until = until if due is None else min(until, due)
+        for key, events in self._selector.select(max(0.0, until - time.monotonic())):
+            key.data(events)
 
-    def _accept(self) -> _Handshake:
-        sock, address = self._server.accept()
-        handshake = _Handshake(sock, self._secret, _LISTENER, _DIALLER, str(address[0]))
-        excess = self._handshakes.add(handshake)
-        self._selector.register(handshake.sock, selectors.EVENT_READ, handshake)
-        if excess is not None:
-            self._drop(excess)
-        return handshake
+    # Called by the bounded server
 
-    def _drop(self, handshake: _Handshake) -> None:
-        self.strangers += 1
-        self._handshakes.remove(handshake)
-        self._selector.unregister(handshake.sock)
-        handshake.sock.close()
+    def greeting(self) -> Message:
+        return {}
 
+    def identify(self, hello: Message, handshake: ServerHandshake) -> Proved[str]:
+        return Proved("the other node", handshake.check(hello, self._secret))
 
-class _Handshake:
-    """One handshake: two nonces, then two proofs. `known` is None until it is decided."""
+    def admit(self, peer: Connection[str], who: str) -> str:
+        return "" if self.found is None else "the other node is here already"
 
-    def __init__(self, sock: socket.socket, secret: bytes, we: str, they: str, owner: str = "") -> None:
-        self.sock, self._secret, self._we, self._they = sock, secret, we, they
-        self.owner, self.until = owner, float("inf")  # the address that is charged, for as long as the test waits
-        self._ours, self._theirs, self._reader = nonce(), "", Reader(512)
-        self.known: bool | None = None
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._send({"nonce": self._ours})
+    def came(self, peer: Connection[str]) -> None:
+        self.found = self._server.detach(peer)
+        self.found.settimeout(None)
 
-    def hear(self, most_s: float) -> None:
-        """Read what has arrived, byte by byte: what follows the proof is for someone else."""
-        try:
-            self.sock.settimeout(most_s)
-            while self.known is None:
-                if not (data := self.sock.recv(1)):
-                    self.known = False
-                for message in self._reader.feed(data):
-                    self._take(message)
-        except (BlockingIOError, TimeoutError):
-            pass
-        except (OSError, BadFrame):
-            self.known = False
-        self.sock.setblocking(True)
+    def said(self, peer: Connection[str], message: Message) -> None:
+        """Never called: the connection is detached as soon as it is proved."""
 
-    def _take(self, message: Message) -> None:
-        if self._theirs:
-            self.known = holds(message.get("proof"), self._secret, self._they, self._ours, self._theirs)
-            return
-        theirs = message.get("nonce")
-        if not isinstance(theirs, str) or len(theirs) != 32 or not theirs.isalnum() or theirs == self._ours:
-            self.known = False
-            return
-        self._theirs = theirs
-        self._send({"proof": prove(self._secret, self._we, theirs, self._ours)})
+    def gone(self, peer: Connection[str]) -> None: ...
 
-    def _send(self, message: Message) -> None:
-        """Send a message that is short enough for the kernel to accept at once."""
-        try:
-            self.sock.send(pack(message))
-        except OSError:
-            self.known = False
+    def refused(self, cause: str, detail: str) -> None:
+        self.refusals += 1

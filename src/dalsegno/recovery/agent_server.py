@@ -22,16 +22,14 @@ from dalsegno.health.wire import (
     STRANGER_BYTES,
     NodeHello,
     is_node_name,
-    is_proved,
     read_hello,
     read_secret,
-    words_of,
 )
 from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.probes import NodeAddress, family_of
 from dalsegno.system.files import read_text
 from dalsegno.wire.frames import BadFrame, Message
-from dalsegno.wire.handshake import TAG_BYTES
+from dalsegno.wire.handshake import TAG_BYTES, BadProof, ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
 STRANGERS = 256  # unauthenticated connections at a time
@@ -91,12 +89,15 @@ class AgentDoor:
     def greeting(self) -> Message:
         return {}
 
-    def identify(self, hello: Message, ours: str) -> Proved[NodeHello]:
-        claim = read_hello(hello)
-        secret = self._secret_of(claim.node)
-        if secret is None or not is_proved(hello, claim, secret, ours):
-            raise BadFrame(f"no proof that it is {claim.node}")
-        return Proved(claim, secret, words_of(claim, ours))
+    def identify(self, hello: Message, handshake: ServerHandshake) -> Proved[NodeHello]:
+        claimed = read_hello(hello)
+        secret = self._secret_of(claimed.node)
+        if secret is None:
+            raise BadFrame(f"no proof that it is {claimed.node}")
+        try:
+            return Proved(claimed, handshake.check(hello, secret, *claimed.names()))
+        except BadProof as error:
+            raise BadFrame(f"no proof that it is {claimed.node}") from error
 
     def admit(self, call: Call, hello: NodeHello) -> str:
         why = self._inside.admit(call, hello)

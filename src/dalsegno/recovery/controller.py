@@ -17,15 +17,18 @@ from dalsegno.health.here import slurm_conf
 from dalsegno.printable import logged
 from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agent_view import views_message
+from dalsegno.recovery.answers import Answers
+from dalsegno.recovery.client import MOST_ANSWER
 from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.coordinators import CoordinatorKeeper, Records, RunRecord, Say, check_folder, check_may_ask
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.policy import ControllerSite, Policy
-from dalsegno.recovery.user_socket import Answers, UserSocket
 from dalsegno.recovery.watch import JOURNAL, NodeWatch
 from dalsegno.system.children import allow_many_files
 from dalsegno.system.files import locked, make_folder
+from dalsegno.system.network import listen_at
 from dalsegno.wire.frames import Message
+from dalsegno.wire.requests import RequestServer
 
 # Below the cluster's state folder.
 SOCKET, RUNS, LOCK, SECRETS = "run/controller.sock", "controller/runs", "controller/lock", "secret/agents"
@@ -69,7 +72,8 @@ class Controller:
             lambda: self.watch.policy if self.watch else Policy(),
             lambda node: self.watch.partitions.get(node, ()) if self.watch else (),
         )
-        self.door = UserSocket(folder / SOCKET, self.selector, self.answer, say)
+        listener = listen_at(folder / SOCKET, 0o666)  # every user may call; the kernel says who calls
+        self.requests = RequestServer(listener, self.selector, self.answer, Complaints(say).about, MOST_ANSWER)
         say(f"controller {os.getpid()} started with {len(self.keeper.known)} runs")
 
     def look_after(self, site: ControllerSite) -> None:
@@ -87,7 +91,7 @@ class Controller:
 
     def turn(self, most_s: float | None = None) -> None:
         """Wait for the next event and handle it."""
-        times = [at for at in (self.keeper.wake(), self.door.turn(), self.nodes.wake()) if at is not None]
+        times = [at for at in (self.keeper.wake(), self.requests.turn(), self.nodes.wake()) if at is not None]
         waits = [max(at - time.monotonic(), 0.0) for at in times] + ([] if most_s is None else [most_s])
         for key, events in self.selector.select(min(waits, default=None)):
             key.data(events)
@@ -97,7 +101,7 @@ class Controller:
         while self.watch and not self.watch.close():
             self.turn(0.01)  # it may be waiting for an answer of this thread
         self.answers.close()
-        self.door.close()
+        self.requests.close()
         self.nodes.close()
         self.selector.close()
 

@@ -61,6 +61,10 @@ class Reader:
     def add(self, data: bytes) -> None:
         self._buffer += data
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._buffer
+
     def take(self) -> bytes | None:
         """Return the next complete body; None if it has not arrived yet."""
         if len(self._buffer) < _LENGTH.size:

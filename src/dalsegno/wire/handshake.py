@@ -1,17 +1,19 @@
-"""Mutual proof that both sides know a secret without sending it, and sealed messages after that.
+"""The handshake by which two sides prove that they know a secret, and the seals on what they say afterwards.
 
     server   {"nonce": S, ...}
-    client   {"nonce": C, "proof": P, ...}      P covers both nonces and the client's name
+    client   {"nonce": C, "proof": P, ...}      P covers both nonces and the names that matter
     server   {"proof": Q}                       Q covers the same
     then both sides send sealed messages
 
 A sealed message is encrypted and authenticated (encrypt, then MAC). Its keys come from the secret, both nonces, the
-client's name and the direction, and its number is part of it: a message cannot be read, changed, repeated, reordered,
-left out, sent back or used in another connection. Only its length shows. A secret that leaks later decrypts recordings
-of earlier connections.
+names and the direction, and its number is part of it: a message cannot be read, changed, repeated, reordered, left
+out, sent back or used in another connection. Only its length shows. A secret that leaks later opens recordings of
+earlier connections.
 
-Nodes may have only the standard library of Python 3.9. It has no cipher, so the key stream is
-SHAKE-256 over the key and the message's number, and the MAC is HMAC-SHA-256.
+Nodes may have only the standard library of Python 3.9. It has no cipher, so the key stream is SHAKE-256
+over the key and the message's number, and the MAC is HMAC-SHA-256.
+
+`ClientHandshake` and `ServerHandshake` do no input or output: blocking, selector and asyncio code all use them.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ MOST_SEALED = MAX_BYTES + TAG_BYTES
 _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
+class BadProof(BadFrame):
+    """The peer does not know the secret, or means another party than the one it reached."""
+
+
 def nonce() -> str:
     return secrets.token_hex(16)
 
@@ -41,27 +47,26 @@ def read_nonce(message: Message) -> str:
     return value
 
 
-def prove(secret: bytes, side: str, *said: str) -> str:
-    """Return a proof for one side of one connection. It covers both nonces, so it is useless in another."""
-    return _digest(secret, side, *said).hex()
+def prove(secret: bytes, side: str, *transcript: str) -> str:
+    """Return a proof for one side of one connection: both nonces are in it, so it is of no use in another."""
+    return _digest(secret, side, *transcript).hex()
 
 
-def holds(proof: object, secret: bytes, side: str, *said: str) -> bool:
-    """Return whether the proof is valid."""
+def holds(proof: object, secret: bytes, side: str, *transcript: str) -> bool:
     return isinstance(proof, str) and hmac.compare_digest(
-        proof.encode(errors="replace"), prove(secret, side, *said).encode()
+        proof.encode(errors="replace"), prove(secret, side, *transcript).encode()
     )
 
 
 class Seal:
     """Seals the messages of one side of a connection, or opens those of the other side, in order and each once.
 
-    `said` is what both sides proved: the nonces and the client's name.
+    `transcript` is what both sides proved: the nonces and the names.
     """
 
-    def __init__(self, secret: bytes, side: str, *said: str) -> None:
-        self._cipher = _digest(secret, "seal: encrypt", side, *said)
-        self._mac = _digest(secret, "seal: authenticate", side, *said)
+    def __init__(self, secret: bytes, side: str, *transcript: str) -> None:
+        self._cipher = _digest(secret, "seal: encrypt", side, *transcript)
+        self._mac = _digest(secret, "seal: authenticate", side, *transcript)
         self._count = 0
 
     def close(self, message: Message) -> bytes:
@@ -90,14 +95,67 @@ class Seal:
         return hmac.digest(self._mac, self._count.to_bytes(8, "big") + hidden, "sha256")
 
 
-class Tags:
-    """Tags for the bulk data of one side of one connection: authenticated, in order and each once, not encrypted."""
+class Session:
+    """A connection whose two sides have proved themselves: its transcript and the seals of both directions.
 
-    def __init__(self, secret: bytes, side: str, *said: str) -> None:
-        self._key, self._count = _digest(secret, "tag: authenticate", side, *said), 0
+    The transcript is what the proofs covered: the server's nonce, the client's nonce, and the names.
+    """
+
+    def __init__(self, secret: bytes, own_side: str, peer_side: str, transcript: tuple[str, ...]) -> None:
+        self.secret, self.own_side, self.peer_side, self.transcript = secret, own_side, peer_side, transcript
+        self.opener, self.closer = Seal(secret, peer_side, *transcript), Seal(secret, own_side, *transcript)
+
+
+class ClientHandshake:
+    """The calling side. `own_side` and `peer_side` differ, so that no proof or seal can be sent back."""
+
+    def __init__(self, own_side: str, peer_side: str) -> None:
+        self._own_side, self._peer_side, self._nonce = own_side, peer_side, nonce()
+        self.session: Session
+
+    def answer(self, greeting: Message, secret: bytes, *names: str) -> Message:
+        """Return the nonce and the proof for the server's greeting; BadFrame if the greeting is not one."""
+        transcript = (read_nonce(greeting), self._nonce, *names)
+        self.session = Session(secret, self._own_side, self._peer_side, transcript)
+        return {"nonce": self._nonce, "proof": prove(secret, self._own_side, *transcript)}
+
+    def finish(self, welcome: Message) -> Session:
+        """Return the session if the server has proved itself too; BadProof if not."""
+        session = self.session
+        if not holds(welcome.get("proof"), session.secret, session.peer_side, *session.transcript):
+            raise BadProof("the server does not know the secret")
+        return session
+
+
+class ServerHandshake:
+    """The called side."""
+
+    def __init__(self, own_side: str, peer_side: str) -> None:
+        self._own_side, self._peer_side, self._nonce = own_side, peer_side, nonce()
+
+    def greeting(self) -> Message:
+        return {"nonce": self._nonce}
+
+    def check(self, hello: Message, secret: bytes, *names: str) -> Session:
+        """Return the session if the client's proof holds for these names; BadFrame or BadProof if not."""
+        transcript = (self._nonce, read_nonce(hello), *names)
+        if not holds(hello.get("proof"), secret, self._peer_side, *transcript):
+            raise BadProof("the client does not know the secret, or means another party")
+        return Session(secret, self._own_side, self._peer_side, transcript)
+
+    def welcome(self, session: Session) -> Message:
+        """Return the server's own proof. The client proves itself first: a stranger learns nothing."""
+        return {"proof": prove(session.secret, self._own_side, *session.transcript)}
+
+
+class Tags:
+    """Tags for the bulk data that one side of a session sends: authenticated, in order and each once, not encrypted."""
+
+    def __init__(self, session: Session, side: str) -> None:
+        self._key, self._count = _digest(session.secret, "tag: authenticate", side, *session.transcript), 0
 
     def next(self) -> Callable[[memoryview], bytes]:
-        """Return the function that makes the tag of the next piece. It may be called later, in any thread."""
+        """Return the function that makes the tag of the next piece; it may be called later, in any thread."""
         self._count += 1
         started = hmac.new(self._key, self._count.to_bytes(8, "big"), "sha256")
 

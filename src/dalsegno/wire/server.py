@@ -7,7 +7,6 @@ answer. A refused peer changes nothing. Once the proof is valid, the host decide
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import selectors
@@ -16,11 +15,14 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dalsegno.wire.bounds import Allowance, WaitingConnections
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
-from dalsegno.wire.handshake import MOST_SEALED, Seal, nonce, prove
+from dalsegno.wire.handshake import MOST_SEALED, ServerHandshake, Session
+
+if TYPE_CHECKING:
+    import asyncio  # snapshot keepers do without
 
 ACCEPT_AT_ONCE = 64  # a flood of new connections must not delay admitted peers
 ACCEPT_S = 0.01  # nor must slow greetings
@@ -104,11 +106,10 @@ class ServerLimits:
 
 @dataclass(frozen=True)
 class Proved(Generic[W]):
-    """The proved identity of a peer, the secret it proved, and the values that both sides signed."""
+    """The identity that a peer has proved, and its session."""
 
     who: W
-    secret: bytes
-    said: tuple[str, ...]
+    session: Session
 
 
 class MessageHandler(Protocol[W]):
@@ -117,7 +118,7 @@ class MessageHandler(Protocol[W]):
     def greeting(self) -> Message:
         """Return what is sent to strangers besides our nonce."""
 
-    def identify(self, hello: Message, ours: str) -> Proved[W]:
+    def identify(self, hello: Message, handshake: ServerHandshake) -> Proved[W]:
         """Return the identity that a peer proves in its first message; raise BadFrame if the proof is invalid."""
 
     def admit(self, peer: Connection[W], who: W) -> str:
@@ -142,21 +143,19 @@ class Connection(Generic[W]):
     until: float  # monotonic deadline of a stranger
     reader: Reader
     allowance: Allowance
-    nonce: str = field(default_factory=nonce)
+    handshake: ServerHandshake
     who: W | None = None
-    said: tuple[str, ...] = ()  # the values that both sides signed
+    session: Session | None = None
     unsent: bytearray = field(default_factory=bytearray)
     open: bool = True
     writing: bool = False
-    opener: Seal | None = None
-    closer: Seal | None = None
 
     @property
     def owner(self) -> str:
         return self.address
 
     def queue(self, message: Message) -> None:
-        self.unsent += self.closer.close(message) if self.closer else pack(message)
+        self.unsent += self.session.closer.close(message) if self.session else pack(message)
 
 
 class BoundedServer(Generic[W]):
@@ -176,10 +175,15 @@ class BoundedServer(Generic[W]):
 
     def listen(self, host: str, port: int) -> int:
         """Listen and return the port; port 0 chooses a free one. Raises OSError if the port is in use."""
-        self._listener = socket.create_server((host, port), backlog=1024)
-        self._listener.setblocking(False)
-        self._watcher.watch(self._listener, READ, lambda events: self._accept())
-        return int(self._listener.getsockname()[1])
+        listener = socket.create_server((host, port), backlog=1024)
+        self.listen_on(listener)
+        return int(listener.getsockname()[1])
+
+    def listen_on(self, listener: socket.socket) -> None:
+        """Accept the callers of a socket that listens already."""
+        self._listener = listener
+        listener.setblocking(False)
+        self._watcher.watch(listener, READ, lambda events: self._accept())
 
     def close(self) -> None:
         """Stop listening and close the connections of strangers. Admitted peers stay connected."""
@@ -214,6 +218,23 @@ class BoundedServer(Generic[W]):
             self.strangers.remove(peer)
             self._watcher.unwatch(peer.sock)
             peer.sock.close()
+
+    def detach(self, peer: Connection[W]) -> socket.socket:
+        """Give a proved peer's socket away, blocking, to a host that goes on by itself; its session stays valid.
+
+        BadFrame for a peer that has sent more than its proof: nobody would read it.
+        """
+        if not peer.reader.is_empty:
+            raise BadFrame("it sent more than its proof")
+        peer.open = False
+        self._watcher.unwatch(peer.sock)
+        try:
+            peer.sock.settimeout(self._limits.stranger_s)
+            peer.sock.sendall(peer.unsent)
+        except OSError:
+            peer.sock.close()
+            raise
+        return peer.sock
 
     # Strangers
 
@@ -255,7 +276,8 @@ class BoundedServer(Generic[W]):
     def _greet(self, sock: socket.socket, address: str) -> None:
         limits, until = self._limits, time.monotonic() + self._limits.stranger_s
         allowance = Allowance(limits.burst, limits.per_s)
-        peer: Connection[W] = Connection(sock, address, until, Reader(limits.stranger_bytes), allowance)
+        handshake = ServerHandshake(self._own_side, self._peer_side)
+        peer: Connection[W] = Connection(sock, address, until, Reader(limits.stranger_bytes), allowance, handshake)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         excess = self.strangers.add(peer)
@@ -264,20 +286,18 @@ class BoundedServer(Generic[W]):
             self._host.refused("too many peers that have not authenticated", excess.address)
             self._refuse(excess)
         self._remind(until)
-        self._try(peer, lambda: peer.queue({**self._host.greeting(), "nonce": peer.nonce}))
+        self._try(peer, lambda: peer.queue({**self._host.greeting(), **handshake.greeting()}))
         self._try(peer, lambda: self._flush(peer))
 
     def _identify(self, peer: Connection[W], hello: Message) -> None:
-        proved = self._host.identify(hello, peer.nonce)
+        proved = self._host.identify(hello, peer.handshake)
         if why := self._host.admit(peer, proved.who):
             self._host.refused(why, peer.address)
             self._refuse(peer)
             return
         self.strangers.remove(peer)
-        peer.queue({"proof": prove(proved.secret, self._own_side, *proved.said)})
-        peer.opener = Seal(proved.secret, self._peer_side, *proved.said)
-        peer.closer = Seal(proved.secret, self._own_side, *proved.said)
-        peer.who, peer.said, peer.reader.most_bytes = proved.who, proved.said, self._limits.message_bytes
+        peer.queue(peer.handshake.welcome(proved.session))
+        peer.who, peer.session, peer.reader.most_bytes = proved.who, proved.session, self._limits.message_bytes
         self._host.came(peer)
 
     # Everyone
@@ -297,12 +317,12 @@ class BoundedServer(Generic[W]):
         if not data:
             raise OSError("closed")
         for body in peer.reader.bodies(data):
-            if peer.opener is None:
+            if peer.session is None:
                 self._identify(peer, parse(body))
             elif not peer.allowance.spend():
                 raise BadFrame("it sends too many messages")
             else:
-                self._host.said(peer, peer.opener.open(body))
+                self._host.said(peer, peer.session.opener.open(body))
             if not peer.open:
                 return
 

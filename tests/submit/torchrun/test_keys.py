@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dalsegno.runs.agent.link import NotTheCoordinator
 from dalsegno.runs.agent.snapshots import Snapshots
 from dalsegno.runs.torchrun.meeting import Keys, NotSealed, find_munge
+from dalsegno.wire.handshake import BadProof
 
 
 class Wax:
@@ -53,7 +53,7 @@ def test_without_munge_the_key_is_what_both_know() -> None:
 )
 def test_greetings_that_are_not_taken(host: Keys, other: Keys, why: str) -> None:
     host.make()
-    with pytest.raises(NotTheCoordinator):
+    with pytest.raises(BadProof):
         other.unlock(host.greeting())
     assert why in other.trouble
 

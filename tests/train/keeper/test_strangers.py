@@ -15,10 +15,11 @@ import pytest
 
 from dalsegno.train.keeper.books import unlimited
 from dalsegno.train.keeper.plan import KeeperAddress
-from dalsegno.train.keeper.wire import CALLED, CALLER, PIECE, Channel, Stranger, _frame, dial
+from dalsegno.train.keeper.wire import CALLED, CALLER, PIECE, Channel, dial
 from dalsegno.train.memory.record import HEADER, Extent, SnapshotRecord, SnapshotSums, of_own_part
+from dalsegno.wire.client import read_frame
 from dalsegno.wire.frames import Message, parse, send
-from dalsegno.wire.handshake import nonce, prove
+from dalsegno.wire.handshake import BadProof, Session, nonce, prove
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import RUN, SECRET, Node
 from tests.train.keeper.relay import flip_at
@@ -97,7 +98,7 @@ def test_called_keeper_must_prove_itself() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=lambda: prove_as_called_with(listener, b"another"))
         thread.start()
-        with pytest.raises((Stranger, ConnectionError)):
+        with pytest.raises((BadProof, ConnectionError)):
             dial(KeeperAddress(*listener.getsockname(), "other"), RUN, bytes.fromhex(SECRET))
         thread.join()
 
@@ -106,7 +107,7 @@ def prove_as_called_with(listener: socket.socket, secret: bytes) -> None:
     sock, _ = listener.accept()
     with sock:
         send(sock, {"nonce": nonce()})
-        theirs = parse(_frame(sock, None, 1 << 10))["nonce"]
+        theirs = parse(read_frame(sock, 1 << 10))["nonce"]
         send(sock, {"proof": prove(secret, CALLED, theirs, "", RUN, "other")})
 
 
@@ -124,7 +125,7 @@ def test_slow_sender_is_disconnected() -> None:
         drips = threading.Thread(target=drip, args=(other, struct.pack("!I", 100) + bytes(100)))
         drips.start()
         with pytest.raises(TimeoutError):
-            _frame(one, time.monotonic() + 0.2, 100)
+            read_frame(one, 100, time.monotonic() + 0.2)
         one.close()
         drips.join()
 
@@ -177,7 +178,8 @@ def channels() -> tuple[Channel, Channel]:
     one, other = socket.socketpair()
     for sock in (one, other):
         sock.settimeout(60)
-    return Channel(one, b"s", CALLER, CALLED, RUN), Channel(other, b"s", CALLED, CALLER, RUN)
+    caller, called = Session(b"s", CALLER, CALLED, (RUN,)), Session(b"s", CALLED, CALLER, (RUN,))
+    return Channel(one, caller), Channel(other, called)
 
 
 def part_of(path: Path, data: bytes) -> Extent:

@@ -210,11 +210,9 @@ class RunAgent:
             time.sleep(TICK_S)
             return
         self.snapshots.take_secret(self.link.secret)
-        self.heart.aim(self.link.peer, self.link.port, beat_key(self.link.secret, *self.link.said))
+        self.heart.aim(self.link.peer, self.link.port, beat_key(self.link.session))
         self.watched, self.cut_off = self.link.sock, False
         self.selector.register(self.link.sock, selectors.EVENT_READ, self._read_coordinator)
-        for message in self.link.early():
-            self._execute(message)
 
     def _disconnect(self) -> None:
         self.link.close()

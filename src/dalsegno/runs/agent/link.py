@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from dalsegno.wire.client import read_frame
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
-from dalsegno.wire.handshake import MOST_SEALED, Seal, holds, nonce, prove, read_nonce
+from dalsegno.wire.handshake import MOST_SEALED, ClientHandshake, Session
 
 AGENT, COORDINATOR = "run-agent/3", "coordinator/3"  # with the version of the protocol
 CONNECT_S = 1.0
@@ -39,10 +40,6 @@ def fallback_ports(secret: bytes) -> tuple[int, ...]:
     digest = hmac.digest(secret, b"fallback ports", "sha256")
     words = (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 4 * _FALLBACKS, 4))
     return tuple(_FIRST_PORT + word % _PORTS for word in words)
-
-
-class NotTheCoordinator(Exception):
-    """The peer does not know the run's secret."""
 
 
 class CoordinatorLink:
@@ -66,10 +63,8 @@ class CoordinatorLink:
         self._silent_host = False  # the last dial ended before there was a connection
         self._stalled: list[tuple[str, int]] = []  # places that accepted but sent nothing, the oldest first
         self.heard = time.monotonic()
-        self._reader = Reader()
-        self.said: tuple[str, ...] = ()  # what both sides have proved
-        self._opener: Seal
-        self._closer: Seal
+        self._reader = Reader(MOST_SEALED)
+        self.session: Session  # of this connection or the last one
         self.on_close: Callable[[], None] = lambda: None
 
     def connect(self, hello: Message) -> bool:
@@ -90,7 +85,7 @@ class CoordinatorLink:
                     self._stalled.append((address, port))
                     return False
                 silent.add(address)  # then none of its ports answers
-            except (OSError, BadFrame, NotTheCoordinator, KeyError):
+            except (OSError, BadFrame, KeyError):
                 self.close()
             else:
                 self.port, self._stalled = port, []
@@ -109,35 +104,16 @@ class CoordinatorLink:
         self.sock = socket.create_connection((address, port), CONNECT_S)
         self._silent_host = False
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reader, until = Reader(_UNPROVED_BYTES), time.monotonic() + TALK_S
-        greeting = self._next(until)
-        theirs, ours = read_nonce(greeting), nonce()
+        handshake, until = ClientHandshake(AGENT, COORDINATOR), time.monotonic() + TALK_S
+        greeting = parse(read_frame(self.sock, _UNPROVED_BYTES, until))
         if self._unlock is not None:
             self.secret = self._unlock(greeting)
-        said = (theirs, ours, str(hello["run"]), self.name)
-        opener, closer = Seal(self.secret, COORDINATOR, *said), Seal(self.secret, AGENT, *said)
-        proof = {"run": hello["run"], "agent": self.name, "nonce": ours, "proof": prove(self.secret, AGENT, *said)}
-        self.sock.sendall(pack(proof) + closer.close(hello))
-        if not holds(self._next(until).get("proof"), self.secret, COORDINATOR, *said):
-            raise NotTheCoordinator(address)
+        proof = handshake.answer(greeting, self.secret, str(hello["run"]), self.name)
+        opening = {"run": hello["run"], "agent": self.name, **proof}
+        self.sock.sendall(pack(opening) + handshake.session.closer.close(hello))
+        self.session = handshake.finish(parse(read_frame(self.sock, _UNPROVED_BYTES, until)))
         self.sock.settimeout(TALK_S)
-        self._reader.most_bytes, self._opener, self._closer = MOST_SEALED, opener, closer
-        self.said, self.peer, self.heard = said, address, time.monotonic()
-
-    def _next(self, until: float) -> Message:
-        """Return the next message of the handshake, in which the two sides take turns."""
-        assert self.sock is not None
-        while (body := self._reader.take()) is None:
-            self.sock.settimeout(max(until - time.monotonic(), 0.001))
-            data = self.sock.recv(65536)
-            if not data:
-                raise OSError("closed")
-            self._reader.add(data)
-        return parse(body)
-
-    def early(self) -> list[Message]:
-        """Return messages that arrived together with the handshake; no selector reports them."""
-        return self._opened(b"") if self.sock is not None else []
+        self._reader, self.peer, self.heard = Reader(MOST_SEALED), address, time.monotonic()
 
     def receive(self) -> list[Message]:
         """Return what has arrived, and close a connection that is gone."""
@@ -159,7 +135,7 @@ class CoordinatorLink:
         messages: list[Message] = []
         try:
             for body in self._reader.bodies(data):
-                messages.append(self._opener.open(body))
+                messages.append(self.session.opener.open(body))
         except BadFrame:
             self.close()
         return messages
@@ -170,10 +146,11 @@ class CoordinatorLink:
         if self.sock is None:
             return False
         try:
-            sealed = self._closer.close(message)
+            sealed = self.session.closer.close(message)
         except BadFrame as error:
             words = ", ".join(f"`{word}`" for word in message)
-            sealed = self._closer.close({"note": f"{self.name} dropped a message ({words}): {error}"[:1000]})
+            note = f"{self.name} dropped a message ({words}): {error}"[:1000]
+            sealed = self.session.closer.close({"note": note})
         try:
             self.sock.sendall(sealed)
         except OSError:
@@ -203,9 +180,10 @@ class Heartbeat(NamedTuple):
     number: int
 
 
-def beat_key(secret: bytes, *said: str) -> bytes:
-    """Return the key for the heartbeats of one connection; `said` is what both sides proved, including their nonces."""
-    return hmac.digest(secret, "\0".join(("heartbeats", *said)).encode(errors="surrogatepass"), "sha256")
+def beat_key(session: Session) -> bytes:
+    """Return the key for the heartbeats of one connection."""
+    text = "\0".join(("heartbeats", *session.transcript))
+    return hmac.digest(session.secret, text.encode(errors="surrogatepass"), "sha256")
 
 
 def pack_beat(key: bytes, beat: Heartbeat) -> bytes:

@@ -11,7 +11,7 @@ from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
 from dalsegno.runs.coordinator.liveness import Pulse, Timing
 from dalsegno.runs.coordinator.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
 from dalsegno.wire.frames import BadFrame, Message
-from dalsegno.wire.handshake import holds, read_nonce
+from dalsegno.wire.handshake import ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, LoopWatcher, Proved, ServerLimits
 
 # Connections
@@ -78,11 +78,11 @@ class AgentServer:
     def greeting(self) -> Message:
         return self._greeting()
 
-    def identify(self, hello: Message, ours: str) -> Proved[str]:
-        name, said = str(hello.get("agent")), (ours, read_nonce(hello), self.run, str(hello.get("agent")))
-        if hello.get("run") != self.run or not holds(hello.get("proof"), self.secret, AGENT, *said):
-            raise BadFrame("no proof of the run's secret")
-        return Proved(name, self.secret, said)
+    def identify(self, hello: Message, handshake: ServerHandshake) -> Proved[str]:
+        name = str(hello.get("agent"))
+        if hello.get("run") != self.run:
+            raise BadFrame("an agent of another run")
+        return Proved(name, handshake.check(hello, self.secret, self.run, name))
 
     def admit(self, connection: Connection[str], name: str) -> str:
         return ""
@@ -95,7 +95,7 @@ class AgentServer:
         if peer is not None:
             self._said(peer, message)
             return
-        assert connection.who is not None
+        assert connection.who is not None and connection.session is not None
         try:
             hello = read_hello({**message, "agent": connection.who})
         except UNREADABLE as error:
@@ -104,7 +104,7 @@ class AgentServer:
             connection.who,
             hello,
             connection.address,
-            beat_key(self.secret, *connection.said),
+            beat_key(connection.session),
             lambda told: self._send(connection, told),
             lambda: self._drop(connection),
         )

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dalsegno.errors import UsageError
-from dalsegno.runs.agent.link import NotTheCoordinator
 from dalsegno.runs.submit.frameworks import LAST_PORT
 from dalsegno.runs.submit.values import shown
 from dalsegno.runs.torchrun.args import TorchrunArgs
 from dalsegno.wire.frames import Message
+from dalsegno.wire.handshake import BadProof
 
 LOOPBACK = "127.0.0.1"
 C10D_PORT = 29_400
@@ -246,9 +246,9 @@ class Keys:
         self.trouble = ""
         return data[len(mark) :]
 
-    def _refuse(self, why: str) -> NotTheCoordinator:
+    def _refuse(self, why: str) -> BadProof:
         self.trouble = why
-        return NotTheCoordinator(why)
+        return BadProof(why)
 
     @property
     def mark(self) -> str:

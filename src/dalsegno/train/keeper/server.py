@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.keeper.books import Books, unlimited
 from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.keeper.plan import COPIES, find_own, find_shared, slot_for
-from dalsegno.train.keeper.wire import IDLE_S, PROOF_S, STALL_S, Channel, Stranger, prove_as_called
+from dalsegno.train.keeper.wire import CALLED, CALLER, IDLE_S, PROOF_S, STALL_S, Channel
 from dalsegno.train.memory.record import ABSENT, SnapshotRecord, parse_record, parse_sums
 from dalsegno.train.memory.room import FreeMemory, check_room, read_room
 from dalsegno.train.memory.slots import capacity_for
 from dalsegno.train.memory.snapshot import Incoming, held_snapshot, outgoing, read_header, read_record
-from dalsegno.wire.bounds import WaitingConnections
 from dalsegno.wire.frames import BadFrame, Message
+from dalsegno.wire.handshake import ServerHandshake
+from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
 
 def give(channel: Channel, message: Message, books: Books) -> None:
@@ -124,36 +125,22 @@ def make_room(path: Path, record: SnapshotRecord, read_room: Callable[[Path], Fr
     check_room(max(0, capacity_for(record.end) - there), read_room(path.parent), 1)
 
 
-# Connections
+# Connections of other keepers
+
 
 _MOST_CALLS = 256
-_MOST_UNPROVEN = 32
-_MOST_HEARD = 2 * _MOST_UNPROVEN  # with rejected callers whose threads have not ended yet
-_FULL_PAUSE_S = 0.1  # when no file descriptor or thread is left
-
-
-@dataclass(frozen=True, eq=False)
-class _Stranger:
-    """A caller that has not authenticated yet."""
-
-    sock: socket.socket
-    owner: str  # its address
-    until: float
+LIMITS = ServerLimits(strangers=32, stranger_s=PROOF_S, stranger_bytes=1 << 10)
 
 
 class KeeperServer:
-    """A server with one thread per connection.
-
-    Few unauthenticated callers may wait at a time: the address with the most of them loses its oldest.
-    """
+    """Accepts the keepers of the same run. One thread hears strangers; each keeper that proves itself gets its own."""
 
     def __init__(self, books: Books, listener: socket.socket) -> None:
         self._books, self._listener = books, listener
         self._receiving = Receiving(books)
-        self._lock = threading.Lock()
-        self._unproven: WaitingConnections[_Stranger] = WaitingConnections(_MOST_UNPROVEN)
         self._calls = threading.BoundedSemaphore(_MOST_CALLS)
-        self._heard = threading.BoundedSemaphore(_MOST_HEARD)
+        self._selector = selectors.DefaultSelector()
+        self._server: BoundedServer[str] = BoundedServer(SelectorWatcher(self._selector), self, CALLER, CALLED, LIMITS)
 
     @property
     def port(self) -> int:
@@ -163,59 +150,58 @@ class KeeperServer:
         """Accept connections once the agent has sent the secret. Until then callers wait in the kernel's queue."""
         while self._books.wait_for_orders(PROOF_S) is None:
             pass
+        self._server.listen_on(self._listener)
         while True:
-            self._heard.acquire()
-            try:
-                self._accept()
-            except (OSError, RuntimeError):  # the caller is gone, or there is no descriptor or thread left
-                self._heard.release()
-                time.sleep(_FULL_PAUSE_S)
+            due = self._server.wake(time.monotonic())
+            timeout_s = None if due is None else max(0.0, due - time.monotonic())
+            for key, events in self._selector.select(timeout_s):
+                key.data(events)
 
-    def _accept(self) -> None:
-        sock, address = self._listener.accept()
-        stranger = _Stranger(sock, str(address[0]), time.monotonic() + PROOF_S)
-        self._admit(stranger)
+    # Called by the bounded server
+
+    def greeting(self) -> Message:
+        return {}
+
+    def identify(self, hello: Message, handshake: ServerHandshake) -> Proved[str]:
+        keep = self._books.keep
+        if keep is None:
+            raise BadFrame("this keeper has no orders")
+        return Proved("keeper", handshake.check(hello, keep.secret, keep.run, keep.node))
+
+    def admit(self, peer: Connection[str], who: str) -> str:
+        return ""
+
+    def came(self, peer: Connection[str]) -> None:
+        """Hand the connection to a thread of its own: what follows is bulk data, read and written blocking."""
+        if not self._calls.acquire(blocking=False):
+            raise OSError("too many calls")
         try:
-            threading.Thread(target=self._handle, args=(stranger,), daemon=True, name="call").start()
-        except RuntimeError:
-            self._forget(stranger)
-            sock.close()
+            sock = self._server.detach(peer)
+            assert peer.session is not None
+            threading.Thread(target=self._call, args=(Channel(sock, peer.session),), daemon=True, name="call").start()
+        except RuntimeError as error:  # no thread is left
+            self._calls.release()
+            peer.sock.close()
+            raise OSError(str(error)) from error
+        except BaseException:
+            self._calls.release()
             raise
 
-    def _admit(self, stranger: _Stranger) -> None:
-        with self._lock:
-            excess = self._unproven.add(stranger)
-            if excess is not None:
-                self._unproven.remove(excess)
-                with contextlib.suppress(OSError):
-                    excess.sock.shutdown(socket.SHUT_RDWR)  # its thread closes it
+    def said(self, peer: Connection[str], message: Message) -> None:
+        """Never called: connections are detached as soon as they are proved."""
 
-    def _forget(self, stranger: _Stranger) -> None:
-        with self._lock:
-            self._unproven.remove(stranger)
+    def gone(self, peer: Connection[str]) -> None:
+        """A peer that could not be detached."""
 
-    def _handle(self, stranger: _Stranger) -> None:
-        with stranger.sock as sock:
-            try:
-                channel = self._authenticate(sock)
-            finally:
-                self._forget(stranger)
-                self._heard.release()
-            if channel is not None and self._calls.acquire(blocking=False):
-                try:
-                    self._serve(channel)
-                finally:
-                    self._calls.release()
+    def refused(self, cause: str, detail: str) -> None:
+        """Strangers are not worth a line in the log."""
 
-    def _authenticate(self, sock: socket.socket) -> Channel | None:
-        keep = self._books.keep
+    def _call(self, channel: Channel) -> None:
         try:
-            if keep is not None:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return prove_as_called(sock, keep.run, keep.secret, keep.node)
-        except (OSError, BadFrame, Stranger, ValueError):
-            pass
-        return None
+            with channel:
+                self._serve(channel)
+        finally:
+            self._calls.release()
 
     def _serve(self, channel: Channel) -> None:
         """Answer requests until the caller disconnects or sends an invalid one."""

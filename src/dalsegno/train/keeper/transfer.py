@@ -27,7 +27,7 @@ from dalsegno.train.keeper.plan import (
     to_send,
 )
 from dalsegno.train.keeper.server import make_room
-from dalsegno.train.keeper.wire import Channel, Stranger, dial
+from dalsegno.train.keeper.wire import Channel, dial
 from dalsegno.train.memory.record import ABSENT, SnapshotRecord, SnapshotSums, parse_record, parse_sums
 from dalsegno.train.memory.snapshot import Incoming, held_snapshot, outgoing, read_header
 from dalsegno.wire.frames import BadFrame, Message
@@ -184,7 +184,7 @@ class Turns:
             self.waiting.append(holder)
 
 
-_FAILURES = (OSError, BadFrame, Stranger, CheckpointError, KeyError, ValueError)
+_FAILURES = (OSError, BadFrame, CheckpointError, KeyError, ValueError)
 
 
 def _take(arriving: Arriving, holder: KeeperAddress, keep: KeepOrder) -> None:
@@ -279,7 +279,7 @@ class Sending:
                 if answer.get("go"):
                     channel.send_part(path, snapshot.record.own, 0, self._pace)
                     answer = channel.answer()
-            except (OSError, BadFrame, Stranger, CheckpointError):
+            except (OSError, BadFrame, CheckpointError):
                 self._close()
                 return TransferOutcome.BROKEN
         return self._outcome(answer)

@@ -28,8 +28,9 @@ from dalsegno.train.keeper.books import Pace
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.files import open_own
 from dalsegno.train.memory.record import Extent
-from dalsegno.wire.frames import BadFrame, Message, parse, send
-from dalsegno.wire.handshake import TAG_BYTES, Seal, Tags, holds, nonce, prove, read_nonce
+from dalsegno.wire.client import prove_as_client, read_exactly, read_frame
+from dalsegno.wire.frames import Message
+from dalsegno.wire.handshake import TAG_BYTES, ClientHandshake, Session, Tags
 
 CONNECT_S = 2.0
 PROOF_S = 5.0
@@ -37,25 +38,19 @@ STALL_S = 5.0  # without any byte, after which a connection counts as broken
 BEAT_S = 1.0
 IDLE_S = 60.0
 CALLER, CALLED = "keeper that calls/3", "keeper that is called/3"
-_PROOF_BYTES = 1 << 10  # the most memory that an unauthenticated peer can use
 _FRAME_BYTES = 16 << 10
-_LENGTH_BYTES = 4
 PIECE = 1 << 20  # bytes per tag
 _AHEAD = 4  # pieces whose tags are computed in parallel, on both ends
 _THREADS = 2
 
 
-class Stranger(Exception):
-    """The peer does not know the run's secret."""
-
-
 class Channel:
     """An authenticated connection between two keepers."""
 
-    def __init__(self, sock: socket.socket, secret: bytes, own_side: str, their_side: str, *said: str) -> None:
+    def __init__(self, sock: socket.socket, session: Session) -> None:
         self.sock, self.forged = sock, False
-        self._closer, self._opener = Seal(secret, own_side, *said), Seal(secret, their_side, *said)
-        self._outgoing, self._incoming = Tags(secret, own_side, *said), Tags(secret, their_side, *said)
+        self._closer, self._opener = session.closer, session.opener
+        self._outgoing, self._incoming = Tags(session, session.own_side), Tags(session, session.peer_side)
 
     def __enter__(self) -> Channel:
         return self
@@ -76,7 +71,7 @@ class Channel:
 
     def receive(self) -> Message:
         """Return the next message without reading beyond it."""
-        return self._opener.open(_frame(self.sock, None, _FRAME_BYTES + TAG_BYTES))
+        return self._opener.open(read_frame(self.sock, _FRAME_BYTES + TAG_BYTES))
 
     def answer(self) -> Message:
         """Return the answer of a peer that may first send `wait` messages while it works."""
@@ -159,7 +154,7 @@ class Channel:
             if not count:
                 raise ConnectionError("the peer disconnected")
             at += count
-        return _exactly(self.sock, TAG_BYTES, None)
+        return read_exactly(self.sock, TAG_BYTES)
 
 
 def _tag(tag: Callable[[memoryview], bytes], view: memoryview, at: int, end: int) -> bytes:
@@ -176,52 +171,10 @@ def dial(address: KeeperAddress, run: str, secret: bytes) -> Channel:
     sock = socket.create_connection((address.host, address.port), CONNECT_S)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        channel = _prove_as_caller(sock, run, secret, address.node)
+        handshake, until = ClientHandshake(CALLER, CALLED), time.monotonic() + PROOF_S
+        session = prove_as_client(sock, handshake, secret, run, address.node, fields={"run": run}, until=until)
         sock.settimeout(STALL_S)
     except BaseException:
         sock.close()
         raise
-    return channel
-
-
-def _prove_as_caller(sock: socket.socket, run: str, secret: bytes, node: str) -> Channel:
-    until = time.monotonic() + PROOF_S
-    theirs, ours = read_nonce(parse(_frame(sock, until, _PROOF_BYTES))), nonce()
-    said = (theirs, ours, run, node)
-    send(sock, {"run": run, "nonce": ours, "proof": prove(secret, CALLER, *said)})
-    if not holds(parse(_frame(sock, until, _PROOF_BYTES)).get("proof"), secret, CALLED, *said):
-        raise Stranger(f"the peer is not the keeper of {node} in this run")
-    return Channel(sock, secret, CALLER, CALLED, *said)
-
-
-def prove_as_called(sock: socket.socket, run: str, secret: bytes, node: str) -> Channel:
-    """Authenticate a caller that wants this node. The caller proves itself first, so a stranger learns nothing."""
-    until, ours = time.monotonic() + PROOF_S, nonce()
-    sock.settimeout(PROOF_S)
-    send(sock, {"nonce": ours})
-    hello = parse(_frame(sock, until, _PROOF_BYTES))
-    said = (ours, read_nonce(hello), run, node)
-    if not holds(hello.get("proof"), secret, CALLER, *said):
-        raise Stranger("the caller does not know the run's secret, or wants another node")
-    send(sock, {"proof": prove(secret, CALLED, *said)})
-    return Channel(sock, secret, CALLED, CALLER, *said)
-
-
-def _frame(sock: socket.socket, until: float | None, limit: int) -> bytes:
-    """Return the body of the next frame, of at most `limit` bytes."""
-    length = int.from_bytes(_exactly(sock, _LENGTH_BYTES, until), "big")
-    if length > limit:
-        raise BadFrame(f"a message of {length} bytes is longer than {limit}")
-    return _exactly(sock, length, until)
-
-
-def _exactly(sock: socket.socket, count: int, until: float | None) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        if until is not None:
-            sock.settimeout(max(0.001, until - time.monotonic()))
-        more = sock.recv(count - len(data))
-        if not more:
-            raise ConnectionError("the peer disconnected")
-        data += more
-    return bytes(data)
+    return Channel(sock, session)

@@ -1,0 +1,42 @@
+"""The handshake and frames on a blocking socket. Not a byte beyond a frame is read: what follows may be bulk data."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from dalsegno.wire.frames import BadFrame, Message, parse, send
+from dalsegno.wire.handshake import ClientHandshake, Session
+
+HANDSHAKE_BYTES = 2 << 10  # the longest message that an unproved server may send
+_LENGTH_BYTES = 4
+
+
+def prove_as_client(
+    sock: socket.socket, handshake: ClientHandshake, secret: bytes, *names: str, fields: Message, until: float
+) -> Session:
+    """Run the handshake until both sides have proved themselves. `fields` tell the server who calls."""
+    greeting = parse(read_frame(sock, HANDSHAKE_BYTES, until))
+    send(sock, {**fields, **handshake.answer(greeting, secret, *names)})
+    return handshake.finish(parse(read_frame(sock, HANDSHAKE_BYTES, until)))
+
+
+def read_frame(sock: socket.socket, most_bytes: int, until: float | None = None) -> bytes:
+    """Return the body of the next frame. No more than `most_bytes` are ever held."""
+    length = int.from_bytes(read_exactly(sock, _LENGTH_BYTES, until), "big")
+    if length > most_bytes:
+        raise BadFrame(f"a message of {length} bytes is longer than {most_bytes}")
+    return read_exactly(sock, length, until)
+
+
+def read_exactly(sock: socket.socket, count: int, until: float | None = None) -> bytes:
+    """Return so many bytes; TimeoutError after `until` (monotonic), ConnectionError if the peer closes before."""
+    data = bytearray()
+    while len(data) < count:
+        if until is not None:
+            sock.settimeout(max(0.001, until - time.monotonic()))
+        more = sock.recv(count - len(data))
+        if not more:
+            raise ConnectionError("the peer closed the connection")
+        data += more
+    return bytes(data)

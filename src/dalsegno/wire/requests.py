@@ -1,0 +1,196 @@
+"""The request server on a Unix socket that every user of the machine may call. The kernel identifies the caller.
+
+One request of a user is answered in one turn of the loop. The time of answers is charged to the user: beyond their
+share, their next requests wait, and requests of others do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dalsegno.wire.bounds import Allowances, WaitingConnections
+from dalsegno.wire.frames import BadFrame, Message, Reader, encode, frame, pack, parse
+from dalsegno.wire.peer import uid_of
+
+MOST_CALLERS = 128
+MOST_PER_USER = 48
+CALL_S = 10.0  # a caller that has not finished by then is disconnected
+MOST_BYTES = 1 << 16  # per caller: our requests are far shorter
+ACCEPT_AT_ONCE = 32
+BURST_S, SHARE = 1.0, 0.1  # share of the loop's time for the requests of one user
+TURN_S = 0.05  # for the answers of one turn
+LEAST_S = 0.001  # minimum charge for a request
+
+Answer = Callable[[int, Message], Message]  # uid, request -> answer
+
+
+@dataclass(eq=False)
+class Caller:
+    sock: socket.socket
+    uid: int
+    until: float  # monotonic
+    reader: Reader = field(default_factory=lambda: Reader(MOST_BYTES))
+    received: int = 0
+    request: bytes | None = None  # waiting for its answer
+    broken: str = ""  # why its input cannot be parsed any further; the last answer says so
+    finished: bool = False
+    unsent: bytearray = field(default_factory=bytearray)
+
+    @property
+    def owner(self) -> int:
+        return self.uid
+
+    @property
+    def waits(self) -> bool:
+        """Return whether it waits for an answer and has read the previous one."""
+        return not self.unsent and not self.finished and (self.request is not None or bool(self.broken))
+
+
+class RequestServer:
+    """Accepts callers and answers them with `answer`. `turn` is called in every turn of the loop.
+
+    `complain` receives failures of ours, with a traceback. An answer has at most `most_answer` bytes.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        selector: selectors.BaseSelector,
+        answer: Answer,
+        complain: Callable[[str, str], None],
+        most_answer: int,
+    ) -> None:
+        self.listener, self.selector, self.answer = listener, selector, answer
+        self._complain, self._most_answer = complain, most_answer
+        self.callers: WaitingConnections[Caller] = WaitingConnections(MOST_CALLERS, MOST_PER_USER)
+        self._allowances = Allowances(BURST_S, SHARE)
+        self._served_at: dict[int, float] = {}  # by uid, of users who wait
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, lambda events: self._accept())
+
+    def close(self) -> None:
+        for caller in self.callers.all():
+            self._drop(caller)
+        self.selector.unregister(self.listener)
+        self.listener.close()
+
+    def turn(self) -> float | None:
+        """Answer one request of each user, disconnect overdue callers, and return when to call again."""
+        now = time.monotonic()
+        for caller in self.callers.overdue(now):
+            self._drop(caller)
+        waiting = [caller for caller in self.callers.all() if caller.waits]
+        self._served_at = {caller.uid: self._served_at.get(caller.uid, 0.0) for caller in waiting}
+        for caller in sorted(waiting, key=lambda caller: self._served_at[caller.uid]):
+            if time.monotonic() - now > TURN_S:
+                break
+            if self._served_at[caller.uid] < now and not self._wait_s(caller.uid):
+                self._served_at[caller.uid] = time.monotonic()
+                self._serve(caller)
+        again = [time.monotonic() + self._wait_s(caller.uid) for caller in self.callers.all() if caller.waits]
+        return min((at for at in (self.callers.next_deadline(), *again) if at is not None), default=None)
+
+    def _wait_s(self, uid: int) -> float:
+        """Return how long a user has to wait; administrators never do, as they may have to stop the others."""
+        return 0.0 if uid in (0, os.geteuid()) else self._allowances.of(uid).ready_in_s()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPT_AT_ONCE):
+            try:
+                sock, _ = self.listener.accept()
+            except OSError:
+                return  # no more callers, or the caller has gone
+            sock.setblocking(False)
+            caller = Caller(sock, uid_of(sock), time.monotonic() + CALL_S)
+            excess = self.callers.add(caller)
+            self._watch(caller)
+            if excess is not None:
+                self._drop(excess)
+
+    def _watch(self, caller: Caller) -> None:
+        """Read from the caller unless one of its requests is unanswered, and write if there is something to send."""
+        reading = 0 if caller.request is not None or caller.broken or caller.finished else selectors.EVENT_READ
+        events = reading | (selectors.EVENT_WRITE if caller.unsent else 0)
+        known = caller.sock in self.selector.get_map()
+        if not events:
+            if known:
+                self.selector.unregister(caller.sock)
+        elif known:
+            self.selector.modify(caller.sock, events, lambda events: self._exchange(caller, events))
+        else:
+            self.selector.register(caller.sock, events, lambda events: self._exchange(caller, events))
+
+    def _exchange(self, caller: Caller, events: int) -> None:
+        if caller not in self.callers:
+            return  # dropped in this very turn, in favour of another
+        try:
+            if events & selectors.EVENT_READ and not self._read(caller):
+                self._drop(caller)
+                return
+            self._write(caller)
+        except OSError:
+            self._drop(caller)
+
+    def _read(self, caller: Caller) -> bool:
+        """Read from the caller; return False if it has gone or has sent too much."""
+        data = caller.sock.recv(MOST_BYTES)
+        caller.received += len(data)
+        if not data or caller.received > MOST_BYTES:
+            return False
+        caller.reader.add(data)
+        self._next_request(caller)
+        return True
+
+    def _next_request(self, caller: Caller) -> None:
+        try:
+            caller.request = caller.reader.take()
+        except BadFrame as error:
+            caller.broken = str(error)
+
+    def _serve(self, caller: Caller) -> None:
+        began = time.monotonic()
+        caller.unsent += self._make_answer(caller)
+        caller.request = None
+        if not caller.finished:
+            self._next_request(caller)
+        self._allowances.of(caller.uid).spend(max(time.monotonic() - began, LEAST_S))
+        try:
+            self._write(caller)
+        except OSError:
+            self._drop(caller)
+
+    def _make_answer(self, caller: Caller) -> bytes:
+        try:
+            if caller.request is None:
+                raise BadFrame(caller.broken)
+            message = parse(caller.request)
+        except BadFrame as error:
+            caller.finished = True
+            return pack({"error": f"not a message: {error}", "hint": "is it the same version on both sides?"})
+        try:
+            return frame(encode(self.answer(caller.uid, message)), self._most_answer)
+        except Exception:  # no input of one user may stop the controller for the others
+            self._complain(f"request of uid {caller.uid} failed", traceback.format_exc())
+            return pack({"error": "the controller failed to answer", "hint": "see its log"})
+
+    def _write(self, caller: Caller) -> None:
+        if caller.unsent:
+            with contextlib.suppress(BlockingIOError):
+                del caller.unsent[: caller.sock.send(caller.unsent)]
+        if caller.finished and not caller.unsent:
+            self._drop(caller)
+        else:
+            self._watch(caller)
+
+    def _drop(self, caller: Caller) -> None:
+        self.callers.remove(caller)
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(caller.sock)
+        caller.sock.close()
