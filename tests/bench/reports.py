@@ -1,4 +1,4 @@
-"""A report as a benchmark could have made it."""
+"""A sample report of the ladder benchmark."""
 
 from dalsegno.bench.ladder import LadderReport, RankTraffic, RungResult, StepSpan
 

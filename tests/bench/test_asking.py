@@ -1,4 +1,4 @@
-"""What a benchmark is asked, by whom it was started, and what has to be there."""
+"""The settings of a benchmark, its environment and its requirements."""
 
 import socket
 
@@ -26,62 +26,62 @@ SRUN = {
 }  # fmt: skip
 
 
-def test_an_ask_survives_the_way_to_its_ranks():
+def test_settings_survive_json():
     ask = LadderAsk(model_mb=0.5, layers=2, steps=1, batch=3, device="cpu", bucket_caps_mb=(0.5, 2.0))
     assert LadderAsk.from_json(ask.to_json()) == ask
 
 
-def test_progress_is_told_four_times_however_many_steps_there_are():
+def test_progress_is_reported_four_times():
     assert [number for number in range(40) if LadderAsk(steps=40).progress(number)] == [0, 10, 20, 30]
     assert LadderAsk(steps=2).progress(1) == "step 2 of 2, all rungs in turn"
 
 
-def test_caps_are_sizes_with_commas_each_once():
+def test_bucket_caps_are_parsed_without_duplicates():
     assert parse_caps("1,0.5,1") == (1.0, 0.5)
 
 
 @pytest.mark.parametrize("text", ["", "a", "0", "-1", "1,,2", "inf", "nan"])
-def test_caps_that_are_no_sizes_are_refused(text: str):
+def test_invalid_bucket_caps_are_refused(text: str):
     with pytest.raises(UsageError):
         parse_caps(text)
 
 
-def test_alone_nobody_started_us():
+def test_process_without_a_launcher_has_no_world():
     assert world_env({}, first) is None
 
 
-def test_torchruns_variables_are_taken_as_they_are():
+def test_torchrun_variables_are_used_unchanged():
     assert world_env({"RANK": "1", "WORLD_SIZE": "2", **SRUN}, first) == {}
 
 
-def test_a_step_of_sruns_is_a_world_whose_first_host_is_the_meeting_place():
+def test_srun_step_gives_a_world_with_its_first_host_as_master():
     assert world_env(SRUN, first) == {
         "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
         "MASTER_ADDR": "a", "MASTER_PORT": "20710",
     }  # fmt: skip
 
 
-def test_a_batch_script_is_no_step_though_it_has_a_task_number():
+def test_batch_script_is_not_a_step():
     assert world_env({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, first) is None
 
 
-def test_processes_on_this_machine_share_its_cores():
+def test_local_processes_use_one_thread_each():
     assert local_env(1, 3) == {
         "RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"
     }  # fmt: skip
 
 
-def test_without_torch_the_error_says_how_to_get_it():
+def test_error_without_torch_names_the_package():
     with pytest.raises(DalsegnoError) as caught:
         check_torch(find=lambda name: None)
     assert "pip install 'dalsegno[torch]'" in caught.value.hint
 
 
-def test_the_ladder_is_found():
+def test_ladder_example_is_found():
     assert (examples_folder() / "ladder" / "ring.py").exists()
 
 
-def test_the_kernel_counts_what_is_sent_over_tcp():
+def test_kernel_counts_bytes_sent_over_tcp():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
         other, _ = server.accept()
         with other:

@@ -1,4 +1,4 @@
-"""`dalsegno bench ddp` on real processes: started by itself, and as the ranks of a world that others started."""
+"""`dalsegno bench ddp` on real processes: with its own ranks, and as the ranks of another launcher."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bench(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subproce
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str]]:
-    """What two ranks said, and ended with, that were started as torchrun starts them."""
+    """Return the exit codes and outputs of two ranks that are started as torchrun does."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     world = {
@@ -73,11 +73,11 @@ def report(said: list[tuple[int, str, str]]) -> dict[str, Any]:
     return dict(json.loads(out))
 
 
-def test_only_rank_0_of_a_world_speaks(said: list[tuple[int, str, str]]):
+def test_only_rank_0_prints(said: list[tuple[int, str, str]]):
     assert said[1][:2] == (0, "")
 
 
-def test_json_has_every_rung_with_a_time_for_each_step_and_traffic_for_each_rank(report: dict[str, Any]):
+def test_json_has_step_times_and_traffic_of_every_rung(report: dict[str, Any]):
     assert (report["processes"], report["backend"], report["device"]) == (2, "gloo", "cpu")
     assert [each["name"] for each in report["rungs"]] == ROWS
     measured = [each for each in report["rungs"] if not each["why_not"]]
@@ -85,14 +85,14 @@ def test_json_has_every_rung_with_a_time_for_each_step_and_traffic_for_each_rank
     assert all(each["times_ddp"] > 0 and each["marks"] for each in measured)
 
 
-def test_data_parallel_without_gpus_has_a_reason_and_no_figure(report: dict[str, Any]):
+def test_data_parallel_without_gpus_has_a_reason_instead_of_times(report: dict[str, Any]):
     skipped = next(each for each in report["rungs"] if each["name"] == "data-parallel")
     assert "GPU" in skipped["why_not"]
     assert (skipped["median_s"], skipped["times_ddp"], skipped["steps_s"]) == (None, None, [])
 
 
-def test_what_is_counted_or_computed_is_what_the_kernel_saw(report: dict[str, Any]):
-    """torch's own DDP and all-reduce too: gloo's is a ring."""
+def test_counted_and_computed_bytes_match_the_kernel(report: dict[str, Any]):
+    """This holds for torch's own DDP and all-reduce too, because gloo's is a ring."""
     sent = {
         each["name"]: (rank["sent_bytes"], rank["tcp_bytes"]) for each in report["rungs"] for rank in each["traffic"]
     }
@@ -103,7 +103,7 @@ def test_what_is_counted_or_computed_is_what_the_kernel_saw(report: dict[str, An
     assert sent["ddp"][0] == report["gradient_bytes"]  # 2(N-1)/N of it, with two ranks
 
 
-def test_overlap_begins_to_send_before_the_backward_pass_ends_and_buckets_after_it(report: dict[str, Any]):
+def test_overlap_sends_before_the_backward_pass_ends_and_buckets_after_it(report: dict[str, Any]):
     marks = {each["name"]: [mark for mark in each["marks"] if mark["rank"] == 0] for each in report["rungs"]}
 
     def at(rung: str, kind: str, which: str) -> float:

@@ -1,4 +1,4 @@
-"""What a benchmark of the ladder found: its table, its pictures, its JSON."""
+"""The report of the ladder benchmark: its table, its pictures, its JSON."""
 
 import json
 from xml.etree import ElementTree
@@ -10,39 +10,39 @@ from dalsegno.bench.timeline import LEGEND, draw, render_svg
 from tests.bench.reports import DATA_PARALLEL, DDP, RING, report
 
 
-def test_a_row_tells_the_median_and_its_ratio_to_ddp_and_the_traffic_of_the_rank_that_sends_most():
+def test_row_has_median_ratio_to_ddp_and_traffic_of_the_busiest_rank():
     assert rows(report(RING, DDP)) == [
         ["ring", "30.0 ms", "1.50", "4", "2", "16.00 MiB", "17.00 MiB"],
-        ["ddp", "20.0 ms", "1.00", "3", "~6", "~16.00 MiB", "-"],  # computed, and not over TCP
+        ["ddp", "20.0 ms", "1.00", "3", "~6", "~16.00 MiB", "-"],  # computed, not over TCP
     ]
 
 
-def test_what_was_not_measured_has_no_figures_but_a_reason():
+def test_unmeasured_rung_has_a_reason_instead_of_times():
     only = report(DATA_PARALLEL)
     assert rows(only) == [["data-parallel", *["-"] * (len(HEADERS) - 1)]]
-    assert why_nots(only) == ["data-parallel is not measured: here there are no GPUs"]
+    assert why_nots(only) == ["data-parallel was not measured: here there are no GPUs"]
 
 
-def test_the_headline_says_what_was_measured():
+def test_headline_names_processes_backend_and_gradients():
     assert report(DDP).headline == "2 processes, gloo on cpu, 16.00 MiB of gradients"
 
 
-def test_without_ddp_there_is_no_ratio():
+def test_ratio_needs_ddp():
     assert report(RING).ratio(RING) is None
     assert report(DDP, DATA_PARALLEL).ratio(DATA_PARALLEL) is None
 
 
-def test_a_report_survives_json():
+def test_report_survives_json():
     whole = report(RING, DATA_PARALLEL, DDP)
     assert read_report(json.dumps(whole.to_dict())) == whole
 
 
-def test_json_tells_what_the_table_tells():
+def test_json_has_the_figures_of_the_table():
     ring, ddp = report(RING, DDP).to_dict()["rungs"]
     assert (ring["median_s"], ring["times_ddp"], ddp["times_ddp"]) == (0.03, pytest.approx(1.5), 1.0)
 
 
-def test_a_step_in_characters_has_compute_above_and_communication_below_on_one_scale():
+def test_text_timeline_has_compute_above_communication_on_one_scale():
     assert draw([RING, DATA_PARALLEL, DDP], width=12).splitlines() == [
         "ring  fffbbb",
         "            ======",
@@ -54,7 +54,7 @@ def test_a_step_in_characters_has_compute_above_and_communication_below_on_one_s
     assert draw([DATA_PARALLEL]) == ""
 
 
-def test_a_picture_has_a_bar_for_every_span_inside_its_frame():
+def test_svg_has_a_bar_for_every_span_inside_its_frame():
     picture = ElementTree.fromstring(render_svg(report(RING, DATA_PARALLEL, DDP)))
     rects = picture.findall("{*}rect")
     bars = [each for each in rects if each.find("{*}title") is not None]
@@ -64,5 +64,5 @@ def test_a_picture_has_a_bar_for_every_span_inside_its_frame():
     assert "send <1 B> to 1: 20.00 to 40.00 ms" in [bar.findtext("{*}title") for bar in bars]
 
 
-def test_a_picture_of_nothing_is_a_picture():
+def test_svg_of_an_empty_report_is_valid():
     assert ElementTree.fromstring(render_svg(report(DATA_PARALLEL))).tag.endswith("svg")

@@ -1,4 +1,4 @@
-"""A benchmark's processes on this machine."""
+"""The processes of a benchmark on this machine."""
 
 import os
 import signal
@@ -15,26 +15,26 @@ def shell(script: str) -> Rank:
     return Rank(["/bin/sh", "-c", script], dict(os.environ))
 
 
-def test_all_are_waited_for_and_progress_is_told(tmp_path: Path):
+def test_all_processes_are_awaited_and_progress_is_shown(tmp_path: Path):
     said: list[str] = []
     run_ranks([shell("exit 0"), shell(f"echo halfway >{tmp_path}/progress")], tmp_path, said.append)
     assert [line.strip() for line in said] == ["halfway"]
 
 
-def test_the_first_that_fails_ends_the_others_and_its_last_words_are_shown(tmp_path: Path):
+def test_first_failure_ends_the_other_processes_and_shows_its_output(tmp_path: Path):
     with pytest.raises(DalsegnoError) as caught:
         waits = shell(f"echo $$ >{tmp_path}/pid; exec sleep 600")
         fails = shell(f"until [ -s {tmp_path}/pid ]; do :; done; echo no such device >&2; exit 3")
         run_ranks([waits, fails], tmp_path, print)
     assert caught.value.what == "rank 1 ended with code 3:\n  no such device"
     pid = int((tmp_path / "pid").read_text())
-    os.waitpid(pid, 0)  # killed, or this would wait for ten minutes
+    os.waitpid(pid, 0)  # it was killed; otherwise this would wait for ten minutes
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIG_DFL)
 
 
-def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path):
-    pytest.importorskip("torch")  # without it the command says so first
+def test_unwritable_picture_is_refused_before_the_measurement(tmp_path: Path):
+    pytest.importorskip("torch")  # without it the command fails earlier
     asked = CliRunner().invoke(command, ["--timeline", str(tmp_path / "not there" / "step.svg")])
     assert isinstance(asked.exception, UsageError)
     assert asked.exception.where == "--timeline"

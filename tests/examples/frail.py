@@ -1,6 +1,6 @@
-"""Runs an example until something happens to it: `frail.py SIGNAL RANK STEP SCRIPT ARGUMENTS…`
+"""Run an example that is interrupted by a signal: `frail.py SIGNAL RANK STEP SCRIPT ARGUMENTS…`
 
-In its first life that rank sends itself the signal, when its optimizer has made so many steps.
+On its first start, that rank sends itself the signal when its optimizer has done so many steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ name, rank, step, *sys.argv = sys.argv[1:]
 made = 0
 
 
-def count(*told: object) -> None:
+def count(*ignored: object) -> None:
     global made
     made += 1
     if made == int(step):

@@ -1,4 +1,4 @@
-"""Running the examples in tests, and what they print."""
+"""Run the examples in tests and parse their output."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from tests.submit.torchrun.launcher import Launcher, python_with_torch
 
-# What another test shows as well, at another place or step: too slow for every run of the suite.
-in_long_form = pytest.mark.skipif(not os.environ.get("DALSEGNO_LONG"), reason="only in the long form, DALSEGNO_LONG=1")
+# Variants of other tests that are too slow for every run of the suite.
+in_long_form = pytest.mark.skipif(not os.environ.get("DALSEGNO_LONG"), reason="runs only with DALSEGNO_LONG=1")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FRAIL = Path(__file__).parent / "frail.py"
@@ -28,14 +28,14 @@ TINY_GPT = [
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    """Its `run` is `dalsegno torchrun` unless told otherwise."""
+    """Return a launcher whose `run` is `dalsegno torchrun` by default."""
     found = Launcher(tmp_path, python_with_torch(), {"OMP_NUM_THREADS": "1"})
     yield found
     found.close()
 
 
 def losses(*runs: subprocess.CompletedProcess[str]) -> dict[int, set[str]]:
-    """What was printed for each step, by all runs together: one figure each, if nothing was seen twice differently."""
+    """Return the losses printed for each step by all runs. One value per step means that the runs agree."""
     found: dict[int, set[str]] = {}
     for line in "".join(run.stdout for run in runs).splitlines():
         words = line.split()

@@ -1,4 +1,4 @@
-"""examples/ddp.py: alone, under torchrun, killed and going on; its loss curve has no seam."""
+"""examples/ddp.py: alone, under torchrun, killed and resumed with the same loss curve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DDP = str(EXAMPLES / "ddp.py")
 __all__ = ["launcher"]
 
 
-def test_alone_it_trains_and_a_second_start_has_nothing_left_to_do(launcher: Launcher) -> None:
+def test_second_start_after_the_last_epoch_does_nothing(launcher: Launcher) -> None:
     line = [DDP, "2", "1", "--batch-size", "128"]
     first, second = (launcher.run(*line, program=ALONE) for _ in range(2))
     assert_well(first), assert_well(second)
@@ -27,7 +27,7 @@ def test_alone_it_trains_and_a_second_start_has_nothing_left_to_do(launcher: Lau
 
 
 @in_long_form
-def test_more_epochs_go_on_as_if_they_had_been_asked_for_at_once(launcher: Launcher) -> None:
+def test_additional_epochs_continue_the_same_loss_curve(launcher: Launcher) -> None:
     at_once = launcher.run(DDP, "3", "1", "--checkpoints", "once", program=ALONE)
     parts = [launcher.run(DDP, epochs, "1", "--checkpoints", "parts", program=ALONE) for epochs in ("1", "3")]
     assert losses(*parts) == losses(at_once)
@@ -35,7 +35,7 @@ def test_more_epochs_go_on_as_if_they_had_been_asked_for_at_once(launcher: Launc
 
 @in_long_form
 @pytest.mark.parametrize("killed_at", ["1", "70"])
-def test_a_worker_that_is_killed_leaves_no_seam_in_the_loss(launcher: Launcher, killed_at: str) -> None:
+def test_killed_worker_does_not_change_the_loss_curve(launcher: Launcher, killed_at: str) -> None:
     words = [DDP, "4", "2", "--checkpoints"]
     undisturbed = launcher.run(*PAIR, *words, "undisturbed")
     killed = launcher.run(*PAIR, "--max-restarts", "1", str(FRAIL), "SIGKILL", "1", killed_at, *words, "killed")
@@ -46,7 +46,7 @@ def test_a_worker_that_is_killed_leaves_no_seam_in_the_loss(launcher: Launcher, 
 
 
 @in_long_form
-def test_plain_torchrun_started_again_goes_on_from_disk(launcher: Launcher) -> None:
+def test_restarted_plain_torchrun_resumes_from_disk(launcher: Launcher) -> None:
     words = [DDP, "3", "1", "--checkpoints"]
     undisturbed = launcher.run(*PAIR, *words, "undisturbed", program=TORCHRUN)
     killed = launcher.run(*PAIR, str(FRAIL), "SIGKILL", "1", "90", *words, "killed", program=TORCHRUN)
@@ -56,7 +56,7 @@ def test_plain_torchrun_started_again_goes_on_from_disk(launcher: Launcher) -> N
     assert losses(killed, again) == losses(undisturbed)
 
 
-def test_the_sbatch_script_is_well_formed_and_runs_this_script() -> None:
+def test_sbatch_script_is_valid_and_runs_the_example() -> None:
     script = EXAMPLES / "ddp.sbatch"
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     text = script.read_text()

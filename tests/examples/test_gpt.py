@@ -1,4 +1,4 @@
-"""examples/gpt.py: alone, with DDP and with FSDP2; stopped and going on, on another number of ranks too."""
+"""examples/gpt.py: alone, with DDP and with FSDP2; stopped and resumed, also on another number of ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SINGLE = ["--standalone", "--nproc-per-node", "1"]
 
 
 def stopped(launcher: Launcher, *words: str, fsdp: bool = False) -> subprocess.CompletedProcess[str]:
-    """A rank is asked to end: all save the same step, and stop after it."""
+    """Send one rank a signal, upon which all ranks save the same step and stop."""
     run = launcher.run(*words, str(FRAIL), "SIGTERM", "0", "20", *TINY_GPT, *LONG, *(["--fsdp"] if fsdp else []))
     assert run.returncode == 1 and 20 < len(losses(run)) < 300, run.stderr[-3000:]
     assert f"saved step {len(losses(run))}, stopping" in run.stderr
@@ -41,7 +41,7 @@ def first_loss(run: subprocess.CompletedProcess[str]) -> float:
 
 
 @pytest.mark.parametrize("kind", ["--fsdp", ""])
-def test_twenty_steps_on_two_ranks_and_a_sample_at_the_end(launcher: Launcher, kind: str) -> None:
+def test_twenty_steps_on_two_ranks_end_with_a_sample(launcher: Launcher, kind: str) -> None:
     run = launcher.run(*PAIR, *TINY_GPT, "--steps", "20", *kind.split())
     assert_well(run)
     assert list(losses(run)) == list(range(20))
@@ -49,7 +49,7 @@ def test_twenty_steps_on_two_ranks_and_a_sample_at_the_end(launcher: Launcher, k
 
 
 @pytest.mark.parametrize("kind", ["--fsdp", pytest.param("", marks=in_long_form)])
-def test_a_run_that_was_stopped_goes_on_without_a_seam(launcher: Launcher, kind: str) -> None:
+def test_stopped_run_resumes_with_the_same_loss_curve(launcher: Launcher, kind: str) -> None:
     first = stopped(launcher, *PAIR, fsdp=bool(kind))
     second = launcher.run(*PAIR, *TINY_GPT, *LONG, *kind.split())
     undisturbed = launcher.run(*PAIR, *TINY_GPT, *LONG, *kind.split(), "--checkpoints", "undisturbed")
@@ -59,17 +59,17 @@ def test_a_run_that_was_stopped_goes_on_without_a_seam(launcher: Launcher, kind:
 
 
 @pytest.mark.parametrize(("before", "after"), [(PAIR, SINGLE), pytest.param(SINGLE, PAIR, marks=in_long_form)])
-def test_shards_are_cut_anew_for_another_number_of_ranks(
+def test_sharded_run_resumes_on_another_number_of_ranks(
     launcher: Launcher, before: list[str], after: list[str]
 ) -> None:
     first = stopped(launcher, *before, fsdp=True)
     second = launcher.run(*after, *TINY_GPT, *LONG, "--fsdp", program=TORCHRUN)
     assert_well(second)
     assert min(losses(second)) == max(losses(first)) + 1
-    assert first_loss(second) < first_loss(first) - 0.5  # it has not begun anew
+    assert first_loss(second) < first_loss(first) - 0.5  # it did not start from scratch
 
 
-def test_what_ranks_sharded_one_process_goes_on_with(launcher: Launcher) -> None:
+def test_sharded_run_resumes_unsharded_in_one_process(launcher: Launcher) -> None:
     first = stopped(launcher, *PAIR, fsdp=True)
     second = launcher.run(*TINY_GPT, *LONG, program=ALONE)
     assert_well(second)
@@ -77,7 +77,7 @@ def test_what_ranks_sharded_one_process_goes_on_with(launcher: Launcher) -> None
     assert first_loss(second) < first_loss(first) - 0.5
 
 
-def test_the_text_is_all_sonnets_of_fourteen_lines() -> None:
+def test_text_has_21_sonnets_of_fourteen_lines() -> None:
     numbers_and_poems = (EXAMPLES / "data/sonnets.txt").read_text().rstrip("\n").split("\n\n")
     assert len(numbers_and_poems) == 2 * 21
     assert {len(poem.split("\n")) for poem in numbers_and_poems[1::2]} == {14}

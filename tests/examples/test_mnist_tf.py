@@ -1,4 +1,4 @@
-"""examples/mnist_tf.py: it reads what `dalsegno run --framework tensorflow` sets; the rest where TensorFlow is."""
+"""examples/mnist_tf.py: it reads the variables of `dalsegno run --framework tensorflow`; training needs TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def mnist() -> ModuleType:
     return module
 
 
-def test_it_compiles_and_imports_no_tensorflow_before_it_is_started(mnist: ModuleType, tmp_path: Path) -> None:
+def test_script_compiles_and_does_not_import_tensorflow_on_import(mnist: ModuleType, tmp_path: Path) -> None:
     assert py_compile.compile(str(SCRIPT), cfile=str(tmp_path / "mnist.pyc"), doraise=True)
     assert "tensorflow" not in sys.modules
 
 
-def test_every_worker_finds_its_place_in_what_a_run_sets(mnist: ModuleType) -> None:
+def test_every_worker_finds_its_index_in_tf_config(mnist: ModuleType) -> None:
     world = ProcessLayout("run", ("train-1", "train-2"), nproc_per_node=2, port=7000)
     found = [mnist.find_place(tensorflow_env(world, rank, {})) for rank in range(world.size)]
     assert found == [(0, 4), (1, 4), (2, 4), (3, 4)]
@@ -39,14 +39,14 @@ def test_every_worker_finds_its_place_in_what_a_run_sets(mnist: ModuleType) -> N
 
 
 @pytest.mark.parametrize("environ", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}])
-def test_without_a_cluster_it_is_alone(mnist: ModuleType, environ: dict[str, str]) -> None:
+def test_process_without_tf_config_is_the_only_worker(mnist: ModuleType, environ: dict[str, str]) -> None:
     assert mnist.find_place(environ) == (0, 1)
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
-def test_it_trains_and_keras_goes_on_from_its_backup(tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow", reason="no TensorFlow here")
+def test_example_trains_with_tensorflow(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     import numpy as np
 
     chance = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""As people use it elsewhere: cells that are run again in one process, threads, compiled models, rates by the epoch."""
+"""Other uses: notebook cells that are run again, threads, compiled models, learning rates by epoch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Interrupted(Exception):
 
 
 def cell(folder: Path, stop_after: int | None = None, compiled: bool = False) -> list[Step]:
-    """What a notebook would have in one cell."""
+    """Train like the cell of a notebook."""
     torch.manual_seed(0)
     model: Any = torch.nn.Linear(2, 1)
     model = torch.compile(model, backend="eager") if compiled else model
@@ -69,7 +69,7 @@ def _saved(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("stop_after", [3, PER_EPOCH, EPOCHS * PER_EPOCH])
-def test_a_cell_that_was_interrupted_goes_on_when_it_is_run_again(tmp_path: Path, stop_after: int) -> None:
+def test_interrupted_cell_resumes_when_it_is_run_again(tmp_path: Path, stop_after: int) -> None:
     whole = cell(tmp_path / "whole")
     with pytest.raises(Interrupted):
         cell(tmp_path / "cut", stop_after)
@@ -77,14 +77,14 @@ def test_a_cell_that_was_interrupted_goes_on_when_it_is_run_again(tmp_path: Path
     assert cell(tmp_path / "whole") == []
 
 
-def test_a_compiled_model_goes_on_and_so_does_the_same_model_without(tmp_path: Path) -> None:
+def test_checkpoint_of_a_compiled_model_resumes_without_compilation(tmp_path: Path) -> None:
     whole = cell(tmp_path / "whole")
     with pytest.raises(Interrupted):
         cell(tmp_path / "cut", stop_after=7, compiled=True)
     assert cell(tmp_path / "cut") == whole[7:]
 
 
-def test_a_thread_trains_and_saves_though_it_hears_no_signals(tmp_path: Path) -> None:
+def test_training_in_a_thread_saves_without_signal_handlers(tmp_path: Path) -> None:
     seen: list[Step] = []
     thread = threading.Thread(target=lambda: seen.extend(cell(tmp_path)))
     thread.start()
@@ -93,7 +93,7 @@ def test_a_thread_trains_and_saves_though_it_hears_no_signals(tmp_path: Path) ->
     assert _saved(tmp_path) == EPOCHS * PER_EPOCH
 
 
-def test_a_signal_during_the_last_step_ends_in_no_exit_code_but_in_the_end(tmp_path: Path) -> None:
+def test_signal_during_the_last_step_ends_normally(tmp_path: Path) -> None:
     ckpt = Checkpointer(tmp_path, model=torch.nn.Linear(2, 1), disk_every=None)
     for step in ckpt.steps(2):
         os.kill(os.getpid(), signal.SIGTERM if step == 1 else 0)

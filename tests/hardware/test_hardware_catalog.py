@@ -1,4 +1,4 @@
-"""The catalog is complete and sane."""
+"""The catalog is complete and plausible."""
 
 import csv
 from pathlib import Path
@@ -49,7 +49,7 @@ EVERY_INSTANCE = list(instances().values())
 
 
 @pytest.mark.parametrize("name", REFERENCE)
-def test_every_row_of_the_reference_list_is_there_with_its_figures(name):
+def test_catalog_has_every_row_of_the_reference_list(name):
     found = instances()[name]
     figures = (found.gpu, found.gpus, found.nvlink_gbytes_per_s, found.network_gbps, found.nics)
     figures += (found.cpus, found.memory_gib)
@@ -58,7 +58,7 @@ def test_every_row_of_the_reference_list_is_there_with_its_figures(name):
 
 
 @pytest.mark.parametrize("table", ["instances.csv", "gpus.csv", "fabrics.csv"])
-def test_a_table_has_no_row_twice_and_no_odd_cells(table):
+def test_tables_have_unique_rows_and_valid_cells(table):
     text = (TABLES / table).read_text(encoding="utf-8")
     rows = list(csv.DictReader(text.splitlines()))
     names = [row["name"].lower() for row in rows]
@@ -69,20 +69,20 @@ def test_a_table_has_no_row_twice_and_no_odd_cells(table):
 
 
 @pytest.mark.parametrize("family", ["m5", "c5", "m6i", "c6i", "m7i", "c7i", "t3"])
-def test_the_plain_cpu_families_are_there(family):
+def test_catalog_has_the_cpu_families(family):
     found = [each for each in EVERY_INSTANCE if each.name.startswith(f"{family}.")]
     assert len(found) >= 6
     assert all(each.gpus == 0 and each.cpus and each.memory_gib for each in found)
 
 
-def test_the_flexible_shapes_are_there():
+def test_catalog_has_the_flexible_shapes():
     assert instances()["VM.Standard.E4.Flex"].flexible
     assert instances()["VM.Standard.E5.Flex"].flexible
     assert not instances()["BM.GPU.H100.8"].flexible
 
 
 @pytest.mark.parametrize("instance", [each for each in EVERY_INSTANCE if each.gpus], ids=lambda each: each.name)
-def test_a_gpu_instance_names_a_gpu_and_its_memory(instance):
+def test_gpu_instance_has_a_known_gpu_and_memory(instance):
     gpu = gpus()[instance.gpu]
     memory = instance.gpu_memory_gib or gpu.memory_gib
     assert 1 <= instance.gpus <= 16
@@ -92,12 +92,12 @@ def test_a_gpu_instance_names_a_gpu_and_its_memory(instance):
 
 
 @pytest.mark.parametrize("instance", [each for each in EVERY_INSTANCE if not each.gpus], ids=lambda each: each.name)
-def test_an_instance_without_gpus_claims_nothing_of_one(instance):
+def test_instance_without_gpus_has_no_gpu_figures(instance):
     assert (instance.gpu, instance.gpu_memory_gib, instance.nvlink_gbytes_per_s) == ("", None, 0)
 
 
 @pytest.mark.parametrize("instance", EVERY_INSTANCE, ids=lambda each: each.name)
-def test_figures_are_plausible(instance):
+def test_instance_figures_are_plausible(instance):
     assert instance.provider in ("aws", "oci")
     assert instance.cpus is None or 2 <= instance.cpus <= 512
     assert instance.memory_gib is None or 1 <= instance.memory_gib <= 4096
@@ -108,14 +108,14 @@ def test_figures_are_plausible(instance):
 
 
 @pytest.mark.parametrize("instance", EVERY_INSTANCE, ids=lambda each: each.name)
-def test_an_instance_with_rdma_cards_has_a_fabric_of_its_cloud(instance):
+def test_instance_with_rdma_cards_has_a_fabric_of_its_cloud(instance):
     fabric = fabrics()[instance.fabric]
     assert fabric.rdma == (instance.nics != 0)
     assert fabric.provider in ("", instance.provider)
 
 
 @pytest.mark.parametrize("gpu", list(gpus().values()), ids=lambda each: each.name)
-def test_a_gpu_is_plausible(gpu):
+def test_gpu_figures_are_plausible(gpu):
     assert gpu.kind in ("gpu", "neuron")
     assert gpu.name.startswith(gpu.slurm_type)
     assert 8 <= gpu.memory_gib <= 400
@@ -124,10 +124,10 @@ def test_a_gpu_is_plausible(gpu):
     assert gpu.link_gbytes_per_s is None or 0 <= gpu.link_gbytes_per_s <= 2_000
 
 
-def test_trainium_is_another_kind_of_accelerator():
+def test_trainium_has_the_gres_name_neuron():
     assert {gpu.kind for gpu in gpus().values() if gpu.name.startswith("trainium")} == {"neuron"}
 
 
-def test_every_gpu_of_the_clouds_is_used_by_an_instance():
+def test_every_cloud_gpu_is_used_by_an_instance():
     used = {each.gpu for each in EVERY_INSTANCE}
     assert {"h100", "h200", "b200", "b300", "gb200", "a100-40", "a100-80", "l4", "l40s", "a10g"} <= used

@@ -51,7 +51,7 @@ class Odd(nn.Module):
 
 
 def gradients(rung_name: str, *, detour: bool, **options: Any) -> tuple[list[Any], list[Any]]:
-    """Of two steps, after a start from different weights; and the weights and buffers at the start."""
+    """Return the gradients of two steps from different initial weights, and the weights and buffers at the start."""
     wire = Wire()
     rung = RUNGS[rung_name](Odd(seed=wire.rank, detour=detour), wire, bucket_cap_mb=ODD_CAP_MB, **options)
     start = [each.detach().clone() for each in (*rung.model.parameters(), *rung.model.buffers())]
@@ -69,16 +69,16 @@ def gradients(rung_name: str, *, detour: bool, **options: Any) -> tuple[list[Any
 
 
 def known_model() -> Any:
-    """92 bytes of gradients: 48 + 12, 24 + 8."""
+    """Return a model with 92 bytes of gradients: 48 + 12, 24 + 8."""
     return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
 
 
 def traffic(rung_name: str) -> dict[str, Any]:
-    """Of one step of the known model."""
+    """Return the traffic of one step of the known model."""
     rung = RUNGS[rung_name](known_model(), Wire(), bucket_cap_mb=KNOWN_CAP_BYTES / 2**20)
     if isinstance(rung, TorchDDP):
         rung.count_buckets()
-        _backward(rung)  # DDP makes its buckets anew after the first step
+        _backward(rung)  # DDP rebuilds its buckets after the first step
         rung.wire.tally = Tally()
     _backward(rung)
     rung.close()
@@ -102,7 +102,7 @@ def differences(ours: list[Any], theirs: list[Any]) -> list[str]:
     return found
 
 
-def try_everything() -> dict[str, Any]:
+def run_all_cases() -> dict[str, Any]:
     some_take_the_detour = dist.get_rank() != 1
     found: dict[str, Any] = {}
     for case, detour, options in (
@@ -137,7 +137,7 @@ def main(folder: Path, rank: int, port: str) -> None:
         if rank >= size:
             break
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{size}", rank=rank, world_size=size)
-        found[size] = try_everything()
+        found[size] = run_all_cases()
         dist.destroy_process_group()
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
     if rank < 2:

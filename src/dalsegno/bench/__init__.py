@@ -1,1 +1,1 @@
-"""Measuring: what is asked, what came out, and how it is shown. Who measures with torch imports it only then."""
+"""Benchmarks: settings, reports and their display. torch is imported only by the modules that measure with it."""

@@ -1,4 +1,4 @@
-"""What a benchmark of the ladder found: times, messages, bytes and spans of every rung, as values and as JSON."""
+"""The ladder benchmark: its settings, its report, and the environment of its processes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ BASELINE = "ddp"  # with torch's own bucket_cap_mb
 
 @dataclass(frozen=True)
 class RankTraffic:
-    """One rank's messages in one step; `computed`: what a ring all-reduce needs, not what was counted."""
+    """One rank's messages in one step. `computed`: derived from the ring all-reduce, not counted."""
 
     calls: int
     messages: int
     sent_bytes: int
     received_bytes: int
     computed: bool
-    tcp_bytes: int | None = None  # sent, by the kernel's count; None where it does not go over TCP
+    tcp_bytes: int | None = None  # sent, as counted by the kernel; None without TCP
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class StepSpan:
 
 @dataclass(frozen=True)
 class RungResult:
-    """One rung. `steps_s`: each step as its slowest rank saw it; `why_not`: it was not measured, and why."""
+    """The result of one rung. `steps_s`: each step on its slowest rank. `why_not`: why it was not measured."""
 
     name: str
     steps_s: tuple[float, ...] = ()
@@ -61,13 +61,13 @@ class RungResult:
 
     @property
     def busiest(self) -> RankTraffic | None:
-        """The rank that sends most: it is what the others wait for."""
+        """Return the rank that sends the most, for which the others wait."""
         return max(self.traffic, key=lambda each: each.sent_bytes, default=None)
 
 
 @dataclass(frozen=True)
 class LadderReport:
-    """All rungs, and what they ran on."""
+    """The results of all rungs, and the hardware and software they ran on."""
 
     processes: int
     backend: str
@@ -83,7 +83,7 @@ class LadderReport:
         return f"{where}, {self.gradient_bytes / 2**20:.2f} MiB of gradients"
 
     def ratio(self, rung: RungResult) -> float | None:
-        """Its time in times of DDP's; None where either is missing."""
+        """Return its time relative to DDP's; None if either is missing."""
         ddp = next((each for each in self.rungs if each.name == BASELINE), None)
         return rung.median_s / ddp.median_s if rung.steps_s and ddp and ddp.steps_s else None
 
@@ -114,22 +114,19 @@ def _rung(found: dict[str, Any]) -> RungResult:
     )
 
 
-# ---- What a benchmark of the ladder is asked to do.
-
-
 @dataclass(frozen=True)
 class LadderAsk:
-    """A model of so many MiB in so many layers, trained for so many steps by every rung."""
+    """The settings of a benchmark."""
 
     model_mb: float = 16.0
     layers: int = 8
     steps: int = 20
-    batch: int = 64  # of each rank
+    batch: int = 64  # per rank
     device: str = "auto"  # auto, cpu or cuda
     bucket_caps_mb: tuple[float, ...] = (1.0, 5.0, 25.0)
 
     def progress(self, number: int) -> str:
-        """What to say before a step; empty where it is too soon to say something again."""
+        """Return the progress line before a step; empty for most steps."""
         return "" if number % max(1, self.steps // 4) else f"step {number + 1} of {self.steps}, all rungs in turn"
 
     def to_json(self) -> str:
@@ -142,23 +139,22 @@ class LadderAsk:
 
 
 def parse_caps(text: str) -> tuple[float, ...]:
-    """`1,5,25` → 1.0, 5.0, 25.0, each once."""
+    """Parse `1,5,25` into 1.0, 5.0, 25.0 without duplicates."""
     try:
-        caps = tuple(dict.fromkeys(float(word) for word in text.split(",")))
+        caps = tuple(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
         caps = ()
     if not caps or not all(0 < cap < float("inf") for cap in caps):
-        raise UsageError(f"`{text}` is no list of sizes", where="--bucket-cap-mb", hint="MiB with commas: 1,5,25")
+        raise UsageError(f"invalid list of sizes `{text}`", where="--bucket-cap-mb", hint="use MiB with commas: 1,5,25")
     return caps
 
 
-# ---- The ladder's report as rows of a table. Pure.
-
+# Table
 
 HEADERS = ("RUNG", "STEP", "TIMES DDP", "CALLS", "MESSAGES", "SENT", "BY TCP")
 NOTES = (
-    "STEP: median of the slowest rank. CALLS, MESSAGES and bytes: one step of the rank that sends most.",
-    "~ computed: what a ring all-reduce needs, 2(N-1) messages and 2(N-1)/N of the bytes. BY TCP: the kernel's count.",
+    "STEP: median of the slowest rank. CALLS, MESSAGES and bytes: one step of the rank that sends the most.",
+    "~ computed for a ring all-reduce: 2(N-1) messages and 2(N-1)/N of the bytes. BY TCP: counted by the kernel.",
 )
 
 
@@ -177,9 +173,9 @@ def _row(report: LadderReport, rung: RungResult) -> list[str]:
 def _traffic(traffic: RankTraffic | None) -> list[str]:
     if traffic is None:
         return ["-"] * 4
-    about = "~" if traffic.computed else ""
+    mark = "~" if traffic.computed else ""
     by_tcp = "-" if traffic.tcp_bytes is None else mib(traffic.tcp_bytes)
-    return [str(traffic.calls), f"{about}{traffic.messages}", f"{about}{mib(traffic.sent_bytes)}", by_tcp]
+    return [str(traffic.calls), f"{mark}{traffic.messages}", f"{mark}{mib(traffic.sent_bytes)}", by_tcp]
 
 
 def mib(size: int) -> str:
@@ -187,31 +183,30 @@ def mib(size: int) -> str:
 
 
 def why_nots(report: LadderReport) -> list[str]:
-    return [f"{each.name} is not measured: {each.why_not}" for each in report.rungs if each.why_not]
+    return [f"{each.name} was not measured: {each.why_not}" for each in report.rungs if each.why_not]
 
 
-# ---- Where the rungs are: the example `ladder`, packed with us, or at the root of a clone.
-
+# The example `ladder`, in the package or at the root of a clone
 
 _HERE = Path(__file__).resolve()
 
 
 def examples_folder() -> Path:
-    """The folder that holds `ladder`."""
+    """Return the folder that holds `ladder`."""
     places = (_HERE.parent / "examples", _HERE.parents[3] / "examples")
     found = next((place for place in places if (place / "ladder" / "__init__.py").exists()), None)
     if found is None:
-        raise DalsegnoError("the example `ladder` is missing", hint="install dalsegno again, or take a whole clone")
+        raise DalsegnoError("the example `ladder` is missing", hint="reinstall dalsegno, or use a complete clone")
     return found
 
 
 def make_importable() -> None:
-    """`import ladder` finds the example, before anything else of that name."""
+    """Make `import ladder` find the example before any other module of that name."""
     sys.path.insert(0, str(examples_folder()))
 
 
 def check_torch(find: Callable[[str], object] = find_spec) -> None:
-    """Without importing it: that takes seconds."""
+    """Raise if torch is missing. Do not import it, which takes seconds."""
     if find("torch") is None:
         raise DalsegnoError(
             "`dalsegno bench ddp` needs PyTorch, which this Python does not have",
@@ -219,17 +214,16 @@ def check_torch(find: Callable[[str], object] = find_spec) -> None:
         )
 
 
-# ---- Which process of how many this one is, by its environment: torchrun's words, or srun's.
-
+# Environment of the processes
 
 _FIRST_PORT, _PORTS = 20_000, 20_000
 
 
 def world_env(environ: Mapping[str, str], first_host: Callable[[str], str]) -> dict[str, str] | None:
-    """What torch has to find in the environment; None where nobody started us as one of several.
+    """Return the variables that torch needs; None if this process is not one of several.
 
-    `first_host` reads Slurm's host lists. In a batch script, too, Slurm says which task this is, but only a step of
-    srun's says how many the step has.
+    `first_host` parses Slurm's host lists. Slurm sets the task number in a batch script too, but the number of tasks of
+    the step only under srun.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return {}
@@ -246,32 +240,30 @@ def world_env(environ: Mapping[str, str], first_host: Callable[[str], str]) -> d
 
 
 def local_env(rank: int, processes: int) -> dict[str, str]:
-    """For one of several processes on this machine. Threads as torchrun sets them, or they would fight for cores."""
+    """Return the variables of one of several processes on this machine, with one thread each as under torchrun."""
     local = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}
     return {"RANK": str(rank), "WORLD_SIZE": str(processes), **local, "OMP_NUM_THREADS": "1"}
 
 
 def _first_number(tasks_per_node: str) -> str:
-    """Slurm writes `4(x2),3`: four on each of two nodes, then three."""
+    """Return the first number of Slurm's `4(x2),3`, which means four on each of two nodes, then three."""
     return "".join(takewhile(str.isdigit, tasks_per_node))
 
 
 def _port(environ: Mapping[str, str]) -> int:
-    """The same for all tasks of a step, and another for the next one."""
+    """Return a port that is the same for all tasks of a step and differs between steps."""
     job, step = int(environ.get("SLURM_JOB_ID", 0)), int(environ.get("SLURM_STEP_ID", 0))
     return _FIRST_PORT + (job * 101 + step) % _PORTS
 
 
-# ---- How many bytes this process sent over TCP, by the kernel's own count: what a library sends inside shows here
-# too.
+# Bytes sent over TCP, counted by the kernel, which also sees what libraries send
 
-
-_BYTES_SENT = 200  # where `tcpi_bytes_sent` stands in the kernel's `struct tcp_info`; since Linux 4.19
+_BYTES_SENT = 200  # offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info`, since Linux 4.19
 _LENGTH = _BYTES_SENT + 8
 
 
 def tcp_bytes_sent() -> int | None:
-    """Summed over all open connections; None where the kernel does not tell (not Linux, or an old one)."""
+    """Return the sum over all open connections; None if the kernel does not report it (not Linux, or an old one)."""
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:

@@ -1,4 +1,4 @@
-"""The benchmark of the ladder, as every rank does it: rungs in turn, round by round, so that noise hits all alike."""
+"""The ladder benchmark on each rank. Rungs take turns in rounds, so that noise affects all of them equally."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ from ladder.train import make_model, train_step, width_of
 from ladder.watch import CudaWatch, Span, Watch
 from ladder.wire import Tally, Wire
 
-# ---- Where a rank computes and how it reaches the others: GPU and nccl where there is one for each, else CPU and
-# gloo.
+# Device and process group: GPU and nccl if there is one per rank, else CPU and gloo
 
-
-_PATIENCE = timedelta(seconds=120)
+_TIMEOUT = timedelta(seconds=120)
 
 
 class RankDevice:
-    """This rank's device, and a second group over gloo: its barriers keep no GPU busy while others are measured."""
+    """This rank's device and groups. The barriers of a second group over gloo keep no GPU busy during measurements."""
 
     def __init__(self, wanted: str, meeting: str = "env://") -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -39,9 +37,9 @@ class RankDevice:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         dist.init_process_group(
-            self.backend, init_method=meeting, rank=self.rank, world_size=self.size, timeout=_PATIENCE
+            self.backend, init_method=meeting, rank=self.rank, world_size=self.size, timeout=_TIMEOUT
         )
-        self._aside = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self._aside = dist.new_group(backend="gloo", timeout=_TIMEOUT)
 
     def meet(self) -> None:
         """Wait until all ranks are here and their devices idle."""
@@ -53,10 +51,10 @@ class RankDevice:
             torch.cuda.synchronize()
 
     def tcp_bytes_sent(self) -> int | None:
-        """None with nccl: it has better ways than TCP where it can, and a count of zero would mislead."""
+        """Return the bytes sent over TCP; None with nccl, which avoids TCP where it can."""
         return tcp_bytes_sent() if self.backend == "gloo" else None
 
-    def of_all_ranks(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value, group=self._aside)
         return found
@@ -69,19 +67,17 @@ def _device(wanted: str, local_size: int) -> Any:
     gpus, local_rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", 0))
     if wanted == "cpu" or (wanted == "auto" and gpus < local_size):
         return torch.device("cpu")
-    return torch.device("cuda", local_rank if local_rank < gpus else 0)  # srun may show each task its own GPU only
+    return torch.device("cuda", local_rank if local_rank < gpus else 0)  # srun may show each task only its own GPU
 
 
-# ---- Who takes part in a benchmark of the ladder, and one step of each. Runs in every rank; `ladder` can be
-# imported.
-
+# Contestants
 
 LEARNING_RATE = 1e-3
 
 
 @dataclass
 class WatchedStep:
-    """One step that was looked at closely."""
+    """One step with its spans and its traffic."""
 
     took_s: float
     spans: list[Span]
@@ -90,7 +86,7 @@ class WatchedStep:
 
 @dataclass
 class Contestant:
-    """A rung with a model of its own, and what was measured of it on this rank."""
+    """A rung with its own model, and its measurements on this rank."""
 
     name: str
     rung: Rung
@@ -101,7 +97,7 @@ class Contestant:
     watched: list[WatchedStep] = field(default_factory=list)
 
     def step(self, place: RankDevice) -> float:
-        """Seconds of one step, from a common start."""
+        """Do one step from a common start and return its seconds."""
         place.meet()
         begin = time.perf_counter()
         if place.rank == 0 or not self.rung.whole_batch:
@@ -124,7 +120,7 @@ class Contestant:
 
 
 def names(ask: LadderAsk) -> list[tuple[str, str, float | None]]:
-    """Each row: its name, its rung, its bucket cap in MiB (None: torch's own)."""
+    """Return the name, the rung and the bucket cap in MiB (None: torch's default) of each row."""
     caps = ask.bucket_caps_mb
     return [
         ("alone", "", None),
@@ -140,7 +136,7 @@ def names(ask: LadderAsk) -> list[tuple[str, str, float | None]]:
 
 
 def why_not(rung: str, place: RankDevice) -> str:
-    """Why a rung cannot be measured here; empty if it can."""
+    """Return why a rung cannot be measured here; empty if it can."""
     if rung != "data-parallel":
         return ""
     if place.local_size != place.size:
@@ -149,7 +145,7 @@ def why_not(rung: str, place: RankDevice) -> str:
 
 
 def enter(name: str, rung: str, cap_mb: float | None, ask: LadderAsk, place: RankDevice) -> Contestant:
-    """A contestant with a fresh model; all have the same weights and see the same data."""
+    """Create a contestant with a new model. All have the same weights and data."""
     watch = CudaWatch() if place.device.type == "cuda" else Watch()
     model = make_model(ask.model_mb, ask.layers).to(place.device)
     made = RUNGS.get(rung, Rung)(model, Wire(watch), bucket_cap_mb=cap_mb)
@@ -159,22 +155,20 @@ def enter(name: str, rung: str, cap_mb: float | None, ask: LadderAsk, place: Ran
 
 
 def make_countable(contestant: Contestant) -> None:
-    """torch's DDP is timed without the hook that counts its buckets; from here on it has it."""
+    """Install the hook that counts the buckets of torch's DDP, which is timed without it."""
     if isinstance(contestant.rung, TorchDDP):
         contestant.rung.count_buckets()
 
 
-# ---- The benchmark of the ladder, as every rank does it: rungs in turn, round by round, so that noise hits all
-# alike.
+# Measurement
 
-
-EachRound = Callable[[int], None]  # told the number of the step to come
-WARM_UP_ROUNDS = 2  # DDP makes its buckets anew after the first step
+EachRound = Callable[[int], None]  # called with the number of the next step
+WARM_UP_ROUNDS = 2  # DDP rebuilds its buckets after the first step
 WATCHED_ROUNDS = 3
 
 
 def measure(ask: LadderAsk, meeting: str, each_round: EachRound) -> LadderReport | None:
-    """Take part as the rank that the environment says. Rank 0 gets the report."""
+    """Measure as the rank in the environment. Rank 0 returns the report."""
     place = RankDevice(ask.device, meeting)
     try:
         return _measure(ask, place, each_round)
@@ -195,14 +189,14 @@ def _measure(ask: LadderAsk, place: RankDevice, each_round: EachRound) -> Ladder
         make_countable(contestant)
         for _ in range(WATCHED_ROUNDS):
             contestant.watched_step(place)
-    found = [place.of_all_ranks(_facts(each)) for each in contestants]
+    found = [place.gather(_facts(each)) for each in contestants]
     if place.rank:
         return None
     return _report(place, contestants, [_result(*row[::3], found, contestants) for row in rows])
 
 
 def _turned(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
-    """Another one begins each round: who comes first must not matter."""
+    """Return the contestants with another one first in each round, so that the order does not matter."""
     first = number % len(contestants)
     return [*contestants[first:], *contestants[:first]]
 
@@ -232,17 +226,17 @@ def _result(name: str, why: str, found: list[Any], contestants: Sequence[Contest
     watched = _typical([watched for _, _, watched in by_rank])
     return RungResult(
         name,
-        steps_s=tuple(max(of_ranks) for of_ranks in steps),
+        steps_s=tuple(max(by_ranks) for by_ranks in steps),
         traffic=tuple(_traffic(each, tcp) for each, (_, tcp, _) in zip(watched, by_rank, strict=True)),
         marks=tuple(StepSpan(rank, *span) for rank, each in enumerate(watched) for span in each.spans),
     )
 
 
 def _typical(by_rank: list[list[WatchedStep]]) -> list[WatchedStep]:
-    """Of the watched steps the one of middle length, on every rank."""
-    lengths = [max(each.took_s for each in of_ranks) for of_ranks in zip(*by_rank, strict=True)]
+    """Return the watched step of median length on every rank."""
+    lengths = [max(each.took_s for each in step) for step in zip(*by_rank, strict=True)]
     at = lengths.index(median_low(lengths))
-    return [of_rank[at] for of_rank in by_rank]
+    return [steps[at] for steps in by_rank]
 
 
 def _traffic(watched: WatchedStep, tcp_bytes: list[int | None]) -> RankTraffic:

@@ -1,6 +1,6 @@
-"""One rank of a benchmark that was started here: `python -m dalsegno.bench.ladder_rank FOLDER`.
+"""One rank of a benchmark on this machine: `python -m dalsegno.bench.ladder_rank FOLDER`.
 
-The folder holds `ask.json`; the ranks meet over a file in it, rank 0 leaves `progress` and `report.json` there.
+The folder holds `ask.json` and the rendezvous file of the ranks. Rank 0 writes `progress` and `report.json`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ def main(folder: Path) -> None:
     make_importable()
     from dalsegno.bench.ladder_measure import measure
 
-    who_started_us = os.getppid()
-
+    parent = os.getppid()
     ask = LadderAsk.from_json((folder / ASK).read_text())
 
     def each_round(number: int) -> None:
-        if os.getppid() != who_started_us:
-            sys.exit("whoever started this benchmark is gone")
+        if os.getppid() != parent:
+            sys.exit("the process that started this benchmark has ended")
         if os.environ["RANK"] == "0" and ask.progress(number):
             (folder / PROGRESS).write_text(ask.progress(number))
 

@@ -1,4 +1,4 @@
-"""The catalog's three tables, read once from the CSV files beside this one. An empty cell means: not known."""
+"""The catalog's three tables, read once from the CSV files beside this module. An empty cell means unknown."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Gpu:
     memory_gbytes_per_s: float
     bf16_tflops: float | None  # dense
     link: str  # "NVLink 4", "NeuronLink-v2", or "" without one
-    link_gbytes_per_s: float | None  # one way, of one accelerator
+    link_gbytes_per_s: float | None  # one way, per accelerator
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A machine one can rent. A flexible one's cpus and memory are the most it can be given."""
+    """An instance type of a cloud. The cpus and memory of a flexible one are its maximum."""
 
     provider: str
     name: str
     gpu: str  # a name of the GPU table, or ""
     gpus: int
     gpu_memory_gib: float | None  # of each
-    nvlink_gbytes_per_s: float  # one way, of each GPU as it is wired in this machine
+    nvlink_gbytes_per_s: float  # one way, per GPU, as wired in this machine
     network_gbps: float | None
     nics: int | None  # RDMA network cards
     fabric: str
@@ -50,7 +50,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Fabric:
-    """What the machines talk over. `nccl_net` is the transport NCCL should report."""
+    """A network between machines. `nccl_net` is the transport that NCCL should report."""
 
     name: str
     provider: str
@@ -61,19 +61,19 @@ class Fabric:
 
 @cache
 def gpus() -> Mapping[str, Gpu]:
-    """All accelerators by name."""
+    """Return all accelerators by name."""
     return MappingProxyType({row["name"]: _gpu(row) for row in _rows("gpus.csv")})
 
 
 @cache
 def instances() -> Mapping[str, Instance]:
-    """All instance types by name."""
+    """Return all instance types by name."""
     return MappingProxyType({row["name"]: _instance(row) for row in _rows("instances.csv")})
 
 
 @cache
 def fabrics() -> Mapping[str, Fabric]:
-    """All fabrics by name."""
+    """Return all fabrics by name."""
     return MappingProxyType({row["name"]: _fabric(row) for row in _rows("fabrics.csv")})
 
 
@@ -121,26 +121,27 @@ def _whole(cell: str) -> int | None:
 
 
 def _rows(file: str) -> list[_Row]:
-    # The tables hold no quotes and no commas inside a cell (a test keeps it so); csv would cost an import at start.
+    # The tables have no quotes and no commas inside a cell, which a test checks. Importing csv would slow the start.
     lines = (Path(__file__).parent / file).read_text(encoding="utf-8").splitlines()
     header = lines[0].split(",")
     return [dict(zip(header, line.split(","), strict=True)) for line in lines[1:]]
 
 
-# ---- The name a user most likely meant.
-
+# Suggestions
 
 _SURE = 0.7
-_LOOKED_AT = 2000  # comparing is slow, and a cluster may have 65,000 nodes
+_MOST_COMPARED = 2000  # names: comparing is slow, and a cluster may have 65,000 nodes
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """The nearest of `names`, or "" if none is near. Of short words two may share most letters by chance (`foo`,
-    `oom`): one that is only just near begins alike."""
+    """Return the most similar of `names`, or "" if none is similar.
+
+    Short words may share letters by chance (`foo`, `oom`), so a weak match must have the same first letter.
+    """
     from difflib import SequenceMatcher, get_close_matches
 
     wanted = name.lower()[:100]
-    by_lower = {each.lower(): each for each in islice(names, _LOOKED_AT)}
+    by_lower = {each.lower(): each for each in islice(names, _MOST_COMPARED)}
     for near in get_close_matches(wanted, list(by_lower), n=3, cutoff=0.6):
         if near[:1] == wanted[:1] or SequenceMatcher(None, near, wanted).ratio() >= _SURE:
             return by_lower[near]
@@ -148,38 +149,37 @@ def closest(name: str, names: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
-    """A hint: "did you mean `…`?", or `otherwise`."""
+    """Return the hint "did you mean `…`?", or `otherwise`."""
     near = closest(name, names)
     return f"did you mean `{near}`?" if near else otherwise
 
 
-# ---- Finding a thing of the catalog by the name people call it.
-
+# Lookup
 
 _T = TypeVar("_T")
 
-# One Slurm type may stand for two sizes of a card; the larger one is what is sold today.
+# One Slurm type may mean two sizes of a card; the larger one is the one sold today.
 _LARGEST = {"a100": "a100-80", "v100": "v100-32"}
 
 
 def find_instance(name: str) -> Instance:
-    """The instance type called `name`; HyperPod's `ml.p5.48xlarge` is `p5.48xlarge`."""
+    """Return the instance type `name`; HyperPod's `ml.p5.48xlarge` is `p5.48xlarge`."""
     return _find(name.removeprefix("ml."), instances(), "instance type")
 
 
 def find_gpu(name: str) -> Gpu:
-    """The accelerator called `name`, by catalog name (a100-40) or Slurm's type (a100)."""
+    """Return the accelerator with this catalog name (a100-40) or Slurm type (a100)."""
     lower = name.lower()
     return _find(_LARGEST.get(lower, lower), gpus(), "GPU")
 
 
 def find_fabric(name: str) -> Fabric:
-    """The fabric called `name`."""
+    """Return the fabric `name`."""
     return _find(name, fabrics(), "fabric")
 
 
 def gpu_of(instance: Instance) -> Gpu | None:
-    """The accelerator inside an instance type, None if it has none."""
+    """Return the accelerator of an instance type; None if it has none."""
     return gpus()[instance.gpu] if instance.gpu else None
 
 

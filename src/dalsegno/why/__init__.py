@@ -1,4 +1,4 @@
-"""Why is it so? One timeline of a node, a run or a job, a verdict in a sentence, and the next command."""
+"""Explain a node, a run or a job: one timeline, a verdict in a sentence, and the next command."""
 
 from dalsegno.why.answer import Conclusion, Explanation, Moment, in_order, within
 from dalsegno.why.job import explain_job, moments_of_job

@@ -1,16 +1,16 @@
-"""An answer: what was noted by whom, in order, what it comes to, and what to do next."""
+"""The answer of `dalsegno why`: a timeline, a verdict, and the next command."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-AFTER_S = 60.0  # what befell a node so soon after a run or job had failed may be why
+AFTER_S = 60.0  # events of a node so soon after a failure of a run or job may be its cause
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Something that was noted. `who`: Slurm, the run, the controller, a check, or `inject`."""
+    """One entry of a timeline. `who`: Slurm, the run, the controller, a check, or `inject`."""
 
     at: float  # seconds since 1970
     who: str
@@ -19,7 +19,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What it comes to, in a sentence, and the command to go on with; none where there is nothing to do."""
+    """The verdict in one sentence, and the next command; none if there is nothing to do."""
 
     sentence: str
     next: str = ""
@@ -27,7 +27,7 @@ class Conclusion:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`subject`: `node gpu-3`, `run train-x7`, `job 12`."""
+    """The complete answer. `subject`: `node gpu-3`, `run train-x7`, `job 12`."""
 
     subject: str
     verdict: Conclusion
@@ -35,7 +35,7 @@ class Explanation:
 
 
 def in_order(*sources: Iterable[Moment]) -> tuple[Moment, ...]:
-    """What several have noted as one timeline; what two have told alike stands there once."""
+    """Merge several sources into one timeline without duplicates."""
     once = dict.fromkeys(moment for source in sources for moment in source)
     return tuple(sorted(once, key=lambda moment: moment.at))
 

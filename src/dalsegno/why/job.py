@@ -1,4 +1,4 @@
-"""A job of Slurm's: why it waits, or how it ended. Pure."""
+"""Explain a Slurm job: why it waits, or how it ended. Pure."""
 
 from __future__ import annotations
 
@@ -11,70 +11,67 @@ from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.pending import PendingReason, parse_pending
 from dalsegno.why.answer import AFTER_S, Conclusion, Moment
 
-# ---- Why a job waits: Slurm's word for it, what it means, and the next command. Data.
-
-
-# What it means. {job}: the job's id, {part}: its partition, {user}: its user.
+# The meaning of each reason and the next command. {job}: the job's id, {part}: its partition, {user}: its user.
 WAITS: dict[PendingReason, tuple[str, str]] = {
     PendingReason.RESOURCES: (
-        "it is next in line, and the nodes it needs are busy",
+        "it is next in line, but the nodes it needs are busy",
         "squeue -p {part} --states=RUNNING",
     ),
-    PendingReason.PRIORITY: ("jobs of higher priority wait before it", "sprio -j {job}"),
+    PendingReason.PRIORITY: ("jobs of higher priority are ahead of it", "sprio -j {job}"),
     PendingReason.DEPENDENCY: ("it waits for another job to end", "scontrol show job {job} | grep Dependency"),
     PendingReason.DEPENDENCY_NEVER_SATISFIED: (
-        "the job it waits for has not ended as it asked, and never will",
+        "the job it depends on did not end as required, so it will never start",
         "scancel {job}",
     ),
     PendingReason.BEGIN_TIME: (
-        "it may not start before its begin time; a job that was queued again waits so, too",
+        "it may not start before its begin time, which a requeued job has too",
         "scontrol update jobid={job} starttime=now",
     ),
-    PendingReason.JOB_HELD_USER: ("its user holds it", "scontrol release {job}"),
+    PendingReason.JOB_HELD_USER: ("its user has put it on hold", "scontrol release {job}"),
     PendingReason.JOB_HELD_ADMIN: (
-        "an administrator holds it, or it has failed to start too often",
+        "an administrator has put it on hold, or it failed to start too often",
         "scontrol release {job}",
     ),
     PendingReason.REQ_NODE_NOT_AVAIL: ("nodes it needs are out of service or reserved", "sinfo -R"),
     PendingReason.NODE_DOWN: ("a node it needs is down", "sinfo -R"),
     PendingReason.PARTITION_DOWN: ("its partition is closed", "scontrol show partition {part}"),
-    PendingReason.PARTITION_INACTIVE: ("its partition is switched off", "scontrol show partition {part}"),
+    PendingReason.PARTITION_INACTIVE: ("its partition is inactive", "scontrol show partition {part}"),
     PendingReason.PARTITION_NODE_LIMIT: (
-        "it asks for more nodes than its partition gives",
+        "it requests more nodes than its partition allows",
         "scontrol show partition {part}",
     ),
     PendingReason.PARTITION_TIME_LIMIT: (
-        "it asks for more time than its partition gives",
+        "it requests more time than its partition allows",
         "scontrol show partition {part}",
     ),
     PendingReason.PARTITION_CONFIG: (
-        "what it asks for is not what its partition offers",
+        "its request does not match its partition",
         "scontrol show partition {part}",
     ),
-    PendingReason.LICENSES: ("a licence it needs is in use", "scontrol show licenses"),
+    PendingReason.LICENSES: ("a license it needs is in use", "scontrol show licenses"),
     PendingReason.RESERVATION: ("it waits for its reservation to begin", "scontrol show reservation"),
-    PendingReason.RESERVATION_DELETED: ("the reservation it asks for is gone", "scancel {job}"),
+    PendingReason.RESERVATION_DELETED: ("its reservation was deleted", "scancel {job}"),
     PendingReason.INVALID_ACCOUNT: ("its account does not exist", "sacctmgr show associations user={user}"),
     PendingReason.INVALID_QOS: ("its QOS does not exist", "sacctmgr show qos"),
     PendingReason.ASSOC_MAX_JOBS_LIMIT: ("its user runs as many jobs as the account allows", "squeue -u {user}"),
-    PendingReason.ASSOC_GRP: ("its account uses as much as it may", "sacctmgr show associations user={user}"),
+    PendingReason.ASSOC_GRP: ("its account has reached a limit", "sacctmgr show associations user={user}"),
     PendingReason.ASSOC_MAX: (
-        "it asks for more than its account allows one job",
+        "it requests more than its account allows for one job",
         "sacctmgr show associations user={user}",
     ),
     PendingReason.QOS_MAX_JOBS_PER_USER_LIMIT: ("its user runs as many jobs as the QOS allows", "squeue -u {user}"),
-    PendingReason.QOS_GRP: ("all jobs of its QOS together use as much as they may", "sacctmgr show qos"),
-    PendingReason.QOS_MAX: ("it asks for more than its QOS allows", "sacctmgr show qos"),
-    PendingReason.QOS_MIN: ("it asks for less than its QOS wants", "sacctmgr show qos"),
-    PendingReason.QOS_NOT_ALLOWED: ("its QOS may not be used in its partition", "scontrol show partition {part}"),
-    PendingReason.BAD_CONSTRAINTS: ("no node has the features it asks for", "sinfo -o '%N %f'"),
-    PendingReason.LAUNCH_FAILED: ("it could not be started on a node, and is held", "scontrol release {job}"),
-    PendingReason.PROLOG: ("its prolog runs", "sinfo -R"),
-    PendingReason.CLEANING: ("its former self is still being cleared away", "squeue -j {job}"),
-    PendingReason.JOB_ARRAY_TASK_LIMIT: ("as many tasks of its array run as may at once", "squeue -j {job}"),
-    PendingReason.JOB_HOLD_MAX_REQUEUE: ("it was queued again too often, and is held", "scontrol release {job}"),
-    PendingReason.SCHED_DEFER: ("Slurm puts off scheduling for a moment", ""),
-    PendingReason.NOT_LOOKED_AT: ("Slurm has not looked at it yet", "squeue -j {job}"),
+    PendingReason.QOS_GRP: ("the jobs of its QOS have reached a limit", "sacctmgr show qos"),
+    PendingReason.QOS_MAX: ("it requests more than its QOS allows", "sacctmgr show qos"),
+    PendingReason.QOS_MIN: ("it requests less than its QOS requires", "sacctmgr show qos"),
+    PendingReason.QOS_NOT_ALLOWED: ("its QOS is not allowed in its partition", "scontrol show partition {part}"),
+    PendingReason.BAD_CONSTRAINTS: ("no node has the features it requests", "sinfo -o '%N %f'"),
+    PendingReason.LAUNCH_FAILED: ("it could not be started on a node and is on hold", "scontrol release {job}"),
+    PendingReason.PROLOG: ("its prolog is running", "sinfo -R"),
+    PendingReason.CLEANING: ("its previous attempt is still being cleaned up", "squeue -j {job}"),
+    PendingReason.JOB_ARRAY_TASK_LIMIT: ("its array already runs as many tasks as it may at once", "squeue -j {job}"),
+    PendingReason.JOB_HOLD_MAX_REQUEUE: ("it was requeued too often and is on hold", "scontrol release {job}"),
+    PendingReason.SCHED_DEFER: ("Slurm defers scheduling for a moment", ""),
+    PendingReason.NOT_LOOKED_AT: ("Slurm has not considered it yet", "squeue -j {job}"),
 }
 
 
@@ -82,20 +79,17 @@ def why_it_waits(reason: str, job: str, partition: str, user: str) -> Conclusion
     known = parse_pending(reason)
     if known not in WAITS:
         bare = reason.strip("()")
-        said = f"Slurm says `{bare}`" if bare else "Slurm has not said why yet"
+        said = f"Slurm's reason is `{bare}`" if bare else "Slurm has not given a reason yet"
         return Conclusion(said, f"scontrol show job {job}")
     sentence, command = WAITS[known]
     return Conclusion(sentence, command.format(job=job, part=partition, user=user))
 
 
-# ---- A job of Slurm's: why it waits, or how it ended. Pure.
-
-
 def explain_job(job: JobInfo, run: str = "") -> Conclusion:
-    """`run`: whose job it is, where it is a run's."""
+    """Return the verdict on a job. `run`: the run to which it belongs, if any."""
     found = _by_state(job)
-    told = f"{found.sentence}{_of_run(job, run)}{_kept_off(job, run)}"
-    return Conclusion(told, f"dalsegno why {run}" if run and job.state is not JobState.PENDING else found.next)
+    sentence = f"{found.sentence}{_of_run(job, run)}{_excluded(job, run)}"
+    return Conclusion(sentence, f"dalsegno why {run}" if run and job.state is not JobState.PENDING else found.next)
 
 
 def _of_run(job: JobInfo, run: str) -> str:
@@ -103,17 +97,17 @@ def _of_run(job: JobInfo, run: str) -> str:
         return ""
     comment = read_comment(job.comment)
     if comment and comment.role is JobRole.JOIN:
-        return f"; run {run} had asked for it in place of a node it lost"
+        return f"; run {run} submitted it to replace a lost node"
     follows = comment is not None and comment.role is JobRole.NEXT
     return f"; it is the next job of run {run}" if follows else f"; it is the job of run {run}"
 
 
-def _kept_off(job: JobInfo, run: str) -> str:
-    """A job that waits although nodes are free may be one that may not have them."""
+def _excluded(job: JobInfo, run: str) -> str:
+    """Return which nodes are excluded: a job may wait although nodes are free."""
     if job.state is not JobState.PENDING or not job.excluded:
         return ""
-    who = f"run {run} keeps it off {{}}: nodes it is on, or has left" if run else "nodes are excluded: {}"
-    return f"; {who.format(_some(job.excluded))}"
+    text = f"run {run} excludes {{}}: nodes it uses or has left" if run else "nodes are excluded: {}"
+    return f"; {text.format(_some(job.excluded))}"
 
 
 def _by_state(job: JobInfo) -> Conclusion:
@@ -129,25 +123,25 @@ def _by_state(job: JobInfo) -> Conclusion:
 
 
 _ENDS = {
-    JobState.RUNNING: ("runs", "squeue -j {job}"),
+    JobState.RUNNING: ("is running", "squeue -j {job}"),
     JobState.COMPLETED: ("is done", ""),
     JobState.CANCELLED: ("was cancelled", "sacct -j {job} --format=JobID,State,End,ExitCode"),
     JobState.TIMEOUT: (
-        "ran into its time limit; `--time` gives it more, and `dalsegno run` goes on in the next job", "",
+        "reached its time limit; `--time` gives it more, and `dalsegno run` resumes in the next job", "",
     ),
-    JobState.OUT_OF_MEMORY: ("used more memory than it had asked for; `--mem` gives it more", ""),
-    JobState.NODE_FAIL: ("lost a node; `dalsegno run` would have gone on without it", "sinfo -R"),
-    JobState.PREEMPTED: ("had to leave for a job of higher priority; `--requeue` queues it again", ""),
+    JobState.OUT_OF_MEMORY: ("used more memory than it requested; `--mem` gives it more", ""),
+    JobState.NODE_FAIL: ("lost a node; `dalsegno run` would have continued without it", "sinfo -R"),
+    JobState.PREEMPTED: ("was preempted by a job of higher priority; `--requeue` queues it again", ""),
     JobState.BOOT_FAIL: ("got a node that did not boot", "sinfo -R"),
     JobState.LAUNCH_FAILED: ("could not be started on a node", "sinfo -R"),
     JobState.DEADLINE: ("could not have ended before its deadline", ""),
-    JobState.REQUEUE_HOLD: ("is queued again, and held", "scontrol release {job}"),
+    JobState.REQUEUE_HOLD: ("was requeued and is on hold", "scontrol release {job}"),
     JobState.SUSPENDED: ("is suspended", "scontrol resume {job}"),
 }  # fmt: skip
 
 
 def aftermath_s(job: JobInfo) -> float:
-    """For how long after its end what befell its nodes may belong to it: a job that ended well owes it to nothing."""
+    """Return how long after its end events of its nodes may explain it; only the same second if it did not fail."""
     return 1.0 if job.state in (JobState.COMPLETED, JobState.CANCELLED) else AFTER_S
 
 
@@ -161,20 +155,20 @@ def _code(job: JobInfo) -> str:
 
 
 def _look(job: JobInfo) -> str:
-    """Where to read on."""
+    """Return the command that shows its output."""
     output = job.stderr or job.stdout
     return f"tail {shlex.quote(output)}" if output else f"sacct -j {job.label} --format=JobID,State,ExitCode,NodeList"
 
 
 def moments_of_job(job: JobInfo) -> Iterator[Moment]:
     if job.submitted_at:
-        yield Moment(job.submitted_at, "slurm", f"job {job.label} of {job.user} is submitted to {job.partition}")
+        yield Moment(job.submitted_at, "slurm", f"job {job.label} of {job.user} was submitted to {job.partition}")
     if job.started_at and job.state is not JobState.PENDING:
-        yield Moment(job.started_at, "slurm", f"job {job.label} starts on {_nodes(job)}")
+        yield Moment(job.started_at, "slurm", f"job {job.label} started on {_nodes(job)}")
     if job.preempted_at:
-        yield Moment(job.preempted_at, "slurm", f"job {job.label} has to leave for another")
+        yield Moment(job.preempted_at, "slurm", f"job {job.label} was preempted")
     if job.ends_at and job.state.ended:
-        yield Moment(job.ends_at, "slurm", f"job {job.label} ends: {job.state.value}, {_code(job)}")
+        yield Moment(job.ends_at, "slurm", f"job {job.label} ended: {job.state.value}, {_code(job)}")
 
 
 def _nodes(job: JobInfo) -> str:

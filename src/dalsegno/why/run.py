@@ -1,4 +1,4 @@
-"""A run: how it fares or ended, and what it went through. Pure."""
+"""Explain a run: its state or its end, and its history. Pure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def explain_run(status: RunStatus, entries: Sequence[Entry]) -> Conclusion:
     if status.phase is RunPhase.RUNNING and (idle := _idle(entries, status.generation)):
         rank = next(iter(idle.get("ranks", {})), "0")
         logs = f"dalsegno logs {status.run} --rank {rank}"
-        return Conclusion(f"run {status.run} does not end: {idle.get('text')}", logs)
+        return Conclusion(f"run {status.run} hangs: {idle.get('text')}", logs)
     if status.phase is RunPhase.RUNNING:
-        return Conclusion(f"run {status.run} trains, in generation {status.generation}{_because(entries)}", logs)
+        return Conclusion(f"run {status.run} is training, in generation {status.generation}{_because(entries)}", logs)
     return Conclusion(f"run {status.run} is {status.phase.value}{_said(status)}{_because(entries)}", logs)
 
 
 def _idle(entries: Sequence[Entry], generation: int) -> Entry | None:
-    """Noted of this generation: some ranks have returned, and the others do nothing."""
+    """Return the journal entry that some ranks of this generation have returned and the others are idle."""
     found = [
         entry for entry in entries if entry.get("event") == RunEvent.IDLE and entry.get("generation") == generation
     ]
@@ -40,18 +40,18 @@ def _idle(entries: Sequence[Entry], generation: int) -> Entry | None:
 def _ended(status: RunStatus, entries: Sequence[Entry]) -> Conclusion:
     run = status.run
     if status.exit_code == 0:
-        lives = f" after {status.generation} generations" if status.generation > 1 else ""
-        return Conclusion(f"run {run} is done{lives}")
+        after = f" after {status.generation} generations" if status.generation > 1 else ""
+        return Conclusion(f"run {run} is done{after}")
     if status.exit_code == SAVED:
-        return Conclusion(f"run {run} has saved and left; it can be gone on with", f"dalsegno runs show {run}")
+        return Conclusion(f"run {run} saved its state and stopped; it can be resumed", f"dalsegno runs show {run}")
     if status.exit_code == TERMINATED or status.cause.cancelled:
-        return Conclusion(f"run {run} was ended from outside{_said(status)}", f"dalsegno logs {run}")
+        return Conclusion(f"run {run} was cancelled or terminated{_said(status)}", f"dalsegno logs {run}")
     failed = [entry for entry in entries if entry.get("event") == RunEvent.FAILED and not entry.get("noise")]
     if not failed:
         return Conclusion(f"run {run} ended with code {status.exit_code}{_said(status)}", f"dalsegno logs {run}")
     first = _first_of_last(failed)
     again = len({entry.get("generation") for entry in failed if _fault(entry) == _fault(first)})
-    times = f", {again} times in a row the same" if again > 1 else ""
+    times = f", {again} times in a row" if again > 1 else ""
     what = f"rank {first.get('rank')} on {first.get('node')} {first.get('what')}{times}"
     return Conclusion(
         f"run {run} ended with code {status.exit_code}: {what}", f"dalsegno logs {run} --rank {first.get('rank')}"
@@ -59,33 +59,33 @@ def _ended(status: RunStatus, entries: Sequence[Entry]) -> Conclusion:
 
 
 def _fault(entry: Entry) -> object:
-    """Return what is equal for equal faults. Journals written before have no signature."""
+    """Return a value that is equal for equal faults. Older journals have no signature."""
     return entry.get("signature") or entry.get("code")
 
 
 def aftermath_s(status: RunStatus) -> float:
-    """For how long after its end what befell its nodes may belong to it: nothing to a run that nothing has failed."""
+    """Return how long after its end events of its nodes may explain it; 0 if it did not fail."""
     failed = status.exit_code not in (0, SAVED, TERMINATED) and not status.cause.cancelled
     return AFTER_S if failed else 0.0
 
 
 def _first_of_last(failed: Sequence[Entry]) -> Entry:
-    """Of the last generation that failed, the rank that did so first: the others miss it."""
+    """Return the first failure of the last failed generation: the other ranks failed because of it."""
     last = max(int(entry.get("generation", 0)) for entry in failed)
     return next(entry for entry in failed if int(entry.get("generation", 0)) == last)
 
 
 def _because(entries: Sequence[Entry]) -> str:
-    """What began the present generation, unless it is the first: nothing of an older one."""
+    """Return what ended the previous generation; nothing older."""
     begins = [at for at, entry in enumerate(entries) if entry.get("event") == RunEvent.GENERATION]
     since = entries[begins[-2] :] if len(begins) > 1 else entries
     texts = [text for entry in since if (text := _left(entry) or _hit(entry))]
     texts = texts or [_failed(entry) for entry in _only_noise(since)]
-    return f"; the last thing that hit it: {texts[-1]}" if texts else ""
+    return f"; last fault: {texts[-1]}" if texts else ""
 
 
 def _left(entry: Entry) -> str:
-    """A node that it went on without, of its own accord. The timeline has a note of it already."""
+    """Return the text for a node that the run left by itself. The timeline already has a note of it."""
     return f"it left {entry.get('node')} ({entry.get('why')})" if entry.get("event") == RunEvent.LEFT else ""
 
 
@@ -102,7 +102,7 @@ def _failed(entry: Entry) -> str:
 
 
 def _only_noise(entries: Sequence[Entry]) -> list[Entry]:
-    """Where a generation ended and nobody knows of more than a rank that missed another, the first such."""
+    """Return the first rank that lost its peers, if no other cause of the generation's end is known."""
     if any(_left(entry) or _hit(entry) for entry in entries):
         return []
     return [entry for entry in entries if entry.get("event") == RunEvent.FAILED][:1]
@@ -113,20 +113,20 @@ def _said(status: RunStatus) -> str:
 
 
 def nodes_of_run(entries: Sequence[Entry]) -> list[str]:
-    """All that it ever trained on, the last first."""
+    """Return all nodes on which it has trained, most recent first."""
     named = [map(str, entry.get("nodes", ())) for entry in entries if entry.get("event") == RunEvent.GENERATION]
     return list(dict.fromkeys(node for nodes in reversed(named) for node in nodes))
 
 
 def nodes_given(entries: Sequence[Entry], job: int) -> list[str]:
-    """All that Slurm gave the run in this job: of those that it lost, Slurm itself knows nothing any more."""
+    """Return all nodes that Slurm allocated to the run in this job, with lost ones, which Slurm has forgotten."""
     granted = [entry for entry in entries if entry.get("event") == RunEvent.GRANTED and entry.get("job") == job]
     return list(dict.fromkeys(str(node) for entry in granted for node in entry.get("nodes", ())))
 
 
 def moments_of_run(entries: Sequence[Entry]) -> Iterator[Moment]:
-    known, of_this = list(entries), list[Entry]()
-    for entry in known:
+    of_this = list[Entry]()
+    for entry in entries:
         if entry.get("event") == RunEvent.GENERATION:
             yield from (Moment(float(each["at"]), "run", _failed(each)) for each in _only_noise(of_this))
             of_this = []
@@ -138,11 +138,11 @@ def moments_of_run(entries: Sequence[Entry]) -> Iterator[Moment]:
 def _text(entry: Entry) -> str:
     event = entry.get("event")
     if event == RunEvent.GENERATION:
-        return f"generation {entry.get('generation')} begins on {', '.join(map(str, entry.get('nodes', ())))}"
+        return f"generation {entry.get('generation')} started on {', '.join(map(str, entry.get('nodes', ())))}"
     if event == RunEvent.GRANTED:
-        return f"Slurm gives it {', '.join(map(str, entry.get('nodes', ())))} (job {entry.get('job')})"
+        return f"Slurm allocated {', '.join(map(str, entry.get('nodes', ())))} (job {entry.get('job')})"
     if event == RunEvent.ENDED:
-        return f"ends with code {entry.get('code')}: {entry.get('why')}"
+        return f"ended with code {entry.get('code')}: {entry.get('why')}"
     if event == RunEvent.SIGNAL:
         return f"{entry.get('signal')} on {entry.get('node')}"
     if event in (RunEvent.NOTE, RunEvent.RESTS, RunEvent.REFUSED):

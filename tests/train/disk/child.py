@@ -1,4 +1,4 @@
-"""A forked child that may be killed, or given a world of its own: torch is loaded in it already."""
+"""Forked children that can be killed or run in their own mount namespace. torch is already loaded in them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk of its own, which needs root")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 _NEW_MOUNTS = 0x00020000
 
 
 def fork(work: Callable[[], None]) -> int:
-    """The process id of a child that does this and ends: 0 if it went well."""
+    """Run the work in a child and return its process id. The child exits with 0 on success."""
     pid = os.fork()
     if pid:
         return pid
@@ -26,8 +26,8 @@ def fork(work: Callable[[], None]) -> int:
     try:
         import torch
 
-        torch.set_num_threads(1)  # the parent's threads are not in the child
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # nor is the alarm that limits the test's time
+        torch.set_num_threads(1)  # a fork does not copy the parent's threads
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # nor the alarm that limits the test's time
         work()
         code = 0
     except BaseException:
@@ -42,7 +42,7 @@ def wait(pid: int) -> int:
 
 
 def on_a_small_disk(folder: Path, size: str, work: Callable[[], None]) -> None:
-    """Does it in a child for which `folder` is a file system of this size; nobody else sees it, and it goes with it."""
+    """Run the work in a child for which `folder` is a file system of this size. It ends with the child."""
 
     def inside() -> None:
         if ctypes.CDLL(None, use_errno=True).unshare(_NEW_MOUNTS):

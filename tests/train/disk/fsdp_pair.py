@@ -1,4 +1,4 @@
-"""One of two ranks with fully sharded models: saves, loads again with torch alone and with us. A program of test_fsdp.
+"""One of two ranks with fully sharded models: it saves, then loads with torch alone and with Dal Segno. See test_fsdp.
 
 Arguments: rank, the folder for its checkpoints, a folder with a checkpoint that other ranks wrote unsharded.
 """
@@ -62,12 +62,14 @@ def main(rank: int, folder: Path, unsharded: Path) -> None:
     found = find_newest(folder, print)
     assert found
     found.fill({f"model.{key}": tensor for key, tensor in third.state_dict().items()})
-    assert equal(local(third.state_dict()), local(model.state_dict())), "with us"
+    assert equal(local(third.state_dict()), local(model.state_dict())), "Dal Segno"
 
     found = find_newest(unsharded, print)
     assert found
     found.fill({f"model.{key}": tensor for key, tensor in third.state_dict().items()})
-    assert all(tensor.full_tensor().eq(9).all() for tensor in third.state_dict().values()), "from unsharded ones"
+    assert all(tensor.full_tensor().eq(9).all() for tensor in third.state_dict().values()), (
+        "from an unsharded checkpoint"
+    )
     dist.destroy_process_group()
 
 

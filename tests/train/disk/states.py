@@ -1,4 +1,4 @@
-"""States and checkpoints for tests: every rank's share written in this process, one after the other."""
+"""States and checkpoints for tests. This process writes the shares of all ranks, one after the other."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def yes() -> bool:
 
 
 def filled(step: int, rows: int = 64) -> dict[str, Any]:
-    """A state in which every number is the step: two steps mixed would show."""
+    """Return a state in which every number is the step, so that a mix of two steps is detected."""
     return {"model": {"weight": torch.full((rows, 5), float(step)), "steps": torch.tensor(step)}, "epoch": step}
 
 
 def save(folder: Path, nested: dict[str, Any], step: int, world: int = 1, generation: int = 1, **how: Any) -> Path:
-    """A checkpoint as `world` ranks with the same state make it."""
+    """Write a checkpoint of `world` ranks with the same state."""
     run = how.pop("run", "run-a")
     for rank in range(world):
         write_share(folder, take(nested, {"rank": rank}, step, rank, world), run, generation)

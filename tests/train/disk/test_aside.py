@@ -1,4 +1,4 @@
-"""A fresh start sets the old checkpoints aside and loses none."""
+"""A fresh start moves the old checkpoints aside and loses none."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_latest_link_moves_with_its_checkpoint(tmp_path: Path) -> None:
 
 
 def fresh(folder: Path, run: str = "ours", named: bool = True, generation: int = 1, number: int = 0) -> list[int]:
-    """The steps that are still there after a fresh start, of 10 by another run and 20 by `ours`."""
+    """Return the steps that remain after a fresh start, of 10 by another run and 20 by `ours`."""
     save(folder, filled(10), 10, run="other")
     save(folder, filled(20), 20, run="ours")
     open_folder(folder, Visitor(run, named, generation, number, fresh=True), pytest.fail)
@@ -65,7 +65,7 @@ def test_first_generation_moves_all_checkpoints_aside(tmp_path: Path) -> None:
 
 
 def test_later_generation_keeps_only_its_runs_checkpoints(tmp_path: Path) -> None:
-    """The first one may have died before it came here: --fresh is meant all the same."""
+    """The first generation may have died before this point, so --fresh still applies."""
     assert fresh(tmp_path, generation=2) == [20]
 
 

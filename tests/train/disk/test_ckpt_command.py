@@ -1,4 +1,4 @@
-"""`dalsegno ckpt`: what is there, is it whole, and the way to plain files and back."""
+"""`dalsegno ckpt`: list, verify and convert checkpoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def damage(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1] + b"?")
 
 
-# ls and verify --------------------------------------------------------------------------------------------------
+# ls and verify
 
 
 def test_ls_shows_the_newest_first_and_which_is_the_latest(two: Path) -> None:
@@ -102,11 +102,11 @@ def test_verify_does_not_import_torch(two: Path) -> None:
 def test_sizes_and_ages_are_readable() -> None:
     assert [size(count) for count in (0, 2048, 3 << 30, 5 << 40)] == ["0 B", "2.0 KiB", "3.0 GiB", "5.0 TiB"]
     assert _age("2020-01-01T00:00:00+00:00").endswith(" d")
-    assert _age("2999-01-01T00:00:00+00:00") == "0 s", "a clock that was ahead"
+    assert _age("2999-01-01T00:00:00+00:00") == "0 s", "written with a clock that was ahead"
     assert _age("yesterday") == "?"
 
 
-# convert --------------------------------------------------------------------------------------------------------
+# convert
 
 
 def training_state() -> dict[str, Any]:
@@ -174,7 +174,7 @@ def test_invalid_conversions_are_refused(two: Path) -> None:
 
 def test_unwritable_target_is_refused_with_a_clear_error(two: Path) -> None:
     assert "the folder no longer exists" in refused("convert", two, two / "nowhere" / "plain.pt")
-    (two / ".plain.pt.new").write_text("of one who was killed")
+    (two / ".plain.pt.new").write_text("of a killed process")
     assert ckpt("convert", two, two / "plain.pt").exit_code == 0
     assert not (two / ".plain.pt.new").exists()
 

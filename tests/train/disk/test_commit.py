@@ -1,4 +1,4 @@
-"""A commit makes a checkpoint or nothing, and says why it was nothing."""
+"""A commit creates a complete checkpoint, or fails with a reason and leaves nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_rank_0_waits_for_other_ranks(tmp_path: Path) -> None:
 
 
 def test_latest_does_not_point_back_when_two_saves_of_a_generation_end_together(tmp_path: Path) -> None:
-    for step, run in ((9, "run-b"), (8, "run-a"), (7, "run-a")):  # another run resumed behind step 9
+    for step, run in ((9, "run-b"), (8, "run-a"), (7, "run-a")):  # another run resumed before step 9
         write_share(tmp_path, share_of(filled(step), step, rank=0, world=1), run, 1)
         commit(tmp_path, step, 1, run, 1, yes)
     assert os.readlink(tmp_path / "latest") == step_name(8)
@@ -65,7 +65,7 @@ def test_rank_0_stops_waiting_when_abandoned(tmp_path: Path) -> None:
 
 def test_commit_does_not_wait_for_a_failed_rank(tmp_path: Path) -> None:
     write_share(tmp_path, share_of(filled(7), 7, rank=0, world=2), "run-a", 1)
-    (tmp_path / TemporaryName(7, "run-a", 1).name / "__1_0.distcp").mkdir()  # what rank 1 cannot write over
+    (tmp_path / TemporaryName(7, "run-a", 1).name / "__1_0.distcp").mkdir()  # rank 1 cannot overwrite it
     with pytest.raises(CheckpointError):
         write_share(tmp_path, share_of(filled(7), 7, rank=1, world=2), "run-a", 1)
     with pytest.raises(CheckpointError, match="rank 1 could not write its share: cannot write the checkpoint"):
@@ -133,7 +133,7 @@ def test_share_written_twice_counts_once(tmp_path: Path) -> None:
 
 
 def test_file_times_are_ignored(tmp_path: Path) -> None:
-    """A clock that jumps, forward or back, does not change which checkpoint is the newest or which one goes."""
+    """A clock that jumps forward or back does not change which checkpoint is the newest or which is removed."""
     for step, then in ((10, 4e9), (20, 0), (30, 1e9)):
         path = save(tmp_path, filled(step), step, keep=2)
         for file in (path, *path.iterdir()):

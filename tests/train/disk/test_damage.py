@@ -1,4 +1,4 @@
-"""Damage is found wherever it is, and costs one checkpoint, never the run."""
+"""Damage in any file is detected and costs one checkpoint, never the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = [".metadata", "MANIFEST.json", "__0_0.distcp", "__1_0.distcp"]
 
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
-    """The newer of two checkpoints."""
+    """Write two checkpoints and return the newer one."""
     save(tmp_path, filled(10), 10, world=2)
     return save(tmp_path, filled(20), 20, world=2)
 

@@ -1,4 +1,4 @@
-"""A full, read-only or vanished disk: an error that says so, nothing half-made, and what was there is there."""
+"""A full, read-only or missing disk gives a clear error, leaves nothing partial and keeps earlier checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
             save(tmp_path, {"model": {"weight": torch.ones(3 * MIB)}}, 20)
         assert "free some space" in error.value.hint
         assert names(tmp_path) == ["latest", step_name(10)]
-        save(tmp_path, filled(30), 30)  # and it goes on when there is space again
+        save(tmp_path, filled(30), 30)  # saving works again when there is space
         assert newest(tmp_path) == 30
 
     on_a_small_disk(tmp_path, "4m", work)

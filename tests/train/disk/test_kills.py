@@ -1,6 +1,6 @@
-"""Savers killed at any moment: what is loaded is one whole step, never older than the last one that was committed.
+"""Savers killed at any moment: the loaded checkpoint is one complete step, never older than the last committed one.
 
-A short form runs in the suite; DALSEGNO_LONG=1 makes it ten times as long.
+The suite runs a short form; DALSEGNO_LONG=1 makes it ten times as long.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOUCHING = (
 
 
 def loaded_step(folder: Path) -> int:
-    """The newest checkpoint; every number in it must be its step."""
+    """Return the step of the newest checkpoint, after checking that every number in it is the step."""
     found = find_newest(folder, warn=pytest.fail)
     assert found
     with found:
@@ -52,24 +52,24 @@ def loaded_step(folder: Path) -> int:
         return found.step
 
 
-def saver(folder: Path, rank: int, generation: int, start: int, told: int) -> None:
-    """Saves step after step; rank 0 says each one it has committed."""
+def saver(folder: Path, rank: int, generation: int, start: int, committed: int) -> None:
+    """Save step after step. Rank 0 writes each committed step to the pipe."""
     step = start
     while True:
         step += 1
         write_share(folder, share_of(filled(step), step, rank, WORLD), "run-a", generation)
         if rank == 0:
             commit(folder, step, WORLD, "run-a", generation, yes, keep=2, every=10)
-            os.write(told, f"{step}\n".encode())
+            os.write(committed, f"{step}\n".encode())
         while not (folder / step_name(step)).exists():
             time.sleep(0.001)
 
 
 def kill_savers(folder: Path, generation: int, start: int, after_s: float, chance: random.Random) -> int:
-    """Both savers, killed in either order a moment apart; the last step that was told to be committed."""
-    read, told = os.pipe()
-    pids = [fork(lambda rank=rank: saver(folder, rank, generation, start, told)) for rank in range(WORLD)]  # type: ignore[misc]
-    os.close(told)
+    """Kill both savers in random order. Return the last step reported as committed."""
+    read, committed = os.pipe()
+    pids = [fork(lambda rank=rank: saver(folder, rank, generation, start, committed)) for rank in range(WORLD)]  # type: ignore[misc]
+    os.close(committed)
     time.sleep(after_s)
     for pid in chance.sample(pids, WORLD):
         os.kill(pid, signal.SIGKILL)
@@ -81,29 +81,29 @@ def kill_savers(folder: Path, generation: int, start: int, after_s: float, chanc
 
 def test_savers_killed_at_random_moments_leave_a_complete_checkpoint(tmp_path: Path) -> None:
     chance = random.Random(os.environ.get("DALSEGNO_SEED", "da capo"))
-    save(tmp_path, filled(1), 1, generation=0)  # and all that savers import is imported
+    save(tmp_path, filled(1), 1, generation=0)  # also imports all that savers need
     committed = 1
     for generation in range(1, ROUNDS + 1):
         committed = kill_savers(tmp_path, generation, committed, chance.uniform(0, 0.25), chance)
         step = loaded_step(tmp_path)
-        assert step in (committed, committed + 1), "one whole step, and not older than the last committed one"
-        assert faults_of(tmp_path / "latest") == (), "`latest` never points at something half-made"
+        assert step in (committed, committed + 1), "one complete step, not older than the last committed one"
+        assert faults_of(tmp_path / "latest") == (), "`latest` never points at a partial checkpoint"
         assert 0 < (parse_step(os.readlink(tmp_path / "latest")) or 0) <= step
         committed = step
     save(tmp_path, filled(committed + 1), committed + 1, generation=ROUNDS + 1)
-    assert [name for name in names(tmp_path) if name.startswith(".")] == [], "the next commit sweeps what was left"
-    assert committed > ROUNDS / 4, "the savers came forward"
+    assert [name for name in names(tmp_path) if name.startswith(".")] == [], "the next commit removes leftovers"
+    assert committed > ROUNDS / 4, "the savers made progress"
 
 
 @pytest.mark.parametrize("fault", ["none", "damaged"])
 def test_saver_killed_before_each_file_system_call_leaves_a_complete_checkpoint(tmp_path: Path, fault: str) -> None:
-    """Save, commit and retention, cut off at the first call, the second, and so on; in the short form every fourth."""
+    """Kill save, commit and retention at the first call, the second, and so on; in the short form at every fourth."""
     for number in range(1, 1000, STRIDE):
         folder = tmp_path / str(number)
         folder.mkdir()
         for step in (10, 20):
             save(folder, filled(step), step)
-        if fault == "damaged":  # the same step is there already, and is replaced
+        if fault == "damaged":  # the same step exists and is replaced
             (save(folder, filled(30), 30) / "__0_0.distcp").write_bytes(b"")
         code = wait(fork(lambda folder=folder, number=number: _die_at(folder, number)))  # type: ignore[misc]
         assert _step_of(folder) in (20, 30)
@@ -112,7 +112,7 @@ def test_saver_killed_before_each_file_system_call_leaves_a_complete_checkpoint(
         if code == 0:
             return
         assert code == -signal.SIGKILL
-    pytest.fail("it never came to its end")
+    pytest.fail("the save never completed")
 
 
 def _die_at(folder: Path, number: int) -> None:
@@ -130,7 +130,7 @@ def _die_at(folder: Path, number: int) -> None:
 
 
 def _step_of(folder: Path) -> int:
-    """As `loaded_step`, where the damaged one may still be there and is passed over."""
+    """Return the step of the newest checkpoint, skipping a damaged one."""
     found = find_newest(folder, warn=lambda text: None)
     assert found
     with found:

@@ -1,4 +1,4 @@
-"""One folder, one run."""
+"""The lock allows one run per folder."""
 
 from __future__ import annotations
 

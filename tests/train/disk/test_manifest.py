@@ -1,4 +1,4 @@
-"""The manifest: what is written is read, and no byte of it can change unseen."""
+"""The manifest survives parsing, and a change of any byte is detected."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Names of a folder of checkpoints: what is ours is known by its name, all else is not."""
+"""The names in a checkpoint folder: ours are recognized, others are not."""
 
 import pytest
 from hypothesis import given

@@ -1,7 +1,7 @@
-"""What a power cut would leave: the order of the calls, seen as the disk sees it.
+"""The state after a power failure, derived from the order of the system calls.
 
-A kill cannot show a missing fsync, because the page cache survives it. So the calls of a real save are noted, and
-looked at with a disk's eyes: whatever was not fsynced when a name changes may be lost while the name stays.
+A kill cannot show a missing fsync, because the page cache survives it. So the test records the calls of a real save.
+Data that was not fsynced when a name changes may be lost while the name stays.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ pytest.importorskip("torch")
 from dalsegno.train.disk.format import step_name
 from tests.train.disk.states import filled, save
 
-pytestmark = pytest.mark.cluster  # it listens to real calls of the system, which unit tests do not
+pytestmark = pytest.mark.cluster  # it records real system calls, which unit tests do not make
 
 
 class Disk:
-    """Which files hold data, and which folders hold names, that are not yet on the disk."""
+    """A record of the files and folders whose contents are not yet on disk."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.unsynced: set[Path] = set()
@@ -92,8 +92,8 @@ def test_manifest_is_written_last_and_latest_after_it(tmp_path: Path, monkeypatc
     assert [new.name for _, new, _ in disk.renames][-3:] == ["MANIFEST.json", step_name(7), "latest"]
     manifest = disk.renames[-3]
     data = {path.name for path in manifest[2] if path.name.endswith((".distcp", ".metadata"))}
-    assert data == set(), "the files it speaks of are on the disk before it is"
-    assert disk.linked == [(final.name, set())], "what `latest` points at is there before it does"
+    assert data == set(), "the files it lists are on disk before it"
+    assert disk.linked == [(final.name, set())], "the target of `latest` is on disk before the link"
 
 
 def test_save_leaves_nothing_unsynced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

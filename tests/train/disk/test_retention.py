@@ -1,4 +1,4 @@
-"""What goes and what stays: the last few, every m-th for ever, whatever is being read, and all that is not ours."""
+"""Retention keeps the last few checkpoints, every m-th, those being read, and all foreign files."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_leftovers_of_killed_savers_are_recognized_by_age() -> None:
 
 
 def test_shares_of_an_earlier_start_with_the_same_name_are_removed(tmp_path: Path) -> None:
-    """torchrun counts its restarts from 0 each time it is called: rank 1's old share must not meet rank 0's new one."""
+    """torchrun counts its restarts from 0 at each start: an old share must not be merged with a new one."""
     write_share(tmp_path, share_of(filled(1), 7, rank=1, world=2), "run-a", 0)
     write_share(tmp_path, share_of(filled(1), 7, rank=1, world=2), "run-b", 0)
     remove_namesakes(tmp_path, "run-a", generation=0)

@@ -1,4 +1,4 @@
-"""What is saved by so many ranks is loaded by any other number, by us and by torch alone."""
+"""Checkpoints are loaded by any number of ranks, by Dal Segno and by torch alone."""
 
 from __future__ import annotations
 
@@ -145,11 +145,11 @@ def test_view_is_written_without_the_rest_of_its_storage(tmp_path: Path) -> None
     assert (path / "__0_0.distcp").stat().st_size < 100_000
 
 
-# Shards ---------------------------------------------------------------------------------------------------------
+# Shards
 
 
 def sharded(rank: int, world: int, rows: int = 10, writes: bool = True) -> TrainingState:
-    """As fully_shard leaves them: equal parts, the last ones shorter or empty."""
+    """Return a rank's state as with fully_shard: equal parts, the last ones shorter or empty."""
     whole = torch.arange(rows * 3.0).reshape(rows, 3)
     per = -(-rows // world)
     part = whole[rank * per : (rank + 1) * per]
@@ -182,7 +182,7 @@ def test_different_tensor_sizes_between_ranks_are_detected(tmp_path: Path) -> No
         commit(tmp_path, 1, 2, "run-a", 1, yes)
 
 
-# Misfits --------------------------------------------------------------------------------------------------------
+# Mismatches
 
 
 def test_changed_model_is_refused_with_the_tensor_name(tmp_path: Path) -> None:

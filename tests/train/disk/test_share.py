@@ -1,4 +1,4 @@
-"""Who writes what: everything once, everybody the same number of bytes."""
+"""The division of tensors: everything is written once, and every rank writes about the same number of bytes."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A file whose size and checksum are known when it is written."""
+"""A file whose size and checksum are computed while it is written."""
 
 from __future__ import annotations
 

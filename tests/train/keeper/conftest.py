@@ -1,4 +1,4 @@
-"""Nodes with a keeper each, on loopback, gone after each test."""
+"""Nodes with a keeper each, on loopback, removed after each test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NewNode = Callable[[str], Node]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Where keepers have the cores, torch's threads would only wait for each other."""
+    """Limit torch to one thread, because the keepers use the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

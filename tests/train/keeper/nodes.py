@@ -1,4 +1,4 @@
-"""A node as its agent sees it: a folder for shared memory, and a keeper in a process of its own."""
+"""A simulated node: a folder for shared memory, and a keeper in its own process. The test acts as the agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT_S = 60.0
 
 
 class Node:
-    """Starts the keeper, gives orders, and listens: all in one thread, when `until` is called."""
+    """Starts the keeper, sends orders, and receives messages in `until`, all in one thread."""
 
     def __init__(self, folder: Path) -> None:
         self.name = folder.name
@@ -34,14 +34,14 @@ class Node:
         self._slots: dict[tuple[int, int], Slots] = {}
 
     def start(self, listener: socket.socket | None = None) -> None:
-        """`listener`: the port its agent has opened for it, and others know already."""
+        """Start the keeper. `listener`: its port, which others may already know."""
         port = (listener or listen()).detach()
         name = f"dalsegno-test-{secrets.token_hex(8)}"
         with socket.socket(socket.AF_UNIX) as door:
             door.bind("\0" + name)
             door.listen(1)
             door.settimeout(WAIT_S)
-            self.pid = fork(lambda: _be_keeper(name, port, self.folder))
+            self.pid = fork(lambda: _run_keeper(name, port, self.folder))
             self._sock, _ = door.accept()
         os.close(port)
         self._reader, self.kept, self.all_kept, self.port = Reader(), [], [], 0
@@ -52,7 +52,7 @@ class Node:
         return KeeperAddress("127.0.0.1", self.port, self.name)
 
     def call(self) -> socket.socket:
-        """A connection of somebody who has proved nothing yet."""
+        """Return a connection of an unauthenticated caller."""
         return socket.create_connection(self.address[:2], WAIT_S)
 
     def order(self, message: Message) -> None:
@@ -64,11 +64,11 @@ class Node:
         self.order({"keep": {**terms, **more}})
 
     def ready(self) -> None:
-        """It has heard whose snapshots these are."""
+        """Wait until the keeper has processed its orders."""
         self.until(lambda: self.all_kept)
 
     def commit(self, state: TrainingState, generation: int = 1, slots: int = 2, **more: Any) -> None:
-        """As a worker does, and its agent."""
+        """Commit a snapshot like a worker, and notify the keeper like its agent."""
         key = (state.rank, generation)
         if key not in self._slots:
             self._slots[key] = Slots(RUN, state.rank, generation, count=slots, folder=self.folder, **more)
@@ -83,12 +83,12 @@ class Node:
         return self.until(lambda: next((one for one in self.heard if one.get("fetched") == number), None))
 
     def until(self, found: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
-        """Listen until it holds; what it gave."""
+        """Receive messages until the condition is true, and return its value."""
         end = time.monotonic() + timeout_s
         while not (result := found()):
             left = end - time.monotonic()
-            assert left > 0, f"waited in vain; last kept: {self.kept}"
-            self.listen(min(left, 0.05))  # what is asked may be of other nodes' files too
+            assert left > 0, f"timed out; last kept: {self.kept}"
+            self.listen(min(left, 0.05))  # the condition may depend on files of other nodes too
         return result
 
     def listen(self, seconds: float = 0.0) -> None:
@@ -109,7 +109,7 @@ class Node:
             self.all_kept.append(self.kept)
 
     def sent(self) -> list[int]:
-        """Steps that the buddy has acknowledged, of those that are here."""
+        """Return the local steps that the buddy has acknowledged."""
         return sorted(one["step"] for one in self.kept if one["sent"])
 
     def copies(self) -> list[StoredSnapshot]:
@@ -129,7 +129,7 @@ class Node:
             self._sock.close()
 
     def hang_up(self) -> int:
-        """As an agent that dies. How the keeper ended."""
+        """Disconnect like an agent that dies. Return the keeper's exit code."""
         self._sock.close()
         _, status = os.waitpid(self.pid, 0)
         self.pid = 0
@@ -141,7 +141,7 @@ class Node:
             slots.close()
 
 
-def _be_keeper(name: str, port: int, folder: Path) -> None:
-    os.closerange(3, port)  # what the test has open: a connection is closed only when nobody holds it any more
+def _run_keeper(name: str, port: int, folder: Path) -> None:
+    os.closerange(3, port)  # descriptors of the test: an inherited copy would keep a connection open
     os.closerange(port + 1, 1024)
     serve(name, socket.socket(fileno=port), folder, nice=0)

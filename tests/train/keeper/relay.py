@@ -1,4 +1,4 @@
-"""A way between two keepers on which something goes wrong."""
+"""A relay between two keepers that injects faults."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dalsegno.train.keeper.plan import KeeperAddress
 from tests.train.memory.processes import fork
 from tests.waiting import eventually
 
-Spoil = Callable[[int, bytes], bytes]  # given how much went before, and what comes now; nothing: hang up
+Spoil = Callable[[int, bytes], bytes]  # from the bytes sent before and the next data; empty: disconnect
 
 
 @contextlib.contextmanager
 def relay(to: KeeperAddress, forth: Spoil | None = None, back: Spoil | None = None) -> Iterator[KeeperAddress]:
-    """An address that leads there, in a process of its own."""
+    """Yield an address that forwards to the keeper, in its own process."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pid = fork(lambda: _relay(listener, to, forth or _as_it_is, back or _as_it_is))
         address = KeeperAddress(*listener.getsockname(), to.node)
@@ -43,7 +43,7 @@ def flip_at(count: int) -> Spoil:
 
 
 def held_back(count: int, until: Path) -> Spoil:
-    """So much goes through; the rest when there is this file."""
+    """Let this many bytes through, and the rest when the file exists."""
 
     def hold(before: int, data: bytes) -> bytes:
         if before + len(data) > count:

@@ -1,4 +1,4 @@
-"""What only one rank has goes to a buddy node, and counts there when it is whole."""
+"""The own part of each rank is copied to a buddy node, and counts there when it is complete."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.waiting import eventually
 
 
 def pair(node: NewNode, **more: object) -> tuple[Node, Node]:
-    """Two nodes; the second is the first one's buddy."""
+    """Return two nodes; the second is the buddy of the first."""
     one, other = node("one"), node("other")
     other.keep()
     one.keep(other.address, **more)
     return one, other
 
 
-def set_safe(node: Node, generation: int, step: int, of: int | None = None) -> None:
-    write_safe(node.folder / safe_name(RUN), Safe(generation, (of or generation, step)))
+def set_safe(node: Node, generation: int, step: int, made_in: int | None = None) -> None:
+    write_safe(node.folder / safe_name(RUN), Safe(generation, (made_in or generation, step)))
 
 
 def test_copy_arrives_and_restores_the_state(node: NewNode) -> None:
@@ -99,7 +99,7 @@ def test_snapshots_faster_than_the_link_are_skipped(node: NewNode) -> None:
         one.keep(slow)
         for step in range(1, 6):
             one.commit(filled(step, elements=40_000), slots=5)
-            _until_a_file_is_made(other.folder, 1)
+            _wait_for_files(other.folder, 1)
         (one.folder.parent / "go").touch()
         one.until(lambda: 5 in one.sent())
     other.until(lambda: [copy for copy in other.kept if copy["step"] == 5])
@@ -142,15 +142,15 @@ def test_byte_damaged_in_transit_is_detected_and_the_previous_copy_stays(node: N
         one.keep(spoiled)
         one.commit(filled(2, elements=100_000))
         one.until(lambda: [kept for kept in one.kept if kept["summed"] and kept["step"] == 2])
-        _until_a_file_is_made(other.folder, 2)
-        time.sleep(0.2)  # time to do it wrong
+        _wait_for_files(other.folder, 2)
+        time.sleep(0.2)  # time for a wrong copy to appear
         assert one.sent() == [1] or one.sent() == []
         assert [(copy.record.step, verify(other.path(copy))) for copy in other.copies()] == [(1, SnapshotVerdict.WHOLE)]
     one.keep(other.address)
     one.until(lambda: 2 in one.sent())
 
 
-def _until_a_file_is_made(folder: Path, count: int) -> None:
+def _wait_for_files(folder: Path, count: int) -> None:
     eventually(lambda: len(os.listdir(folder)) == count, every_s=0.01)
 
 
@@ -204,9 +204,9 @@ def test_drop_order_removes_copies(node: NewNode) -> None:
 
 
 def test_keeper_ends_with_its_agent(node: NewNode) -> None:
-    one, other = pair(node, rate=1e5)  # a minute and more
+    one, other = pair(node, rate=1e5)  # takes more than a minute
     one.commit(filled(1, elements=2_000_000))
-    _until_a_file_is_made(other.folder, 1)
+    _wait_for_files(other.folder, 1)
     began = time.monotonic()
     assert one.hang_up() == 0 and other.hang_up() == 0
     assert time.monotonic() - began < 30

@@ -1,4 +1,4 @@
-"""A rank that comes to live on another node finds its state there, whoever dies on the way."""
+"""A rank that moves to another node finds its state there, whichever holder dies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.train.memory.states import filled, same
 
 
 def three(node: NewNode, state: TrainingState) -> tuple[Node, Node, Node]:
-    """The first has the snapshot, the second a copy, the third is new."""
+    """Return three nodes: the first has the snapshot, the second a copy, the third is new."""
     one, other, third = node("one"), node("other"), node("third")
     for each in (other, third):
         each.keep()
@@ -91,7 +91,7 @@ def test_missing_part_is_reported_and_nothing_is_left(node: NewNode) -> None:
 
 
 def test_fetch_waits_for_a_holder_whose_keeper_is_starting(node: NewNode) -> None:
-    """Its agent has come back, and has opened the port."""
+    """Its agent has restarted and opened the port."""
     one, third, port = node("one"), node("third"), listen()
     for each in (one, third):
         each.keep()
@@ -137,7 +137,7 @@ def test_fetched_parts_are_removed_when_a_newer_step_is_safe(node: NewNode) -> N
     one, _, third = three(node, filled(5))
     third.keep(generation=2, resumed=5)
     assert third.fetch(0, 5, own=[one.address], shared=[one.address])["ok"]
-    set_safe(third, 2, 5, of=1)
+    set_safe(third, 2, 5, made_in=1)
     third.commit(filled(6), generation=2, resumed=5)
     third.until(lambda: [kept for kept in third.kept if kept["step"] == 6])
     assert len(third.copies()) == 2

@@ -1,4 +1,4 @@
-"""What a node holds can be read at once, without torch, whatever else lies there."""
+"""The snapshots of a node are listed without torch, whatever other files there are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever is killed while a copy is on its way: what is committed is whole, and what was acknowledged is there."""
+"""If a keeper is killed during a copy, committed copies are intact and acknowledged ones exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDS = 250 if os.environ.get("DALSEGNO_LONG") else 24
 
 
 def check_copies(node: Node, beside: Path, elements: int) -> list[int]:
-    """Steps of which a copy is there, each compared with what was sent, bit by bit."""
+    """Return the steps with a copy, after comparing each with what was sent, bit by bit."""
     for copy in node.copies():
         path, sent = node.path(copy), filled(copy.record.step, elements=elements)
         assert verify(path) == SnapshotVerdict.WHOLE
@@ -66,13 +66,13 @@ def _touched(node: Node) -> dict[str, int]:
 
 
 def _whole(node: Node) -> list[int]:
-    """Of a keeper that lives on, and may be writing."""
+    """Return the steps with a copy on a keeper that is running and may be writing."""
     return [copy.record.step for copy in node.copies()]
 
 
 @pytest.mark.timeout(600)
 def test_fetch_survives_killed_holders(node: NewNode) -> None:
-    """The fetch ends well if one of them lives, and leaves nothing otherwise."""
+    """The fetch succeeds if one holder is alive."""
     drawn, state = random.Random(), filled(1, elements=400_000)
     one, other, third = node("one"), node("other"), node("third")
     one.keep()

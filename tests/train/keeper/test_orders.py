@@ -1,4 +1,4 @@
-"""The agent's orders, and how fast copies may go."""
+"""The agent's orders, and the rate limit of copies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_rate_is_kept_after_a_short_burst() -> None:
     for _ in range(100):
         pace.take(100)
     assert now[0] == pytest.approx((100 * 100 - 250) / 1000)
-    now[0] += 60  # what was not used while nothing was to be sent is not saved up
+    now[0] += 60  # unused tokens do not accumulate
     began = now[0]
     for _ in range(10):
         pace.take(100)

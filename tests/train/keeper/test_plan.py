@@ -1,4 +1,4 @@
-"""What a keeper does next: the newest first, each rank in its turn, and nothing overwritten that may be needed."""
+"""The next action of a keeper: newest first, ranks in turn, and nothing overwritten that may be needed."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_fetched_parts_are_not_needed_when_a_newer_step_is_safe() -> None:
 
 
 def test_files_of_a_moved_rank_are_removed_when_the_new_generation_has_a_safe_step() -> None:
-    """Its own slots where it lived, and copies with a buddy it no longer has."""
+    """These are its own slots on its former node, and copies with a former buddy."""
     moved = [held(4, rank=1), held(5, rank=1, slot=1), held(4, rank=2, copy=True), held(5, rank=2, copy=True, slot=1)]
     lives = [held(4, rank=0), held(7, rank=0, generation=2, slot=1)]
     copied = [held(5, rank=3, copy=True), held(6, rank=3, generation=2, copy=True, slot=1)]
@@ -137,7 +137,7 @@ def test_files_of_a_moved_rank_are_removed_when_the_new_generation_has_a_safe_st
 
 
 class Model:
-    """Some ranks, each on a node of its own, and their buddies; the safe step as the coordinator would find it."""
+    """A model of ranks on one node each, their buddies, and the safe step as the coordinator computes it."""
 
     def __init__(self, ranks: int, slots: int = 3) -> None:
         self.local: list[list[SnapshotRecord | None]] = [[None] * slots for _ in range(ranks)]
@@ -150,7 +150,7 @@ class Model:
             self.local[rank][slot] = record(step, rank)
 
     def send(self, rank: int, skipped_too: bool) -> bool:
-        """Whether something arrived."""
+        """Send a snapshot and return whether one arrived."""
         mine = [StoredSnapshot(SlotName("a", rank, n), one, True) for n, one in enumerate(self.local[rank]) if one]
         one = to_send(mine, KEEP, self.sent[rank], self.safe, skipped_too)
         slot = slot_for(self.copies[rank], [True] * COPIES, KEEP, self.safe)
@@ -165,8 +165,8 @@ class Model:
         self.safe = Safe(1, max(self.safe.place, (1, step) if step >= 0 else NOWHERE))
 
     @staticmethod
-    def common(of: list[list[SnapshotRecord | None]]) -> set[int]:
-        return set.intersection(*({one.step for one in records if one} for records in of))
+    def common(slots: list[list[SnapshotRecord | None]]) -> set[int]:
+        return set.intersection(*({one.step for one in records if one} for records in slots))
 
 
 @settings(max_examples=200, deadline=None)
@@ -177,7 +177,7 @@ def test_nodes_do_not_deadlock_and_the_safe_step_is_always_present(ranks: int, e
         if what == 0:
             model.find_safe()
         elif what < 4:
-            steps[rank % ranks] += 1 + (what == 3)  # a step may be skipped by one rank alone
+            steps[rank % ranks] += 1 + (what == 3)  # one rank alone may skip a step
             model.commit(rank % ranks, steps[rank % ranks])
         else:
             model.send(rank % ranks, skipped_too=what == 6)

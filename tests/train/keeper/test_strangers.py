@@ -1,4 +1,4 @@
-"""Who does not know the run's secret gets nothing, and cannot make a keeper do anything."""
+"""A caller without the run's secret gets nothing and cannot make a keeper do anything."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_keeper_with_another_secret_can_neither_send_nor_fetch(node: NewNode) ->
 
 
 def says(node: Node, data: bytes) -> bytes:
-    """All that a caller hears who says this and hangs up."""
+    """Return all that a caller receives who sends this and disconnects."""
     with node.call() as sock:
         sock.sendall(data)
-        with contextlib.suppress(OSError):  # it has hung up already
+        with contextlib.suppress(OSError):  # the keeper has already disconnected
             sock.shutdown(socket.SHUT_WR)
         heard = b""
         while True:
@@ -70,7 +70,7 @@ def test_stranger_receives_only_a_nonce(node: NewNode, said: bytes) -> None:
 
 
 def test_no_caller_is_served_before_the_agent_sends_the_secret(node: NewNode) -> None:
-    """Who calls early waits."""
+    """An early caller waits."""
     one = node("one")
     with one.call() as early:
         early.settimeout(0.2)
@@ -94,7 +94,7 @@ def test_idle_strangers_do_not_block_others(node: NewNode) -> None:
 
 
 def test_called_keeper_must_prove_itself() -> None:
-    """A stranger on the buddy's address is sent no state."""
+    """A stranger on the buddy's address receives no state."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=lambda: prove_as_called_with(listener, b"another"))
         thread.start()
@@ -112,14 +112,14 @@ def prove_as_called_with(listener: socket.socket, secret: bytes) -> None:
 
 
 def drip(sock: socket.socket, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # whoever hears it has had enough
+    with contextlib.suppress(OSError):  # the receiver has disconnected
         for number in range(len(data)):
             sock.sendall(data[number : number + 1])
             time.sleep(0.02)
 
 
 def test_slow_sender_is_disconnected() -> None:
-    """The time is for the whole of a proof, not for each byte."""
+    """The deadline covers the whole proof, not each byte."""
     one, other = socket.socketpair()
     with one, other:
         drips = threading.Thread(target=drip, args=(other, struct.pack("!I", 100) + bytes(100)))
@@ -205,7 +205,7 @@ def test_bulk_data_arrives_unchanged_from_any_offset(tmp_path: Path, length: int
 
 @pytest.mark.parametrize("at", [0, PIECE - 1, PIECE, 2 * PIECE + 40, 3 * PIECE + 70])
 def test_changed_bulk_data_is_discarded(tmp_path: Path, at: int) -> None:
-    """Neither its bytes nor its tags; and what came before the change does."""
+    """This covers changes of bytes and of tags. Pieces before the change count."""
     data = os.urandom(3 * PIECE)
     part, buffer = part_of(tmp_path / "part", data), bytearray(3 * PIECE)
     (one, between), (behind, other) = channels(), channels()

@@ -1,4 +1,4 @@
-"""A folder in shared memory, gone after each test."""
+"""A folder in shared memory, removed after each test."""
 
 from __future__ import annotations
 

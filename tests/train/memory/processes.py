@@ -1,4 +1,4 @@
-"""Other processes, forked: they share nothing with the test but files."""
+"""Forked processes that share only files with the test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def fork(act: Callable[[], object]) -> int:
-    """Start it; the process ends with 0 if nothing was raised."""
+    """Fork a process that runs the work and exits with 0 if nothing was raised."""
     pid = os.fork()
     if pid:
         return pid
@@ -17,7 +17,7 @@ def fork(act: Callable[[], object]) -> int:
     try:
         import torch
 
-        torch.set_num_threads(1)  # the parent's threads did not come along
+        torch.set_num_threads(1)  # a fork does not copy the parent's threads
         act()
         code = 0
     except BaseException:

@@ -1,4 +1,4 @@
-"""States to write, and whether two are the same, bit by bit."""
+"""States for tests, and their bit-by-bit comparison."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def state(step: int, *pieces: Piece, rank: int = 0, world: int = 1) -> TrainingS
 
 
 def filled(step: int, count: int = 8, elements: int = 1000, rank: int = 0, world: int = 1) -> TrainingState:
-    """Every element of every tensor is the step: a mixture of two steps cannot hide."""
+    """Return a state in which every element is the step, so that a mix of two steps is detected."""
     pieces = [piece(f"w{n}", torch.full((elements,), step, dtype=torch.int32), shared=n % 2 == 0) for n in range(count)]
     return state(step, *pieces, rank=rank, world=world)
 
@@ -46,13 +46,13 @@ def _same_piece(one: Piece, other: Piece) -> bool:
 
 
 def _raw(tensor: Any) -> Any:
-    """Its bytes: two NaN are the same, 0.0 and -0.0 are not."""
+    """Return the bytes of a tensor: two NaN are equal, 0.0 and -0.0 are not."""
     return torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.flatten()).view(torch.uint8)
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Any:
-    """Scalars, empty ones, any dtype, and those whose elements do not lie side by side."""
+    """Generate tensors: scalars, empty ones, any dtype, and non-contiguous ones."""
     shape = draw(st.lists(st.integers(0, 5), max_size=3))
     dtype = draw(st.sampled_from(DTYPES))
     count = torch.Size(shape).numel()

@@ -1,4 +1,4 @@
-"""Snapshots of a training without an agent go when all of it is gone, and not before."""
+"""Snapshots of a training without an agent are removed when all its processes are gone, not before."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_snapshots_of_a_killed_training_are_removed_by_the_next_one(shm: Path) -
 
 
 def test_snapshots_stay_while_a_process_that_inherited_the_lock_lives(shm: Path) -> None:
-    """The saver writes to disk what the killed training left."""
+    """The saver still writes the snapshot of the killed training to disk."""
     fd = hold("a", 0, shm)
     Slots("a", 0, 1, folder=shm).write(filled(1))
-    assert sweep_abandoned(shm) == [], "we live"
+    assert sweep_abandoned(shm) == [], "this process holds the lock"
     with subprocess.Popen(["sleep", "600"], pass_fds=[fd]) as saver:
         os.close(fd)
         assert sweep_abandoned(shm) == [] and len(left_by("a", shm)) == 3
@@ -69,7 +69,7 @@ def test_restarted_rank_is_not_swept_by_its_predecessor(shm: Path) -> None:
 
 
 def test_training_without_a_launcher_leaves_nothing_once_another_starts(tmp_path: Path) -> None:
-    """The whole way, in this user's real folder."""
+    """End to end, in this user's real folder."""
     first = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "one")], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -78,7 +78,7 @@ def test_training_without_a_launcher_leaves_nothing_once_another_starts(tmp_path
     assert [name.rpartition(".")[2] for name in names] == ["0", "1", "2", "alive"]
     assert all((Path(folder) / name).exists() for name in names)
     savers = subprocess.run(["pgrep", "-P", str(first.pid)], capture_output=True, text=True, check=False).stdout.split()
-    for pid in (*map(int, savers), first.pid):  # the saver first: it would tidy up by itself
+    for pid in (*map(int, savers), first.pid):  # the saver first, because it would clean up
         os.kill(pid, signal.SIGKILL)
     first.wait()
     assert all((Path(folder) / name).exists() for name in names)

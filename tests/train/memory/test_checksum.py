@@ -1,4 +1,4 @@
-"""Every flipped bit of a slot is found."""
+"""Every flipped bit of a slot is detected."""
 
 from __future__ import annotations
 

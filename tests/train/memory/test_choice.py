@@ -1,4 +1,4 @@
-"""Which slot is overwritten: never the one a run would have to go back to."""
+"""The choice of the slot to overwrite: never one that the run may have to resume from."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_safe_step_of_an_earlier_generation_frees_nothing_in_this_one() -> None:
 
 
 def test_last_safe_step_stays_until_this_generation_has_one() -> None:
-    """What it went on from may be on one node alone."""
+    """The resumed step may be on one node only."""
     slots = [held(5, 1), held(7, 1), held(8, 2)]
     assert free_slots(slots, 2, resumed=7, safe=Safe(2, (1, 5), resumed=(1, 7))) == []
     assert free_slots(slots, 2, resumed=7, safe=Safe(2, (1, 7), resumed=(1, 7))) == [0]

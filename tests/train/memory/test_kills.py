@@ -1,4 +1,4 @@
-"""A writer killed at any moment leaves a whole step: the last one it committed, or the one it was about to."""
+"""A writer killed at any moment leaves a complete step: the last one it committed, or the next one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STEP = struct.Struct("<q")
 
 
 def found(folder: Path) -> list[int]:
-    """The steps that are there, each checked to be of one piece."""
+    """Return the stored steps, after checking that each is consistent."""
     snapshots = [open_snapshot(folder / str(slot)) for slot in slots_of("a", folder)]
     for snapshot in filter(None, snapshots):
         state = state_of(snapshot)
@@ -52,7 +52,7 @@ def write_for_ever(folder: Path, generation: int, resumed: int, elements: int, t
 
 
 def killed_after(delay_s: float, act: Callable[[int], None]) -> int:
-    """Run it in a process until it said its first word, then for a while, then kill it. Gives its last whole word."""
+    """Run it in a process until its first output, then a while longer, then kill it. Return its last complete line."""
     reads, writes = os.pipe()
     pid = fork(lambda: act(writes))
     os.close(writes)
@@ -77,17 +77,17 @@ def test_writer_killed_at_random_moments_leaves_a_complete_step(shm: Path) -> No
         acknowledged = killed_after(drawn.uniform(0, 0.03), act)
         left = found(shm)
         assert max(left, default=0) >= max(acknowledged, newest), f"{left} after {acknowledged} and {newest}"
-        newest = max(left, default=0)  # none before the first was written
+        newest = max(left, default=0)  # 0 before the first was written
     assert newest
     with closing(Slots("a", 0, ROUNDS + 1, newest, folder=shm)) as slots:
-        slots.write(filled(newest + 1))  # of the last one killed a slot may be missing, for one that was to fit
-    assert len(os.listdir(shm)) == 2, "and nothing else has been left"
+        slots.write(filled(newest + 1))  # the last writer may have been killed while it replaced a slot
+    assert len(os.listdir(shm)) == 2, "nothing else is left"
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("elements", [1000, 50_000], ids=["a slot that fits", "a slot that must grow"])
 def test_writer_killed_at_every_line_leaves_a_complete_step(shm: Path, elements: int) -> None:
-    """Through all that a snapshot runs; in the short form at some lines, others each time."""
+    """Cover all lines that a snapshot runs; the short form covers a random sample."""
     stride = 1 if LONG else 20
     line, dies = random.Random().randrange(stride), True
     while dies:
@@ -107,7 +107,7 @@ def two_steps(folder: Path) -> None:
 
 
 def killed_at_line(number: int, act: Callable[[], Any]) -> bool:
-    """Whether the process died at that line of the package, and did not come to its end before."""
+    """Return whether the process was killed at that line, and had not ended before."""
 
     def traced() -> None:
         left = number

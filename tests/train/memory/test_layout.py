@@ -1,4 +1,4 @@
-"""Where bytes go: ranges do not overlap, are aligned, and what was laid out is found again."""
+"""The layout of a slot: ranges are aligned, do not overlap, and can be read back."""
 
 from __future__ import annotations
 

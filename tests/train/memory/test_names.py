@@ -1,4 +1,4 @@
-"""Names in shared memory say whose they are, and no run finds another's."""
+"""Names in shared memory identify their run, and no run finds another's files."""
 
 from __future__ import annotations
 

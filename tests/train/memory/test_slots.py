@@ -1,4 +1,4 @@
-"""A rank's slots: what is kept, what is skipped, how much memory they take."""
+"""The slots of a rank: what is kept and skipped, and their memory."""
 
 from __future__ import annotations
 
