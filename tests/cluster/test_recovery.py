@@ -181,7 +181,7 @@ def test_a_node_that_slurm_drains_for_its_prolog_is_validated_and_returned(clust
     assert "drained: slurm[prolog]: Prolog error" in told
 
 
-def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(cluster: Cli):
+def test_a_node_with_quick_job_failures_is_drained_and_validated(cluster: Cli):
     def let_jobs_fail() -> None:
         for node in ("train-1", "train-2", "train-2", "train-2"):
             words = (

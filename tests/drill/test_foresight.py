@@ -23,13 +23,13 @@ def test_faults_beyond_the_hourly_limit_cause_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("automation", "why"),
     [(None, "this cluster has no controller"), ({**ON, "automation": "paused"}, "automation is paused"),
      ({**ON, "mode": "observe"}, "the controller only observes"), ({**ON, "mode": "off"}, "does nothing")],
 )  # fmt: skip
-def test_disabled_recovery_causes_a_warning_and_no_waiting(told: dict[str, object] | None, why: str):
-    assert why in left_undone([POWER], told, ["train"]) and not mends(told)
-    assert left_undone([KILL], told, ["train"]) == "", "nothing needs repair"
+def test_disabled_recovery_causes_a_warning_and_no_waiting(automation: dict[str, object] | None, why: str):
+    assert why in left_undone([POWER], automation, ["train"]) and not mends(automation)
+    assert left_undone([KILL], automation, ["train"]) == "", "nothing needs repair"
 
 
 def test_faults_before_the_drill_are_reported():

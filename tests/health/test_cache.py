@@ -1,4 +1,4 @@
-"""What passed a moment ago is not asked again before the next job."""
+"""Tests of keeping recently passed checks for the next job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "kept" / "gpu-1.json"
 
 
-def test_only_what_passed_is_kept_and_only_for_a_minute(path: Path) -> None:
+def test_only_passed_checks_are_kept_and_only_for_a_minute(path: Path) -> None:
     bad, odd = Finding("xid", failed("79", Remedy.REBOOT), NOW), Finding("clock", unknown("?"), NOW)
     old = Finding("munge", passed("well"), NOW - 61)
     keep(path, "gpu-1", [GOOD, bad, odd, old, Finding("inodes", passed("of the future"), NOW + 5)])
@@ -27,7 +27,7 @@ def test_only_what_passed_is_kept_and_only_for_a_minute(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_others_may_write_to_is_not_trusted(path: Path) -> None:
+def test_a_folder_writable_by_others_is_not_trusted(path: Path) -> None:
     keep(path, "gpu-1", [GOOD])
     path.parent.chmod(0o777)
     assert read_kept(path, NOW) == {}
@@ -37,27 +37,27 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
-def test_a_folder_of_someone_else_is_not_trusted(path: Path) -> None:
+def test_a_folder_of_another_user_is_not_trusted(path: Path) -> None:
     keep(path, "gpu-1", [GOOD])
     os.chown(path.parent, 65534, 65534)
     assert read_kept(path, NOW) == {}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": 1, "boot": "", "findings": [], "gpus": []}', "\x00"])
-def test_rubbish_is_as_good_as_nothing(path: Path, text: str) -> None:
+def test_a_damaged_file_is_ignored(path: Path, text: str) -> None:
     path.parent.mkdir(mode=0o700)
     path.write_text(text)
     assert read_kept(path, NOW) == {}
 
 
-def test_each_node_has_a_file_of_its_own() -> None:
+def test_each_node_has_its_own_file() -> None:
     one, two = {"SLURM_CONF": "/a/slurm.conf"}, {"SLURM_CONF": "/b/slurm.conf"}
     assert len({cache_file("gpu-1", one), cache_file("gpu-1", two), cache_file("gpu-2", one)}) == 3
     simulated = cache_file("gpu-1", {**one, "DALSEGNO_TELEMETRY": "/state/hosts/gpu-1/telemetry.json"})
     assert simulated.parent == Path("/state/hosts/gpu-1/health")
 
 
-def test_where_nothing_can_be_kept_nothing_is(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     keep(tmp_path / "file" / "gpu-1.json", "gpu-1", [GOOD])
     assert read_kept(tmp_path / "file" / "gpu-1.json", NOW) == {}

@@ -1,4 +1,4 @@
-"""What should be on a node, read from any slurm.conf."""
+"""Tests of reading a node's expected parts from slurm.conf."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NodeName=cpu-1 Gres=craynetwork:4
 """
 
 
-def test_a_node_of_a_line_for_many() -> None:
+def test_a_node_is_found_in_a_line_for_several_nodes() -> None:
     controllers = ("head", "spare")
     assert expected_of("gpu-2", SMALL) == Expected(
         "gpu-2", True, 8, "h100", 1000, ("10.0.0.12", 7002), "/run/m.sock", controllers
@@ -38,17 +38,17 @@ def test_a_node_of_a_line_for_many() -> None:
         ("gpu:8", 8, ""),
         ("gpu:h100:8,nvme:2", 8, "h100"),
         ("gpu:a100:4,gpu:v100:2", 6, ""),
-        ("gpu:1g.10gb:14", None, ""),  # parts of GPUs: how many GPUs they are of, Slurm does not say
+        ("gpu:1g.10gb:14", None, ""),  # parts of GPUs: Slurm does not say of how many GPUs
         ("craygpu:4,shard:h100:32", 0, ""),
         ("gpu:h100:8(S:0-1)", 8, "h100"),
     ],
 )
-def test_how_many_gpus(gres: str, gpus: int | None, kind: str) -> None:
+def test_gpus_are_counted_from_gres(gres: str, gpus: int | None, kind: str) -> None:
     found = expected_of("gpu-1", f"NodeName=gpu-1 Gres={gres}")
     assert (found.gpus, found.gpu_type, found.named) == (gpus, kind, True)
 
 
-def test_a_file_of_ours() -> None:
+def test_our_own_slurm_conf_is_parsed() -> None:
     text = (GOLDEN / "everything" / "slurm.conf").read_text()
     found = expected_of("train-6", text)
     assert (found.gpus, found.gpu_type, found.slurmd) == (8, "a100", ("10.1.0.16", 6818))
@@ -56,12 +56,12 @@ def test_a_file_of_ours() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "NodeName=gpu-[1-", "NodeName\n=\n\x00", "NodeName=gpu-1 Port=x Gres=gpu:many"])
-def test_nothing_is_expected_where_nothing_is_said(text: str) -> None:
+def test_nothing_is_expected_without_a_valid_line(text: str) -> None:
     assert expected_of("gpu-1", text).gpus in (None, 0)
     assert expected_of("gpu-1", "").munge is None
     assert expected_of("gpu-1", "AuthType=auth/slurm\nNodeName=gpu-1").munge is None
 
 
-def test_slurmd_s_own_folder_is_known_by_the_node_s_name():
+def test_the_spool_folder_may_contain_the_node_name():
     assert expected_of("gpu-1", "SlurmdSpoolDir=/scratch/%n/spool\nNodeName=gpu-1\n").spool == "/scratch/gpu-1/spool"
     assert expected_of("gpu-1", "NodeName=gpu-1\n").spool == "/var/spool/slurmd"

@@ -1,4 +1,4 @@
-"""The machine that this runs on: what is expected of it, and what the cluster file says of its checks."""
+"""Tests of the local machine: what slurm.conf expects of it, and the settings of its checks."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ CONF = "NodeName=gpu-[1-2] NodeAddr=127.0.0.1 Port=1 RealMemory=1 Gres=gpu:h100:
 def env(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "slurm.conf").write_text(CONF)
     write_telemetry(tmp_path / "telemetry.json", healthy("gpu-1", 2, "h100"))
-    told = str(tmp_path / "telemetry.json")
-    return {"SLURM_CONF": str(tmp_path / "slurm.conf"), "SLURMD_NODENAME": "gpu-1", "DALSEGNO_TELEMETRY": told}
+    telemetry = str(tmp_path / "telemetry.json")
+    return {"SLURM_CONF": str(tmp_path / "slurm.conf"), "SLURMD_NODENAME": "gpu-1", "DALSEGNO_TELEMETRY": telemetry}
 
 
-def test_what_is_expected_is_in_slurms_file(env: dict[str, str]) -> None:
+def test_expectations_come_from_slurm_conf(env: dict[str, str]) -> None:
     assert machine_here(env).expected.gpus == 2
     assert machine_here(env, "gpu-9").expected.gpus is None
     assert machine_here({"SLURM_CONF": "/no/such/file"}, "gpu-1").expected.gpus is None
 
 
-def test_where_slurm_calls_and_no_file_tells_of_the_node_it_is_unknown_and_has_not_passed(tmp_path: Path) -> None:
-    """As a prolog it has only its node's name: what cannot be asked is told, and not left out."""
+def test_under_slurm_a_missing_node_line_makes_checks_unknown(tmp_path: Path) -> None:
+    """A prolog knows only its node's name: checks that cannot be run are reported, not skipped."""
     asked = [check for check in CHECKS if check.name in ("gpu-count", "slurmd", "munge", "clock")]
     bare = {"SLURM_CONF": str(tmp_path / "slurm.conf"), "SLURMD_NODENAME": "gpu-1"}
     found = examine(asked, Context.IDLE, machine_here(bare), {})
@@ -53,25 +53,27 @@ def test_where_slurm_calls_and_no_file_tells_of_the_node_it_is_unknown_and_has_n
     assert all("set SLURM_CONF" in each.result.text for each in found if each.check in ("slurmd", "munge"))
     (tmp_path / "slurm.conf").write_text(f"SlurmctldHost=head\n{CONF}")
     elsewhere = {**bare, "SLURMD_NODENAME": "cpu-1"}
-    told = {each.check: each.result.text for each in examine(asked, Context.IDLE, machine_here(elsewhere), {})}
-    assert told["slurmd"] == f"{tmp_path}/slurm.conf has no line for cpu-1" and "munge" not in told
+    texts = {each.check: each.result.text for each in examine(asked, Context.IDLE, machine_here(elsewhere), {})}
+    assert texts["slurmd"] == f"{tmp_path}/slurm.conf has no line for cpu-1" and "munge" not in texts
     alone = {"SLURM_CONF": str(tmp_path / "none")}
-    assert {each.check for each in examine(asked, Context.IDLE, machine_here(alone), {})} <= {"clock"}, "no Slurm here"
+    assert {each.check for each in examine(asked, Context.IDLE, machine_here(alone), {})} <= {"clock"}, (
+        "without Slurm they do not apply"
+    )
 
 
-def test_the_line_counts_what_nobody_knows() -> None:
+def test_the_summary_line_lists_unknown_checks() -> None:
     fine, dark = Finding("disk", passed("room"), 0.0), Finding("slurmd", unknown("no slurm.conf"), 0.0)
     assert result_line("gpu-1", [fine, dark]) == "HEALTH_CHECK_RESULT:gpu-1:Passed:none:1 checks; 1 unknown: slurmd"
 
 
-def test_what_slurmd_goes_by_is_known_to_what_it_starts() -> None:
+def test_slurmd_settings_are_read_from_its_environment_and_options() -> None:
     given = [b"SLURM_CONF=/a/slurm.conf", b"DALSEGNO_TELEMETRY=/t.json", b"HOME=/root", b""]
     assert slurmd_settings(["slurmd", "-D"], given) == {"SLURM_CONF": "/a/slurm.conf", "DALSEGNO_TELEMETRY": "/t.json"}
     assert slurmd_settings(["slurmd", "-f", "/b/slurm.conf"], given)["SLURM_CONF"] == "/b/slurm.conf"
     assert slurmd_settings(["/usr/sbin/slurmd", "-D", "-f/b/slurm.conf"], [])["SLURM_CONF"] == "/b/slurm.conf"
 
 
-def test_a_program_that_slurmd_starts_finds_it_above_itself(tmp_path: Path) -> None:
+def test_a_program_started_by_slurmd_finds_its_settings(tmp_path: Path) -> None:
     slurmd = tmp_path / "slurmd"
     slurmd.symlink_to(sys.executable)
     ask = f"import sys; sys.path[:0] = {sys.path!r}; from dalsegno.health.here import env_here as here"
@@ -81,10 +83,10 @@ def test_a_program_that_slurmd_starts_finds_it_above_itself(tmp_path: Path) -> N
     env = {**os.environ, "SLURM_CONF": "/x/slurm.conf"}
     done = subprocess.run([slurmd, "-c", run], env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "/x/slurm.conf", done.stderr
-    assert env_here({"HOME": "/root"}) == {"HOME": "/root"}, "nobody who is not called by Slurm is told"
+    assert env_here({"HOME": "/root"}) == {"HOME": "/root"}, "unchanged if not started by Slurm"
 
 
-def test_settings_lie_beside_it(env: dict[str, str], tmp_path: Path) -> None:
+def test_settings_are_read_from_beside_slurm_conf(env: dict[str, str], tmp_path: Path) -> None:
     assert settings_here(env) == {}
     wanted = {"disk": CheckSetting(every_s=5, action="drain", thresholds={"fail_percent": 99.0})}
     (tmp_path / "health.json").write_text(settings_text(Health(checks=wanted)))
@@ -94,7 +96,7 @@ def test_settings_lie_beside_it(env: dict[str, str], tmp_path: Path) -> None:
         settings_here(env)
 
 
-def test_a_simulated_node_on_this_very_machine(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_simulated_node_is_checked_on_this_machine(env: dict[str, str], tmp_path: Path) -> None:
     about_gpus = [check for check in CHECKS if check.name.startswith(("gpu", "xid", "nvlink", "fabric"))]
     machine = machine_here(env)
     found = examine(about_gpus, Context.IDLE, machine, {})
@@ -106,19 +108,19 @@ def test_a_simulated_node_on_this_very_machine(env: dict[str, str], tmp_path: Pa
     assert bad == ["gpu-ecc"]
 
 
-def test_a_slurmd_that_is_not_there_is_missed(env: dict[str, str]) -> None:
+def test_a_missing_slurmd_fails_the_check(env: dict[str, str]) -> None:
     slurmd = [check for check in CHECKS if check.name == "slurmd"]
     (found,) = examine(slurmd, Context.CONTINUOUS, machine_here(env), {})
     assert (found.result.verdict, found.result.text) == (Verdict.FAILED, "slurmd does not listen at 127.0.0.1:1")
 
 
-def test_a_look_says_whom_it_asks_before_it_is_answered(env: dict[str, str]) -> None:
+def test_a_look_yields_the_name_before_the_finding(env: dict[str, str]) -> None:
     checks = [check for check in CHECKS if check.name in ("gpu-ecc", "gpu-count", "disk")]
     checkup = Checkup(checks, machine_here(env), {})
     assert checkup.names(Context.CONTINUOUS) == ["gpu-count", "gpu-ecc", "disk"]
-    said = list(checkup.look(Context.CONTINUOUS, frozenset({"disk"})))
-    assert [each if isinstance(each, str) else each.check for each in said] == ["gpu-count"] * 2 + ["gpu-ecc"] * 2
-    assert isinstance(said[1], Finding)
+    seen = list(checkup.look(Context.CONTINUOUS, frozenset({"disk"})))
+    assert [each if isinstance(each, str) else each.check for each in seen] == ["gpu-count"] * 2 + ["gpu-ecc"] * 2
+    assert isinstance(seen[1], Finding)
     assert [each for each in checkup.look(Context.CONTINUOUS) if isinstance(each, str)] == ["disk"]
 
 
@@ -136,7 +138,7 @@ def test_before_a_job_only_its_own_gpus_must_be_free(env: dict[str, str], tmp_pa
     assert verdict(SLURM_JOB_ID="7") is Verdict.PASSED
 
 
-def test_a_gpu_that_our_own_agent_tries_just_now_has_nothing_left_on_it(tmp_path: Path) -> None:
+def test_processes_of_our_own_agent_are_not_leftovers(tmp_path: Path) -> None:
     used = with_gpu(healthy("gpu-1", 1, "h100"), 0, memory_used_mib=900, processes=(GpuProcess(7),))
     write_telemetry(tmp_path / "telemetry.json", used)
     world = FolderWorld(tmp_path, Expected("gpu-1", gpus=1))
@@ -148,11 +150,11 @@ def test_a_gpu_that_our_own_agent_tries_just_now_has_nothing_left_on_it(tmp_path
         assert len(ask_job_gpus(world)) == gpus
     (process / "cmdline").write_text("python\0-I\0programs.py\0node-agent\0")
     (process / "status").write_text("Name:\tpython\nUid:\t1000\t1000\t1000\t1000\n")
-    assert len(ask_job_gpus(world)) == 1, "a user may call a process what they like"
+    assert len(ask_job_gpus(world)) == 1, "the name alone proves nothing, the owner must be root"
 
 
-def test_gpus_that_take_long_to_answer_are_asked_less_often() -> None:
-    assert good_for_s(0.0001) == 0.3, "the checks of one look share an answer"
+def test_slow_gpu_queries_are_repeated_less_often() -> None:
+    assert good_for_s(0.0001) == 0.3, "the checks of one look share the answer"
     assert good_for_s(0.01) == 2.0 and good_for_s(3.0) == 10.0
     asked: list[int] = []
 
@@ -164,10 +166,10 @@ def test_gpus_that_take_long_to_answer_are_asked_less_often() -> None:
     machine = LocalNode(Expected("gpu-1"), {}, gpus)
     assert machine.nvml() == machine.nvml() == (GpuFacts(1),)
     machine.close()
-    assert machine.nvml() == (GpuFacts(2),), "whoever let go of them asks anew"
+    assert machine.nvml() == (GpuFacts(2),), "after a release they are queried again"
 
 
-def test_who_is_in_a_hurry_waits_for_no_question_longer_however_much_hangs(tmp_path: Path) -> None:
+def test_the_deadline_holds_for_all_questions_together(tmp_path: Path) -> None:
     """A prolog has ten seconds, and every job waits for it."""
     never, began = threading.Event(), time.monotonic()
     machine = LocalNode(Expected("gpu-1"), {"PATH": os.environ["PATH"]}, lambda: (never.wait(60), ())[1])
@@ -176,12 +178,12 @@ def test_who_is_in_a_hurry_waits_for_no_question_longer_however_much_hangs(tmp_p
     hang.append(Check("gpu", "", lambda world: world.nvml(), judge=passed))
     found = examine(hang, Context.PROLOG, machine, {}, within_s=100)
     never.set()
-    assert time.monotonic() - began < 30, "and not four times a minute"
+    assert time.monotonic() - began < 30, "not four timeouts of a minute"
     assert {each.result.verdict for each in found} == {Verdict.UNKNOWN}
     assert found[-1].result.text == "not run: out of time"
 
 
-def test_a_question_cut_short_by_our_own_hurry_blames_nobody() -> None:
+def test_a_question_cut_off_by_our_own_deadline_is_not_late() -> None:
     machine = LocalNode(Expected("gpu-1"), {"PATH": os.environ["PATH"]})
     with pytest.raises(Late):
         machine.run(["sleep", "60"], timeout_s=0.1)

@@ -1,4 +1,4 @@
-"""Judges at their thresholds: values in, a verdict out."""
+"""Tests of judges at their thresholds."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def one(**changes: object) -> tuple[GpuFacts, ...]:
     return (GPUS[0], replace(GPUS[1], **changes))  # type: ignore[arg-type]
 
 
-# GPUs -----------------------------------------------------------------------------------------------------------------
+# GPUs
 
 
 @pytest.mark.parametrize(("celsius", "verdict"), [(81, PASSED), (82, WARNED), (86, WARNED), (87, FAILED), (95, FAILED)])
-def test_temperature_counts_by_its_margin_to_slowdown(celsius: float, verdict: Verdict) -> None:
+def test_temperature_is_judged_by_its_margin_to_slowdown(celsius: float, verdict: Verdict) -> None:
     assert judge_temperature(one(temperature_c=celsius, slowdown_c=87)).verdict is verdict
     assert judge_temperature(one(temperature_c=celsius, slowdown_c=celsius + 30)).verdict is PASSED
 
 
-def test_what_no_gpu_tells_is_not_known() -> None:
+def test_values_that_no_gpu_reports_are_unknown() -> None:
     silent = [GpuFacts(0), GpuFacts(1)]
     for judge in (judge_temperature, judge_ecc, judge_rows, judge_clocks):
         with pytest.raises(NoAnswer):
@@ -73,18 +73,18 @@ def heat(*celsius: float, every_s: float = 30) -> list[Heat]:
     return [Heat(0, 87, tuple(Sample(NOW + index * every_s, each) for index, each in enumerate(celsius)))]
 
 
-def test_a_gpu_that_nears_slowdown_and_rises_is_told_of_before_it_is_there() -> None:
+def test_a_gpu_that_heats_up_towards_slowdown_causes_a_warning() -> None:
     found = judge_heating(heat(74, 75, 77, 78, 80))
     assert (found.verdict, found.text) == (WARNED, "GPU 0 heats up by 3.0 °C per minute: slowdown in 2 min")
     assert judge_heating(heat(74, 77, 80, 83, 86)).text.endswith("per minute: slowdown within a minute")
     assert judge_heating(heat(34, 60, 80, 96, 96)).text.endswith("per minute: it has slowed down already")
     assert judge_heating(heat(80, 80, 80, 80, 80)).verdict is PASSED  # hot, but steady
     assert judge_heating(heat(80, 78, 77, 75, 74)).verdict is PASSED
-    assert judge_heating(heat(30, 40, 50, 55, 60)).verdict is PASSED  # a job has begun
+    assert judge_heating(heat(30, 40, 50, 55, 60)).verdict is PASSED  # a job has started
     assert judge_heating(heat(80, 80, 80.1, 80.1, 80.2)).verdict is PASSED  # slowly: not within ten minutes
 
 
-def test_a_trend_needs_several_looks_over_a_minute() -> None:
+def test_a_trend_needs_several_measurements_over_a_minute() -> None:
     for few in (heat(), heat(80, 85), heat(80, 81, 82, 83, 84, every_s=1)):
         with pytest.raises(NoAnswer):
             judge_heating([each for each in few if each.samples])
@@ -101,37 +101,39 @@ def test_a_trend_needs_several_looks_over_a_minute() -> None:
         ({"throttle": (), "utilization_percent": 10, "clock_mhz": 345}, PASSED, Remedy.NONE),
     ],
 )
-def test_what_holds_clocks_down(changes: dict[str, object], verdict: Verdict, remedy: Remedy) -> None:
+def test_reduced_clocks_are_judged_by_their_reason(
+    changes: dict[str, object], verdict: Verdict, remedy: Remedy
+) -> None:
     found = judge_clocks(one(**changes))
     assert (found.verdict, found.remedy) == (verdict, remedy)
 
 
-def test_many_corrected_errors_are_worth_a_look() -> None:
+def test_many_corrected_errors_cause_a_warning() -> None:
     assert judge_ecc(one(ecc_corrected=20_000_001)).verdict is WARNED
     assert judge_ecc(one(ecc_corrected=20_000_000)).verdict is PASSED
     assert judge_ecc(one(ecc_corrected=30_000_000), corrected=5e7).verdict is PASSED
 
 
-def test_gpus_are_counted_against_what_slurm_and_the_bus_say() -> None:
+def test_gpus_are_compared_with_slurm_and_the_bus() -> None:
     assert judge_count(GpuCount(GPUS, 2, 0)).verdict is PASSED
     assert judge_count(GpuCount(GPUS, 4, 0)).text == "2 of 4 GPUs are present"
     assert judge_count(GpuCount(GPUS, None, 3)).verdict is FAILED
     assert judge_count(GpuCount((), 0, 0)).verdict is PASSED
 
 
-def test_links_of_each_kind() -> None:
+def test_the_number_of_nvlinks_depends_on_the_model() -> None:
     kinds = ("a100", "h100", "h200", "b200", "gb200", "l40s", "nonsense", "")
     assert [nvlinks_of(kind) for kind in kinds] == [12, 18, 18, 18, 18, 0, 0, 0]
 
 
-# Fabric --------------------------------------------------------------------------------------------------------------
+# Fabric
 
 
 def ports(*found: Port, expected: int = 0, booted_at: float = 0.0) -> Ports:
     return Ports(found, expected, NOW, booted_at)
 
 
-def test_a_port_that_was_up_is_missed_and_one_that_never_was_is_not() -> None:
+def test_only_a_port_that_was_up_before_must_be_up() -> None:
     up, down = Port("a/1"), Port("b/1", "DOWN")
     assert judge_ports(ports(up, down, expected=1)).verdict is PASSED
     assert judge_ports(ports(up, down, expected=2)).verdict is FAILED
@@ -140,7 +142,7 @@ def test_a_port_that_was_up_is_missed_and_one_that_never_was_is_not() -> None:
     assert judge_ports(ports(up, down, expected=1), count=2).verdict is FAILED
 
 
-def test_flaps_count_within_six_hours_and_not_just_after_boot() -> None:
+def test_flaps_count_for_six_hours_except_after_boot() -> None:
     often = Port("a/1", flaps=(NOW - 7 * 3600, NOW - 600, NOW - 300))
     assert judge_flaps(ports(often)).text == "a/1 went down 2 times within 6 h"
     assert judge_flaps(ports(often), most=2).verdict is PASSED
@@ -148,17 +150,17 @@ def test_flaps_count_within_six_hours_and_not_just_after_boot() -> None:
     assert judge_flaps(ports(replace(often, flaps=(NOW - 600,)))).verdict is PASSED
 
 
-def test_port_errors_are_worth_a_look_and_no_more() -> None:
+def test_port_errors_cause_only_a_warning() -> None:
     bad = ports(Port("a/1", errors={"symbol_error": 101, "port_rcv_errors": 7}))
     assert (judge_port_errors(bad).verdict, judge_port_errors(bad).code) == (WARNED, "symbol_error")
     assert judge_port_errors(bad, most=1000).verdict is PASSED
 
 
-# Host ----------------------------------------------------------------------------------------------------------------
+# Host
 
 
 @pytest.mark.parametrize(("free_mib", "verdict"), [(9000, PASSED), (8999, WARNED), (5000, WARNED), (4999, FAILED)])
-def test_memory_beside_what_slurm_promises(free_mib: int, verdict: Verdict) -> None:
+def test_memory_is_compared_with_what_slurm_promises(free_mib: int, verdict: Verdict) -> None:
     meminfo = f"MemAvailable:   {free_mib * 1024} kB\n"
     assert judge_memory(MemoryUse(meminfo, 10000)).verdict is verdict
     assert judge_memory(MemoryUse(meminfo, None)).verdict is PASSED
@@ -172,11 +174,11 @@ def test_memory_beside_what_slurm_promises(free_mib: int, verdict: Verdict) -> N
         (ClockOffset(None, kept=True), PASSED), (ClockOffset(None, kept=False), WARNED),
     ],
 )  # fmt: skip
-def test_the_right_time(clock: ClockOffset, verdict: Verdict) -> None:
+def test_clock_offset_and_synchronization_are_judged(clock: ClockOffset, verdict: Verdict) -> None:
     assert judge_clock(clock).verdict is verdict
 
 
-def test_a_process_is_stuck_when_it_has_waited_for_long() -> None:
+def test_a_process_is_stuck_after_a_long_wait() -> None:
     waits = WaitingProcess(7, "cp", "D", NOW - 301)
     assert judge_stuck(Sleepers((waits,), NOW)).remedy is Remedy.REBOOT
     assert judge_stuck(Sleepers((replace(waits, since=NOW - 299),), NOW)).verdict is PASSED
@@ -187,7 +189,7 @@ def said(*lines: str, level: int = 3) -> KernelSaid:
     return KernelSaid(tuple(LogLine(NOW - 10, line, level) for line in lines), NOW)
 
 
-def test_memory_that_ran_out_is_the_nodes_affair_only_if_it_was_all_of_it() -> None:
+def test_out_of_memory_counts_only_for_the_whole_node() -> None:
     kill = "ut of memory: Killed process 42 (python) total-vm:1kB"
     assert judge_oom(said(f"O{kill}")).verdict is WARNED
     assert judge_oom(said(f"Memory cgroup o{kill}")).verdict is PASSED
@@ -195,7 +197,7 @@ def test_memory_that_ran_out_is_the_nodes_affair_only_if_it_was_all_of_it() -> N
     assert judge_oom(KernelSaid((LogLine(NOW - 3601, f"O{kill}"),), NOW)).verdict is PASSED
 
 
-def test_only_what_is_critical_and_not_allowed_is_told_of_the_rest_of_the_log() -> None:
+def test_other_log_lines_count_only_if_critical_and_not_allowed() -> None:
     assert judge_kernel_log(said("br0: port 3 entered disabled state", level=6)).verdict is PASSED
     assert judge_kernel_log(said("words", level=2)).verdict is WARNED
     assert judge_kernel_log(said("CPU12: Core temperature above threshold, throttled", level=2)).verdict is PASSED

@@ -1,4 +1,4 @@
-"""GPUs that were reset: what the log told before counts no more."""
+"""Tests of marking GPUs as reset: older log lines do not count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dalsegno.health.world import FolderWorld
 from dalsegno.health.xids import MARK, record_repair, repaired_at
 
 
-def test_it_is_noted_and_read(tmp_path: Path) -> None:
+def test_a_repair_is_recorded_and_read(tmp_path: Path) -> None:
     world = FolderWorld(tmp_path, Expected("gpu-1"))
     assert repaired_at(world) == 0
     record_repair(1700000000.25, 0, f"{tmp_path}{MARK}")
@@ -21,12 +21,12 @@ def test_it_is_noted_and_read(tmp_path: Path) -> None:
     assert repaired_at(world) == 1700000005.0
 
 
-def test_only_root_may_say_so(tmp_path: Path) -> None:
+def test_only_root_may_record_a_repair(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         record_repair(1.0, 1000, f"{tmp_path}{MARK}")
 
 
-def test_rubbish_mends_nothing(tmp_path: Path) -> None:
+def test_a_damaged_mark_is_ignored(tmp_path: Path) -> None:
     path = Path(f"{tmp_path}{MARK}")
     path.parent.mkdir(parents=True)
     path.write_text("lately")

@@ -1,4 +1,4 @@
-"""GPUs through NVIDIA's library, which is played: two of its GPUs, of which one is lost."""
+"""Tests of reading GPUs through a fake NVML with two GPUs, one of them lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dalsegno.health.facts import HW_THERMAL
 from dalsegno.health.readers.nvml import MaxClocks, read_gpu
 
 TOLD = {
-    "nvmlDeviceGetUUID": b"GPU-1",  # bytes, as older versions of its Python part
+    "nvmlDeviceGetUUID": b"GPU-1",  # bytes, as in older versions of the Python bindings
     "nvmlDeviceGetName": "NVIDIA H200",
     "nvmlDeviceGetTemperature": 31,
     "nvmlDeviceGetClockInfo": 345,
@@ -20,7 +20,7 @@ TOLD = {
 
 
 class PlayedNvml:
-    """Answers what it knows, refuses some, and lacks the rest."""
+    """Answers some queries, refuses some, and lacks the others."""
 
     class NVMLError(Exception):
         pass
@@ -47,7 +47,7 @@ class PlayedNvml:
         return answer
 
 
-def test_what_is_told_is_read_and_what_is_not_is_not_known() -> None:
+def test_missing_values_are_none() -> None:
     gpu = read_gpu(PlayedNvml(), 0, {})
     assert (gpu.uuid, gpu.model, gpu.temperature_c, gpu.max_clock_mhz) == ("GPU-1", "NVIDIA H200", 31, 1980)
     assert (gpu.remapped_rows, gpu.remap_pending, gpu.remap_failed) == (2, False, True)
@@ -56,7 +56,7 @@ def test_what_is_told_is_read_and_what_is_not_is_not_known() -> None:
     assert read_gpu(PlayedNvml(), 1, {}).lost
 
 
-def test_what_never_changes_and_takes_long_is_asked_once() -> None:
+def test_the_maximum_clock_is_queried_once() -> None:
     nvml, known = PlayedNvml(), MaxClocks()
     assert read_gpu(nvml, 0, known) == read_gpu(nvml, 0, known)
     assert nvml.asked.count("nvmlDeviceGetMaxClockInfo") == 1

@@ -1,7 +1,7 @@
-"""A check must be able to fail: each has recorded inputs on which it fails, passes, and knows that it does not know.
+"""Tests that each check fails, passes and is unknown on recorded inputs.
 
-A folder below tests/recorded/health/<check>/ is a node: files by their paths, commands with what they say
-(`FolderWorld`). Its name begins with good, bad or garbage. Folders with numbers inside it are looks one after another.
+A folder below tests/recorded/health/<check>/ is a node: files by their paths, and commands with their output
+(`FolderWorld`). Its name starts with good, bad or garbage. Numbered folders inside it are consecutive looks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KINDS = {
     "bad": {Verdict.FAILED, Verdict.WARNED},
     "garbage": {Verdict.UNKNOWN},
 }
-ONLY_WARN = {"gpu-heating", "fabric-errors", "network", "zombies"}  # nothing is taken from a job for these
+ONLY_WARN = {"gpu-heating", "fabric-errors", "network", "zombies"}  # these never disturb a job
 
 
 def cases(check: str, kind: str, within: Path = RECORDED) -> list[Path]:
@@ -39,7 +39,7 @@ def looks(case: Path) -> list[Path]:
 
 
 def judged(check: Check, case: Path) -> Result:
-    """What the check finds at the last look."""
+    """Return the result of the check at the last look."""
     seen, result = SeenBefore(), None
     for look in looks(case):
         own = look / "etc/slurm/slurm.conf"
@@ -53,7 +53,7 @@ def judged(check: Check, case: Path) -> Result:
 
 
 def lacking(checks: Iterable[Check], within: Path = RECORDED) -> list[str]:
-    """Kinds of recorded input that checks do not have."""
+    """Return the kinds of recorded input that checks lack."""
     return [f"{check.name}: {kind}" for check in checks for kind in KINDS if not cases(check.name, kind, within)]
 
 
@@ -61,22 +61,22 @@ EVERY = [(check, kind, case) for check in CHECKS for kind in KINDS for case in c
 
 
 @pytest.mark.parametrize(("check", "kind", "case"), EVERY, ids=lambda each: getattr(each, "name", str(each)))
-def test_each_check_judges_what_was_recorded(check: Check, kind: str, case: Path) -> None:
+def test_each_check_judges_recorded_inputs(check: Check, kind: str, case: Path) -> None:
     result = judged(check, case)
     assert result.verdict in KINDS[kind], result
 
 
 def answers(case: Path) -> list[Path]:
-    """Files that a tool or a person writes, and that may be cut off; the kernel's own are whole."""
-    told = [path for path in case.rglob("*") if path.parent.name == "commands" or path.name == "telemetry.json"]
-    return [path for path in told if path.is_file() and path.stat().st_size]
+    """Return the files that a tool or a person writes and that may be cut off; the kernel's own are complete."""
+    found = [path for path in case.rglob("*") if path.parent.name == "commands" or path.name == "telemetry.json"]
+    return [path for path in found if path.is_file() and path.stat().st_size]
 
 
 CUT = [(check, case) for check in CHECKS for case in cases(check.name, "good") if answers(case)]
 
 
 @pytest.mark.parametrize(("check", "case"), CUT, ids=lambda each: each.name)
-def test_an_answer_that_is_cut_off_never_fails_a_node(check: Check, case: Path, tmp_path: Path) -> None:
+def test_a_truncated_answer_never_fails_a_node(check: Check, case: Path, tmp_path: Path) -> None:
     for path in answers(case):
         copy = tmp_path / "case"
         shutil.copytree(case, copy)
@@ -94,17 +94,17 @@ def test_each_check_can_fail(check: Check) -> None:
     assert (Verdict.FAILED in verdicts) != (check.name in ONLY_WARN)
 
 
-def test_no_check_is_without_a_good_a_bad_and_a_garbage_input() -> None:
+def test_every_check_has_good_bad_and_garbage_inputs() -> None:
     assert lacking(CHECKS) == []
 
 
-def test_a_check_without_them_is_refused(tmp_path: Path) -> None:
+def test_a_check_without_inputs_is_reported(tmp_path: Path) -> None:
     never = Check("never", "cannot fail", lambda world: "", lambda answer: passed("always"))
     (tmp_path / "never" / "good").mkdir(parents=True)
     assert lacking([never], tmp_path) == ["never: bad", "never: garbage"]
 
 
-def test_nothing_is_recorded_for_a_check_that_is_not_there() -> None:
+def test_recorded_inputs_exist_only_for_existing_checks() -> None:
     assert {path.name for path in RECORDED.iterdir() if path.is_dir()} == {check.name for check in CHECKS}
 
 
@@ -112,7 +112,7 @@ def names(checks: Sequence[Check]) -> list[str]:
     return [check.name for check in checks]
 
 
-def test_every_check_has_a_name_of_its_own_and_something_to_say_of_itself() -> None:
+def test_every_check_has_a_unique_name_and_a_description() -> None:
     assert len(set(names(CHECKS))) == len(CHECKS)
     assert all(check.about and check.contexts and check.every_s >= 1 for check in CHECKS)
 

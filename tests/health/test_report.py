@@ -1,4 +1,4 @@
-"""A report of a node: what is sent is what is read, and nothing else is."""
+"""Tests of encoding and parsing a node's report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GOOD = report_message(
 
 
 @given(reports)
-def test_what_is_sent_is_what_is_read(report: NodeReport):
+def test_a_report_survives_encoding_and_parsing(report: NodeReport):
     assert parse_report(json.loads(json.dumps(report_message(report)))) == report
 
 
@@ -62,7 +62,7 @@ def test_what_is_sent_is_what_is_read(report: NodeReport):
         {"more": 1},
     ],
 )
-def test_what_is_no_report_is_refused(change: dict[str, Any]):
+def test_an_invalid_report_is_refused(change: dict[str, Any]):
     with pytest.raises(BadReport):
         parse_report({**GOOD, **change})
 
@@ -72,7 +72,7 @@ def test_what_is_no_report_is_refused(change: dict[str, Any]):
         st.none() | st.booleans() | st.floats() | line, lambda kids: st.lists(kids) | st.dictionaries(line, kids)
     )
 )
-def test_no_words_do_anything_but_be_refused(junk: Any):
+def test_arbitrary_values_are_accepted_or_refused(junk: Any):
     for message in ({**GOOD, "findings": junk}, {**GOOD, "gpus": junk}, {**GOOD, "node": junk}):
         try:
             parse_report(message)
@@ -80,6 +80,6 @@ def test_no_words_do_anything_but_be_refused(junk: Any):
             continue
 
 
-def test_a_text_that_is_too_long_is_cut_by_the_sender():
+def test_the_sender_truncates_long_texts():
     long = NodeReport("gpu-1", "b1", (Finding("xid", Result(Verdict.WARNED, "x" * 9000), 1.0),))
     assert len(parse_report(report_message(long)).findings[0].result.text) == 500

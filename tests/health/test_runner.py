@@ -1,4 +1,4 @@
-"""The one runner: what is asked when, what the cluster file changes, and that trouble on the way is unknown."""
+"""Tests of running checks: intervals, settings, and errors that make a result unknown."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_a_check_asks_and_judges(world: FolderWorld) -> None:
         ({"load": CheckSetting(action="watch")}, Result(Verdict.WARNED, "the load is 9", Remedy.WATCH)),
     ],
 )
-def test_the_cluster_file_changes_thresholds_and_the_most_that_is_done(
+def test_settings_change_thresholds_and_limit_the_remedy(
     world: FolderWorld, settings: dict[str, CheckSetting], result: Result
 ) -> None:
     assert only(examine([LOAD], Context.IDLE, world, settings)) == result
 
 
-def test_a_check_can_be_switched_off_and_belongs_to_its_contexts(world: FolderWorld) -> None:
+def test_a_check_runs_only_if_enabled_and_in_its_contexts(world: FolderWorld) -> None:
     assert examine([LOAD], Context.IDLE, world, {"load": CheckSetting(enabled=False)}) == []
     quiet = Check("load", "", ask_load, judge_load, QUIET)
     assert examine([quiet], Context.PROLOG, world, {}) == []
@@ -89,7 +89,7 @@ def raises(error: Exception) -> Callable[[Any], Any]:
         (lambda _: None, "not understood: AttributeError: 'NoneType' object has no attribute 'split'"),
     ],
 )
-def test_what_goes_wrong_on_the_way_is_unknown_and_the_others_go_on(
+def test_an_error_makes_a_check_unknown_and_does_not_stop_the_others(
     world: FolderWorld, ask: Callable[[NodeWorld], Any], why: str
 ) -> None:
     broken = Check("broken", "", ask, judge_load)
@@ -97,7 +97,7 @@ def test_what_goes_wrong_on_the_way_is_unknown_and_the_others_go_on(
     assert [each.result for each in found] == [unknown(why), failed("the load is 9", Remedy.REBOOT)]
 
 
-def test_a_question_that_several_ask_is_asked_once(world: FolderWorld) -> None:
+def test_a_shared_question_is_asked_once(world: FolderWorld) -> None:
     asked = []
 
     def ask(_: NodeWorld) -> str:
@@ -108,7 +108,7 @@ def test_a_question_that_several_ask_is_asked_once(world: FolderWorld) -> None:
     assert len(asked) == 1
 
 
-def test_each_check_runs_when_its_time_has_come(world: FolderWorld, tmp_path: Path) -> None:
+def test_each_check_runs_at_its_interval(world: FolderWorld, tmp_path: Path) -> None:
     checkup = Checkup([LOAD], world, {})
 
     def ran_at(now: float) -> bool:
@@ -120,7 +120,7 @@ def test_each_check_runs_when_its_time_has_come(world: FolderWorld, tmp_path: Pa
     assert often.due(Context.CONTINUOUS) and not often.due(Context.CONTINUOUS) and often.due(Context.IDLE)
 
 
-def test_a_failure_that_may_pass_by_itself_counts_when_it_has_lasted(world: FolderWorld, tmp_path: Path) -> None:
+def test_a_temporary_failure_counts_only_after_it_has_lasted(world: FolderWorld, tmp_path: Path) -> None:
     patient = Check("load", "", ask_load, judge_load, every_s=10, settle_s=5)
     checkup = Checkup([patient], world, {})
 
@@ -131,30 +131,30 @@ def test_a_failure_that_may_pass_by_itself_counts_when_it_has_lasted(world: Fold
 
     assert [seen(now, 9) for now in (0, 1, 4.9, 5, 6)] == ["warned", "warned", "warned", "failed", ""]
     assert [seen(15, 1), seen(25, 9), seen(26, 1), seen(36, 9)] == ["passed", "warned", "passed", "warned"]
-    assert only(checkup.all(Context.IDLE)).verdict is Verdict.FAILED  # who looks but once cannot wait
+    assert only(checkup.all(Context.IDLE)).verdict is Verdict.FAILED  # a single look cannot wait
 
 
-def test_a_failure_must_last_longer_where_the_machine_is_slow(world: FolderWorld, tmp_path: Path) -> None:
+def test_a_failure_must_last_longer_on_a_slow_machine(world: FolderWorld, tmp_path: Path) -> None:
     patient = Check("load", "", ask_load, judge_load, every_s=10, settle_s=5)
     checkup = Checkup([patient], world, {})
-    (tmp_path / "pace_s").write_text("0.2")  # four times what is usual
+    (tmp_path / "pace_s").write_text("0.2")  # four times the usual
 
     def seen(now: float) -> str:
         (tmp_path / "now").write_text(str(now))
         return " ".join(each.result.verdict.value for each in checkup.due(Context.CONTINUOUS))
 
     assert [seen(0), seen(5)] == ["warned", "warned"]
-    (tmp_path / "pace_s").write_text("0.01")  # it was slow a moment ago, and what fails has begun then
+    (tmp_path / "pace_s").write_text("0.01")  # it was slow when the failure began
     assert [seen(19), seen(20)] == ["warned", "failed"]
 
 
 @pytest.mark.parametrize(("took_s", "verdict"), [(0.01, Verdict.FAILED), (0.3, Verdict.UNKNOWN)])
-def test_what_breaks_off_is_blamed_on_the_node_unless_the_machine_is_slow(took_s: float, verdict: Verdict) -> None:
+def test_a_broken_exchange_fails_unless_the_machine_is_slow(took_s: float, verdict: Verdict) -> None:
     found = blame("the exchange failed", Remedy.DRAIN, "broken", lambda: took_s)
     assert (found.verdict, found.text.startswith("the exchange failed")) == (verdict, True)
 
 
-def test_whatever_a_check_says_fits_into_a_report(world: FolderWorld) -> None:
+def test_every_result_fits_into_a_report(world: FolderWorld) -> None:
     def judge_loudly(text: str) -> Result:
         return failed("\x1b[31m" + "é\n" * 2000, Remedy.DRAIN, "a\tb")
 
@@ -164,10 +164,10 @@ def test_whatever_a_check_says_fits_into_a_report(world: FolderWorld) -> None:
     assert parse_report(report_message(report)) == report
 
 
-# The line -------------------------------------------------------------------------------------------------------------
+# The summary line
 
 
-def test_the_line_tells_the_heaviest_remedy_of_all_that_failed() -> None:
+def test_the_summary_line_has_the_heaviest_remedy() -> None:
     found = [
         Finding("disk", failed("/ is full", Remedy.DRAIN), 0),
         Finding("xid", failed("fallen off", Remedy.REBOOT, "79"), 0),
@@ -187,15 +187,15 @@ def test_unknown_is_neither_passed_nor_failed() -> None:
     )
 
 
-# Before a job ---------------------------------------------------------------------------------------------------------
+# Before a job
 
 
-def test_what_is_known_is_not_asked_again(world: FolderWorld) -> None:
+def test_known_findings_are_not_asked_again(world: FolderWorld) -> None:
     before = Finding("load", passed("a moment ago"), 5.0)
     assert examine([LOAD], Context.PROLOG, world, {}, known={"load": before}) == [before]
 
 
-def test_after_its_time_nothing_is_begun(world: FolderWorld, tmp_path: Path) -> None:
+def test_no_check_starts_after_the_time_limit(world: FolderWorld, tmp_path: Path) -> None:
     def ask_slowly(world: NodeWorld) -> str:
         (tmp_path / "now").write_text("1700000010")
         return "1.0"
@@ -205,7 +205,7 @@ def test_after_its_time_nothing_is_begun(world: FolderWorld, tmp_path: Path) -> 
     assert [each.result for each in found] == [passed("little to do"), unknown("not run: out of time")]
 
 
-def test_a_machine_without_systemd_tells_nothing_of_the_fabric_manager(tmp_path: Path) -> None:
+def test_the_fabric_manager_is_unknown_without_systemd(tmp_path: Path) -> None:
     (tmp_path / "commands").mkdir()
     (tmp_path / "commands/systemctl.exit1").write_text("")
     world = FolderWorld(tmp_path, Expected("gpu-1", gpus=8, gpu_type="h100"))

@@ -1,4 +1,4 @@
-"""What nvidia-smi says, in a driver's own words."""
+"""Tests of parsing the output of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def only(xml: str) -> GpuFacts:
     return gpu
 
 
-def test_a_healthy_gpu() -> None:
+def test_a_healthy_gpu_is_parsed() -> None:
     assert only(XML) == H200
 
 
-def test_slowdown_is_told_outright_by_older_drivers() -> None:
+def test_older_drivers_report_the_slowdown_temperature_directly() -> None:
     old = XML.replace("gpu_temp_tlimit>", "x>").replace(
         "<gpu_target_temperature>", "<gpu_temp_slow_threshold>87 C</gpu_temp_slow_threshold><gpu_target_temperature>"
     )
     assert (only(old).temperature_c, only(old).slowdown_c) == (36, 87)
 
 
-def test_throttling_is_called_events_since_535() -> None:
+def test_throttle_reasons_have_another_name_since_driver_535() -> None:
     hot = XML.replace("hw_thermal_slowdown>Not Active", "hw_thermal_slowdown>Active")
     assert only(hot).throttle == ("hw_thermal_slowdown",)
     assert only(hot.replace("clocks_event_reason", "clocks_throttle_reason")).throttle == ("hw_thermal_slowdown",)
@@ -58,7 +58,7 @@ def test_errors_are_summed_over_all_memories() -> None:
     assert (only(bad).ecc_uncorrected, only(bad).ecc_corrected) == (3, 5)
 
 
-def test_what_is_not_available_is_not_told() -> None:
+def test_unavailable_values_are_none() -> None:
     silent = XML.replace(">16x<", ">N/A<").replace(">36 C<", ">[N/A]<")
     assert (only(silent).pcie_width, only(silent).temperature_c) == (None, None)
 
@@ -68,7 +68,7 @@ def test_a_gpu_that_answers_with_errors_is_lost() -> None:
     assert only(XML.replace("<gpu_util>0 %<", "<gpu_util>GPU is lost<")).lost
 
 
-def test_processes() -> None:
+def test_processes_are_parsed() -> None:
     info = "<pid>7</pid><process_name>python</process_name><used_memory>512 MiB</used_memory>"
     busy = XML.replace("<processes>", f"<processes><process_info>{info}</process_info>", 1)
     assert only(busy).processes == (GpuProcess(7, "python", 512),)
@@ -80,13 +80,13 @@ def test_garbage_is_refused(text: str) -> None:
         parse_smi(text)
 
 
-def test_links() -> None:
+def test_nvlinks_are_counted_per_gpu() -> None:
     assert parse_links((RECORDED / "nvlink-s.txt").read_text()) == {FIRST: 2, SECOND: 3}
     assert parse_link_errors((RECORDED / "nvlink-e.txt").read_text()) == {FIRST: 3, SECOND: 0}
     assert parse_links("rubbish\n") == {}
 
 
-# All of it ------------------------------------------------------------------------------------------------------------
+# A whole machine
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def machine(tmp_path: Path) -> FolderWorld:
     return FolderWorld(tmp_path, Expected("here"))
 
 
-def test_without_nvml_nvidia_smi_is_asked(machine: FolderWorld) -> None:
+def test_nvidia_smi_is_used_without_nvml(machine: FolderWorld) -> None:
     (gpu,) = read_smi(machine)
     assert (gpu.model, gpu.nvlinks, gpu.nvlink_errors) == ("NVIDIA H200", 2, None)
     about_gpus = [check for check in CHECKS if check.name.startswith(("gpu", "pcie"))]
@@ -109,7 +109,7 @@ def test_without_nvml_nvidia_smi_is_asked(machine: FolderWorld) -> None:
     assert set(found.values()) == {Verdict.PASSED} and len(found) == 7
 
 
-def test_a_gpu_that_the_bus_has_and_the_driver_has_not_is_missed(machine: FolderWorld) -> None:
+def test_a_gpu_on_the_bus_without_a_driver_counts_as_missing(machine: FolderWorld) -> None:
     shutil.copytree(
         machine.folder / "sys/bus/pci/devices/0000:00:06.0", machine.folder / "sys/bus/pci/devices/0000:00:07.0"
     )
@@ -118,12 +118,12 @@ def test_a_gpu_that_the_bus_has_and_the_driver_has_not_is_missed(machine: Folder
     assert (found.result.verdict, found.result.text) == (Verdict.FAILED, "1 of 2 GPUs are present")
 
 
-def test_a_gpu_that_was_given_to_a_virtual_machine_is_not_missed(machine: FolderWorld) -> None:
+def test_a_gpu_passed_to_a_virtual_machine_does_not_count(machine: FolderWorld) -> None:
     (machine.folder / "sys/bus/pci/devices/0000:00:06.0/uevent").write_text("DRIVER=vfio-pci\n")
     assert examine([check for check in CHECKS if check.name == "gpu-count"], Context.IDLE, machine, {}) == []
 
 
-def test_what_a_device_is_is_read_once_and_whose_it_is_each_time(machine: FolderWorld) -> None:
+def test_the_device_class_is_cached_and_the_driver_is_not(machine: FolderWorld) -> None:
     device = machine.folder / "sys/bus/pci/devices/0000:00:06.0"
     assert gpus_on_bus(machine) == 1
     (device / "vendor").unlink()
@@ -133,7 +133,7 @@ def test_what_a_device_is_is_read_once_and_whose_it_is_each_time(machine: Folder
     assert gpus_on_bus(machine) == 1
 
 
-def test_a_driver_that_is_not_there_is_unknown(machine: FolderWorld) -> None:
+def test_a_missing_driver_is_unknown(machine: FolderWorld) -> None:
     (machine.folder / "commands/nvidia-smi -q -x").rename(machine.folder / "commands/nvidia-smi -q -x.exit9")
     (machine.folder / "commands/nvidia-smi -q -x.exit9").write_text("couldn't communicate with the NVIDIA driver.\n")
     with pytest.raises(NoAnswer, match="exited with code 9"):

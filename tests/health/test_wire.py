@@ -1,4 +1,4 @@
-"""Agent and controller: who they are, and that nothing is taken from anybody else."""
+"""Tests of the protocol between agent and controller: authentication, and refusal of everything else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TRANSCRIPT = (nonce(), nonce(), *HELLO.names())
 REPORT = NodeReport("gpu-1", "boot-1", (Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0),))
 
 
-# Who is there
+# Authentication
 
 
 def hello_message(secret: bytes = SECRET, greeting: Message | None = None) -> Message:
@@ -50,7 +50,7 @@ def hello_message(secret: bytes = SECRET, greeting: Message | None = None) -> Me
     return {**HELLO.fields(), **client.answer(greeting or SERVER.greeting(), secret, *HELLO.names())}
 
 
-def test_an_agent_and_its_controller_know_each_other():
+def test_agent_and_controller_authenticate_each_other():
     client = ClientHandshake(AGENT, CONTROLLER)
     message = {**HELLO.fields(), **client.answer(SERVER.greeting(), SECRET, *HELLO.names())}
     assert read_hello(message) == HELLO
@@ -61,27 +61,27 @@ def test_an_agent_and_its_controller_know_each_other():
 @pytest.mark.parametrize(
     "changed", [{"node": "gpu-2"}, {"boot": "boot-2"}, {"started": 13.0}, {"nonce": nonce()}, {"proof": "x"}]
 )
-def test_a_hello_that_was_changed_proves_nothing(changed: Message):
+def test_a_changed_hello_is_not_proved(changed: Message):
     message = {**hello_message(), **changed}
     with pytest.raises(BadProof):
         SERVER.check(message, SECRET, *read_hello(message).names())
 
 
-def test_a_hello_of_an_earlier_connection_proves_nothing():
+def test_a_hello_of_an_earlier_connection_is_not_proved():
     with pytest.raises(BadProof):
         SERVER.check(hello_message(greeting=ServerHandshake(CONTROLLER, AGENT).greeting()), SECRET, *HELLO.names())
 
 
-def test_a_secret_is_one_nodes_alone():
+def test_another_secret_does_not_prove_the_node():
     with pytest.raises(BadProof):
         SERVER.check(hello_message(b"t" * 32), SECRET, *HELLO.names())
 
 
-def test_who_only_mirrors_us_is_no_controller():
+def test_an_echoed_proof_is_not_a_welcome():
     client = ClientHandshake(AGENT, CONTROLLER)
-    said = client.answer(SERVER.greeting(), SECRET, *HELLO.names())
+    hello = client.answer(SERVER.greeting(), SECRET, *HELLO.names())
     with pytest.raises(BadProof):
-        client.finish({"proof": said["proof"]})
+        client.finish({"proof": hello["proof"]})
 
 
 @pytest.mark.parametrize(
@@ -92,19 +92,19 @@ def test_who_only_mirrors_us_is_no_controller():
         {"nonce": None}, {"more": 1},
     ],
 )  # fmt: skip
-def test_a_strange_hello_is_none(changed: Message):
+def test_an_invalid_hello_is_refused(changed: Message):
     message = {**hello_message(), **changed}
     with pytest.raises(BadFrame):
         SERVER.check(message, SECRET, *read_hello(message).names())
 
 
-def test_a_strange_greeting_is_none():
+def test_an_invalid_greeting_is_refused():
     for greeting in ({}, {"nonce": 1}, {"nonce": "\ud800" * 32}):
         with pytest.raises(BadFrame):
             read_nonce(greeting)
 
 
-def test_a_secret_that_is_missing_or_short_is_told(tmp_path: Path):
+def test_a_missing_or_short_secret_is_an_error(tmp_path: Path):
     with pytest.raises(DalsegnoError, match="cannot be read"):
         read_secret(tmp_path / "none")
     (tmp_path / "short").write_text("abc\n")
@@ -126,13 +126,13 @@ def frame(data: bytes) -> bytes:
     return body
 
 
-def test_what_is_sealed_is_opened_in_its_order():
+def test_sealed_messages_are_opened_in_order():
     ours, theirs = seals()
-    said: list[Message] = [BEAT, {"ü": "\ud800"}, {}]
-    assert [theirs.open(frame(ours.close(message))) for message in said] == said
+    messages: list[Message] = [BEAT, {"ü": "\ud800"}, {}]
+    assert [theirs.open(frame(ours.close(message))) for message in messages] == messages
 
 
-def test_a_message_counts_once_and_in_its_turn():
+def test_a_repeated_or_reordered_message_is_refused():
     ours, theirs = seals()
     first, second = frame(ours.close({"one": 1})), frame(ours.close({"two": 2}))
     theirs.open(first)
@@ -153,36 +153,36 @@ def test_a_message_counts_once_and_in_its_turn():
         Seal(SECRET, AGENT, *TRANSCRIPT[:2], *replace(HELLO, boot="boot-2").names()),
     ],
 )
-def test_the_seal_of_another_secret_connection_side_or_node_is_none(other: Seal):
+def test_a_seal_of_another_secret_connection_side_or_node_is_refused(other: Seal):
     _, theirs = seals()
     with pytest.raises(BadFrame, match="seal"):
         theirs.open(frame(other.close(BEAT)))
 
 
 @pytest.mark.parametrize("strange", [b"", b"{}", b"x" * 31, b"x" * 32, b"x" * 100, frame(pack(BEAT))])
-def test_what_is_not_sealed_is_refused(strange: bytes):
+def test_unsealed_data_is_refused(strange: bytes):
     with pytest.raises(BadFrame):
         seals()[0].open(strange)
 
 
-def test_a_sealed_message_shows_nothing_of_its_text_and_the_same_text_never_looks_the_same():
+def test_sealed_messages_hide_their_text_and_never_repeat():
     ours, theirs = seals()
     first, second = (frame(ours.close({"token": "hf_abcdef"})) for _ in range(2))
     assert b"hf_abcdef" not in first + second and b"token" not in first + second
-    assert first[32:] != second[32:], "the second is under another part of the key stream"
+    assert first[32:] != second[32:], "the second uses another part of the key stream"
     backwards = frame(seals(CONTROLLER)[0].close({"token": "hf_abcdef"}))
-    assert first[32:] != backwards[32:], "so is what the other side says"
+    assert first[32:] != backwards[32:], "so does the other side"
     assert theirs.open(first) == theirs.open(second) == {"token": "hf_abcdef"}
 
 
-def test_a_message_that_is_too_long_does_not_break_the_ones_after_it():
+def test_a_message_that_is_too_long_does_not_affect_later_ones():
     ours, theirs = seals()
     with pytest.raises(BadFrame, match="longer"):
         ours.close({"text": "x" * MAX_BYTES})
     assert theirs.open(frame(ours.close(BEAT))) == BEAT
 
 
-# Words
+# Messages
 
 
 @pytest.mark.parametrize(
@@ -195,13 +195,13 @@ def test_a_message_that_is_too_long_does_not_break_the_ones_after_it():
         Reply(4, file="dmesg.txt", part="a\nb\0"),
     ],
 )
-def test_words_come_back_as_they_were(word: NewFindings | Reply):
+def test_messages_survive_encoding_and_parsing(word: NewFindings | Reply):
     message = findings_message(word) if isinstance(word, NewFindings) else reply_message(word)
     ours, theirs = seals()
     assert parse_agent_message(theirs.open(frame(ours.close(message)))) == word
 
 
-def test_orders_come_back_as_they_were():
+def test_orders_survive_encoding_and_parsing():
     order = Order(5, "check", {"context": "validation"})
     assert read_order(order_message(order)) == order
     for strange in ({}, {**order_message(order), "do": 1}, {**order_message(order), "arguments": {"a": 1}}):
@@ -220,12 +220,12 @@ def test_orders_come_back_as_they_were():
         {**reply_message(Reply(1)), "more": 1},
     ],
 )  # fmt: skip
-def test_strange_words_are_refused(strange: Message):
+def test_invalid_messages_are_refused(strange: Message):
     with pytest.raises(BadReport):
         parse_agent_message(strange)
 
 
-# Anything at all: with DALSEGNO_LONG=1 more of it
+# Random messages; more of them with DALSEGNO_LONG=1
 
 GOOD: tuple[Message, ...] = (
     BEAT,
@@ -240,20 +240,20 @@ STRANGE: tuple[object, ...] = (
 )  # fmt: skip
 
 
-def changed_by_lot(message: object, lot: random.Random) -> object:
-    """The same with something in it replaced, left out or put in, at any depth."""
-    if isinstance(message, dict) and message and lot.random() < 0.85:
-        key = lot.choice(list(message))
-        what = lot.random()
+def randomly_changed(message: object, rng: random.Random) -> object:
+    """Return the message with a random part replaced, removed or added, at any depth."""
+    if isinstance(message, dict) and message and rng.random() < 0.85:
+        key = rng.choice(list(message))
+        what = rng.random()
         if what < 0.15:
             return {name: value for name, value in message.items() if name != key}
         if what < 0.3:
-            return {**message, lot.choice([*KEYS, "", "x"]): lot.choice(STRANGE)}
-        return {**message, key: changed_by_lot(message[key], lot)}
-    if isinstance(message, list) and message and lot.random() < 0.8:
-        at = lot.randrange(len(message))
-        return [*message[:at], changed_by_lot(message[at], lot), *message[at + 1 :]]
-    return lot.choice(STRANGE)
+            return {**message, rng.choice([*KEYS, "", "x"]): rng.choice(STRANGE)}
+        return {**message, key: randomly_changed(message[key], rng)}
+    if isinstance(message, list) and message and rng.random() < 0.8:
+        at = rng.randrange(len(message))
+        return [*message[:at], randomly_changed(message[at], rng), *message[at + 1 :]]
+    return rng.choice(STRANGE)
 
 
 KEYS = ("beat", "report", "all", "answer", "done", "error", "port", "file", "part", "node", "boot", "nonce", "proof",
@@ -261,10 +261,10 @@ KEYS = ("beat", "report", "all", "answer", "done", "error", "port", "file", "par
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_message_is_what_it_says_or_is_refused(seed: int):
-    lot, theirs = random.Random(seed), seals()[1]
+def test_random_messages_are_parsed_or_refused(seed: int):
+    rng, theirs = random.Random(seed), seals()[1]
     for _ in range(EXAMPLES):
-        message = changed_by_lot(changed_by_lot(lot.choice(GOOD), lot), lot)
+        message = randomly_changed(randomly_changed(rng.choice(GOOD), rng), rng)
         if not isinstance(message, dict):
             continue
         with contextlib.suppress(BadReport):
@@ -276,13 +276,13 @@ def test_any_message_is_what_it_says_or_is_refused(seed: int):
             assert isinstance(read_order(message), Order)
         with contextlib.suppress(BadFrame):
             theirs.open(encode(message))
-            raise AssertionError("no seal, and it was taken")
+            raise AssertionError("accepted without a seal")
 
 
 @given(st.binary(max_size=200), st.integers(0, 200), st.integers(1, 50))
 @settings(max_examples=min(EXAMPLES, 5_000) // 20, deadline=None)
-def test_bytes_that_were_cut_changed_or_put_in_never_pass(noise: bytes, at: int, cut: int):
-    """Whatever happens to the bytes, what is read is what was said, in its order, or nothing more."""
+def test_removed_changed_or_inserted_bytes_are_never_accepted(noise: bytes, at: int, cut: int):
+    """Whatever happens to the bytes, the messages read are a prefix of those sent."""
     ours, theirs = seals()
     said: list[Message] = [{"n": n} for n in range(4)]
     whole = b"".join(ours.close(message) for message in said)
@@ -296,6 +296,6 @@ def test_bytes_that_were_cut_changed_or_put_in_never_pass(noise: bytes, at: int,
     assert heard == said[: len(heard)]
 
 
-def test_a_long_message_is_refused_before_it_is_kept():
+def test_a_long_message_is_refused_before_it_is_buffered():
     with pytest.raises(BadFrame, match="longer"):
         list(Reader(MOST_BYTES).feed(pack({"say": "x" * MOST_BYTES})[:10]))

@@ -1,4 +1,4 @@
-"""Xids: a row each, the driver's own word first, repeats counted."""
+"""Tests of Xids: the table, the action named by the driver, and repetitions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def remedy(*lines: str, a100: bool = False) -> Remedy:
     return judge(*lines, a100=a100).remedy
 
 
-def test_what_each_xid_calls_for() -> None:
+def test_the_table_has_the_remedy_of_each_xid() -> None:
     calls_for = {remedy: {row.xid for row in table().values() if row.remedy is remedy} for remedy in Remedy}
     assert calls_for[Remedy.REPLACE] == {54}
     assert calls_for[Remedy.REBOOT] == {79, 151, 168}
@@ -37,12 +37,12 @@ def test_what_each_xid_calls_for() -> None:
     assert not calls_for[Remedy.DRAIN]
 
 
-def test_64_and_95_want_a_reboot_on_a100() -> None:
+def test_xids_64_and_95_need_a_reboot_on_an_a100() -> None:
     for xid in (64, 95):
         assert (remedy(xid_line(xid, "")), remedy(xid_line(xid, ""), a100=True)) == (Remedy.RESET, Remedy.REBOOT)
 
 
-def test_109_is_watched_until_it_comes_again_and_again() -> None:
+def test_xid_109_fails_only_when_repeated() -> None:
     line = xid_line(109, "CTX SWITCH TIMEOUT")
     assert [judge(*[line] * count).verdict for count in (1, 2, 3)] == [Verdict.WARNED, Verdict.WARNED, Verdict.FAILED]
     assert judge(line, line, repeats=2).remedy is Remedy.RESET
@@ -52,26 +52,29 @@ def test_109_is_watched_until_it_comes_again_and_again() -> None:
     ("lines", "wanted"),
     [
         ((xid_line(48, "DBE"), xid_line(154, TO_REBOOT)), Remedy.REBOOT),
-        ((xid_line(79, "off the bus"), xid_line(154, TO_RESET)), Remedy.RESET),  # its word goes before the table
+        (
+            (xid_line(79, "off the bus"), xid_line(154, TO_RESET)),
+            Remedy.RESET,
+        ),  # the named action takes precedence over the table
         ((xid_line(31, "MMU Fault"), xid_line(154, TO_DRAIN)), Remedy.RESET),
-        ((xid_line(154, TO_RESET), xid_line(154, TO_REBOOT)), Remedy.REBOOT),  # the last word counts
+        ((xid_line(154, TO_RESET), xid_line(154, TO_REBOOT)), Remedy.REBOOT),  # the last one counts
         ((xid_line(48, "DBE"), xid_line(154, TO_NOTHING)), Remedy.WATCH),
-        ((xid_line(154, "words nobody knows"),), Remedy.WATCH),
-        ((xid_line(48, "DBE"), xid_line(154, "words nobody knows")), Remedy.RESET),
-        ((xid_line(48, "DBE", gpu=0), xid_line(154, TO_NOTHING, gpu=1)), Remedy.RESET),  # another GPU's word
+        ((xid_line(154, "an unknown action"),), Remedy.WATCH),
+        ((xid_line(48, "DBE"), xid_line(154, "an unknown action")), Remedy.RESET),
+        ((xid_line(48, "DBE", gpu=0), xid_line(154, TO_NOTHING, gpu=1)), Remedy.RESET),  # the action of another GPU
     ],
 )
 def test_xid_154_names_the_action_of_its_gpu(lines: tuple[str, ...], wanted: Remedy) -> None:
     assert remedy(*lines) is wanted
 
 
-def test_the_heaviest_is_told_with_its_number() -> None:
+def test_the_heaviest_xid_is_reported() -> None:
     found = judge(xid_line(31, "MMU Fault"), xid_line(79, "GPU has fallen off the bus."), xid_line(48, "DBE"))
     assert (found.verdict, found.remedy, found.code) == (Verdict.FAILED, Remedy.REBOOT, "79")
     assert "0000:41:00" in found.text
 
 
-def test_a_programs_own_fault_never_drains() -> None:
+def test_faults_of_programs_never_fail_the_node() -> None:
     assert judge(xid_line(31, "MMU Fault"), xid_line(13, "x"), xid_line(94, "Contained")).verdict is Verdict.PASSED
 
 
@@ -79,12 +82,12 @@ def test_an_xid_that_is_not_in_the_table_is_watched() -> None:
     assert judge(xid_line(999, "new")).verdict is Verdict.WARNED
 
 
-def test_old_ones_are_forgotten() -> None:
+def test_old_xids_do_not_count() -> None:
     assert judge(xid_line(79, "x"), ago_s=90_000).verdict is Verdict.PASSED
     assert judge(xid_line(79, "x"), ago_s=900, window_s=600).verdict is Verdict.PASSED
 
 
-def test_every_way_in_which_drivers_write_them() -> None:
+def test_all_formats_of_xid_lines_are_parsed() -> None:
     lines = [
         "NVRM: Xid (PCI:0000:41:00): 79, pid=4242, GPU has fallen off the bus.",
         "NVRM: Xid (0000:41:00): 31, Ch 00000010",

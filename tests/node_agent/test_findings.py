@@ -22,7 +22,7 @@ XID = Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0)
 WELL = Finding("disk", passed("12 % full"), 17.0)
 
 
-def told(messages: list[Message]) -> list[NewFindings]:
+def parsed(messages: list[Message]) -> list[NewFindings]:
     words = [parse_agent_message(message) for message in messages]
     return [word for word in words if isinstance(word, NewFindings)]
 
@@ -31,15 +31,15 @@ def test_the_first_message_is_a_full_report_and_later_ones_are_changes():
     findings = Findings("gpu-1", "boot-1")
     findings.note(WELL)
     findings.know([GpuIdentity(0, "GPU-1")])
-    assert told(findings.messages(0.0)) == [
+    assert parsed(findings.messages(0.0)) == [
         NewFindings(NodeReport("gpu-1", "boot-1", (WELL,), (GpuIdentity(0, "GPU-1"),)), frozenset({"disk"}))
     ]
     assert findings.messages(1.0) == []
     findings.note(Finding("disk", WELL.result, 18.0))
     assert findings.messages(1.0) == [], "an unchanged finding is not sent"
     findings.note(XID)
-    assert told(findings.messages(1.0)) == [NewFindings(NodeReport("gpu-1", "boot-1", (XID,)))]
-    (whole,) = told(findings.messages(WHOLE_S))
+    assert parsed(findings.messages(1.0)) == [NewFindings(NodeReport("gpu-1", "boot-1", (XID,)))]
+    (whole,) = parsed(findings.messages(WHOLE_S))
     assert whole.all == {"disk", "xid"} and whole.report.findings[0].at == 18.0
 
 
@@ -48,16 +48,16 @@ def test_a_new_connection_starts_with_a_full_report():
     findings.note(XID)
     findings.messages(0.0)
     findings.begin_again()
-    assert told(findings.messages(1.0))[0].report.findings == (XID,)
+    assert parsed(findings.messages(1.0))[0].report.findings == (XID,)
 
 
 def test_findings_of_removed_checks_are_dropped():
     findings = Findings("gpu-1", "boot-1")
     findings.note(XID)
     findings.note(WELL)
-    before = merge(None, told(findings.messages(0.0))[0])
+    before = merge(None, parsed(findings.messages(0.0))[0])
     findings.keep({"disk"})
-    after = merge(before, told(findings.messages(1.0))[0])
+    after = merge(before, parsed(findings.messages(1.0))[0])
     assert after.findings == (WELL,)
 
 
@@ -70,7 +70,7 @@ def test_the_longest_report_fits_into_valid_messages():
     seal = Seal(b"s" * 32, AGENT)
     assert all(len(seal.close(message)) < MOST_BYTES for message in messages)
     report = None
-    for each in told(messages):
+    for each in parsed(messages):
         report = merge(report, each)
     assert report is not None and len(report.findings) == MOST_FINDINGS and len(findings.all()) == MOST_FINDINGS
 
@@ -79,6 +79,6 @@ def test_unprintable_text_is_replaced():
     findings = Findings("gpu-1", "boot-1")
     findings.note(Finding("a\nb", passed("\ud800\0 tab\t"), float("inf")))
     findings.know([GpuIdentity(0, "GPU\n1", "\0")])
-    (word,) = told(findings.messages(0.0))
+    (word,) = parsed(findings.messages(0.0))
     assert word.report.findings == (Finding("a?b", passed("?? tab?"), 0.0),)
     assert word.report.gpus == (GpuIdentity(0, "GPU?1", "?"),)

@@ -1,4 +1,4 @@
-"""A cluster in memory with a healer that has real SQLite under it, and short words for what is found in it."""
+"""A cluster in memory with a healer on real SQLite, and short access to its state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP_S = 1.0
 
 
 def quick_folder() -> Path:
-    """In memory where that is possible: nothing here is about disks."""
+    """Return a folder in memory if possible: these tests do not depend on disks."""
     memory = Path("/dev/shm")
     return Path(tempfile.mkdtemp(prefix="ds-clinic-", dir=memory if memory.is_dir() else None))
 
@@ -38,7 +38,7 @@ class Clinic:
         self.done: list[Action] = []
 
     def open(self) -> None:
-        """As a controller does that has just started."""
+        """Start as a new controller does."""
         cluster = self.cluster
         hands = Hands(FakeSlurm(cluster), FakeAgents(cluster), FakeTarget(cluster), self.folder / "evidence")
         self.store = self.store_type(self.folder / "recovery.sqlite")
@@ -56,13 +56,13 @@ class Clinic:
             self.round()
 
     def settle(self, most: int = 3000) -> None:
-        """Until nothing has happened for as long as the longest wait there is."""
+        """Run rounds until nothing has happened for longer than the longest wait."""
         quiet = 0
         for _ in range(most):
             quiet = 0 if self.round() else quiet + 1
             if quiet > self.patience():
                 return
-        raise AssertionError(f"it never comes to rest: {self.done[-5:]}")
+        raise AssertionError(f"it never settles: {self.done[-5:]}")
 
     def patience(self) -> float:
         return max(self.policy.boot_s + self.policy.validate_s, SETTLE_S) + 5
@@ -74,10 +74,10 @@ class Clinic:
         return self.store.book.of(node).phase
 
     def effects(self, node: str) -> list[str]:
-        """What was really done to it, in order."""
+        """Return what was really done to the node, in order."""
         return self.cluster.nodes[node].effects
 
-    def told(self, node: str = "") -> list[str]:
+    def texts(self, node: str = "") -> list[str]:
         return [event.text for event in self.store.events(node=node)]
 
     def reason(self, node: str) -> str:
@@ -88,5 +88,5 @@ MakeClinic = Callable[..., Clinic]
 
 
 def deeds(actions: list[Action]) -> list[str]:
-    """What changed the world, in short."""
+    """Return the actions with an effect, in short."""
     return [f"{action.kind.value} {action.node}" for action in actions if not isinstance(action, (Note, Turn))]

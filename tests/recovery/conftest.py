@@ -1,4 +1,4 @@
-"""Clusters in memory, with a healer at work on them."""
+"""Fixtures for clusters in memory with a healer."""
 
 from __future__ import annotations
 

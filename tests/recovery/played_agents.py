@@ -1,4 +1,4 @@
-"""The controller's side of the agents' connections in a loop of its own, and agents that are played by the tests."""
+"""The controller's side of the agents' connections in its own loop, and fake agents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def secret_of(node: str) -> bytes | None:
 
 
 class Scene:
-    """Agents of two nodes, none connected yet."""
+    """The agents of two nodes, none connected yet."""
 
     def __init__(self, stranger_s: float = STRANGER_S) -> None:
         self.selector = selectors.DefaultSelector()
@@ -48,7 +48,7 @@ class Scene:
             key.data(events)
 
     def until(self, true: Callable[[], T], timeout_s: float = 60.0) -> T:
-        """Turn until something holds."""
+        """Run the loop until a condition holds."""
         end = time.monotonic() + timeout_s
         while not (found := true()):
             assert time.monotonic() < end, f"did not happen in time; {self.log}"
@@ -62,10 +62,10 @@ class Scene:
         return caller
 
     def agent(self, node: str = "gpu-1", boot: str = "boot-1", started: float = 1.0) -> Caller:
-        """An agent that is known."""
+        """Return an authenticated agent."""
         caller = self.call()
         caller.introduce(node, boot, started)
-        assert caller.welcomed, "it was not let in"
+        assert caller.welcomed, "it was refused"
         self.until(lambda: self.agents.view(node).boot == boot)
         return caller
 
@@ -79,7 +79,7 @@ class Scene:
 
 @dataclass(eq=False)
 class Caller:
-    """One who calls, and says what it is told to."""
+    """A connection whose messages the test chooses."""
 
     scene: Scene
     sock: socket.socket
@@ -102,12 +102,12 @@ class Caller:
         self.heard += self.reader.bodies(data)
 
     def next(self) -> Message | None:
-        """The next message of the handshake; None if they hang up."""
+        """Return the next message of the handshake; None if the connection is closed."""
         body = self.next_body()
         return None if body is None else parse(body)
 
     def next_body(self) -> bytes | None:
-        """What comes next; None if they hang up."""
+        """Return the next message; None if the connection is closed."""
 
         def came() -> bool:
             self.listen()
@@ -150,14 +150,14 @@ class Caller:
     def beat(self) -> None:
         self.say(BEAT)
 
-    def told(self) -> Message:
-        """The next sealed message."""
+    def receive(self) -> Message:
+        """Return the next sealed message."""
         body = self.next_body()
         assert body is not None and self.opener is not None
         return self.opener.open(body)
 
     def cut_off(self) -> bool:
-        """Whether they hang up on us."""
+        """Return whether the controller closes the connection."""
         while self.next_body() is not None:
             pass
         return True

@@ -1,4 +1,4 @@
-"""A controller as a process of its own, with coordinators that do what their run's plan says."""
+"""A controller in its own process, with fake coordinators that follow their run's plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ time.sleep(1000)
 
 @dataclass
 class Stage:
-    """A state folder with a controller in it."""
+    """A state folder with a controller."""
 
     root: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Stage:
         end(marked(str(self.root)))
 
     def run(self, name: str, owner: int | None = None, **plan: object) -> Path:
-        """A run's folder; its coordinator sleeps, or exits with `code`."""
+        """Create a run folder; its coordinator sleeps, or exits with `code`."""
         folder = self.root / "home" / name
         folder.mkdir(parents=True)
         (folder / "plan.json").write_text(json.dumps(plan))
@@ -93,7 +93,7 @@ class Stage:
         return self.root / RUNS / f"{folder.name}.json"
 
     def started(self, folder: Path) -> list[Message]:
-        """What its coordinators said of themselves, the first one first."""
+        """Return what its coordinators reported, the first one first."""
         path = folder / "started"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -102,7 +102,7 @@ class Stage:
 
 
 def say_and_hear(path: Path, data: bytes) -> Message | None:
-    """Raw bytes to the socket; the answer, or None if it hangs up."""
+    """Send raw bytes to the socket; return the answer, or None if the connection is closed."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(60)
         sock.connect(str(path))

@@ -1,4 +1,4 @@
-"""The controller and its node agents: who is let in, what is believed, and what is refused without a trace."""
+"""Tests of the controller and its node agents: authentication, reports, presence and orders."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def view(scene: Scene, node: str = "gpu-1") -> AgentView:
     return scene.agents.view(node)
 
 
-# Who is let in
+# Authentication
 
 
-def test_an_agent_that_proves_its_node_is_connected_and_told_its_settings(scene: Scene):
+def test_an_authenticated_agent_is_connected_and_gets_its_settings(scene: Scene):
     scene.agents.expect({"gpu-1": NodeAddress("127.0.0.1")}, {"gpu-1": {"checks": {"xid": {"every_s": 2}}}})
     agent = scene.agent()
-    assert agent.told() == {"settings": {"checks": {"xid": {"every_s": 2}}}}
+    assert agent.receive() == {"settings": {"checks": {"xid": {"every_s": 2}}}}
     assert (view(scene).presence, view(scene).boot, view(scene).report) == (Presence.CONNECTED, "boot-1", None)
     scene.agents.expect({"gpu-1": NodeAddress("127.0.0.1")}, {"gpu-1": {}})
-    assert agent.told() == {"settings": {}}
+    assert agent.receive() == {"settings": {}}
 
 
 def untouched(scene: Scene) -> bool:
@@ -76,14 +76,14 @@ def untouched(scene: Scene) -> bool:
     [("gpu-1", b"w" * 32), ("gpu-1", secret_of("gpu-2")), ("gpu-3", b"w" * 32)],
     ids=["a wrong secret", "the secret of another node", "no node at all"],
 )
-def test_who_cannot_prove_its_name_is_refused_and_nothing_changes(scene: Scene, node: str, secret: bytes):
+def test_an_agent_without_proof_is_refused_and_nothing_changes(scene: Scene, node: str, secret: bytes):
     caller = scene.call()
     caller.introduce(node, secret=secret)
     assert not caller.welcomed and caller.cut_off() and untouched(scene) and scene.changed == []
     assert scene.log == [f"refused: a message of 127.0.0.1: no proof that it is {node}"]
 
 
-def test_a_hello_that_was_overheard_lets_nobody_in(scene: Scene):
+def test_a_replayed_hello_is_refused(scene: Scene):
     honest = scene.call()
     greeting = honest.next()
     assert greeting is not None
@@ -109,7 +109,7 @@ def honest_hello(greeting: Message) -> Message:
         struct.pack("!I", 2000) + b"[" * 2000,
     ],
 )  # fmt: skip
-def test_nonsense_of_a_stranger_is_refused_and_nothing_changes(scene: Scene, data: bytes):
+def test_invalid_data_before_authentication_is_refused(scene: Scene, data: bytes):
     agent = scene.agent("gpu-2")
     caller = scene.call()
     caller.next()
@@ -120,7 +120,7 @@ def test_nonsense_of_a_stranger_is_refused_and_nothing_changes(scene: Scene, dat
     assert view(scene, "gpu-2").presence is Presence.CONNECTED and len(scene.log) == 1
 
 
-def test_one_cause_is_logged_once(scene: Scene):
+def test_each_cause_is_logged_once(scene: Scene):
     for _ in range(20):
         caller = scene.call()
         caller.next()
@@ -129,7 +129,7 @@ def test_one_cause_is_logged_once(scene: Scene):
     assert len(scene.log) == 1
 
 
-def test_a_caller_who_says_nothing_or_too_slowly_is_sent_away():
+def test_a_silent_or_slow_caller_is_disconnected():
     scene = Scene(stranger_s=0.2)
     mute, slow = scene.call(), scene.call()
     slow.raw(b"\0\0\1\0")
@@ -138,24 +138,26 @@ def test_a_caller_who_says_nothing_or_too_slowly_is_sent_away():
     scene.close()
 
 
-def test_many_strangers_do_not_keep_an_agent_out(scene: Scene):
-    crowd = [scene.call() for _ in range(STRANGERS + 20)]
+def test_many_strangers_do_not_block_an_agent(scene: Scene):
+    callers = [scene.call() for _ in range(STRANGERS + 20)]
     assert scene.agent().welcomed
-    for caller in crowd * 2:  # the greeting, then the end
+    for caller in callers * 2:  # the greeting, then the end
         caller.listen()
-    assert [caller.hung_up for caller in crowd] == [True] * 21 + [False] * (STRANGERS - 1), "the oldest went"
+    assert [caller.hung_up for caller in callers] == [True] * 21 + [False] * (STRANGERS - 1), (
+        "the oldest are disconnected"
+    )
     assert scene.log == ["refused: too many peers that have not authenticated: 127.0.0.1"]
 
 
-def test_a_port_that_is_taken_is_told_with_a_hint(scene: Scene):
+def test_a_port_in_use_is_an_error_with_a_hint(scene: Scene):
     with selectors.DefaultSelector() as selector, pytest.raises(DalsegnoError, match="cannot listen") as caught:
         AgentTable(selector, secret_of, print).open("127.0.0.1", scene.port)
     assert "ss -ltnp" in caught.value.hint
 
 
 @pytest.mark.parametrize("seed", range(400 if os.environ.get("DALSEGNO_LONG") else 12))
-def test_whatever_strangers_say_nothing_changes_and_agents_stay(scene: Scene, seed: int):
-    """Bytes by lot: cut, changed and repeated pieces of what an agent would say, and noise."""
+def test_random_data_of_strangers_changes_nothing(scene: Scene, seed: int):
+    """Random bytes: truncated, changed and repeated pieces of valid messages, and noise."""
     lot, agent = random.Random(seed), scene.agent("gpu-2")
     before = view(scene)
     for _ in range(10):
@@ -172,10 +174,10 @@ def test_whatever_strangers_say_nothing_changes_and_agents_stay(scene: Scene, se
     assert view(scene) == before and not agent.hung_up and view(scene, "gpu-2").presence is Presence.CONNECTED
 
 
-# Two of one node
+# Two agents of one node
 
 
-def test_a_newer_boot_takes_the_place_of_the_old_one_which_never_comes_back(scene: Scene):
+def test_an_agent_of_a_newer_boot_replaces_the_old_one_for_good(scene: Scene):
     old = scene.agent(boot="boot-1")
     old.say(findings_message(NewFindings(REPORT, frozenset({"xid", "disk"}))))
     scene.until(lambda: view(scene).report)
@@ -187,7 +189,7 @@ def test_a_newer_boot_takes_the_place_of_the_old_one_which_never_comes_back(scen
     assert scene.log == ["refused: agent of gpu-1: its host was replaced by another: 127.0.0.1"]
 
 
-def test_of_two_agents_of_one_boot_the_later_one_stays(scene: Scene):
+def test_the_later_of_two_agents_of_one_boot_stays(scene: Scene):
     first = scene.agent(started=1.0)
     second = scene.agent(started=2.0)
     assert first.cut_off() and second.welcomed
@@ -198,23 +200,23 @@ def test_of_two_agents_of_one_boot_the_later_one_stays(scene: Scene):
     assert second.cut_off() and view(scene).presence is Presence.CONNECTED
 
 
-# What is believed
+# Reports
 
 
-def test_reports_are_taken_and_changes_are_put_into_them(scene: Scene):
+def test_changes_are_merged_into_the_report(scene: Scene):
     agent = scene.agent()
     agent.say(findings_message(NewFindings(REPORT, frozenset({"xid", "disk"}))))
     assert scene.until(lambda: view(scene).report) == REPORT
-    mended = Finding("xid", passed("none"), 20.0)
-    agent.say(findings_message(NewFindings(replace(REPORT, findings=(mended,), gpus=()))))
+    repaired = Finding("xid", passed("none"), 20.0)
+    agent.say(findings_message(NewFindings(replace(REPORT, findings=(repaired,), gpus=()))))
     scene.until(lambda: view(scene).report != REPORT)
-    assert view(scene).report == replace(REPORT, findings=(mended, WELL))
+    assert view(scene).report == replace(REPORT, findings=(repaired, WELL))
     assert "gpu-1" in scene.changed and "gpu-2" not in scene.changed
 
 
-def test_a_whole_report_drops_what_is_no_more():
-    told = NewFindings(NodeReport("gpu-1", "boot-1", (XID,)), frozenset({"xid"}))
-    assert merge(REPORT, told) == NodeReport("gpu-1", "boot-1", (XID,), ())
+def test_a_full_report_drops_removed_checks():
+    news = NewFindings(NodeReport("gpu-1", "boot-1", (XID,)), frozenset({"xid"}))
+    assert merge(REPORT, news) == NodeReport("gpu-1", "boot-1", (XID,), ())
     many = NewFindings(
         NodeReport("gpu-1", "boot-1", tuple(Finding(f"c{n}", passed(""), 1.0) for n in range(MOST_FINDINGS)))
     )
@@ -231,16 +233,16 @@ def test_a_whole_report_drops_what_is_no_more():
         {"report": {}},
         {"drain": "gpu-2"},
     ],
-    ids=["of another node", "of another boot", "half a finding", "empty", "no word of ours"],
+    ids=["of another node", "of another boot", "half a finding", "empty", "unknown message"],
 )
-def test_a_report_that_is_none_of_its_own_is_refused_and_the_agent_with_it(scene: Scene, message: Message):
+def test_an_agent_that_sends_an_invalid_report_is_disconnected(scene: Scene, message: Message):
     other, agent = scene.agent("gpu-2"), scene.agent("gpu-1")
     agent.say(message)
     assert agent.cut_off() and view(scene).report is None and view(scene, "gpu-2").report is None
     assert not other.hung_up and len(scene.log) == 1 and scene.log[0].startswith("refused: a message of gpu-1")
 
 
-def test_words_without_a_seal_with_a_wrong_one_or_said_twice_are_refused(scene: Scene):
+def test_unsealed_forged_and_repeated_messages_are_refused(scene: Scene):
     def forged(agent: Caller) -> bytes:
         return pack(findings_message(NewFindings(REPORT)))
 
@@ -258,7 +260,7 @@ def test_words_without_a_seal_with_a_wrong_one_or_said_twice_are_refused(scene: 
         assert agent.cut_off() and view(scene).report is None
 
 
-def test_an_agent_that_says_too_much_is_cut_off(scene: Scene):
+def test_an_agent_that_sends_too_much_is_disconnected(scene: Scene):
     agent = scene.agent()
     for _ in range(1000):
         agent.beat()
@@ -267,16 +269,16 @@ def test_an_agent_that_says_too_much_is_cut_off(scene: Scene):
     assert agent.cut_off() and "it sends too many messages" in scene.log[0]
 
 
-def test_an_oversized_message_is_refused_at_its_length(scene: Scene):
+def test_an_oversized_message_is_refused_by_its_length(scene: Scene):
     agent = scene.agent()
     agent.raw(struct.pack("!I", 1 << 20))
     assert agent.cut_off() and "longer than" in scene.log[0]
 
 
-# Signs of life
+# Presence
 
 
-def test_a_dead_agent_on_a_living_host_is_told_from_a_dead_node(scene: Scene):
+def test_a_dead_agent_on_a_live_host_is_not_a_lost_node(scene: Scene):
     agent = scene.agent()
     agent.sock.close()
     scene.until(lambda: view(scene).presence is Presence.AGENT_DEAD, 1.0)
@@ -285,7 +287,7 @@ def test_a_dead_agent_on_a_living_host_is_told_from_a_dead_node(scene: Scene):
     assert view(scene).presence is Presence.CONNECTED
 
 
-def test_a_silent_agent_is_noticed_and_forgiven_when_it_speaks(scene: Scene):
+def test_a_silent_agent_is_connected_again_after_a_heartbeat(scene: Scene):
     agent = scene.agent()
     scene.until(lambda: view(scene).presence is Presence.SILENT)
     assert scene.until(lambda: view(scene).host_answers)
@@ -293,7 +295,7 @@ def test_a_silent_agent_is_noticed_and_forgiven_when_it_speaks(scene: Scene):
     scene.until(lambda: view(scene).presence is Presence.CONNECTED)
 
 
-def test_a_node_on_a_shared_address_is_gone_with_its_agent_and_its_slurmd_but_not_while_both_start_again(scene: Scene):
+def test_a_node_on_a_shared_address_is_lost_without_agent_and_slurmd(scene: Scene):
     with socket.create_server(("127.0.0.1", 0)) as slurmd:
         scene.agents.expect({"gpu-1": NodeAddress("127.0.0.1", slurmd.getsockname()[1], shared=True)})
         agent = scene.agent()
@@ -306,14 +308,14 @@ def test_a_node_on_a_shared_address_is_gone_with_its_agent_and_its_slurmd_but_no
     assert time.time() - view(scene).heard >= RESTART_S
 
 
-def test_a_node_that_is_gone_has_no_connection_left(scene: Scene):
+def test_a_lost_node_is_disconnected(scene: Scene):
     agent = scene.agent()
     scene.agents._attendance.broke("gpu-1", 0.0)
     scene.agents._probed("gpu-1", False, False)
     assert view(scene).presence is Presence.GONE and agent.cut_off()
 
 
-def test_a_node_that_is_not_expected_any_more_is_a_stranger(scene: Scene):
+def test_the_agent_of_a_removed_node_is_refused(scene: Scene):
     agent = scene.agent()
     scene.agents.expect({"gpu-2": NodeAddress("127.0.0.1")})
     assert agent.cut_off() and set(scene.agents.views()) == {"gpu-2"}
@@ -322,7 +324,7 @@ def test_a_node_that_is_not_expected_any_more_is_a_stranger(scene: Scene):
     assert not again.welcomed
 
 
-def test_slurmd_is_asked_after_when_it_is_wanted(scene: Scene):
+def test_slurmd_is_probed_on_request(scene: Scene):
     scene.agents.expect({"gpu-1": NodeAddress("127.0.0.1", scene.port)})
     agent = scene.agent()
     scene.agents.ask_slurmd("gpu-1")
@@ -331,7 +333,7 @@ def test_slurmd_is_asked_after_when_it_is_wanted(scene: Scene):
     assert view(scene).presence is Presence.CONNECTED
 
 
-def test_the_loop_is_woken_often_enough_to_see_silence(scene: Scene):
+def test_the_loop_wakes_often_enough_to_detect_silence(scene: Scene):
     scene.agent()
     due = scene.agents.wake()
     assert due is not None and due - time.monotonic() <= LOOK_S
@@ -346,11 +348,11 @@ def ordered(scene: Scene, do: str = "evidence", timeout_s: float = 60.0, **argum
     return answers
 
 
-def test_an_order_is_answered_in_parts(scene: Scene):
+def test_the_parts_of_an_answer_are_joined(scene: Scene):
     agent = scene.agent()
-    agent.told()
+    agent.receive()
     answers = ordered(scene, "check", context="validation")
-    order = agent.told()
+    order = agent.receive()
     assert (order["do"], order["arguments"]) == ("check", {"context": "validation"})
     number = order["order"]
     for reply in (
@@ -367,11 +369,11 @@ def test_an_order_is_answered_in_parts(scene: Scene):
     assert len(answers) == 1 and scene.log == ["refused: unexpected answer of gpu-1"]
 
 
-def test_an_answer_that_is_too_long_is_kept_in_part(scene: Scene):
+def test_a_long_answer_is_truncated(scene: Scene):
     agent = scene.agent()
-    agent.told()
+    agent.receive()
     answers = ordered(scene)
-    number = agent.told()["order"]
+    number = agent.receive()["order"]
     for _ in range(MOST_BYTES // MOST_PART + 5):
         agent.say(reply_message(Reply(number, file="ps.txt", part="x" * MOST_PART)))
     agent.say(reply_message(Reply(number, done=True)))
@@ -379,7 +381,7 @@ def test_an_answer_that_is_too_long_is_kept_in_part(scene: Scene):
     assert len(answers[0].files["ps.txt"]) == MOST_BYTES and answers[0].end is OrderEnd.TRUNCATED
 
 
-def test_orders_that_cannot_be_answered_say_so(scene: Scene):
+def test_orders_that_cannot_be_answered_fail_with_their_cause(scene: Scene):
     assert ordered(scene)[0].end is OrderEnd.NOT_CONNECTED
     agent = scene.agent()
     late = ordered(scene, timeout_s=0.05)
@@ -394,9 +396,9 @@ def test_orders_that_cannot_be_answered_say_so(scene: Scene):
 
 def test_one_node_cannot_answer_for_another(scene: Scene):
     agent, other = scene.agent(), scene.agent("gpu-2")
-    agent.told()
+    agent.receive()
     answers = ordered(scene)
-    number = agent.told()["order"]
+    number = agent.receive()["order"]
     other.say(reply_message(Reply(number, done=True)))
     scene.until(lambda: scene.log)
     assert answers == []

@@ -1,4 +1,4 @@
-"""What others can learn from the controller of its nodes, and who may pause it: over its real socket."""
+"""Tests of requests about nodes and automation, also over the controller's real socket."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def drained(store: Journal, node: str, at: float) -> None:
     store.end(store.begin(action, at), action, "drained: xid[79] Xid 79", "", at, Policy(), ())
 
 
-def test_the_budget_of_the_hour_is_told_and_who_is_left_for_it(store: Journal, answers: Answers):
+def test_the_status_shows_the_hourly_budget_and_held_back_nodes(store: Journal, answers: Answers):
     begun = time.time()
     for node in ("n1", "n2"):
         store.begin(Drain(node, XID), begun, ("train",))
@@ -72,13 +72,13 @@ def test_the_budget_of_the_hour_is_told_and_who_is_left_for_it(store: Journal, a
     assert answers.answer(STRANGER, {"automation": "status"})["taken"] == {"train": 0}
 
 
-def test_what_is_ahead_of_a_node_is_told_with_it_by_the_policy_and_the_partitions_of_now(folder: Path, store: Journal):
+def test_the_forecast_of_a_node_uses_the_current_policy_and_partitions(folder: Path, store: Journal):
     drained(store, "n1", time.time())
     policy, partitions = Policy(can=frozenset({Remedy.REPLACE})), {"n1": ("train",)}
     answers = Answers(folder / JOURNAL, lambda: None, lambda: policy, lambda node: partitions.get(node, ()))
     why = "this cluster's machines cannot be rebooted automatically"
-    told = answers.answer(STRANGER, {"node": "n1"})
-    assert told["ahead"] == {"how": "replace", "why": why, "held_back": ""}
+    answer = answers.answer(STRANGER, {"node": "n1"})
+    assert answer["ahead"] == {"how": "replace", "why": why, "held_back": ""}
     answers.answer(0, {"automation": "pause"})
     assert answers.answer(STRANGER, {"node": "n1"})["ahead"]["held_back"] == HeldAction.PAUSED.value
     policy = Policy(can=frozenset())
@@ -86,7 +86,7 @@ def test_what_is_ahead_of_a_node_is_told_with_it_by_the_policy_and_the_partition
     answers.close()
 
 
-def test_events_come_in_order_and_from_where_one_left_off(store: Journal, answers: Answers):
+def test_events_are_ordered_and_can_be_resumed(store: Journal, answers: Answers):
     drained(store, "n1", 100.0)
     store.turn(Turn("n1", NodePhase.GIVEN_UP, "nothing helps"), 101.0)
     store.turn(Note("n2", "job 7 is over"), 102.0)
@@ -97,13 +97,13 @@ def test_events_come_in_order_and_from_where_one_left_off(store: Journal, answer
     assert answers.answer(STRANGER, {"events": -1})["events"] == later
 
 
-def test_a_node_is_told_of_with_its_passport_and_its_history(store: Journal, answers: Answers):
+def test_a_node_is_shown_with_its_gpus_and_history(store: Journal, answers: Answers):
     drained(store, "n1", 100.0)
     store.record_gpus("n1", [GpuIdentity(0, "GPU-a", "serial", "H100"), GpuIdentity(1, "GPU-b")], 100.0)
-    told = answers.answer(STRANGER, {"node": "n1"})
-    assert (told["node"]["phase"], told["node"]["reason"]) == ("drained", "dalsegno:reboot:xid[79] Xid 79")
-    assert [gpu["uuid"] for gpu in told["gpus"]] == ["GPU-a", "GPU-b"]
-    assert told["events"][-1]["text"] == "drained: xid[79] Xid 79"
+    answer = answers.answer(STRANGER, {"node": "n1"})
+    assert (answer["node"]["phase"], answer["node"]["reason"]) == ("drained", "dalsegno:reboot:xid[79] Xid 79")
+    assert [gpu["uuid"] for gpu in answer["gpus"]] == ["GPU-a", "GPU-b"]
+    assert answer["events"][-1]["text"] == "drained: xid[79] Xid 79"
     assert [each["node"] for each in answers.answer(STRANGER, {"nodes": True})["nodes"]] == ["n1"]
     with pytest.raises(DalsegnoError, match="unknown node"):
         answers.answer(STRANGER, {"node": "n9"})
@@ -114,7 +114,7 @@ def test_only_root_and_the_owner_may_pause(store: Journal, answers: Answers):
         answers.answer(STRANGER, {"automation": "pause"})
     assert answers.answer(STRANGER, {"automation": "status"})["automation"] == "on"
     assert answers.answer(os.geteuid(), {"automation": "pause"})["automation"] == "paused"
-    assert store.look().paused, "the watch's own connection sees it"
+    assert store.look().paused, "visible on another connection"
     assert answers.answer(0, {"automation": "resume"})["automation"] == "on"
     status = answers.answer(0, {"automation": "status"})
     assert (status["mode"], status["per_hour"], status["taken"]) == ("auto", Policy().per_hour, {})
@@ -128,7 +128,7 @@ def test_only_root_and_the_owner_may_pause(store: Journal, answers: Answers):
      {"node": ["n1"]}, {"node": "n1", "events": 0}, {"nodes": 1}],
     ids=str,
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused(answers: Answers, store: Journal, request_: Message):
+def test_invalid_requests_are_refused(answers: Answers, store: Journal, request_: Message):
     with pytest.raises(DalsegnoError) as caught:
         answers.answer(0, request_)
     assert caught.value.hint
@@ -138,26 +138,26 @@ def test_what_cannot_be_meant_is_refused(answers: Answers, store: Journal, reque
 def test_the_controller_answers_over_its_socket(folder: Path, store: Journal):
     drained(store, "n1", 100.0)
     controller = Controller(folder, (), {}, lambda text: None)
-    asked = threading.Thread(target=lambda: told.append(ask(folder / SOCKET, {"events": 0}, 5)))
-    told: list[Message] = []
+    asked = threading.Thread(target=lambda: answered.append(ask(folder / SOCKET, {"events": 0}, 5)))
+    answered: list[Message] = []
     asked.start()
     while asked.is_alive():
         controller.turn(0.01)
     controller.close()
-    assert told[0]["events"][0]["text"] == "drained: xid[79] Xid 79"
+    assert answered[0]["events"][0]["text"] == "drained: xid[79] Xid 79"
 
 
-def test_a_request_that_is_refused_is_logged_once_and_changes_nothing(folder: Path, store: Journal):
-    said = list[str]()
-    controller = Controller(folder, (), {}, said.append)
+def test_a_refused_request_is_logged_once_and_changes_nothing(folder: Path, store: Journal):
+    logged = list[str]()
+    controller = Controller(folder, (), {}, logged.append)
     for request in ({"automation": "pause"}, {"forgive": "GPU-a"}, {"start": "/root"}):
         assert "error" in controller.answer(STRANGER, request)
     controller.close()
-    assert len([line for line in said if line.startswith(f"refused: request of uid {STRANGER}")]) == 1
+    assert len([line for line in logged if line.startswith(f"refused: request of uid {STRANGER}")]) == 1
     assert store.events() == [] and not store.look().paused
 
 
-def test_what_is_old_goes_and_what_is_not_finished_stays(store: Journal, monkeypatch: pytest.MonkeyPatch):
+def test_old_rows_are_deleted_and_unfinished_actions_kept(store: Journal, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 2)
     unfinished = store.begin(Drain("n0", XID), 99.0)
     for number in range(1, 6):
@@ -168,9 +168,7 @@ def test_what_is_old_goes_and_what_is_not_finished_stays(store: Journal, monkeyp
     assert store.db.execute("SELECT COUNT(*) FROM actions").fetchone() == (3,)
 
 
-def test_tidying_keeps_the_last_verdict_of_every_check_and_drops_marks_that_count_no_more(
-    store: Journal, monkeypatch: pytest.MonkeyPatch
-):
+def test_tidy_keeps_the_last_verdicts_and_deletes_old_marks(store: Journal, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 2)
     store.record_checks([News("n1", "xid", Verdict.FAILED, "Xid 79")], 100.0)
     for number in range(20):
@@ -181,10 +179,10 @@ def test_tidying_keeps_the_last_verdict_of_every_check_and_drops_marks_that_coun
     assert store.last_verdicts() == [("n1", "xid", Verdict.FAILED), ("n2", "disk", Verdict.WARNED)]
     assert store.db.execute("SELECT COUNT(*) FROM checks").fetchone() == (3,)
     assert store.db.execute("SELECT COUNT(*) FROM marks").fetchone() == (1,)
-    assert store.last_event() == 3, "numbers of events go on"
+    assert store.last_event() == 3, "event ids are not reused"
 
 
-def test_a_journal_gives_back_the_room_of_what_was_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_journal_shrinks_after_rows_are_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch):
     store = Journal(folder / JOURNAL)
     with store._changing(store.book):
         for number in range(3000):
@@ -198,21 +196,21 @@ def test_a_journal_gives_back_the_room_of_what_was_dropped(folder: Path, monkeyp
     store.close()
 
 
-def test_a_journal_that_is_damaged_is_told_of_with_what_to_do(folder: Path):
+def test_a_damaged_journal_is_an_error_with_a_hint(folder: Path):
     (folder / JOURNAL).write_bytes(b"not a database, whatever its name says" * 100)
     with pytest.raises(DalsegnoError, match="cannot be read") as caught:
         Journal(folder / JOURNAL)
     assert "move the file away" in caught.value.hint
 
 
-def test_what_is_in_the_journal_is_for_its_owner_alone(folder: Path, store: Journal):
+def test_the_journal_is_readable_only_by_its_owner(folder: Path, store: Journal):
     assert (folder / JOURNAL).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_gpu_that_was_sent_away_is_forgiven_by_its_owner_alone(store: Journal, answers: Answers):
+def test_only_the_owner_may_forgive_a_replaced_gpu(store: Journal, answers: Answers):
     store.record_gpus("n1", [GpuIdentity(0, "GPU-a")], 100.0)
-    mend = Mend("n1", Remedy.REPLACE, XID, "boot-1", ("GPU-a",))
-    store.end(store.begin(mend, 101.0), mend, "replaced", "", 101.0, Policy(), ())
+    repair = Mend("n1", Remedy.REPLACE, XID, "boot-1", ("GPU-a",))
+    store.end(store.begin(repair, 101.0), repair, "replaced", "", 101.0, Policy(), ())
     with pytest.raises(DalsegnoError, match="may forgive a GPU, not uid 4711"):
         answers.answer(STRANGER, {"forgive": "GPU-a"})
     for name in ("GPU-b", "n9", ""):
@@ -224,7 +222,7 @@ def test_a_gpu_that_was_sent_away_is_forgiven_by_its_owner_alone(store: Journal,
     assert "GPU GPU-a was forgiven by root and may come back" in [event.text for event in store.events(node="n1")]
 
 
-def test_what_the_checks_of_a_node_found_is_told_with_it(store: Journal, answers: Answers):
+def test_a_node_is_shown_with_its_check_results(store: Journal, answers: Answers):
     drained(store, "n1", 100.0)
     store.record_checks([News("n1", "gpu-ecc", Verdict.FAILED, "4 errors")], 99.0)
     assert answers.answer(STRANGER, {"node": "n1"})["checks"] == [
@@ -232,8 +230,8 @@ def test_what_the_checks_of_a_node_found_is_told_with_it(store: Journal, answers
     ]
 
 
-def test_a_journal_that_several_make_at_the_same_moment_is_made_once(folder: Path):
-    """The loop that looks after nodes and whoever answers questions open it each for itself."""
+def test_several_threads_may_create_the_journal_at_once(folder: Path):
+    """The recovery loop and the code that answers requests open the journal independently."""
     for number in range(20):
         wrong, start = list[Exception](), threading.Barrier(4)
 
@@ -252,7 +250,7 @@ def test_a_journal_that_several_make_at_the_same_moment_is_made_once(folder: Pat
         assert wrong == []
 
 
-def test_under_whom_slurm_writes_is_told_with_the_nodes(folder: Path, store: Journal):
+def test_the_users_of_slurm_are_part_of_the_answer(folder: Path, store: Journal):
     drained(store, "n1", time.time())
     answers = Answers(folder / JOURNAL, lambda: None, lambda: Policy(slurm_users=frozenset({"root", "ada"})))
     for request in ({"nodes": True}, {"node": "n1"}):

@@ -1,4 +1,4 @@
-"""Nodes on a line that loses packets: suspected for as long as it lasts, and the events say what it is."""
+"""Tests of nodes on a line that loses packets: they are suspected while it lasts, with the cause in the events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.recovery.clinic import STEP_S, Clinic, MakeClinic
 SEEN = NodeBook("n2", seen=True, last_boot="boot-1")
 
 
-def test_an_agent_that_falls_silent_again_and_again_is_told_of_once(clinic_of: MakeClinic):
+def test_repeated_silence_is_reported_once(clinic_of: MakeClinic):
     clinic = clinic_of()
     node = clinic.cluster.nodes["n2"]
     for _ in range(10):
@@ -27,14 +27,14 @@ def test_an_agent_that_falls_silent_again_and_again_is_told_of_once(clinic_of: M
         clinic.rounds(2)
         node.quiet = False
         clinic.rounds(3)
-    assert clinic.told("n2") == ["suspected: its agent is silent"]
+    assert clinic.texts("n2") == ["suspected: its agent is silent"]
     clinic.rounds(int(clinic.policy.steady_s[0] / STEP_S))
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
-    assert clinic.told("n2")[1:] == ["in service: no fault any more"]
+    assert clinic.texts("n2")[1:] == ["in service: no fault any more"]
 
 
 def silences(clinic: Clinic, count: int, well_s: float) -> None:
-    """It falls silent so often, and is well for so long in between."""
+    """Let n2 fall silent this often, and be well for this long in between."""
     for _ in range(count):
         clinic.cluster.nodes["n2"].quiet = True
         clinic.rounds(2)
@@ -42,10 +42,10 @@ def silences(clinic: Clinic, count: int, well_s: float) -> None:
         clinic.rounds(int(well_s / STEP_S))
 
 
-def test_the_oftener_a_node_relapses_the_longer_it_must_be_well_before_that_is_said(clinic_of: MakeClinic):
+def test_each_relapse_requires_a_longer_time_without_faults(clinic_of: MakeClinic):
     clinic = clinic_of()
     silences(clinic, 100, well_s=12)  # more than twenty minutes on a bad line
-    assert clinic.told("n2") == [
+    assert clinic.texts("n2") == [
         "suspected: its agent is silent",
         "in service: no fault any more",
         "suspected: its agent is silent",
@@ -54,12 +54,12 @@ def test_the_oftener_a_node_relapses_the_longer_it_must_be_well_before_that_is_s
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
     for steady_s in (*clinic.policy.steady_s[2:], clinic.policy.steady_s[-1]):
         silences(clinic, 1, well_s=steady_s - 2 * STEP_S)
-        assert clinic.phase("n2") is NodePhase.SUSPECTED, f"not before {steady_s} s"
+        assert clinic.phase("n2") is NodePhase.SUSPECTED, f"no earlier than {steady_s} s"
         clinic.rounds(5)
         assert clinic.phase("n2") is NodePhase.IN_SERVICE, f"after {steady_s} s"
 
 
-def test_a_node_that_was_well_for_long_starts_with_a_clean_slate(clinic_of: MakeClinic):
+def test_a_long_time_in_service_resets_the_relapses(clinic_of: MakeClinic):
     clinic = clinic_of()
     silences(clinic, 2, well_s=clinic.policy.steady_s[1] + 5)
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
@@ -68,7 +68,7 @@ def test_a_node_that_was_well_for_long_starts_with_a_clean_slate(clinic_of: Make
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
-def test_a_power_cut_on_a_suspected_node_is_acted_upon_at_once(clinic_of: MakeClinic):
+def test_a_power_cut_on_a_suspected_node_is_handled_at_once(clinic_of: MakeClinic):
     clinic = clinic_of()
     silences(clinic, 5, well_s=8)
     assert clinic.phase("n2") is NodePhase.SUSPECTED
@@ -76,26 +76,26 @@ def test_a_power_cut_on_a_suspected_node_is_acted_upon_at_once(clinic_of: MakeCl
     assert any(isinstance(action, SetDown) for action in clinic.round())
 
 
-def test_how_many_packets_were_lost_this_time_is_no_news():
-    told = NodeBook("n2", about=Subject(Topic.AGENT_SILENT, network=True))
-    assert is_reported(Subject(Topic.AGENT_SILENT, network=True), told)
-    assert is_reported(Subject(Topic.AGENT_SILENT), told)
-    assert not is_reported(Subject(Topic.AGENT_DEAD, network=True), told)
+def test_a_changed_number_of_lost_packets_is_not_reported_again():
+    own = NodeBook("n2", about=Subject(Topic.AGENT_SILENT, network=True))
+    assert is_reported(Subject(Topic.AGENT_SILENT, network=True), own)
+    assert is_reported(Subject(Topic.AGENT_SILENT), own)
+    assert not is_reported(Subject(Topic.AGENT_DEAD, network=True), own)
     without = NodeBook("n2", about=Subject(Topic.AGENT_SILENT))
-    assert not is_reported(Subject(Topic.AGENT_SILENT, network=True), without), "it is why"
+    assert not is_reported(Subject(Topic.AGENT_SILENT, network=True), without), "the network warning is new"
 
 
-def test_one_more_job_that_failed_at_once_is_news():
-    told = NodeBook("n2", about=Subject(Topic.QUICK_FAILURES, count=3))
-    assert is_reported(Subject(Topic.QUICK_FAILURES, count=3), told)
-    assert not is_reported(Subject(Topic.QUICK_FAILURES, count=4), told)
+def test_a_further_quick_failure_is_reported():
+    own = NodeBook("n2", about=Subject(Topic.QUICK_FAILURES, count=3))
+    assert is_reported(Subject(Topic.QUICK_FAILURES, count=3), own)
+    assert not is_reported(Subject(Topic.QUICK_FAILURES, count=4), own)
 
 
 @pytest.mark.parametrize(
     ("said", "more"),
-    [(warned("16 of 47 sent again"), "; before that, 16 of 47 sent again"), (passed("few retransmissions"), "")],
+    [(warned("16 of 47 retransmitted"), "; before that, 16 of 47 retransmitted"), (passed("few retransmissions"), "")],
 )
-def test_of_a_node_that_falls_silent_it_is_told_what_its_network_did_before(said: Result, more: str):
+def test_silence_is_reported_with_the_last_network_warning(said: Result, more: str):
     report = NodeReport("n2", "boot-1", (Finding("network", said, 1.0),), ())
     slurm = NodeInfo("n2", NodeState.IDLE)
     silent = NodeFacts(slurm, agent=AgentView("n2", Presence.SILENT, report=report))

@@ -1,4 +1,4 @@
-"""Jobs of a node that is lost or taken out, and what jobs say of a node."""
+"""Tests of jobs on lost or drained nodes, and of what failing jobs say about a node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dalsegno.slurm.facts import JobState
 from tests.recovery.clinic import MakeClinic
 
 
-def test_a_job_that_slurm_requeues_is_started_without_the_wait(clinic_of: MakeClinic):
+def test_a_job_requeued_by_slurm_starts_without_the_delay(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.start(7, "n2")
     clinic.cluster.power_off("n2")
@@ -17,11 +17,11 @@ def test_a_job_that_slurm_requeues_is_started_without_the_wait(clinic_of: MakeCl
     assert clinic.cluster.queue[7].reason == "Priority"
     clinic.cluster.start(7, "n3")
     clinic.round()
-    assert "job 7 runs again on n3" in clinic.told("n2")
+    assert "job 7 runs again on n3" in clinic.texts("n2")
 
 
-def test_a_requeued_job_may_come_back_to_its_node_once_that_is_mended(clinic_of: MakeClinic):
-    """It may need all nodes, or this very one: what it asks for is its owner's, and is never changed."""
+def test_a_requeued_job_may_return_to_its_repaired_node(clinic_of: MakeClinic):
+    """It may need all nodes, or exactly this one: its own constraints are never changed."""
     clinic = clinic_of()
     clinic.cluster.start(7, "n1", "n2", "n3", "n4")
     clinic.cluster.power_off("n2")
@@ -30,21 +30,21 @@ def test_a_requeued_job_may_come_back_to_its_node_once_that_is_mended(clinic_of:
     assert clinic.store.book.of("n2").victims == (7,)
     clinic.cluster.start(7, "n1", "n2", "n3", "n4")
     clinic.round()
-    assert clinic.told("n2")[-1] == "job 7 runs again on n1, n2, n3, n4"
+    assert clinic.texts("n2")[-1] == "job 7 runs again on n1, n2, n3, n4"
     assert clinic.store.book.of("n2").victims == ()
 
 
-def test_a_job_that_is_still_being_taken_from_its_lost_node_does_not_run_again(clinic_of: MakeClinic):
+def test_a_job_still_on_its_lost_node_does_not_count_as_running_again(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.slow = True
     clinic.cluster.start(7, "n2")
     clinic.cluster.power_off("n2")
     clinic.rounds(10)
     assert clinic.store.book.of("n2").victims == (7,)
-    assert "job 7 runs again on n2" not in clinic.told("n2")
+    assert "job 7 runs again on n2" not in clinic.texts("n2")
 
 
-def test_a_job_that_ends_with_its_node_is_left_alone_and_told_of(clinic_of: MakeClinic):
+def test_a_job_that_ends_with_its_node_is_reported(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.start(7, "n2")
     clinic.cluster.power_off("n2")
@@ -52,10 +52,10 @@ def test_a_job_that_ends_with_its_node_is_left_alone_and_told_of(clinic_of: Make
     clinic.cluster.end(7, JobState.NODE_FAIL)
     clinic.settle()
     text = "job 7 ended with its node (NODE_FAIL) and may not be requeued"
-    assert text in clinic.told("n2")
+    assert text in clinic.texts("n2")
 
 
-def test_a_job_that_cannot_go_on_is_requeued_and_one_that_may_not_be_is_waited_for(clinic_of: MakeClinic):
+def test_a_doomed_job_is_requeued_or_waited_for(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.start(7, "n2")
     clinic.cluster.break_gpu("n2", Remedy.REBOOT, code="79")
@@ -69,10 +69,10 @@ def test_a_job_that_cannot_go_on_is_requeued_and_one_that_may_not_be_is_waited_f
     assert clinic.effects("n3") == ["drain"]
     assert clinic.cluster.queue[8].state is JobState.RUNNING
     left = "job 8 cannot continue here but may not be requeued: waiting until it ends"
-    assert clinic.told("n3").count(left) == 1 and not [text for text in clinic.told("n3") if "could not" in text]
+    assert clinic.texts("n3").count(left) == 1 and not [text for text in clinic.texts("n3") if "could not" in text]
 
 
-def test_a_run_s_job_is_left_to_the_run(clinic_of: MakeClinic):
+def test_the_job_of_a_run_is_not_requeued(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
     clinic.cluster.break_gpu("n2", Remedy.REBOOT, code="79")
@@ -80,7 +80,7 @@ def test_a_run_s_job_is_left_to_the_run(clinic_of: MakeClinic):
     assert clinic.cluster.queue[7].state is JobState.RUNNING
 
 
-def test_a_node_that_a_run_has_left_is_taken_from_it_and_mended(clinic_of: MakeClinic):
+def test_a_node_that_a_run_has_left_is_removed_from_it_and_repaired(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
     clinic.cluster.break_gpu("n2", Remedy.REBOOT, code="79")
@@ -92,18 +92,18 @@ def test_a_node_that_a_run_has_left_is_taken_from_it_and_mended(clinic_of: MakeC
     assert clinic.cluster.queue[7].nodes == ("n1",) and clinic.cluster.forbidden == []
 
 
-def test_jobs_that_are_over_do_not_hold_a_node_whose_slurmd_is_dead(clinic_of: MakeClinic):
+def test_completing_jobs_do_not_delay_the_repair_of_a_dead_slurmd(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.start(7, "n2", comment="dalsegno:join")
     clinic.cluster.kill_slurmd("n2")
     clinic.rounds(20)
-    assert clinic.effects("n2") == ["drain"], "what runs may end"
+    assert clinic.effects("n2") == ["drain"], "running jobs may end"
     clinic.cluster.end(7, JobState.COMPLETING)
     clinic.settle()
     assert clinic.effects("n2") == ["drain", "down", "evidence", "reboot", "validate", "resume"]
 
 
-def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(clinic_of: MakeClinic):
+def test_a_node_with_quick_job_failures_is_drained_and_validated(clinic_of: MakeClinic):
     clinic = clinic_of()
     for job, user in ((1, "ada"), (2, "ada"), (3, "bob")):
         clinic.cluster.start(job, "n2", user=user)
@@ -115,7 +115,7 @@ def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(clinic_of:
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
-def test_a_job_that_fails_everywhere_makes_no_node_suspect(clinic_of: MakeClinic):
+def test_a_job_that_fails_everywhere_suspects_no_node(clinic_of: MakeClinic):
     clinic = clinic_of()
     for job in range(1, 9):
         clinic.cluster.start(job, f"n{job % 4 + 1}", name="broken-script")
@@ -124,20 +124,20 @@ def test_a_job_that_fails_everywhere_makes_no_node_suspect(clinic_of: MakeClinic
     assert clinic.done == []
 
 
-def test_one_user_s_slips_cost_no_node_where_slurm_puts_them_each_time_but_are_told_of(clinic_of: MakeClinic):
+def test_quick_failures_of_one_user_are_reported_but_drain_no_node(clinic_of: MakeClinic):
     clinic = clinic_of()
     for job, name in enumerate(("echo", "touch", "sh", "bad-image")):
         clinic.cluster.start(job, "n1", name=name)
         clinic.cluster.end(job, JobState.FAILED)
     clinic.rounds(20)
     assert clinic.effects("n1") == []
-    said = "4 jobs failed here right after they started, all of one user"
-    assert clinic.told("n1") == [f"suspected: {said}"]
+    text = "4 jobs failed here right after they started, all of one user"
+    assert clinic.texts("n1") == [f"suspected: {text}"]
     clinic.rounds(int(clinic.policy.quick_window_s))
-    assert clinic.told("n1")[1:] == ["in service: no fault any more"]
+    assert clinic.texts("n1")[1:] == ["in service: no fault any more"]
 
 
-def test_jobs_whose_like_does_well_elsewhere_prove_that_it_is_the_node(clinic_of: MakeClinic):
+def test_success_of_the_same_job_elsewhere_proves_a_node_fault(clinic_of: MakeClinic):
     clinic = clinic_of()
     for job in range(1, 9):
         clinic.cluster.start(job, "n1", name="bad-image")
@@ -145,13 +145,13 @@ def test_jobs_whose_like_does_well_elsewhere_prove_that_it_is_the_node(clinic_of
     clinic.rounds(20)
     assert clinic.effects("n1") == []
 
-    clinic.cluster.start(9, "n2", name="bad-image")  # elsewhere it does well: so it is the node
+    clinic.cluster.start(9, "n2", name="bad-image")  # it succeeds elsewhere, so the node is at fault
     clinic.cluster.end(9)
     clinic.round()
     assert clinic.effects("n1")[0] == "drain"
 
 
-def test_one_user_cannot_have_a_node_drained_that_others_use(clinic_of: MakeClinic):
+def test_one_user_cannot_drain_a_node_that_others_use(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.start(1, "n1", user="bob")
     for job in range(2, 9):
@@ -160,12 +160,12 @@ def test_one_user_cannot_have_a_node_drained_that_others_use(clinic_of: MakeClin
     clinic.cluster.start(9, "n2", name="same")
     clinic.cluster.end(9)
     clinic.rounds(20)
-    assert clinic.effects("n1") == [] and "all of one user" in clinic.told("n1")[0]
+    assert clinic.effects("n1") == [] and "all of one user" in clinic.texts("n1")[0]
 
 
-def test_jobs_whose_container_is_not_to_be_had_make_no_node_suspect_and_hide_none(clinic_of: MakeClinic):
+def test_container_failures_neither_suspect_a_node_nor_hide_other_failures(clinic_of: MakeClinic):
     clinic = clinic_of()
-    for job in range(1, 9):  # of all kinds: each would count, if it were the node's fault
+    for job in range(1, 9):  # each would count if the node were at fault
         clinic.cluster.start(job, "n1")
         clinic.cluster.end(job, JobState.FAILED, exit_code=NO_CONTAINER)
     clinic.rounds(20)
@@ -179,7 +179,7 @@ def test_jobs_whose_container_is_not_to_be_had_make_no_node_suspect_and_hide_non
     assert clinic.reason("n1") == "dalsegno:drain:black-hole 3 jobs failed here right after they started"
 
 
-def test_jobs_of_runs_that_cannot_start_make_no_node_suspect(clinic_of: MakeClinic):
+def test_failing_jobs_of_runs_suspect_no_node(clinic_of: MakeClinic):
     clinic = clinic_of()
     for job in range(1, 9):
         clinic.cluster.start(job, "n3", comment="dalsegno:join")
@@ -188,7 +188,7 @@ def test_jobs_of_runs_that_cannot_start_make_no_node_suspect(clinic_of: MakeClin
     assert clinic.done == []
 
 
-def test_a_node_on_which_jobs_do_well_between_those_that_fail_is_no_suspect(clinic_of: MakeClinic):
+def test_successful_jobs_in_between_clear_the_node(clinic_of: MakeClinic):
     clinic = clinic_of()
     for job in range(1, 9):
         clinic.cluster.start(job, "n1")

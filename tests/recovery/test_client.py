@@ -1,4 +1,4 @@
-"""Asking the controller, also on a machine that takes its time."""
+"""Tests of the client of the controller's socket on a slow machine."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ print(ask(Path(sys.argv[1]), {"runs": True}, 0.2))
 
 def test_a_slow_machine_is_given_more_time_to_answer(tmp_path: Path):
     slow = tmp_path / "true"
-    slow.write_text("#!/bin/sh\nsleep 0.2\n")  # the machine is measured by this program
+    slow.write_text("#!/bin/sh\nsleep 0.2\n")  # this program measures the machine's speed
     slow.chmod(0o755)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(tmp_path / "socket"))
@@ -36,5 +36,5 @@ def answer_late(server: socket.socket) -> None:
     caller, _ = server.accept()
     with caller:
         caller.recv(65536)
-        time.sleep(0.6)  # three times what an ordinary machine is given
+        time.sleep(0.6)  # three times the limit on an ordinary machine
         send(caller, {"runs": []})

@@ -1,28 +1,28 @@
-"""Refusals in the log: each once, then how often."""
+"""Tests of logging refusals: each once, then its count."""
 
 from dalsegno.recovery.complaints import AGAIN_S, MOST, Complaints
 
 
-def test_the_same_cause_is_said_once_a_minute_and_then_with_how_often():
-    said: list[str] = []
+def test_a_cause_is_logged_once_a_minute_with_its_count():
+    logged: list[str] = []
     now = [100.0]
-    complaints = Complaints(said.append, lambda: now[0])
+    complaints = Complaints(logged.append, lambda: now[0])
     for _ in range(1000):
         complaints.about("a wrong secret of gpu-1", "from 10.0.0.9")
     complaints.about("no JSON")
-    assert said == ["refused: a wrong secret of gpu-1: from 10.0.0.9", "refused: no JSON"]
+    assert logged == ["refused: a wrong secret of gpu-1: from 10.0.0.9", "refused: no JSON"]
     now[0] += AGAIN_S
     complaints.about("a wrong secret of gpu-1")
-    assert said[2:] == ["refused: a wrong secret of gpu-1 (999 more since the last report)"]
+    assert logged[2:] == ["refused: a wrong secret of gpu-1 (999 more since the last report)"]
 
 
-def test_a_flood_of_causes_is_cut_off_and_the_old_ones_are_forgotten():
-    said: list[str] = []
+def test_the_number_of_causes_is_limited_and_old_ones_are_dropped():
+    logged: list[str] = []
     now = [100.0]
-    complaints = Complaints(said.append, lambda: now[0])
+    complaints = Complaints(logged.append, lambda: now[0])
     for number in range(10 * MOST):
         complaints.about(f"cause {number}")
-    assert len(said) == MOST
+    assert len(logged) == MOST
     now[0] += AGAIN_S
     complaints.about("another")
-    assert said[-1] == "refused: another"
+    assert logged[-1] == "refused: another"

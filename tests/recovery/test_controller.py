@@ -1,4 +1,4 @@
-"""The controller with real processes: it starts coordinators, starts them again, and outlives its own death."""
+"""Tests of the controller with real processes: it starts and restarts coordinators and survives its own crash."""
 
 import json
 import os
@@ -36,12 +36,12 @@ def stage() -> Iterator[Stage]:
     shutil.rmtree(root)
 
 
-def test_the_target_and_the_controller_agree_on_the_places():
+def test_target_and_controller_agree_on_paths():
     folder = Folder(Path("/state"))
     assert (folder.controller_socket, folder.runs) == (Path("/state") / SOCKET, Path("/state") / RUNS)
 
 
-def test_a_coordinator_has_a_session_a_small_environment_and_no_secrets_of_ours(stage: Stage):
+def test_a_coordinator_has_its_own_session_and_a_small_environment(stage: Stage):
     stage.up()
     run = stage.run("r1")
     stage.start(run)
@@ -53,7 +53,7 @@ def test_a_coordinator_has_a_session_a_small_environment_and_no_secrets_of_ours(
     assert stage.socket.stat().st_mode & 0o777 == 0o666
 
 
-def test_the_same_run_asked_for_again_is_left_alone(stage: Stage):
+def test_requesting_the_same_run_again_changes_nothing(stage: Stage):
     stage.up()
     run, other = stage.run("r1"), stage.run("r2")
     for folder in (run, run, other, run):
@@ -64,7 +64,7 @@ def test_the_same_run_asked_for_again_is_left_alone(stage: Stage):
 
 
 @pytest.mark.parametrize("code", [0])
-def test_a_run_that_is_over_is_forgotten(stage: Stage, code: int):
+def test_a_run_that_is_over_is_removed(stage: Stage, code: int):
     stage.up()
     run = stage.run("r1", code=code)
     stage.start(run)
@@ -72,7 +72,7 @@ def test_a_run_that_is_over_is_forgotten(stage: Stage, code: int):
     assert len(stage.started(run)) == 1 and not stage.record(run).exists()
 
 
-def test_a_coordinator_that_crashes_is_started_again(stage: Stage):
+def test_a_crashed_coordinator_is_restarted(stage: Stage):
     stage.up()
     run = stage.run("r1", code=64)
     stage.start(run)
@@ -81,7 +81,7 @@ def test_a_coordinator_that_crashes_is_started_again(stage: Stage):
     eventually(lambda: stage.runs() == [])
 
 
-def test_a_coordinator_that_is_killed_is_started_again(stage: Stage):
+def test_a_killed_coordinator_is_restarted(stage: Stage):
     stage.up()
     run = stage.run("r1")
     stage.start(run)
@@ -91,7 +91,7 @@ def test_a_coordinator_that_is_killed_is_started_again(stage: Stage):
     assert stage.runs()[0]["pid"] == stage.pids(run)[1]
 
 
-def test_coordinators_outlive_the_controller_and_the_next_one_takes_them_over(stage: Stage):
+def test_coordinators_survive_the_controller_and_are_taken_over(stage: Stage):
     stage.up()
     lives, dies = stage.run("lives"), stage.run("dies")
     for run in (lives, dies):
@@ -106,7 +106,7 @@ def test_coordinators_outlive_the_controller_and_the_next_one_takes_them_over(st
     eventually(lambda: len(stage.started(lives)) == 2)
 
 
-def test_a_death_between_starting_a_coordinator_and_writing_it_down_does_not_start_a_second(stage: Stage):
+def test_a_crash_before_the_pid_is_recorded_starts_no_second_coordinator(stage: Stage):
     stage.up()
     run = stage.run("r1")
     stage.start(run)
@@ -119,7 +119,7 @@ def test_a_death_between_starting_a_coordinator_and_writing_it_down_does_not_sta
     assert len(stage.started(run)) == 1
 
 
-def test_a_run_that_was_given_up_stays_so_until_it_is_asked_for(stage: Stage):
+def test_a_given_up_run_restarts_only_on_request(stage: Stage):
     run = stage.run("r1")
     stage.record(run).parent.mkdir(parents=True)
     stage.record(run).write_text(json.dumps({"folder": str(run), "uid": os.geteuid(), "given_up": True}))
@@ -130,7 +130,7 @@ def test_a_run_that_was_given_up_stays_so_until_it_is_asked_for(stage: Stage):
     assert "given_up" not in stage.runs()[0]
 
 
-# Who may ask for what --------------------------------------------------------------------------------------
+# Permissions
 
 
 def refusal(stage: Stage, folder: Path) -> str:
@@ -139,7 +139,7 @@ def refusal(stage: Stage, folder: Path) -> str:
     return caught.value.what
 
 
-def test_folders_that_are_no_runs_of_the_caller_are_refused(stage: Stage):
+def test_folders_that_are_not_runs_of_the_caller_are_refused(stage: Stage):
     stage.up()
     run = stage.run("r1")
     (stage.root / "home/link").symlink_to(run)
@@ -153,7 +153,7 @@ def test_folders_that_are_no_runs_of_the_caller_are_refused(stage: Stage):
     assert stage.runs() == []
 
 
-def test_an_id_is_one_runs_alone(stage: Stage):
+def test_a_run_id_in_use_is_refused(stage: Stage):
     stage.up()
     run = stage.run("r1")
     stage.start(run)
@@ -163,7 +163,7 @@ def test_an_id_is_one_runs_alone(stage: Stage):
 
 
 def ask_as(stage: Stage, uid: int, folder: Path) -> str:
-    """What another user hears."""
+    """Return the error that another user gets."""
     code = "import sys; from dalsegno.recovery.client import *; start_run(*map(Path, sys.argv[1:]))"
     argv = [sys.executable, "-c", code, str(stage.socket), str(folder)]
     env = {"PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -187,7 +187,7 @@ def test_root_starts_each_users_coordinator_as_that_user(stage: Stage):
 
 
 @as_root
-def test_without_root_only_the_owner_may_ask(stage: Stage):
+def test_without_root_only_the_owner_may_start_runs(stage: Stage):
     os.chown(stage.root, NOBODY, NOBODY)
     (stage.root / "run").mkdir()
     os.chown(stage.root / "run", NOBODY, NOBODY)
@@ -198,7 +198,7 @@ def test_without_root_only_the_owner_may_ask(stage: Stage):
     eventually(lambda: stage.started(run))
 
 
-# Callers that misbehave ------------------------------------------------------------------------------------
+# Misbehaving callers
 
 
 @pytest.mark.parametrize(
@@ -209,20 +209,20 @@ def test_without_root_only_the_owner_may_ask(stage: Stage):
         struct.pack("!I", 60000) + b"[" * 60000,
     ],
 )  # fmt: skip
-def test_nonsense_is_answered_with_an_error(stage: Stage, data: bytes):
+def test_an_invalid_request_is_answered_with_an_error(stage: Stage, data: bytes):
     stage.up()
     answer = say_and_hear(stage.socket, data)
     assert answer is not None and answer["error"]
     assert controller_answers(stage.socket)
 
 
-def test_a_flood_is_cut_off(stage: Stage):
+def test_an_oversized_request_is_disconnected(stage: Stage):
     stage.up()
     assert say_and_hear(stage.socket, struct.pack("!I", 1 << 20) + b"x" * (1 << 20)) is None
     assert controller_answers(stage.socket)
 
 
-def test_callers_that_hang_hold_up_no_one(stage: Stage):
+def test_hanging_callers_block_nobody(stage: Stage):
     stage.up()
     hanging = [socket.socket(socket.AF_UNIX) for _ in range(200)]
     try:
@@ -237,7 +237,7 @@ def test_callers_that_hang_hold_up_no_one(stage: Stage):
             sock.close()
 
 
-def test_no_controller_is_told_and_does_not_hang(stage: Stage):
+def test_a_missing_controller_is_an_error_and_does_not_hang(stage: Stage):
     assert not controller_answers(stage.root / "none")
     stage.up()
     assert controller_answers(stage.socket)

@@ -1,4 +1,4 @@
-"""Evidence is whole or not there."""
+"""Tests of saving evidence atomically."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,19 +12,19 @@ from dalsegno.recovery.evidence import INCOMPLETE, MOST_KEPT, save_evidence
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm
 
 
-def test_a_bundle_is_a_folder_of_files_that_only_root_reads(tmp_path: Path):
+def test_a_bundle_is_a_private_folder_of_files(tmp_path: Path):
     path = save_evidence(tmp_path / "evidence", "gpu-1", {"ps.txt": "1 init\n\ud800", "findings.json": "{}"}, 0.0)
     assert path == tmp_path / "evidence/gpu-1/19700101T000000Z"
     assert sorted(each.name for each in path.iterdir()) == ["findings.json", "ps.txt"]
     assert (path / "ps.txt").read_text() == "1 init\n?" and path.stat().st_mode & 0o077 == 0
 
 
-def test_a_name_cannot_lead_elsewhere(tmp_path: Path):
+def test_file_names_cannot_leave_the_bundle(tmp_path: Path):
     path = save_evidence(tmp_path / "e", "gpu-1", {"../../x": "text"}, 0.0)
     assert [each.name for each in path.iterdir()] == ["x"] and not (tmp_path / "x").exists()
 
 
-def test_evidence_of_the_same_second_is_kept_beside_the_first_and_what_a_crash_left_is_removed(tmp_path: Path):
+def test_bundles_of_one_second_are_numbered_and_leftovers_removed(tmp_path: Path):
     (tmp_path / "gpu-1/.19700101T000000Z.1.tmp").mkdir(parents=True)
     for text in ("first", "second", "third"):
         save_evidence(tmp_path, "gpu-1", {"a": text}, 0.0)
@@ -32,7 +32,7 @@ def test_evidence_of_the_same_second_is_kept_beside_the_first_and_what_a_crash_l
     assert found == {"19700101T000000Z": "first", "19700101T000000Z-2": "second", "19700101T000000Z-3": "third"}
 
 
-def test_an_action_that_is_done_again_replaces_its_own_bundle_only(tmp_path: Path):
+def test_a_repeated_action_replaces_only_its_own_bundle(tmp_path: Path):
     for action, text in (("a1", "cut short"), ("a2", "another"), ("a1", "whole")):
         save_evidence(tmp_path, "gpu-1", {"a": text}, 0.0, action)
     found = {each.name: (each / "a").read_text() for each in (tmp_path / "gpu-1").iterdir()}
@@ -43,7 +43,7 @@ OWN = ("action.txt", "report.json", "slurm.txt", "jobs.txt")  # what the control
 
 
 class Silent:
-    """A target that can do nothing for a node."""
+    """A target without any capability."""
 
 
 class Asked(Silent):
@@ -69,7 +69,7 @@ AGENT = "agent: its agent is not connected\n"
         (Asked({"console.log": "panic"}), AGENT, {"console.log"}),
     ],
 )
-def test_of_a_node_that_cannot_speak_the_bundle_says_who_could_tell_nothing_and_why(
+def test_the_bundle_of_a_lost_node_says_what_is_missing_and_why(
     tmp_path: Path, target: object, gaps: str, files: set[str]
 ):
     cluster = FakeCluster.of(2)
@@ -81,21 +81,21 @@ def test_of_a_node_that_cannot_speak_the_bundle_says_who_could_tell_nothing_and_
     assert {each.name for each in bundle.iterdir()} == {INCOMPLETE, *OWN, *files}
 
 
-def test_of_a_node_that_tells_all_nothing_is_said_to_be_missing(tmp_path: Path):
+def test_a_complete_bundle_reports_nothing_missing(tmp_path: Path):
     cluster = FakeCluster.of(2)
     do(TakeEvidence("n1"), "id", 0.0, Hands(FakeSlurm(cluster), FakeAgents(cluster), Silent(), tmp_path))
     names = {each.name for each in (tmp_path / "n1/19700101T000000Z").iterdir()}
     assert names == {"dmesg.txt", *OWN}
 
 
-def test_old_bundles_go(tmp_path: Path):
+def test_old_bundles_are_removed(tmp_path: Path):
     for second in range(MOST_KEPT + 3):
         save_evidence(tmp_path, "gpu-1", {"a": ""}, float(second))
     assert sorted(each.name for each in (tmp_path / "gpu-1").iterdir())[0] == "19700101T000003Z"
     assert len(list((tmp_path / "gpu-1").iterdir())) == MOST_KEPT
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path):
+def test_an_unwritable_folder_is_an_error(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DalsegnoError):
         save_evidence(tmp_path / "file", "gpu-1", {}, 0.0)

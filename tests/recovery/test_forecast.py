@@ -1,4 +1,4 @@
-"""What is foretold for a node that is out of service is what is done for it then, budgets and all."""
+"""Tests that the forecast for a node out of service is what is then done, within the budgets."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def ahead(clinic: Clinic) -> Forecast | None:
 
 def drained_with_a_job(clinic: Clinic, needs: Remedy = Remedy.REBOOT) -> None:
     clinic.cluster.start(1, "n2")
-    clinic.cluster.break_gpu("n2", needs, code="48")  # no job need leave for it
+    clinic.cluster.break_gpu("n2", needs, code="48")  # a fault that lets jobs stay
     clinic.rounds(3)
     assert clinic.phase("n2") is NodePhase.DRAINED
 
 
 def done_next(clinic: Clinic) -> Remedy | str:
-    """What comes when its job has left it: a remedy, or why none."""
+    """Return what is done when its job has left: a remedy, or why none."""
     clinic.cluster.end(1)
     clinic.rounds(6)
     for action in clinic.done:
@@ -37,21 +37,21 @@ def done_next(clinic: Clinic) -> Remedy | str:
 
 
 def marks(clinic: Clinic, kind: str, count: int, key: str = "xid[48]") -> None:
-    """So much was done for it before."""
+    """Record earlier repairs of the node."""
     at = clinic.cluster.now - clinic.policy.reboots_apart_s - 60
     book = clinic.store.book
     clinic.store.book = book.with_node(book.of("n2"), *[BudgetMark(kind, "n2", at, key, ("train",))] * count)
 
 
 @pytest.mark.parametrize("needs", [Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE])
-def test_with_nothing_in_the_way_the_remedy_comes(clinic_of: MakeClinic, needs: Remedy):
+def test_the_needed_remedy_is_forecast_and_carried_out(clinic_of: MakeClinic, needs: Remedy):
     clinic = clinic_of()
     drained_with_a_job(clinic, needs)
     assert ahead(clinic) == Forecast(needs)
     assert done_next(clinic) is needs
 
 
-def test_a_node_that_was_rebooted_too_often_for_that_is_not_said_to_be_rebooted(clinic_of: MakeClinic):
+def test_a_node_rebooted_too_often_is_forecast_to_be_replaced(clinic_of: MakeClinic):
     clinic = clinic_of()
     marks(clinic, MarkKind.REBOOTED, 2)
     drained_with_a_job(clinic)
@@ -60,24 +60,24 @@ def test_a_node_that_was_rebooted_too_often_for_that_is_not_said_to_be_rebooted(
     assert done_next(clinic) is Remedy.REPLACE
 
 
-def test_where_the_breaker_has_tripped_nothing_is_promised(clinic_of: MakeClinic):
+def test_after_too_many_failed_replacements_none_is_forecast(clinic_of: MakeClinic):
     clinic = clinic_of(breaker=2)
     drained_with_a_job(clinic, Remedy.REPLACE)
     marks(clinic, MarkKind.REPLACED_BADLY, 2)
     why = "2 replacements in train failed in a row"
     assert ahead(clinic) == Forecast(None, why)
-    told = done_next(clinic)
-    assert isinstance(told, str) and told.endswith(why)
+    why_none = done_next(clinic)
+    assert isinstance(why_none, str) and why_none.endswith(why)
 
 
-def test_what_only_a_person_can_mend_is_left_to_one(clinic_of: MakeClinic):
+def test_a_fault_for_an_administrator_is_forecast_as_drain(clinic_of: MakeClinic):
     clinic = clinic_of()
     drained_with_a_job(clinic, Remedy.DRAIN)
     assert ahead(clinic) == Forecast(Remedy.DRAIN)
     assert done_next(clinic) == ""
 
 
-def test_paused_nothing_comes_until_somebody_resumes(clinic_of: MakeClinic):
+def test_a_paused_repair_is_forecast_as_held_back(clinic_of: MakeClinic):
     clinic = clinic_of()
     drained_with_a_job(clinic)
     clinic.store.pause(True, "ada", clinic.cluster.now)
@@ -95,7 +95,7 @@ def test_paused_nothing_comes_until_somebody_resumes(clinic_of: MakeClinic):
         ("off", Forecast(None, "automatic recovery is off in the cluster file")),
     ],
 )
-def test_a_cluster_file_that_says_hands_off_is_obeyed(clinic_of: MakeClinic, mode: str, expected: Forecast):
+def test_the_forecast_follows_the_mode_of_the_cluster_file(clinic_of: MakeClinic, mode: str, expected: Forecast):
     clinic = clinic_of()
     drained_with_a_job(clinic)
     clinic.policy = clinic.healer.policy = type(clinic.policy)(mode=mode)
@@ -103,7 +103,7 @@ def test_a_cluster_file_that_says_hands_off_is_obeyed(clinic_of: MakeClinic, mod
     assert done_next(clinic) == ""
 
 
-def test_nothing_is_foretold_for_a_node_in_service_or_under_our_hands(clinic_of: MakeClinic):
+def test_there_is_no_forecast_in_service_or_during_repair(clinic_of: MakeClinic):
     clinic = clinic_of()
     assert ahead(clinic) is None
     drained_with_a_job(clinic)
@@ -113,7 +113,7 @@ def test_nothing_is_foretold_for_a_node_in_service_or_under_our_hands(clinic_of:
     assert clinic.phase("n2") is NodePhase.REPAIRING and ahead(clinic) is None
 
 
-def test_it_is_read_as_it_was_told_and_another_version_s_words_are_passed_over():
+def test_a_forecast_survives_encoding_and_unknown_values_are_ignored():
     for one in (Forecast(Remedy.REBOOT, "why", HeldAction.PAUSED), Forecast(None, "no more")):
         assert Forecast.read(one.message()) == one
     assert Forecast.read(None) is Forecast.read({}) is Forecast.read("reboot") is None

@@ -1,4 +1,4 @@
-"""The controller is killed between any two writes of its journal, at every single one, and finishes what it began."""
+"""Tests that a controller killed before or after any commit of its journal finishes what it began."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.recovery.clinic import Clinic, quick_folder
 
 
 class Killed(BaseException):
-    """No code of ours catches it, as none survives SIGKILL."""
+    """Raised in place of SIGKILL; no code of ours catches it."""
 
 
 class MortalStore(Journal):
-    """Dies at the n-th commit: just before it, what was written is lost; just after, it stands."""
+    """A journal that dies at the n-th commit: before it, what was written is lost; after it, it is kept."""
 
     commits = 0
     dies_at: tuple[int, str] = (0, "")
@@ -72,7 +72,7 @@ def slurms_own_drain(cluster: FakeCluster) -> None:
     cluster.slurm_drains("n2", "Kill task failed")
 
 
-def lost_while_we_saw_nothing(cluster: FakeCluster) -> None:
+def lost_while_disconnected(cluster: FakeCluster) -> None:
     cluster.blind = True
     cluster.see_again_at = cluster.now + 5
     cluster.power_off("n2")
@@ -80,7 +80,7 @@ def lost_while_we_saw_nothing(cluster: FakeCluster) -> None:
 
 STORIES = [
     slurms_own_drain,
-    lost_while_we_saw_nothing,
+    lost_while_disconnected,
     xid_79,
     power_cut,
     bad_replacement,
@@ -88,11 +88,11 @@ STORIES = [
     requeued_job,
     spare_in_need,
 ]
-ONCE = ("reboot", "replace", "drain", "down", "resume")  # reset and evidence do no harm when they are done again
+ONCE = ("reboot", "replace", "drain", "down", "resume")  # reset and evidence are harmless when repeated
 
 
 def play(story: Callable[[FakeCluster], None], folder: Path, dies_at: tuple[int, str]) -> tuple[Clinic, bool]:
-    """The whole story, with one death in it; the next controller starts on the same file."""
+    """Play the whole story with one crash; the next controller continues with the same file."""
     MortalStore.commits, MortalStore.dies_at = 0, (0, "")
     spares = frozenset({"n2"}) if story is spare_in_need else frozenset()
     clinic = Clinic(FakeCluster.of(4), Policy(spares=spares, boot_s=4, told_s=3, validate_s=4), folder, MortalStore)
@@ -110,7 +110,7 @@ def play(story: Callable[[FakeCluster], None], folder: Path, dies_at: tuple[int,
 
 
 def ending(clinic: Clinic) -> tuple[object, ...]:
-    """What is left when all is over."""
+    """Return the final state."""
     node, effects = clinic.cluster.nodes["n2"], clinic.effects("n2")
     unfinished = clinic.store.db.execute("SELECT kind FROM actions WHERE ended_at IS NULL").fetchall()
     return (
@@ -133,7 +133,9 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_killed_at_any_write_it_finishes_what_it_began_exactly_once(story: Callable[[FakeCluster], None], memory: Path):
+def test_after_a_kill_at_any_commit_every_action_is_done_exactly_once(
+    story: Callable[[FakeCluster], None], memory: Path
+):
     clinic, _ = play(story, memory / "alive", (0, ""))
     undisturbed, commits = ending(clinic), MortalStore.commits
     clinic.store.close()
@@ -144,6 +146,6 @@ def test_killed_at_any_write_it_finishes_what_it_began_exactly_once(story: Calla
             folder = memory / f"{at}-{when}"
             clinic, died = play(story, folder, (at, when))
             assert died
-            assert ending(clinic) == undisturbed, f"killed {when} commit {at} of {commits}: {clinic.told('n2')}"
+            assert ending(clinic) == undisturbed, f"killed {when} commit {at} of {commits}: {clinic.texts('n2')}"
             clinic.store.close()
             shutil.rmtree(folder)

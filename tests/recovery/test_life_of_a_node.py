@@ -1,4 +1,4 @@
-"""The life of a node, from its fault to its return, on a cluster in memory."""
+"""Tests of the lifecycle of a node, from its fault to its return, on a cluster in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dalsegno.recovery.presence import look_at_power
 from tests.recovery.clinic import Clinic, MakeClinic
 
 
-def test_nothing_is_done_to_a_cluster_that_is_well(clinic_of: MakeClinic):
+def test_nothing_is_done_on_a_healthy_cluster(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.rounds(100)
     assert clinic.done == []
@@ -29,14 +29,14 @@ def test_a_node_with_xid_79_is_drained_rebooted_validated_and_returned(clinic_of
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
-def test_a_node_that_is_gone_is_set_down_replaced_and_returned(clinic_of: MakeClinic):
+def test_a_lost_node_is_set_down_replaced_and_returned(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.power_off("n2")
     clinic.settle()
     assert clinic.effects("n2") == ["down", "evidence", "replace", "validate", "resume"]
 
 
-def test_nodes_that_come_back_do_not_all_prove_themselves_with_the_same_one(clinic_of: MakeClinic):
+def test_returning_nodes_are_validated_with_different_partners(clinic_of: MakeClinic):
     clinic = clinic_of(per_hour=100)
     for node in ("n1", "n2", "n3", "n4"):
         clinic.cluster.break_gpu(node, Remedy.REBOOT)
@@ -58,12 +58,12 @@ def test_a_live_node_keeps_its_jobs_until_they_end(clinic_of: MakeClinic):
 
 
 def test_a_lost_node_is_not_rebuilt_while_slurm_has_jobs_on_it(clinic_of: MakeClinic):
-    """Rebuilt earlier, it would end the whole run."""
+    """Rebuilding it earlier would end the whole run."""
     clinic = clinic_of()
     clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
     clinic.cluster.power_off("n2")
     clinic.round()
-    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")  # Slurm has not finished with it
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")  # Slurm has not removed it yet
     clinic.rounds(50)
     assert clinic.effects("n2") == ["down"]
     clinic.cluster.start(7, "n1", comment="dalsegno:main")
@@ -72,7 +72,7 @@ def test_a_lost_node_is_not_rebuilt_while_slurm_has_jobs_on_it(clinic_of: MakeCl
     assert clinic.cluster.forbidden == []
 
 
-def test_reset_then_reboot_then_replace(clinic_of: MakeClinic):
+def test_reset_is_followed_by_reboot_and_replacement(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.break_gpu("n2", Remedy.REPLACE, says=Remedy.RESET)
     clinic.settle()
@@ -81,7 +81,7 @@ def test_reset_then_reboot_then_replace(clinic_of: MakeClinic):
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
-def test_a_node_that_reboots_without_coming_back_is_replaced(clinic_of: MakeClinic):
+def test_a_node_that_does_not_come_back_from_a_reboot_is_replaced(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.rounds(3)  # drained, evidence, rebooted
@@ -96,11 +96,11 @@ def test_a_node_is_rebooted_twice_for_a_fault_and_then_replaced(clinic_of: MakeC
     for _ in range(3):
         clinic.cluster.break_gpu("n2", Remedy.REBOOT)
         clinic.settle()
-    mends = [each for each in clinic.effects("n2") if each in ("reboot", "replace")]
-    assert mends == ["reboot", "reboot", "replace"]
+    repairs = [each for each in clinic.effects("n2") if each in ("reboot", "replace")]
+    assert repairs == ["reboot", "reboot", "replace"]
 
 
-def test_two_reboots_are_two_hours_apart(clinic_of: MakeClinic):
+def test_a_second_reboot_within_two_hours_becomes_a_replacement(clinic_of: MakeClinic):
     clinic = clinic_of()
     for _ in range(2):
         clinic.cluster.break_gpu("n2", Remedy.REBOOT)
@@ -108,13 +108,13 @@ def test_two_reboots_are_two_hours_apart(clinic_of: MakeClinic):
     assert [each for each in clinic.effects("n2") if each in ("reboot", "replace")] == ["reboot", "replace"]
 
 
-def test_a_target_that_can_do_nothing_leaves_it_drained_and_says_so(clinic_of: MakeClinic):
+def test_without_target_support_the_node_stays_drained(clinic_of: MakeClinic):
     clinic = clinic_of(can=frozenset())
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.settle()
     assert clinic.phase("n2") is NodePhase.GIVEN_UP
     assert clinic.effects("n2") == ["drain", "evidence"]
-    assert "cannot be replaced automatically" in clinic.told("n2")[-1]
+    assert "cannot be replaced automatically" in clinic.texts("n2")[-1]
 
 
 def test_a_replacement_that_fails_validation_is_replaced_again(clinic_of: MakeClinic):
@@ -126,24 +126,24 @@ def test_a_replacement_that_fails_validation_is_replaced_again(clinic_of: MakeCl
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
-def test_and_given_up_when_none_of_three_is_good(clinic_of: MakeClinic):
+def test_a_node_is_given_up_after_three_faulty_replacements(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.bad_replacements = 99
     clinic.cluster.power_off("n2")
     clinic.settle()
     assert clinic.effects("n2").count("replace") == 3
     assert clinic.phase("n2") is NodePhase.GIVEN_UP
-    assert "replaced 3 times" in clinic.told("n2")[-1]
+    assert "replaced 3 times" in clinic.texts("n2")[-1]
 
 
-def test_after_ten_failed_replacements_in_a_partition_none_is_tried_until_someone_resumes(clinic_of: MakeClinic):
+def test_after_too_many_failed_replacements_none_is_tried_until_resumed(clinic_of: MakeClinic):
     clinic = clinic_of(8, max_out=1.0, per_hour=99, breaker=5)
     clinic.cluster.bad_replacements = 99
     for node in ("n1", "n2", "n3"):
         clinic.cluster.power_off(node)
         clinic.settle()
     assert sum(clinic.effects(node).count("replace") for node in ("n1", "n2", "n3")) == 5
-    assert "5 replacements in train failed in a row" in clinic.told("n3")[-1]
+    assert "5 replacements in train failed in a row" in clinic.texts("n3")[-1]
     clinic.cluster.bad_replacements = 0
     clinic.store.pause(False, "ada", clinic.cluster.now)
     clinic.cluster.power_off("n4")
@@ -151,18 +151,18 @@ def test_after_ten_failed_replacements_in_a_partition_none_is_tried_until_someon
     assert clinic.effects("n4")[-1] == "resume"
 
 
-def test_the_same_gpu_coming_back_is_refused(clinic_of: MakeClinic):
+def test_a_replacement_with_a_replaced_gpu_is_refused(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.same_gpus_again = 1
     clinic.cluster.break_gpu("n2", Remedy.REPLACE)
     clinic.settle()
     assert clinic.effects("n2").count("replace") == 2
-    assert any("passport: GPU GPU-2-a was replaced before" in text for text in clinic.told("n2"))
+    assert any("passport: GPU GPU-2-a was replaced before" in text for text in clinic.texts("n2"))
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
-def test_a_new_machine_is_not_returned_before_it_has_said_which_gpus_it_has(clinic_of: MakeClinic):
-    """A moment after its agent has come, nothing is known of them."""
+def test_a_new_machine_is_not_returned_before_its_gpus_are_known(clinic_of: MakeClinic):
+    """Right after its agent has connected, its GPUs are not known yet."""
     clinic = clinic_of()
     clinic.cluster.same_gpus_again = 1
     clinic.cluster.break_gpu("n2", Remedy.REPLACE)
@@ -174,7 +174,7 @@ def test_a_new_machine_is_not_returned_before_it_has_said_which_gpus_it_has(clin
     clinic.cluster.tell_gpus = True
     clinic.settle()
     assert clinic.effects("n2").count("replace") == 2
-    assert any("passport: GPU GPU-2-a was replaced before" in text for text in clinic.told("n2"))
+    assert any("passport: GPU GPU-2-a was replaced before" in text for text in clinic.texts("n2"))
 
 
 def test_a_node_whose_gpus_are_forgiven_is_validated_and_returned(clinic_of: MakeClinic):
@@ -190,14 +190,14 @@ def test_a_node_whose_gpus_are_forgiven_is_validated_and_returned(clinic_of: Mak
     clinic.store.forgive("n2", "ada", clinic.cluster.now)
     clinic.settle()
     assert (clinic.phase("n2"), clinic.effects("n2")[-2:]) == (NodePhase.IN_SERVICE, ["validate", "resume"])
-    assert "GPU GPU-2-b was forgiven by ada and may come back" in clinic.told("n2")
+    assert "GPU GPU-2-b was forgiven by ada and may come back" in clinic.texts("n2")
     clinic.store.close()
     clinic.open()
     assert clinic.store.book.replaced_gpus == frozenset()
 
 
-def test_the_evidence_lists_the_jobs_that_a_node_had_when_it_was_lost(clinic_of: MakeClinic):
-    """Slurm has taken them from it when the evidence is saved."""
+def test_evidence_lists_the_jobs_of_the_lost_node(clinic_of: MakeClinic):
+    """Slurm has already removed them when the evidence is saved."""
     clinic = clinic_of()
     clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
     clinic.cluster.start(8, "n3")
@@ -205,11 +205,13 @@ def test_the_evidence_lists_the_jobs_that_a_node_had_when_it_was_lost(clinic_of:
     clinic.settle()
     (jobs,) = (clinic.folder / "evidence/n2").glob("*/jobs.txt")
     assert [line.split()[0] for line in jobs.read_text().splitlines()] == ["7"]
-    assert jobs.with_name("console.log").read_text() == "kernel panic", "it cannot speak itself, its target can"
+    assert jobs.with_name("console.log").read_text() == "kernel panic", (
+        "the target has logs of a node that does not answer"
+    )
 
 
-def test_an_agent_that_may_yet_be_heard_is_waited_for_with_the_evidence(clinic_of: MakeClinic):
-    """As after a restart of the controller: agents call again within seconds, and only they have the kernel's log."""
+def test_evidence_waits_for_an_agent_that_may_reconnect(clinic_of: MakeClinic):
+    """After a controller restart agents reconnect within seconds, and only they have the kernel log."""
     clinic = clinic_of()
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.round()
@@ -221,7 +223,7 @@ def test_an_agent_that_may_yet_be_heard_is_waited_for_with_the_evidence(clinic_o
     assert clinic.effects("n2") == ["drain", "evidence"]
 
 
-def test_but_not_for_ever(clinic_of: MakeClinic):
+def test_evidence_does_not_wait_for_a_silent_agent_for_ever(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.round()
@@ -230,7 +232,7 @@ def test_but_not_for_ever(clinic_of: MakeClinic):
     assert clinic.effects("n2")[:2] == ["drain", "evidence"]
 
 
-def test_a_node_that_comes_back_by_itself_is_only_validated(clinic_of: MakeClinic):
+def test_a_node_that_returns_by_itself_is_only_validated(clinic_of: MakeClinic):
     clinic = clinic_of(gone_s=60.0)
     clinic.cluster.power_off("n2")
     clinic.rounds(10)
@@ -239,7 +241,7 @@ def test_a_node_that_comes_back_by_itself_is_only_validated(clinic_of: MakeClini
     assert clinic.effects("n2") == ["down", "validate", "resume"]
 
 
-def test_a_node_that_is_off_for_certain_is_not_waited_for(clinic_of: MakeClinic):
+def test_a_node_that_is_certainly_off_gets_no_grace_period(clinic_of: MakeClinic):
     clinic = clinic_of(gone_s=60.0)
     clinic.cluster.power_off("n2")
     clinic.round()
@@ -247,24 +249,24 @@ def test_a_node_that_is_off_for_certain_is_not_waited_for(clinic_of: MakeClinic)
     facts = look_at_power(clinic.cluster.facts(), clinic.healer.hands.target)
     assert [action.kind for action in clinic.healer.round(facts)] == [EventKind.EVIDENCE]
     clinic.rounds(3)
-    assert clinic.effects("n2") == ["down", "evidence"], "where it is not known, it is"
+    assert clinic.effects("n2") == ["down", "evidence"], "without that knowledge it gets one"
 
 
-def test_what_only_a_person_can_mend_is_waited_for_and_validated_when_it_is_over(clinic_of: MakeClinic):
+def test_a_fault_for_an_administrator_is_validated_when_it_is_over(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.break_gpu("n2", Remedy.DRAIN, code="full")
     clinic.settle()
     clinic.rounds(600)
     assert clinic.phase("n2") is NodePhase.GIVEN_UP
     assert clinic.effects("n2") == ["drain"]
-    assert "needs an administrator" in clinic.told("n2")[-1]
+    assert "needs an administrator" in clinic.texts("n2")[-1]
     clinic.cluster.nodes["n2"].machine.cured_by = None
     clinic.settle()
     assert clinic.effects("n2") == ["drain", "validate", "resume"]
 
 
-def test_what_a_validation_failed_for_and_a_person_has_mended_is_validated_again(clinic_of: MakeClinic):
-    """As after a cable that was out and in: gone, back, and its port has gone down too often."""
+def test_a_node_is_validated_again_after_an_administrator_repaired_it(clinic_of: MakeClinic):
+    """For instance after a cable was pulled and plugged in: the node is back, but its port has flapped too often."""
     clinic = clinic_of(gone_s=60.0)
     clinic.cluster.power_off("n2")
     clinic.rounds(10)
@@ -277,7 +279,7 @@ def test_what_a_validation_failed_for_and_a_person_has_mended_is_validated_again
     assert clinic.effects("n2") == ["down", "validate", "validate", "resume"]
 
 
-def test_what_is_over_before_anything_was_done_is_only_validated_and_mended_the_second_time_in_a_day(
+def test_a_passing_fault_is_only_validated_the_first_time_in_a_day(
     clinic_of: MakeClinic,
 ):
     clinic = clinic_of()
@@ -288,7 +290,7 @@ def test_what_is_over_before_anything_was_done_is_only_validated_and_mended_the_
         clinic.rounds(3)
         clinic.cluster.nodes["n2"].machine.cured_by = None
         clinic.rounds(3)
-        assert clinic.effects("n2") == ["drain"], "what runs may end"
+        assert clinic.effects("n2") == ["drain"], "running jobs may end"
         clinic.cluster.end(job)
         clinic.settle()
         assert clinic.effects("n2") == ["drain", *done, "validate", "resume"]
@@ -304,45 +306,43 @@ def hangs_for_a_moment(clinic: Clinic, check: str = "file-systems") -> None:
     clinic.rounds(3)
 
 
-def test_a_run_need_not_leave_a_node_whose_file_system_answers_again(clinic_of: MakeClinic):
+def test_a_run_can_stay_on_a_node_whose_file_system_answers_again(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
     hangs_for_a_moment(clinic)
     assert clinic.phase("n2") is NodePhase.IN_SERVICE and clinic.effects("n2") == ["drain", "resume"]
-    assert clinic.told("n2")[-1] == "back in service (file-systems passes again)"
+    assert clinic.texts("n2")[-1] == "back in service (file-systems passes again)"
     hangs_for_a_moment(clinic)
-    assert clinic.phase("n2") is NodePhase.DRAINED, "the second time in a day it is mended"
+    assert clinic.phase("n2") is NodePhase.DRAINED, "the second time in a day it is repaired"
 
 
 @pytest.mark.parametrize(
     ("check", "comment", "why"),
     [
-        ("file-systems", "dalsegno:main left=n2", "the run has left it: it can be tried"),
-        ("gpu-count", "dalsegno:main", "a GPU that comes and goes is no good one"),
-        ("file-systems", "", "a plain job does not leave"),
+        ("file-systems", "dalsegno:main left=n2", "the run has left it, so it can be validated"),
+        ("gpu-count", "dalsegno:main", "a GPU that disappears temporarily is faulty"),
+        ("file-systems", "", "a plain job does not leave the node"),
     ],
 )
-def test_a_node_is_returned_untried_for_the_sake_of_a_run_alone(
-    clinic_of: MakeClinic, check: str, comment: str, why: str
-):
+def test_a_node_returns_without_validation_only_for_runs(clinic_of: MakeClinic, check: str, comment: str, why: str):
     clinic = clinic_of(doomed=frozenset())
     clinic.cluster.start(7, "n1", "n2", comment=comment)
     hangs_for_a_moment(clinic, check)
-    assert not any("passes again" in text for text in clinic.told("n2")), why
+    assert not any("passes again" in text for text in clinic.texts("n2")), why
 
 
-def test_why_a_node_is_replaced_that_a_reboot_might_have_helped_is_told(clinic_of: MakeClinic):
+def test_the_event_says_why_a_node_is_replaced_and_not_rebooted(clinic_of: MakeClinic):
     clinic = clinic_of()
     for _ in range(2):
         clinic.cluster.break_gpu("n2", Remedy.REBOOT)
         clinic.settle()
     assert [each for each in clinic.effects("n2") if each in ("reboot", "replace")] == ["reboot", "replace"]
     fault = "xid[79]: GPU has fallen off the bus"
-    assert f"starting to reboot it: {fault}" in clinic.told("n2")
-    assert f"starting to replace it: {fault} (it was rebooted less than 2 h ago)" in clinic.told("n2")
+    assert f"starting to reboot it: {fault}" in clinic.texts("n2")
+    assert f"starting to replace it: {fault} (it was rebooted less than 2 h ago)" in clinic.texts("n2")
 
 
-def test_a_node_that_was_given_up_and_booted_by_someone_is_validated_again(clinic_of: MakeClinic):
+def test_a_given_up_node_is_validated_after_a_reboot_by_an_administrator(clinic_of: MakeClinic):
     clinic = clinic_of(can=frozenset())
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.settle()
@@ -352,7 +352,7 @@ def test_a_node_that_was_given_up_and_booted_by_someone_is_validated_again(clini
 
 
 def test_a_node_without_an_agent_is_left_alone(clinic_of: MakeClinic):
-    """Nobody could tell when it is well again."""
+    """Its recovery could not be confirmed."""
     clinic = clinic_of()
     node = clinic.cluster.nodes["n5"] = FakeNode(clinic.cluster.machine())
     node.agent = False
@@ -362,14 +362,14 @@ def test_a_node_without_an_agent_is_left_alone(clinic_of: MakeClinic):
     assert clinic.done == []
 
 
-def test_a_reboot_that_was_ordered_just_before_our_death_is_not_ordered_again_while_it_may_still_begin(
+def test_a_reboot_ordered_before_a_crash_is_not_repeated_while_it_may_begin(
     clinic_of: MakeClinic,
 ):
     clinic = clinic_of()
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.rounds(2)
     target = clinic.healer.hands.target
-    clinic.healer.beside = lambda work: None  # told, and we die; the machine room takes its time
+    clinic.healer.beside = lambda work: None  # the target was told, the controller dies, the reboot takes a while
     clinic.round()
     clinic.store.close()
     clinic.open()
@@ -380,7 +380,7 @@ def test_a_reboot_that_was_ordered_just_before_our_death_is_not_ordered_again_wh
     assert clinic.effects("n2") == ["drain", "evidence", "reboot", "validate", "resume"]
 
 
-def test_and_one_that_nobody_heard_is_ordered_again(clinic_of: MakeClinic):
+def test_a_reboot_that_never_began_is_ordered_again(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.rounds(2)

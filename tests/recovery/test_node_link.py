@@ -1,4 +1,4 @@
-"""The link to the nodes for those who decide and act: who may call, validation, evidence, threads beside the loop."""
+"""Tests of the link to the node agents: known nodes, validation, evidence, and calls from other threads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BAD = Finding("load-memory", failed("other bytes", Remedy.REPLACE), 1.0)
 
 
 class Linked(Scene):
-    """A scene whose agents are held by a NodeLink."""
+    """A scene whose agents belong to a NodeLink."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class Linked(Scene):
         assert not self.selector.get_map()
 
     def beside(self, do: Callable[[], object]) -> object:
-        """Do something in a thread, while the loop turns."""
+        """Run a function in a thread while the loop runs."""
         found: list[object] = []
         thread = threading.Thread(target=lambda: found.append(do()))
         thread.start()
@@ -77,8 +77,8 @@ def linked(tmp_path: Path) -> Iterator[Linked]:
 
 
 def whole_order(agent: Caller) -> tuple[int, str, dict[str, str]]:
-    """The next order to an agent: its number, what to do, and what it is told for it."""
-    while "order" not in (message := agent.told()):
+    """Return the next order to an agent: its number, its kind and its arguments."""
+    while "order" not in (message := agent.receive()):
         pass
     return message["order"], message["do"], message["arguments"]
 
@@ -93,10 +93,10 @@ def answer(agent: Caller, number: int, *findings: Finding, error: str = "") -> N
     agent.say(reply_message(Reply(number, done=True, error=error, report=report)))
 
 
-# Who may call
+# Known nodes
 
 
-def test_who_has_a_secret_may_call_and_slurm_conf_says_where_it_is(tmp_path: Path):
+def test_nodes_come_from_secrets_and_addresses_from_slurm_conf(tmp_path: Path):
     secrets, conf = tmp_path / "secrets", tmp_path / "slurm.conf"
     assert Roster(secrets, conf).places() == {}
     secrets.mkdir()
@@ -111,25 +111,25 @@ def test_who_has_a_secret_may_call_and_slurm_conf_says_where_it_is(tmp_path: Pat
     conf.write_text("NodeName=gpu-1 NodeHostname=localhost NodeAddr=127.0.0.1 Port=17001\n")
     assert roster.places() == {"gpu-1": NodeAddress("127.0.0.1", 17001, shared=True)}
     conf.unlink()
-    assert roster.places() == {"gpu-1": NodeAddress("127.0.0.1", 17001, shared=True)}, "what it said last"
+    assert roster.places() == {"gpu-1": NodeAddress("127.0.0.1", 17001, shared=True)}, "the last contents apply"
     assert roster.secret_of("gpu-1") == b"x" * 32
     assert roster.secret_of("../gpu-1") is None and roster.secret_of("gpu-3") is None
 
 
-def test_agents_are_told_what_the_cluster_file_says_of_checks_and_when_it_says_something_else(linked: Linked):
+def test_agents_get_the_check_settings_and_their_changes(linked: Linked):
     agent = linked.agent("gpu-1")
-    assert agent.told() == {"settings": {}}, "nothing: each check has thresholds of its own"
+    assert agent.receive() == {"settings": {}}, "no settings: each check has its own thresholds"
     file = linked.folder / "health.json"
     file.write_text(settings_text(Health(checks={"zombies": CheckSetting(enabled=False)})))
-    told = agent.told()["settings"]
-    assert check_settings(told) == {"zombies": CheckSetting(enabled=False)}
+    settings = agent.receive()["settings"]
+    assert check_settings(settings) == {"zombies": CheckSetting(enabled=False)}
     file.write_text("{not json")
     linked.agent("gpu-2")
     file.write_text(settings_text(Health()))
-    assert agent.told() == {"settings": {"checks": {}}}, "and what is damaged is passed over"
+    assert agent.receive() == {"settings": {"checks": {}}}, "a damaged file is ignored"
 
 
-def test_a_node_that_is_added_later_may_call_and_one_that_is_removed_may_not(linked: Linked):
+def test_nodes_can_be_added_and_removed_later(linked: Linked):
     agent = linked.agent("gpu-1")
     (linked.folder / "gpu-1").unlink()
     assert agent.cut_off() and set(linked.link.views()) == {"gpu-2"}
@@ -138,7 +138,7 @@ def test_a_node_that_is_added_later_may_call_and_one_that_is_removed_may_not(lin
     assert linked.agent("gpu-1").welcomed
 
 
-def test_another_machine_of_the_same_name_has_another_secret(linked: Linked):
+def test_a_replaced_machine_needs_the_new_secret(linked: Linked):
     (linked.folder / "gpu-1").write_bytes(b"of the new machine, which is long")
     caller = linked.call()
     caller.introduce("gpu-1")
@@ -153,14 +153,14 @@ BROKEN = Finding("pair-collective", failed("the all-reduce broke off", Remedy.DR
 
 
 def begun(linked: Linked, agent: Caller, partner: Caller) -> tuple[int, int]:
-    """A validation of gpu-1 with gpu-2: the numbers of the orders to both."""
+    """Start a validation of gpu-1 with gpu-2 and return the numbers of the orders to both."""
     linked.link.validate("gpu-1", "ask-1", "gpu-2")
-    linked.link.validate("gpu-1", "ask-1", "gpu-2")  # again is the same
-    listens, do, told = whole_order(partner)
-    assert do == "pair-listen" and set(told) == {"secret"} and linked.link.validating() == {"gpu-1": "ask-1"}
+    linked.link.validate("gpu-1", "ask-1", "gpu-2")  # a repeated order changes nothing
+    listens, do, arguments = whole_order(partner)
+    assert do == "pair-listen" and set(arguments) == {"secret"} and linked.link.validating() == {"gpu-1": "ask-1"}
     partner.say(reply_message(Reply(listens, port=4000)))
-    validates, do, said = whole_order(agent)
-    assert (do, said) == ("validate", {"address": "127.0.0.1", "port": "4000", "secret": told["secret"]})
+    validates, do, given = whole_order(agent)
+    assert (do, given) == ("validate", {"address": "127.0.0.1", "port": "4000", "secret": arguments["secret"]})
     return validates, listens
 
 
@@ -170,7 +170,7 @@ def verdicts(linked: Linked) -> dict[str, Verdict]:
     return {each.check: each.result.verdict for each in linked.link.validations()["gpu-1"].findings}
 
 
-def test_a_node_is_tried_alone_and_with_its_partner_which_listens_first(linked: Linked):
+def test_a_node_is_validated_alone_and_with_a_listening_partner(linked: Linked):
     agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
     number, _ = begun(linked, agent, partner)
     answer(agent, number, GOOD, PAIR)
@@ -179,7 +179,7 @@ def test_a_node_is_tried_alone_and_with_its_partner_which_listens_first(linked: 
     assert validation.ask == "ask-1" and validation.passed and validation.proof == "pair passed: fast"
 
 
-def test_a_node_that_fails_is_not_passed(linked: Linked):
+def test_a_node_with_a_failed_check_does_not_pass(linked: Linked):
     agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
     number, _ = begun(linked, agent, partner)
     answer(agent, number, GOOD, BAD)
@@ -187,7 +187,7 @@ def test_a_node_that_fails_is_not_passed(linked: Linked):
     assert not linked.link.validations()["gpu-1"].passed
 
 
-def test_a_node_that_fails_with_a_good_partner_has_failed(linked: Linked):
+def test_a_failure_with_a_good_partner_counts(linked: Linked):
     agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
     number, other = begun(linked, agent, partner)
     answer(agent, number, GOOD, PAIR, BROKEN)
@@ -195,14 +195,14 @@ def test_a_node_that_fails_with_a_good_partner_has_failed(linked: Linked):
     assert verdicts(linked)["pair-collective"] is Verdict.FAILED
 
 
-@pytest.mark.parametrize("how", ["its connection breaks", "its errand fails", "its torch dies", "it is slow"])
-def test_a_node_whose_partner_is_lost_on_the_way_has_not_failed(linked: Linked, how: str):
+@pytest.mark.parametrize("how", ["its connection breaks", "its order fails", "its torch dies", "it is slow"])
+def test_a_failure_with_a_failed_partner_does_not_count(linked: Linked, how: str):
     agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
     number, other = begun(linked, agent, partner)
     answer(agent, number, GOOD, PAIR, BROKEN)
     if how == "its connection breaks":
         partner.sock.close()
-    elif how == "its errand fails":
+    elif how == "its order fails":
         answer(partner, other, error="it took too long and was stopped")
     elif how == "its torch dies":
         answer(partner, other, PAIR, Finding("pair-collective", failed("torch has died", Remedy.DRAIN, DIED), 1.0))
@@ -215,11 +215,11 @@ def test_a_node_whose_partner_is_lost_on_the_way_has_not_failed(linked: Linked, 
     assert validation.passed and "the partner gpu-2 failed: " in validation.proof
 
 
-def test_a_node_whose_partner_cannot_listen_is_tried_alone_and_says_so(linked: Linked):
+def test_without_its_partner_a_node_is_validated_alone(linked: Linked):
     agent = linked.agent("gpu-1")
-    linked.link.validate("gpu-1", "ask-1", "gpu-2")  # never there
-    number, do, told = whole_order(agent)
-    assert (do, told) == ("validate", {})
+    linked.link.validate("gpu-1", "ask-1", "gpu-2")  # it was never connected
+    number, do, arguments = whole_order(agent)
+    assert (do, arguments) == ("validate", {})
     answer(agent, number, GOOD)
     assert verdicts(linked) == {"load-product": Verdict.PASSED, "pair": Verdict.UNKNOWN}
     assert linked.link.validations()["gpu-1"].proof == (
@@ -227,14 +227,14 @@ def test_a_node_whose_partner_cannot_listen_is_tried_alone_and_says_so(linked: L
     )
 
 
-def test_a_node_whose_partner_begins_and_never_says_where_it_listens_is_tried_alone_and_says_so(linked: Linked):
+def test_with_a_partner_that_opens_no_port_a_node_is_validated_alone(linked: Linked):
     agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
     ends: list[tuple[OrderAnswer, tuple[Finding, ...]]] = []
     validate_node(linked.agents, "gpu-1", "gpu-2", lambda end, findings: ends.append((end, findings)), port_s=0.1)
     listens, _, _ = whole_order(partner)
-    number, do, told = whole_order(agent)
-    assert (do, told) == ("validate", {})
-    partner.say(reply_message(Reply(listens, port=4000)))  # too late: it is not told anybody any more
+    number, do, arguments = whole_order(agent)
+    assert (do, arguments) == ("validate", {})
+    partner.say(reply_message(Reply(listens, port=4000)))  # too late: it is ignored
     answer(agent, number, GOOD)
     linked.until(lambda: ends)
     assert ends[0][0].end is OrderEnd.ANSWERED and ends[0][1][0] == GOOD
@@ -242,7 +242,7 @@ def test_a_node_whose_partner_begins_and_never_says_where_it_listens_is_tried_al
     assert ends[0][1][1].result.text == ("the partner gpu-2 failed: it did not open a port in time")
 
 
-def test_a_partner_that_has_said_where_it_listens_is_waited_for_as_long_as_the_node_takes():
+def test_a_listening_partner_is_waited_for_until_the_end():
     ends: list[OrderAnswer] = []
     orders = Orders(0)
     number = orders.add(PendingOrder("gpu-2", PARTNER_S, ends.append, lambda port: None, PORT_S))
@@ -252,21 +252,23 @@ def test_a_partner_that_has_said_where_it_listens_is_waited_for_as_long_as_the_n
     assert orders.wake(PARTNER_S) is None and ends[0].end is OrderEnd.LATE
 
 
-def test_whoever_waits_in_a_validation_waits_longer_than_whom_it_waits_for():
-    """From the moment a node is told to prove itself, with a partner that takes all its time."""
+def test_each_side_of_a_validation_waits_longer_than_the_one_it_waits_for():
+    """Measured from the order to validate, with a partner that takes all its time."""
     ends = {
-        "the partner says where it listens": PORT_S,
-        "the node's agent has ended": PORT_S + orders.PATIENCE_S["validate"],
-        "the controller has given up the node's answer": PORT_S + ANSWER_S,
-        "the partner's agent has ended": orders.PATIENCE_S["pair-listen"],
-        "the controller has given up the partner's answer": PARTNER_S,
-        "the node is given up": Policy().validate_s,
+        "the partner opens its port": PORT_S,
+        "the node's agent stops": PORT_S + orders.PATIENCE_S["validate"],
+        "the controller stops waiting for the node": PORT_S + ANSWER_S,
+        "the partner's agent stops": orders.PATIENCE_S["pair-listen"],
+        "the controller stops waiting for the partner": PARTNER_S,
+        "the validation has failed": Policy().validate_s,
     }
     assert all(before < after for before, after in pairwise(ends.values())), ends
-    assert orders.PATIENCE_S["validate"] < ANSWER_S, "the partner waits for its first word longer than it has"
+    assert orders.PATIENCE_S["validate"] < ANSWER_S, (
+        "the partner waits longer for the first message than the node may take"
+    )
 
 
-def test_a_validation_that_could_not_be_ended_is_not_passed(linked: Linked):
+def test_an_unfinished_validation_does_not_pass(linked: Linked):
     agent = linked.agent("gpu-1")
     linked.link.validate("gpu-1", "ask-1")
     answer(agent, order(agent)[0], error="it took too long and was stopped")
@@ -275,21 +277,21 @@ def test_a_validation_that_could_not_be_ended_is_not_passed(linked: Linked):
     assert not validation.passed and validation.findings[0].result.verdict is Verdict.UNKNOWN
 
 
-def test_a_validation_whose_node_is_lost_on_the_way_may_be_asked_for_again(linked: Linked):
+def test_a_validation_of_a_lost_node_can_be_repeated(linked: Linked):
     agent = linked.agent("gpu-1")
     linked.link.validate("gpu-1", "ask-1")
     order(agent)
     agent.sock.close()
     linked.until(lambda: linked.link.validating() == {})
     assert linked.link.validations() == {}
-    linked.link.validate("gpu-2", "ask-2")  # never there
+    linked.link.validate("gpu-2", "ask-2")  # it was never connected
     assert linked.link.validating() == {}
 
 
-# Beside the loop
+# Calls from other threads
 
 
-def test_evidence_is_waited_for_beside_the_loop(linked: Linked):
+def test_evidence_is_waited_for_in_another_thread(linked: Linked):
     agent = linked.agent("gpu-1")
 
     def reply() -> None:
@@ -307,7 +309,7 @@ def test_evidence_is_waited_for_beside_the_loop(linked: Linked):
     assert found == [{"ps.txt": "1 init"}]
 
 
-def test_a_node_that_cannot_speak_gives_no_evidence_at_once(linked: Linked):
+def test_a_disconnected_node_gives_no_evidence_at_once(linked: Linked):
     began = time.monotonic()
     found = linked.beside(lambda: linked.link.evidence("gpu-1"))
     assert found == {INCOMPLETE: "agent: its agent is not connected"} and time.monotonic() - began < 60
@@ -324,7 +326,7 @@ def test_views_are_the_same_from_every_thread(linked: Linked):
         linked.link._agents.view("gpu-9")
 
 
-def test_what_is_told_of_the_nodes_fits_into_an_answer_however_many_there_are():
+def test_the_list_of_agents_fits_into_one_answer_for_any_number_of_nodes():
     findings = tuple(Finding(f"check-{n}", failed("ü" * 500, Remedy.DRAIN), 1.0) for n in range(32))
     views = [AgentView(f"n{n}", report=NodeReport(f"n{n}", "b", findings)) for n in range(1000)]
     assert len(pack(views_message(views))) < MAX_BYTES and len(pack(views_message(views * 3))) < MAX_BYTES

@@ -1,4 +1,4 @@
-"""Journals that were written by earlier versions are still read."""
+"""Tests that journals of earlier versions can be read."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def old(tmp_path: Path) -> Path:
     return path
 
 
-def test_node_that_was_mending_is_repairing(old: Path):
+def test_the_old_phase_mending_is_read_as_repairing(old: Path):
     store = Journal(old)
     node = store.book.of("n1")
     assert (node.phase, node.about) == (NodePhase.REPAIRING, Subject()) and store.book.marks[0].at == 5.0
     store.close()
 
 
-def test_events_without_stage_and_jobs_are_read_and_new_ones_are_added(old: Path):
+def test_old_events_are_read_and_new_ones_are_added(old: Path):
     store = Journal(old)
     store.turn(Note("n1", "job 13 is over", settles=(13,)), 6.0)
     first, second = store.events()
@@ -56,9 +56,9 @@ def test_events_without_stage_and_jobs_are_read_and_new_ones_are_added(old: Path
     again.close()
 
 
-def test_what_an_older_controller_tells_is_read():
-    told = {"id": 3, "at": 5.0, "node": "n1", "kind": "someday", "text": "job 7 runs again on n2"}
-    assert read_event(told) == Event(3, 5.0, "n1", EventKind.UNKNOWN, str(told["text"]), EventStage.TOLD, (7,))
+def test_answers_of_other_versions_are_read():
+    event = {"id": 3, "at": 5.0, "node": "n1", "kind": "someday", "text": "job 7 runs again on n2"}
+    assert read_event(event) == Event(3, 5.0, "n1", EventKind.UNKNOWN, str(event["text"]), EventStage.TOLD, (7,))
     assert (NodePhase.told("mending"), NodePhase.told("someday"), NodePhase.told(None)) == (
         NodePhase.REPAIRING,
         NodePhase.UNKNOWN,
@@ -67,7 +67,7 @@ def test_what_an_older_controller_tells_is_read():
     assert Topic(None) is Topic("someday") is Topic.OTHER
 
 
-def test_event_is_told_and_read_as_it_is(tmp_path: Path):
+def test_an_event_survives_encoding(tmp_path: Path):
     store = Journal(tmp_path / "recovery.sqlite")
     action = Release("n1", 12, "1000:train")
     id = store.begin(action, 1.0)

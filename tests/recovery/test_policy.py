@@ -1,4 +1,4 @@
-"""What the cluster file allows, and what a target can do, as the policy by which is decided."""
+"""Tests of the policy from the cluster file and the target, and of drain reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dalsegno.spec.facts import CheckSetting, Health
 DRAIN = frozenset({NodeFlag.DRAIN})
 
 
-def test_the_cluster_file_s_limits_are_the_policy_s():
+def test_the_policy_has_the_limits_of_the_cluster_file():
     checks = {"disk": CheckSetting(action="drain"), "zombies": CheckSetting(enabled=False)}
     health = Health("observe", 0.5, 7, 3, 6, 60, checks)
     policy = Policy.of(health, frozenset({Remedy.REBOOT}), frozenset({"n4"}), boot_s=30.0)
@@ -26,12 +26,12 @@ def test_the_cluster_file_s_limits_are_the_policy_s():
     assert policy.remedy(NodeFault("xid", Remedy.REPLACE, "54")) is Remedy.REPLACE
 
 
-def test_what_a_target_can_do_its_type_tells():
+def test_the_remedies_of_a_target_follow_from_its_type():
     assert remedies_of(FakeTarget(FakeCluster())) == {Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE}
     assert remedies_of(object()) == frozenset()
 
 
-def test_a_reason_of_ours_can_be_read_back():
+def test_a_drain_reason_survives_writing_and_reading():
     fault = NodeFault("xid", Remedy.REBOOT, "GPU has fallen off the bus", "79")
     assert write_reason(fault) == "dalsegno:reboot:xid[79] GPU has fallen off the bus"
     assert read_reason(write_reason(fault)) == fault
@@ -44,7 +44,7 @@ def owned(node: NodeInfo) -> Owner:
     return owner(node, SLURM_USERS)
 
 
-def test_whose_a_node_is():
+def test_the_owner_of_a_drain_is_recognized():
     def node(state: NodeState = NodeState.IDLE, flags: frozenset[NodeFlag] = frozenset(), reason: str = "") -> NodeInfo:
         return NodeInfo("n1", state, flags, reason=reason)
 
@@ -54,10 +54,10 @@ def test_whose_a_node_is():
     assert owned(node(flags=DRAIN, reason="mine")) is Owner.SOMEONE
     assert owned(node(flags=DRAIN)) is Owner.SOMEONE
     assert owned(node(NodeState.DOWN, reason="mine")) is Owner.SOMEONE
-    assert owned(node(NodeState.DOWN, reason="Not responding")) is Owner.NOBODY, "that is Slurm's own word"
+    assert owned(node(NodeState.DOWN, reason="Not responding")) is Owner.NOBODY, "this reason is Slurm's own"
     assert owned(node(NodeState.DOWN, DRAIN, "Not responding")) is Owner.SOMEONE
-    assert owned(node(flags=DRAIN, reason="dalsegno:remove")) is Owner.SOMEONE, "an `up` is about to take it away"
-    assert owned(node(NodeState.DOWN, reason="dalsegno:boot")) is Owner.SOMEONE, "an `up` is about to boot it"
+    assert owned(node(flags=DRAIN, reason="dalsegno:remove")) is Owner.SOMEONE, "`up` is about to remove it"
+    assert owned(node(NodeState.DOWN, reason="dalsegno:boot")) is Owner.SOMEONE, "`up` is about to boot it"
     assert owned(node(flags=frozenset({NodeFlag.MAINTENANCE}))) is Owner.SOMEONE
     assert owned(node(flags=frozenset({NodeFlag.POWERED_DOWN, NodeFlag.NOT_RESPONDING}))) is Owner.SOMEONE
     assert owned(node(flags=frozenset({NodeFlag.NOT_RESPONDING}))) is Owner.NOBODY

@@ -1,4 +1,4 @@
-"""Machines that are off for certain."""
+"""Tests of machines that are certainly off."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dalsegno.recovery.presence import look_at_power
 
 
 class NobodyKnows:
-    """A target that cannot tell."""
+    """A target that does not know about power."""
 
 
 def lost(cluster: FakeCluster) -> FakeCluster:
-    """n1 is off, n2's cable is out, n3 is off and not set down yet, and n4 is well."""
+    """Power n1 off, pull n2's cable, power n3 off without setting it down, and leave n4 healthy."""
     cluster.power_off("n1")
     cluster.power_off("n3")
     cluster.nodes["n2"].late = True
@@ -20,13 +20,13 @@ def lost(cluster: FakeCluster) -> FakeCluster:
     return cluster
 
 
-def test_nodes_that_are_lost_and_set_down_are_asked_for_and_a_cable_that_is_out_is_told_from_a_host_without_power():
+def test_only_a_down_node_without_power_is_certainly_off():
     cluster = lost(FakeCluster.of(4))
     nodes = look_at_power(cluster.facts(), FakeTarget(cluster)).nodes
     assert nodes is not None and [name for name, node in nodes.items() if node.off] == ["n1"]
 
 
-def test_where_nobody_knows_nothing_is_said():
+def test_without_knowledge_of_power_nothing_changes():
     cluster = lost(FakeCluster.of(4))
     assert look_at_power(cluster.facts(), NobodyKnows()) == cluster.facts()
     cluster.slurm_answers = False

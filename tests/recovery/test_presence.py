@@ -1,4 +1,4 @@
-"""Who is there and who is gone, by signs of life alone."""
+"""Tests of detecting lost nodes by their signs of life."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BEAT_S = 0.4
 
 
 class Played:
-    """Attendance of `a` and `b`, with a clock of our own: beats come and probes are answered as they are told to."""
+    """The attendance of `a` and `b` with our own clock; the test chooses heartbeats and answers to probes."""
 
     def __init__(self) -> None:
         self.now, self.attendance = 100.0, Attendance()
@@ -56,19 +56,19 @@ class Played:
         return self.now - began
 
 
-def test_who_beats_is_connected_and_never_probed():
+def test_a_node_with_heartbeats_is_never_probed():
     played = Played().on(5)
     assert played["a"] is played["b"] is Presence.CONNECTED and played.probed == []
 
 
-def test_a_node_without_power_is_gone_within_a_second_and_a_half():
+def test_a_node_without_power_is_lost_within_a_second_and_a_half():
     played = Played().on(5)
     played.power_off("a")
     assert played.until("a", Presence.GONE, 1.5) >= 1.0 - BEAT_S
     assert played["b"] is Presence.CONNECTED
 
 
-def test_a_silent_agent_on_a_host_that_answers_is_not_gone_but_dead_when_it_stays_so():
+def test_a_silent_agent_on_a_live_host_is_declared_dead_not_lost():
     played = Played().on(5)
     played.beating.discard("a")
     played.until("a", Presence.SILENT, 1.1)
@@ -79,15 +79,15 @@ def test_a_silent_agent_on_a_host_that_answers_is_not_gone_but_dead_when_it_stay
     played.until("a", Presence.GONE, 1)
 
 
-def test_slurmd_alone_is_witness_enough_that_a_node_lives():
+def test_an_answer_of_slurmd_alone_keeps_a_node_alive():
     played = Played().on(5)
     played.beating.discard("a")
-    played.host.discard("a")  # a firewall, say
+    played.host.discard("a")  # such as with a firewall
     played.on(3)
     assert played["a"] is Presence.SILENT and played.attendance.signs["a"].slurmd
 
 
-def test_a_connection_that_breaks_is_asked_after_at_once():
+def test_a_broken_connection_is_probed_at_once():
     played = Played().on(5)
     for node in ("a", "b"):
         played.beating.discard(node)
@@ -97,7 +97,7 @@ def test_a_connection_that_breaks_is_asked_after_at_once():
     assert played.until("b", Presence.GONE, 0.5) <= 0.5
 
 
-def test_an_agent_that_comes_back_is_connected_whatever_it_was():
+def test_a_returning_agent_is_connected_from_any_state():
     played = Played().on(5)
     played.power_off("a")
     played.on(3)
@@ -106,13 +106,13 @@ def test_an_agent_that_comes_back_is_connected_whatever_it_was():
     assert played["a"] is Presence.CONNECTED
 
 
-def test_after_a_pause_of_our_own_everyone_is_forgiven_one_period():
+def test_after_a_delay_of_the_controller_all_periods_start_again():
     played = Played().on(5)
     played.beating.clear()
     played.host.clear()
     played.slurmd.clear()
     played.on(1.2)
-    played.now += 5  # we were stopped, a probe was under way
+    played.now += 5  # the controller was stopped while a probe was in progress
     look = played.attendance.look(played.now)
     assert look.late and look.probe == ()
     played.probes.clear()
@@ -123,14 +123,14 @@ def test_after_a_pause_of_our_own_everyone_is_forgiven_one_period():
     assert (played["a"], played["b"]) == (Presence.GONE, Presence.CONNECTED)
 
 
-def test_a_look_that_is_a_little_late_forgives_nobody():
+def test_a_small_delay_changes_nothing():
     attendance = Attendance()
     attendance.look(1.0)
     assert not attendance.look(1.0 + LOOK_S + 0.29).late
     assert attendance.look(2.0).late
 
 
-def test_a_node_that_was_never_heard_of_is_gone_only_after_a_while_and_without_an_answer():
+def test_a_new_node_is_lost_only_after_a_grace_period_without_answers():
     played = Played()
     played.beating.clear()
     played.power_off("b")
@@ -142,29 +142,29 @@ def test_a_node_that_was_never_heard_of_is_gone_only_after_a_while_and_without_a
 
 
 def successor(*beating: str) -> Played:
-    """A controller that begins after another, and knows from it that both nodes were in service."""
+    """Return a new controller that knows that both nodes were in service before."""
     played = Played()
     played.beating = set(beating)
     played.attendance.remember(["a", "b"], played.now)
     return played
 
 
-def test_a_node_that_a_former_controller_knew_is_missed_sooner_while_others_are_heard():
+def test_a_known_node_is_lost_sooner_while_others_are_heard():
     played = successor("a")
     played.power_off("b")
     assert played.until("b", Presence.GONE, KNOWN_S + 1.0) >= KNOWN_S and played["a"] is Presence.CONNECTED
-    assert len(played.probed) >= 5, "and was asked again and again before that"
+    assert len(played.probed) >= 5, "it was probed repeatedly before that"
 
 
-def test_a_controller_that_hears_nobody_misses_nobody_sooner():
-    """It may be cut off, or have booted together with all of them."""
+def test_no_node_is_lost_sooner_while_none_is_heard():
+    """The controller may be cut off, or have booted together with all nodes."""
     played = successor()
     for node in ("a", "b"):
         played.power_off(node)
     assert played.on(NEW_S - 1)["b"] is Presence.NEVER
 
 
-def test_a_host_that_answers_is_not_missed_and_has_its_time_from_its_last_answer():
+def test_the_grace_period_starts_at_the_last_answer_of_the_host():
     played = successor("a")
     played.slurmd.discard("b")
     assert played.on(NEW_S + 5)["b"] is Presence.NEVER, "its agent may be slow"
@@ -172,7 +172,7 @@ def test_a_host_that_answers_is_not_missed_and_has_its_time_from_its_last_answer
     assert played.until("b", Presence.GONE, KNOWN_S + 3.0) >= KNOWN_S - 2.5
 
 
-def test_a_new_node_has_its_whole_time_whoever_else_is_heard():
+def test_a_new_node_has_its_full_grace_period():
     played = Played()
     played.beating = {"a"}
     played.attendance.remember(["a"], played.now)
@@ -180,7 +180,7 @@ def test_a_new_node_has_its_whole_time_whoever_else_is_heard():
     assert played.on(NEW_S - 1)["b"] is Presence.NEVER
 
 
-def test_slurmd_can_be_asked_after_while_the_agent_beats():
+def test_slurmd_can_be_probed_while_the_agent_is_connected():
     played = Played().on(5)
     played.slurmd.discard("a")
     played.attendance.ask("a", played.now)
@@ -189,7 +189,7 @@ def test_slurmd_can_be_asked_after_while_the_agent_beats():
     assert played.attendance.signs["a"].slurmd is False and played.attendance.signs["b"].slurmd is None
 
 
-def test_what_is_told_of_strangers_is_nothing():
+def test_signs_of_unknown_nodes_are_ignored():
     attendance = Attendance()
     attendance.beat("x", 1.0)
     attendance.broke("x", 1.0)

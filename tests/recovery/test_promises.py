@@ -1,4 +1,4 @@
-"""Whatever happens to a cluster, and in whatever order: what recovery promises holds."""
+"""Tests that the guarantees of recovery hold for any sequence of events."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.recovery.clinic import Clinic
 NODES = [f"n{number}" for number in range(1, 6)]
 SPARE = "n5"
 node_names = st.sampled_from(NODES)
-then = st.integers(0, 6)  # rounds that the controller does after it
+then = st.integers(0, 6)  # rounds of the controller afterwards
 remedies = st.sampled_from([Remedy.DRAIN, Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE])
 
 
 class World(RuleBasedStateMachine):
-    """A cluster that things befall, jobs come and go on, and people meddle with."""
+    """A cluster with faults, jobs and administrators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class World(RuleBasedStateMachine):
         self.clinic.store.close()
         shutil.rmtree(self.clinic.folder)
 
-    # What befalls it
+    # Events
 
     @rule(node=node_names, cured_by=remedies, says=remedies, code=st.sampled_from(["79", "48"]), then=then)
     def a_gpu_breaks(self, node: str, cured_by: Remedy, says: Remedy, code: str, then: int) -> None:
@@ -132,7 +132,7 @@ class World(RuleBasedStateMachine):
 
     @rule(rounds=st.integers(1, 60))
     def the_controller_s_cable_is_out_for_a_while(self, rounds: int) -> None:
-        """Nothing at all is done, however long, unless hardly a node is left that could be missed."""
+        """Nothing is done for any time, unless too few nodes are expected to notice the loss of contact."""
         self.cluster.blind = True
         self.clinic.round()
         before = self._deeds()
@@ -178,11 +178,11 @@ class World(RuleBasedStateMachine):
                 assert self._deeds() == before
             self._out_is_bounded(out)
 
-    # What holds
+    # Guarantees
 
     @invariant()
     def nothing_forbidden_has_happened(self) -> None:
-        """No job's node was touched, no node in service, none of someone else's."""
+        """No repair touched a node with jobs, in service, or drained by an administrator."""
         assert not hasattr(self, "clinic") or self.cluster.forbidden == []
 
     @invariant()
@@ -195,7 +195,7 @@ class World(RuleBasedStateMachine):
         assert not self._out() - before or len(self._out()) <= most
 
     def _out(self) -> set[str]:
-        """Nodes that should be in service, and are not by our hand."""
+        """Return the nodes that should be in service and that the controller keeps out."""
         names = (set(NODES) - {SPARE}) - self.foreign.keys()
         return {name for name in names if self.cluster.nodes[name].reason.startswith("dalsegno:")}
 
@@ -203,18 +203,18 @@ class World(RuleBasedStateMachine):
         return sum(len(node.effects) for node in self.cluster.nodes.values())
 
     def _slurm_side(self, node: str) -> tuple[object, ...]:
-        """That one who does not answer is down, Slurm says by itself."""
+        """Return the state that an administrator set; Slurm itself sets silent nodes down."""
         known = self.cluster.nodes[node]
         return known.flags, known.reason, known.user
 
     def _all_comes_to_an_end(self) -> None:
-        """Left to itself, every fault ends in a node that is back, or in one that was given up with a reason."""
+        """Check that every fault ends with a node back in service, or given up with a reason."""
         self.cluster.slurm_answers = self.cluster.validations = True
         self.cluster.bad_replacements = self.cluster.same_gpus_again = 0
         self.cluster.slow = False
         self.clinic.store.pause(False, "ada", self.cluster.now)
         self.jobs_end(JobState.COMPLETED)
-        for _ in range(2 * len(NODES)):  # an hour each, for budgets by the hour
+        for _ in range(2 * len(NODES)):  # one hour each, for hourly budgets
             self.clinic.settle()
             self.clinic.wait(3700)
             for job in self.cluster.queue:
@@ -227,18 +227,18 @@ class World(RuleBasedStateMachine):
     def _has_ended(self, name: str) -> None:
         phase, node = self.clinic.phase(name), self.cluster.nodes[name]
         if phase is NodePhase.GIVEN_UP:
-            assert any(text.startswith("given up: ") and len(text) > 15 for text in self.clinic.told(name))
+            assert any(text.startswith("given up: ") and len(text) > 15 for text in self.clinic.texts(name))
         elif phase is NodePhase.SUSPECTED:
             out = [own for own in self.clinic.store.book.nodes.values() if own.out and own.node != SPARE]
             assert len(out) >= max(1, int(self.clinic.policy.max_out * (len(NODES) - 1)))
         else:
             excused = self.clinic.store.book.of(name).excuses
-            assert phase in (NodePhase.IN_SERVICE, NodePhase.SPARE), (name, phase, self.clinic.told(name)[-5:])
-            assert node.machine.on or excused, (name, self.clinic.told(name)[-5:])
-            assert not node.machine.cured_by or excused, (name, self.clinic.told(name)[-5:])
+            assert phase in (NodePhase.IN_SERVICE, NodePhase.SPARE), (name, phase, self.clinic.texts(name)[-5:])
+            assert node.machine.on or excused, (name, self.clinic.texts(name)[-5:])
+            assert not node.machine.cured_by or excused, (name, self.clinic.texts(name)[-5:])
 
 
 World.TestCase.settings = settings(
     max_examples=12, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
-test_whatever_happens_the_promises_hold = World.TestCase
+test_guarantees_hold_for_any_sequence_of_events = World.TestCase

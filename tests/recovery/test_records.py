@@ -1,4 +1,4 @@
-"""What the controller remembers, and what it makes of a file that someone spoiled."""
+"""Tests of the records of runs, also of damaged ones."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from dalsegno.system.children import start_ticks
 ONE = RunRecord("/home/ada/runs/r1", 1001, pid=7, start=99, short_lives=2)
 
 
-def test_a_record_is_read_as_it_was_written_and_only_for_the_owner(tmp_path: Path):
+def test_a_record_survives_writing_and_is_private(tmp_path: Path):
     records = Records(tmp_path / "runs")
     assert records.read() == ({}, [])
     records.write(ONE)
@@ -21,7 +21,7 @@ def test_a_record_is_read_as_it_was_written_and_only_for_the_owner(tmp_path: Pat
     assert records.read() == ({}, [])
 
 
-def test_damaged_records_are_told_of_and_the_others_read(tmp_path: Path):
+def test_damaged_records_are_reported_and_the_others_read(tmp_path: Path):
     records = Records(tmp_path)
     records.write(ONE)
     bad = {"a": "{", "b": "[]", "c": '{"folder": 3, "uid": 1}', "d": "{}", "e": '{"folder": "/r", "uid": true}'}
@@ -32,12 +32,12 @@ def test_damaged_records_are_told_of_and_the_others_read(tmp_path: Path):
     assert [line.split()[0] for line in wrong] == ["a.json", "b.json", "c.json", "d.json", "e.json"]
 
 
-def test_what_a_later_version_adds_does_no_harm(tmp_path: Path):
+def test_unknown_fields_are_ignored(tmp_path: Path):
     (tmp_path / "r2.json").write_text('{"folder": "/x/r2", "uid": 5, "colour": "red"}')
     assert Records(tmp_path).read() == ({"r2": RunRecord("/x/r2", 5)}, [])
 
 
-def test_a_process_with_the_same_pid_and_another_start_or_owner_is_another():
+def test_a_process_is_identified_by_pid_start_and_owner():
     pid, start = os.getpid(), start_ticks(os.getpid()) or 0
     assert RunRecord("/r", os.geteuid(), pid, start).lives()
     assert not RunRecord("/r", os.geteuid(), pid, start + 1).lives()

@@ -1,4 +1,4 @@
-"""What becomes of a coordinator that is not running: values in, values out."""
+"""Tests of the decision what to do with a coordinator that is not running."""
 
 import pytest
 
@@ -21,21 +21,21 @@ def with_short_lives(count: int, *, given_up: bool = False) -> RunRecord:
 
 
 @pytest.mark.parametrize("code", [0])
-def test_one_that_says_its_run_is_over_is_forgotten(code: int):
+def test_a_coordinator_whose_run_is_over_is_not_restarted(code: int):
     assert on_coordinator_end(LIVING, code, lived_s=0.1) == RestartStep(Do.FORGET, GONE)
 
 
 @pytest.mark.parametrize("code", [-9, -15, 64, 255])
-def test_one_that_was_killed_or_crashed_is_started_at_once(code: int):
+def test_a_killed_or_crashed_coordinator_is_restarted_at_once(code: int):
     assert on_coordinator_end(LIVING, code, lived_s=60.0) == RestartStep(Do.START, GONE)
     assert on_coordinator_end(LIVING, code, lived_s=0.1) == RestartStep(Do.START, with_short_lives(1))
 
 
-def test_how_one_that_was_taken_over_ended_no_one_knows_so_it_is_started_again():
+def test_a_coordinator_with_an_unknown_exit_code_is_restarted():
     assert on_coordinator_end(LIVING, None, lived_s=60.0) == RestartStep(Do.START, GONE)
 
 
-def test_short_lives_are_followed_by_longer_and_longer_pauses_and_then_by_giving_up():
+def test_early_ends_lead_to_longer_delays_and_then_to_giving_up():
     record, pauses = GONE, []
     while (step := on_coordinator_end(record, 70, lived_s=1.0)).do is Do.START:
         record = step.record
@@ -44,27 +44,27 @@ def test_short_lives_are_followed_by_longer_and_longer_pauses_and_then_by_giving
     assert step == RestartStep(Do.GIVE_UP, with_short_lives(8, given_up=True))
 
 
-def test_a_long_life_makes_up_for_the_short_ones_before():
+def test_a_long_life_resets_the_count_of_early_ends():
     assert on_coordinator_end(with_short_lives(7), 70, lived_s=10.0) == RestartStep(Do.START, with_short_lives(0))
 
 
-def test_a_new_controller_watches_what_lives_starts_what_is_gone_and_leaves_what_was_given_up():
+def test_a_new_controller_watches_restarts_or_leaves_coordinators():
     assert on_controller_start(LIVING, lives=True) == RestartStep(Do.WATCH, LIVING)
     assert on_controller_start(LIVING, lives=False) == RestartStep(Do.START, GONE)
     given_up = with_short_lives(8, given_up=True)
     assert on_controller_start(given_up, lives=False) == RestartStep(Do.LEAVE, given_up)
 
 
-def test_a_run_that_is_asked_for_again_stays_as_it_is():
+def test_requesting_a_known_run_changes_nothing():
     assert on_request(ADA, None) == RestartStep(Do.START, ADA)
     assert on_request(ADA, LIVING) == RestartStep(Do.LEAVE, LIVING)
 
 
-def test_a_run_that_was_given_up_is_tried_again_when_asked_for():
+def test_requesting_a_given_up_run_restarts_it():
     assert on_request(ADA, with_short_lives(8, given_up=True)) == RestartStep(Do.START, GONE)
 
 
-def test_an_id_that_another_run_has_is_refused():
+def test_a_run_id_of_another_run_is_refused():
     assert on_request(RunRecord("/home/bob/runs/r1", 1002), LIVING) is None
     assert on_request(RunRecord("/home/ada/other/r1", 1001), LIVING) is None
     assert on_request(RunRecord("/home/bob/runs/r1", 1002), with_short_lives(8, given_up=True)) is None

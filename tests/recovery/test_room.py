@@ -1,4 +1,4 @@
-"""How many runs one user may have kept, with a real keeper and real processes."""
+"""Tests of the limits on runs per user, with a real keeper and real processes."""
 
 import os
 import selectors
@@ -22,7 +22,7 @@ from dalsegno.runs.coordinator.program import MOST_SHORT_LIVES
 from dalsegno.system.children import end, marked
 
 OWN, ADA, NOBODY = os.geteuid(), 4711, 65534
-SLEEP = ("/bin/sh", "-c", "exec sleep 100")  # what follows are its arguments, and tell one from another
+SLEEP = ("/bin/sh", "-c", "exec sleep 100")  # further arguments distinguish the processes
 
 
 @pytest.fixture
@@ -44,28 +44,26 @@ def refusal(keeper: CoordinatorKeeper, run: str, uid: int) -> DalsegnoError:
 
 
 @pytest.mark.skipif(OWN != 0, reason="only root can become another user")
-def test_a_user_has_so_many_runs_keeps_no_one_else_out_and_has_room_again_when_one_has_ended(keeper: CoordinatorKeeper):
+def test_the_limit_per_user_affects_nobody_else_and_ends_with_a_run(keeper: CoordinatorKeeper):
     for number in range(MOST_RUNS_OF_A_USER):
         keeper.ask(f"/home/r{number}", NOBODY)
     refused = refusal(keeper, "one-more", NOBODY)
     assert refused.what == "you have 64 runs, the limit for one user"
     assert "dalsegno cancel" in refused.hint
     assert "one-more" not in keeper.known and len(keeper.watched) == MOST_RUNS_OF_A_USER
-    keeper.ask("/home/r0", NOBODY)  # kept already: no further one
+    keeper.ask("/home/r0", NOBODY)  # started already: it does not count again
     keeper.ask("/home/another-users", OWN)
     keeper.launcher = ("/bin/true",)
     end([keeper.known["r0"].process])
-    while "r0" in keeper.known:  # its coordinator is started again, and says that the run is over
+    while "r0" in keeper.known:  # its coordinator restarts and reports that the run is over
         keeper.wake()
         for key, events in keeper.selector.select(1):
             key.data(events)
     keeper.ask("/home/one-more", NOBODY)
 
 
-def test_of_runs_that_were_given_up_only_the_last_of_each_user_are_remembered(
-    tmp_path: Path, keeper: CoordinatorKeeper
-):
-    """A user could have one after the other given up, and each would take a file and memory for ever."""
+def test_only_the_last_given_up_runs_of_each_user_are_kept(tmp_path: Path, keeper: CoordinatorKeeper):
+    """Otherwise a user could fill disk and memory with runs that are given up."""
     keeper.known["before"] = RunRecord("/home/before", ADA, given_up=True)
     for number in range(MOST_GIVEN_UP + 5):
         record = RunRecord(f"/home/r{number}", NOBODY, short_lives=MOST_SHORT_LIVES - 1)
@@ -75,14 +73,14 @@ def test_of_runs_that_were_given_up_only_the_last_of_each_user_are_remembered(
     assert len(list(tmp_path.glob("*.json"))) == MOST_GIVEN_UP
 
 
-def test_the_controllers_own_user_may_fill_it():
+def test_the_controllers_own_user_has_only_the_total_limit():
     check_room(OWN, [OWN] * (MOST_RUNS - 1))
     check_room(ADA, [OWN] * (MOST_RUNS - 1))
     with pytest.raises(DalsegnoError, match="has 500 runs, its limit"):
         check_room(OWN, [OWN] * MOST_RUNS)
 
 
-def test_the_bound_is_each_users_own():
+def test_the_limit_counts_each_user_separately():
     check_room(ADA, [ADA] * (MOST_RUNS_OF_A_USER - 1) + [NOBODY] * MOST_RUNS_OF_A_USER)
     with pytest.raises(DalsegnoError, match="you have 64 runs"):
         check_room(ADA, [ADA] * MOST_RUNS_OF_A_USER)

@@ -1,4 +1,4 @@
-"""What a run's own status tells of the nodes it has left: believed of its user's job, and of nothing else."""
+"""Tests of reading which nodes a run has left from its status: it counts only for that user's own job."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ def say(runs: dict[str, RunRecord], status: RunStatus) -> None:
     write_status(RunFolder(Path(runs["train-k3f9"].folder)).status, status)
 
 
-def test_a_node_that_is_to_be_mended_and_that_the_run_does_without_is_left(runs: dict[str, RunRecord]):
+def test_a_node_that_needs_repair_and_that_the_run_does_not_use_is_left(runs: dict[str, RunRecord]):
     assert comment(JOB, runs, "n2") == "dalsegno:main left=n2"
-    assert comment(JOB, runs, "n1", "n2") == "dalsegno:main left=n2", "the other one is needed"
+    assert comment(JOB, runs, "n1", "n2") == "dalsegno:main left=n2", "the run still uses the other one"
     assert comment(JOB, runs) == "dalsegno:main"
 
 
-def test_while_a_run_restarts_nothing_is_taken_from_it(runs: dict[str, RunRecord]):
+def test_no_node_is_left_while_the_run_restarts(runs: dict[str, RunRecord]):
     say(runs, replace(STATUS, phase=RunPhase.RESTARTING))
     assert comment(JOB, runs, "n2") == "dalsegno:main"
 
 
-def test_a_run_that_names_no_nodes_has_left_none(runs: dict[str, RunRecord]):
-    """One of srun's own tasks, as MPI's: it ends with the first node that is taken from it."""
+def test_a_run_that_lists_no_nodes_has_left_none(runs: dict[str, RunRecord]):
+    """A run of srun's own tasks, such as MPI, ends with the first node that is removed from it."""
     say(runs, replace(STATUS, nodes=()))
     assert comment(JOB, runs, "n1", "n2") == "dalsegno:main"
 
 
-def test_only_the_run_s_own_jobs_are_spoken_for(runs: dict[str, RunRecord]):
+def test_the_status_counts_only_for_jobs_of_the_run(runs: dict[str, RunRecord]):
     assert comment(replace(JOB, id=9), runs, "n2") == "dalsegno:main", "not a job of the run"
-    assert comment(replace(JOB, uid=4711), runs, "n2") == "dalsegno:main", "somebody else's"
+    assert comment(replace(JOB, uid=4711), runs, "n2") == "dalsegno:main", "a job of another user"
     assert comment(replace(JOB, comment="mine"), runs, "n2") == "mine"
     assert comment(replace(JOB, name="other"), runs, "n2") == "dalsegno:main"
 
 
-def test_what_a_user_puts_in_its_place_is_not_believed_and_holds_nobody_up(runs: dict[str, RunRecord], tmp_path: Path):
+def test_a_manipulated_status_file_is_ignored_and_does_not_block(runs: dict[str, RunRecord], tmp_path: Path):
     path = RunFolder(Path(runs["train-k3f9"].folder)).status
     good = path.read_text()
     for text in ("", "[]", "{", '{"nodes": 3}', good.replace('"n1"', "17"), "[" * 100_000):

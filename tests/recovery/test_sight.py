@@ -1,4 +1,4 @@
-"""All nodes fall silent at once: it is we who see nothing."""
+"""Tests of losing contact with all nodes at once, which is taken for a fault of the controller's network."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from dalsegno.slurm.facts import NodeInfo, NodeState
 from tests.recovery.clinic import MakeClinic
 
 
-def test_a_controller_that_sees_no_node_any_more_takes_it_for_its_own_fault(clinic_of: MakeClinic):
+def test_losing_contact_with_all_nodes_causes_no_action(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
     clinic.cluster.blind = True
     clinic.rounds(500)
     assert [clinic.effects(node) for node in clinic.cluster.nodes] == [[]] * 4
-    assert len(clinic.told()) == 1 and "most likely the controller's own network" in clinic.told()[0]
+    assert len(clinic.texts()) == 1 and "most likely the controller's own network" in clinic.texts()[0]
     clinic.cluster.blind = False
     clinic.settle()
-    assert clinic.told()[1:] == ["nodes are heard again; recovery continues"]
+    assert clinic.texts()[1:] == ["nodes are heard again; recovery continues"]
     clinic.cluster.end(7)
     clinic.cluster.power_off("n2")
     clinic.settle()
-    assert clinic.effects("n2")[-1] == "resume", "and it looks after them as before"
+    assert clinic.effects("n2")[-1] == "resume", "recovery works as before"
 
 
-def test_nodes_that_are_heard_later_than_others_when_we_see_again_are_not_lost(clinic_of: MakeClinic):
+def test_nodes_heard_late_after_regained_contact_are_not_lost(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.blind = True
     clinic.rounds(20)
@@ -46,10 +46,10 @@ def test_nodes_that_are_heard_later_than_others_when_we_see_again_are_not_lost(c
     assert [clinic.effects(node) for node in clinic.cluster.nodes] == [[]] * 4
     clinic.cluster.nodes["n4"].late = True
     clinic.rounds(3)
-    assert clinic.effects("n4")[:1] == ["down"], "one that is lost after that is lost"
+    assert clinic.effects("n4")[:1] == ["down"], "a later loss counts"
 
 
-def test_what_was_under_our_hands_when_we_saw_nothing_is_given_its_time_anew(clinic_of: MakeClinic):
+def test_timeouts_of_repairs_start_again_after_regained_contact(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.rounds(3)
@@ -63,17 +63,17 @@ def test_what_was_under_our_hands_when_we_saw_nothing_is_given_its_time_anew(cli
     assert clinic.effects("n2") == ["drain", "evidence", "reboot", "validate", "resume"]
 
 
-def test_a_controller_that_is_started_anew_while_it_sees_nothing_does_nothing_either(clinic_of: MakeClinic):
+def test_a_restart_without_contact_causes_no_action(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.blind = True
     clinic.rounds(3)
     clinic.store.close()
     clinic.open()
     clinic.rounds(50)
-    assert len(clinic.told()) == 1 and clinic.cluster.nodes["n1"].effects == []
+    assert len(clinic.texts()) == 1 and clinic.cluster.nodes["n1"].effects == []
 
 
-def test_nodes_that_slurm_has_set_down_too_are_really_gone(clinic_of: MakeClinic):
+def test_nodes_that_slurm_sets_down_too_are_lost(clinic_of: MakeClinic):
     clinic = clinic_of(max_out=1.0)
     for node in clinic.cluster.nodes:
         clinic.cluster.power_off(node)
@@ -82,10 +82,10 @@ def test_nodes_that_slurm_has_set_down_too_are_really_gone(clinic_of: MakeClinic
     clinic.wait(300)
     clinic.settle()
     assert all(clinic.effects(node)[-1] == "resume" for node in clinic.cluster.nodes)
-    assert "Slurm has set the silent nodes down too: they are lost; recovery continues" in clinic.told()
+    assert "Slurm has set the silent nodes down too: they are lost; recovery continues" in clinic.texts()
 
 
-def test_one_host_that_answers_shows_that_we_see(clinic_of: MakeClinic):
+def test_one_answering_host_proves_contact(clinic_of: MakeClinic):
     clinic = clinic_of(3)
     clinic.cluster.nodes["n1"].agent = False  # its agent is dead, its host answers
     clinic.cluster.power_off("n2")
@@ -93,8 +93,8 @@ def test_one_host_that_answers_shows_that_we_see(clinic_of: MakeClinic):
     assert clinic.effects("n2")[-1] == "resume"
 
 
-def test_nodes_that_are_late_together_with_the_first_that_is_missed_are_not_seen(clinic_of: MakeClinic):
-    """They are found to be gone one after the other; the first must not be taken for the only one."""
+def test_nodes_that_are_late_with_the_first_lost_one_do_not_prove_contact(clinic_of: MakeClinic):
+    """Losses are detected one after the other; the first must not be taken for the only one."""
     clinic = clinic_of()
     clinic.cluster.power_off("n1")
     for quiet_s, blind in ((0.4, False), (1.0, True)):
@@ -106,10 +106,8 @@ def test_nodes_that_are_late_together_with_the_first_that_is_missed_are_not_seen
 
 @pytest.mark.parametrize("heard_s, missed", [(-0.1, False), (0.1, True)])
 @pytest.mark.parametrize("by", ["heard", "answered"])
-def test_a_node_is_missed_only_when_another_was_heard_after_it_was_given_up(
-    clinic_of: MakeClinic, by: str, heard_s: float, missed: bool
-):
-    """However long its own last word was ago: on a busy machine it may have been the only one that was late."""
+def test_a_node_is_lost_only_if_another_was_heard_later(clinic_of: MakeClinic, by: str, heard_s: float, missed: bool):
+    """The age of its own last message does not matter: on a busy machine it may be the only one that is late."""
     clinic = clinic_of()
     clinic.cluster.power_off("n1")
     facts = clinic.cluster.facts()
@@ -117,13 +115,13 @@ def test_a_node_is_missed_only_when_another_was_heard_after_it_was_given_up(
     lost = replace(facts.nodes["n1"], agent=replace(facts.nodes["n1"].agent, heard=clinic.cluster.now - 30))
     last = {"heard": 1.0, "answered": 1.0, by: lost.agent.since + heard_s}
     nodes = {name: replace(node, agent=replace(node.agent, **last)) for name, node in facts.nodes.items()}
-    told = replace(facts, nodes={**nodes, "n1": lost})
-    actions = decide(told, clinic.store.book, clinic.policy, clinic.cluster.now)
+    changed = replace(facts, nodes={**nodes, "n1": lost})
+    actions = decide(changed, clinic.store.book, clinic.policy, clinic.cluster.now)
     assert [type(action) for action in actions] == ([SetDown] if missed else [])
 
 
-def test_a_node_that_is_given_up_only_after_we_see_again_was_missed_blindly_too():
-    """Its silence began when we saw nothing; the others are heard first."""
+def test_silence_that_began_without_contact_is_doubtful():
+    """Its silence began while contact was lost; the others are heard first."""
     view = AgentView("n2", Presence.GONE, since=101.0, heard=90.0, boot="b", host_answers=False, slurmd_answers=False)
     gone = NodeFacts(NodeInfo("n2", NodeState.IDLE), agent=view)
     other = NodeFacts(NodeInfo("n1", NodeState.IDLE), agent=AgentView("n1", Presence.CONNECTED, 100.5, 102.0, boot="b"))
@@ -131,6 +129,6 @@ def test_a_node_that_is_given_up_only_after_we_see_again_was_missed_blindly_too(
     known = {name: NodeBook(name, seen=True, last_boot="b") for name in ("n1", "n2")}
     book = Book(known, saw_at=100.0)
     assert is_doubtful(gone, facts, book, 102.0)
-    assert not is_doubtful(gone, facts, book, 100.0 + SETTLE_S), "but not for ever"
+    assert not is_doubtful(gone, facts, book, 100.0 + SETTLE_S), "only for a while"
     heard_since = replace(gone, agent=replace(view, heard=100.5))
-    assert not is_doubtful(heard_since, facts, book, 102.0), "one that is lost after that is lost"
+    assert not is_doubtful(heard_since, facts, book, 102.0), "a later loss counts"

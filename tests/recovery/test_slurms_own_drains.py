@@ -1,4 +1,4 @@
-"""Nodes that Slurm itself takes out of service."""
+"""Tests of nodes that Slurm itself takes out of service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.recovery.clinic import MakeClinic
         "gres/gpu count reported lower than configured (7 < 8)",
     ],
 )  # fmt: skip
-def test_a_node_that_slurm_itself_drains_is_validated_and_returned(clinic_of: MakeClinic, reason: str):
+def test_a_node_drained_by_slurm_is_validated_and_returned(clinic_of: MakeClinic, reason: str):
     clinic = clinic_of()
     clinic.cluster.slurm_drains("n2", reason)
     clinic.round()
@@ -27,7 +27,7 @@ def test_a_node_that_slurm_itself_drains_is_validated_and_returned(clinic_of: Ma
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
-def test_a_node_that_slurm_missed_and_that_is_back_is_validated_and_returned(clinic_of: MakeClinic):
+def test_a_node_set_down_by_slurm_is_validated_and_returned(clinic_of: MakeClinic):
     clinic = clinic_of()
     node = clinic.cluster.nodes["n2"]
     node.down, node.reason, node.user = True, "Node unexpectedly rebooted", "slurm"
@@ -39,7 +39,7 @@ def test_a_node_that_slurm_missed_and_that_is_back_is_validated_and_returned(cli
     ("reason", "user"),
     [("Prolog error", "ada"), ("Prolog error: see ticket 7", "root"), ("NHC: disk", "root"), ("Kill task failed", "")],
 )
-def test_what_a_person_writes_is_never_touched_whatever_the_words(clinic_of: MakeClinic, reason: str, user: str):
+def test_a_drain_of_a_person_is_never_changed_whatever_its_reason(clinic_of: MakeClinic, reason: str, user: str):
     clinic = clinic_of()
     clinic.cluster.slurm_drains("n2", reason)
     clinic.cluster.nodes["n2"].user = user
@@ -47,17 +47,17 @@ def test_what_a_person_writes_is_never_touched_whatever_the_words(clinic_of: Mak
     assert (clinic.effects("n2"), clinic.reason("n2")) == ([], reason)
 
 
-def test_what_slurm_drains_again_and_again_is_left_to_a_person(clinic_of: MakeClinic):
+def test_a_node_drained_repeatedly_by_slurm_is_left_to_an_administrator(clinic_of: MakeClinic):
     clinic = clinic_of()
     for _ in range(3):
         clinic.cluster.slurm_drains("n2", "Prolog error")
         clinic.settle()
     assert clinic.effects("n2") == ["drain", "validate", "resume"] * 2
     assert clinic.reason("n2") == "Prolog error"
-    assert clinic.told("n2")[-1].endswith("3 times today (Prolog error): an administrator must look at it")
+    assert clinic.texts("n2")[-1].endswith("3 times today (Prolog error): an administrator must look at it")
 
 
-def test_processes_that_cannot_be_killed_twice_a_day_cost_a_boot(clinic_of: MakeClinic):
+def test_the_second_kill_task_failure_in_a_day_leads_to_a_reboot(clinic_of: MakeClinic):
     clinic = clinic_of()
     for _ in range(2):
         clinic.cluster.slurm_drains("n2", "Kill task failed")
@@ -65,7 +65,7 @@ def test_processes_that_cannot_be_killed_twice_a_day_cost_a_boot(clinic_of: Make
     assert clinic.effects("n2") == ["drain", "validate", "resume", "drain", "evidence", "reboot", "validate", "resume"]
 
 
-def test_a_node_that_slurm_drains_keeps_its_jobs_and_its_own_fault_counts_more(clinic_of: MakeClinic):
+def test_a_node_drained_by_slurm_keeps_its_jobs_and_its_own_faults_take_precedence(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.start(7, "n2")
     clinic.cluster.slurm_drains("n2")
@@ -79,7 +79,7 @@ def test_a_node_that_slurm_drains_keeps_its_jobs_and_its_own_fault_counts_more(c
     assert clinic.effects("n3") == ["drain", "evidence", "reboot", "validate", "resume"]
 
 
-def test_where_a_platform_looks_after_slurm_s_drains_itself_they_are_left_alone(clinic_of: MakeClinic):
+def test_drains_by_slurm_are_left_alone_if_the_platform_handles_them(clinic_of: MakeClinic):
     clinic = clinic_of(slurm_users=frozenset())
     clinic.cluster.slurm_drains("n2")
     clinic.rounds(20)

@@ -1,4 +1,4 @@
-"""Spares of a partition: validated, kept, lent to the job that joins a run, and taken back."""
+"""Tests of spares of a partition: validated, kept, lent to a job that joins a run, and taken back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def spare_clinic(clinic_of: MakeClinic) -> Clinic:
 
 
 def lose_a_node(clinic: Clinic, node: str = "n3") -> None:
-    """A run on three nodes loses one; by the time the node is back, somebody else has it."""
+    """Let a run on three nodes lose one; the node is back in service afterwards."""
     if 8 not in clinic.cluster.queue:
         clinic.cluster.start_run(8, "n1", "n2", "n3")
     clinic.cluster.power_off(node)
@@ -41,27 +41,27 @@ def test_a_spare_is_validated_and_kept(clinic_of: MakeClinic):
     assert clinic.effects("n4") == ["validate"]
     clinic.wait(86400)
     clinic.settle()
-    assert clinic.effects("n4") == ["validate", "validate"], "burned in again every day"
+    assert clinic.effects("n4") == ["validate", "validate"], "it is validated again every day"
 
 
-def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_after_it(clinic_of: MakeClinic):
+def test_a_spare_is_lent_to_a_join_job_and_kept_again_afterwards(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
     lose_a_node(clinic)
     clinic.cluster.join(9)
     clinic.round()
     assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.LENT, "")
     assert clinic.cluster.queue[9].reservation == "n4", "for this job"
-    assert clinic.cluster.reservations == {LOAN: "1000"}, "no job of another user may have it meanwhile"
+    assert clinic.cluster.reservations == {LOAN: "1000"}, "no other user may have it meanwhile"
     clinic.cluster.join(9, "n4")
     clinic.rounds(20)
-    assert clinic.cluster.reservations == {LOAN: "root"}, "nor another one of the same user, once the job has started"
+    assert clinic.cluster.reservations == {LOAN: "root"}, "closed to other jobs of the same user once the job runs"
     clinic.cluster.end(9)
     clinic.settle()
     assert clinic.cluster.reservations == {}
     assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.SPARE, SPARE_REASON)
 
 
-def test_a_spare_is_reserved_before_it_is_in_service(clinic_of: MakeClinic):
+def test_a_spare_is_reserved_before_it_is_resumed(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
     lose_a_node(clinic)
     clinic.cluster.join(9)
@@ -79,9 +79,7 @@ def test_a_spare_is_reserved_before_it_is_in_service(clinic_of: MakeClinic):
 
 
 @pytest.mark.parametrize("reason", ["JobHeldUser", "Resources"])
-def test_a_spare_is_taken_back_from_a_job_that_does_not_start_and_lent_again_when_it_may(
-    clinic_of: MakeClinic, reason: str
-):
+def test_a_spare_is_taken_back_from_a_job_that_does_not_start(clinic_of: MakeClinic, reason: str):
     clinic = spare_clinic(clinic_of)
     lose_a_node(clinic)
     clinic.cluster.join(9)
@@ -93,11 +91,11 @@ def test_a_spare_is_taken_back_from_a_job_that_does_not_start_and_lent_again_whe
     assert clinic.cluster.reservations == {} and clinic.cluster.queue[9].reservation == ""
     clinic.cluster.queue[9] = replace(clinic.cluster.queue[9], reason="Priority")
     clinic.rounds(3)
-    assert clinic.phase("n4") is NodePhase.LENT, "its run is owed one still"
+    assert clinic.phase("n4") is NodePhase.LENT, "its run still lacks a node"
 
 
-def test_a_spare_that_cannot_be_reserved_is_lent_all_the_same(clinic_of: MakeClinic):
-    """Somebody's reservation may have the node already; the run must not wait for that."""
+def test_a_spare_is_lent_even_if_it_cannot_be_reserved(clinic_of: MakeClinic):
+    """Another reservation may have the node already; the run must not wait for that."""
 
     class Refusing(dict[str, str]):
         def __setitem__(self, name: str, users: str) -> None:
@@ -108,13 +106,11 @@ def test_a_spare_that_cannot_be_reserved_is_lent_all_the_same(clinic_of: MakeCli
     clinic.cluster.join(9)
     clinic.cluster.reservations = Refusing()
     clinic.round()
-    assert clinic.phase("n4") is NodePhase.LENT and "refused to reserve it" in " ".join(clinic.told("n4"))
+    assert clinic.phase("n4") is NodePhase.LENT and "refused to reserve it" in " ".join(clinic.texts("n4"))
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_a_lent_spare_that_a_restarted_slurmctld_drains_again_is_given_back_to_its_job(
-    clinic_of: MakeClinic, running: bool
-):
+def test_a_lent_spare_drained_by_a_restarted_slurmctld_is_released_again(clinic_of: MakeClinic, running: bool):
     clinic = spare_clinic(clinic_of)
     lose_a_node(clinic)
     clinic.cluster.join(9)
@@ -131,16 +127,16 @@ def test_a_lent_spare_that_a_restarted_slurmctld_drains_again_is_given_back_to_i
     assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.SPARE, SPARE_REASON)
 
 
-def test_a_spare_that_cannot_be_released_is_tried_again_after_a_while_and_not_at_once(clinic_of: MakeClinic):
+def test_a_failed_release_is_retried_after_a_delay(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
     lose_a_node(clinic)
     clinic.cluster.join(9)
     facts = clinic.cluster.facts()
-    del clinic.cluster.queue[9]  # Slurm does not know it any more when it is told
+    del clinic.cluster.queue[9]  # Slurm no longer knows the job
     for _ in range(10):
         clinic.cluster.now += 0.1
         clinic.healer.round(replace(facts, slurm_at=clinic.cluster.now))
-    assert len([text for text in clinic.told("n4") if "could not release" in text]) == 1
+    assert len([text for text in clinic.texts("n4") if "could not release" in text]) == 1
 
 
 def test_other_jobs_get_no_spare(clinic_of: MakeClinic):
@@ -159,7 +155,7 @@ def test_a_run_that_has_lost_no_node_gets_no_spare(clinic_of: MakeClinic):
     assert clinic.phase("n4") is NodePhase.SPARE
 
 
-def test_a_node_of_somebody_else_s_run_earns_no_spare(clinic_of: MakeClinic):
+def test_a_run_of_another_user_earns_no_spare(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
     lose_a_node(clinic)
     clinic.cluster.join(9, uid=1001)  # the same name, another user
@@ -182,13 +178,13 @@ def test_one_lost_node_earns_one_spare(clinic_of: MakeClinic):
     clinic.settle()
     clinic.cluster.join(10)
     clinic.rounds(20)
-    assert clinic.phase("n4") is NodePhase.SPARE, "it has had the one it was owed"
+    assert clinic.phase("n4") is NodePhase.SPARE, "it has received its spare"
     lose_a_node(clinic, "n2")
     clinic.rounds(3)
     assert clinic.phase("n4") is NodePhase.LENT
 
 
-def test_a_run_that_is_over_is_owed_nothing(clinic_of: MakeClinic):
+def test_a_run_that_is_over_gets_no_spare(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
     lose_a_node(clinic)
     clinic.cluster.end(8)
@@ -198,7 +194,7 @@ def test_a_run_that_is_over_is_owed_nothing(clinic_of: MakeClinic):
 
 
 @pytest.mark.parametrize("what", [{"node_count": 2}, {"array_id": 9}, {"het_id": 9}])
-def test_a_job_that_would_get_more_than_one_node_gets_no_spare(clinic_of: MakeClinic, what: dict[str, int]):
+def test_a_job_for_several_nodes_gets_no_spare(clinic_of: MakeClinic, what: dict[str, int]):
     clinic = spare_clinic(clinic_of)
     lose_a_node(clinic)
     clinic.cluster.join(9)
@@ -207,7 +203,7 @@ def test_a_job_that_would_get_more_than_one_node_gets_no_spare(clinic_of: MakeCl
     assert clinic.phase("n4") is NodePhase.SPARE
 
 
-def test_a_spare_whose_agent_was_silent_for_a_moment_is_still_one(clinic_of: MakeClinic):
+def test_a_spare_stays_one_after_a_short_silence_of_its_agent(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
     for lent in (False, True):
         if lent:
@@ -223,7 +219,7 @@ def test_a_spare_whose_agent_was_silent_for_a_moment_is_still_one(clinic_of: Mak
         assert clinic.phase("n4") is (NodePhase.LENT if lent else NodePhase.SPARE)
 
 
-def test_a_broken_spare_is_mended_and_is_a_spare_again(clinic_of: MakeClinic):
+def test_a_broken_spare_is_repaired_and_is_a_spare_again(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
     clinic.cluster.break_gpu("n4", Remedy.REBOOT)
     clinic.settle()

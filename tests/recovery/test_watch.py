@@ -1,4 +1,4 @@
-"""The loop that looks after nodes, in its own thread, with a cluster in memory."""
+"""Tests of the recovery loop in its own thread, with a cluster in memory."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from tests.waiting import eventually
 class FakeSite:
     cluster: FakeCluster
     changing: bool = False
-    said: list[str] = field(default_factory=list)
+    logged: list[str] = field(default_factory=list)
     watch: NodeWatch | None = None
 
     def ring_and_wait(self) -> None:
-        """Until it has been heard."""
+        """Request a round and wait until it starts."""
         watch = self.watch
         assert watch is not None
         watch.ring()
@@ -73,9 +73,9 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def site(folder: Path) -> Iterator[FakeSite]:
-    """A cluster of four nodes that is looked after."""
+    """A cluster of four nodes with a running recovery loop."""
     one = FakeSite(FakeCluster.of(4))
-    one.watch = NodeWatch(folder, one, FakeAgents(one.cluster), one.said.append)
+    one.watch = NodeWatch(folder, one, FakeAgents(one.cluster), one.logged.append)
     one.watch.start()
     eventually(lambda: _seen(folder))
     yield one
@@ -90,15 +90,15 @@ def _seen(folder: Path) -> bool:
         store.close()
 
 
-def test_who_rings_is_heard_at_once_and_a_lost_node_comes_back(site: FakeSite):
+def test_a_request_starts_a_round_at_once_and_a_lost_node_returns(site: FakeSite):
     site.cluster.power_off("n2")
     site.ring_and_wait()
     eventually(lambda: site.cluster.nodes["n2"].effects[-1:] == ["resume"])
     assert site.cluster.nodes["n2"].effects == ["down", "evidence", "replace", "validate", "resume"]
-    assert site.cluster.forbidden == [] and site.said == []
+    assert site.cluster.forbidden == [] and site.logged == []
 
 
-def test_while_an_up_is_at_work_nothing_is_done(site: FakeSite):
+def test_nothing_is_done_while_up_is_running(site: FakeSite):
     site.changing = True
     site.ring_and_wait()
     site.cluster.power_off("n2")
@@ -109,20 +109,20 @@ def test_while_an_up_is_at_work_nothing_is_done(site: FakeSite):
     eventually(lambda: "resume" in site.cluster.nodes["n2"].effects)
 
 
-def test_that_slurm_does_not_answer_is_said_once_and_nothing_is_done(site: FakeSite):
+def test_a_missing_answer_of_slurm_is_logged_once_and_nothing_is_done(site: FakeSite):
     site.cluster.slurm_answers = False
     site.cluster.power_off("n2")
     for _ in range(3):
         site.ring_and_wait()
-    eventually(lambda: site.said)
-    assert len(site.said) == 1 and "no action on nodes" in site.said[0]
+    eventually(lambda: site.logged)
+    assert len(site.logged) == 1 and "no action on nodes" in site.logged[0]
     assert site.cluster.nodes["n2"].effects == []
     site.cluster.slurm_answers = True
     site.ring_and_wait()
     eventually(lambda: "resume" in site.cluster.nodes["n2"].effects)
 
 
-def test_a_node_that_is_missed_is_looked_at_again_very_soon_until_it_is_known_to_be_lost():
+def test_a_missing_node_is_checked_again_very_soon():
     for count, soon_s, later_s in ((4, MISSED_S, QUICK_S), (256, LARGE_MISSED_S, LARGE_QUICK_S)):
         cluster = FakeCluster.of(count)
         cluster.power_off("n2")
@@ -130,16 +130,16 @@ def test_a_node_that_is_missed_is_looked_at_again_very_soon_until_it_is_known_to
         assert pause_s(Book({"n2": NodeBook("n2", NodePhase.DOWN)}), cluster.facts()) == later_s
 
 
-def test_slurm_is_asked_often_only_while_a_node_is_under_our_hands():
+def test_slurm_is_asked_often_only_during_repairs():
     small, large = FakeCluster.of(4).facts(), FakeCluster.of(256).facts()
-    mending = Book({"n2": NodeBook("n2", NodePhase.REPAIRING)})
+    repairing = Book({"n2": NodeBook("n2", NodePhase.REPAIRING)})
     given_up = Book({"n2": NodeBook("n2", NodePhase.GIVEN_UP)})
     joining = FakeCluster.of(4)
     joining.start_run(8, "n1")
     joining.join(9)
     owed = Book(marks=(BudgetMark(MarkKind.TAKEN, "n3", 1.0, runs=("1000:train-k3f9",)),))
     assert (pause_s(Book(), small), pause_s(Book(), large)) == (CALM_S, LARGE_CALM_S)
-    assert (pause_s(mending, small), pause_s(mending, large)) == (QUICK_S, LARGE_QUICK_S)
+    assert (pause_s(repairing, small), pause_s(repairing, large)) == (QUICK_S, LARGE_QUICK_S)
     assert pause_s(given_up, small) == CALM_S
     assert (pause_s(owed, joining.facts()), pause_s(Book(), joining.facts())) == (QUICK_S, CALM_S)
     assert pause_s(Book(), replace(small, nodes=None)) == CALM_S
