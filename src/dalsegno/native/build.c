@@ -1,13 +1,13 @@
 /* dalsegno-container NAME=VALUE...: builds the root of a container and answers on descriptor 3 with its namespaces, or
- * with the line that the user shall read. It leaves no process and no mount that can be seen from outside: all of it
- * goes when the last task has ended and slurmstepd has closed the namespaces.
+ * with an error line for the user. It leaves no process and no mount that is visible outside: everything is released
+ * when the last task has ended and slurmstepd has closed the namespaces.
  *
- *   slurmd   job's user   the root is made
+ *   slurmd   job's user   how the root is built
  *   root     root         by root, in a mount namespace
- *   root     another      by root (a folder, or root's squashfs, its files shown as the user's), then wrapped in a user
- *                         namespace of theirs
- *   a user   the same     in a user namespace; so too with as_user=1, of a squashfs that others than root can change, and
- *                         where the kernel cannot show other owners
+ *   root     another      by root (from a folder, or from a squashfs file of root with its files mapped to the user),
+ *                         then wrapped in a user namespace of the user
+ *   a user   the same     in a user namespace; also with as_user=1, for a squashfs file that users other than root can
+ *                         change, and where the kernel cannot map owners
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,14 +30,14 @@
 #include "kernel.h"
 #include "message.h"
 
-#define SCRATCH "/tmp" /* hidden by a tmpfs in our own namespace, and gone with the old root */
+#define SCRATCH "/tmp" /* covered by a tmpfs in our namespace, which is released with the old root */
 
 struct request request = {.in_use = -1, .data_folder = -1};
 bool privileged, slurmd_is_root;
-static bool half; /* the user's rights, and root's within reach: until nothing is needed that only root sees */
+static bool can_regain_root; /* effective rights of the user, saved rights of root */
 static char **started_with; /* our environment */
 
-/* ---- answers */
+/* Answers */
 
 void send_answer(int to, const char *text, const int *fds, int count) {
     if (!send_message(to, text, fds, count))
@@ -54,7 +54,7 @@ _Noreturn void fail(const char *format, ...) {
     exit(1);
 }
 
-/* ---- whose rights */
+/* User and root rights */
 
 void as_user(void) {
     if (!privileged || request.uid == 0)
@@ -72,32 +72,33 @@ void as_root(void) {
     errno = error;
 }
 
-/* Where root's helper builds a container with the user's rights. The user can neither trace nor stop us meanwhile. */
+/* Used where root's helper builds a container with the user's rights. The user can still neither trace nor stop us. */
 static void take_users_rights(void) {
-    half = slurmd_is_root && request.uid != 0;
-    if (half && (setgroups(request.group_count, request.groups) != 0 || setegid(request.gid) != 0 || seteuid(request.uid) != 0))
+    can_regain_root = slurmd_is_root && request.uid != 0;
+    if (can_regain_root && (setgroups(request.group_count, request.groups) != 0 || setegid(request.gid) != 0 ||
+                            seteuid(request.uid) != 0))
         fail("cannot take the user's rights: %s", strerror(errno));
 }
 
 void borrow_root(void) {
-    if (half && (seteuid(0) != 0 || setegid(0) != 0))
+    if (can_regain_root && (seteuid(0) != 0 || setegid(0) != 0))
         fail("cannot take root's rights back: %s", strerror(errno));
 }
 
 void give_root_back(void) {
-    if (half && (setegid(request.gid) != 0 || seteuid(request.uid) != 0))
+    if (can_regain_root && (setegid(request.gid) != 0 || seteuid(request.uid) != 0))
         fail("cannot take the user's rights: %s", strerror(errno));
 }
 
-/* For good. With `caps`, root's capabilities stay until a user namespace is made: machines that refuse those to users
- * (Ubuntu 24.04) make this one. */
+/* Drops root's rights permanently. With `caps`, root's capabilities stay until a user namespace is created: systems that
+ * refuse user namespaces to users (Ubuntu 24.04) allow this one. */
 void leave_root(bool caps) {
     borrow_root();
-    if (half && caps && prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP) != 0)
+    if (can_regain_root && caps && prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP) != 0)
         fail("cannot keep root's capabilities: %s", strerror(errno));
-    if (half)
+    if (can_regain_root)
         become_user();
-    half = false;
+    can_regain_root = false;
 }
 
 void become_user(void) {
@@ -113,16 +114,16 @@ void write_text(int folder, const char *path, const char *text) {
     close(fd);
 }
 
-/* What it says of its errors goes to `told`, if that is a file. */
-int run_program(const char *const argv[], int folder, int told) {
+/* Runs a program and returns its exit code; its stderr goes to the file `errors_fd`, if there is one. */
+int run_program(const char *const argv[], int folder, int errors_fd) {
     int status;
     pid_t child = fork();
     if (child == 0) {
         leave_root(false);
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* after that: a change of user forgets it */
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* after the change of user, which resets it */
         int null = open("/dev/null", O_RDWR);
         for (int stream = 0; stream < 3; stream++)
-            dup2(stream == 2 && told >= 0 ? told : null, stream);
+            dup2(stream == 2 && errors_fd >= 0 ? errors_fd : null, stream);
         if (folder >= 0 && fchdir(folder) != 0)
             _exit(126);
         execvp(argv[0], (char *const *)argv);
@@ -133,12 +134,12 @@ int run_program(const char *const argv[], int folder, int told) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Why one of squashfs's programs failed: its last line that gives a reason, and not what that led to. */
-const char *why_failed(int rc, int told, char why[WHY_LENGTH]) {
+/* Returns why a program of squashfs-tools failed: its last line with a reason, not the follow-up errors. */
+const char *why_failed(int rc, int errors_fd, char why[WHY_LENGTH]) {
     if (rc == 128 + SIGKILL)
         return snprintf(why, WHY_LENGTH, "it was killed; does the step have enough memory?"), why;
     static char text[8192];
-    ssize_t got = told < 0 ? -1 : pread(told, text, sizeof text - 1, 0);
+    ssize_t got = errors_fd < 0 ? -1 : pread(errors_fd, text, sizeof text - 1, 0);
     text[got > 0 ? got : 0] = '\0';
     snprintf(why, WHY_LENGTH, "no error message");
     for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
@@ -151,11 +152,11 @@ const char *why_failed(int rc, int told, char why[WHY_LENGTH]) {
     return why;
 }
 
-/* ---- the request */
+/* The request */
 
 static void read_groups(const char *text) {
     for (char *end; *text; text = *end ? end + 1 : end) {
-        if (request.group_count == GROUPS_MAX) /* a missing group may be one to which something is denied */
+        if (request.group_count == GROUPS_MAX) /* access may be denied to a group, so none may be left out */
             fail("the user is in more than %d groups", GROUPS_MAX);
         request.groups[request.group_count++] = (gid_t)strtoul(text, &end, 10);
         if (end == text)
@@ -163,7 +164,7 @@ static void read_groups(const char *text) {
     }
 }
 
-static bool is(const char *word, const char *name, const char **value) {
+static bool is_named(const char *word, const char *name, const char **value) {
     size_t length = strlen(name);
     if (strncmp(word, name, length) != 0 || word[length] != '=')
         return false;
@@ -181,37 +182,37 @@ static void read_word(const char *word) {
                  {"pmix", &request.pmix},   {"home_at", &request.home_at}, {"remove", &request.remove},
                  {"asked", &request.asked}, {"cgroups", &request.cgroups}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        if (is(word, texts[i].name, &value)) {
+        if (is_named(word, texts[i].name, &value)) {
             *texts[i].to = value;
             return;
         }
-    if (is(word, "uid", &value))
+    if (is_named(word, "uid", &value))
         request.uid = (uid_t)strtoul(value, NULL, 10), request.uid_given = *value;
-    else if (is(word, "gid", &value))
+    else if (is_named(word, "gid", &value))
         request.gid = (gid_t)strtoul(value, NULL, 10), request.gid_given = *value;
-    else if (is(word, "groups", &value))
+    else if (is_named(word, "groups", &value))
         read_groups(value);
-    else if (is(word, "memory_mib", &value))
+    else if (is_named(word, "memory_mib", &value))
         request.memory_mib = strtoull(value, NULL, 10);
-    else if (is(word, "site", &value) && request.site_count < SITE_MAX)
+    else if (is_named(word, "site", &value) && request.site_count < SITE_MAX)
         request.site[request.site_count++] = value;
-    else if (is(word, "unshare", &value)) {
+    else if (is_named(word, "unshare", &value)) {
         char why[WHY_LENGTH];
         if (parse_unshare(value, request.unshare, why) != 0)
             fail("--container-unshare: %s", why);
-    } else if (is(word, "readonly", &value))
+    } else if (is_named(word, "readonly", &value))
         request.readonly = *value == '1';
-    else if (is(word, "remap_root", &value))
+    else if (is_named(word, "remap_root", &value))
         request.remap_root = *value == '1';
-    else if (is(word, "list", &value))
+    else if (is_named(word, "list", &value))
         request.list = *value == '1';
-    else if (is(word, "as_user", &value))
+    else if (is_named(word, "as_user", &value))
         request.as_user = *value == '1';
     else
         fail("the helper does not know `%.100s`: plugin and helper have different versions", word);
 }
 
-/* Those that an import shall have are for no other program that we start. */
+/* Variables for an import are not passed to any other program. */
 static void read_variables(void) {
     static char path[PATH_MAX] = "/usr/sbin:/usr/bin:/sbin:/bin";
     const char *own = getenv("PATH");
@@ -227,9 +228,9 @@ static void read_variables(void) {
     setenv("PATH", path, 1);
 }
 
-/* ---- folders of the cluster's */
+/* Folders of the cluster */
 
-/* Nobody but their owner may put anything into folders that we look into by name. */
+/* Only their owner may write to folders in which we open files by name. */
 void check_owner(int folder, uid_t owner, const char *path) {
     struct stat seen;
     if (fstat(folder, &seen) != 0)
@@ -239,7 +240,7 @@ void check_owner(int folder, uid_t owner, const char *path) {
         fail("%s can be changed by users other than %s", path, owner == 0 ? "root" : "its owner");
 }
 
-/* A folder in another, made if it is missing. A link is not followed. */
+/* Opens a folder within another, and creates it if it is missing. A link is not followed. */
 int open_own_folder(int parent, const char *name, uid_t owner, const char *path) {
     bool made = mkdirat(parent, name, 0700) == 0;
     int folder = made || errno == EEXIST ? openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
@@ -249,14 +250,14 @@ int open_own_folder(int parent, const char *name, uid_t owner, const char *path)
     return folder;
 }
 
-/* A folder for this user below one of the cluster's: in `path` where it is, as a descriptor what it is. */
+/* Opens the user's folder below a folder of the cluster, and sets `path` to it. */
 static int open_users_folder(const char **path, const char *ending) {
     char *name = NULL, *whole = NULL;
     if (!*path)
         return -1;
     if (asprintf(&name, "%u%s", request.uid, ending) < 0 || asprintf(&whole, "%s/%s", *path, name) < 0)
         fail("out of memory");
-    int parent = open(*path, O_PATH | O_DIRECTORY | O_CLOEXEC); /* the cluster's own path may have links in it */
+    int parent = open(*path, O_PATH | O_DIRECTORY | O_CLOEXEC); /* the cluster's path may contain links */
     if (parent < 0)
         fail("%s: %s", *path, strerror(errno));
     check_owner(parent, geteuid(), *path);
@@ -267,7 +268,7 @@ static int open_users_folder(const char **path, const char *ending) {
     return folder;
 }
 
-/* What a descriptor stands for, on the mounts that we have now: by its path, which must lead to the same. */
+/* Opens a file again in the current mount namespace, by its path, which must still refer to the same file. */
 int open_again(int first, const char *path) {
     struct stat before, now;
     int again = open(path, O_PATH | O_CLOEXEC);
@@ -277,8 +278,8 @@ int open_again(int first, const char *path) {
     return again;
 }
 
-/* slurmstepd may be spared when memory runs out. What we start with the user's rights must not be. */
-static void be_spared_no_more(void) {
+/* slurmstepd may be protected from the OOM killer. Processes with the user's rights must not inherit that. */
+static void drop_oom_protection(void) {
     int file = openat(proc_fd, "self/oom_score_adj", O_RDWR | O_CLOEXEC);
     char now[16] = "";
     if (file >= 0 && read(file, now, sizeof now - 1) > 0 && now[0] == '-' && pwrite(file, "0", 1, 0) != 1)
@@ -296,7 +297,7 @@ static const char *absolute(const char *path) {
     return whole;
 }
 
-/* ---- the root */
+/* The root */
 
 static void make_scratch(void) {
     if (mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755") != 0)
@@ -327,7 +328,7 @@ static void make_layer(const struct kept *kept) {
 
 static void mount_overlay(void) {
     char options[256];
-    /* nofollow: an image may hold what an overlay takes for its own notes of where a folder was moved from. */
+    /* nofollow: an image may contain attributes that an overlay would read as redirects of folders. */
     snprintf(options, sizeof options, "lowerdir=%s/lower,upperdir=%s/rw/upper,workdir=%s/rw/work,%s", SCRATCH, SCRATCH,
              SCRATCH, privileged ? "redirect_dir=nofollow,metacopy=off" : "userxattr");
     if (mount("overlay", SCRATCH "/root", "overlay", MS_NOSUID | MS_NODEV, options) != 0)
@@ -342,7 +343,7 @@ static void change_root(void) {
         fail("cannot enter the container's root: %s", strerror(errno));
 }
 
-static _Noreturn void start_again_as_user(char *argv[], int mounts, int folder) {
+static _Noreturn void restart_as_user(char *argv[], int mounts, int folder) {
     size_t count = 0;
     while (argv[count])
         count++;
@@ -351,7 +352,7 @@ static _Noreturn void start_again_as_user(char *argv[], int mounts, int folder) 
         fail("cannot restart the helper: %s", strerror(errno));
     memcpy(words, argv, count * sizeof *words);
     words[count] = "as_user=1";
-    /* of two words the last counts: what was imported is not imported again, and what a task told is not told twice */
+    /* the last of two equal names wins: neither the import nor the message of the task is repeated */
     if (asprintf(&words[count + 1], "image=%s", request.image) < 0 ||
         asprintf(&words[count + 2], "asked=%s", request.asked) < 0 ||
         (request.cgroups && asprintf(&words[count + 3], "cgroups=%s", request.cgroups) < 0))
@@ -361,7 +362,7 @@ static _Noreturn void start_again_as_user(char *argv[], int mounts, int folder) 
     fail("cannot restart the helper: %s", strerror(errno));
 }
 
-/* As root, before anything is opened that is mounted later: what is mounted is then what was opened. */
+/* Called as root before anything is opened that is mounted later, so that the mount is what was opened. */
 static void leave_mounts(void) {
     if (unshare(CLONE_NEWNS) != 0)
         fail("cannot create a mount namespace: %s", strerror(errno));
@@ -369,7 +370,7 @@ static void leave_mounts(void) {
         fail("cannot separate the mounts from the node's: %s", strerror(errno));
 }
 
-/* False if the image must be mounted with the user's rights. */
+/* Returns false if the image must be mounted with the user's rights. */
 static bool mount_root(struct kept *kept, struct image *image) {
     open_image(image);
     if (!privileged) {
@@ -391,7 +392,7 @@ static bool mount_root(struct kept *kept, struct image *image) {
     return true;
 }
 
-/* An overlay's upper folder can be mounted once only: this is the mount of the container that runs. */
+/* An overlay's upper folder can be mounted only once, so this uses the mount of the running container. */
 static void mount_root_of_running(struct kept *kept) {
     leave_root(false);
     join_unpacked();
@@ -408,11 +409,11 @@ static void build(char *argv[], int old_mounts, int old_folder, struct kept *kep
     if (kept->running)
         mount_root_of_running(kept);
     else if (!mount_root(kept, &image)) {
-        if (kept->image[0]) /* its files are kept for root's mount, and the user's would not show them */
+        if (kept->image[0]) /* its files were stored for a mount by root, and a mount by the user would not show them */
             fail("image %s: users other than root can change it now, and the container was created when they could not; "
                  "remove the container, or restore the image's owner",
                  request.image);
-        start_again_as_user(argv, old_mounts, old_folder);
+        restart_as_user(argv, old_mounts, old_folder);
     }
     fill_root(SCRATCH "/root", SCRATCH);
     change_root();
@@ -451,12 +452,12 @@ static void answer(const struct kept *kept, const struct spaces *spaces, bool fo
             all[count++] = spaces->own[i], strcat(strcat(text, " "), namespace_words[i]);
     if (folder)
         strcat(text, " folder");
-    if (request.note) /* last of all, in a line of its own */
+    if (request.note) /* last, on a separate line */
         snprintf(text + strlen(text), sizeof text - strlen(text), "\n%s", request.note);
     send_answer(ANSWER_FD, text, all, count);
 }
 
-/* Root's, and those that had to be built with the user's rights, if there are such. */
+/* Containers that root built, and those that were built with the user's rights. */
 static _Noreturn void manage(void) {
     const char *below = request.data;
     char name[32];
@@ -474,9 +475,8 @@ static _Noreturn void manage(void) {
     manage_containers(own);
 }
 
-/* Whether the container is built with the user's rights: one that was before, or a new one of a file that the kernel must
- * not mount. */
-static bool is_users_container(void) {
+/* Whether the container must be built with the user's rights: as before, or because the kernel must not mount its file. */
+static bool needs_user_rights(void) {
     struct image image;
     if (request.name && (is_kept("") || is_kept(".own")))
         return !is_kept("");
@@ -492,18 +492,18 @@ int main(int argc, char *argv[]) {
     struct kept kept;
     struct spaces spaces = no_spaces;
     bool folder = false;
-    /* Asked before anything is opened, which would take its number: root's containers have no user namespace. */
+    /* Before anything else is opened and gets this number: containers of root have no user namespace. */
     int user = fcntl(USER_FD, F_GETFD) < 0 ? -1 : USER_FD;
     fcntl(ANSWER_FD, F_SETFD, FD_CLOEXEC);
     umask(022);
-    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* our folder may be the user's */
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* our working folder may belong to the user */
     for (int i = 1; i < argc; i++)
         read_word(argv[i]);
     if (!request.uid_given || !request.gid_given)
         fail("uid= and gid= are missing");
     read_variables();
     proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    be_spared_no_more();
+    drop_oom_protection();
     if (request.save)
         save_root(user, MOUNTS_FD);
     look_up_user();
@@ -515,7 +515,7 @@ int main(int argc, char *argv[]) {
         import_image();
     request.image = absolute(request.image);
     bool managing = request.list || request.remove;
-    if (privileged && request.uid != 0 && !managing && is_users_container())
+    if (privileged && request.uid != 0 && !managing && needs_user_rights())
         privileged = false;
     int mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC), here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (privileged)

@@ -1,4 +1,4 @@
-/* The helper that builds a container's root in namespaces of its own, and hands those back. */
+/* The helper, which builds a container's root in new namespaces and hands those to the plugin. */
 #ifndef DALSEGNO_BUILD_H
 #define DALSEGNO_BUILD_H
 
@@ -11,29 +11,29 @@
 
 enum { GROUPS_MAX = 4096, SITE_MAX = 16, VARIABLES_MAX = 32 };
 
-/* What the plugin asks for: the words of the command line, NAME=VALUE each. */
+/* The plugin's request: the arguments of the command line, NAME=VALUE each. */
 struct request {
-    bool unshare[NAMESPACE_KINDS]; /* namespaces of its own */
+    bool unshare[NAMESPACE_KINDS]; /* namespaces to create */
     const char *image, *mounts, *name, *home, *home_at, *pmix, *script, *user, *data, *cache, *save;
-    const char *remove;                   /* names of containers; `list`: which there are, and nothing is built */
+    const char *remove;                   /* names of containers; with `list`, they are listed and nothing is built */
     bool list;
-    const char *asked;                    /* the image, as it was named */
-    const char *cgroups;                  /* of the step, as a task told them; NULL: not yet */
-    const char *import;                   /* the program that makes a file of an image's name */
-    const char *note;                     /* what it warned of, for the user to read */
+    const char *asked;                    /* the image as the user named it */
+    const char *cgroups;                  /* of the step, as a task reported them; NULL: not yet */
+    const char *import;                   /* the program that imports an image by its name */
+    const char *note;                     /* its warning, for the user */
     const char *variables[VARIABLES_MAX]; /* its environment: NAME=VALUE */
     size_t variable_count;
-    const char *site[SITE_MAX]; /* paths that the cluster shows in every container */
+    const char *site[SITE_MAX]; /* paths that the cluster mounts in every container */
     size_t site_count;
-    int data_folder; /* what is kept of the user's containers, or -1 */
+    int data_folder; /* the folder of the user's named containers, or -1 */
     uid_t uid;
     gid_t gid;
     bool uid_given, gid_given;
     gid_t groups[GROUPS_MAX];
     size_t group_count;
-    int in_use; /* a lock on what was unpacked, or what shows the end of a FUSE server, or -1 */
-    bool readonly, remap_root, as_user; /* as_user: nothing of the image is touched with root's rights */
-    unsigned long long memory_mib;      /* the step's; 0: not known */
+    int in_use; /* a lock on the unpacked image, or a pipe that shows the end of a FUSE server, or -1 */
+    bool readonly, remap_root, as_user; /* as_user: the image is never accessed with root's rights */
+    unsigned long long memory_mib;      /* the step's; 0: unknown */
 };
 
 extern struct request request;
@@ -51,27 +51,27 @@ void borrow_root(void);
 void give_root_back(void);
 void leave_root(bool caps);
 void write_text(int folder, const char *path, const char *text);
-int run_program(const char *const argv[], int folder, int told);
-const char *why_failed(int rc, int told, char why[WHY_LENGTH]);
+int run_program(const char *const argv[], int folder, int errors_fd);
+const char *why_failed(int rc, int errors_fd, char why[WHY_LENGTH]);
 void send_answer(int to, const char *text, const int *fds, int count);
 
-/* cgroup.c: what runs with the user's rights runs within the job */
+/* cgroup.c: processes with the user's rights enter the job's cgroups */
 void await_cgroups(void);
 void enter_cgroups(void);
 
-/* trust.c: what the kernel may mount */
+/* trust.c: files that the kernel may mount */
 bool only_root_can_change(int file);
 
-/* import.c: an image that is a name becomes one that is a path */
+/* import.c: import of an image by its name */
 void import_image(void);
 
-/* image.c: what the container's root is made of */
+/* image.c: the image below the container's root */
 struct image {
     int fd;
     bool folder;
     bool trusted;    /* the kernel may mount it; root's own jobs trust the image that root names */
     int tree;        /* of a folder */
-    int fuse_server; /* where the server of a FUSE mount waits for its descriptor, or -1 */
+    int fuse_server; /* the socket on which the FUSE server waits for its descriptor, or -1 */
     char extracted[PATH_MAX];
 };
 void open_image(struct image *image);
@@ -79,11 +79,11 @@ void prepare_image(struct image *image);
 void hold_image(struct image *image);
 bool mount_image(struct image *image, const char *at);
 
-/* unpack.c: where nothing can mount it */
+/* unpack.c: images that cannot be mounted */
 void unpack(struct image *image);
 void join_unpacked(void);
 
-/* places.c: what is mounted inside it */
+/* places.c: mounts inside the container */
 void look_up_user(void);
 void open_places(void);
 void fill_root(const char *root, const char *scratch);
@@ -92,21 +92,21 @@ bool set_propagation(void);
 /* gpu.c: the driver's libraries and programs */
 int gpu_tree(const char *scratch);
 
-/* A container's namespaces; -1: the node's. */
+/* A container's namespaces; -1 for one of the node. */
 struct spaces {
     int mounts, user, own[NAMESPACE_KINDS]; /* own: those of --container-unshare */
 };
 
 static const struct spaces no_spaces = {-1, -1, {-1, -1, -1}};
 
-/* kept.c: containers with a name */
+/* kept.c: named containers */
 struct kept {
     char path[PATH_MAX], image[2 * PATH_MAX];
-    const char *asked; /* what the image was called by */
+    const char *asked; /* the image as the user named it */
     int folder, door, lock, tree;
-    struct spaces spaces; /* of a container that runs and is joined */
-    int bare, owner;  /* where its file system is mounted, and nothing else; the user namespace of that, if it has one */
-    bool running;     /* it is that file system that is built on, beside a container that runs */
+    struct spaces spaces; /* of a running container that is joined */
+    int bare, owner;  /* a namespace with only its file system, and the user namespace of that, if any */
+    bool running;     /* use the file system of a running container, with separate mounts and namespaces */
 };
 void open_kept(struct kept *kept);
 void hold_kept(struct kept *kept);
@@ -114,7 +114,7 @@ void note_kept(struct kept *kept, const struct spaces *spaces);
 void read_image(struct kept *kept);
 bool is_kept(const char *ending);
 
-/* manage.c: which there are, and removing them */
+/* manage.c: listing and removing named containers */
 _Noreturn void manage_containers(int own);
 
 /* spaces.c: namespaces */

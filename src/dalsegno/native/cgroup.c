@@ -1,6 +1,6 @@
-/* What the helper runs with the user's rights (an import, squashfuse, unsquashfs, mksquashfs) belongs to the job: it counts
- * against the job's memory and CPUs, and ends with the step. Slurm puts only tasks into the step's cgroups. So a task
- * tells us which those are, as /proc/self/cgroup has them, and we go there while we are still root. */
+/* Programs that the helper runs with the user's rights (an import, squashfuse, unsquashfs, mksquashfs) belong to the job:
+ * they count against its memory and CPUs, and end with the step. Slurm puts only tasks into the step's cgroups. So a task
+ * sends us its /proc/self/cgroup, and we enter the same cgroups while we are still root. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -12,14 +12,14 @@
 #include "build.h"
 #include "message.h"
 
-/* Waits for a task of the step. If none is left, nobody wants the container any more. */
+/* Waits for the message of a task. If no task is left, the container is no longer needed. */
 void await_cgroups(void) {
-    static char told[CGROUPS_LENGTH];
+    static char reported[CGROUPS_LENGTH];
     if (geteuid() != 0 || request.cgroups)
         return;
-    if (receive_message(ANSWER_FD, told, sizeof told, NULL, 0) < 0)
+    if (receive_message(ANSWER_FD, reported, sizeof reported, NULL, 0) < 0)
         exit(1);
-    request.cgroups = told;
+    request.cgroups = reported;
 }
 
 static bool is_among(const char *words, const char *word, size_t length) {
@@ -29,7 +29,7 @@ static bool is_among(const char *words, const char *word, size_t length) {
     return false;
 }
 
-/* Opens the folder of a cgroup, wherever its hierarchy is mounted. */
+/* Opens the folder of a cgroup where its hierarchy is mounted. */
 static int open_cgroup(const char *controllers, const char *path) {
     char *line = NULL, *root = NULL, *point = NULL, *type = NULL, *options = NULL;
     size_t size = 0, first = strcspn(controllers, ",");
@@ -62,16 +62,16 @@ static int open_cgroup(const char *controllers, const char *path) {
 static void enter_cgroup(const char *controllers, const char *path) {
     int folder = open_cgroup(controllers, path);
     int members = folder < 0 ? -1 : openat(folder, "cgroup.procs", O_WRONLY | O_CLOEXEC);
-    if (members < 0 || write(members, "0", 1) != 1) /* 0: whoever writes */
+    if (members < 0 || write(members, "0", 1) != 1) /* 0: this process */
         fail("cannot enter the step's cgroup %s: %s", path, strerror(errno));
     close(members);
     close(folder);
 }
 
-/* Moves this process, and all that it will start, into the cgroups of the step's tasks: lines NUMBER:CONTROLLERS:PATH, in
- * which cgroup v2 has no controllers. */
+/* Moves this process and its future children into the cgroups of the step's tasks. The lines are NUMBER:CONTROLLERS:PATH;
+ * cgroup v2 has no controllers. */
 void enter_cgroups(void) {
-    char own[CGROUPS_LENGTH] = "\n", told[CGROUPS_LENGTH], wanted[CGROUPS_LENGTH + 2];
+    char own[CGROUPS_LENGTH] = "\n", reported[CGROUPS_LENGTH], wanted[CGROUPS_LENGTH + 2];
     if (geteuid() != 0)
         return;
     await_cgroups();
@@ -79,11 +79,11 @@ void enter_cgroups(void) {
     if (file < 0 || read(file, own + 1, sizeof own - 2) <= 0)
         fail("cannot read /proc/self/cgroup: %s", strerror(errno));
     close(file);
-    snprintf(told, sizeof told, "%s", request.cgroups);
-    for (char *rest = told, *line; (line = strsep(&rest, "\n"));) {
+    snprintf(reported, sizeof reported, "%s", request.cgroups);
+    for (char *rest = reported, *line; (line = strsep(&rest, "\n"));) {
         snprintf(wanted, sizeof wanted, "\n%s\n", line);
         char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!path || strstr(own, wanted)) /* where Slurm has not moved the task, there is nothing to do */
+        if (!path || strstr(own, wanted)) /* Slurm has not moved the task in this hierarchy */
             continue;
         *path++ = '\0';
         enter_cgroup(controllers + 1, path);

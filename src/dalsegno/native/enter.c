@@ -18,8 +18,8 @@
 
 enum { TEXT_MAX = 1 << 18 };
 
-/* One line for all tasks of the node, then the task ends: slurmstepd would only add lines that explain nothing. */
-static _Noreturn void give_up(spank_t spank, const char *format, ...) {
+/* Prints one line for all tasks of the node and exits: slurmstepd would only add lines without information. */
+static _Noreturn void exit_with_error(spank_t spank, const char *format, ...) {
     int task = 0;
     char node[256] = "this node", line[WHY_LENGTH * 3];
     va_list arguments;
@@ -35,8 +35,8 @@ static _Noreturn void give_up(spank_t spank, const char *format, ...) {
     _exit(NO_CONTAINER);
 }
 
-/* A small file of the image's, or NULL. As the user, inside: it may be anything, but no pipe, no device and no link to what
- * slurmstepd has open. */
+/* Reads a small file of the image, as the user and inside the container; NULL if there is none. It must be neither a
+ * pipe nor a device nor a link to a descriptor of slurmstepd. */
 static char *read_file(const char *path) {
     struct stat seen;
     int fd = open_without_magic(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
@@ -61,15 +61,15 @@ static bool has(spank_t spank, const char *name) {
     return spank_getenv(spank, name, value, sizeof value) != ESPANK_ENV_NOEXIST;
 }
 
-/* Images seldom have the node's languages: programs would complain about each that is missing. */
-static void forget_language(spank_t spank, const struct names *kept) {
+/* Images seldom have the node's locales, and programs complain about missing ones. */
+static void unset_locale(spank_t spank, const struct names *kept) {
     static const char *const names[] = {"LANG", "LANGUAGE", "LC_ALL"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!names_hold(kept, names[i], strlen(names[i])))
             spank_unsetenv(spank, names[i]);
 }
 
-/* Open MPI reads what Slurm says to PMIx under these names only. */
+/* Open MPI reads Slurm's PMIx settings only under these names. */
 static void name_pmix_modules(spank_t spank) {
     static const char *const names[][2] = {{"PMIX_SECURITY_MODE", "PMIX_MCA_psec"},
                                            {"PMIX_GDS_MODULE", "PMIX_MCA_gds"},
@@ -80,14 +80,14 @@ static void name_pmix_modules(spank_t spank) {
             spank_setenv(spank, names[i][1], value, 0);
 }
 
-/* The image's variables win over the job's, unless --container-env names them. */
+/* The image's variables override the job's, unless --container-env names them. */
 static void set_environment(spank_t spank, const char *kept, bool is_root) {
     char why[WHY_LENGTH], *text = read_file("/etc/environment"), *value;
     struct names names = {0};
     bool home = !is_root;
     if (kept && parse_names(kept, &names, why) != 0)
-        give_up(spank, "--container-env: %s", why);
-    forget_language(spank, &names);
+        exit_with_error(spank, "--container-env: %s", why);
+    unset_locale(spank, &names);
     for (char *rest = text, *line; rest && (line = strsep(&rest, "\n"));) {
         size_t length = parse_environment(line, &value);
         if (length == 0)
@@ -105,7 +105,7 @@ static void set_environment(spank_t spank, const char *kept, bool is_root) {
     free(text);
 }
 
-/* After what the image has of its own: its forward-compatible driver libraries, where it brings such, go first. */
+/* Appended, so that forward-compatible driver libraries of the image take precedence. */
 static void add_gpu_libraries(spank_t spank) {
     char there[8192] = "", path[8192 + sizeof GPU_FOLDER];
     if (access(GPU_FOLDER, X_OK) != 0)
@@ -118,8 +118,8 @@ static void add_gpu_libraries(spank_t spank) {
     spank_setenv(spank, "PATH", path, 1);
 }
 
-/* Not by a link such as /proc/self/fd/5: it would lead to a folder outside that slurmstepd has open. */
-static bool go_to(const char *path) {
+/* A link such as /proc/self/fd/5 is refused: it could lead to a folder outside that slurmstepd has open. */
+static bool enter_folder(const char *path) {
     int folder = open_without_magic(path, O_PATH | O_DIRECTORY);
     bool gone = folder >= 0 && fchdir(folder) == 0;
     int error = errno;
@@ -131,47 +131,47 @@ static bool go_to(const char *path) {
 
 static void change_folder(spank_t spank, const char *wanted) {
     if (wanted) {
-        if (chdir("/") != 0 || !go_to(wanted)) /* a relative one is one below the container's root */
-            give_up(spank, "--container-workdir=%s: %s", wanted, strerror(errno));
+        if (chdir("/") != 0 || !enter_folder(wanted)) /* relative paths are below the container's root */
+            exit_with_error(spank, "--container-workdir=%s: %s", wanted, strerror(errno));
         return;
     }
     char *text = read_file("/etc/rc"), *folder = text ? parse_rc_workdir(text) : NULL;
-    bool there = folder && (go_to(folder) || (errno == ENOENT && mkdir(folder, 0755) == 0 && go_to(folder)));
+    bool there = folder && (enter_folder(folder) || (errno == ENOENT && mkdir(folder, 0755) == 0 && enter_folder(folder)));
     if (!there && chdir("/") != 0)
-        give_up(spank, "/: %s", strerror(errno));
+        exit_with_error(spank, "/: %s", strerror(errno));
     free(text);
 }
 
-/* The image's entry point gets the command as its arguments. */
+/* The image's entry point gets the command as arguments. */
 static _Noreturn void run_entrypoint(spank_t spank) {
     char **argv = NULL, **environment = NULL;
     int argc = 0;
     if (spank_get_item(spank, S_JOB_ARGV, &argc, &argv) != ESPANK_SUCCESS ||
         spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
-        give_up(spank, "--container-entrypoint: Slurm does not report the command");
+        exit_with_error(spank, "--container-entrypoint: Slurm does not report the command");
     char **words = calloc((size_t)argc + 3, sizeof *words);
     if (!words)
-        give_up(spank, "out of memory");
+        exit_with_error(spank, "out of memory");
     words[0] = "/bin/sh", words[1] = "/etc/rc";
     memcpy(words + 2, argv, (size_t)argc * sizeof *words);
     execve(words[0], words, environment);
-    give_up(spank, "--container-entrypoint: /bin/sh: %s", strerror(errno));
+    exit_with_error(spank, "--container-entrypoint: /bin/sh: %s", strerror(errno));
 }
 
-/* By the step's first task alone. */
-static void tell_note(spank_t spank, const char *note) {
+/* Only the first task of the step prints it. */
+static void print_note(spank_t spank, const char *note) {
     uint32_t task = 1;
     if (spank_get_item(spank, S_TASK_GLOBAL_ID, &task) == ESPANK_SUCCESS && task == 0)
         dprintf(STDERR_FILENO, "dalsegno: note: %s\n", note);
 }
 
-/* Instead of the command, which is not run. */
-static _Noreturn void print_said(spank_t spank, int said) {
+/* Prints the answer instead of running the command. */
+static _Noreturn void print_answer(spank_t spank, int answer) {
     int task = 0;
     char space[4096];
     ssize_t got = 0;
     spank_get_item(spank, S_TASK_ID, &task);
-    for (off_t at = 0; task == 0 && (got = pread(said, space, sizeof space, at)) > 0; at += got)
+    for (off_t at = 0; task == 0 && (got = pread(answer, space, sizeof space, at)) > 0; at += got)
         if (write(STDOUT_FILENO, space, (size_t)got) != got)
             _exit(1);
     _exit(got < 0);
@@ -179,24 +179,24 @@ static _Noreturn void print_said(spank_t spank, int said) {
 
 void enter_container(spank_t spank, char *const given[], const struct container *container) {
     if (container->error[0])
-        give_up(spank, "%s", container->error);
+        exit_with_error(spank, "%s", container->error);
     if (container->said >= 0)
-        print_said(spank, container->said);
-    prctl(PR_SET_DUMPABLE, 0); /* until the program runs: who is inside already must not reach what slurmstepd had open */
+        print_answer(spank, container->said);
+    prctl(PR_SET_DUMPABLE, 0); /* until the program runs: processes inside must not reach descriptors of slurmstepd */
     if (container->user >= 0 && setns(container->user, CLONE_NEWUSER) != 0)
-        give_up(spank, "cannot enter its user namespace: %s", strerror(errno));
+        exit_with_error(spank, "cannot enter its user namespace: %s", strerror(errno));
     for (int i = 0; i < NAMESPACE_KINDS; i++)
         if (container->own[i] >= 0 && setns(container->own[i], namespace_flag((enum namespace_kind)i)) != 0)
-            give_up(spank, "cannot enter its %s namespace: %s", namespace_words[i], strerror(errno));
+            exit_with_error(spank, "cannot enter its %s namespace: %s", namespace_words[i], strerror(errno));
     if (setns(container->mounts, CLONE_NEWNS) != 0)
-        give_up(spank, "cannot enter its mount namespace: %s", strerror(errno));
+        exit_with_error(spank, "cannot enter its mount namespace: %s", strerror(errno));
     set_environment(spank, given[OPTION_ENV], container->user >= 0 && given[OPTION_REMAP_ROOT]);
     add_gpu_libraries(spank);
     change_folder(spank, given[OPTION_WORKDIR]);
     if (container->note[0])
-        tell_note(spank, container->note);
+        print_note(spank, container->note);
     if (container->folder)
-        tell_note(spank, "Pyxis does not accept a folder as image; on clusters with Pyxis, use a .sqsh file");
+        print_note(spank, "Pyxis does not accept a folder as image; on clusters with Pyxis, use a .sqsh file");
     if (container->user >= 0 && given[OPTION_REMAP_ROOT])
         accept_all_owners();
     if (given[OPTION_ENTRYPOINT] && access("/etc/rc", R_OK) == 0)

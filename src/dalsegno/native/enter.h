@@ -1,10 +1,10 @@
-/* A task enters its container. */
+/* Entering a container, in a task. */
 #ifndef DALSEGNO_ENTER_H
 #define DALSEGNO_ENTER_H
 
 #include "start.h"
 
-/* What a task that cannot enter ends with, as docker and podman do: Dal Segno's controller blames no node for it. */
+/* The exit code of a task that cannot enter, as with docker and podman. The controller does not blame the node for it. */
 enum { NO_CONTAINER = 125 };
 
 void enter_container(spank_t spank, char *const given[], const struct container *container);

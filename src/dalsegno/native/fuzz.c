@@ -1,5 +1,5 @@
-/* The option parser under random words: `fuzz SECONDS SEED`, with gcc's sanitizers. With clang, -fsanitize=fuzzer
- * -DWITHOUT_MAIN takes the same entrance, led by coverage. The suite does both. */
+/* Fuzzes the option parser with random words: `fuzz SECONDS SEED`, with gcc's sanitizers. With clang, -fsanitize=fuzzer
+ * -DWITHOUT_MAIN uses the same entry point, guided by coverage. The test suite runs both. */
 #define _GNU_SOURCE
 #include <assert.h>
 #include <stdint.h>

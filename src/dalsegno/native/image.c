@@ -1,4 +1,4 @@
-/* An image becomes a folder to look into: by the kernel's squashfs, by FUSE, or by unpacking it once. */
+/* Mounts an image with the kernel's squashfs or FUSE, or unpacks it once. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -18,14 +18,14 @@
 
 static const char *const squashfuse[] = {"/usr/bin/squashfuse_ll", "/usr/local/bin/squashfuse_ll"};
 
-/* With the user's rights, so that nobody reads what they may not. */
+/* Opened with the user's rights, so that users read only what they may. */
 void open_image(struct image *image) {
     struct stat seen;
     char magic[4] = "";
     as_user();
-    image->fd = open_without_magic(request.image, O_RDONLY | O_NONBLOCK); /* a pipe must not hold us */
+    image->fd = open_without_magic(request.image, O_RDONLY | O_NONBLOCK); /* a pipe must not block us */
     image->folder = image->fd >= 0 && fstat(image->fd, &seen) == 0 && S_ISDIR(seen.st_mode);
-    /* The container's root is the user's, whatever the folder's mode: they must have the right to search it, too. */
+    /* The container's root belongs to the user, whatever the folder's mode: they must also be allowed to search it. */
     int searched = image->folder ? openat(image->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC) : image->fd, error = errno;
     as_root();
     if (searched < 0)
@@ -40,13 +40,13 @@ void open_image(struct image *image) {
     image->trusted = request.uid == 0 || only_root_can_change(image->fd);
 }
 
-/* ---- the kernel's squashfs, as root */
+/* The kernel's squashfs, as root */
 
 static int attach_loop(int file) {
     int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
     if (control < 0)
         fail("/dev/loop-control: %s (modprobe loop)", strerror(errno));
-    for (int attempt = 0; attempt < 256; attempt++) { /* another step may take the free one before us */
+    for (int attempt = 0; attempt < 256; attempt++) { /* another step may take the free device first */
         char path[32];
         int number = ioctl(control, LOOP_CTL_GET_FREE);
         snprintf(path, sizeof path, "/dev/loop%d", number);
@@ -66,7 +66,7 @@ static int attach_loop(int file) {
     fail("no free loop device: other processes took 256 in a row");
 }
 
-/* False where the kernel must not mount this file, or cannot show the files in it as another user's. */
+/* Returns false if the kernel must not mount this file, or cannot map the owners of its files. */
 static bool mount_squashfs(struct image *image, const char *at) {
     char device[64];
     if (!image->trusted)
@@ -93,19 +93,19 @@ static bool mount_squashfs(struct image *image, const char *at) {
     return mapped;
 }
 
-/* ---- without root: FUSE, or unpacked */
+/* Without root: FUSE, or unpacked */
 
-/* The server is started before we leave our namespaces: inside, it would keep its own mount alive for good. */
+/* The server is started before we leave our namespaces: inside, it would keep its own mount alive forever. */
 static bool start_fuse_server(struct image *image) {
     const char *program = NULL;
     for (size_t i = 0; i < sizeof squashfuse / sizeof *squashfuse; i++)
         if (access(squashfuse[i], X_OK) == 0)
             program = squashfuse[i];
-    int pair[2], fuse_works = program ? open("/dev/fuse", O_RDWR | O_CLOEXEC) : -1; /* not if its module is missing */
+    int pair[2], fuse_works = program ? open("/dev/fuse", O_RDWR | O_CLOEXEC) : -1; /* fails if the kernel module is missing */
     if (fuse_works < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         return false;
     close(fuse_works);
-    int ended[2] = {-1, -1}; /* whose reader sees the end of the server */
+    int ended[2] = {-1, -1}; /* the reader sees the end of the server */
     pid_t child = pipe2(ended, O_CLOEXEC) == 0 ? fork() : -1;
     if (child < 0)
         return false;
@@ -118,7 +118,7 @@ static bool start_fuse_server(struct image *image) {
         return true;
     }
     if (fork() != 0)
-        _exit(0); /* not a child of the step: what ends the step's tasks must not end it before them */
+        _exit(0); /* not a child of the step: it must outlive the step's tasks */
     leave_root(false);
     setsid();
     char text[8], file[64], device[64];
@@ -151,7 +151,7 @@ static bool mount_fuse(struct image *image, const char *at) {
     return true;
 }
 
-/* As the table of mounts has it: a blank is \\040. */
+/* In the table of mounts a space is written as \\040. */
 static void unescape(char *text) {
     char *to = text;
     for (; *text; text++) {
@@ -163,7 +163,7 @@ static void unescape(char *text) {
     *to = '\0';
 }
 
-/* An overlay shows what is below a mount, which the node may hide by it. Nobody but root may look there. */
+/* An overlay shows what is below a mount, which the node may hide that way. Only root may see it. */
 static void refuse_mounts_within(const char *folder, size_t length) {
     char *line = NULL, *point = NULL;
     size_t size = 0;
@@ -182,7 +182,7 @@ static void refuse_mounts_within(const char *folder, size_t length) {
     fclose(list);
 }
 
-/* Those that a copy would leave out (unbindable ones) are known by their paths. */
+/* Looked up by path, because a copy of the tree would leave out unbindable mounts. */
 static void refuse_mounts_of_nodes(const struct image *image) {
     char link[64], folder[PATH_MAX];
     snprintf(link, sizeof link, "/proc/self/fd/%d", image->fd);
@@ -190,10 +190,10 @@ static void refuse_mounts_of_nodes(const struct image *image) {
     if (length <= 0)
         fail("image %s: cannot read the list of mounts: %s", request.image, strerror(errno));
     folder[length] = '\0';
-    refuse_mounts_within(folder, (size_t)length - (folder[length - 1] == '/')); /* the root itself */
+    refuse_mounts_within(folder, (size_t)length - (folder[length - 1] == '/')); /* for the root itself */
 }
 
-/* Once the namespaces are ours, and before our own folders hide anything: the image, if it is a folder, as a tree. */
+/* Clones a folder image as a tree, once we are in our own namespaces and before our own folders hide anything. */
 void hold_image(struct image *image) {
     if (!image->folder && !image->extracted[0])
         return;
@@ -202,7 +202,7 @@ void hold_image(struct image *image) {
         folder = open(image->extracted, O_PATH | O_DIRECTORY | O_CLOEXEC);
     else if (privileged && request.uid != 0)
         refuse_mounts_of_nodes(image);
-    else if (!privileged) /* a descriptor from before belongs to mounts that we have left */
+    else if (!privileged) /* the first descriptor belongs to the mount namespace that we have left */
         folder = open_again(image->fd, request.image);
     image->tree = folder < 0 ? -1 : clone_tree(folder);
     if (image->tree < 0 || change_tree(image->tree, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, -1, 1) != 0)
@@ -210,12 +210,12 @@ void hold_image(struct image *image) {
     close(folder);
 }
 
-/* What must be done before the namespaces are left, for a user without rights. */
+/* Prepares an image without root, before the namespaces are left. */
 void prepare_image(struct image *image) {
     if (image->folder)
         return;
-    /* A server of root's slurmd is in the step's cgroup and ends with the step. A step that joins a container by its name
-     * may run for longer. */
+    /* Under a slurmd of root, the server is in the step's cgroup and ends with the step. A step that joins the container by
+     * its name may run longer. */
     bool outlived = request.name && slurmd_is_root;
     if (outlived || !start_fuse_server(image))
         unpack(image);
@@ -229,7 +229,7 @@ bool mount_image(struct image *image, const char *at) {
     int place = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (attach_tree(image->tree, place) != 0)
         fail("image %s: %s", request.image, strerror(errno));
-    if (privileged && request.uid != 0) /* again: its owner may have renamed the folder while the node's were looked at */
+    if (privileged && request.uid != 0) /* again: its owner may have renamed the folder during the first check */
         refuse_mounts_within(at, strlen(at));
     close(image->tree);
     close(place);

@@ -1,5 +1,5 @@
-/* The name of an image becomes the path of a file: a program of the cluster's is asked, as the user. It answers with the
- * path; it is the one that knows registries, and that sees to it that many who ask at once fetch once. */
+/* Imports an image by its name: a program of the cluster, run as the user, prints the path of the file. It handles
+ * registries, and makes sure that concurrent imports download once. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -25,9 +25,9 @@ static _Noreturn void become_program(int out, int err, pid_t parent) {
     enter_cgroups();
     if (geteuid() == 0 && request.uid != 0)
         become_user();
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of user forgets it */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of user resets it */
     if (getppid() != parent)
-        _exit(127); /* it went before we could be told */
+        _exit(127); /* the parent ended before the signal was set */
     int null = open("/dev/null", O_RDONLY);
     dup2(null, 0);
     dup2(out, 1);
@@ -38,16 +38,16 @@ static _Noreturn void become_program(int out, int err, pid_t parent) {
     _exit(127);
 }
 
-/* Without root Slurm's signals go to all that descends from slurmstepd. They are meant for the tasks: those end of them,
- * and we when they have. */
-static void leave_signals_to_tasks(bool leave) {
+/* Without root, Slurm's signals go to all descendants of slurmstepd. They are meant for the tasks; we end when the tasks
+ * have ended. */
+static void ignore_signals(bool ignore) {
     static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
-        signal(signals[i], leave ? SIG_IGN : SIG_DFL);
+        signal(signals[i], ignore ? SIG_IGN : SIG_DFL);
 }
 
-/* Until it has ended, or nobody is left who wants the image; what has come of it by then is gone on with next time. */
-static int wait_for(pid_t child) {
+/* Waits until the import ends, or no task needs the image any more. The next import resumes a partial download. */
+static int wait_for_import(pid_t child) {
     int status = 0;
     struct pollfd ends[] = {{.fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN}, {.fd = ANSWER_FD}};
     while (ends[0].fd >= 0 && poll(ends, 2, -1) < 0 && errno == EINTR)
@@ -57,16 +57,16 @@ static int wait_for(pid_t child) {
     return waitpid(child, &status, 0) == child ? status : -1;
 }
 
-/* What was written into a file that has no name. */
-static char *said(int file) {
+/* Returns the content of an output file. */
+static char *read_output(int file) {
     char *text = calloc(SAID_MAX + 1, 1);
     if (!text || pread(file, text, SAID_MAX, 0) < 0)
         fail("cannot read the output of the import");
     return text;
 }
 
-/* The line that says what is wrong, with what to do about it; a program's own words are in lines below it. */
-static _Noreturn void tell(char *text) {
+/* Fails with the error line, the indented line below it (the message of another program) and the hint. */
+static _Noreturn void fail_import(char *text) {
     const char *error = "the import failed without an error message", *words = "", *hint = "";
     for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
         if (strncmp(line, "error: ", 7) == 0)
@@ -79,7 +79,7 @@ static _Noreturn void tell(char *text) {
     fail("image %s: %s%s%s%s", request.image, error, words, *hint ? "; " : "", hint);
 }
 
-/* A registry that does not answer, say: the image is taken as it was when it was last asked for. */
+/* For example, that the registry does not answer and the stored image is used. */
 static const char *warning_in(char *text) {
     char *found = strncmp(text, "warning: ", 9) == 0 ? text : strstr(text, "\nwarning: ");
     if (!found)
@@ -98,19 +98,19 @@ void import_image(void) {
     if (out < 0 || err < 0)
         fail("cannot store the output of the import: %s", strerror(errno));
     await_cgroups();
-    leave_signals_to_tasks(true);
+    ignore_signals(true);
     pid_t parent = getpid(), child = fork();
     if (child == 0)
         become_program(out, err, parent);
     if (child < 0)
         fail("cannot start the import: %s", strerror(errno));
-    setpgid(child, child); /* here too: whoever is first, its group is there when we kill it */
-    int status = wait_for(child);
-    leave_signals_to_tasks(false);
-    char *path = said(out);
+    setpgid(child, child); /* in the child too: either way the group exists when we kill it */
+    int status = wait_for_import(child);
+    ignore_signals(false);
+    char *path = read_output(out);
     path[strcspn(path, "\n")] = '\0';
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 || path[0] != '/')
-        tell(said(err));
-    request.note = warning_in(said(err));
+        fail_import(read_output(err));
+    request.note = warning_in(read_output(err));
     request.image = path;
 }

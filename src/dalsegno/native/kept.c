@@ -1,6 +1,6 @@
-/* Containers with a name: what was written to them is kept for later steps and jobs of the same user on this node, and
- * steps that run at the same time share one. A step that uses one holds a shared lock; who gets it alone finds nobody
- * there, and builds the container anew on what was kept. */
+/* Named containers: what was written to them is kept for later steps and jobs of the same user on this node, and
+ * concurrent steps share one. A step that uses one holds a shared lock. A step that gets the lock exclusively builds the
+ * container again on the files that were kept. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -22,13 +22,13 @@ static int open_lock(const struct kept *kept, const char *name) {
     return openat(kept->folder, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 }
 
-static void make(const struct kept *kept, const char *name, mode_t mode) {
+static void make_subfolder(const struct kept *kept, const char *name, mode_t mode) {
     if (mkdirat(kept->folder, name, mode) != 0 && errno != EEXIST)
         fail("cannot store the container: %s/%s: %s", kept->path, name, strerror(errno));
 }
 
-/* The process may be the user's, and exchange the descriptor while we look: nothing but a namespace is opened for reading,
- * which a device could take for more. */
+/* The process may belong to the user, who could exchange the descriptor in the meantime: only a namespace is opened for
+ * reading, because opening a device can have effects. */
 static int open_namespace(int folder, const char *name, const char *wanted) {
     char link[64], target[64] = "";
     int path = openat(folder, name, O_PATH | O_CLOEXEC);
@@ -40,7 +40,7 @@ static int open_namespace(int folder, const char *name, const char *wanted) {
     return found;
 }
 
-/* A namespace of one kind that a process holds open, found by its number. */
+/* Finds a namespace of one kind that a process holds open, by its number. */
 static int find_namespace(const char *pid, const char *kind, unsigned long long number) {
     char folder[NAME_MAX + 16], wanted[64];
     struct stat seen;
@@ -56,9 +56,9 @@ static int find_namespace(const char *pid, const char *kind, unsigned long long 
     return found;
 }
 
-/* Whether a namespace belongs to that user namespace, or to ours (-1), and that one to this user. The process may
- * have ended, and another have its number and a namespace with that number. */
-static bool is_users(int space, int user) {
+/* Whether a namespace belongs to this user namespace, or to ours (-1), and that one to the user. The process may have
+ * ended, and another one may have its PID and a namespace with the same number. */
+static bool belongs_to_user(int space, int user) {
     struct stat owning, named;
     uid_t owner;
     int userns = ioctl(space, NS_GET_USERNS);
@@ -70,7 +70,7 @@ static bool is_users(int space, int user) {
     return same && (user < 0 || (ioctl(user, NS_GET_OWNER_UID, &owner) == 0 && owner == request.uid));
 }
 
-enum { NOTED = 4 + NAMESPACE_KINDS }; /* numbers of namespaces in a holder's note: 0 for one that it does not have */
+enum { NOTED = 4 + NAMESPACE_KINDS }; /* numbers of namespaces in a holder file: 0 for one that the container does not have */
 
 static bool join_holder(struct kept *kept, int folder, const char *pid) {
     static const char *const kinds[] = {"mnt", "user", "mnt", "user"};
@@ -78,30 +78,30 @@ static bool join_holder(struct kept *kept, int folder, const char *pid) {
     unsigned long long numbers[NOTED] = {0};
     struct spaces *spaces = &kept->spaces;
     int *const fds[] = {&spaces->mounts, &spaces->user, &kept->bare, &kept->owner};
-    int file = openat(folder, pid, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW); /* of the user's, it may be a pipe */
+    int file = openat(folder, pid, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW); /* a file of the user may be a pipe */
     ssize_t got = file < 0 ? -1 : read(file, text, sizeof text - 1);
     bool all = true;
     if (file >= 0)
         close(file);
     if (got <= 0 || sscanf(text, "%llu %llu %llu %llu %llu %llu %llu", &numbers[0], &numbers[1], &numbers[2], &numbers[3],
-                           &numbers[4], &numbers[5], &numbers[6]) < 4) /* earlier versions noted four */
+                           &numbers[4], &numbers[5], &numbers[6]) < 4) /* earlier versions wrote four */
         return false;
-    borrow_root(); /* slurmstepd is root's where slurmd is: only root sees what it holds open */
+    borrow_root(); /* if slurmd runs as root, only root sees the descriptors of slurmstepd */
     for (int i = 0; i < 4; i++) {
         *fds[i] = numbers[i] ? find_namespace(pid, kinds[i], numbers[i]) : -1;
         all &= *fds[i] >= 0 || !numbers[i];
     }
     for (int i = 0; i < NAMESPACE_KINDS; i++) {
         spaces->own[i] = numbers[4 + i] ? find_namespace(pid, namespace_words[i], numbers[4 + i]) : -1;
-        all &= !numbers[4 + i] || (spaces->own[i] >= 0 && is_users(spaces->own[i], spaces->user));
+        all &= !numbers[4 + i] || (spaces->own[i] >= 0 && belongs_to_user(spaces->own[i], spaces->user));
     }
     bool apart = (numbers[1] || (privileged && request.uid == 0)) && (numbers[3] || privileged);
-    bool joined = all && apart && is_users(spaces->mounts, spaces->user) && is_users(kept->bare, kept->owner);
+    bool joined = all && apart && belongs_to_user(spaces->mounts, spaces->user) && belongs_to_user(kept->bare, kept->owner);
     give_root_back();
     return joined;
 }
 
-/* Goes through those who said that they use the container; with `forget`, only takes their notes away. */
+/* Tries to join each holder of the container; with `forget`, only removes their files. */
 static bool join_any(struct kept *kept, bool forget) {
     DIR *list = fdopendir(openat(kept->folder, "holders", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
     bool joined = false;
@@ -133,7 +133,7 @@ bool is_kept(const char *ending) {
     return kept;
 }
 
-/* The path of what it was made of, and how that was asked for. */
+/* Reads the path of the container's image, and the image as the user named it. */
 void read_image(struct kept *kept) {
     int file = openat(kept->folder, "image", O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
     ssize_t got = file < 0 ? 0 : read(file, kept->image, sizeof kept->image - 1);
@@ -156,7 +156,7 @@ static void add_note(const char *format, ...) {
         request.note = both;
 }
 
-/* As Pyxis does: a container that is there goes before the image named. But who named another is told. */
+/* As in Pyxis, an existing container takes precedence over the image named; a note reports a different image. */
 static void take_image(const struct kept *kept, const char *name) {
     if (request.image && strcmp(request.image, kept->image) != 0)
         add_note("container %s exists and is reused; it was created from %s, and --container-image=%s is ignored", name,
@@ -164,7 +164,7 @@ static void take_image(const struct kept *kept, const char *name) {
     request.image = kept->image;
 }
 
-/* As Pyxis does: a container that runs has the namespaces that it was started with. */
+/* As in Pyxis, a running container has the namespaces that it was started with. */
 static void check_namespaces(const struct spaces *running) {
     static const char *const names[] = {[NAMESPACE_NET] = "network", [NAMESPACE_IPC] = "IPC", [NAMESPACE_UTS] = "UTS"};
     for (int i = 0; i < NAMESPACE_KINDS; i++)
@@ -182,7 +182,7 @@ static void check_use(const struct container_name *name, bool known, bool busy) 
         fail("container %s does not exist on this node; create it with --container-image", name->name);
 }
 
-/* Where root makes the roots, root alone can reach what is kept: an overlay's folders decide where writes go. */
+/* If root builds the root, only root can access the kept files: an overlay's folders decide where writes go. */
 void open_kept(struct kept *kept) {
     struct container_name name;
     char why[WHY_LENGTH];
@@ -197,7 +197,7 @@ void open_kept(struct kept *kept) {
     if ((size_t)snprintf(kept->path, sizeof kept->path, "%s/%s", request.data, name.name) >= sizeof kept->path)
         fail("cannot store the container: %s: %s", request.data, strerror(ENAMETOOLONG));
     kept->folder = open_own_folder(request.data_folder, name.name, geteuid(), kept->path);
-    make(kept, "holders", 0700);
+    make_subfolder(kept, "holders", 0700);
     kept->door = open_lock(kept, "door");
     kept->lock = open_lock(kept, "lock");
     if (kept->door < 0 || kept->lock < 0 || flock(kept->door, LOCK_EX) != 0)
@@ -212,14 +212,14 @@ void open_kept(struct kept *kept) {
     if (kept->image[0])
         take_image(kept, name.name);
     kept->running = busy && name.use == NAME_NO_EXEC;
-    if (kept->running) /* beside it: its file system, and mounts and namespaces of one's own */
+    if (kept->running) /* beside it: the same file system, with separate mounts and namespaces */
         kept->spaces = no_spaces;
     else if (busy)
         check_namespaces(&kept->spaces);
     if (busy && !kept->running && request.mounts)
         add_note("container %s is already running: --container-mounts is ignored", name.name);
-    make(kept, "upper", 0755);
-    make(kept, "work", 0700);
+    make_subfolder(kept, "upper", 0755);
+    make_subfolder(kept, "work", 0700);
     if (privileged && fchownat(kept->folder, "upper", request.uid, request.gid, AT_SYMLINK_NOFOLLOW) != 0)
         fail("cannot store the container: %s", strerror(errno));
 }
@@ -235,7 +235,7 @@ void hold_kept(struct kept *kept) {
         close(folder);
 }
 
-/* From now on the step, which is our parent, is one of its users. */
+/* Records the step, which is our parent, as a holder. */
 void note_kept(struct kept *kept, const struct spaces *spaces) {
     int fds[NOTED] = {spaces->mounts, spaces->user, kept->bare, kept->owner};
     struct stat seen;

@@ -1,4 +1,4 @@
-/* System calls that not every C library has a name for. */
+/* System calls that not every C library wraps. */
 #ifndef DALSEGNO_KERNEL_H
 #define DALSEGNO_KERNEL_H
 
@@ -40,13 +40,13 @@ struct kernel_how {
 
 enum { RESOLVE_BELOW_ROOT = 0x10 /* RESOLVE_IN_ROOT */, RESOLVE_WITHOUT_MAGIC = 0x02 };
 
-/* A mount of its own of what fd stands for, with all that is mounted below it, attached nowhere yet. */
+/* Clones what fd refers to, with all mounts below it, as a tree that is not attached yet. */
 static inline int clone_tree(int fd) {
     return (int)syscall(SYS_open_tree, fd, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | AT_RECURSIVE | O_CLOEXEC);
 }
 
 static inline int attach_tree(int tree, int place) {
-    return (int)syscall(SYS_move_mount, tree, "", place, "", 0x04 | 0x40); /* both sides are given by descriptor */
+    return (int)syscall(SYS_move_mount, tree, "", place, "", 0x04 | 0x40); /* both sides are descriptors */
 }
 
 static inline int change_tree(int tree, uint64_t set, int userns, int recursive) {
@@ -55,14 +55,14 @@ static inline int change_tree(int tree, uint64_t set, int userns, int recursive)
     return (int)syscall(SYS_mount_setattr, tree, "", flags, &attributes, sizeof attributes);
 }
 
-/* In the mount namespace that we are in, and in no other: the kernel looks. `propagation`: MS_PRIVATE and its like. */
+/* `propagation` is MS_PRIVATE, MS_SLAVE and so on. The kernel refuses mounts of other mount namespaces. */
 static inline int change_propagation(int fd, uint64_t propagation, bool recursive) {
     struct kernel_attributes attributes = {.propagation = propagation};
     int flags = AT_EMPTY_PATH | (recursive ? AT_RECURSIVE : 0);
     return (int)syscall(SYS_mount_setattr, fd, "", flags, &attributes, sizeof attributes);
 }
 
-/* Opens a path as if root were /: links in it, also absolute ones, and `..` never lead out. */
+/* Opens a path as if root were /: links in it, even absolute ones, and `..` never lead out. */
 static inline int open_below(int root, const char *path, int flags, int mode) {
     struct kernel_how how = {.flags = (uint64_t)(flags | O_CLOEXEC),
                              .mode = flags & O_CREAT ? (uint64_t)mode : 0,
@@ -70,17 +70,17 @@ static inline int open_below(int root, const char *path, int flags, int mode) {
     return (int)syscall(SYS_openat2, root, path, &how, sizeof how);
 }
 
-/* Opens a path of the user's. A link such as /proc/self/fd/5 would lead to what the helper itself has open. */
+/* Opens a path of the user. A link such as /proc/self/fd/5 is refused: it would refer to a descriptor of the helper. */
 static inline int open_without_magic(const char *path, int flags) {
     struct kernel_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .resolve = RESOLVE_WITHOUT_MAGIC};
     return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
 }
 
-/* The number of the mount that a descriptor is on; 0 if the kernel does not say. */
+/* Returns the id of the mount that a descriptor is on; 0 if the kernel does not report it. */
 static inline uint64_t mount_of(int fd) {
     struct statx seen;
-    bool told = statx(fd, "", AT_EMPTY_PATH, STATX_MNT_ID, &seen) == 0 && seen.stx_mask & STATX_MNT_ID;
-    return told ? seen.stx_mnt_id : 0;
+    bool reported = statx(fd, "", AT_EMPTY_PATH, STATX_MNT_ID, &seen) == 0 && seen.stx_mask & STATX_MNT_ID;
+    return reported ? seen.stx_mnt_id : 0;
 }
 
 static inline bool on_one_mount(int first, int second) {
@@ -88,7 +88,7 @@ static inline bool on_one_mount(int first, int second) {
     return mount != 0 && mount == mount_of(second);
 }
 
-/* Sets the effective capabilities below 32 to those in the mask; what is permitted stays. */
+/* Sets the effective capabilities below 32 to those in the mask; the permitted ones stay. */
 static inline int set_effective(uint32_t mask) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2] = {{0}};
@@ -98,7 +98,7 @@ static inline int set_effective(uint32_t mask) {
     return (int)syscall(SYS_capset, &header, data);
 }
 
-/* What setns and unshare call it. */
+/* Returns the flag for setns and unshare. */
 static inline int namespace_flag(enum namespace_kind kind) {
     return (const int[]){[NAMESPACE_NET] = CLONE_NEWNET, [NAMESPACE_IPC] = CLONE_NEWIPC, [NAMESPACE_UTS] = CLONE_NEWUTS}[kind];
 }

@@ -1,7 +1,7 @@
-/* An import may take minutes, a file system may not answer, and Slurm delivers no signal to a step before its user_init is
- * over: were the helper waited for there, nothing could cancel the step. So the step begins, a thread of slurmstepd waits
- * for the helper, and the tasks wait in task_init for what the thread hands on. There a signal ends them as it ends any
- * task, and with the last of them the helper, which sees its answer wanted by nobody, ends the import. */
+/* An import may take minutes, and a file system may hang. Slurm delivers no signal to a step before its user_init returns,
+ * so waiting for the helper there would make the step impossible to cancel. Instead the step starts, a thread of
+ * slurmstepd waits for the helper, and the tasks wait in task_init for the answer, which the thread passes on. There a
+ * signal ends them like any task. When the last one has ended, the helper sees its socket closed and ends the import. */
 #define _GNU_SOURCE
 #include "later.h"
 
@@ -20,31 +20,31 @@
 enum { SLOW_MS = 2000, KILLED_MS = 1000 };
 
 static struct {
-    bool begun;
+    bool started;
     pthread_t thread;
     struct helper helper;
-    int tasks[2]; /* they read from the first */
+    int tasks[2]; /* tasks read from the first */
     uint32_t task_count;
     struct container *container;
 } later = {.tasks = {-1, -1}};
 
-/* One message for each task: whoever reads, takes one whole. */
-static void *hand_on(void *nothing) {
+/* Sends one message for each task. */
+static void *pass_on_answer(void *nothing) {
     char text[ANSWER_LENGTH], copy[ANSWER_LENGTH];
     int fds[HANDED_MAX];
     int count = take_message(later.helper.talk, text, sizeof text, fds, HANDED_MAX);
     snprintf(copy, sizeof copy, "%s", text);
     take_answer(copy, fds, count, later.container);
     keep_detached();
-    if (count < 0) /* who killed the helper, is about to kill the tasks: they shall not end of an error before */
+    if (count < 0) /* what killed the helper is about to kill the tasks, which must not exit with an error first */
         poll(&(struct pollfd){.fd = later.tasks[1]}, 1, KILLED_MS);
     for (uint32_t i = 0; i < later.task_count && send_message(later.tasks[1], text, fds, count); i++)
         ;
-    shutdown(later.tasks[1], SHUT_WR); /* whoever got none, is told so and waits no more */
+    shutdown(later.tasks[1], SHUT_WR); /* a task without a message stops waiting */
     return nothing;
 }
 
-/* False where it cannot be had: then it is waited for at once. */
+/* Returns false if no thread could be started; then the caller waits for the helper itself. */
 bool await_later(spank_t spank, struct helper helper, struct container *container) {
     sigset_t all, before;
     if (spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &later.task_count) != ESPANK_SUCCESS || helper.talk < 0 ||
@@ -53,22 +53,22 @@ bool await_later(spank_t spank, struct helper helper, struct container *containe
     later.helper = helper, later.container = container;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for slurmstepd's own threads */
-    later.begun = pthread_create(&later.thread, NULL, hand_on, NULL) == 0;
+    later.started = pthread_create(&later.thread, NULL, pass_on_answer, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return later.begun;
+    return later.started;
 }
 
-/* In a task. What the thread has done to the container when the task was forked is not looked at. */
+/* Called in a task. Ignores what the thread had written to the container when the task was forked. */
 void wait_for_container(spank_t spank, const char *image, struct container *container) {
     char text[ANSWER_LENGTH];
     int fds[HANDED_MAX];
     uint32_t task = 1;
     struct pollfd answer = {.fd = later.tasks[0], .events = POLLIN};
-    if (!later.begun)
+    if (!later.started)
         return;
-    close(later.tasks[1]);                /* so that it ends with slurmstepd */
-    prctl(PR_SET_DUMPABLE, 0);             /* the user's other processes have no business with slurmstepd's memory */
-    prctl(PR_SET_NAME, "awaits-an-image"); /* proctrack/linuxproc signals nothing that is called slurmstepd */
+    close(later.tasks[1]);                /* so that the socket closes with slurmstepd */
+    prctl(PR_SET_DUMPABLE, 0);             /* other processes of the user must not read slurmstepd's memory */
+    prctl(PR_SET_NAME, "awaits-an-image"); /* proctrack/linuxproc does not signal processes named slurmstepd */
     tell_cgroups(later.helper.talk);
     if (image && !image_is_path(image) && spank_get_item(spank, S_TASK_GLOBAL_ID, &task) == ESPANK_SUCCESS &&
         task == 0 && poll(&answer, 1, SLOW_MS) == 0)
@@ -82,9 +82,9 @@ void wait_for_container(spank_t spank, const char *image, struct container *cont
     take_answer(text, fds, count, container);
 }
 
-/* In slurmstepd, once no task is left: the helper and the thread find their sockets shut. */
+/* Called in slurmstepd once no task is left: the helper and the thread see their sockets closed. */
 void stop_waiting(void) {
-    if (!later.begun)
+    if (!later.started)
         return;
     shutdown(later.helper.talk, SHUT_RDWR);
     shutdown(later.tasks[0], SHUT_RDWR);
@@ -92,5 +92,5 @@ void stop_waiting(void) {
     end_helper(&later.helper);
     close(later.tasks[0]);
     close(later.tasks[1]);
-    later.begun = false;
+    later.started = false;
 }

@@ -1,4 +1,4 @@
-/* A container whose image must be imported first. */
+/* Waiting for a container that is not ready yet. */
 #ifndef DALSEGNO_LATER_H
 #define DALSEGNO_LATER_H
 

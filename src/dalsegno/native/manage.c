@@ -1,7 +1,8 @@
-/* A user's named containers on this node: which there are, and removing them.
+/* Lists and removes a user's named containers on this node.
  *
- * As root in folders of root's. What is in their upper folders is the user's: names, links, depth. So nothing is followed,
- * everything goes by descriptor, and no folder is descended into: what is in one is moved up and looked at in turn. */
+ * This runs as root in folders of root, but the content of the upper folders is the user's: names, links, depth. So no
+ * link is followed, everything is accessed by descriptor, and there is no recursion: the content of folders is moved up
+ * and then removed in turn. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -16,7 +17,7 @@
 
 #include "build.h"
 
-#define REMOVED ".removed." /* before the name of one that is going: no container is called so */
+#define REMOVED ".removed." /* prefix of a container that is being removed; no container has such a name */
 
 static int open_folder(int parent, const char *name) {
     return openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -26,7 +27,7 @@ static bool is_entry(const struct dirent *entry) {
     return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
 }
 
-/* A list of its own: the descriptor given stays open. */
+/* Opens the folder again, so that the caller's descriptor stays open. */
 static DIR *entries_of(int folder) {
     int again = open_folder(folder, ".");
     DIR *list = again < 0 ? NULL : fdopendir(again);
@@ -35,15 +36,15 @@ static DIR *entries_of(int folder) {
     return list;
 }
 
-/* ---- removing */
+/* Removal */
 
-/* A folder of one's own may be closed, even to moving it. Not as root, who needs it not: a link that came meanwhile would
- * be followed. */
+/* Opens a closed folder of the user, which cannot even be moved otherwise. Never as root, who does not need it: chmod
+ * would follow a link that appeared in the meantime. */
 static bool make_open(int parent, const char *name) {
     return errno == EACCES && geteuid() != 0 && fchmodat(parent, name, 0700, 0) == 0;
 }
 
-/* What is in a folder goes, or to the top if it is a folder itself. */
+/* Removes the files in a folder, and moves the folders in it to the top. */
 static void move_up(int top, int parent, const char *name) {
     static unsigned count;
     char fresh[32];
@@ -64,7 +65,7 @@ static void move_up(int top, int parent, const char *name) {
         close(folder);
 }
 
-/* False if something stays. */
+/* Returns false if something could not be removed. */
 static bool empty_folder(int top) {
     for (bool progress = true; progress;) {
         DIR *list = entries_of(top);
@@ -90,7 +91,7 @@ static bool empty_folder(int top) {
     return false;
 }
 
-static void remove_going(int parent, const char *name) {
+static void remove_renamed(int parent, const char *name) {
     int folder = open_folder(parent, name);
     if (folder < 0)
         return;
@@ -108,7 +109,7 @@ static int lock_of(int folder, const char *name, int how) {
     return lock;
 }
 
-/* Whether nobody uses it; whoever comes waits at the door, for as long as the descriptors are open. */
+/* Whether the container is unused. New steps wait for the lock `door` as long as the descriptors are open. */
 static bool is_free(int folder, int locks[2]) {
     locks[0] = lock_of(folder, "door", LOCK_EX);
     locks[1] = locks[0] < 0 ? -1 : lock_of(folder, "lock", LOCK_EX);
@@ -122,22 +123,22 @@ static void close_locks(const int locks[2]) {
 }
 
 static bool remove_one(int parent, const char *name) {
-    char going[NAME_MAX + 1];
+    char renamed[NAME_MAX + 1];
     int locks[2], folder = open_folder(parent, name);
     if (folder < 0)
         return false;
     if (!is_free(folder, locks))
         fail("container %s is in use on this node", name);
-    snprintf(going, sizeof going, REMOVED "%s.%d", name, (int)getpid());
-    if (renameat(parent, name, parent, going) != 0)
+    snprintf(renamed, sizeof renamed, REMOVED "%s.%d", name, (int)getpid());
+    if (renameat(parent, name, parent, renamed) != 0)
         fail("%s/%s: %s", request.data, name, strerror(errno));
-    remove_going(parent, going);
+    remove_renamed(parent, renamed);
     close_locks(locks);
     close(folder);
     return true;
 }
 
-/* ---- which there are */
+/* Listing */
 
 static void list_one(FILE *to, int parent, const char *name) {
     struct kept kept = {.folder = open_folder(parent, name)};
@@ -149,7 +150,7 @@ static void list_one(FILE *to, int parent, const char *name) {
     bool busy = !is_free(kept.folder, locks);
     close_locks(locks);
     char *asked = kept.image[0] && fstatat(kept.folder, "holders", &used, AT_SYMLINK_NOFOLLOW) == 0 ? strdup(kept.asked) : NULL;
-    if (asked) { /* else it never was one: nothing could be built */
+    if (asked) { /* otherwise the container was never built */
         make_printable(asked);
         fprintf(to, "%s\t%d\t%lld\t%s\n", name, busy, (long long)used.st_mtime, asked);
     }
@@ -168,12 +169,12 @@ static void list_all(FILE *to, int folder) {
         closedir(list);
 }
 
-/* What an earlier one could not finish. */
+/* Finishes removals that were interrupted. */
 static void finish_removing(int folder) {
     DIR *list = entries_of(folder);
     for (struct dirent *entry; list && (entry = readdir(list));)
         if (strncmp(entry->d_name, REMOVED, strlen(REMOVED)) == 0)
-            remove_going(folder, entry->d_name);
+            remove_renamed(folder, entry->d_name);
     if (list)
         closedir(list);
 }
@@ -187,7 +188,7 @@ static void remove_named(FILE *to, int folder, struct names *wanted) {
     finish_removing(folder);
 }
 
-/* Answers with a file that has what the user shall read. */
+/* Answers with a file that contains the output for the user. */
 _Noreturn void manage_containers(int own) {
     struct names wanted = {0};
     char why[WHY_LENGTH];
@@ -200,7 +201,7 @@ _Noreturn void manage_containers(int own) {
     const int folders[] = {request.data_folder, own};
     for (int i = 0; i < 2 && folders[i] >= 0; i++) {
         if (i == 1)
-            become_user(); /* what was built with the user's rights is theirs to list and to remove */
+            become_user(); /* containers built with the user's rights belong to the user */
         if (request.remove)
             remove_named(to, folders[i], &wanted);
         else

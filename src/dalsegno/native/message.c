@@ -8,7 +8,7 @@
 
 bool send_message(int to, const char *text, const int *fds, int count) {
     _Alignas(struct cmsghdr) char space[CMSG_SPACE(sizeof(int) * DESCRIPTORS_MAX)] = {0};
-    struct iovec part = {.iov_base = (void *)text, .iov_len = strlen(text) + 1}; /* an empty one is a message too */
+    struct iovec part = {.iov_base = (void *)text, .iov_len = strlen(text) + 1}; /* an empty text is a message too */
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     if (count > DESCRIPTORS_MAX)
         return false;
@@ -25,19 +25,19 @@ bool send_message(int to, const char *text, const int *fds, int count) {
 
 bool send_now(int to, const char *text) { return send(to, text, strlen(text) + 1, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0; }
 
-/* Descriptors beyond those that are asked for are closed: nobody would know of them. */
+/* Closes descriptors beyond the requested number. */
 static int take_descriptors(struct msghdr *message, int *fds, int count) {
     struct cmsghdr *rights = CMSG_FIRSTHDR(message);
     if (!rights || rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS)
         return 0;
-    int came[CMSG_SPACE(sizeof(int) * DESCRIPTORS_MAX) / sizeof(int)]; /* the space is rounded up: one more may come */
+    int received[CMSG_SPACE(sizeof(int) * DESCRIPTORS_MAX) / sizeof(int)]; /* the space is rounded up, so one more may arrive */
     int sent = (int)((rights->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-    memcpy(came, CMSG_DATA(rights), sizeof(int) * (size_t)sent);
+    memcpy(received, CMSG_DATA(rights), sizeof(int) * (size_t)sent);
     for (int i = 0; i < sent; i++) {
         if (i < count)
-            fds[i] = came[i];
+            fds[i] = received[i];
         else
-            close(came[i]);
+            close(received[i]);
     }
     return sent < count ? sent : count;
 }
@@ -47,7 +47,7 @@ int receive_message(int from, char *text, size_t size, int *fds, int count) {
     struct iovec part = {.iov_base = text, .iov_len = size - 1};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
     ssize_t got;
-    /* ECONNRESET: the other side has ended and left messages unread. What it sent before comes next. */
+    /* ECONNRESET: the peer has ended with unread messages. What it sent before comes next. */
     while ((got = recvmsg(from, &message, MSG_CMSG_CLOEXEC)) < 0 && (errno == EINTR || errno == ECONNRESET))
         ;
     if (got <= 0)

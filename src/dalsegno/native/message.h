@@ -1,4 +1,4 @@
-/* A line of text with descriptors beside it, on a socket that keeps messages apart (SOCK_SEQPACKET). */
+/* Messages of text and descriptors, on a SOCK_SEQPACKET socket. */
 #ifndef DALSEGNO_MESSAGE_H
 #define DALSEGNO_MESSAGE_H
 
@@ -8,7 +8,7 @@
 enum { DESCRIPTORS_MAX = 9 };
 
 bool send_message(int to, const char *text, const int *fds, int count);
-bool send_now(int to, const char *text); /* or not at all, if the other side reads too slowly */
-int receive_message(int from, char *text, size_t size, int *fds, int count); /* how many descriptors; -1: nobody is there */
+bool send_now(int to, const char *text); /* fails if the peer reads too slowly */
+int receive_message(int from, char *text, size_t size, int *fds, int count); /* number of descriptors; -1: closed */
 
 #endif

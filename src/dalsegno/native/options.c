@@ -51,12 +51,12 @@ void make_printable(char *text) {
     for (unsigned char *at = (unsigned char *)text; *at; at++) {
         if (iscntrl(*at))
             *at = '?';
-        else if (at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0) /* in UTF-8: U+009B begins a sequence as ESC [ does */
+        else if (at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0) /* in UTF-8: U+009B starts a sequence like ESC [ */
             at[0] = at[1] = '?';
     }
 }
 
-/* ---- mounts */
+/* Mounts */
 
 static bool set_propagation(const char *flag, struct mount *mount) {
     static const char *const words[] = {[PROPAGATION_PRIVATE] = "private",
@@ -72,7 +72,7 @@ static bool set_propagation(const char *flag, struct mount *mount) {
     return false;
 }
 
-/* What a tmpfs takes, one after the other; whose it is, and everything else, is not the user's to say. */
+/* Adds an option of a tmpfs. The owner and all other options are not for the user to set. */
 static bool add_tmpfs_option(const char *flag, struct mount *mount) {
     static const char *const names[] = {"size=", "mode=", "huge=", "nr_inodes="};
     size_t used = strlen(mount->options);
@@ -87,7 +87,7 @@ static bool add_tmpfs_option(const char *flag, struct mount *mount) {
 }
 
 static int set_flag(const char *flag, struct mount *mount) {
-    static const char *const as_it_is[] = {"rw",   "bind",         "rbind",         "nosuid",   "dev",
+    static const char *const without_effect[] = {"rw",   "bind",         "rbind",         "nosuid",   "dev",
                                            "exec", "x-create=dir", "x-create=auto", "defaults", "x-create=file"};
     if (mount->kind == MOUNT_UMOUNT)
         return strcmp(flag, "x-detach") == 0 ? 0 : -1;
@@ -98,15 +98,15 @@ static int set_flag(const char *flag, struct mount *mount) {
     else if (strcmp(flag, "nodev") == 0)
         mount->no_devices = true;
     else if (!set_propagation(flag, mount) && !(mount->kind == MOUNT_TMPFS && add_tmpfs_option(flag, mount))) {
-        for (size_t i = 0; i < sizeof as_it_is / sizeof *as_it_is; i++)
-            if (strcmp(flag, as_it_is[i]) == 0)
+        for (size_t i = 0; i < sizeof without_effect / sizeof *without_effect; i++)
+            if (strcmp(flag, without_effect[i]) == 0)
                 return 0;
         return -1;
     }
     return 0;
 }
 
-/* Whether a path has more `..` than it has folders before them. */
+/* Whether a path has more `..` than folders before them. */
 static bool escapes(const char *path) {
     int depth = 0;
     while (*path && depth >= 0) {
@@ -167,7 +167,7 @@ void mounts_free(struct mounts *mounts) {
     memset(mounts, 0, sizeof *mounts);
 }
 
-/* ---- names of variables */
+/* Names of variables */
 
 static bool is_variable(const char *name) {
     if (!isalpha((unsigned char)*name) && *name != '_')
@@ -204,7 +204,7 @@ bool names_hold(const struct names *names, const char *name, size_t length) {
     return false;
 }
 
-/* ---- a container's name, paths, images */
+/* Container names, paths, images */
 
 static int parse_use(const char *word, enum name_use *use) {
     static const char *const words[] = {"auto", "create", "exec", "no_exec"};
@@ -347,7 +347,7 @@ int check_option(enum option option, const char *value, char why[WHY_LENGTH]) {
     }
 }
 
-/* ---- what an image says of itself */
+/* Settings of an image */
 
 size_t parse_environment(char *line, char **value) {
     line[strcspn(line, "\n")] = '\0';
@@ -363,7 +363,7 @@ size_t parse_environment(char *line, char **value) {
     return length;
 }
 
-/* Between double quotes a backslash stands before each letter that a shell would take for more than itself. */
+/* Between double quotes, a backslash escapes the characters that are special to a shell. */
 static void unquote(char *text) {
     char *to = text;
     for (; *text && *text != '"'; text++) {

@@ -1,11 +1,11 @@
-/* The container options as Pyxis writes them: words in, checked values out. No Slurm, no system call. */
+/* Parses and checks the container options, which are those of Pyxis. No Slurm, no system calls. */
 #ifndef DALSEGNO_OPTIONS_H
 #define DALSEGNO_OPTIONS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#define GPU_FOLDER "/.dalsegno-gpu" /* NVIDIA's driver; a container's top folder is the user's in any image */
+#define GPU_FOLDER "/.dalsegno-gpu" /* for NVIDIA's driver; the root folder of a container belongs to the user in any image */
 
 enum { MOUNTS_MAX = 64, NAMES_MAX = 128, NAME_LENGTH_MAX = 64, WHY_LENGTH = 512 };
 
@@ -43,16 +43,16 @@ enum mount_propagation { PROPAGATION_DEFAULT, PROPAGATION_PRIVATE, PROPAGATION_S
 
 struct mount {
     enum mount_kind kind;
-    char *from, *to; /* a relative target is one below the container's root */
+    char *from, *to; /* a relative target is below the container's root */
     bool read_only, no_exec, no_devices, recursive;
     enum mount_propagation propagation;
-    char options[128]; /* of a tmpfs, as mount takes them */
+    char options[128]; /* of a tmpfs, in the form for mount */
 };
 
 struct mounts {
     struct mount list[MOUNTS_MAX];
     size_t count;
-    char *text; /* what from and to point into */
+    char *text; /* from and to point into it */
 };
 
 struct names {
@@ -61,7 +61,7 @@ struct names {
     char *text;
 };
 
-/* Namespaces that --container-unshare gives a container; without it they are the node's. */
+/* Namespaces that --container-unshare creates for a container; the others are the node's. */
 enum namespace_kind { NAMESPACE_NET, NAMESPACE_IPC, NAMESPACE_UTS, NAMESPACE_KINDS };
 
 extern const char *const namespace_words[NAMESPACE_KINDS];
@@ -73,27 +73,27 @@ struct container_name {
     enum name_use use;
 };
 
-/* Each gives 0, or -1 with a line in why. What was parsed is freed with the *_free beside it, also after an error. */
+/* Each returns 0, or -1 with a line in why. The result is freed with the matching *_free, even after an error. */
 int parse_mounts(const char *text, struct mounts *mounts, char why[WHY_LENGTH]);
 void mounts_free(struct mounts *mounts);
 int parse_names(const char *text, struct names *names, char why[WHY_LENGTH]);
 void names_free(struct names *names);
 bool names_hold(const struct names *names, const char *name, size_t length);
-int parse_container_names(const char *text, struct names *names, char why[WHY_LENGTH]); /* with commas, and no uses */
+int parse_container_names(const char *text, struct names *names, char why[WHY_LENGTH]); /* separated by commas, without modes */
 int parse_container_name(const char *text, struct container_name *name, char why[WHY_LENGTH]);
 int parse_unshare(const char *text, bool wanted[NAMESPACE_KINDS], char why[WHY_LENGTH]);
-int parse_switch(const char *text, bool *on, char why[WHY_LENGTH]); /* the value of a variable such as PYXIS_CONTAINER_READONLY */
-enum option opposite(enum option option); /* OPTION_COUNT: it has none */
+int parse_switch(const char *text, bool *on, char why[WHY_LENGTH]); /* of a variable such as PYXIS_CONTAINER_READONLY */
+enum option opposite(enum option option); /* OPTION_COUNT if there is none */
 bool image_is_path(const char *image);
 void make_printable(char *text); /* for a log or a terminal: control characters become '?' */
 
-/* Looks at the value of any option as the command line gives it. */
+/* Checks the value of an option from the command line. */
 int check_option(enum option option, const char *value, char why[WHY_LENGTH]);
 
-/* One line of the image's /etc/environment: the name's length and where the value begins; 0 for a line to skip. */
+/* Parses a line of the image's /etc/environment: the length of the name, and the value; 0 for a line to skip. */
 size_t parse_environment(char *line, char **value);
 
-/* The folder that an image's /etc/rc changes to, as Enroot writes it; cut out of text. NULL if there is none. */
+/* Returns the folder that the image's /etc/rc changes to, in Enroot's format, within text; NULL if there is none. */
 char *parse_rc_workdir(char *text);
 
 #endif

@@ -1,6 +1,6 @@
-/* --container-remap-root: root of a user namespace that knows one user. Package managers and tar give files to other users
- * and become those themselves, which the kernel must refuse there; yet whatever they say, it is all one user. So, as with
- * Enroot, these calls do nothing and succeed. A filter by hand: it is some jumps, and libseccomp a dependency. */
+/* --container-remap-root: root of a user namespace with only one user. Package managers and tar change owners of files and
+ * switch to other users, which the kernel must refuse there, although it would make no difference. So, as in Enroot,
+ * these calls do nothing and succeed. The seccomp filter is written by hand to avoid a dependency on libseccomp. */
 #define _GNU_SOURCE
 #include "owners.h"
 
@@ -25,7 +25,7 @@
 
 void accept_all_owners(void) {
     static struct sock_filter filter[] = {
-        LOAD(arch), /* numbers mean other calls to programs of another kind, 32-bit ones say */
+        LOAD(arch), /* call numbers differ for other architectures, such as 32-bit programs */
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, OUR_ARCH, 1, 0),
         RETURN(SECCOMP_RET_ALLOW),
         LOAD(nr),
@@ -47,9 +47,9 @@ void accept_all_owners(void) {
         RETURN(SECCOMP_RET_ALLOW),
     };
     const struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = filter};
-    /* A program with rights of its own must not take a pretended change of user for a real one. */
+    /* A set-user-ID program must not take a pretended change of user for a real one. */
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
-        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program); /* a kernel without filters refuses as before */
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program); /* without filters the kernel refuses the calls as before */
 }
 
 #else

@@ -1,4 +1,4 @@
-/* Owners of files, and changes of user, where there is one user only. */
+/* Pretended changes of owners and users in a user namespace with one user. */
 #ifndef DALSEGNO_OWNERS_H
 #define DALSEGNO_OWNERS_H
 

@@ -1,4 +1,4 @@
-/* What a container shows of its node: /proc, /sys, /dev, a few files of /etc, and the folders that were asked for. */
+/* Mounts inside a container: /proc, /sys, /dev, a few files of /etc, and the folders that the user requested. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -20,9 +20,9 @@ enum { TABLE_MAX = 1 << 20, PLACES_MAX = MOUNTS_MAX + SITE_MAX + 16 };
 struct place {
     const char *from, *to;
     int tree;
-    bool folder, wanted; /* wanted by the user: must not be missing */
-    const struct mount *mount; /* one of --container-mounts */
-    uint64_t attached;         /* the number of its mount, once it is there */
+    bool folder, wanted; /* wanted by the user: an error if it cannot be mounted */
+    const struct mount *mount; /* its entry of --container-mounts */
+    uint64_t attached;         /* the id of its mount, once attached */
 };
 
 static struct place places[PLACES_MAX];
@@ -30,7 +30,7 @@ static size_t place_count;
 static struct mounts mounts;
 static char passwd_line[512], group_line[256], home[PATH_MAX];
 
-/* ---- sources, opened before anything hides them */
+/* Sources, opened before anything hides them */
 
 enum whose { NODES, USERS, USERS_IF_THERE };
 
@@ -44,7 +44,7 @@ static struct place *add_place(struct place place) {
 static struct place *add(const char *from, const char *to, enum whose whose, uint64_t attributes) {
     struct stat seen;
     if (whose != NODES)
-        as_user(); /* what the user may not reach, is not mounted for them */
+        as_user(); /* only what the user can reach is mounted for them */
     int fd = open_without_magic(from, O_PATH), error = errno;
     as_root();
     if (fd < 0 && whose != USERS)
@@ -63,9 +63,9 @@ static uint64_t attributes_of(const struct mount *mount) {
            (mount->no_devices ? MOUNT_ATTR_NODEV : 0);
 }
 
-/* Inside, in the namespace that the tasks enter: a copy of a namespace does not keep it. What is at the path by now may be
- * a link of the user's, in a folder that was mounted later: it must not lead to what the helper has open, such as its
- * working folder, which is on a mount of the node's. */
+/* Called inside the namespace that the tasks enter, because a copy of a namespace does not keep the propagation. The path
+ * may now be a link of the user, in a folder that was mounted later. It must not lead to descriptors of the helper, such
+ * as its working folder, which is on a mount of the node. */
 bool set_propagation(void) {
     static const unsigned long flags[] = {[PROPAGATION_PRIVATE] = MS_PRIVATE,
                                           [PROPAGATION_SLAVE] = MS_SLAVE,
@@ -88,7 +88,7 @@ bool set_propagation(void) {
 }
 
 static void open_mount(const struct mount *mount) {
-    if (mount->kind != MOUNT_BIND) { /* made, or taken off, when its turn comes */
+    if (mount->kind != MOUNT_BIND) { /* mounted or unmounted when its turn comes */
         add_place((struct place){mount->from, mount->to, -1, true, true, mount, 0});
         return;
     }
@@ -101,9 +101,9 @@ void open_places(void) {
     add("/proc", "/proc", NODES, 0);
     add("/sys", "/sys", NODES, 0);
     if (request.unshare[NAMESPACE_IPC])
-        add_place((struct place){"/dev", "/dev", -1, true, false, NULL, 0}); /* made when its turn comes */
+        add_place((struct place){"/dev", "/dev", -1, true, false, NULL, 0}); /* created when its turn comes */
     else
-        add("/dev", "/dev", NODES, MOUNT_ATTR_NOSUID); /* with /dev/shm and /dev/pts: all tasks of the node share them */
+        add("/dev", "/dev", NODES, MOUNT_ATTR_NOSUID); /* with /dev/shm and /dev/pts, which all tasks of the node share */
     add("/etc/resolv.conf", "/etc/resolv.conf", NODES, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
     add("/etc/hosts", "/etc/hosts", NODES, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
     for (size_t i = 0; i < request.site_count; i++)
@@ -120,7 +120,7 @@ void open_places(void) {
         add(request.script, request.script, USERS, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
 }
 
-/* ---- where they go; the image is not trusted, so no path leads out of its root */
+/* Mount points. The image is not trusted, so no path may lead out of its root. */
 
 static bool make_new(int folder, const char *name, mode_t mode, bool is_folder) {
     if (is_folder)
@@ -129,9 +129,9 @@ static bool make_new(int folder, const char *name, mode_t mode, bool is_folder) 
     return file >= 0 && close(file) == 0;
 }
 
-/* An image that is a folder may belong to somebody else. Where the user may not write, a mount point is made for them all
- * the same, as theirs, but only in the container's own layer: on the mount of its root. Any other mount is a real folder
- * of the node's, and there the user has no more rights than anywhere else. */
+/* A folder image may belong to another user. Where the user has no write permission, a mount point owned by the user is
+ * created nevertheless, but only in the container's own layer, on the mount of its root. Any other mount is a real folder
+ * of the node, where the user has no additional rights. */
 static bool make_one(int root, int folder, const char *name, mode_t mode, bool is_folder) {
     if (make_new(folder, name, mode, is_folder))
         return true;
@@ -204,7 +204,7 @@ static int place_for(int root, const struct place *place) {
     return fd;
 }
 
-/* What is mounted at a path below our scratch folder, as a tree to attach; it is mounted there no more. */
+/* Unmounts what is at a path below our scratch folder, and returns it as a tree to attach. */
 static int take_tree(const char *at) {
     int folder = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC), tree = folder < 0 ? -1 : clone_tree(folder);
     if (folder >= 0)
@@ -212,8 +212,8 @@ static int take_tree(const char *at) {
     return tree >= 0 && umount2(at, MNT_DETACH) == 0 && rmdir(at) == 0 ? tree : -1;
 }
 
-/* Devices that say nothing of other jobs, and those that work is done on; which of these a job may use, cgroups say. */
-static bool is_for_all(const char *name) {
+/* Devices that reveal nothing about other jobs, and devices for computing, whose use cgroups control. */
+static bool is_allowed_device(const char *name) {
     static const char *const names[] = {"zero", "null",       "full",   "random", "urandom", "tty",      "log",
                                         "fuse", "infiniband", "gdrdrv", "dri",    "kfd",     "hugepages"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -226,7 +226,7 @@ static bool show_device(int from, const char *name, int to) {
     struct stat seen;
     int fd = openat(from, name, O_PATH | O_CLOEXEC);
     if (fd < 0)
-        return true; /* a link to what does not run: /dev/log */
+        return true; /* a dangling link such as /dev/log */
     int tree = fstat(fd, &seen) == 0 ? clone_tree(fd) : -1;
     int place = tree >= 0 && make_new(to, name, 0755, S_ISDIR(seen.st_mode)) ? openat(to, name, O_PATH | O_CLOEXEC) : -1;
     bool shown = place >= 0 && change_tree(tree, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, -1, 1) == 0 &&
@@ -246,7 +246,7 @@ static bool fill_devices(int to) {
     DIR *list = opendir("/dev");
     bool filled = list != NULL;
     for (struct dirent *entry; filled && (entry = readdir(list));)
-        filled = !is_for_all(entry->d_name) || show_device(dirfd(list), entry->d_name, to);
+        filled = !is_allowed_device(entry->d_name) || show_device(dirfd(list), entry->d_name, to);
     if (list)
         closedir(list);
     for (size_t i = 0; filled && i < sizeof links / sizeof *links; i++)
@@ -254,8 +254,8 @@ static bool fill_devices(int to) {
     return filled && mkdirat(to, "shm", 0755) == 0 && mkdirat(to, "pts", 0755) == 0 && mkdirat(to, "mqueue", 0755) == 0;
 }
 
-/* /dev of a container with an IPC namespace of its own, much as Enroot makes it: shared memory, message queues (see
- * leave_namespaces) and terminals are its own. */
+/* Creates /dev for a container with its own IPC namespace, much like Enroot: it has separate shared memory, message queues
+ * (see leave_namespaces) and terminals. */
 static int make_devices(const char *scratch) {
     char at[PATH_MAX], shm[PATH_MAX + 8], pts[PATH_MAX + 8];
     const unsigned long flags = MS_NOSUID | MS_NOEXEC;
@@ -276,10 +276,10 @@ static int make_devices(const char *scratch) {
     return tree;
 }
 
-/* A new, empty tmpfs of the user's. */
+/* Creates an empty tmpfs that belongs to the user. */
 static int make_tmpfs(const struct mount *wanted, const char *scratch) {
     char at[PATH_MAX], options[sizeof wanted->options + 64];
-    bool mapped = privileged; /* else we are root of a namespace in which the user is that */
+    bool mapped = privileged; /* otherwise we are root of a namespace in which the user is root */
     snprintf(at, sizeof at, "%s/tmpfs", scratch);
     snprintf(options, sizeof options, "mode=0755,uid=%u,gid=%u%s", mapped ? request.uid : 0, mapped ? request.gid : 0,
              wanted->options);
@@ -298,9 +298,9 @@ static bool is_attached(uint64_t mount) {
     return false;
 }
 
-/* `umount:/PATH`: something that we have mounted before, by a setting of the cluster's, say. Not what is mounted within
- * that: the node may hide something by it. */
-static void take_off(int root, const struct place *place) {
+/* `umount:/PATH`: unmounts what we mounted before, for example for the cluster. Not the mounts below it, with which the
+ * node may hide something. */
+static void unmount_place(int root, const struct place *place) {
     char path[64];
     as_user();
     int fd = open_below(root, place->to, O_PATH, 0), error = errno;
@@ -312,12 +312,12 @@ static void take_off(int root, const struct place *place) {
     if (!is_attached(mount) || umount2(path, MNT_DETACH) != 0)
         fail("cannot unmount %s in the container: nothing is mounted there", place->to);
     close(fd);
-    for (size_t i = 0; i < place_count; i++) /* another mount may get the number */
+    for (size_t i = 0; i < place_count; i++) /* another mount may get the same id */
         if (places[i].attached == mount)
             places[i].attached = 0;
 }
 
-static void put(int root, struct place *place) {
+static void mount_place(int root, struct place *place) {
     as_user();
     int fd = place_for(root, place), error = errno;
     as_root();
@@ -332,8 +332,8 @@ static void put(int root, struct place *place) {
     close(place->tree);
 }
 
-/* A file of ours over one of the image's. */
-static void put_text(int root, const char *scratch, const char *to, const char *const pieces[]) {
+/* Mounts a file with this text over a file of the image. */
+static void mount_text(int root, const char *scratch, const char *to, const char *const pieces[]) {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s%s", scratch, strrchr(to, '/'));
     int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
@@ -343,10 +343,10 @@ static void put_text(int root, const char *scratch, const char *to, const char *
     struct place place = {path, to, clone_tree(file), false, false, NULL, 0};
     close(file);
     if (place.tree >= 0)
-        put(root, &place);
+        mount_place(root, &place);
 }
 
-/* ---- the user's name: the image's tables with one line more */
+/* The user's name: the image's passwd and group with an additional line */
 
 void look_up_user(void) {
     const struct passwd *user = getpwuid(request.uid);
@@ -360,7 +360,7 @@ void look_up_user(void) {
         snprintf(group_line, sizeof group_line, "%s:x:%u:\n", group->gr_name, request.gid);
 }
 
-static bool knows(const char *table, unsigned id) {
+static bool has_id(const char *table, unsigned id) {
     char field[32];
     snprintf(field, sizeof field, ":%u:", id);
     for (const char *line = table; *line; line += strcspn(line, "\n"), line += *line == '\n') {
@@ -382,20 +382,20 @@ static void add_line(int root, const char *scratch, const char *to, const char *
         close(fd);
     as_root();
     table[got > 0 ? got : 0] = '\0';
-    if (!*line || knows(table, id) || got == (ssize_t)sizeof table - 1)
+    if (!*line || has_id(table, id) || got == (ssize_t)sizeof table - 1)
         return;
-    put_text(root, scratch, to, (const char *[]){table, got > 0 && table[got - 1] != '\n' ? "\n" : "", line, NULL});
+    mount_text(root, scratch, to, (const char *[]){table, got > 0 && table[got - 1] != '\n' ? "\n" : "", line, NULL});
 }
 
-/* apt becomes a user of its own, and looks whether it is that one: not where there is root alone. */
-static void spare_apt(int root, const char *scratch) {
+/* apt switches to its own user and verifies that, which fails where root is the only user. */
+static void configure_apt(int root, const char *scratch) {
     as_user();
     int folder = open_below(root, "/etc/apt/apt.conf.d", O_PATH | O_DIRECTORY, 0);
     as_root();
     if (folder < 0)
         return;
     close(folder);
-    put_text(root, scratch, "/etc/apt/apt.conf.d/90dalsegno", (const char *[]){"APT::Sandbox::User \"root\";\n", NULL});
+    mount_text(root, scratch, "/etc/apt/apt.conf.d/90dalsegno", (const char *[]){"APT::Sandbox::User \"root\";\n", NULL});
 }
 
 void fill_root(const char *path, const char *scratch) {
@@ -415,21 +415,21 @@ void fill_root(const char *path, const char *scratch) {
         add_line(root, scratch, "/etc/group", group_line, request.gid);
     }
     if (request.remap_root && request.uid != 0)
-        spare_apt(root, scratch);
+        configure_apt(root, scratch);
     struct place gpu = {"NVIDIA's driver", GPU_FOLDER, gpu_tree(scratch), true, true, NULL, 0};
     if (gpu.tree >= 0)
-        put(root, &gpu);
+        mount_place(root, &gpu);
     for (size_t i = 0; i < place_count; i++) {
         const struct mount *mount = places[i].mount;
         if (mount && mount->kind == MOUNT_UMOUNT) {
-            take_off(root, &places[i]);
+            unmount_place(root, &places[i]);
             continue;
         }
         if (mount && mount->kind == MOUNT_TMPFS)
             places[i].tree = make_tmpfs(mount, scratch);
         else if (places[i].tree < 0)
             places[i].tree = make_devices(scratch);
-        put(root, &places[i]);
+        mount_place(root, &places[i]);
     }
     close(root);
 }

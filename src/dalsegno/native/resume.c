@@ -12,12 +12,12 @@
 
 #include "resume.h"
 
-#define NOTES "DALSEGNO_RESUME_NOTES" /* the descriptor to tell of the step */
+#define NOTES "DALSEGNO_RESUME_NOTES" /* the descriptor for reports about the step */
 
 static int notes = -1;
 static bool resumed;
 
-/* Called first thing, so that no task inherits the variable. */
+/* Called first, so that no task inherits the variable. */
 bool is_resumed(void) {
     const char *number = getenv(NOTES);
     if (!number)
@@ -34,13 +34,13 @@ void tell_step(spank_t spank) {
     if (notes < 0 || spank_get_item(spank, S_JOB_ID, &id.job_id) != ESPANK_SUCCESS ||
         spank_get_item(spank, S_JOB_STEPID, &id.step_id) != ESPANK_SUCCESS)
         return;
-    slurm_step_layout_t *layout = slurm_job_step_layout_get(&id); /* no variable has the step's nodes yet */
+    slurm_step_layout_t *layout = slurm_job_step_layout_get(&id); /* no variable contains the step's nodes yet */
     if (layout && layout->node_list)
         dprintf(notes, "%u %u %s\n", id.job_id, id.step_id, layout->node_list);
     slurm_job_step_layout_free(layout);
 }
 
-/* The words of a file in /proc, each ended by a NUL, after as many free places; NULL at their end. Never freed. */
+/* Reads the NUL-terminated words of a file in /proc into a list after `free_places` empty entries. Never freed. */
 static char **read_words(const char *path, size_t free_places) {
     size_t room = 1 << 16, length = 0, count = free_places;
     char *text = malloc(room);
@@ -65,7 +65,7 @@ static char **read_words(const char *path, size_t free_places) {
     return words;
 }
 
-/* With the arguments and the environment that srun was started with, whatever it has made of them since. */
+/* Uses the original arguments and environment of srun, which it may have changed since. */
 void hand_over(const char *program) {
     char srun[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", srun, sizeof srun - 1);

@@ -1,17 +1,17 @@
-/* --auto-resume=1, in srun: a program that runs srun, and runs it again after a node failure, takes srun's place. */
+/* --auto-resume=1, in srun: srun is replaced by a program that runs srun, and runs it again after a node failure. */
 #ifndef DALSEGNO_RESUME_H
 #define DALSEGNO_RESUME_H
 
 #include <slurm/spank.h>
 #include <stdbool.h>
 
-/* Whether this srun was started by that program: then it is told of the step, and takes nobody's place again. */
+/* Whether this srun was started by that program. Then it reports its step, and is not replaced again. */
 bool is_resumed(void);
 
-/* Comes back only where it cannot be done; srun then goes on as without the option. */
+/* Returns only on failure; srun then continues without the option. */
 void hand_over(const char *program);
 
-/* Job, step and nodes, in a line for that program. */
+/* Reports job, step and nodes to that program, in one line. */
 void tell_step(spank_t spank);
 
 #endif

@@ -1,4 +1,4 @@
-/* The container as a .sqsh file, written when its step ends: with the user's rights, whole or not at all. */
+/* Saves the container as a .sqsh file when its step ends, with the user's rights. The file exists only when complete. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -17,8 +17,8 @@
 
 enum { WORDS_MAX = 512 };
 
-/* Inside: what is mounted, as lines of /proc/self/mountinfo, goes to `list`; the answer is the root folder. */
-static _Noreturn void look_from_inside(int user, int mounts, int list, int answer) {
+/* Enters the container, copies /proc/self/mountinfo to `list`, and answers with the root folder. */
+static _Noreturn void send_root_and_mounts(int user, int mounts, int list, int answer) {
     char space[4096];
     if ((user >= 0 && setns(user, CLONE_NEWUSER) != 0) || setns(mounts, CLONE_NEWNS) != 0)
         _exit(1);
@@ -31,7 +31,7 @@ static _Noreturn void look_from_inside(int user, int mounts, int list, int answe
     _exit(0);
 }
 
-/* The root folder as seen from inside; mksquashfs itself is this machine's, and stays outside. */
+/* Returns the root folder as seen from inside; mksquashfs itself runs outside, from this machine. */
 static int root_of(int user, int mounts, int list) {
     int pair[2], root = -1;
     char text[8];
@@ -39,7 +39,7 @@ static int root_of(int user, int mounts, int list) {
         fail("cannot create a socket: %s", strerror(errno));
     pid_t child = fork();
     if (child == 0)
-        look_from_inside(user, mounts, list, pair[1]);
+        send_root_and_mounts(user, mounts, list, pair[1]);
     close(pair[1]);
     if (receive_message(pair[0], text, sizeof text, &root, 1) != 1)
         fail("--container-save: cannot enter the container");
@@ -47,15 +47,15 @@ static int root_of(int user, int mounts, int list) {
     return root;
 }
 
-/* What is mounted in the container is not part of it. (mksquashfs's own -one-file-system would leave out every file
- * that was not written to: an overlay shows those as another file system's.) */
-static void leave_out_mounts(int list, const char *words[], int count) {
+/* Excludes everything that is mounted in the container. (The option -one-file-system of mksquashfs would exclude every
+ * file that was not written to: an overlay reports another file system for those.) */
+static void exclude_mounts(int list, const char *words[], int count) {
     char *line = NULL, *point = NULL;
     size_t size = 0;
     FILE *file = fdopen(list, "r");
     rewind(file);
     words[count++] = "-e";
-    while (count < WORDS_MAX - 1 && getline(&line, &size, file) > 0) /* no path with a blank is mounted by us */
+    while (count < WORDS_MAX - 1 && getline(&line, &size, file) > 0) /* we mount no path that contains a space */
         if (sscanf(line, "%*s %*s %*s %*s %ms", &point) == 1 && strcmp(point, "/") != 0)
             words[count++] = point + 1;
     words[count] = NULL;
@@ -71,17 +71,17 @@ void save_root(int user, int mounts) {
     int used = snprintf(partial, sizeof partial, "%s.%d.%ld.part", request.save, (int)getpid(), now.tv_nsec);
     if (used < 0 || (size_t)used >= sizeof partial)
         fail("--container-save: the path is too long");
-    int told = memfd_create("errors", MFD_CLOEXEC);
+    int errors_fd = memfd_create("errors", MFD_CLOEXEC);
     int list = memfd_create("mounts", MFD_CLOEXEC), root = root_of(user, mounts, list);
     const char *words[WORDS_MAX] = {"mksquashfs", ".",    partial,   "-noappend",     "-no-progress", "-no-xattrs",
                                     "-comp",      "zstd", "-Xcompression-level", "3", "-all-root"};
     int count = request.uid == 0 ? 10 : 11;
-    if (request.memory_mib > 0) { /* its default is a quarter of the machine's */
+    if (request.memory_mib > 0) { /* the default is a quarter of the machine's memory */
         snprintf(memory, sizeof memory, "%lluM", request.memory_mib / 4 < 64 ? 64 : request.memory_mib / 4);
         words[count++] = "-mem", words[count++] = memory;
     }
-    leave_out_mounts(list, words, count);
-    int rc = run_program(words, root, told);
+    exclude_mounts(list, words, count);
+    int rc = run_program(words, root, errors_fd);
     if (rc == 0 && rename(partial, request.save) == 0) {
         send_answer(ANSWER_FD, "saved", NULL, 0);
         exit(0);
@@ -91,6 +91,6 @@ void save_root(int user, int mounts) {
     if (rc == 127)
         fail("--container-save=%s: this node has no mksquashfs (squashfs-tools)", request.save);
     if (rc != 0)
-        fail("--container-save=%s: mksquashfs failed (%d): %s", request.save, rc, why_failed(rc, told, why));
+        fail("--container-save=%s: mksquashfs failed (%d): %s", request.save, rc, why_failed(rc, errors_fd, why));
     fail("--container-save=%s: %s", request.save, strerror(error));
 }

@@ -1,8 +1,8 @@
-/* A step whose container could not be saved has failed. But when slurmstepd tells a plugin that a task has ended, its
- * exit code is settled. So with --container-save a task is two processes: one that becomes the program, and before it
- * one that waits for its end, tells slurmstepd of it, and ends as the program did. Who is the node's last to tell waits
- * until a thread there has saved the container, and ends with an error if that failed and nothing else did. (It is not
- * saved by the task: packing takes memory that the job may not have.) */
+/* A step must fail if its container could not be saved. But when slurmstepd tells a plugin that a task has ended, the
+ * task's exit code is final. So with --container-save a task is two processes: the program, and its parent, which waits
+ * for the program, reports its end to slurmstepd and exits with the same code. The last of them on a node waits until a
+ * thread of slurmstepd has saved the container, and exits with an error if that failed and nothing else did. (The task
+ * does not save it itself: packing takes memory that the job may not have.) */
 #define _GNU_SOURCE
 #include "saving.h"
 
@@ -24,31 +24,31 @@
 #include "enter.h"
 #include "message.h"
 
-enum { ENDING_MAX = 64 }; /* what the file's name has at its end while it is written */
+enum { ENDING_MAX = 64 }; /* the suffix of the file while it is written */
 
 static struct {
-    bool wanted, begun, over;
+    bool wanted, started, done;
     pthread_t thread;
-    int talk[2]; /* tasks have the first */
+    int talk[2]; /* tasks use the first */
     uint32_t task_count;
     const struct site *site;
     const struct container *container;
-    char cgroups[CGROUPS_LENGTH]; /* of a task, as it told them */
+    char cgroups[CGROUPS_LENGTH]; /* as reported by a task */
 } saving = {.talk = {-1, -1}};
 
-static bool no(char why[WHY_LENGTH], const char *path, const char *what) {
+static bool refuse(char why[WHY_LENGTH], const char *path, const char *what) {
     snprintf(why, WHY_LENGTH, "--container-save: %.*s: %s", WHY_LENGTH / 2, path, what);
     return false;
 }
 
-/* In a folder like /tmp another's file can be replaced by its owner alone. */
-static bool is_anothers(const char *folder, const struct stat *file) {
+/* In a sticky folder like /tmp, only the owner of a file can replace it. */
+static bool belongs_to_another(const char *folder, const struct stat *file) {
     struct stat seen;
     return geteuid() != 0 && stat(folder, &seen) == 0 && seen.st_mode & S_ISVTX && seen.st_uid != geteuid() &&
            file->st_uid != geteuid();
 }
 
-/* Asked before the step begins, and not when hours of work are done. We have the user's rights here. */
+/* Checked before the step starts, not after hours of work. This runs with the user's rights. */
 bool may_be_saved(const char *path, char why[WHY_LENGTH]) {
     char folder[PATH_MAX];
     struct stat seen;
@@ -56,30 +56,30 @@ bool may_be_saved(const char *path, char why[WHY_LENGTH]) {
     while (name > path && name[-1] != '/')
         name--;
     if (strlen(path) >= sizeof folder - ENDING_MAX || strlen(name) > NAME_MAX - ENDING_MAX)
-        return no(why, path, strerror(ENAMETOOLONG));
+        return refuse(why, path, strerror(ENAMETOOLONG));
     snprintf(folder, sizeof folder, "%.*s", (int)(name - path) - (name - path > 1), path);
     bool there = stat(path, &seen) == 0;
     if (there && S_ISDIR(seen.st_mode))
-        return no(why, path, "is a folder; name a file in it");
+        return refuse(why, path, "is a folder; name a file in it");
     if (there && !S_ISREG(seen.st_mode))
-        return no(why, path, "is not a regular file");
+        return refuse(why, path, "is not a regular file");
     if (faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) != 0)
-        return no(why, folder, strerror(errno));
-    return !there || !is_anothers(folder, &seen) || no(why, path, "belongs to another user and cannot be replaced");
+        return refuse(why, folder, strerror(errno));
+    return !there || !belongs_to_another(folder, &seen) || refuse(why, path, "belongs to another user and cannot be replaced");
 }
 
-/* ---- slurmstepd */
+/* In slurmstepd */
 
 static bool save(void) {
-    saving.over = true;
+    saving.done = true;
     return saving.container->mounts < 0 || save_container(saving.site, saving.container, saving.cgroups);
 }
 
-/* Any task may take any answer: of those that are left one gets the last. */
+/* Any task may receive any answer; one of those left receives the last. */
 static void *answer_tasks(void *nothing) {
     char text[CGROUPS_LENGTH];
     for (uint32_t ended = 0; receive_message(saving.talk[1], text, sizeof text, NULL, 0) >= 0;) {
-        if (text[0]) /* a task begins */
+        if (text[0]) /* a task starts */
             snprintf(saving.cgroups, sizeof saving.cgroups, "%s", text);
         else
             send_message(saving.talk[1], ++ended == saving.task_count && !save() ? "!" : "", NULL, 0);
@@ -96,26 +96,27 @@ void expect_save(spank_t spank, const struct site *site, const char *path, const
         return;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for slurmstepd's own threads */
-    saving.begun = pthread_create(&saving.thread, NULL, answer_tasks, NULL) == 0;
+    saving.started = pthread_create(&saving.thread, NULL, answer_tasks, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* Once no task is left. One that was killed told of nothing: then it is saved now, and the step has failed anyway. */
+/* Called once no task is left. A task that was killed has reported nothing: then the container is saved now, and the step
+ * has failed anyway. */
 void end_saving(void) {
-    if (saving.begun) {
+    if (saving.started) {
         shutdown(saving.talk[1], SHUT_RD);
         pthread_join(saving.thread, NULL);
         close(saving.talk[0]);
         close(saving.talk[1]);
     }
-    if (saving.wanted && !saving.over)
+    if (saving.wanted && !saving.done)
         save();
-    saving.begun = saving.wanted = false;
+    saving.started = saving.wanted = false;
 }
 
-/* ---- a task */
+/* In a task */
 
-/* As the program did, but without a core of our own. */
+/* Ends like the program, but without a core dump. */
 static _Noreturn void end_as(int status, bool saved) {
     if (WIFSIGNALED(status)) {
         sigset_t same;
@@ -129,36 +130,37 @@ static _Noreturn void end_as(int status, bool saved) {
     _exit(WEXITSTATUS(status) != 0 || saved ? WEXITSTATUS(status) : NO_CONTAINER);
 }
 
-/* Slurm signals a task in one of three ways, and each must reach the program once. To slurmstepd's own children
- * (proctrack/cgroup): that is us, and we hand it on. To the task's process group: the program has another, so the same.
- * To all that descends from slurmstepd and is not called slurmstepd (proctrack/linuxproc): that leaves us out. */
-static int hand_on_signals(pid_t program, const sigset_t *all) {
-    int status = 0, came;
+/* Slurm signals a task in one of three ways, and each signal must reach the program exactly once. It signals children of
+ * slurmstepd (proctrack/cgroup): we are the child and forward the signal. It signals the task's process group: the program
+ * has another group, so we forward the signal too. It signals all descendants of slurmstepd that are not named slurmstepd
+ * (proctrack/linuxproc): that leaves us out, and reaches the program. */
+static int forward_signals(pid_t program, const sigset_t *all) {
+    int status = 0, signal_number;
     while (waitpid(program, &status, WNOHANG) == 0) {
-        came = sigwaitinfo(all, NULL);
-        if (came > 0 && came != SIGCHLD)
-            kill(program, came);
+        signal_number = sigwaitinfo(all, NULL);
+        if (signal_number > 0 && signal_number != SIGCHLD)
+            kill(program, signal_number);
     }
     return status;
 }
 
 static _Noreturn void wait_for_program(pid_t program, const sigset_t *all) {
     char text[8] = "";
-    prctl(PR_SET_DUMPABLE, 0);        /* it never becomes another program, and has slurmstepd's memory */
-    prctl(PR_SET_NAME, "slurmstepd"); /* a task that awaited its image is called otherwise, and would be signalled too */
+    prctl(PR_SET_DUMPABLE, 0);        /* it never executes a program, and has slurmstepd's memory */
+    prctl(PR_SET_NAME, "slurmstepd"); /* a task that waited for its image has another name, and would be signalled too */
     dup2(saving.talk[0], 0);
-    syscall(SYS_close_range, 1, ~0u, 0); /* who reads from the program shall see its end, and we slurmstepd's */
-    int status = hand_on_signals(program, all);
+    syscall(SYS_close_range, 1, ~0u, 0); /* so that readers of the program's output see its end, and we see slurmstepd's */
+    int status = forward_signals(program, all);
     if (send_message(0, "", NULL, 0))
         receive_message(0, text, sizeof text, NULL, 0);
     end_as(status, text[0] != '!');
 }
 
-/* The program comes back from it. */
+/* Returns only in the program's process. */
 void wait_for_save(spank_t spank) {
     sigset_t all, before;
     char number[16], cgroups[CGROUPS_LENGTH];
-    if (!saving.begun)
+    if (!saving.started)
         return;
     if (read_cgroups(cgroups))
         send_message(saving.talk[0], cgroups, NULL, 0);

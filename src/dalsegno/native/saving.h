@@ -1,4 +1,4 @@
-/* --container-save, seen from slurmstepd. */
+/* --container-save, in slurmstepd and its tasks. */
 #ifndef DALSEGNO_SAVING_H
 #define DALSEGNO_SAVING_H
 

@@ -1,4 +1,4 @@
-/* User and mount namespaces: making them, mapping one user into them, and holding them by descriptor. */
+/* Creates user and mount namespaces, maps one user into them, and holds them by descriptor. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -42,7 +42,7 @@ static void write_maps(pid_t pid, unsigned inside_uid, unsigned inside_gid, unsi
     char who[32] = "self", path[64], text[64];
     if (pid != 0)
         snprintf(who, sizeof who, "%d", (int)pid);
-    /* Without this a member of a group that is denied something could leave the group in here. */
+    /* Otherwise a member of a group to which access is denied could leave the group in here. */
     snprintf(path, sizeof path, "%s/setgroups", who);
     write_text(proc_fd, path, "deny");
     snprintf(path, sizeof path, "%s/uid_map", who);
@@ -53,10 +53,10 @@ static void write_maps(pid_t pid, unsigned inside_uid, unsigned inside_gid, unsi
     write_text(proc_fd, path, text);
 }
 
-/* As a user without rights: root of a namespace in which nobody else exists. */
+/* For an unprivileged user: become root of a namespace in which nobody else exists. */
 void enter_own_user_namespace(void) {
     leave_root(true);
-    prctl(PR_SET_DUMPABLE, 1); /* after a change of user our files in /proc would be root's */
+    prctl(PR_SET_DUMPABLE, 1); /* after a change of user, our files in /proc would belong to root */
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
         fail("this machine does not let users create namespaces (%s); check kernel.unprivileged_userns_clone and "
              "kernel.apparmor_restrict_unprivileged_userns",
@@ -64,11 +64,11 @@ void enter_own_user_namespace(void) {
     write_maps(0, 0, 0, request.uid, request.gid);
 }
 
-/* The child has the user's id: they may stop it, and must not stop us. */
-static char hear(int from) {
-    char said = '\0';
+/* The child has the user's id: the user can stop it, and must not block us. */
+static char read_reply(int from) {
+    char reply = '\0';
     struct pollfd end = {.fd = from, .events = POLLIN};
-    return poll(&end, 1, CHILD_MS) > 0 && read(from, &said, 1) == 1 ? said : '\0';
+    return poll(&end, 1, CHILD_MS) > 0 && read(from, &reply, 1) == 1 ? reply : '\0';
 }
 
 static bool start_loopback(void) {
@@ -80,8 +80,8 @@ static bool start_loopback(void) {
     return started;
 }
 
-/* Makes the namespaces of --container-unshare, inside the container's root and user namespace: they belong to that one.
- * What shows a namespace is mounted here too. Where the kernel refuses a new /sys (the node hides parts of its own), the
+/* Creates the namespaces of --container-unshare inside the container's root and user namespace, to which they belong, and
+ * mounts the file systems that show them. If the kernel refuses a new /sys because the node hides parts of its own, the
  * node's stays. */
 bool leave_namespaces(void) {
     const unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
@@ -95,7 +95,7 @@ bool leave_namespaces(void) {
         if (statfs("/sys", &seen) == 0 && seen.f_type == SYSFS_MAGIC)
             mount("sysfs", "/sys", "sysfs", flags | MS_RDONLY, NULL);
     }
-    if (request.unshare[NAMESPACE_IPC]) /* a kernel may have none */
+    if (request.unshare[NAMESPACE_IPC]) /* not every kernel has it */
         mount("mqueue", "/dev/mqueue", "mqueue", flags, NULL);
     return true;
 }
@@ -107,7 +107,7 @@ void hold_namespaces(pid_t pid, struct spaces *spaces) {
         spaces->own[i] = request.unshare[i] ? namespace_fd(pid, namespace_words[i]) : -1;
 }
 
-/* A child that waits in a new user namespace until it is mapped; with `mounts`, it then leaves our mounts too. */
+/* Starts a child that waits in a new user namespace until it is mapped; with `mounts`, it then leaves our mounts too. */
 static pid_t start_child(bool mounts, int *talk) {
     int pair[2];
     if (pipe2(pair, O_CLOEXEC) != 0)
@@ -121,18 +121,18 @@ static pid_t start_child(bool mounts, int *talk) {
     if (child > 0) {
         close(pair[0]);
         close(back[1]);
-        if (!hear(back[0]))
+        if (!read_reply(back[0]))
             fail("the kernel refused a user namespace; check user.max_user_namespaces");
         talk[0] = back[0], talk[1] = pair[1];
         return child;
     }
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* forgotten with a change of user: then the end of the pipe ends us */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a change of user resets this; then the end of the pipe ends us */
     close(pair[1]);
     close(back[0]);
     char go;
     if (mounts && privileged) {
-        /* The namespace is the user's, so that the user's tasks may enter it. Root's rights stay until then: machines
-           that refuse namespaces to users (Ubuntu 24.04) make this one. */
+        /* The namespace belongs to the user, so that the user's tasks may enter it. Root's rights stay until then: systems
+           that refuse namespaces to users (Ubuntu 24.04) allow this one. */
         prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
         become_user();
     }
@@ -152,7 +152,7 @@ static void end_child(pid_t child, int talk[2]) {
     waitpid(child, NULL, 0);
 }
 
-/* A mount namespace with one mount: what is at that path. */
+/* Creates a mount namespace with one mount: what is at that path. */
 int bare_namespace(const char *root) {
     int pair[2];
     if (pipe2(pair, O_CLOEXEC) != 0)
@@ -169,7 +169,7 @@ int bare_namespace(const char *root) {
             pause();
     }
     close(pair[1]);
-    if (!hear(pair[0]))
+    if (!read_reply(pair[0]))
         fail("cannot create a mount namespace for the container's file system");
     close(pair[0]);
     int fd = namespace_fd(child, "mnt");
@@ -178,7 +178,7 @@ int bare_namespace(const char *root) {
     return fd;
 }
 
-/* That one mount, as a tree to attach. */
+/* Returns that one mount as a tree to attach. */
 int tree_in(int mounts) {
     int pair[2], tree = -1;
     char text[8];
@@ -200,14 +200,14 @@ int tree_in(int mounts) {
     return came ? tree : -1;
 }
 
-/* That of a container that runs: its file system can be mounted there alone. */
+/* Joins the user namespace of a running container: its file system can be mounted only there. */
 void join_user_namespace(int user) {
     if (setns(user, CLONE_NEWUSER) != 0 || unshare(CLONE_NEWNS) != 0)
         fail("cannot enter the container's user namespace: %s", strerror(errno));
     prctl(PR_SET_DUMPABLE, 1);
 }
 
-/* For an idmapped mount: whoever is `inside` on disk is the user outside. */
+/* For an ID-mapped mount: the owner `inside` on disk is the user outside. */
 int user_namespace_of(unsigned inside, unsigned outside_uid, unsigned outside_gid) {
     int talk[2];
     pid_t child = start_child(false, talk);
@@ -217,18 +217,18 @@ int user_namespace_of(unsigned inside, unsigned outside_uid, unsigned outside_gi
     return fd;
 }
 
-/* The mounts as they are now, in a namespace that belongs to the user: nothing in it can be taken apart. */
+/* Copies the current mounts into a namespace of the user, where the kernel locks them. */
 void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid,
           struct spaces *spaces) {
     int talk[2];
     pid_t child = start_child(true, talk);
     write_maps(child, inside_uid, inside_gid, outside_uid, outside_gid);
-    char said = write(talk[1], "g", 1) == 1 ? hear(talk[0]) : '\0';
-    if (said == 'p')
+    char reply = write(talk[1], "g", 1) == 1 ? read_reply(talk[0]) : '\0';
+    if (reply == 'p')
         fail("cannot set the propagation of mounts");
-    if (said == 'n')
+    if (reply == 'n')
         fail(NO_NAMESPACES, "a limit is reached, or users may not create them");
-    if (said != 'm')
+    if (reply != 'm')
         fail("the kernel refused a mount namespace; check user.max_mnt_namespaces");
     hold_namespaces(child, spaces);
     end_child(child, talk);

@@ -1,7 +1,7 @@
 /* The SPANK plugin: srun, sbatch and salloc get Pyxis's options, and each task of a step enters its container.
  *
  * user_init (slurmstepd, once per step and node) has the helper build the root and keeps the namespaces, or the error:
- * a failing user_init would drain the node. task_init (each task, as the user) enters, or tells the error and ends.
+ * a failing user_init would drain the node. task_init (each task, as the user) enters, or prints the error and exits.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,12 +27,12 @@ SPANK_PLUGIN(dalsegno_container, 1)
 
 enum { VALUE_MAX = 1 << 16, SERVER_MS = 500 };
 
-static char *given[OPTION_COUNT]; /* the value, "" for a switch; NULL: not given */
+static char *given[OPTION_COUNT]; /* the value, "" for a switch, NULL if not given */
 static struct site site;
 static struct container container = {.mounts = -1, .user = -1, .own = {-1, -1, -1}, .lock = -1, .unpacked = -1, .bare = -1,
                                      .owner = -1, .said = -1};
 
-/* ---- options */
+/* Options */
 
 static int take_option(int which, const char *value, int remote) {
     char why[WHY_LENGTH];
@@ -43,7 +43,7 @@ static int take_option(int which, const char *value, int remote) {
     if (check_option((enum option)which, value, why) != 0) {
         if (!remote)
             slurm_error("--%s: %s", option_words[which].name, why);
-        else /* srun would have refused it; for the tasks to tell, as slurmstepd goes on without the option */
+        else /* srun did not refuse it; the tasks report it, as slurmstepd continues without the option */
             snprintf(container.error, sizeof container.error, "--%s: %s", option_words[which].name, why);
         container.wanted |= remote && (which == OPTION_IMAGE || which == OPTION_NAME);
         return -1;
@@ -93,7 +93,7 @@ int slurm_spank_init(spank_t spank, int count, char *words[]) {
         return ESPANK_SUCCESS;
     read_site(count, words);
     is_resumed();
-    if (dladdr((void *)slurm_spank_init, &self) && self.dli_fname) /* the helper lies beside the plugin */
+    if (dladdr((void *)slurm_spank_init, &self) && self.dli_fname) /* the helper is in the plugin's folder */
         snprintf(site.helper, sizeof site.helper, "%.*sdalsegno-container",
                  (int)(strrchr(self.dli_fname, '/') - self.dli_fname + 1), self.dli_fname);
     for (int i = 0; i < OPTION_COUNT; i++) {
@@ -106,7 +106,7 @@ int slurm_spank_init(spank_t spank, int count, char *words[]) {
     return ESPANK_SUCCESS;
 }
 
-/* PYXIS_CONTAINER_READONLY for OPTION_READONLY. False if the job has no such variable. */
+/* Reads PYXIS_CONTAINER_READONLY for OPTION_READONLY; false if the job has no such variable. */
 static bool read_variable(spank_t spank, int option, char name[SPANK_OPTION_MAXLEN + 8], char value[VALUE_MAX]) {
     snprintf(name, SPANK_OPTION_MAXLEN + 8, "PYXIS_%s", option_words[option].name);
     for (char *letter = name; *letter; letter++)
@@ -117,14 +117,14 @@ static bool read_variable(spank_t spank, int option, char name[SPANK_OPTION_MAXL
     return rc == ESPANK_SUCCESS && *value;
 }
 
-/* As Pyxis does: PYXIS_CONTAINER_IMAGE stands for --container-image, and so on; for a switch it is 1 or 0. What the
- * command line says goes first. Not for batch scripts, which would hardly be meant. */
+/* As in Pyxis, PYXIS_CONTAINER_IMAGE sets --container-image, and so on; for a switch the value is 1 or 0. The command
+ * line takes precedence. The variables do not apply to batch scripts. */
 static void read_environment(spank_t spank) {
     char name[SPANK_OPTION_MAXLEN + 8], value[VALUE_MAX], why[WHY_LENGTH];
     bool on, before[OPTION_COUNT + 1] = {false};
     for (int i = 0; i < OPTION_COUNT; i++)
         before[i] = given[i];
-    for (int i = 0; i < OPTION_LIST; i++) { /* those that ask about containers are for one command line */
+    for (int i = 0; i < OPTION_LIST; i++) { /* the options after it apply to one command line only */
         enum option other = opposite((enum option)i);
         if (before[i] || before[other] || strncmp(option_words[i].name, "no-", 3) == 0 ||
             !read_variable(spank, i, name, value))
@@ -138,14 +138,14 @@ static void read_environment(spank_t spank) {
     }
 }
 
-/* Given to srun itself, or for all steps of a batch script; not for what a task starts. */
-static bool wants_resume(void) {
+/* Set for srun itself, or for all steps of a batch script; not for an srun within a task. */
+static bool is_resume_requested(void) {
     const char *noted = getenv("SLURM_STEP_ID") ? NULL : getenv("DALSEGNO_AUTO_RESUME");
     const char *value = given[OPTION_AUTO_RESUME] ? given[OPTION_AUTO_RESUME] : noted;
     return value && strcmp(value, "1") == 0;
 }
 
-/* In a script `#` begins a comment, also within an #SBATCH line: of REGISTRY#IMAGE the registry is left. */
+/* In a script `#` starts a comment, even in an #SBATCH line: only the registry is left of REGISTRY#IMAGE. */
 static void warn_of_comment(const char *image) {
     const char *port = strrchr(image, ':');
     bool is_port = port && port[1] && strspn(port + 1, "0123456789") == strlen(port + 1);
@@ -161,7 +161,7 @@ int slurm_spank_init_post_opt(spank_t spank, int count, char *words[]) {
     (void)spank, (void)count, (void)words;
     if (spank_context() == S_CTX_ALLOCATOR && given[OPTION_IMAGE])
         warn_of_comment(given[OPTION_IMAGE]);
-    if (spank_context() == S_CTX_LOCAL && wants_resume() && !is_resumed()) {
+    if (spank_context() == S_CTX_LOCAL && is_resume_requested() && !is_resumed()) {
         if (site.resume)
             hand_over(site.resume);
         else
@@ -181,15 +181,15 @@ int slurm_spank_local_user_init(spank_t spank, int count, char *words[]) {
     return ESPANK_SUCCESS;
 }
 
-/* ---- in slurmstepd */
+/* In slurmstepd */
 
 static void note_auto_resume(spank_t spank) {
     if (given[OPTION_AUTO_RESUME])
         spank_setenv(spank, "DALSEGNO_AUTO_RESUME", given[OPTION_AUTO_RESUME], 1);
 }
 
-/* Relative to the job's folder, which slurmstepd is in now, but not when the step ends. */
-static void keep_save_path(void) {
+/* The path is relative to the job's folder, in which slurmstepd is now, but not when the step ends. */
+static void make_save_path_absolute(void) {
     char folder[PATH_MAX], *path = NULL, *old = given[OPTION_SAVE];
     if (!old || old[0] == '/' || !getcwd(folder, sizeof folder) || asprintf(&path, "%s/%s", folder, old) < 0)
         return;
@@ -213,14 +213,14 @@ int slurm_spank_user_init(spank_t spank, int count, char *words[]) {
         keep_detached();
         return ESPANK_SUCCESS;
     }
-    keep_save_path();
+    make_save_path_absolute();
     if (given[OPTION_SAVE] && may_be_saved(given[OPTION_SAVE], container.error))
         expect_save(spank, &site, given[OPTION_SAVE], &container);
     if (step == SLURM_BATCH_SCRIPT && spank_get_item(spank, S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0)
-        container.script = strdup(argv[0]); /* lies in slurmd's spool folder, which no image has */
+        container.script = strdup(argv[0]); /* in slurmd's spool folder, which no image has */
     if (!container.error[0])
         start_container(spank, &site, given, &container);
-    return ESPANK_SUCCESS; /* whatever happened: see above */
+    return ESPANK_SUCCESS; /* always: see the top of this file */
 }
 
 int slurm_spank_task_init(spank_t spank, int count, char *words[]) {
@@ -230,12 +230,12 @@ int slurm_spank_task_init(spank_t spank, int count, char *words[]) {
     wait_for_container(spank, given[OPTION_IMAGE], &container);
     if (!container.error[0])
         wait_for_save(spank);
-    enter_container(spank, given, &container); /* does not come back if it fails */
+    enter_container(spank, given, &container); /* does not return if it fails */
     return ESPANK_SUCCESS;
 }
 
-/* A FUSE mount goes with its namespaces, and its server with the mount. That is waited for: Slurm takes a second longer to
- * end a step in which it finds processes. A container with a name stays as it is until its lock is released. */
+/* A FUSE mount is removed with its namespaces, and its server ends with the mount. We wait for that, because Slurm takes a
+ * second longer to end a step that still has processes. A named container stays until its lock is released. */
 static void close_namespaces(void) {
     int *const fds[] = {&container.mounts, &container.user, &container.own[0], &container.own[1], &container.own[2]};
     for (size_t i = 0; container.lock < 0 && i < sizeof fds / sizeof *fds; i++) {
@@ -243,11 +243,11 @@ static void close_namespaces(void) {
             close(*fds[i]);
         *fds[i] = -1;
     }
-    if (container.lock < 0 && container.unpacked >= 0) /* the server is the user's, who may have stopped it */
+    if (container.lock < 0 && container.unpacked >= 0) /* the user may have stopped the server */
         poll(&(struct pollfd){.fd = container.unpacked, .events = POLLIN}, 1, SERVER_MS);
 }
 
-/* When the node's last task has ended, and before srun hears of it: who waits for srun, finds the file. */
+/* Acts when the node's last task has ended, before srun is notified: the saved file exists when srun ends. */
 int slurm_spank_task_exit(spank_t spank, int count, char *words[]) {
     static uint32_t ended;
     uint32_t tasks = 0;

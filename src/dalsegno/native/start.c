@@ -48,7 +48,7 @@ static void free_words(struct words *words) {
     words->count = 0;
 }
 
-/* False if Slurm does not say whose job it is. */
+/* Returns false if Slurm does not report the job's user. */
 static bool add_user(spank_t spank, struct words *words) {
     uid_t uid;
     gid_t gid, *groups = NULL;
@@ -72,7 +72,7 @@ static bool add_user(spank_t spank, struct words *words) {
     return true;
 }
 
-/* So that what packs and unpacks images fits into the step's memory. */
+/* So that programs that pack and unpack images stay within the step's memory. */
 static void add_memory(spank_t spank, struct words *words, const char *name) {
     uint64_t memory_mib = 0;
     if (spank_get_item(spank, S_STEP_ALLOC_MEM, &memory_mib) == ESPANK_SUCCESS && memory_mib > 0 &&
@@ -80,7 +80,7 @@ static void add_memory(spank_t spank, struct words *words, const char *name) {
         add(words, "%s=%llu", name, (unsigned long long)memory_mib);
 }
 
-/* $HOME, as Enroot has it, else what the table of users says. Whichever, it is opened with the user's rights. */
+/* $HOME, as in Enroot, otherwise the home folder of the account. It is opened with the user's rights. */
 static void add_home(spank_t spank, struct words *words, bool remap_root) {
     char text[PATH_MAX] = "", space[4096];
     uid_t uid = 0;
@@ -95,22 +95,22 @@ static void add_home(spank_t spank, struct words *words, bool remap_root) {
     }
 }
 
-/* PMIx's library in a task talks to slurmstepd by files in a folder. Slurm names it in slurmstepd's own environment. */
+/* PMIx's library in a task communicates with slurmstepd by files in a folder, which slurmstepd's environment names. */
 static void add_pmix(struct words *words) {
     const char *folder = getenv("PMIX_SERVER_TMPDIR");
     if (folder && folder[0] == '/')
         add(words, "pmix=%s", folder);
 }
 
-/* slurmstepd has the name that slurmd knows its node by in its own environment. (The job's, which spank_getenv reads, is
- * the user's to write.) Before Slurm 22.05 it has not; there the host's name is taken. */
+/* slurmstepd's own environment has slurmd's name for the node. (The user controls the job's environment, which spank_getenv
+ * reads.) Before Slurm 22.05 the variable is missing, and the host name is used. */
 static bool read_node_name(char *name, size_t size) {
     const char *own = getenv("SLURMD_NODENAME");
     if (own)
         snprintf(name, size, "%s", own);
     else if (gethostname(name, size) == 0)
         name[size - 1] = '\0', name[strcspn(name, ".")] = '\0';
-    for (const char *letter = name; *letter; letter++) /* it becomes a part of a path */
+    for (const char *letter = name; *letter; letter++) /* it becomes part of a path */
         if (!isalnum((unsigned char)*letter) && (letter == name || !strchr("._-", *letter)))
             return false;
     return *name;
@@ -118,9 +118,8 @@ static bool read_node_name(char *name, size_t size) {
 
 #define PATH_WORD "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-/* What an import may need of the job's environment: whose credentials, which proxy. As variables of the helper, with a
- * word before each that keeps everybody else from heeding them: a proxy's password is not for all to read, as the words
- * of a command are. */
+/* Variables of the job that an import may need, for credentials and proxies. They are passed in the helper's environment,
+ * with a prefix so that other programs ignore them. Arguments would show a proxy's password to all users. */
 static void add_import(spank_t spank, const struct site *site, struct words *variables) {
     static const char *const names[] = {"HOME",       "XDG_CONFIG_HOME",   "XDG_RUNTIME_DIR", "DOCKER_CONFIG",
                                         "http_proxy", "https_proxy",       "no_proxy",        "HTTP_PROXY",
@@ -151,7 +150,7 @@ static void add_site(const struct site *site, struct words *words) {
         add(words, "as_user=1");
 }
 
-/* Between fork and exec only system calls: other threads of slurmstepd may hold locks that nobody here gives back. */
+/* Only system calls between fork and exec: locks that other threads of slurmstepd hold are never released here. */
 static void run_helper(const char *path, char *const words[], char *const variables[], int answer, int user,
                        int mounts) {
     sigset_t none;
@@ -159,10 +158,10 @@ static void run_helper(const char *path, char *const words[], char *const variab
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (getuid() == 0 && (syscall(SYS_setresuid, 0, 0, 0) != 0 || syscall(SYS_setresgid, 0, 0, 0) != 0))
         _exit(126);
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of user forgets it */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of user resets it */
     int high[3] = {fcntl(answer, F_DUPFD, 64), user < 0 ? -1 : fcntl(user, F_DUPFD, 64),
                    mounts < 0 ? -1 : fcntl(mounts, F_DUPFD, 64)};
-    if (high[0] < 0 || (user >= 0 && high[1] < 0) || (mounts >= 0 && high[2] < 0)) /* else it would take another for it */
+    if (high[0] < 0 || (user >= 0 && high[1] < 0) || (mounts >= 0 && high[2] < 0)) /* the helper would use a wrong one */
         _exit(126);
     dup2(high[0], ANSWER_FD);
     syscall(SYS_close_range, USER_FD, 63, 0);
@@ -175,8 +174,8 @@ static void run_helper(const char *path, char *const words[], char *const variab
     _exit(127);
 }
 
-/* Where there are no cgroups Slurm knows a step's processes by their parents alone (proctrack/linuxproc): those that
- * detach become slurmstepd's children, and go with the step. Not before the helper is done: a FUSE mount's server
+/* Without cgroups, Slurm finds a step's processes only by their parents (proctrack/linuxproc). Processes that detach now
+ * become children of slurmstepd, and end with the step. Not before the helper is done, because the server of a FUSE mount
  * outlives the tasks. */
 void keep_detached(void) { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
@@ -195,7 +194,7 @@ struct helper begin_helper(const char *path, char *const words[], char *const va
     return helper;
 }
 
-/* In which cgroups this process is. The helper puts there what it runs with the user's rights. */
+/* Sends the cgroups of this process, in which the helper then runs programs with the user's rights. */
 void tell_cgroups(int helper) {
     char text[CGROUPS_LENGTH] = "";
     if (read_cgroups(text))
@@ -218,8 +217,8 @@ int take_message(int from, char *text, size_t size, int *fds, int count) {
     return came;
 }
 
-/* It ends by itself once nobody listens to it. But its user may have stopped it, where it runs with their rights, or its
- * file system does not answer: it must not hold slurmstepd. */
+/* The helper ends by itself once its socket is closed. But the user may have stopped it, if it has the user's rights, or a
+ * file system may hang: it must not block slurmstepd. */
 void end_helper(struct helper *helper) {
     int status = 0;
     close(helper->talk);
@@ -233,7 +232,7 @@ void end_helper(struct helper *helper) {
     *helper = (struct helper){.pid = -1, .talk = -1, .process = -1};
 }
 
-/* The helper's answer; one that begins with `!` is an error. */
+/* Reads the helper's answer; one that begins with `!` is an error. */
 void take_answer(char *text, const int *fds, int count, struct container *container) {
     int next = 0;
     if (text[0] == '!' || count < 1) {
@@ -314,14 +313,14 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     free_words(&variables);
     if (await_later(spank, helper, container))
         return;
-    tell_cgroups(helper.talk); /* there is no task yet, and it is waited for before there is */
+    tell_cgroups(helper.talk); /* there is no task yet that could send its own */
     int count = take_message(helper.talk, text, sizeof text, fds, HANDED_MAX);
     end_helper(&helper);
     take_answer(text, fds, count, container);
     keep_detached();
 }
 
-/* Now: no handle of Slurm's outlives the hook that it came with. */
+/* Called early, because a handle of Slurm is valid only in the hook that received it. */
 void prepare_save(spank_t spank, const char *path) {
     add(&saving_words, "dalsegno-container");
     add_user(spank, &saving_words);

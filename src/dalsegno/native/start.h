@@ -1,4 +1,4 @@
-/* Starting the helper from slurmstepd, and what it hands back. */
+/* Starts the helper from slurmstepd, and reads its answer. */
 #ifndef DALSEGNO_START_H
 #define DALSEGNO_START_H
 
@@ -12,7 +12,7 @@
 
 enum { SHOWN_MAX = 16, HANDED_MAX = 6 + NAMESPACE_KINDS, ANSWER_LENGTH = WHY_LENGTH * 2 };
 
-/* What the cluster's plugstack.conf says. %n in data stands for the node's name. */
+/* The arguments in plugstack.conf. %n in data stands for the node's name. */
 struct site {
     char helper[PATH_MAX];
     const char *data, *cache, *import, *images, *resume, *shown[SHOWN_MAX];
@@ -22,23 +22,23 @@ struct site {
 
 struct container {
     bool wanted, folder;
-    int said; /* a file with what a task prints instead of its command's output, or -1 */
-    int mounts, user, lock, unpacked, bare, owner; /* kept open for as long as the step lives */
-    int own[NAMESPACE_KINDS]; /* those of --container-unshare; -1: the node's */
+    int said; /* a file that a task prints instead of running its command, or -1 */
+    int mounts, user, lock, unpacked, bare, owner; /* kept open as long as the step runs */
+    int own[NAMESPACE_KINDS]; /* namespaces of --container-unshare; -1 for one of the node */
     char *script;
-    char error[WHY_LENGTH * 2]; /* for the tasks to tell */
-    char note[WHY_LENGTH];      /* for the first of them to tell */
+    char error[WHY_LENGTH * 2]; /* printed by the tasks */
+    char note[WHY_LENGTH];      /* printed by the first task */
 };
 
-/* The helper at work, and where it answers. */
+/* A running helper, and the socket for its answer. */
 struct helper {
     pid_t pid;
     int talk;
-    int process; /* a pidfd: slurmstepd itself may wait for it first, and its number be another's by then */
+    int process; /* a pidfd: slurmstepd may reap the process first, and its PID may then be reused */
 };
 
 struct helper begin_helper(const char *path, char *const words[], char *const variables[], int user, int mounts);
-int take_message(int from, char *text, size_t size, int *fds, int count); /* how many descriptors came with it; -1: none will */
+int take_message(int from, char *text, size_t size, int *fds, int count); /* number of descriptors; -1: closed */
 void end_helper(struct helper *helper);
 void tell_cgroups(int helper);
 bool read_cgroups(char text[CGROUPS_LENGTH]);

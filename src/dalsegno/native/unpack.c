@@ -1,10 +1,10 @@
-/* An image that can be mounted neither by the kernel nor by FUSE is unpacked once, for all steps of its user:
+/* An image that neither the kernel nor FUSE can mount is unpacked once, for all steps of its user:
  *
- *   CACHE/KEY         what is in it; the key is the file's own identity, so that another image at its path has another
- *   CACHE/KEY.image   the path it was found at. Who uses the folder has this file locked, together with others
- *   CACHE/lock        held by whoever unpacks or removes
+ *   CACHE/KEY         the content; the key identifies the file, so another image at the same path has another key
+ *   CACHE/KEY.image   the path of the image. Steps that use the folder hold a shared lock on this file
+ *   CACHE/lock        held while an image is unpacked or removed
  *
- * `dalsegno image gc` removes folders that nobody uses and to whose key no file at their path leads any more. */
+ * `dalsegno image gc` removes unused folders whose image file no longer exists or has changed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -29,10 +29,10 @@ static void name_folder(struct image *image) {
         fail("image %s: the path of %s is too long", request.image, request.cache);
 }
 
-/* access() would ask with root's rights where we can be root again, and a link of the user's could lead it anywhere. */
+/* access() uses the real user id, which may still be root's, and would follow links of the user. */
 static bool is_there(const char *path) { return faccessat(AT_FDCWD, path, F_OK, AT_EACCESS | AT_SYMLINK_NOFOLLOW) == 0; }
 
-static int take_turn(void) {
+static int lock_cache(void) {
     char path[PATH_MAX];
     mkdir(request.cache, 0700);
     snprintf(path, sizeof path, "%s/lock", request.cache);
@@ -43,35 +43,35 @@ static int take_turn(void) {
 }
 
 static void remove_folder(const char *path) {
-    run_program((const char *const[]){"chmod", "-R", "u+rwX", path, NULL}, -1, -1); /* as the image had it */
+    run_program((const char *const[]){"chmod", "-R", "u+rwX", path, NULL}, -1, -1); /* the image may contain folders without permissions */
     run_program((const char *const[]){"rm", "-rf", path, NULL}, -1, -1);
 }
 
 static void fill_folder(const struct image *image) {
-    char partial[PATH_MAX + 16], file[64], why[WHY_LENGTH], queue[32] = "256"; /* MiB, as unsquashfs has it */
-    int told = memfd_create("errors", MFD_CLOEXEC);
+    char partial[PATH_MAX + 16], file[64], why[WHY_LENGTH], queue[32] = "256"; /* MiB, the default of unsquashfs */
+    int errors_fd = memfd_create("errors", MFD_CLOEXEC);
     snprintf(partial, sizeof partial, "%s.part", image->extracted);
     snprintf(file, sizeof file, "/proc/self/fd/%d", image->fd);
     remove_folder(partial);
-    fcntl(image->fd, F_SETFD, 0); /* unsquashfs reads what we opened, whatever is at that path by now */
+    fcntl(image->fd, F_SETFD, 0); /* unsquashfs reads the file that we opened, whatever is at the path now */
     if (request.memory_mib > 0 && request.memory_mib / 8 < 256)
         snprintf(queue, sizeof queue, "%llu", request.memory_mib / 8 < 16 ? 16 : request.memory_mib / 8);
     int rc = run_program((const char *const[]){"unsquashfs", "-no-progress", "-no-xattrs", "-da", queue, "-fr", queue, "-d",
                                                partial, file, NULL},
-                         -1, told);
+                         -1, errors_fd);
     fcntl(image->fd, F_SETFD, FD_CLOEXEC);
     if (rc == 127)
         fail("image %s: this node has neither squashfuse with a usable /dev/fuse nor unsquashfs", request.image);
-    if (rc != 0 && rc != 2) { /* 2: devices and owners, which we do not want */
+    if (rc != 0 && rc != 2) { /* 2: devices and owners could not be created, which we do not need */
         remove_folder(partial);
-        fail("image %s: unsquashfs into %s failed (%d): %s", request.image, request.cache, rc, why_failed(rc, told, why));
+        fail("image %s: unsquashfs into %s failed (%d): %s", request.image, request.cache, rc, why_failed(rc, errors_fd, why));
     }
     if (rename(partial, image->extracted) != 0)
         fail("image %s: %s", request.image, strerror(errno));
-    close(told);
+    close(errors_fd);
 }
 
-/* From now on it is used, for as long as somebody has this descriptor: the step that we hand it to. */
+/* Marks the folder as used as long as this descriptor is open, in the step that we pass it to. */
 static void note_use(const struct image *image) {
     char path[PATH_MAX + 8];
     snprintf(path, sizeof path, "%s.image", image->extracted);
@@ -83,14 +83,14 @@ static void note_use(const struct image *image) {
 
 void unpack(struct image *image) {
     name_folder(image);
-    int turn = take_turn();
-    if (!is_there(image->extracted)) /* once per node, whoever comes first */
+    int lock_fd = lock_cache();
+    if (!is_there(image->extracted)) /* the first step on the node unpacks it */
         fill_folder(image);
     note_use(image);
-    close(turn);
+    close(lock_fd);
 }
 
-/* A container that runs already: it may outlive the step that had its image unpacked. */
+/* For a running container: it may outlive the step that unpacked its image. */
 void join_unpacked(void) {
     struct image image = {0};
     if (privileged || !request.cache || access(request.image, R_OK) != 0)
@@ -99,8 +99,8 @@ void join_unpacked(void) {
     if (image.folder)
         return;
     name_folder(&image);
-    int turn = take_turn();
+    int lock_fd = lock_cache();
     if (is_there(image.extracted))
         note_use(&image);
-    close(turn);
+    close(lock_fd);
 }
