@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What it costs the controller to hold many node agents, and how soon it knows that one of their hosts is gone.
+"""Measure the cost of many node agents for the controller, and how soon it detects a lost host.
 
     sudo benchmarks/agents.py                       256 agents, about a minute; prints figures
     sudo benchmarks/agents.py --nodes 64 --seconds 3 --deaths 2 --json
 
-The agents are played by one process that speaks as they do, each from an address of its own in a network of our own. A
-host dies by a rule that drops all its packets, as a cut cable does: what it says is not heard, and nothing answers.
+One process simulates the agents, each with its own address in a private network. A rule that drops all packets of
+a host simulates its loss, like a cut cable.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dalsegno.recovery.agents import AgentTable
 from dalsegno.recovery.probes import NodeAddress
 
 HEAD = "10.99.255.1"
-CHECKS = 24  # as many as a node with GPUs has
+CHECKS = 24  # the number on a node with GPUs
 CHANGE_S = 10.0  # how often a finding of each node changes
 MOST_CPU_PERCENT, MOST_MIB, MOST_SEEN_S = 10.0, 150.0, 2.0
 
@@ -49,12 +49,12 @@ def secret(node: str) -> bytes:
     return f"the secret of {node}, long enough for all".encode()
 
 
-# The agents ------------------------------------------------------------------------------------------------------
+# Agents
 
 
 @dataclass(eq=False)
 class Player:
-    """One played agent."""
+    """One simulated agent."""
 
     number: int
     selector: selectors.BaseSelector
@@ -70,7 +70,7 @@ class Player:
         whom = Whom(HEAD, self.port, secret(node), NodeHello(node, "boot-1", 1.0))
         self.link = ControllerLink(whom, self.selector, lambda message: None, self.turned, lambda text: None)
         for check in range(CHECKS):
-            self.findings.note(Finding(f"check-{check}", passed("nothing to complain of"), time.time()))
+            self.findings.note(Finding(f"check-{check}", passed("no fault"), time.time()))
 
     def turned(self, up: bool) -> None:
         self.findings.begin_again()
@@ -107,7 +107,7 @@ def play(nodes: int, port: int) -> None:
 
 
 class Source(socket.socket):
-    """A socket that calls from the address of the agent whose turn it is."""
+    """A socket that connects from the address of the current agent."""
 
     address = ""
 
@@ -120,12 +120,12 @@ def dial_from_own_address() -> None:
     socket.socket = Source  # type: ignore[misc]
 
 
-# The controller --------------------------------------------------------------------------------------------------
+# Controller
 
 
 @dataclass
 class Held:
-    """What was measured."""
+    """The measured figures."""
 
     nodes: int
     connected_s: float
@@ -141,7 +141,7 @@ class Held:
 
 
 class Controller:
-    """The controller's own loop, with nothing else in it."""
+    """The controller's event loop with only the agents."""
 
     def __init__(self, nodes: int) -> None:
         self.selector = selectors.DefaultSelector()
@@ -161,7 +161,7 @@ class Controller:
         return all(view.presence is Presence.CONNECTED for view in self.agents.views().values())
 
     def lost(self) -> int:
-        """Silence alone is no verdict: the played agents share one process, which may have to wait for its turn."""
+        """Count lost agents. Silence alone does not count, because the agents share one process that may be delayed."""
         return sum(view.presence in (Presence.GONE, Presence.AGENT_DEAD) for view in self.agents.views().values())
 
 
@@ -185,7 +185,7 @@ def measure(nodes: int, seconds: float, deaths: int) -> Held:
 
 
 def kill(controller: Controller, number: int) -> float:
-    """From the moment the host is cut off until it is known to be gone."""
+    """Cut a host off and return the seconds until it is detected as gone."""
     controller.until(lambda: False, random.random())
     node = f"n{number}"
     for way in ("-s", "-d"):
@@ -198,31 +198,28 @@ def memory_mib() -> float:
     return int(line.split()[1]) / 1024
 
 
-# ----------------------------------------------------------------------------------------------------------------
-
-
 def main() -> int:
     options = parse_options()
     if options.play:
         play(options.nodes, options.play)
     if not options.inside:
         if os.geteuid() != 0:
-            print("a network of our own needs root", file=sys.stderr)
+            print("a private network needs root", file=sys.stderr)
             return 1
         return subprocess.run(["unshare", "--net", sys.executable, __file__, "--inside", *sys.argv[1:]]).returncode
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     subprocess.run(["ip", "route", "add", "local", "10.99.0.0/16", "dev", "lo"], check=True)
     held = measure(options.nodes, options.seconds, options.deaths)
-    print(json.dumps(vars(held)) if options.json else words(held))
+    print(json.dumps(vars(held)) if options.json else describe(held))
     return 0 if held.good else 1
 
 
-def words(held: Held) -> str:
+def describe(held: Held) -> str:
     seen = ", ".join(f"{each:.2f}" for each in held.seen_s)
     return (
         f"{held.nodes} agents: all connected after {held.connected_s:.1f} s; {held.cpu_percent:.1f} % of a core "
         f"(at most {MOST_CPU_PERCENT:g}), {held.memory_mib:.0f} MiB (at most {MOST_MIB:g})\n"
-        f"a host cut off is known to be gone after {seen} s (at most {MOST_SEEN_S:g}); {held.false_alarms} false alarms"
+        f"a lost host is detected after {seen} s (at most {MOST_SEEN_S:g}); {held.false_alarms} false alarms"
     )
 
 

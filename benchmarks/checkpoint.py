@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What a checkpoint costs: the stall of a snapshot in memory and of torch's own, beside a plain copy of the same bytes.
+"""Measure checkpoints: the stall of a snapshot in memory and of torch's own, compared with a plain copy of the bytes.
 
     benchmarks/checkpoint.py               1 GiB of state, about two minutes; prints a table
-    benchmarks/checkpoint.py --write       also puts the table into docs/performance.md
-    benchmarks/checkpoint.py --gib 0.25    less of it
+    benchmarks/checkpoint.py --write       also writes the table to docs/performance.md
+    benchmarks/checkpoint.py --gib 0.25    a smaller state
     benchmarks/checkpoint.py --runs 3      fewer repetitions
 
-Needs a Python with torch: run it with the one your training uses. One function per comparison; each measures its two
-sides in turns, so that a busy machine slows down both.
+Run it with the Python that your training uses; it needs torch. Each function measures one comparison, its two sides in
+turns, so that a busy machine slows down both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dalsegno.train.snapshots import Mover  # noqa: E402
 from dalsegno.train.state import TrainingState, take  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
-COMPUTE_S = 0.5  # of one step: forward and backward
+COMPUTE_S = 0.5  # forward and backward of one step
 RUN = f"benchmark-{os.getpid()}"
 GIB = 1 << 30
 Nested = dict[str, dict[str, torch.Tensor]]
@@ -69,12 +69,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
     parser.add_argument("--runs", type=int, default=7, help="repetitions")
     parser.add_argument("--folder", type=Path, default=None, help="where to write; default: the temporary folder")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
     return parser.parse_args()
 
 
 def training_state(size: int) -> Nested:
-    """Weights and Adam's two moments of many layers, large and small tensors together."""
+    """Return weights and Adam's two moments of many layers, with large and small tensors."""
     layers = 48
     wide = size // 3 // layers // 4 - 1024
     one = {f"layers.{n}.{name}": torch.rand(length) for n in range(layers) for name, length in shapes(wide)}
@@ -85,7 +85,7 @@ def shapes(wide: int) -> list[tuple[str, int]]:
     return [("weight", wide), ("bias", 768), ("norm.weight", 128), ("norm.bias", 128)]
 
 
-# What is measured -------------------------------------------------------------------------------------------
+# Measurements
 
 
 def measure(nested: Nested, runs: int, gib: float, folder: Path) -> Iterator[Row]:
@@ -96,8 +96,11 @@ def measure(nested: Nested, runs: int, gib: float, folder: Path) -> Iterator[Row
 
 
 def memory_snapshot(nested: Nested, runs: int, gib: float, folder: Path) -> Iterator[Row]:
-    """The stall of a snapshot, beside a copy of the same tensors into warm memory, and beside torch's own way."""
-    slots, warm = Slots(RUN, rank=0, generation=1), {kind: dict(map(clone, of.items())) for kind, of in nested.items()}
+    """Measure the stall of a snapshot, of a copy of the same tensors into warm memory, and of torch's own save."""
+    slots, warm = (
+        Slots(RUN, rank=0, generation=1),
+        {kind: dict(map(clone, each.items())) for kind, each in nested.items()},
+    )
     slots.prepare(state_at(nested, 0))
     copies, whole, beside, others = [], [], [], []
     for step in range(1, 2 * runs + 3, 2):
@@ -109,21 +112,21 @@ def memory_snapshot(nested: Nested, runs: int, gib: float, folder: Path) -> Iter
     floor, other = median(copies[1:]), median(others[1:])
     yield row(f"plain copy of {gib:g} GiB into warm memory", None, copies[1:])
     ratio = f"{median(whole[1:]) / floor:.2f} x the plain copy"
-    yield row(f"snapshot of {gib:g} GiB in memory, waited for", round(1.5 * floor, 3), whole[1:], ratio)
-    yield row(f"DCP async_save of {gib:g} GiB: training stands still", None, others[1:])
-    times = f"DCP stands still {other / median(beside[1:]):.0f} x as long"
-    what = f"snapshot of {gib:g} GiB beside the training: training stands still"
+    yield row(f"snapshot of {gib:g} GiB in memory, synchronous", round(1.5 * floor, 3), whole[1:], ratio)
+    yield row(f"DCP async_save of {gib:g} GiB: training stalls", None, others[1:])
+    times = f"DCP stalls {other / median(beside[1:]):.0f} x as long"
+    what = f"snapshot of {gib:g} GiB in the background: training stalls"
     yield row(what, round(other / 5, 3), beside[1:], times)
 
 
 def memory_restore(nested: Nested, runs: int, gib: float) -> Iterator[Row]:
-    """From the slots an earlier process left: checked, mapped, copied into the tensors of a new life."""
+    """Measure the restore from the slots of an earlier process: check, map, and copy into new tensors."""
     slots = Slots(RUN, rank=0, generation=1)
     slots.write(state_at(nested, 1 << 30))
     path = max(slots.slots, key=lambda slot: record.step if (record := slot.record()) else -1).path
     slots.close()
     checks = [timed(lambda: checksum(path)) for _ in range(runs)]
-    living = {f"{kind}.{name}": tensor for kind, of in nested.items() for name, tensor in of.items()}
+    living = {f"{kind}.{name}": tensor for kind, each in nested.items() for name, tensor in each.items()}
     loads = [timed(lambda: restore(path, living, check=False)) for _ in range(runs)]
     verified = [timed(lambda: restore(path, living, check=True)) for _ in range(runs)]
     yield row(f"checksums of {gib:g} GiB, after the commit and outside the stall", None, checks)
@@ -132,7 +135,7 @@ def memory_restore(nested: Nested, runs: int, gib: float) -> Iterator[Row]:
 
 
 def disk_save(nested: Nested, runs: int, gib: float, folder: Path) -> Iterator[Row]:
-    """A rank's share with checksum and fsync, beside `dd conv=fsync` of as many bytes that are no zeros."""
+    """Measure a rank's share with checksum and fsync, and `dd conv=fsync` of as many random bytes."""
     source, state = folder / "source", state_at(nested, 1)
     source.write_bytes(memoryview(torch.randint(0, 255, (int(gib * GIB),), dtype=torch.uint8).numpy()))
     raw, ours = [], []
@@ -148,20 +151,20 @@ def disk_save(nested: Nested, runs: int, gib: float, folder: Path) -> Iterator[R
 
 
 def between_steps(folder: Path) -> Iterator[Row]:
-    """What `done` costs a step of 50 ms when nothing is due."""
+    """Measure `done` in steps of 50 ms when nothing is due."""
     model = torch.nn.Linear(256, 256)
     ckpt = Checkpointer(folder / "idle", model=model, optimizer=torch.optim.Adam(model.parameters()), disk_every="10m")
     costs = []
     for step in ckpt.steps(60):
         time.sleep(0.05)
         costs.append(timed(lambda step=step: ckpt.done(step, loss=1.0)))  # type: ignore[misc]
-    yield row("done(), when nothing is due", 0.01 * 0.05, costs, "1 % of a step of 50 ms is what was asked")
+    yield row("done(), when nothing is due", 0.01 * 0.05, costs, "the limit is 1 % of a step of 50 ms")
 
 
 def stall_beside(slots: Slots, state: TrainingState) -> float:
-    """As `done` does it: the copy goes on while the next passes run, and the optimizer waits for the rest."""
+    """Return the stall as in `done`: the copy runs during the next passes, and the optimizer waits for the rest."""
     mover = Mover()
-    mover.trust.hear()  # a step before it, by an optimizer that told of it
+    mover.trust.announce_change()  # an earlier step of an optimizer
     mover.trust.step_done()
     began = time.perf_counter()
     draft = slots.begin(state)
@@ -178,14 +181,14 @@ def stall_beside(slots: Slots, state: TrainingState) -> float:
 
 
 def compute(seconds: float) -> None:
-    """A model's passes on one core."""
+    """Compute on one core, like the passes of a model."""
     until, matrix = time.perf_counter() + seconds, torch.rand(256, 256)
     while time.perf_counter() < until:
         matrix @ matrix
 
 
 def torchs_stall(nested: Nested, folder: Path) -> float:
-    """How long DCP's async_save keeps the training waiting; its writing is not counted."""
+    """Return how long DCP's async_save stalls training, without the write in the background."""
     from torch.distributed.checkpoint import async_save
 
     started = time.perf_counter()
@@ -202,7 +205,7 @@ def dd(source: Path, target: Path) -> None:
     target.unlink()
 
 
-# How it is measured -----------------------------------------------------------------------------------------
+# Helpers
 
 
 def state_at(nested: Nested, step: int) -> TrainingState:
@@ -222,7 +225,7 @@ def copy(to: Nested, nested: Nested) -> None:
 def restore(path: Path, living: dict[str, torch.Tensor], check: bool) -> None:
     snapshot = open_snapshot(path)
     if snapshot is None or (check and judge(snapshot) != SnapshotVerdict.WHOLE):
-        raise RuntimeError("the snapshot is not whole")
+        raise RuntimeError("the snapshot is damaged")
     for piece in state_of(snapshot).pieces:
         living[piece.key].copy_(piece.tensor)
 
@@ -230,7 +233,7 @@ def restore(path: Path, living: dict[str, torch.Tensor], check: bool) -> None:
 def timed(act: Callable[[], object]) -> float:
     started = time.perf_counter()
     if act() is False:
-        raise RuntimeError("it did not happen")
+        raise RuntimeError("the action failed")
     return time.perf_counter() - started
 
 

@@ -1,4 +1,4 @@
-"""Ours beside a rival's: medians, the slow end, how many times faster, and what was asked for."""
+"""Compare Dal Segno with another tool: medians, 95th percentiles, the ratio, and the required limits."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from table import aligned, seconds
 
 HEADERS = (
     "what",
-    "asked",
+    "required",
     "ours p50",
     "ours p95",
     "runs",
-    "the other",
-    "its p50",
-    "its runs",
+    "other tool",
+    "other p50",
+    "other runs",
     "times faster",
     "verdict",
 )
-NEVER = (120.0, 180.0)  # times that stand for "did not come back"
+NEVER = (120.0, 180.0)  # times that mean "did not recover"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One thing measured on both sides; times in seconds unless `unit` says otherwise."""
+    """One measurement of both tools; times in seconds unless `unit` says otherwise."""
 
     what: str
     ours: Sequence[float]
@@ -37,7 +37,7 @@ class Compared:
     unit: str = "s"
 
     @property
-    def kept(self) -> bool:
+    def met(self) -> bool:
         fast = self.limit_s is None or median(self.ours) <= self.limit_s
         steady = self.limit_95_s is None or p95(self.ours) <= self.limit_95_s
         return fast and steady and (self.ratio is None or not self.theirs or self.times_faster >= self.ratio)
@@ -47,7 +47,7 @@ class Compared:
         return median(self.theirs) / median(self.ours)
 
     @property
-    def asked(self) -> str:
+    def required(self) -> str:
         parts = [f"≤ {self.limit_s:g} {self.unit}".strip() if self.limit_s is not None else ""]
         parts += [f"p95 ≤ {self.limit_95_s:g} s" if self.limit_95_s is not None else ""]
         parts += [f"{self.ratio:g} times faster" if self.ratio is not None else ""]
@@ -57,14 +57,14 @@ class Compared:
         other = ("", "", "", "")
         if self.theirs:
             other = (self.rival, self._their_time(), str(len(self.theirs)), f"{self.times_faster:.1f}")
-        verdict = "kept" if self.kept else "**missed**"
-        return (self.what, self.asked, self._show(median(self.ours)), self._show(p95(self.ours)), str(len(self.ours)),
-                *other, verdict)  # fmt: skip
+        verdict = "met" if self.met else "**missed**"
+        ours = (self._show(median(self.ours)), self._show(p95(self.ours)), str(len(self.ours)))
+        return (self.what, self.required, *ours, *other, verdict)
 
     def _their_time(self) -> str:
         never = sum(value in NEVER for value in self.theirs)
-        told = f" ({never} of {len(self.theirs)} never came back, counted so)" if never else ""
-        return f"{seconds(median(self.theirs))}{told}"
+        note = f" ({never} of {len(self.theirs)} did not recover)" if never else ""
+        return f"{seconds(median(self.theirs))}{note}"
 
     def _show(self, value: float) -> str:
         return seconds(value) if self.unit else f"{value:.3f}"

@@ -1,6 +1,6 @@
-"""What a container adds to `srun`: bare and contained steps in turn, and the difference of each pair.
+"""Measure what a container adds to `srun`: bare and contained steps in turn, and the difference of each pair.
 
-A busy machine slows both alike, and now one, now the other; of many pairs the median still tells.
+A busy machine slows down both, so the median of many pairs is still meaningful.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ print(json.dumps(time.monotonic() - started))
 
 
 def start_rows(runs: int) -> Iterator[Row]:
-    """The cluster comes and goes here, whatever happens."""
+    """Yield the rows. The cluster is started here and always removed."""
     stage = Stage()
     try:
         folder = stage.home / "images"
@@ -53,7 +53,9 @@ def start_rows(runs: int) -> Iterator[Row]:
         stage.dalsegno("up", str(file))
         for user in ("root", "ada"):
             for size, image in images.items():
-                yield _row(f"srun in a .sqsh of {size}, over bare srun, as {_whom(user)}", stage, user, image, runs)
+                yield _row(
+                    f"srun in a .sqsh of {size}, over bare srun, as {_user_label(user)}", stage, user, image, runs
+                )
         yield _row("srun in a folder, over bare srun, as root", stage, "root", folder / "tree", runs)
         yield from _own_rows(stage, images, runs)
     finally:
@@ -61,18 +63,18 @@ def start_rows(runs: int) -> Iterator[Row]:
 
 
 def _own_rows(stage: Stage, images: Mapping[str, Path], runs: int) -> Iterator[Row]:
-    """Measure a user's own file, which the kernel does not mount: by squashfuse, and unpacked as without /dev/fuse."""
+    """Measure a user's own file, which the kernel does not mount: with squashfuse, and unpacked without /dev/fuse."""
     size, big = list(images.items())[-1]
     user = int(_as_user(stage, "ada", "id", "import os; print(os.getuid())"))
     own = {name: _owned(image, user) for name, image in images.items()}
     with _fuse_for(stage, 0o666):
         for name, image in own.items():
-            yield _row(f"the same, of the user's own .sqsh of {name}, by squashfuse", stage, "ada", image, runs, None)
-        yield _once(f"reading {size} in the user's own .sqsh, by squashfuse", stage, own[size], "md5sum", "/padding")
+            yield _row(f"the same, in the user's own .sqsh of {name}, with squashfuse", stage, "ada", image, runs, None)
+        yield _once(f"reading {size} in the user's own .sqsh, with squashfuse", stage, own[size], "md5sum", "/padding")
     yield _once(f"reading {size} in root's .sqsh, mounted by the kernel", stage, big, "md5sum", "/padding")
     with _fuse_for(stage, 0o600):
         yield _once(f"the first srun in the user's own .sqsh of {size}, which unpacks it", stage, own[size], "true")
-        yield _row("srun in it when it is unpacked, over bare srun", stage, "ada", own[size], runs, None)
+        yield _row("srun in the unpacked image, over bare srun", stage, "ada", own[size], runs, None)
 
 
 def _owned(image: Path, user: int) -> Path:
@@ -84,7 +86,7 @@ def _owned(image: Path, user: int) -> Path:
 
 @contextmanager
 def _fuse_for(stage: Stage, mode: int) -> Iterator[None]:
-    """A node on which /dev/fuse has these rights. Users may usually open it."""
+    """Give /dev/fuse this mode on the node. Users may usually open it."""
     device, node = stage.home / "fuse", "train-1"
     os.mknod(device, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
     device.chmod(mode)
@@ -102,13 +104,13 @@ def _once(what: str, stage: Stage, image: Path, *command: str) -> Row:
     return Row(what, None, (took,), busy)
 
 
-def _whom(user: str) -> str:
+def _user_label(user: str) -> str:
     return "root" if user == "root" else "another user"
 
 
-def _as_user(stage: Stage, user: str, what: str, script: str, *words: str) -> str:
+def _as_user(stage: Stage, user: str, what: str, script: str, *args: str) -> str:
     who = [] if user == "root" else ["--user", user]
-    argv = [str(ROOT / "dalsegno"), "shell", *who, "--", "/usr/bin/python3", "-c", script, *words]
+    argv = [str(ROOT / "dalsegno"), "shell", *who, "--", "/usr/bin/python3", "-c", script, *args]
     done = subprocess.run(argv, env=stage.env, cwd="/", capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         raise Failed(f"{what}: {done.stderr.strip()}")
@@ -124,10 +126,10 @@ def _row(what: str, stage: Stage, user: str, image: Path, runs: int, limit_s: fl
 
 
 def make_image(folder: Path, padding_mib: int) -> Path:
-    """busybox, and as much that no one reads and nothing compresses."""
+    """Create an image of busybox and incompressible padding."""
     busybox = shutil.which("busybox")
     if busybox is None:
-        raise Failed("busybox is not on this machine: `./dalsegno setup --dev` installs busybox-static")
+        raise Failed("busybox is not installed: `./dalsegno setup --dev` installs busybox-static")
     tree = folder / ("big" if padding_mib else "tree")
     (tree / "bin").mkdir(parents=True)
     shutil.copy(busybox, tree / "bin/busybox")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How long it takes to import an image, beside the usual tools, and what a container adds to the start of a step.
+"""Measure the import of an image, compared with the usual tools, and what a container adds to the start of a step.
 
 benchmarks/containers.py            some minutes; prints a table
 benchmarks/containers.py --quick    fewer runs
-benchmarks/containers.py --write    also puts the table into docs/performance.md
+benchmarks/containers.py --write    also writes the table to docs/performance.md
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAGE = ROOT / "docs/performance.md"
 def main() -> int:
     options = parse_options()
     rows: list[Row] = []
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends with us
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # child processes end with this one
     measured = f"Measured on {time.strftime('%Y-%m-%d')} with Linux {platform.release()}, {os.cpu_count()} cores."
     try:
         for row in measure(options.quick):
@@ -46,7 +46,7 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer runs")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
     return parser.parse_args()
 
 

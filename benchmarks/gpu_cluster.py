@@ -2,10 +2,10 @@
 """Measure a cluster whose node has one real GPU: start, container, health checks, worker restart, Xid.
 
     sudo benchmarks/gpu_cluster.py            about two minutes; prints a table, exits 1 if a row failed
-    sudo benchmarks/gpu_cluster.py --write    also puts the table into docs/performance.md
+    sudo benchmarks/gpu_cluster.py --write    also writes the table to docs/performance.md
 
-Needs one NVIDIA GPU, its driver, root, and a PyTorch with CUDA in .venv. The Xid is a line written to the kernel's log
-in the driver's own form: detection, drain, evidence and the way back into service are the real ones.
+Needs one NVIDIA GPU, its driver, root, and a PyTorch with CUDA in .venv. The Xid is a line in the kernel log, in the
+driver's format. Detection, drain, evidence and the return to service are real.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from rivals import Ours, kill
 from stage import ROOT, Failed, Stage
-from steps import lives, wait_for_new_life
+from steps import lives, wait_for_restart
 from table import Row, render, write
 
 PAGE = ROOT / "docs/performance.md"
@@ -87,7 +87,7 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
     return parser.parse_args()
 
 
@@ -102,12 +102,12 @@ def gpu() -> tuple[str, str, str]:
     return name, driver, bus
 
 
-# What is measured -------------------------------------------------------------------------------------------
+# Measurements
 
 
 def measure(stage: Stage, name: str, bus: str) -> Iterator[Row]:
     yield up(stage, name)
-    yield dealt_out(stage, name)
+    yield gpu_in_step(stage, name)
     yield health(stage)
     yield from worker_killed(stage)
     yield container(stage, name)
@@ -121,14 +121,14 @@ def up(stage: Stage, name: str) -> Row:
     return Row("`up`, two virtual hosts, one with the GPU", None, (stage.dalsegno("up", str(file)),))
 
 
-def dealt_out(stage: Stage, name: str) -> Row:
-    """A step that asks for the GPU sees it; a step that does not is refused by the devices cgroup."""
+def gpu_in_step(stage: Stage, name: str) -> Row:
+    """Check that a step that requests the GPU sees it, and that the devices cgroup refuses it to others."""
     with_gpu, took = step(stage, "--gpus=1", "nvidia-smi", "-L")
     without, _ = step(stage, "sh", "-c", "head -c 0 /dev/nvidia0 2>&1 || true")
     held = name in with_gpu and "not permitted" in without
     note = f"without `--gpus`: {without.strip().splitlines()[-1] if without.strip() else 'the device can be opened'}"
-    asked = "the GPU, for steps that ask for it only"
-    return Row("`srun --gpus=1 nvidia-smi -L`", None, (took,), note=note, asked=asked, held=held)
+    required = "the GPU, only for steps that request it"
+    return Row("`srun --gpus=1 nvidia-smi -L`", None, (took,), note=note, required=required, held=held)
 
 
 def health(stage: Stage) -> Row:
@@ -138,14 +138,16 @@ def health(stage: Stage) -> Row:
     took = time.monotonic() - began
     found = Counter(each["verdict"] for each in json.loads(done.stdout)["findings"])
     note = ", ".join(f"{number} {verdict}" for verdict, number in sorted(found.items()))
-    return Row("health checks before service", None, (took,), note=note, asked="none fails", held=done.returncode == 0)
+    return Row(
+        "health checks before service", None, (took,), note=note, required="none fails", held=done.returncode == 0
+    )
 
 
 def worker_killed(stage: Stage) -> Iterator[Row]:
     run, folder = Ours(stage, "-N", "1", "-p", "gpu", "--gpus-per-node", "1"), steps_folder(stage)
     began = time.time()
     run.start(folder)
-    first = wait_for_new_life(folder, set(), began, LIMIT_S)
+    first = wait_for_restart(folder, set(), began, LIMIT_S)
     if first >= LIMIT_S:
         raise Failed(f"training did not start: {logs(stage, run.run)}")
     yield Row("training over NCCL: command to first step", None, (first,))
@@ -155,19 +157,19 @@ def worker_killed(stage: Stage) -> Iterator[Row]:
 
 
 def container(stage: Stage, name: str) -> Row:
-    """A program that calls the driver, in an image that has none of it, as a plain user."""
+    """Run a program that calls the driver, in an image without the driver, as a plain user."""
     image = make_image(stage)
     said, took = step(stage, "--gpus=1", f"--container-image={image}", "/cuda", user="ada")
     smi, _ = step(stage, "--gpus=1", f"--container-image={image}", "nvidia-smi", "-L", user="ada")
     held = name in said and name in smi
-    return Row("CUDA program in a container, as a plain user", None, (took,), asked="runs on the GPU", held=held)
+    return Row("CUDA program in a container, as a plain user", None, (took,), required="runs on the GPU", held=held)
 
 
 def xid(stage: Stage, bus: str) -> Iterator[Row]:
-    """Xid 79 while training runs: the node is drained, its evidence saved, and it comes back after validation."""
+    """Inject Xid 79 during training: the node is drained, its evidence saved, and it returns after validation."""
     run, folder = Ours(stage, "-N", "1", "-p", "gpu", "--gpus-per-node", "1"), steps_folder(stage)
     run.start(folder)
-    if wait_for_new_life(folder, set(), time.time(), LIMIT_S) >= LIMIT_S:
+    if wait_for_restart(folder, set(), time.time(), LIMIT_S) >= LIMIT_S:
         raise Failed(f"training did not start: {logs(stage, run.run)}")
     began = time.time()
     address = bus[-12:].rpartition(".")[0].lower()  # 00000000:00:05.0 is 0000:00:05 in the log
@@ -175,15 +177,15 @@ def xid(stage: Stage, bus: str) -> Iterator[Row]:
         log.write(f"NVRM: Xid (PCI:{address}): 79, pid=1, name=test, GPU has fallen off the bus.\n")
     drained = wait_until(lambda: "dalsegno:" in node_state(stage), began)
     yield Row("Xid 79 in the kernel's log: drained", 2.0, (drained,), note=node_state(stage)[:60])
-    run.stop()  # it would stay: there is no other node with a GPU
+    run.stop()  # it would not leave: there is no other node with a GPU
     left = time.time()
     back = wait_until(lambda: node_state(stage).split()[0] == "idle", left)
     yield Row("… from its last job's end to validated and back in service", None, (back,))
     said, _ = step(stage, "--gpus=1", "nvidia-smi", "-L")
-    yield Row("… the GPU in a step again", None, (time.time() - left,), asked="the GPU", held="GPU 0" in said)
+    yield Row("… the GPU usable in a step again", None, (time.time() - left,), required="the GPU", held="GPU 0" in said)
 
 
-# How it is measured -----------------------------------------------------------------------------------------
+# Helpers
 
 
 def step(stage: Stage, *argv: str, user: str = "root") -> tuple[str, float]:
@@ -197,13 +199,13 @@ def step(stage: Stage, *argv: str, user: str = "root") -> tuple[str, float]:
 
 
 def make_image(stage: Stage) -> Path:
-    """A root file system with a C library, a shell and the CUDA program, and nothing of the driver's."""
+    """Create a root file system with a C library, a shell and the CUDA program, without the driver."""
     tree, source = stage.home / "image", stage.home / "cuda.c"
     (tree / "bin").mkdir(parents=True)
     source.write_text(CUDA)
     cuda = next((path for path in sorted(Path("/usr/local").glob("cuda*/include/cuda.h"))), None)
     if cuda is None:
-        raise Failed("cuda.h is not below /usr/local/cuda*/include")
+        raise Failed("cuda.h is not in /usr/local/cuda*/include")
     argv = ["gcc", f"-I{cuda.parent}", "-o", str(tree / "cuda"), str(source), *libcuda()]
     subprocess.run(argv, check=True)
     shutil.copy("/bin/sh", tree / "bin/sh")
@@ -242,7 +244,7 @@ def steps_folder(stage: Stage) -> Path:
 
 def again(folder: Path, fault: Callable[[], float]) -> float:
     before = lives(folder)
-    took = wait_for_new_life(folder, before, fault(), LIMIT_S)
+    took = wait_for_restart(folder, before, fault(), LIMIT_S)
     time.sleep(0.5)  # some steps between two faults
     return took
 
@@ -258,7 +260,7 @@ def node_state(stage: Stage) -> str:
 
 
 def wait_until(true: Callable[[], bool], since: float) -> float:
-    """Return the seconds since then; Failed after LIMIT_S."""
+    """Wait and return the seconds since then; raise Failed after LIMIT_S."""
     while not true():
         if time.time() > since + LIMIT_S:
             raise Failed(f"not within {LIMIT_S:.0f} s")

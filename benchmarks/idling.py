@@ -1,4 +1,4 @@
-"""A worker that only says that it lives: for counting agents and generations, not training."""
+"""A worker that only reports its start, to measure agents and generations without training."""
 
 import os
 import sys

@@ -1,6 +1,6 @@
-"""An image of 240 MB from a registry to a .sqsh: ours and the usual three tools in turns, from the same registry.
+"""Measure the import of a 240 MB image from a registry to a .sqsh, in turns with three usual tools.
 
-The image is real: files of this machine's /usr, in two gzip layers of which the second takes some of the first away.
+The image has files of this machine's /usr in two gzip layers. The second layer removes some files of the first.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from stage import ROOT, Failed
 from table import Row
 
 SIZE = 240_000_000
-MOST = 1.3  # times as long as the others
+MOST = 1.3  # times as long as the other tools
 PROGRAMS = ("docker-registry", "skopeo", "umoci", "mksquashfs", "sqfstar")
 
 
 def import_rows(runs: int) -> Iterator[Row]:
     missing = [name for name in PROGRAMS if not shutil.which(name)]
     if missing:
-        yield Row("import of a 240 MB image", None, (), note=f"needs {', '.join(missing)}", asked=f"≤ {MOST} x")
+        yield Row("import of a 240 MB image", None, (), note=f"needs {', '.join(missing)}", required=f"≤ {MOST} x")
         return
     with tempfile.TemporaryDirectory(prefix="dsb-images-") as name:
         folder = Path(name)
@@ -51,9 +51,9 @@ def compare(folder: Path, address: str, runs: int) -> Iterator[Row]:
         shutil.rmtree(work)
     what = "`skopeo copy` + `umoci unpack` + `mksquashfs -comp lz4` of a 240 MB image"
     yield Row(what, None, tuple(theirs), busy)
-    ratio = f"{median(ours) / median(theirs):.2f} x as long as the three"
-    yield Row("`dalsegno image import` of it", round(MOST * median(theirs), 1), tuple(ours), busy, ratio)
-    yield Row("the same again: the tag looked up, nothing to do", None, (again,), busy)
+    ratio = f"{median(ours) / median(theirs):.2f} x the time of the three tools"
+    yield Row("`dalsegno image import` of the same image", round(MOST * median(theirs), 1), tuple(ours), busy, ratio)
+    yield Row("the same again, already imported", None, (again,), busy)
 
 
 def usual_tools(address: str, work: Path) -> None:
@@ -86,12 +86,12 @@ def timed(action: object) -> float:
     return time.perf_counter() - began
 
 
-# The image and its registry -------------------------------------------------------------------------------------
+# Image and registry
 
 
 def make_image(folder: Path, address: str) -> None:
-    """With the usual tools alone."""
-    work = folder / "making"
+    """Create and push the image with the usual tools."""
+    work = folder / "work"
     work.mkdir()
     run(["umoci", "init", "--layout", "oci"], work)
     run(["umoci", "new", "--image", "oci:x"], work)
@@ -118,7 +118,7 @@ def make_image(folder: Path, address: str) -> None:
 
 
 def fill(root: Path, size: int) -> list[str]:
-    """Plain files of this machine, so many bytes of them."""
+    """Copy this many bytes of plain files of this machine and return their paths."""
     copied, done = [], 0
     for folder, folders, names in os.walk("/usr"):
         folders.sort()

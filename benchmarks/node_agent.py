@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What the node agent costs its node: memory and a share of a core, on the machine at hand and with its real GPUs.
+"""Measure the memory and CPU share of a node agent on this machine, with its real GPUs.
 
-    benchmarks/node_agent.py                  one minute; prints figures, and exits 1 if they are more than was asked
+    benchmarks/node_agent.py                  one minute; prints figures, exits 1 if they exceed the limits
     benchmarks/node_agent.py --seconds 20
 
-The agent is started as on a node, with a controller that never answers: it looks at its checks all the same. Shared
-pages are counted by share (PSS) too: Python and NVIDIA's library are mapped by others as well.
+The agent is started as on a node, with a controller that never answers; it runs its checks anyway. PSS is shown too,
+because other processes share the pages of Python and NVIDIA's library.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dalsegno.programs import launcher
 from dalsegno.system.children import descendants
 
 MOST_MB, MOST_CPU_PERCENT = 30.0, 1.0
-SETTLE_S = 10.0  # every check has been asked once
+SETTLE_S = 10.0  # every check has run once
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long it is watched")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to measure")
     seconds = parser.parse_args().seconds
     with tempfile.TemporaryDirectory() as folder:
         secret = Path(folder) / "secret"
@@ -49,18 +49,18 @@ def main() -> int:
             agent.terminate()
             agent.wait()
     for number, figures in enumerate(used):
-        told = ", ".join(f"{word} {mb:.1f} MB" for word, mb in figures.items())
-        print(f"{'agent' if number == 0 else 'checks'}: {told}")
-    parts = {who: (after[who] - before[who]) / seconds * 100 for who in after}
+        shown = ", ".join(f"{name} {mb:.1f} MB" for name, mb in figures.items())
+        print(f"{'agent' if number == 0 else 'checks'}: {shown}")
+    parts = {name: (after[name] - before[name]) / seconds * 100 for name in after}
     percent = sum(parts.values())
-    told = ", ".join(f"{who} {share:.2f} %" for who, share in parts.items())
-    print(f"CPU: {told}; together {percent:.2f} % of a core (asked: < {MOST_CPU_PERCENT:g} %)")
-    print(f"asked of memory: <= {MOST_MB:g} MB resident")
+    shown = ", ".join(f"{name} {share:.2f} %" for name, share in parts.items())
+    print(f"CPU: {shown}; together {percent:.2f} % of a core (limit: < {MOST_CPU_PERCENT:g} %)")
+    print(f"limit of memory: <= {MOST_MB:g} MB resident")
     return 0 if percent < MOST_CPU_PERCENT and all(each["resident"] <= MOST_MB for each in used) else 1
 
 
 def spent_s(agent: int) -> dict[str, float]:
-    """So far, by whom: the agent, its checks, and the commands that they have run to their end."""
+    """Return the CPU time so far of the agent, its checks, and their finished commands."""
     own, ended = cpu_s(agent)
     spent = {"agent": own, "checks": 0.0, "their commands": ended}
     for pid in descendants(agent):
@@ -71,7 +71,7 @@ def spent_s(agent: int) -> dict[str, float]:
 
 
 def cpu_s(pid: int) -> tuple[float, float]:
-    """Seconds of its own, and of children that it has waited for."""
+    """Return the CPU seconds of the process, and of its finished children."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -81,10 +81,10 @@ def cpu_s(pid: int) -> tuple[float, float]:
 
 
 def memory_mb(pid: int) -> dict[str, float]:
-    """As the kernel counts it, in kB of 1024 bytes."""
+    """Return the memory as counted by the kernel."""
     rollup = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M))
-    figures = {"resident": "Rss", "by share": "Pss", "its own": "Anonymous"}
-    return {word: int(rollup[key]) * 1024 / 1e6 for word, key in figures.items()}
+    figures = {"resident": "Rss", "proportional": "Pss", "its own": "Anonymous"}
+    return {name: int(rollup[key]) * 1024 / 1e6 for name, key in figures.items()}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Switching off, for comparison, what virtual hosts do about slurmdbd's small packets."""
+"""Switch off the quick acknowledgement of slurmdbd's small packets on virtual hosts, for comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIGN = "quickack 1"
 
 
 def switch_off(cluster: Path) -> None:
-    """On both ends of a command's way to slurmdbd, the machine's and the head's. `down` removes these routes anyway."""
+    """Replace the routes on both ends of a connection to slurmdbd. `down` removes them anyway."""
     sys.path.insert(0, str(ROOT / "src"))
     from dalsegno.system.hosts import host_process
     from dalsegno.targets.local.folder import Folder
@@ -31,5 +31,5 @@ def _replace_routes(enter: Sequence[str], device: str) -> None:
             _ip(enter, "route", "replace", *line.replace(SIGN, "").split(), "dev", device)
 
 
-def _ip(enter: Sequence[str], *words: str) -> str:
-    return subprocess.run([*enter, "ip", *words], capture_output=True, text=True, check=True).stdout
+def _ip(enter: Sequence[str], *args: str) -> str:
+    return subprocess.run([*enter, "ip", *args], capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""Whether others use the machine: figures from a busy one mean little."""
+"""Check whether the machine is idle: figures from a busy machine mean little."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATIENCE_S = 120.0
 
 
 def wait_for_quiet(patience_s: float = PATIENCE_S) -> float:
-    """Wait until little else runs, but not for ever; gives the share of all processors that was busy at the end."""
+    """Wait until the machine is idle, within a limit. Return the busy share of all cores at the end."""
     until = time.monotonic() + patience_s
     while (busy := busy_share()) > QUIET and time.monotonic() < until:
         time.sleep(1.0)
@@ -25,12 +25,12 @@ def busy_share(over_s: float = 0.3) -> float:
 
 
 def _ticks() -> tuple[int, int]:
-    """All of the processors' time, and the idle part of it."""
-    values = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    """Return the total CPU time and its idle part."""
+    values = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     return sum(values[:8]), values[3] + values[4]
 
 
 def available_mib() -> int:
-    """Memory that could still be had."""
+    """Return the available memory."""
     line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
     return int(line.split()[1]) // 1024

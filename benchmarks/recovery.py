@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How long a cluster takes to mend itself, and whether a training survives thirty faults.
+"""Measure how fast a cluster recovers, and whether training survives thirty faults.
 
     sudo benchmarks/recovery.py            everything, about half an hour; prints a table
     sudo benchmarks/recovery.py --quick    fewer faults, a shorter soak
-    sudo benchmarks/recovery.py --write    also puts the table into docs/performance.md
+    sudo benchmarks/recovery.py --write    also writes the table to docs/performance.md
 
 Six virtual hosts; a small GPT trains on four with one spare (`dalsegno drill`). A replaced virtual host boots in a
-second: what is shown is our own part of it. 256 agents on one controller are played by `benchmarks/agents.py`.
+second, so the times show our own part. `benchmarks/agents.py` simulates 256 agents on one controller.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from table import Row, render, seconds, write
 PAGE = ROOT / "docs/performance.md"
 SHAPE = Shape(6, health="auto")
 SETTLED_S = 20.0
-BUSY = 2  # cores that are kept busy during the soak
+BUSY = 2  # cores kept busy during the soak
 
 
 def main() -> int:
     options = parse_options()
     if os.geteuid() != 0:
-        sys.exit("needs root: without virtual hosts no power can be cut")
+        sys.exit("needs root: power cuts need virtual hosts")
     stage, rows, code = Stage(), list[Row](), 0
     try:
         stage.up(SHAPE)
@@ -57,90 +57,88 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer faults, a shorter soak")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
     return parser.parse_args()
 
 
 def measure(stage: Stage, quick: bool) -> Iterator[Row]:
     busy = wait_for_quiet()
     cuts = drill(stage, 2 if quick else 5, "--only", "power-off", "--with-spares", "--no-compare")
-    yield of(cuts, "power cut: known", "known_s", 1.5, busy)
-    yield of(cuts, "power cut: drained", "drained_s", 2.5, busy)
-    yield of(cuts, "power cut, a spare in the run: training goes on", "resumed_s", 2.5, busy)
-    yield of(cuts, "power cut: replaced, validated, back in service", "returned_s", 20, busy)
+    yield fault_row(cuts, "power cut: detected", "known_s", 1.5, busy)
+    yield fault_row(cuts, "power cut: drained", "drained_s", 2.5, busy)
+    yield fault_row(cuts, "power cut, a spare in the run: training resumes", "resumed_s", 2.5, busy)
+    yield fault_row(cuts, "power cut: replaced, validated, back in service", "returned_s", 20, busy)
     xids = drill(stage, 2 if quick else 5, "--only", "xid", "--with-spares", "--no-compare")
-    yield of(xids, "Xid 79: drained", "drained_s", 2, busy)
-    yield of(xids, "Xid 79: training stands still while it moves", "resumed_s", None, busy)
+    yield fault_row(xids, "Xid 79: drained", "drained_s", 2, busy)
+    yield fault_row(xids, "Xid 79: training stalls while it moves", "resumed_s", None, busy)
     yield many(drill(stage, 6 if quick else 30, "--seed", "7"))
     yield soak(stage, 60 if quick else 600)
     yield from agents(quick)
 
 
-def drill(stage: Stage, faults: int, *words: str) -> dict[str, Any]:
+def drill(stage: Stage, faults: int, *args: str) -> dict[str, Any]:
     page = str(stage.home / "drill.html")
-    argv = [str(ROOT / "dalsegno"), "drill", "--faults", str(faults), "--json", "--report", page, *words]
+    argv = [str(ROOT / "dalsegno"), "drill", "--faults", str(faults), "--json", "--report", page, *args]
     done = subprocess.run(argv, env=stage.env, capture_output=True, text=True, check=False)
     try:
-        told: dict[str, Any] = json.loads(done.stdout)
+        report: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        raise Failed(f"the drill told nothing: {done.stderr[-500:]}") from None
-    return told
+        raise Failed(f"the drill printed no report: {done.stderr[-500:]}") from None
+    return report
 
 
-def of(told: dict[str, Any], what: str, figure: str, limit_s: float | None, busy: float) -> Row:
-    """A figure of all faults; one that was not seen is no figure, and said."""
-    told_of = [each[figure] for each in told["faults"]]
-    found = [each for each in told_of if figure != "drained_s" or each != 0]  # 0: it hit a node that was out already
+def fault_row(report: dict[str, Any], what: str, figure: str, limit_s: float | None, busy: float) -> Row:
+    """Return a row with one figure of all faults. The note counts faults without it."""
+    figures = [each[figure] for each in report["faults"]]
+    found = [each for each in figures if figure != "drained_s" or each != 0]  # 0: the node was already out of service
     seen = [each for each in found if each is not None]
-    notes = [f"{len(found) - len(seen)} of {len(found)} not seen"] if len(seen) < len(found) else []
-    notes += [f"{out} hit a node that was out already"] if (out := len(told_of) - len(found)) else []
+    notes = [f"{len(found) - len(seen)} of {len(found)} not observed"] if len(seen) < len(found) else []
+    notes += [f"{out} hit a node already out of service"] if (out := len(figures) - len(found)) else []
     notes += [f"worst {seconds(max(seen))}"] if seen else []
-    notes += [f"{bare} without a spare ready"] if figure == "resumed_s" and (bare := without_spare(told)) else []
+    notes += [f"{bare} without a ready spare"] if figure == "resumed_s" and (bare := without_spare(report)) else []
     return Row(what, limit_s, tuple(seen), busy, "; ".join(notes), held=len(seen) == len(found))
 
 
-def without_spare(told: dict[str, Any]) -> int:
-    """Faults that took a node while no spare was ready: another had to come first."""
-    return sum(each["without_spare"] for each in told["faults"])
+def without_spare(report: dict[str, Any]) -> int:
+    """Return the number of faults that took a node while no spare was ready."""
+    return sum(each["without_spare"] for each in report["faults"])
 
 
-def many(told: dict[str, Any]) -> Row:
-    count = len(told["faults"])
+def many(report: dict[str, Any]) -> Row:
+    count = len(report["faults"])
     facts = [
-        "survived" if told["exit_code"] == 0 else f"ended with {told['exit_code']}",
-        f"{told['orphans']} orphans",
-        "weights bit-identical" if told["exact"] else "weights DIFFER",
-        f"{told['steps_lost']} of {told['steps']} steps done again",
-        f"goodput {told['share']:.0%}",
-        f"{without_spare(told)} hit without a spare ready",
+        "survived" if report["exit_code"] == 0 else f"ended with {report['exit_code']}",
+        f"{report['orphans']} orphans",
+        "weights bit-identical" if report["exact"] else "weights DIFFER",
+        f"{report['steps_lost']} of {report['steps']} steps repeated",
+        f"goodput {report['share']:.0%}",
+        f"{without_spare(report)} without a ready spare",
     ]
-    stopped = [each["resumed_s"] for each in told["faults"] if each["stops"]]
+    stopped = [each["resumed_s"] for each in report["faults"] if each["stops"]]
     resumed = tuple(each for each in stopped if each is not None)
-    if len(resumed) < len(stopped):  # hit while the one before was still being dealt with, or after the last step
-        facts.append(f"{len(stopped) - len(resumed)} of {len(stopped)} not seen by themselves")
-    held = told["exit_code"] == 0 and told["orphans"] == 0 and told["exact"]
-    what = f"{count} faults by lot in one run: training goes on"
-    return Row(what, None, resumed, note="; ".join(facts), asked="all survived, 0 orphans, bit-identical", held=held)
+    if len(resumed) < len(stopped):  # they hit during another recovery, or after the last step
+        facts.append(f"{len(stopped) - len(resumed)} of {len(stopped)} not observed separately")
+    held = report["exit_code"] == 0 and report["orphans"] == 0 and report["exact"]
+    what = f"{count} random faults in one run: training resumes"
+    return Row(what, None, resumed, note="; ".join(facts), required="all survived, 0 orphans, bit-identical", held=held)
 
 
 def soak(stage: Stage, length_s: int) -> Row:
-    """Nothing is broken, but the machine is busy: nothing may be done."""
-    before = mended(stage)
+    """Check that the controller does nothing while the machine is busy and nothing is broken."""
+    before = wait_until_settled(stage)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
     try:
         time.sleep(length_s)
     finally:
         for each in busy:
             each.kill()
-    told = events(stage)[len(before) :]
-    note = f"{len(told)} events, with {BUSY} cores busy" + "".join(f"; {each['node']} {each['text']}" for each in told)
-    return Row(
-        "a soak in which nothing is broken", None, (float(length_s),), note=note, asked="no action", held=not told
-    )
+    new = events(stage)[len(before) :]
+    note = f"{len(new)} events, with {BUSY} cores busy" + "".join(f"; {each['node']} {each['text']}" for each in new)
+    return Row("a soak without faults", None, (float(length_s),), note=note, required="no action", held=not new)
 
 
-def mended(stage: Stage) -> Sequence[dict[str, Any]]:
-    """All events, when the last node that a drill broke is back: nothing new for a while."""
+def wait_until_settled(stage: Stage) -> Sequence[dict[str, Any]]:
+    """Wait until the last node of a drill is back and no new event comes. Return all events."""
     found, since = events(stage), time.monotonic()
     while time.monotonic() - since < SETTLED_S:
         time.sleep(1)
@@ -150,21 +148,21 @@ def mended(stage: Stage) -> Sequence[dict[str, Any]]:
 
 
 def agents(quick: bool) -> Iterator[Row]:
-    """Many agents on one controller, as `agents.py` plays them."""
+    """Run `agents.py`: many simulated agents on one controller."""
     argv = [sys.executable, str(ROOT / "benchmarks/agents.py"), "--json"]
     argv += ["--seconds", "5", "--deaths", "2"] if quick else []
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     try:
         held = json.loads(done.stdout)
     except ValueError:
-        raise Failed(f"agents.py told nothing: {done.stderr[-500:]}") from None
-    asked = f"≤ {MOST_CPU_PERCENT:g} % of a core, ≤ {MOST_MIB:g} MiB"
+        raise Failed(f"agents.py printed no report: {done.stderr[-500:]}") from None
+    required = f"≤ {MOST_CPU_PERCENT:g} % of a core, ≤ {MOST_MIB:g} MiB"
     good = held["cpu_percent"] <= MOST_CPU_PERCENT and held["memory_mib"] <= MOST_MIB and not held["false_alarms"]
     note = f"{held['cpu_percent']:.1f} % of a core, {held['memory_mib']:.0f} MiB, {held['false_alarms']} false alarms"
     what = f"{held['nodes']} agents on one controller: all connected"
-    yield Row(what, None, (held["connected_s"],), note=note, asked=asked, held=good)
+    yield Row(what, None, (held["connected_s"],), note=note, required=required, held=good)
     worst = f"worst {seconds(max(held['seen_s']))}"
-    yield Row("… a dead node among them is known", MOST_SEEN_S, tuple(held["seen_s"]), note=worst)
+    yield Row("… a dead node is detected", MOST_SEEN_S, tuple(held["seen_s"]), note=worst)
 
 
 def events(stage: Stage) -> Sequence[dict[str, Any]]:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How long training stands still after a fault: ours, and torchrun from the same environment, in one run.
+"""Measure how long training stalls after a fault, with Dal Segno and with torchrun from the same environment.
 
     sudo benchmarks/restart.py            everything, about a quarter of an hour; prints a table
-    sudo benchmarks/restart.py --quick    fewer repetitions, no rivals that take minutes
-    sudo benchmarks/restart.py --write    also puts the table into docs/performance.md
+    sudo benchmarks/restart.py --quick    fewer repetitions, no comparisons that take minutes
+    sudo benchmarks/restart.py --write    also writes the table to docs/performance.md
 
-Four virtual hosts, one rank on each. What is timed ends with the first step that every rank has completed after the
-fault. A rival that has not come back after LIMIT_S counts with that time, and the table says so.
+Four virtual hosts, one rank on each. A time ends with the first step that every rank has completed after the fault. A
+tool that has not recovered after LIMIT_S counts with that time, and the table says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from comparison import Compared, render
 from quiet import wait_for_quiet
 from rivals import Ours, Torchrun, kill
 from stage import ROOT, Failed, Shape, Stage
-from steps import lives, wait_for_new_life
+from steps import lives, wait_for_restart
 from table import write
 from up import PYTHON, interrupt, load, machine, said, say
 
@@ -36,7 +36,12 @@ FIVE = Shape(5, accounting=False)
 LOOPBACK_64 = Shape(64, hosts="loopback", accounting=False)
 PAGE = ROOT / "docs/performance.md"
 STEPS = Path(tempfile.gettempdir()) / f"dalsegno-steps-{os.getpid()}"
-LIGHT = ("--framework", "jax", "--preload", "json")  # agents and generations without torch: 64 of it would not fit here
+LIGHT = (
+    "--framework",
+    "jax",
+    "--preload",
+    "json",
+)  # agents and generations without torch, which would not fit 64 times
 
 
 def main() -> int:
@@ -71,8 +76,8 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions, no rivals that take minutes")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, no comparisons that take minutes")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
     return parser.parse_args()
 
 
@@ -80,7 +85,7 @@ def torch_version() -> str:
     return said([PYTHON, "-c", "from importlib.metadata import version; print(version('torch'))"])
 
 
-# What is measured -------------------------------------------------------------------------------------------
+# Measurements
 
 
 def measure(stage: Stage, quick: bool) -> Iterator[Compared]:
@@ -94,7 +99,7 @@ def measure(stage: Stage, quick: bool) -> Iterator[Compared]:
 
 
 def first_start(stage: Stage, times: int) -> Compared:
-    """From the command to the first completed step, turn by turn."""
+    """Measure from the command to the first completed step, in turns."""
     ours, theirs = [], []
     for _ in range(times):
         for rival, found in ((Ours(stage, "-N", "4"), ours), (Torchrun(stage, "4", nodes=4), theirs)):
@@ -102,13 +107,13 @@ def first_start(stage: Stage, times: int) -> Compared:
             folder = new_folder()
             began = time.time()
             rival.start(folder)
-            found.append(wait_for_new_life(folder, set(), began, LIMIT_S, world=4))
+            found.append(wait_for_restart(folder, set(), began, LIMIT_S, world=4))
             rival.stop()
     return Compared("first start: command to first step", ours, theirs, "torchrun", ratio=1.0)
 
 
 def worker_killed(stage: Stage, times: int, more: int) -> Iterator[Compared]:
-    """torchrun as it is, and with a store for each attempt, without which restarts are known to hang."""
+    """Compare with torchrun's defaults, and with a new store for each attempt, without which restarts can hang."""
     ours = Ours(stage, "-N", "4")
     folder = begin(ours)
     found = [again(folder, partial(kill_worker, ours, turn % 4)) for turn in range(times)]
@@ -117,7 +122,7 @@ def worker_killed(stage: Stage, times: int, more: int) -> Iterator[Compared]:
     as_is = [one_rival_killed(Torchrun(stage, "4", nodes=4), 1)]
     yield Compared("worker killed to next step", found, as_is, "torchrun --max-restarts", **limits)
     apart = [one_rival_killed(Torchrun(stage, "4", nodes=4, own_store=True), 1 + turn) for turn in range(more)]
-    yield Compared("… the same, beside torchrun at its best", found, apart, "the same, own store each time", **limits)
+    yield Compared("… compared with torchrun's best setting", found, apart, "torchrun, new store per attempt", **limits)
 
 
 def one_rival_killed(rival: Torchrun, rank: int) -> float:
@@ -134,12 +139,12 @@ def node_lost(stage: Stage, times: int, quick: bool) -> Iterator[Compared]:
     yield Compared(
         "node powered off, a spare in the run: to next step", ours, elastic, "torchrun elastic, on 3 nodes", limit_s=2.5
     )
-    yield Compared("… until it is known to be lost", detected, [], "", limit_s=1.5)
+    yield Compared("… until the loss is detected", detected, [], "", limit_s=1.5)
     yield Compared("node powered off, plain Slurm", ours, requeued, "torchrun, job requeued", limit_s=2.5)
 
 
 def one_node_lost(stage: Stage) -> tuple[float, float]:
-    """Until the next step, and until the node was known to be lost."""
+    """Return the time until the next step, and until the loss was detected."""
     run = Ours(stage, "-N", "4", "--spares", "1")
     folder = begin(run)
     node, cut = member(run, 1), time.time()
@@ -165,25 +170,23 @@ def srun_killed(stage: Stage, times: int) -> Compared:
     folder = begin(run)
     found = [again(folder, lambda: kill(run.srun())) for _ in range(times)]
     run.stop()
-    return Compared("srun killed, and with it all agents: to next step", found, [], "", limit_s=15)
+    return Compared("srun and all agents killed: to next step", found, [], "", limit_s=15)
 
 
 def many_agents(stage: Stage, times: int) -> Iterator[Compared]:
-    """Agents without torch, and a program that only says that it lives: what is measured is ours alone."""
+    """Measure our own part with agents without torch and a program that only reports its start."""
     stage.up(LOOPBACK_64)
     program = ROOT / "benchmarks/idling.py"
     run = Ours(stage, "-N", "64", *LIGHT)
     folder = begin(run, program)
     found = [again(folder, lambda: kill(run.worker(5)), world=64) for _ in range(times)]
-    yield Compared("64 agents on loopback nodes: worker killed to all 64 started anew", found, [], "", limit_s=2)
-    yield Compared(
-        "… its coordinator while idle, share of a core", [cpu_share(run, 10.0)], [], "", limit_s=0.05, unit=""
-    )
+    yield Compared("64 agents on loopback nodes: worker killed to all 64 restarted", found, [], "", limit_s=2)
+    yield Compared("… idle coordinator, share of a core", [cpu_share(run, 10.0)], [], "", limit_s=0.05, unit="")
     run.stop()
     stage.down()
 
 
-# How it is measured -----------------------------------------------------------------------------------------
+# Helpers
 
 
 def new_folder() -> Path:
@@ -191,23 +194,23 @@ def new_folder() -> Path:
 
 
 def begin(rival: Ours | Torchrun, program: Path | None = None) -> Path:
-    """Start it, and wait until all ranks have completed some steps."""
+    """Start a tool and wait until all ranks have completed some steps."""
     wait_for_quiet(30)
     folder = new_folder()
     if program is not None and isinstance(rival, Ours):
         rival.start(folder, program)
     else:
         rival.start(folder)
-    if wait_for_new_life(folder, set(), time.time(), LIMIT_S) >= LIMIT_S:
+    if wait_for_restart(folder, set(), time.time(), LIMIT_S) >= LIMIT_S:
         raise Failed(f"{rival.name} did not start within {LIMIT_S:.0f} s")
     time.sleep(1.0)  # some steps, as in the middle of a run
     return folder
 
 
 def again(folder: Path, fault: Callable[[], float], limit_s: float = LIMIT_S, world: int | None = None) -> float:
-    """From the fault to the first step that all ranks have completed after it."""
+    """Return the time from the fault to the first step that all ranks have completed after it."""
     before = lives(folder)
-    took = wait_for_new_life(folder, before, fault(), limit_s, world)
+    took = wait_for_restart(folder, before, fault(), limit_s, world)
     time.sleep(0.5)
     return took
 
@@ -217,7 +220,7 @@ def kill_worker(run: Ours, rank: int) -> float:
 
 
 def power_off(stage: Stage, node: str) -> float:
-    """From before the command: its own start counts too, and makes every figure a little worse than it is."""
+    """Power a node off. Return the time before the command, whose start makes every figure a little worse."""
     began = time.time()
     stage.dalsegno("inject", "power-off", node)
     return began
@@ -230,7 +233,7 @@ def member(run: Ours, group_rank: int) -> str:
 
 
 def cpu_share(run: Ours, over_s: float) -> float:
-    """Of the coordinator, whose PID its status tells; on loopback hosts it is the machine's own."""
+    """Return the CPU share of the coordinator. On loopback hosts, the PID in its status is valid on this machine."""
     pid = int(str(run.status()["coordinator_pid"]))
     before = cpu_s(pid)
     time.sleep(over_s)

@@ -1,4 +1,4 @@
-"""How the same training is started, and found: by us, by torchrun under srun, by torchrun in a requeued Slurm job."""
+"""Start the same training with Dal Segno, with torchrun under srun, or with torchrun in a requeued Slurm job."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Ours:
         return self.stage.home / "runs" / self.run
 
     def status(self) -> dict[str, object]:
-        told: dict[str, object] = json.loads((self.runs / "status.json").read_text())
-        return told
+        status: dict[str, object] = json.loads((self.runs / "status.json").read_text())
+        return status
 
     def worker(self, rank: int) -> int:
         return _only(lambda pid: _comm(pid) == f"ds:w{rank}" and _is_leader(pid))
 
     def srun(self) -> int:
-        return min(_find(lambda pid: _comm(pid) == "srun" and self.run in _words(pid)))
+        return min(_find(lambda pid: _comm(pid) == "srun" and self.run in _command_line(pid)))
 
     def lost_at(self, node: str) -> float:
-        """When the coordinator took the node to be lost."""
+        """Return when the coordinator declared the node lost."""
         lines = [json.loads(line) for line in (self.runs / "journal.jsonl").read_text().splitlines()]
         return max(line["at"] for line in lines if line["event"] == "lost" and line["node"] == node)
 
@@ -64,14 +64,14 @@ class Torchrun:
     def __init__(
         self, stage: Stage, nnodes: str, *, nodes: int, requeue: bool = False, own_store: bool = False
     ) -> None:
-        """`own_store`: each attempt's ranks meet in a store of their own, as they do not by default."""
+        """Create it. `own_store`: each attempt uses a new store, which is not the default."""
         self.stage, self.nnodes, self.nodes, self.requeue = stage, nnodes, nodes, requeue
         self.env = {**stage.slurm_env, **({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if own_store else {})}
         self.name = "torchrun, job requeued by Slurm" if requeue else f"torchrun --nnodes {nnodes}"
         self.job = ""
 
     def start(self, folder: Path) -> None:
-        """The store is on the last node of the job, as that is never the one to be lost here."""
+        """Start the job with its store on the last node, which is never the one to be lost."""
         torchrun = [
             str(PYTHON), "-m", "torch.distributed.run", "--nnodes", self.nnodes, "--nproc-per-node", "1",
             "--max-restarts", "0" if self.requeue else "100", "--rdzv-backend", "c10d", "--rdzv-id", folder.name,
@@ -92,7 +92,7 @@ class Torchrun:
         self.job = done.stdout.strip()
 
     def worker(self, rank: int) -> int:
-        return _only(lambda pid: "torch.distributed.run" not in _words(pid) and _has_rank(pid, rank))
+        return _only(lambda pid: "torch.distributed.run" not in _command_line(pid) and _has_rank(pid, rank))
 
     def stop(self) -> None:
         subprocess.run(["scancel", self.job], env=self.stage.slurm_env, check=False)
@@ -107,7 +107,7 @@ class Torchrun:
 
 
 def kill(pid: int) -> float:
-    """Kill it; gives the time just before."""
+    """Kill the process and return the time just before."""
     now = time.time()
     os.kill(pid, signal.SIGKILL)
     return now
@@ -120,7 +120,7 @@ def _find(matches: Callable[[int], bool]) -> list[int]:
 def _only(matches: Callable[[int], bool]) -> int:
     found = _find(matches)
     if not found:
-        raise Failed("there is no such process")
+        raise Failed("the process was not found")
     return min(found)
 
 
@@ -128,16 +128,16 @@ def _comm(pid: int) -> str:
     return _text(pid, "comm").strip()
 
 
-def _words(pid: int) -> str:
+def _command_line(pid: int) -> str:
     return _text(pid, "cmdline").replace("\0", " ")
 
 
 def _has_rank(pid: int, rank: int) -> bool:
-    return f"\0RANK={rank}\0" in f"\0{_text(pid, 'environ')}" and TRAINING.name in _words(pid)
+    return f"\0RANK={rank}\0" in f"\0{_text(pid, 'environ')}" and TRAINING.name in _command_line(pid)
 
 
 def _is_leader(pid: int) -> bool:
-    """Of its group: threads' helpers and children of a worker bear its name too."""
+    """Return whether it leads its process group: children of a worker have its name too."""
     fields = _text(pid, "stat").rpartition(")")[2].split()
     return len(fields) > 2 and int(fields[2]) == pid
 

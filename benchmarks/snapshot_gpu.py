@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What a snapshot of a GPU's state costs training, beside the copy engine's floor and torch's own ways.
+"""Measure the cost of a snapshot of a GPU's state, compared with the fastest copy and with torch's own saves.
 
     PYTHONPATH=src python benchmarks/snapshot_gpu.py              4 GiB of state, a minute or two
-    PYTHONPATH=src python benchmarks/snapshot_gpu.py --gib 1      less of it
-    PYTHONPATH=src python benchmarks/snapshot_gpu.py --folder /fsx/tmp    where torch's own ways write
+    PYTHONPATH=src python benchmarks/snapshot_gpu.py --gib 1      a smaller state
+    PYTHONPATH=src python benchmarks/snapshot_gpu.py --folder /fsx/tmp    where torch's own saves write
 
-Needs torch with CUDA and one GPU, nothing else. It tries the way without pinned slots too, and checks every byte.
+It needs torch with CUDA and one GPU. It also measures without pinned slots, and checks every byte.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from dalsegno.train.state import TrainingState, take
 
 RUN = f"benchmark-{os.getpid()}"
 GIB = 1 << 30
-STALL_LIMIT_S = 0.12 / 4  # for each GiB
+STALL_LIMIT_S = 0.12 / 4  # per GiB
 OVERLAP_LIMIT = 0.05
-STEP_S = 0.5  # of compute, for the overlapped rows
+STEP_S = 0.5  # compute time, for the overlapped rows
 CUDA = torch.device("cuda", 0)
 
 
@@ -67,12 +67,12 @@ def measure(size: int, runs: int, folder: Path) -> Iterator[Row]:
     yield from floor(tensors, runs)
     yield from snapshots(tensors, runs, size / GIB)
     yield from overlapped(tensors, runs * 4)
-    yield from guarded(tensors, "torch.save, to its end", lambda: torch_save(tensors, folder), 2)
-    yield from guarded(tensors, "DCP async_save: training stands still", lambda: async_save_stall(tensors, folder), 3)
+    yield from guarded(tensors, "torch.save, complete", lambda: torch_save(tensors, folder), 2)
+    yield from guarded(tensors, "DCP async_save: training stalls", lambda: async_save_stall(tensors, folder), 3)
 
 
 def device_state(size: int) -> dict[str, torch.Tensor]:
-    """Two thirds in float32, one in bfloat16; some small, one scalar, one that lies across memory."""
+    """Return tensors: two thirds float32, one third bfloat16; some small, one scalar, one non-contiguous."""
     many = 96
     tensors = {}
     for n in range(many):
@@ -89,11 +89,11 @@ def state_at(tensors: dict[str, torch.Tensor], step: int) -> TrainingState:
     return take({"model": tensors}, own=None, step=step, rank=0, world=1)
 
 
-# What is measured -------------------------------------------------------------------------------------------
+# Measurements
 
 
 def floor(tensors: dict[str, torch.Tensor], runs: int) -> Iterator[Row]:
-    """The least there is: the same bytes into memory that torch has pinned."""
+    """Measure the lower bound: a copy of the same bytes into pinned memory."""
     pinned = {name: torch.empty_like(tensor, device="cpu", pin_memory=True) for name, tensor in tensors.items()}
 
     def copy() -> None:
@@ -105,7 +105,7 @@ def floor(tensors: dict[str, torch.Tensor], runs: int) -> Iterator[Row]:
 
 
 def snapshots(tensors: dict[str, torch.Tensor], runs: int, gib: float) -> Iterator[Row]:
-    """Waited for: the time until the copy is complete is the most that training could stand still."""
+    """Measure until the copy is complete, which is an upper bound of the stall."""
     for pins in (True, False):
         slots, copier = Slots(RUN, 0, generation=1), Copier(CUDA)
         started = time.perf_counter()
@@ -122,9 +122,9 @@ def snapshots(tensors: dict[str, torch.Tensor], runs: int, gib: float) -> Iterat
         how = "pinned slots" if pinned else "a staging buffer" + (", pinning was REFUSED" if pins else "")
         limit = STALL_LIMIT_S * gib if pins else None
         yield Row(
-            f"snapshot by {how}, waited for", limit, tuple(times[1:]), note=f"made ready in {ready_s:.2f} s, once"
+            f"snapshot with {how}, synchronous", limit, tuple(times[1:]), note=f"prepared once in {ready_s:.2f} s"
         )
-        yield Row(f"snapshot by {how}, the call alone", None, tuple(calls[1:]))
+        yield Row(f"snapshot with {how}, the call alone", None, tuple(calls[1:]))
         slots.close()
         sweep(RUN)
 
@@ -143,21 +143,21 @@ def one_snapshot(slots: Slots, copier: Copier, tensors: dict[str, torch.Tensor],
 
 
 def overlapped(tensors: dict[str, torch.Tensor], steps: int) -> Iterator[Row]:
-    """Steps of compute that end with a change of every tensor; with a snapshot of each one, and without."""
+    """Measure steps that end with a change of every tensor, with and without a snapshot of each."""
     work, slots, copier = compute(STEP_S), Slots(RUN, 0, generation=2), Copier(CUDA)
     slots.prepare(state_at(tensors, 0))
     for slot in slots.slots:
         copier.pin(slot)
     without = [step_s for step_s, _ in train(tensors, work, steps, None, copier)]
-    told = list(train(tensors, work, steps, slots, copier))
+    measured = list(train(tensors, work, steps, slots, copier))
     for _ in train(tensors, work, 5, slots, copier, checked=True):
         pass
     slots.close()
-    beside, held_up = [step_s for step_s, _ in told], median(stall_s for _, stall_s in told)
-    note = f"{median(beside) / median(without) - 1:+.1%}; {held_up * 1000:.1f} ms of it seen as stall"
+    beside, stalled_s = [step_s for step_s, _ in measured], median(stall_s for _, stall_s in measured)
+    note = f"{median(beside) / median(without) - 1:+.1%}; {stalled_s * 1000:.1f} ms of it are stall"
     yield Row("a step of training, no snapshots", None, tuple(without))
     limit_s = round(median(without) * (1 + OVERLAP_LIMIT), 4)
-    yield Row("a step with a snapshot beside it, every byte right", limit_s, tuple(beside), note=note)
+    yield Row("a step with a snapshot in the background, every byte correct", limit_s, tuple(beside), note=note)
 
 
 def train(
@@ -168,7 +168,7 @@ def train(
     copier: Copier,
     checked: bool = False,
 ) -> Iterator[tuple[float, float]]:
-    """Each step's seconds and its snapshot's stall, the first two left out. A snapshot is committed a step later."""
+    """Yield the time and the snapshot's stall of each step after the second. A snapshot is committed a step later."""
     first = newest(slots) + 1
     fill(tensors, first - 1)
     draft = pending = None
@@ -215,19 +215,19 @@ def async_save_stall(tensors: dict[str, torch.Tensor], folder: Path) -> float:
     return stall
 
 
-# How it is measured -----------------------------------------------------------------------------------------
+# Helpers
 
 
 def guarded(tensors: dict[str, torch.Tensor], what: str, once: Callable[[], float], runs: int) -> Iterator[Row]:
-    """torch's own ways may fail, on a full disk say: then the row tells it, and the rest is still printed."""
+    """Yield a row for one of torch's own saves. If it fails, for example on a full disk, the row shows the error."""
     try:
         yield Row(what, None, tuple(once() for _ in range(runs)))
-    except Exception as error:  # whatever it is, it is theirs: the rows that matter are measured
+    except Exception as error:  # any failure of torch's save must not lose the other rows
         yield Row(what, None, (), note=str(error).splitlines()[0])
 
 
 def compute(about_s: float) -> Callable[[], None]:
-    """Matrix products that keep the GPU busy for about that long."""
+    """Return matrix products that keep the GPU busy for about that long."""
     one = torch.randn(8192, 8192, dtype=torch.bfloat16, device=CUDA)
     out = torch.empty_like(one)
 
@@ -246,20 +246,20 @@ def fill(tensors: dict[str, torch.Tensor], step: int) -> None:
 
 
 def change(tensors: dict[str, torch.Tensor]) -> None:
-    """As an optimizer's step does: in place. Small integers are exact in every type used here."""
+    """Change all tensors in place, like an optimizer's step. Small integers are exact in every type used here."""
     for tensor in tensors.values():
         tensor.add_(1)
 
 
 def check(slots: Slots, step: int) -> None:
-    """The newest snapshot is of this step, and every element of it says so."""
+    """Check that the snapshot of this step exists and that every element of it has this value."""
     slot = next(slot for slot in slots.slots if (record := slot.record()) and record.step == step)
     snapshot = open_snapshot(slot.path)
     if snapshot is None:
-        raise RuntimeError(f"step {step} is not there")
+        raise RuntimeError(f"step {step} is missing")
     for piece in state_of(snapshot).pieces:
         if not bool((piece.tensor.to(CUDA) == step).all()):
-            raise RuntimeError(f"{piece.key} of step {step} holds something else")
+            raise RuntimeError(f"{piece.key} of step {step} has wrong values")
 
 
 def synced(act: Callable[[], object]) -> float:

@@ -1,4 +1,4 @@
-"""A home of its own to measure in: clusters come and go by the real command, and nothing of them is left."""
+"""A private state folder for measurements: clusters are started and removed with the real command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ health: {{mode: {health}, max_out: 50%, per_hour: 1000}}
 
 @dataclass(frozen=True)
 class Shape:
-    """The cluster that a row is about."""
+    """The cluster that a row measures."""
 
     nodes: int
     hosts: str = "virtual"
@@ -46,12 +46,12 @@ class Failed(Exception):
 
 
 class Stage:
-    """Runs `./dalsegno` with a state folder that nobody else uses."""
+    """Runs `./dalsegno` with a private state folder."""
 
     def __init__(self) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="dsb-", dir="/tmp"))  # short: the daemons' sockets live below it
+        self.home = Path(tempfile.mkdtemp(prefix="dsb-", dir="/tmp"))  # short, because the daemons' sockets are in it
         self.home.chmod(0o755)
-        # Without a cache of compiled modules every start would compile the package; a user has that cache.
+        # Without a cache of compiled modules every start would compile the package; users have that cache.
         kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         unset = ("DALSEGNO_CLUSTER", "SLURM_CONF")
         self.env = {key: value for key, value in kept.items() if key not in unset} | {"DALSEGNO_HOME": str(self.home)}
@@ -65,7 +65,7 @@ class Stage:
         return {**self.env, "SLURM_CONF": str(self.cluster / "etc/slurm.conf")}
 
     def dalsegno(self, *args: str) -> float:
-        """One command; gives the seconds it took."""
+        """Run one command and return its seconds."""
         return self.timed([str(ROOT / "dalsegno"), *args], self.env)
 
     def timed(self, argv: Sequence[str], env: dict[str, str]) -> float:
@@ -76,7 +76,7 @@ class Stage:
         return time.monotonic() - started
 
     def up(self, shape: Shape) -> float:
-        """From the file until `up` has returned and sinfo shows every node idle."""
+        """Start a cluster. Return the seconds until `up` has returned and sinfo shows every node idle."""
         file = self.home / "cluster.yaml"
         file.write_text(shape.file())
         started = time.monotonic()
@@ -88,11 +88,11 @@ class Stage:
         return self.dalsegno("down", NAME)
 
     def forget_template(self) -> None:
-        """As on a machine that never made a cluster with accounting."""
+        """Remove the cached database template, as on a machine without an earlier cluster."""
         shutil.rmtree(self.home / "cache", ignore_errors=True)
 
     def close(self) -> list[str]:
-        """Take everything down; what is still there afterwards is told, and its folder kept to look at."""
+        """Remove the cluster. Return what is left of it; then its folder is kept."""
         left = []
         try:
             if self.cluster.exists():
@@ -116,7 +116,7 @@ class Stage:
 
 
 def leftovers(cluster: Path) -> list[str]:
-    """Processes, links, cgroups, mounts and files of a cluster that should be gone."""
+    """Return processes, links, cgroups, mounts and files that are left of a cluster."""
     sys.path.insert(0, str(ROOT / "src"))
     from dalsegno.system.children import environment, find
     from dalsegno.targets.local.folder import Folder

@@ -1,4 +1,4 @@
-"""Reading what `training.py` wrote: when every rank has completed a step in a new life."""
+"""Read the output of `training.py`: when every rank has completed a step after a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Step(NamedTuple):
 
 
 def read(path: Path) -> list[Step]:
-    """All whole lines."""
+    """Return all complete lines."""
     try:
         lines = path.read_text().split("\n")[:-1]
     except FileNotFoundError:
@@ -27,8 +27,8 @@ def lives(folder: Path) -> set[str]:
     return {step.life for path in folder.glob("*.steps") for step in read(path)}
 
 
-def first_in_new_life(folder: Path, before: set[str], world: int | None = None) -> float | None:
-    """When the last of all ranks completed its first step in a life that is not one of `before`; None until then."""
+def first_step_after_restart(folder: Path, before: set[str], world: int | None = None) -> float | None:
+    """Return when the last rank completed its first step in a process that is not in `before`; None until then."""
     fresh = {path.name: [step for step in read(path) if step.life not in before] for path in folder.glob("*.steps")}
     sizes = {steps[0].world for steps in fresh.values() if steps}
     size = world or (max(sizes) if sizes else None)
@@ -36,10 +36,10 @@ def first_in_new_life(folder: Path, before: set[str], world: int | None = None) 
     return max(firsts) if size is not None and len(firsts) >= size else None
 
 
-def wait_for_new_life(folder: Path, before: set[str], since: float, limit_s: float, world: int | None = None) -> float:
-    """Seconds from `since` until then; the limit itself if it does not happen before."""
+def wait_for_restart(folder: Path, before: set[str], since: float, limit_s: float, world: int | None = None) -> float:
+    """Wait for that and return the seconds since `since`, at most the limit."""
     while time.time() < since + limit_s:
-        done = first_in_new_life(folder, before, world)
+        done = first_step_after_restart(folder, before, world)
         if done is not None:
             return done - since
         time.sleep(0.02)

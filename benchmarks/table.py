@@ -1,4 +1,4 @@
-"""Measured rows as a Markdown table, and its place in docs/performance.md."""
+"""Render measured rows as a Markdown table, and write it to docs/performance.md."""
 
 from __future__ import annotations
 
@@ -10,39 +10,38 @@ from statistics import median
 from quiet import QUIET
 
 MARK = "<!-- written by benchmarks/{script}.py --write: {which} -->"
-HEADERS = ("what", "asked", "median", "best", "runs", "verdict", "machine")
+HEADERS = ("what", "required", "median", "best", "runs", "verdict", "machine")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that was measured. `limit_s`: the time asked for, None where none was; `asked`: what was, in words, and
-    `held` whether it was so."""
+    """One measurement. `limit_s`: the required time, if any. `required`: another requirement, `held` if it is met."""
 
     what: str
     limit_s: float | None
     times_s: tuple[float, ...]
-    busy: float = 0.0  # the largest share of the processors that others used just before a run
+    busy: float = 0.0  # the largest share of the cores that others used just before a run
     note: str = ""
-    asked: str = ""
+    required: str = ""
     held: bool = True
 
     @property
     def verdict(self) -> str:
         if not self.times_s:
             return f"not measured: {self.note}"
-        if self.limit_s is None and not self.asked:
+        if self.limit_s is None and not self.required:
             return self.note
         in_time = self.limit_s is None or median(self.times_s) <= self.limit_s
-        kept = "kept" if in_time and self.held else "**missed**"
-        return f"{kept}; {self.note}" if self.note else kept
+        met = "met" if in_time and self.held else "**missed**"
+        return f"{met}; {self.note}" if self.note else met
 
     def cells(self) -> tuple[str, ...]:
-        asked = f"≤ {self.limit_s:g} s" if self.limit_s is not None else self.asked
+        required = f"≤ {self.limit_s:g} s" if self.limit_s is not None else self.required
         if not self.times_s:
-            return (self.what, asked, "", "", "0", self.verdict, "")
+            return (self.what, required, "", "", "0", self.verdict, "")
         machine = "quiet" if self.busy <= QUIET else f"{self.busy:.0%} busy with others"
         middle, best = seconds(median(self.times_s)), seconds(min(self.times_s))
-        return (self.what, asked, middle, best, str(len(self.times_s)), self.verdict, machine)
+        return (self.what, required, middle, best, str(len(self.times_s)), self.verdict, machine)
 
 
 def seconds(value: float) -> str:
@@ -50,7 +49,7 @@ def seconds(value: float) -> str:
 
 
 def render(rows: Sequence[Row]) -> str:
-    """The table, with its columns aligned so that it also reads well in a terminal."""
+    """Return the table with aligned columns, so that it also reads well in a terminal."""
     return aligned(HEADERS, [row.cells() for row in rows])
 
 
@@ -66,7 +65,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def put_between_markers(document: str, text: str, script: str) -> str:
-    """The document with `text` in the place that the markers keep for this script's figures."""
+    """Return the document with `text` between this script's markers."""
     first, last = (MARK.format(script=script, which=which) for which in ("begin", "end"))
     before, begin, rest = document.partition(first)
     _, end, after = rest.partition(last)

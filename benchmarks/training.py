@@ -1,4 +1,4 @@
-"""The training that the benchmarks disturb: a small model with DDP, over NCCL where there is a GPU, else over gloo."""
+"""The training that the benchmarks interrupt: a small model with DDP, over NCCL with a GPU, else over gloo."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How long a cluster takes to come up and go, and how quickly the command line starts.
+"""Measure how long a cluster takes to start and to be removed, and how quickly the command line starts.
 
     benchmarks/up.py            everything, some minutes; prints a table
     benchmarks/up.py --quick    fewer runs, no large clusters
-    benchmarks/up.py --write    also puts the table into docs/performance.md
+    benchmarks/up.py --write    also writes the table to docs/performance.md
 
-Every figure is the wall time of the command a user types (`./dalsegno …`), process start included, in a state folder
-of its own. A row waits until the machine is quiet. At the end, and on Ctrl-C, everything is taken down and looked for.
+Every figure is the wall time of the command that a user types (`./dalsegno …`), with the start of the process, in a
+private state folder. A row waits until the machine is quiet. At the end, and on Ctrl-C, everything is removed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLAIN = Shape(4, accounting=False)
 VIRTUAL_64 = Shape(64)
 LOOPBACK_256 = Shape(256, hosts="loopback")
 LOOPBACK_1000 = Shape(1000, hosts="loopback")
-MIB_PER_NODE = 8  # a slurmd, and what its connections cost
+MIB_PER_NODE = 8  # a slurmd and its connections
 PAGE = ROOT / "docs/performance.md"
 PYTHON = str(ROOT / ".venv/bin/python")
 
@@ -70,7 +70,7 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer runs, no large clusters")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
     return parser.parse_args()
 
 
@@ -78,16 +78,16 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-# What is measured -------------------------------------------------------------------------------------------
+# Measurements
 
 
 def measure(stage: Stage, quick: bool) -> Iterator[Row]:
-    """Row after row; a cluster lives only as long as its rows need it."""
+    """Yield row after row. A cluster exists only while its rows need it."""
     few, some, many = (1, 2, 5) if quick else (3, 5, 20)
     yield from start_rows(stage, many)
     if os.geteuid() == 0:
         yield from four_node_rows(stage, few, some, many)
-        yield come_and_go("4 virtual hosts, without accounting", 1.5, stage, PLAIN, some)
+        yield start_and_remove("4 virtual hosts, without accounting", 1.5, stage, PLAIN, some)
     else:
         yield Row("4 and 64 virtual hosts", None, (), note="needs root")
     if not quick:
@@ -102,9 +102,9 @@ def start_rows(stage: Stage, many: int) -> Iterator[Row]:
 
 
 def four_node_rows(stage: Stage, few: int, some: int, many: int) -> Iterator[Row]:
-    yield come_and_go("4 virtual hosts with accounting, first time", 6, stage, FOUR, few, stage.forget_template)
+    yield start_and_remove("4 virtual hosts with accounting, first time", 6, stage, FOUR, few, stage.forget_template)
     downs: list[float] = []
-    yield come_and_go("4 virtual hosts with accounting, template cached", 3, stage, FOUR, some, downs=downs)
+    yield start_and_remove("4 virtual hosts with accounting, template cached", 3, stage, FOUR, some, downs=downs)
     yield Row("`down` of these 4", 1, tuple(downs))
     stage.up(FOUR)
     yield repeat("`dalsegno status` of these 4", 0.2, lambda: stage.dalsegno("status"), many)
@@ -122,18 +122,18 @@ def sacctmgr_rows(stage: Stage, many: int) -> Iterator[Row]:
     def ask() -> float:
         return stage.timed(["sacctmgr", "--noheader", "show", "cluster"], stage.slurm_env)
 
-    yield repeat("one `sacctmgr` command, quick acknowledgement as we set it", None, ask, many)
+    yield repeat("one `sacctmgr` command, with quick acknowledgement", None, ask, many)
     switch_off(stage.cluster)
-    yield repeat("the same, acknowledgement as Linux has it", None, ask, many)
+    yield repeat("the same, with Linux's default acknowledgement", None, ask, many)
 
 
 def large_rows(stage: Stage, few: int) -> Iterator[Row]:
     if os.geteuid() == 0:
-        yield come_and_go("64 virtual hosts with accounting", 6, stage, VIRTUAL_64, few)
-    yield come_and_go("256 loopback nodes with accounting", 10, stage, LOOPBACK_256, few)
+        yield start_and_remove("64 virtual hosts with accounting", 6, stage, VIRTUAL_64, few)
+    yield start_and_remove("256 loopback nodes with accounting", 10, stage, LOOPBACK_256, few)
     what = "1,000 loopback nodes with accounting"
     if available_mib() < 1000 * MIB_PER_NODE:
-        yield Row(what, None, (), note=f"needs {1000 * MIB_PER_NODE} MiB of free memory", asked="come up")
+        yield Row(what, None, (), note=f"needs {1000 * MIB_PER_NODE} MiB of free memory", required="starts")
         return
     yield thousand(what, stage)
 
@@ -144,13 +144,13 @@ def thousand(what: str, stage: Stage) -> Row:
     took = stage.up(LOOPBACK_1000)
     used = before - available_mib()
     note = f"takes {used} MiB; `down` {seconds(stage.down())}"
-    return Row(what, None, (took,), busy, note, asked="come up")
+    return Row(what, None, (took,), busy, note, required="starts")
 
 
-# How it is measured -----------------------------------------------------------------------------------------
+# Helpers
 
 
-def come_and_go(
+def start_and_remove(
     what: str,
     limit_s: float,
     stage: Stage,
@@ -159,7 +159,7 @@ def come_and_go(
     first: Callable[[], None] = lambda: None,
     downs: list[float] | None = None,
 ) -> Row:
-    """File to all idle, and away again, several times."""
+    """Start the cluster until all nodes are idle, and remove it, several times."""
 
     def once() -> float:
         first()
@@ -173,7 +173,7 @@ def come_and_go(
 
 
 def repeat(what: str, limit_s: float | None, once: Timed, runs: int) -> Row:
-    """Quick things need one look at the machine, long ones a look before each run."""
+    """Repeat a measurement. Wait for a quiet machine once for short ones, before each run for long ones."""
     times: list[float] = []
     busy = 0.0
     for _ in range(runs):
@@ -183,7 +183,7 @@ def repeat(what: str, limit_s: float | None, once: Timed, runs: int) -> Row:
     return Row(what, limit_s, tuple(times), busy)
 
 
-# Where it is measured ---------------------------------------------------------------------------------------
+# Machine
 
 
 def machine() -> str:
