@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.containers.named import key_of
+from dalsegno.containers.named import unpacked_key
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.system.children import arguments, environment, find
 from dalsegno.targets.local.target import LocalTarget
@@ -549,7 +549,7 @@ def test_unpacked_image_is_removed_with_its_image_once_unused(rootless: Containe
         rootless.lines(f"mktemp -d -p {rootless.cli.home}/tmp; cp {rootless.image} {rootless.cli.home}/tmp")[0]
     )
     image = rootless.cli.home / "tmp" / rootless.image.name
-    unpacked = rootless.cli.home / "clusters/one/unpacked" / rootless.uid / key_of(image)
+    unpacked = rootless.cli.home / "clusters/one/unpacked" / rootless.uid / unpacked_key(image)
     script = "echo >/x/began; until test -e /x/go; do sleep 0.1; done; ls /bin/busybox"
     words = f"--container-image={image} --container-mounts={folder}:/x --container-name=outlives"
     with ThreadPoolExecutor(1) as aside:

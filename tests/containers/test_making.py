@@ -254,7 +254,7 @@ def test_file_is_built_where_no_store_can_be_created(tmp_path: Path):
     noting = Noting()
     builder = Builder(ImageStore(tmp_path / "file/store"), noting)
     target = tmp_path / "x.sqsh"
-    assert builder.of_folder(tmp_path / "root", Config(), target) == target
+    assert builder.build_folder(tmp_path / "root", Config(), target) == target
     packing, reading = noting.stages[-2:]
     assert packing[0] == packing[1] > 3000, "the settings files are counted too"
     assert reading == [target.stat().st_size] * 2

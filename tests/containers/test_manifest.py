@@ -13,7 +13,7 @@ from dalsegno.containers.manifest import (
     ImageManifest,
     Index,
     architecture,
-    choose,
+    choose_platform,
     parse_config,
     parse_manifest,
 )
@@ -73,7 +73,7 @@ def test_architectures_have_aliases():
 
 def test_attestations_are_not_chosen_as_images():
     index = Index((Descriptor(A, 1, "unknown", "unknown"), Descriptor(B, 1, "arm64", "linux")))
-    assert choose(index, "arm64", "x").digest == B
+    assert choose_platform(index, "arm64", "x").digest == B
     with pytest.raises(NotThere) as caught:
-        choose(index, "amd64", "x")
+        choose_platform(index, "amd64", "x")
     assert caught.value.hint == "available for arm64; choose one with `--arch`"

@@ -5,7 +5,13 @@ import subprocess
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.containers.image_metadata import as_layer, files, parse_environment, parse_program, parse_workdir
+from dalsegno.containers.image_metadata import (
+    parse_environment,
+    parse_program,
+    parse_workdir,
+    render_files,
+    render_layer,
+)
 from dalsegno.containers.manifest import Config
 
 
@@ -14,7 +20,7 @@ def test_files_have_the_format_of_enroot():
         env=("A=1", "B=two words", "BAD=two\nlines"), entrypoint=("/entry point", "-x"), cmd=("run", "it's"),
         workdir="/w", volumes=("/data", "/no space"), labels=(("maker", "me"),),
     )  # fmt: skip
-    made = files(config)
+    made = render_files(config)
     assert made["etc/environment"] == "A=1\nB=two words\n"
     assert made["etc/fstab"] == "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
     assert made["etc/rc"] == (
@@ -28,14 +34,14 @@ def test_files_have_the_format_of_enroot():
 
 
 def test_image_without_a_program_runs_a_shell():
-    assert "exec /bin/sh\n" in files(Config())["etc/rc"]
-    assert "exec /entry \n" in files(Config(entrypoint=("/entry",)))["etc/rc"]
+    assert "exec /bin/sh\n" in render_files(Config())["etc/rc"]
+    assert "exec /entry \n" in render_files(Config(entrypoint=("/entry",)))["etc/rc"]
 
 
 def test_layer_holds_the_files_in_order():
-    entries, content = as_layer(Config(env=("A=1",)))
+    entries, content = render_layer(Config(env=("A=1",)))
     texts = {entry.path: content[entry.offset : entry.offset + entry.size].decode() for entry in entries}
-    assert texts == files(Config(env=("A=1",)))
+    assert texts == render_files(Config(env=("A=1",)))
 
 
 FOLDERS = st.text(st.sampled_from("ab/ \"'$`\\(){};&|<>é*?~!#-."), max_size=20).map(lambda text: f"/{text}")
@@ -44,7 +50,7 @@ FOLDERS = st.text(st.sampled_from("ab/ \"'$`\\(){};&|<>é*?~!#-."), max_size=20)
 @given(FOLDERS)
 def test_any_working_directory_is_read_back_and_runs_nothing(folder: str):
     usable = ".." not in folder.split("/")
-    assert parse_workdir(files(Config(workdir=folder))["etc/rc"]) == (folder if usable else "/")
+    assert parse_workdir(render_files(Config(workdir=folder))["etc/rc"]) == (folder if usable else "/")
 
 
 WORDS = st.lists(st.text(st.sampled_from("ab '\"$@\n\\`;#"), max_size=6), max_size=3)
@@ -52,7 +58,7 @@ WORDS = st.lists(st.text(st.sampled_from("ab '\"$@\n\\`;#"), max_size=6), max_si
 
 @given(WORDS, WORDS)
 def test_any_program_is_read_back(entrypoint: list[str], cmd: list[str]):
-    rc = files(Config(entrypoint=tuple(entrypoint), cmd=tuple(cmd)))["etc/rc"]
+    rc = render_files(Config(entrypoint=tuple(entrypoint), cmd=tuple(cmd)))["etc/rc"]
     assert parse_program(rc) == (entrypoint, cmd or ([] if entrypoint else ["/bin/sh"]))
 
 
@@ -66,7 +72,7 @@ if [ $# -gt 0 ]; then\n    exec '/entry' '-x' "$@"\nelse\n    exec '/entry' '-x'
 
 
 def test_working_directory_is_not_run_as_a_command():
-    rc = files(Config(workdir='/$(echo no)"`echo no`', cmd=("pwd",)))["etc/rc"]
+    rc = render_files(Config(workdir='/$(echo no)"`echo no`', cmd=("pwd",)))["etc/rc"]
     line = next(line for line in rc.splitlines() if line.startswith("cd"))
     done = subprocess.run(
         ["sh", "-c", line.replace("cd", "echo", 1).partition("&&")[0]], capture_output=True, text=True

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 
 import pytest
 
-from dalsegno.containers.named import key_of
+from dalsegno.containers.named import unpacked_key
 from dalsegno.containers.native import FLAGS, HELPER, PARTS, source_folder
 from tests.containers import entering
 
@@ -103,8 +103,8 @@ def test_image_read_with_user_rights_looks_the_same(helper: Path, image: Path, t
     assert (done.stdout.split()[:2], done.stderr) == ([str(SOMEONE), "/real-etc/new"], "")
     assert done.stdout.split()[4:6] == [str(SOMEONE)] * 2  # the owner
     made = {path.name: path for path in tmp_path.glob(f"{SOMEONE}/*-*")}
-    assert set(made) == ({key_of(image), f"{key_of(image)}.image"} if way == "unpacked" else set())
-    assert not made or made[f"{key_of(image)}.image"].read_text() == str(image)
+    assert set(made) == ({unpacked_key(image), f"{unpacked_key(image)}.image"} if way == "unpacked" else set())
+    assert not made or made[f"{unpacked_key(image)}.image"].read_text() == str(image)
 
 
 def with_rights(image: Path, folder: Path, owner: int = 0, folders_owner: int = 0, mode: int = 0o644) -> Path:
@@ -142,7 +142,7 @@ def test_kernel_mounts_only_images_that_root_alone_can_change(
         words = for_user(SOMEONE, f"image={path}", f"cache={tmp_path}")
         done = on_a_node(helper, words, "ls /bin/busybox", before=fuse_for(0o600, tmp_path))
         assert (done.stdout, done.stderr) == ("/bin/busybox\n", "")
-        assert (tmp_path / str(SOMEONE) / key_of(copy)).exists() != kernel
+        assert (tmp_path / str(SOMEONE) / unpacked_key(copy)).exists() != kernel
 
 
 def test_fuse_file_system_of_a_user_cannot_pass_a_file_as_root_owned(helper: Path, image: Path, tmp_path: Path):
@@ -170,8 +170,8 @@ def test_link_in_the_users_cache_reveals_nothing_about_closed_folders(helper: Pa
     words = for_user(SOMEONE, f"image={image}", "as_user=1", f"cache={tmp_path}")
     answers = []
     for target in ("secret", "nothing"):
-        (cache / key_of(image)).unlink(missing_ok=True)
-        (cache / key_of(image)).symlink_to(tmp_path / "closed" / target)
+        (cache / unpacked_key(image)).unlink(missing_ok=True)
+        (cache / unpacked_key(image)).symlink_to(tmp_path / "closed" / target)
         answers.append(on_a_node(helper, words, "true", before=fuse_for(0o600, tmp_path)).stderr)
     assert answers[0] == answers[1] and len(answers[0].splitlines()) == 1
 

@@ -90,11 +90,11 @@ def test_nothing_is_swept_while_an_image_is_imported(store: ImageStore):
 
 def test_output_file_is_recorded_if_the_store_is_writable(tmp_path: Path, store: ImageStore):
     path = tmp_path / "x.sqsh"
-    store.wrote(path, UBUNTU, "ab")
-    assert store.known_as("ab") == UBUNTU
+    store.record_file(path, UBUNTU, "ab")
+    assert store.find_name_of("ab") == UBUNTU
     (tmp_path / "file").touch()
     nowhere = ImageStore(tmp_path / "file/store")
-    nowhere.wrote(path, UBUNTU, "ab")
+    nowhere.record_file(path, UBUNTU, "ab")
     assert nowhere.written(path) is None
 
 

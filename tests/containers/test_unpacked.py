@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 
 from dalsegno.cluster import unpacked_homes
-from dalsegno.containers.named import key_of, sweep_unpacked
+from dalsegno.containers.named import sweep_unpacked, unpacked_key
 
 
 def unpacked(folder: Path, image: Path) -> Path:
     """Create an unpacked image as `native/unpack.c` does."""
-    made = folder / key_of(image)
+    made = folder / unpacked_key(image)
     (made / "shut").mkdir(parents=True)
     (made / "file").write_bytes(b"x" * 5000)
     (made / "shut").chmod(0o500)

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers import parse_name
-from dalsegno.containers.build import ask, check_trusted, layer_of
-from dalsegno.containers.image_metadata import look_inside
+from dalsegno.containers.build import check_trusted, inspect_python, make_folder_layer
+from dalsegno.containers.image_metadata import inspect_image
 from dalsegno.containers.import_image import Importer, import_by_enroot
 from dalsegno.containers.layers import ImageLimits, scan
 from dalsegno.containers.manifest import DamagedImage
@@ -232,12 +232,12 @@ def test_file_that_becomes_a_link_is_not_read_by_root(place: Path):
         f"rm plain; ln -s {place}/victim/file plain",
         "rm plain; mkfifo plain",
     ):
-        layer = layer_of(place / "fsx/tree")
+        layer = make_folder_layer(place / "fsx/tree")
         as_mallory(swap, place / "fsx/tree")
         with pytest.raises(DalsegnoError):
             list(layer.chunks())
         as_mallory("rm -rf d plain; mkdir d; echo mine > d/file; echo mine > plain", place / "fsx/tree")
-    assert b"precious" not in b"".join(layer_of(place / "fsx/tree").chunks())
+    assert b"precious" not in b"".join(make_folder_layer(place / "fsx/tree").chunks())
 
 
 def test_python_of_another_user_is_not_run_by_root(place: Path):
@@ -246,7 +246,7 @@ def test_python_of_another_user_is_not_run_by_root(place: Path):
         place / "fsx",
     )
     with pytest.raises(DalsegnoError, match="root does not run programs") as caught:
-        ask(place / "fsx/venv", LocalRunner())
+        inspect_python(place / "fsx/venv", LocalRunner())
     assert "sudo -u USER" in caught.value.hint
     with pytest.raises(DalsegnoError, match="root does not run programs"):
         check_trusted(place / "fsx/venv")
@@ -257,4 +257,4 @@ def test_settings_in_an_image_have_a_size_limit(tmp_path: Path):
     (tmp_path / "root/etc/rc").write_bytes(bytes(8 << 20))
     subprocess.run(["mksquashfs", tmp_path / "root", tmp_path / "x.sqsh", "-quiet"], check=True, capture_output=True)
     with pytest.raises(DamagedImage, match="longer than 1 MiB"):
-        look_inside(tmp_path / "x.sqsh", LocalRunner())
+        inspect_image(tmp_path / "x.sqsh", LocalRunner())

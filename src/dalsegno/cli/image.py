@@ -127,7 +127,7 @@ def build(
         raise UsageError(f"invalid working directory {workdir!r}", hint="write a path that starts with `/`")
     with _bar(quiet) as bar:
         config = Config(env=env, workdir=workdir, cmd=tuple(shlex.split(cmd)))
-        made = Builder(_store(), bar, compression).of_folder(folder, config, output, force)
+        made = Builder(_store(), bar, compression).build_folder(folder, config, output, force)
     out.data(str(made if isinstance(made, Path) else made.path))
 
 
@@ -151,15 +151,15 @@ def from_venv(
     runner, extra = LocalRunner(), [Path(os.path.abspath(each)) for each in add]
     with _bar(quiet) as bar:
         bar.stage(f"reading {path}")
-        python = build.ask(Path(os.path.abspath(path)), runner)
+        python = build.inspect_python(Path(os.path.abspath(path)), runner)
         for each in python.outside:
             if each not in extra:
                 bar.warn(
                     f"{each} is on sys.path but outside the environment, so it is left out; add it: `--add {each}`"
                 )
-        layer = build.layer_of_venv(python, extra, runner)
+        layer = build.make_venv_layer(python, extra, runner)
         builder = Builder(_store(), bar, compression)
-        made = builder.build(layer, build.config_of(python), str(python.prefix), output, force)
+        made = builder.build(layer, build.make_venv_config(python), str(python.prefix), output, force)
     out.data(str(made if isinstance(made, Path) else made.path))
 
 
@@ -192,10 +192,10 @@ def show(image: str, json_: bool) -> None:
 
 
 def _show_file(path: Path, json_: bool) -> None:
-    from dalsegno.containers.image_metadata import look_inside
+    from dalsegno.containers.image_metadata import inspect_image
     from dalsegno.system.processes import LocalRunner
 
-    inside = look_inside(path, LocalRunner())
+    inside = inspect_image(path, LocalRunner())
     if json_:
         out.as_json(image_verdict.inside_as_json(str(path), inside))
     else:
@@ -218,7 +218,7 @@ def rm(images: tuple[str, ...]) -> None:
             found = store.find(each)
         except NotThere:
             continue  # removed with an earlier argument
-        if left := store.take_name(each, found):
+        if left := store.remove_name(each, found):
             out.talk(f"removed the name {each}; the image keeps the name {', '.join(left)}")
         else:
             store.remove(found)

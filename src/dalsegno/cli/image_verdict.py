@@ -127,17 +127,17 @@ def verdict_of(image: str, store: ImageStore, bar: ImportBar) -> ImageVerdict:
 
 
 def _file_verdict(path: Path, store: ImageStore, bar: ImportBar) -> ImageVerdict:
-    from dalsegno.containers.image_metadata import read_through
+    from dalsegno.containers.image_metadata import check_squashfs
     from dalsegno.system.processes import LocalRunner
 
     sha256, fault = _read(path, bar)
-    written, name = store.written(path), store.known_as(sha256)
+    written, name = store.written(path), store.find_name_of(sha256)
     told = ImageVerdict(str(path), {"path": str(path), "sha256": sha256, "names": [name] if name else []}, fault)
     if fault or name:
         return replace(told, praise=f"whole: {name}")
     if written:
         return replace(told, fault=f"differs from what was written there for {written.name}; import it again")
-    if said := read_through(path, LocalRunner()):
+    if said := check_squashfs(path, LocalRunner()):
         return replace(told, fault=f"damaged: {said}")
     return replace(told, praise="readable to its end; its origin is unknown, so the content cannot be compared")
 

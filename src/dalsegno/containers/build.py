@@ -45,7 +45,7 @@ class SourceFile(NamedTuple):
 class BuiltLayer:
     """A layer whose entries are files of this machine; their offsets are those in one stream of all contents."""
 
-    own_owners: bool  # keep the files' owners; otherwise root owns everything
+    keep_owners: bool  # keep the files' owners; otherwise root owns everything
     entries: list[TarEntry] = field(default_factory=list)
     sources: list[SourceFile] = field(default_factory=list)
     _offset: int = 0
@@ -64,7 +64,7 @@ class BuiltLayer:
         kind = _TYPES.get(stat.S_IFMT(found.st_mode))
         if kind is None:
             return
-        uid, gid = (found.st_uid, found.st_gid) if self.own_owners else (0, 0)
+        uid, gid = (found.st_uid, found.st_gid) if self.keep_owners else (0, 0)
         mtime = min(max(int(found.st_mtime), 0), 0xFFFFFFFF)
         entry = TarEntry(path, kind, stat.S_IMODE(found.st_mode), uid, gid, mtime, link=link)
         if kind is Type.FILE:
@@ -146,11 +146,11 @@ def _changed(path: Path) -> DalsegnoError:
     return DalsegnoError(f"{path} changed while it was read", hint="try again when nothing writes to it")
 
 
-def layer_of(folder: Path) -> BuiltLayer:
+def make_folder_layer(folder: Path) -> BuiltLayer:
     """Return the layer of a root file system in a folder."""
     if not folder.is_dir():
         raise NotThere(f"no folder {folder}", hint="name the folder that becomes the image's root")
-    layer = BuiltLayer(own_owners=os.geteuid() == 0)
+    layer = BuiltLayer(keep_owners=os.geteuid() == 0)
     layer.add_tree(folder, "")
     return layer
 
@@ -159,8 +159,8 @@ def pack(
     layer: BuiltLayer, config: Config, target: Path, compression: str, progress: ImportProgress, own: bool = False
 ) -> str:
     """Write the image, and return the digest of its content."""
-    about, content = image_metadata.as_layer(config)
-    merged = merge([layer.entries, about], folders=[image_metadata.workdir(config)])
+    about, content = image_metadata.render_layer(config)
+    merged = merge([layer.entries, about], folders=[image_metadata.usable_workdir(config)])
     progress.stage("packing", stream_size(merged))
     digest = hashlib.sha256()
 
@@ -190,15 +190,15 @@ class Builder:
     progress: ImportProgress = field(default_factory=Silent)
     compression: str = "lz4"
 
-    def of_folder(self, folder: Path, config: Config, output: Path | None, force: bool = False) -> Stored | Path:
-        return self.build(layer_of(folder), config, os.path.abspath(folder), output, force)
+    def build_folder(self, folder: Path, config: Config, output: Path | None, force: bool = False) -> Stored | Path:
+        return self.build(make_folder_layer(folder), config, os.path.abspath(folder), output, force)
 
     def build(self, layer: BuiltLayer, config: Config, name: str, output: Path | None, force: bool) -> Stored | Path:
         """Build the image into the file `output`, or into the store under this name."""
         if output is not None:
             check_target(output, force)
             pack(layer, config, output, self.compression, self.progress)
-            self.store.wrote(Path(os.path.abspath(output)), name, digest_of(output, self.progress))
+            self.store.record_file(Path(os.path.abspath(output)), name, digest_of(output, self.progress))
             return output
         with self.store.in_use(), self.store.turn(name, lambda: self.progress.stage(f"waiting for another {name}")):
             return self._into_store(layer, config, name)
@@ -211,7 +211,7 @@ class Builder:
         os.replace(scratch, path)  # a file with the same digest has the same content
         record = ImageRecord(digest, self.compression, path.stat().st_size, sha256, self.store.clock())
         config = Config(architecture(), config.env, config.entrypoint, config.cmd, config.workdir)
-        stored = self.store.put(with_config(record, config, image_metadata.workdir(config)))
+        stored = self.store.put(with_config(record, config, image_metadata.usable_workdir(config)))
         self.store.name(name, architecture(), stored.record)
         return stored
 
@@ -249,7 +249,7 @@ class Python:
     outside: tuple[Path, ...]  # in sys.path, but neither in the prefix nor in the standard library
 
 
-def ask(venv: Path, runner: Runner) -> Python:
+def inspect_python(venv: Path, runner: Runner) -> Python:
     """Ask the environment's own Python for its paths, which works for venv, virtualenv, uv and conda."""
     executable = venv / "bin" / "python"
     if not executable.exists():
@@ -282,21 +282,21 @@ def check_trusted(*folders: Path) -> None:
             )
 
 
-def config_of(python: Python) -> Config:
+def make_venv_config(python: Python) -> Config:
     return Config(
         env=(f"PATH={python.prefix}/bin:{_PATH}", f"VIRTUAL_ENV={python.prefix}", "LANG=C.UTF-8"),
         cmd=("python",),
     )
 
 
-def layer_of_venv(python: Python, extra: Iterable[Path], runner: Runner) -> BuiltLayer:
+def make_venv_layer(python: Python, extra: Iterable[Path], runner: Runner) -> BuiltLayer:
     """Return a layer with everything that the environment needs, each file at the path that it has here."""
     extra = list(extra)
     if missing := [each for each in extra if not each.is_dir()]:
         raise NotThere(f"no folder {missing[0]}", hint="name existing folders")
     check_trusted(*extra)
     trees = list(dict.fromkeys([python.prefix, *python.stdlib, *extra]))
-    layer = _Root(BuiltLayer(own_owners=False))
+    layer = _Root(BuiltLayer(keep_owners=False))
     for name, mode in _FOLDERS.items():
         layer.layer.entries.append(TarEntry(name, Type.FOLDER, mode))
     for tree in trees:

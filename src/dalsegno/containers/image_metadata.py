@@ -35,7 +35,7 @@ _PROGRAM = re.compile(r'if \[ \$# -gt 0 \]; then\n\s+exec (.*)"\$@"\nelse\n\s+ex
 _RC_LOCAL = "# Read by /etc/rc when the container starts; it may change the command.\n"
 
 
-def files(config: Config) -> dict[str, str]:
+def render_files(config: Config) -> dict[str, str]:
     """Return the files, by their path in the image."""
     return {
         "etc/environment": "".join(f"{each}\n" for each in config.env if _is_line(each)),
@@ -45,10 +45,10 @@ def files(config: Config) -> dict[str, str]:
     }
 
 
-def as_layer(config: Config) -> tuple[list[TarEntry], bytes]:
+def render_layer(config: Config) -> tuple[list[TarEntry], bytes]:
     """Return the files as a layer above all others: its entries, and the content that their offsets refer to."""
     entries, content = [], b""
-    for path, text in files(config).items():
+    for path, text in render_files(config).items():
         data = text.encode("utf-8", "surrogateescape")
         entries.append(
             TarEntry(path, Type.FILE, 0o755 if path == "etc/rc" else 0o644, size=len(data), offset=len(content))
@@ -57,7 +57,7 @@ def as_layer(config: Config) -> tuple[list[TarEntry], bytes]:
     return entries, content
 
 
-def workdir(config: Config) -> str:
+def usable_workdir(config: Config) -> str:
     """Return where the image's program starts; "/" if the WORKDIR cannot be written into a script."""
     path = config.workdir
     usable = path.startswith("/") and path.isprintable() and ".." not in path.split("/") and len(path) < 4096
@@ -66,7 +66,7 @@ def workdir(config: Config) -> str:
 
 def _rc(config: Config) -> str:
     labels = "".join(f"# {key} {value}\n" for key, value in config.labels if _is_line(f"{key}{value}"))
-    here = _SPECIAL.sub(r"\\\1", workdir(config))
+    here = _SPECIAL.sub(r"\\\1", usable_workdir(config))
     entrypoint = "".join(f"{shlex.quote(word)} " for word in config.entrypoint)
     cmd = config.cmd if config.cmd or config.entrypoint else ("/bin/sh",)
     return (
@@ -215,7 +215,7 @@ class ImageContents:
     cmd: list[str]
 
 
-def look_inside(path: Path, runner: Runner) -> ImageContents:
+def inspect_image(path: Path, runner: Runner) -> ImageContents:
     """Read the settings that Enroot or Dal Segno wrote into an image; missing files count as empty."""
     path = Path(os.path.abspath(path))  # a name that begins with `-` would be read as an option
     tool = _tool()
@@ -241,7 +241,7 @@ def _text_in(path: Path, name: str, tool: str) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def read_through(path: Path, runner: Runner) -> str:
+def check_squashfs(path: Path, runner: Runner) -> str:
     """Unpack every byte to nowhere and return the error, or "". lz4 has no checksums, so not every change is found."""
     file = os.path.abspath(path)
     done = runner.run([_tool(), "-quiet", "-no-progress", "-strict-errors", "-pf", "/dev/null", file])

@@ -15,7 +15,7 @@ from dalsegno.containers import image_metadata
 from dalsegno.containers.credentials import Wallet
 from dalsegno.containers.http import PLAIN_HINT, Http, Unreachable
 from dalsegno.containers.image_metadata import ImageRecord, with_config
-from dalsegno.containers.layers import gather
+from dalsegno.containers.layers import fetch_layers
 from dalsegno.containers.manifest import DamagedImage, architecture, check_arch
 from dalsegno.containers.merge import merge
 from dalsegno.containers.registry import Registry
@@ -35,7 +35,7 @@ _HINT = "this import used Enroot, which is installed here; `--own` imports witho
 _NO_TLS = re.compile(r"wrong version number|SSL_connect|SSL routines|[Pp]rotocol .http. (not supported|disabled)")
 
 
-def uri(name: ImageName) -> str:
+def enroot_uri(name: ImageName) -> str:
     """Return an image name in Enroot's form, in which no registry means Docker Hub."""
     user = f"{name.user}@" if name.user else ""
     registry = "" if name.registry == DOCKER_HUB else f"{name.registry}#"
@@ -56,7 +56,7 @@ def import_by_enroot(enroot: str, name: ImageName, arch: str, target: Path, runn
     try:
         aside.mkdir(0o700)  # fails if another user has put a link there
         made = aside / "image.sqsh"
-        argv = [enroot, "import", "--arch", arch, "--output", str(made), uri(name)]
+        argv = [enroot, "import", "--arch", arch, "--output", str(made), enroot_uri(name)]
         done = runner.run(argv)
         done.checked(hint=PLAIN_HINT if _NO_TLS.search(done.stderr) else _HINT)
         if own:
@@ -122,13 +122,13 @@ class Importer:
                 found = source.find(self.arch)
                 self._check_arch(name, found)
                 sha256 = self._copied(found.digest, target) or self._make(name, source, found, target)
-                self.store.wrote(target, str(name), sha256)
+                self.store.record_file(target, str(name), sha256)
 
     def _copied(self, digest: str, target: Path) -> str:
         """Copy the stored image to this file and return its SHA-256; "" if none is stored or it is damaged."""
         known = self.store.get(digest, self.compression)
         try:
-            return copy(known, target) if known else ""
+            return copy_image(known, target) if known else ""
         except DamagedImage as error:
             self.progress.warn(f"{error.what}, and is not used")
             return ""
@@ -165,7 +165,7 @@ class Importer:
                 found.digest, self.compression, path.stat().st_size, sha256, self.store.clock(),
                 layers=tuple(dict.fromkeys(layer.digest for layer in found.layers)),
             )  # fmt: skip
-            return self.store.put(with_config(record, found.config, image_metadata.workdir(found.config)))
+            return self.store.put(with_config(record, found.config, image_metadata.usable_workdir(found.config)))
 
     def _make(self, name: ImageName, source: ImageSource, found: FoundImage, target: Path, own: bool = False) -> str:
         """Write the image and return its SHA-256, computed before the file gets its name."""
@@ -173,10 +173,10 @@ class Importer:
             self.progress.stage("importing with Enroot")
             import_by_enroot(self.enroot, name, self.arch, target, self.runner, own)
             return digest_of(target, self.progress)
-        layers = gather(source, found, self.progress)
-        about, content = image_metadata.as_layer(found.config)
+        layers = fetch_layers(source, found, self.progress)
+        about, content = image_metadata.render_layer(found.config)
         entries = [*(layer.entries for layer in layers), about]
-        merged = merge(entries, folders=[image_metadata.workdir(found.config)])
+        merged = merge(entries, folders=[image_metadata.usable_workdir(found.config)])
         if merged.devices:
             self.progress.warn(f"left out {len(merged.devices)} device nodes, {merged.devices[0]} first")
         self.progress.stage("packing", stream_size(merged))
@@ -214,7 +214,7 @@ class Importer:
         return FromArchive(saved_by_daemon(name, self.runner, scratch), scratch.with_suffix(".plain"))
 
 
-def copy(kept: Stored, target: Path) -> str:
+def copy_image(kept: Stored, target: Path) -> str:
     """Copy a stored image to a file, which exists only when complete and undamaged, and return its SHA-256.
 
     Never a hard link: writing to the copy must not change the stored image.

@@ -33,7 +33,7 @@ class Layer:
     entries: Sequence[TarEntry]
 
 
-def gather(source: ImageSource, found: FoundImage, progress: ImportProgress) -> list[Layer]:
+def fetch_layers(source: ImageSource, found: FoundImage, progress: ImportProgress) -> list[Layer]:
     """Fetch every layer, read its headers and check all known digests."""
     count = len(found.layers)
     here = sum(min(source.here(layer), layer.size) for layer in set(found.layers))

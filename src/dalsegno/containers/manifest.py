@@ -143,7 +143,7 @@ def architecture(name: str = "") -> str:
     )
 
 
-def choose(index: Index, arch: str, what: str) -> Descriptor:
+def choose_platform(index: Index, arch: str, what: str) -> Descriptor:
     """Return the image for this architecture."""
     runnable = [each for each in index.manifests if each.os in ("", "linux") and each.arch not in ("unknown",)]
     for each in runnable:
@@ -161,7 +161,7 @@ def check_arch(config: Config, arch: str, what: str) -> None:
         raise NotThere(f"{what} has no image for {arch}", hint=f"it is for {made_for}; use `--arch {made_for}`")
 
 
-def tagged(index: Index, tag: str, what: str) -> Descriptor:
+def find_tag(index: Index, tag: str, what: str) -> Descriptor:
     """Return the image with this tag in a layout's list; without a tag, the only one."""
     named = {each.ref_name: each for each in index.manifests}
     if tag in named and tag:

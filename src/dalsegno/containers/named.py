@@ -99,7 +99,7 @@ def sweep_unpacked(folder: Path) -> Swept:
     return Swept(removed, size)
 
 
-def key_of(image: Path) -> str:
+def unpacked_key(image: Path) -> str:
     """Return the folder name that `native/unpack.c` gives an image; "" if there is no such file."""
     try:
         about = image.stat()
@@ -118,7 +118,7 @@ def _is_own(folder: Path) -> bool:
 
 def _stale(folder: Path) -> list[Path]:
     found = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-    return [path for path in found if key_of(_image_of(path)) != path.name]
+    return [path for path in found if unpacked_key(_image_of(path)) != path.name]
 
 
 def _image_of(unpacked: Path) -> Path:

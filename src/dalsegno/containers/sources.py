@@ -19,11 +19,11 @@ from dalsegno.containers.manifest import (
     ImageManifest,
     Index,
     check_digest,
-    choose,
+    choose_platform,
     digest_of,
+    find_tag,
     parse_config,
     parse_manifest,
-    tagged,
 )
 from dalsegno.containers.registry import Registry
 from dalsegno.containers.squash import Advance
@@ -107,9 +107,9 @@ class FromLayout:
         # A list without names may be one image for several architectures.
         named = any(each.ref_name for each in index.manifests)
         top = (
-            tagged(index, self._name.tag, str(self._folder))
+            find_tag(index, self._name.tag, str(self._folder))
             if named or self._name.tag
-            else choose(index, arch, str(self._name))
+            else choose_platform(index, arch, str(self._name))
         )
         digest, manifest, listed = _resolve(self._blob(top), arch, str(self._name), self._blob)
         return FoundImage(
@@ -140,7 +140,7 @@ def _resolve(data: bytes, arch: str, what: str, get: Callable[[Descriptor], byte
         found = parse_manifest(data)
         if isinstance(found, ImageManifest):
             return digest_of(data), found, listed
-        chosen = choose(found, arch, what)
+        chosen = choose_platform(found, arch, what)
         data, listed = get(chosen), listed or chosen.arch == arch
     raise DamagedImage(f"{what} has more than {_DEEPEST - 1} levels of indexes")
 

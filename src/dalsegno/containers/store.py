@@ -164,7 +164,7 @@ class ImageStore:
         """Return the record of a file that was written elsewhere."""
         return read_written(self._written(path))
 
-    def known_as(self, sha256: str) -> str:
+    def find_name_of(self, sha256: str) -> str:
         """Return the name of a stored image or written file with these bytes; "" if there is none."""
         kept = [(each.record.sha256, (*each.names, each.record.hex[:12])[0]) for each in self.all()]
         written = [(each.sha256, each.name) for each in self._all_written()]
@@ -193,7 +193,7 @@ class ImageStore:
     def name(self, name: str, arch: str, record: ImageRecord) -> None:
         write(self._tag(name, arch), Tag(name, record.digest, record.compression, arch, self.clock()))
 
-    def wrote(self, path: Path, name: str, sha256: str) -> None:
+    def record_file(self, path: Path, name: str, sha256: str) -> None:
         """Record a file elsewhere; the file is valid without a record too."""
         with contextlib.suppress(DalsegnoError):
             self._make_folders()
@@ -208,7 +208,7 @@ class ImageStore:
         stored.path.unlink(missing_ok=True)
         self._untag(lambda tag: _is_of(tag, stored))
 
-    def take_name(self, text: str, stored: Stored) -> tuple[str, ...]:
+    def remove_name(self, text: str, stored: Stored) -> tuple[str, ...]:
         """Remove the name `text` of an image that has other names, and return those.
 
         Nothing is removed, and () returned, if it is the only name or not a name of the image.
