@@ -49,7 +49,7 @@ def test_only_completed_actions_of_the_controller_count_as_done():
 def test_only_a_note_about_a_held_back_fault_marks_it_as_known():
     events = [
         event(1, EventKind.NOTE, EventStage.SUSPECTED),
-        event(2, EventKind.NOTE, EventStage.TOLD),
+        event(2, EventKind.NOTE, EventStage.INFO),
     ]
     assert [mark.what for mark in marks_of_controller(events)] == [KNOWN, "note"]
 

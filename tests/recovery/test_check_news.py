@@ -8,7 +8,7 @@ from tests.recovery.clinic import MakeClinic
 
 
 def hear(news: CheckNews, result: Result, now: float) -> list[str]:
-    heard = news.hear("n1", [Finding("gpu-ecc", result, 0.0)], now)
+    heard = news.update("n1", [Finding("gpu-ecc", result, 0.0)], now)
     return [f"{each.node} {each.check} {each.verdict.value}: {each.text}" for each in heard]
 
 

@@ -369,7 +369,7 @@ def test_a_reboot_ordered_before_a_crash_is_not_repeated_while_it_may_begin(
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.rounds(2)
     target = clinic.healer.hands.target
-    clinic.healer.beside = lambda work: None  # the target was told, the controller dies, the reboot takes a while
+    clinic.healer.background = lambda work: None  # the target was told, the controller dies, the reboot takes a while
     clinic.round()
     clinic.store.close()
     clinic.open()
@@ -384,7 +384,7 @@ def test_a_reboot_that_never_began_is_ordered_again(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.rounds(2)
-    clinic.healer.beside = lambda work: None
+    clinic.healer.background = lambda work: None
     clinic.round()
     clinic.store.close()
     clinic.open()

@@ -59,7 +59,7 @@ class Linked(Scene):
         self.link.close()
         assert not self.selector.get_map()
 
-    def beside(self, do: Callable[[], object]) -> object:
+    def in_thread(self, do: Callable[[], object]) -> object:
         """Run a function in a thread while the loop runs."""
         found: list[object] = []
         thread = threading.Thread(target=lambda: found.append(do()))
@@ -311,7 +311,7 @@ def test_evidence_is_waited_for_in_another_thread(linked: Linked):
 
 def test_a_disconnected_node_gives_no_evidence_at_once(linked: Linked):
     began = time.monotonic()
-    found = linked.beside(lambda: linked.link.evidence("gpu-1"))
+    found = linked.in_thread(lambda: linked.link.evidence("gpu-1"))
     assert found == {INCOMPLETE: "agent: its agent is not connected"} and time.monotonic() - began < 60
     with pytest.raises(RuntimeError):
         linked.link.evidence("gpu-1")
@@ -319,7 +319,7 @@ def test_a_disconnected_node_gives_no_evidence_at_once(linked: Linked):
 
 def test_views_are_the_same_from_every_thread(linked: Linked):
     linked.agent("gpu-1")
-    views = linked.beside(linked.link.views)
+    views = linked.in_thread(linked.link.views)
     assert views == linked.link.views()
     assert linked.link.views()["gpu-1"].presence is Presence.CONNECTED
     with pytest.raises(KeyError):

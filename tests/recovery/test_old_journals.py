@@ -48,7 +48,7 @@ def test_old_events_are_read_and_new_ones_are_added(old: Path):
     store = Journal(old)
     store.turn(Note("n1", "job 13 is over", settles=(13,)), 6.0)
     first, second = store.events()
-    assert first == Event(1, 5.0, "n1", EventKind.RELEASE, "is released for job 12", EventStage.TOLD, (12,))
+    assert first == Event(1, 5.0, "n1", EventKind.RELEASE, "is released for job 12", EventStage.INFO, (12,))
     assert (second.kind, second.jobs) == (EventKind.NOTE, (13,))
     store.close()
     again = Journal(old)
@@ -58,7 +58,7 @@ def test_old_events_are_read_and_new_ones_are_added(old: Path):
 
 def test_answers_of_other_versions_are_read():
     event = {"id": 3, "at": 5.0, "node": "n1", "kind": "someday", "text": "job 7 runs again on n2"}
-    assert read_event(event) == Event(3, 5.0, "n1", EventKind.UNKNOWN, str(event["text"]), EventStage.TOLD, (7,))
+    assert read_event(event) == Event(3, 5.0, "n1", EventKind.UNKNOWN, str(event["text"]), EventStage.INFO, (7,))
     assert (NodePhase.told("mending"), NodePhase.told("someday"), NodePhase.told(None)) == (
         NodePhase.REPAIRING,
         NodePhase.UNKNOWN,

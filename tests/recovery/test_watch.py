@@ -37,12 +37,12 @@ class FakeSite:
     logged: list[str] = field(default_factory=list)
     watch: NodeWatch | None = None
 
-    def ring_and_wait(self) -> None:
+    def run_round(self) -> None:
         """Request a round and wait until it starts."""
         watch = self.watch
         assert watch is not None
-        watch.ring()
-        eventually(lambda: not watch._rung.is_set())
+        watch.request_round()
+        eventually(lambda: not watch._round_requested.is_set())
 
     @property
     def slurm(self) -> FakeSlurm:
@@ -92,7 +92,7 @@ def _seen(folder: Path) -> bool:
 
 def test_a_request_starts_a_round_at_once_and_a_lost_node_returns(site: FakeSite):
     site.cluster.power_off("n2")
-    site.ring_and_wait()
+    site.run_round()
     eventually(lambda: site.cluster.nodes["n2"].effects[-1:] == ["resume"])
     assert site.cluster.nodes["n2"].effects == ["down", "evidence", "replace", "validate", "resume"]
     assert site.cluster.forbidden == [] and site.logged == []
@@ -100,10 +100,10 @@ def test_a_request_starts_a_round_at_once_and_a_lost_node_returns(site: FakeSite
 
 def test_nothing_is_done_while_up_is_running(site: FakeSite):
     site.changing = True
-    site.ring_and_wait()
+    site.run_round()
     site.cluster.power_off("n2")
     for _ in range(3):
-        site.ring_and_wait()
+        site.run_round()
     assert site.cluster.nodes["n2"].effects == []
     site.changing = False
     eventually(lambda: "resume" in site.cluster.nodes["n2"].effects)
@@ -113,12 +113,12 @@ def test_a_missing_answer_of_slurm_is_logged_once_and_nothing_is_done(site: Fake
     site.cluster.slurm_answers = False
     site.cluster.power_off("n2")
     for _ in range(3):
-        site.ring_and_wait()
+        site.run_round()
     eventually(lambda: site.logged)
     assert len(site.logged) == 1 and "no action on nodes" in site.logged[0]
     assert site.cluster.nodes["n2"].effects == []
     site.cluster.slurm_answers = True
-    site.ring_and_wait()
+    site.run_round()
     eventually(lambda: "resume" in site.cluster.nodes["n2"].effects)
 
 

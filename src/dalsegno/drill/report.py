@@ -11,7 +11,7 @@ from typing import Any
 from dalsegno.drill.story import Drill, DrillMark, Recovery, TrainingStop
 from dalsegno.printable import in_html
 
-COLUMNS = ["#", "FAULT", "NODE", "KNOWN", "DRAINED", "TRAINS ON", "BACK IN SERVICE", "STEPS LOST"]
+COLUMNS = ["#", "FAULT", "NODE", "DETECTED", "DRAINED", "RESUMED", "BACK IN SERVICE", "STEPS LOST"]
 
 
 def rows(drill: Drill) -> list[list[str]]:
@@ -22,10 +22,10 @@ def rows(drill: Drill) -> list[list[str]]:
 def _row(drill: Drill, each: Recovery) -> list[str]:
     blow = each.blow
     waited = ", no spare ready" if blow.without_spare else ""
-    trains_on = seconds(each.resumed_s) + waited if each.stopped else "no stop"
+    resumed = seconds(each.resumed_s) + waited if each.stopped else "no stop"
     unseen = "held back" if blow.node in drill.held_back else "not seen"
     healed = [seconds(each.drained_s, unseen), seconds(each.returned_s, unseen)] if blow.heals else ["", ""]
-    times = [seconds(each.known_s), healed[0], trains_on, healed[1]]
+    times = [seconds(each.known_s), healed[0], resumed, healed[1]]
     return [str(blow.number), blow.fault, blow.node, *times, str(each.steps_lost)]
 
 

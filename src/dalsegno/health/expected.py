@@ -25,7 +25,7 @@ class Expected:
     munge: str | None = None  # its socket, "" for munge's default; None: munge is not needed
     controllers: tuple[str, ...] = ()
     spool: str = "/var/spool/slurmd"  # slurmd's spool directory
-    untold: str = ""  # why the specification is missing although there should be one
+    missing_reason: str = ""  # why the specification is missing although there should be one
 
 
 def expected_of(node: str, slurm_conf: str) -> Expected:

@@ -74,10 +74,10 @@ def machine_here(
     except OSError:
         text = ""
     expected = expected_of(node or node_name(env), text)
-    return LocalNode(replace(expected, untold=_untold(expected, conf, bool(text), env)), env, gpus)
+    return LocalNode(replace(expected, missing_reason=_missing_reason(expected, conf, bool(text), env)), env, gpus)
 
 
-def _untold(expected: Expected, conf: Path, is_there: bool, env: Mapping[str, str]) -> str:
+def _missing_reason(expected: Expected, conf: Path, is_there: bool, env: Mapping[str, str]) -> str:
     """Return why slurm.conf has no line for a node that Slurm runs on; "" if it has one, or without Slurm."""
     if expected.named or not env.get(NODE):
         return ""

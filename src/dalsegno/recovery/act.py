@@ -151,38 +151,38 @@ def remedies_of(target: object) -> frozenset[Remedy]:
 def do(action: Action, id: str, at: float, hands: Hands) -> str:
     """Carry out an action that began at `at` and return one line for the journal. Raises DalsegnoError."""
     if isinstance(action, Drain):
-        _ours_or_nobodys(hands, action.node)
+        _check_not_taken(hands, action.node)
         hands.slurm.drain(action.node, write_reason(action.fault))
         return f"drained: {action.fault.summary}"
     if isinstance(action, SetDown):
-        _ours_or_nobodys(hands, action.node)
+        _check_not_taken(hands, action.node)
         hands.slurm.set_down(action.node, write_reason(action.fault))
         return f"set down: {action.fault.text}"
     if isinstance(action, TakeEvidence):
         return f"evidence saved: {_take_evidence(action, id, at, hands)}"
     if isinstance(action, Mend):
-        return _mend(action, hands)
+        return _repair(action, hands)
     if isinstance(action, Validate):
         hands.agents.validate(action.node, id, action.partner)
         return "validation started" + (f" with partner {action.partner}" if action.partner else "")
-    return _for_jobs_and_spares(action, hands)
+    return _do_for_jobs_and_spares(action, hands)
 
 
-def _shown(proof: str) -> str:
+def _in_parentheses(proof: str) -> str:
     return f" ({proof})" if proof else ""
 
 
-def _for_jobs_and_spares(action: Action, hands: Hands) -> str:
+def _do_for_jobs_and_spares(action: Action, hands: Hands) -> str:
     if isinstance(action, Return):
-        _ours_or_nobodys(hands, action.node)
+        _check_not_taken(hands, action.node)
         hands.slurm.resume(action.node)
-        return f"{'validated, and back' if action.tried else 'back'} in service{_shown(action.proof)}"
+        return f"{'validated, and back' if action.tried else 'back'} in service{_in_parentheses(action.proof)}"
     if isinstance(action, Hold):
-        if _ours_or_nobodys(hands, action.node).down:
+        if _check_not_taken(hands, action.node).down:
             hands.slurm.resume(action.node)
         hands.slurm.drain(action.node, SPARE_REASON)
         end_loan(hands.slurm, action.node)
-        return f"validated, now a spare{_shown(action.proof)}"
+        return f"validated, now a spare{_in_parentheses(action.proof)}"
     if isinstance(action, Release):
         return _release(action, hands)
     if isinstance(action, CloseLoan):
@@ -199,20 +199,20 @@ def _for_jobs_and_spares(action: Action, hands: Hands) -> str:
     raise TypeError(f"unknown action {action!r}")
 
 
-def _ours_or_nobodys(hands: Hands, node: str) -> NodeInfo:
+def _check_not_taken(hands: Hands, node: str) -> NodeInfo:
     """Return the node as Slurm shows it. Raise an error if an administrator has drained it since the decision."""
     found = [each for each in hands.slurm.nodes(node) if each.name == node]
     if not found:
         raise DalsegnoError(f"Slurm no longer has node {node}", hint="`dalsegno up` adds it again")
     if owner(found[0], hands.slurm_users) is Owner.SOMEONE:
         raise DalsegnoError(
-            f"someone else keeps {node} out of service: {found[0].reason or found[0].state_text}",
+            f"an administrator keeps {node} out of service: {found[0].reason or found[0].state_text}",
             hint=f"`scontrol update node={node} state=resume` returns it to service",
         )
     return found[0]
 
 
-def _mend(action: Mend, hands: Hands) -> str:
+def _repair(action: Mend, hands: Hands) -> str:
     repairs: dict[Remedy, Callable[[], tuple[Callable[[str], None], str] | None]] = {
         Remedy.RESET: lambda: (
             (lambda node: _reset(node, hands), "GPUs reset") if isinstance(hands.target, CanReset) else None
@@ -242,7 +242,7 @@ def _reset(node: str, hands: Hands) -> None:
 
 def _release(action: Release, hands: Hands) -> str:
     """Release a spare for a job, with the highest priority: other jobs would take the node first."""
-    _ours_or_nobodys(hands, action.node)
+    _check_not_taken(hands, action.node)
     if any(job.id == action.job and job.state is JobState.RUNNING for job in hands.slurm.jobs()):
         hands.slurm.resume(action.node)
         return f"given back to job {action.job}: Slurm had drained it again"
@@ -254,7 +254,7 @@ def _release(action: Release, hands: Hands) -> str:
 
 
 def _recall(action: Recall, hands: Hands) -> str:
-    _ours_or_nobodys(hands, action.node)
+    _check_not_taken(hands, action.node)
     hands.slurm.drain(action.node, SPARE_REASON)
     with contextlib.suppress(CommandFailed):  # the job has ended
         hands.slurm.update(JobId=str(action.job), ReqNodeList="", ReservationName="")

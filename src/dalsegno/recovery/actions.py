@@ -35,7 +35,7 @@ class Action:
     @property
     def stage(self) -> EventStage:
         """Return the stage of the event that records an action without an effect."""
-        return EventStage.TOLD
+        return EventStage.INFO
 
     def failure(self, error: str) -> str:
         """Return the event text for a failed action."""
@@ -238,7 +238,7 @@ class Turn(Action):
 
     @property
     def stage(self) -> EventStage:
-        return EventStage.SUSPECTED if self.to is NodePhase.SUSPECTED else EventStage.TOLD
+        return EventStage.SUSPECTED if self.to is NodePhase.SUSPECTED else EventStage.INFO
 
     @property
     def summary(self) -> str:
@@ -263,7 +263,7 @@ class Note(Action):
 
     @property
     def stage(self) -> EventStage:
-        return EventStage.SUSPECTED if self.fault else EventStage.TOLD
+        return EventStage.SUSPECTED if self.fault else EventStage.INFO
 
     @property
     def summary(self) -> str:

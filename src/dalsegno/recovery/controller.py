@@ -64,11 +64,11 @@ class Controller:
         self.keeper = CoordinatorKeeper(Records(folder / RUNS), launcher, env, self.selector, say)
         self.keeper.begin()
         self.folder, self.say, self.complaints = folder, say, Complaints(say)
-        self.nodes = NodeLink(self.selector, folder / SECRETS, slurm_conf(env), say, lambda node: self.ring())
+        self.nodes = NodeLink(self.selector, folder / SECRETS, slurm_conf(env), say, lambda node: self.request_round())
         self.watch: NodeWatch | None = None
         self.answers = Answers(
             folder / JOURNAL,
-            self.ring,
+            self.request_round,
             lambda: self.watch.policy if self.watch else Policy(),
             lambda node: self.watch.partitions.get(node, ()) if self.watch else (),
         )
@@ -81,9 +81,9 @@ class Controller:
         self.watch = NodeWatch(self.folder, site, self.nodes, self.say, lambda: dict(self.keeper.known))
         self.watch.start()
 
-    def ring(self) -> None:
+    def request_round(self) -> None:
         if self.watch:
-            self.watch.ring()
+            self.watch.request_round()
 
     def serve(self) -> None:
         while True:

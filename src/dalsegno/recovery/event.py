@@ -45,7 +45,7 @@ class EventKind(Enum):
 class EventStage(Enum):
     """How far the action of an event has progressed."""
 
-    TOLD = ""  # no action: information only
+    INFO = ""  # no action: information only
     BEGUN = "begun"
     DONE = "done"
     FAILED = "failed"
@@ -53,7 +53,7 @@ class EventStage(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> EventStage:
-        return cls.TOLD
+        return cls.INFO
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Event:
     node: str  # "" for the whole cluster
     kind: EventKind
     text: str
-    stage: EventStage = EventStage.TOLD
+    stage: EventStage = EventStage.INFO
     jobs: tuple[int, ...] = ()  # jobs that it concerns
 
     def message(self) -> Message:
@@ -73,17 +73,17 @@ class Event:
         return {**vars(self), "kind": self.kind.value, "stage": self.stage.value, "jobs": list(self.jobs)}
 
 
-def read_event(told: Mapping[str, Any]) -> Event:
+def read_event(message: Mapping[str, Any]) -> Event:
     """Parse an event of a controller. Events of older versions have no stage and jobs."""
-    text = str(told["text"])
-    jobs = tuple(map(int, told["jobs"])) if "jobs" in told else jobs_in_old_text(text)
+    text = str(message["text"])
+    jobs = tuple(map(int, message["jobs"])) if "jobs" in message else jobs_in_old_text(text)
     return Event(
-        int(told["id"]),
-        float(told["at"]),
-        str(told["node"]),
-        EventKind(told["kind"]),
+        int(message["id"]),
+        float(message["at"]),
+        str(message["node"]),
+        EventKind(message["kind"]),
         text,
-        EventStage(told.get("stage")),
+        EventStage(message.get("stage")),
         jobs,
     )
 

@@ -251,10 +251,10 @@ class FakeSlurm:
 
     def scontrol(self, *words: str) -> str:
         self._answers()
-        told = dict(word.split("=", 1) for word in words if "=" in word)
+        settings = dict(word.split("=", 1) for word in words if "=" in word)
         if words[0] == "create":
-            self.cluster.reservations[told["ReservationName"]] = told["Users"]
-        elif words[0] == "delete" and self.cluster.reservations.pop(told["ReservationName"], None) is None:
+            self.cluster.reservations[settings["ReservationName"]] = settings["Users"]
+        elif words[0] == "delete" and self.cluster.reservations.pop(settings["ReservationName"], None) is None:
             raise CommandFailed(("scontrol", *words), 1, "Requested reservation is invalid")
         return " ".join(words)
 
@@ -288,8 +288,8 @@ class FakeAgents:
             known = Presence.AGENT_DEAD if node.heard else Presence.NEVER
             return AgentView(name, known, node.lost_at or 0.0, host_answers=True, slurmd_answers=True, answered=now)
         node.heard = True
-        told = machine.gpus if self.cluster.tell_gpus else ()
-        gpus = tuple(GpuIdentity(index, uuid) for index, uuid in enumerate(told))
+        gpu_ids = machine.gpus if self.cluster.tell_gpus else ()
+        gpus = tuple(GpuIdentity(index, uuid) for index, uuid in enumerate(gpu_ids))
         checks = (machine.check, *machine.also)
         report = NodeReport(name, machine.boot, tuple(self._finding(machine, check) for check in checks), gpus)
         if node.quiet:

@@ -92,9 +92,9 @@ def read_reason(reason: str) -> NodeFault | None:
     return NodeFault(found[2], Remedy(found[1]), found[4] or "", found[3] or "")
 
 
-def slurm_users_of(told: Mapping[str, Any]) -> frozenset[str]:
+def slurm_users_of(answer: Mapping[str, Any]) -> frozenset[str]:
     """Return the users of Slurm's daemons from a controller's answer; without root it is the cluster's owner."""
-    return frozenset(map(str, told.get("slurm_users", SLURM_USERS)))
+    return frozenset(map(str, answer.get("slurm_users", SLURM_USERS)))
 
 
 def owner(node: NodeInfo, slurm_users: Collection[str]) -> Owner:

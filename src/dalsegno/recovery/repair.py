@@ -345,12 +345,12 @@ class Forecast:
         return {"how": self.how.value if self.how else "", "why": self.why, "held_back": self.held.value}
 
     @classmethod
-    def read(cls, told: object) -> Forecast | None:
+    def read(cls, message: object) -> Forecast | None:
         """Parse the forecast of a controller; None if it sends none, or in another form."""
-        if not isinstance(told, dict) or "how" not in told:
+        if not isinstance(message, dict) or "how" not in message:
             return None
-        how = next((each for each in Remedy if each.value == told["how"]), None)
-        return cls(how, str(told.get("why", "")), HeldAction.of(told.get("held_back")))
+        how = next((each for each in Remedy if each.value == message["how"]), None)
+        return cls(how, str(message.get("why", "")), HeldAction.of(message.get("held_back")))
 
 
 def forecast(own: NodeBook, partitions: Collection[str], book: Book, policy: Policy, now: float) -> Forecast | None:

@@ -63,7 +63,7 @@ def read_hint(path: Path, uid: int) -> RunStatus | None:
 
 
 MOST, CALM_S = 4, 120.0  # records of one check within this time: some checks alternate
-_TOLD = (Verdict.PASSED, Verdict.WARNED, Verdict.FAILED)  # unknown says nothing about the node
+_RECORDED = (Verdict.PASSED, Verdict.WARNED, Verdict.FAILED)  # unknown says nothing about the node
 
 State = tuple[Verdict, "str | None"]  # with the code of the failure; None: not remembered
 
@@ -80,27 +80,27 @@ class News:
 class CheckNews:
     """Remembers the last recorded state of each check of each node."""
 
-    _told: dict[tuple[str, str], tuple[State, tuple[float, ...]]] = field(default_factory=dict)
+    _recorded: dict[tuple[str, str], tuple[State, tuple[float, ...]]] = field(default_factory=dict)
 
     @classmethod
-    def after(cls, told: Iterable[tuple[str, str, Verdict]]) -> CheckNews:
+    def after(cls, recorded: Iterable[tuple[str, str, Verdict]]) -> CheckNews:
         """Start from node, check and verdict as the last controller recorded them."""
-        return cls({(node, check): ((verdict, None), ()) for node, check, verdict in told})
+        return cls({(node, check): ((verdict, None), ()) for node, check, verdict in recorded})
 
-    def hear(self, node: str, findings: Iterable[Finding], now: float) -> list[News]:
+    def update(self, node: str, findings: Iterable[Finding], now: float) -> list[News]:
         return [news for each in findings if (news := self._one(node, each, now))]
 
     def _one(self, node: str, finding: Finding, now: float) -> News | None:
         result, key = finding.result, (node, finding.check)
-        if result.verdict not in _TOLD:
+        if result.verdict not in _RECORDED:
             return None
-        before, times = self._told.get(key, ((Verdict.PASSED, ""), ()))
+        before, times = self._recorded.get(key, ((Verdict.PASSED, ""), ()))
         state = (result.verdict, result.code if result.verdict is Verdict.FAILED else "")
         lately = tuple(at for at in times if now - at < CALM_S)
         if before[1] is None and before[0] is state[0]:
             before = state  # the last controller recorded it without the code
-            self._told[key] = (state, times)
+            self._recorded[key] = (state, times)
         if state == before or len(lately) >= MOST:
             return None
-        self._told[key] = (state, (*lately, now))
+        self._recorded[key] = (state, (*lately, now))
         return News(node, finding.check, result.verdict, result.text)

@@ -215,12 +215,14 @@ class Journal:
         return id
 
     def end(
-        self, id: str, action: Action, told: str, error: str, now: float, policy: Policy, partitions: tuple[str, ...]
+        self, id: str, action: Action, result: str, error: str, now: float, policy: Policy, partitions: tuple[str, ...]
     ) -> None:
         """Record the outcome of an action."""
         with self._changing(end_action(self.book, action, id, error, now, policy, partitions)):
-            self.db.execute("UPDATE actions SET ended_at = ?, error = ?, told = ? WHERE id = ?", (now, error, told, id))
-            text, stage = (action.failure(error), EventStage.FAILED) if error else (told, EventStage.DONE)
+            self.db.execute(
+                "UPDATE actions SET ended_at = ?, error = ?, told = ? WHERE id = ?", (now, error, result, id)
+            )
+            text, stage = (action.failure(error), EventStage.FAILED) if error else (result, EventStage.DONE)
             self._event(now, action.node, action.kind, text, stage, action.concerns)
 
     def turn(self, action: Turn | Note, now: float, partitions: tuple[str, ...] = ()) -> None:
@@ -285,7 +287,7 @@ class Journal:
         node: str,
         kind: EventKind,
         text: str,
-        stage: EventStage = EventStage.TOLD,
+        stage: EventStage = EventStage.INFO,
         jobs: tuple[int, ...] = (),
     ) -> None:
         self.db.execute(

@@ -34,13 +34,13 @@ Work = Callable[[], None]
 class ActionOutcome:
     id: str
     action: Action
-    told: str
+    text: str
     error: str
 
 
 @dataclass
 class Healer:
-    """Carries out rounds. `beside` runs slow actions in the background, so that one rebooting machine delays no other.
+    """Carries out rounds. `background` runs slow actions in the background, so that one reboot delays no other.
 
     The store is used only by the thread that calls `round`.
     """
@@ -49,7 +49,7 @@ class Healer:
     hands: Hands
     policy: Policy
     clock: Callable[[], float]
-    beside: Callable[[Work], None]
+    background: Callable[[Work], None]
     underway: dict[str, str] = field(default_factory=dict)  # id -> node
     outcomes: queue.SimpleQueue[ActionOutcome] = field(default_factory=queue.SimpleQueue)
     partitions: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Healer:
 
     def note_findings(self, node: str, findings: tuple[Finding, ...]) -> None:
         now = self.clock()
-        self.store.record_checks(self.checks.hear(node, findings, now), now)
+        self.store.record_checks(self.checks.update(node, findings, now), now)
 
     def collect(self) -> bool:
         """Record the actions that finished in the background; return whether there were any."""
@@ -119,12 +119,12 @@ class Healer:
             self._end(_outcome(id, action, at, self.hands))
             return
         self.underway[id] = action.node
-        self.beside(lambda: self.outcomes.put(_outcome(id, action, at, self.hands)))
+        self.background(lambda: self.outcomes.put(_outcome(id, action, at, self.hands)))
 
     def _end(self, outcome: ActionOutcome) -> None:
         action = outcome.action
         partitions = self._partitions(action.node)
-        self.store.end(outcome.id, action, outcome.told, outcome.error, self.clock(), self.policy, partitions)
+        self.store.end(outcome.id, action, outcome.text, outcome.error, self.clock(), self.policy, partitions)
 
     def _partitions(self, node: str) -> tuple[str, ...]:
         return self.partitions.get(node, ())
@@ -149,7 +149,7 @@ MISSED_S, LARGE_MISSED_S = (
 CALM_S, LARGE_CALM_S = 3.0, 10.0  # otherwise: agents report changes at once
 AFTER_SILENCE_S = 2.0  # when Slurm did not answer
 AT_ONCE = 20  # rounds without a pause while there is something to do
-HANDS = 8  # slow actions at a time
+MOST_SLOW = 8  # slow actions at a time
 
 Say = Callable[[str], None]
 Runs = Callable[[], Mapping[str, RunRecord]]  # runs of the controller
@@ -161,8 +161,8 @@ class NodeWatch:
 
     def __init__(self, folder: Path, site: ControllerSite, agents: NodeAgents, say: Say, runs: Runs = dict) -> None:
         self.folder, self.site, self.agents, self.say, self.runs = folder, site, agents, say, runs
-        self._rung, self._closed = threading.Event(), False
-        self._pool = ThreadPoolExecutor(HANDS, thread_name_prefix="repair")
+        self._round_requested, self._closed = threading.Event(), False
+        self._pool = ThreadPoolExecutor(MOST_SLOW, thread_name_prefix="repair")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
         self._complaint, self._is_new = "", True
         self.policy = Policy(mode=OFF)  # until it has been read
@@ -171,14 +171,14 @@ class NodeWatch:
     def start(self) -> None:
         self._thread.start()
 
-    def ring(self) -> None:
+    def request_round(self) -> None:
         """Request a round now. May be called from any thread."""
-        self._rung.set()
+        self._round_requested.set()
 
     def close(self) -> bool:
         """Stop; return True when stopped. Actions under way are left to the next controller: they are recorded."""
         self._closed = True
-        self.ring()
+        self.request_round()
         self._pool.shutdown(wait=False, cancel_futures=True)
         return not self._thread.is_alive()
 
@@ -191,7 +191,7 @@ class NodeWatch:
             return
         site, evidence = self.site, self.folder / EVIDENCE
         hands = Hands(site.slurm, self.agents, site.target, evidence, site.slurm_users)
-        healer = Healer(store, hands, self.policy, time.time, self._beside)
+        healer = Healer(store, hands, self.policy, time.time, self._run_in_background)
         tidy_at = time.monotonic() + TIDY_S
         while not self._closed:
             try:
@@ -207,13 +207,13 @@ class NodeWatch:
 
                 self.say(f"a recovery round failed\n{traceback.format_exc()}")
                 pause_s = CALM_S
-            self._rung.wait(pause_s)
-            self._rung.clear()
+            self._round_requested.wait(pause_s)
+            self._round_requested.clear()
         store.close()
 
-    def _beside(self, work: Callable[[], None]) -> None:
+    def _run_in_background(self, work: Callable[[], None]) -> None:
         if not self._closed:
-            self._pool.submit(work).add_done_callback(lambda done: self.ring())
+            self._pool.submit(work).add_done_callback(lambda done: self.request_round())
 
     def _look_after(self, healer: Healer) -> float:
         """Run rounds until there is nothing to do; return how long to wait."""
@@ -221,7 +221,7 @@ class NodeWatch:
             self.agents.remember(nodes_in_service_before(healer.store.look()))
             self._is_new = False
         for _ in range(AT_ONCE):
-            self._rung.clear()
+            self._round_requested.clear()
             if self.site.is_being_changed():
                 healer.collect()
                 return QUICK_S

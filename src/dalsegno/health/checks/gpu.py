@@ -39,7 +39,7 @@ from dalsegno.system.apart import NoAnswer
 # Common parts of the judges
 
 
-def telling(gpus: Sequence[GpuFacts], field: str, what: str) -> list[GpuFacts]:
+def reporting(gpus: Sequence[GpuFacts], field: str, what: str) -> list[GpuFacts]:
     """Return the GPUs that report this field. Raises NoAnswer if there are none."""
     found = [gpu for gpu in gpus if getattr(gpu, field) is not None]
     if not found:
@@ -47,7 +47,7 @@ def telling(gpus: Sequence[GpuFacts], field: str, what: str) -> list[GpuFacts]:
     return found
 
 
-def which(gpus: Iterable[GpuFacts]) -> str:
+def name_gpus(gpus: Iterable[GpuFacts]) -> str:
     """Return `GPU 3 (1653724066759)`: the index changes with the machine, the serial number is on the card."""
     return ", ".join(f"GPU {gpu.index}" + (f" ({gpu.serial})" if gpu.serial else "") for gpu in gpus)
 
@@ -59,39 +59,41 @@ def judge_count(count: GpuCount) -> Result:
     lost = [gpu for gpu in count.gpus if gpu.lost]
     there, wanted = len(count.gpus) - len(lost), max(count.expected or 0, count.on_bus)
     if lost:
-        return failed(f"{which(lost)} does not answer; {there} of {max(wanted, len(count.gpus))} do", Remedy.REBOOT)
+        return failed(f"{name_gpus(lost)} does not answer; {there} of {max(wanted, len(count.gpus))} do", Remedy.REBOOT)
     if there < wanted:
         return failed(f"{there} of {wanted} GPUs are present", Remedy.REBOOT)
     return passed(f"{there} GPU{'s' * (there != 1)}")
 
 
 def judge_ecc(gpus: Sequence[GpuFacts], *, corrected: float = 20_000_000) -> Result:
-    known = telling(gpus, "ecc_uncorrected", "its ECC errors")
+    known = reporting(gpus, "ecc_uncorrected", "its ECC errors")
     if bad := [gpu for gpu in known if gpu.ecc_uncorrected]:
-        return failed(f"uncorrected memory errors on {which(bad)}: {bad[0].ecc_uncorrected}", Remedy.RESET)
+        return failed(f"uncorrected memory errors on {name_gpus(bad)}: {bad[0].ecc_uncorrected}", Remedy.RESET)
     if many := [gpu for gpu in known if (gpu.ecc_corrected or 0) > corrected]:
-        return warned(f"{many[0].ecc_corrected} corrected memory errors on {which(many)}")
+        return warned(f"{many[0].ecc_corrected} corrected memory errors on {name_gpus(many)}")
     return passed("no uncorrected memory errors")
 
 
 def judge_rows(gpus: Sequence[GpuFacts], *, rows: float = 512) -> Result:
-    known = telling(gpus, "remap_failed", "remapped rows")
+    known = reporting(gpus, "remap_failed", "remapped rows")
     if bad := [gpu for gpu in known if gpu.remap_failed]:
-        return failed(f"a row of memory could not be remapped on {which(bad)}", Remedy.REPLACE, "failed")
+        return failed(f"a row of memory could not be remapped on {name_gpus(bad)}", Remedy.REPLACE, "failed")
     if worn := [gpu for gpu in known if (gpu.remapped_rows or 0) > rows]:
-        return failed(f"{worn[0].remapped_rows} rows of memory are remapped on {which(worn)}", Remedy.REPLACE, "worn")
+        return failed(
+            f"{worn[0].remapped_rows} rows of memory are remapped on {name_gpus(worn)}", Remedy.REPLACE, "worn"
+        )
     if waits := [gpu for gpu in known if gpu.remap_pending]:
-        return failed(f"a remapped row needs a reset on {which(waits)}", Remedy.RESET, "pending")
+        return failed(f"a remapped row needs a reset on {name_gpus(waits)}", Remedy.RESET, "pending")
     return passed("no row of memory needs to be remapped")
 
 
 def judge_temperature(gpus: Sequence[GpuFacts], *, margin_c: float = 5, least_c: float = 0) -> Result:
     """Judge the margin to the temperature at which the hardware slows down, which differs between cards."""
-    known = [gpu for gpu in telling(gpus, "temperature_c", "its temperature") if gpu.slowdown_c is not None]
+    known = [gpu for gpu in reporting(gpus, "temperature_c", "its temperature") if gpu.slowdown_c is not None]
     hottest = min(known, key=_margin_c, default=None)
     if hottest is None:
         raise NoAnswer("no GPU reports at which temperature it slows down")
-    text = f"{which([hottest])} is at {hottest.temperature_c:g} °C and slows down at {hottest.slowdown_c:g} °C"
+    text = f"{name_gpus([hottest])} is at {hottest.temperature_c:g} °C and slows down at {hottest.slowdown_c:g} °C"
     if _margin_c(hottest) <= least_c:
         return failed(text, Remedy.DRAIN)
     return warned(text) if _margin_c(hottest) <= margin_c else passed(f"{_margin_c(hottest):g} °C below slowdown")
@@ -134,16 +136,16 @@ def _slope_c_per_s(samples: Sequence[Sample], window_s: float, least_s: float) -
 
 
 def judge_clocks(gpus: Sequence[GpuFacts], *, least_share: float = 0.5) -> Result:
-    known = telling(gpus, "throttle", "why its clocks are reduced")
+    known = reporting(gpus, "throttle", "why its clocks are reduced")
     if hot := [gpu for gpu in known if HW_THERMAL in (gpu.throttle or ())]:
-        return failed(f"{which(hot)} is slowed down by heat", Remedy.DRAIN, HW_THERMAL)
+        return failed(f"{name_gpus(hot)} is slowed down by heat", Remedy.DRAIN, HW_THERMAL)
     for reason in (HW_POWER_BRAKE, HW_SLOWDOWN):
         if bad := [gpu for gpu in known if reason in (gpu.throttle or ())]:
-            return failed(f"{which(bad)} is slowed down by its hardware ({reason})", Remedy.RESET, reason)
+            return failed(f"{name_gpus(bad)} is slowed down by its hardware ({reason})", Remedy.RESET, reason)
     if warm := [gpu for gpu in known if SW_THERMAL in (gpu.throttle or ())]:
-        return warned(f"{which(warm)} is slowed down by the driver because of heat", SW_THERMAL)
+        return warned(f"{name_gpus(warm)} is slowed down by the driver because of heat", SW_THERMAL)
     if slow := [gpu for gpu in known if _is_slow(gpu, least_share)]:
-        return warned(f"{which(slow)} runs at {slow[0].clock_mhz:g} of {slow[0].max_clock_mhz:g} MHz", "slow")
+        return warned(f"{name_gpus(slow)} runs at {slow[0].clock_mhz:g} of {slow[0].max_clock_mhz:g} MHz", "slow")
     return passed("no clock is reduced")
 
 
@@ -158,13 +160,13 @@ def judge_leftovers(gpus: Sequence[GpuFacts], *, used_mib: float = 15) -> Result
     """Fail if processes or memory are left on GPUs that should be idle."""
     if not gpus:
         return passed("no GPU for this job, or only GPUs in use by a validation")
-    known = telling(gpus, "memory_used_mib", "how much of its memory is in use")
+    known = reporting(gpus, "memory_used_mib", "how much of its memory is in use")
     whole = [gpu for gpu in known if not gpu.divided]
     if bad := [gpu for gpu in known if gpu.processes]:
         pids = ", ".join(str(process.pid) for gpu in bad for process in gpu.processes or ())
-        return failed(f"processes are left on {which(bad)}: {pids}", Remedy.REBOOT, "processes")
+        return failed(f"processes are left on {name_gpus(bad)}: {pids}", Remedy.REBOOT, "processes")
     if full := [gpu for gpu in whole if (gpu.memory_used_mib or 0) > used_mib]:
-        return failed(f"{full[0].memory_used_mib} MiB are in use on idle {which(full)}", Remedy.REBOOT, "memory")
+        return failed(f"{full[0].memory_used_mib} MiB are in use on idle {name_gpus(full)}", Remedy.REBOOT, "memory")
     return passed("no processes or memory left on GPUs")
 
 
@@ -239,19 +241,19 @@ def ask_dcgm(world: NodeWorld) -> str:
 
 
 def judge_nvlink(links: Links, *, errors: float = 0) -> Result:
-    known = telling(links.gpus, "nvlinks", "its NVLinks")
+    known = reporting(links.gpus, "nvlinks", "its NVLinks")
     if down := [gpu for gpu in known if (gpu.nvlinks or 0) < links.each]:
-        return failed(f"{down[0].nvlinks} of {links.each} NVLinks are up on {which(down)}", Remedy.RESET, "down")
+        return failed(f"{down[0].nvlinks} of {links.each} NVLinks are up on {name_gpus(down)}", Remedy.RESET, "down")
     if bad := [gpu for gpu in known if (gpu.nvlink_errors or 0) > errors]:
-        return failed(f"{bad[0].nvlink_errors} NVLink errors on {which(bad)}", Remedy.RESET, "errors")
+        return failed(f"{bad[0].nvlink_errors} NVLink errors on {name_gpus(bad)}", Remedy.RESET, "errors")
     return passed(f"all NVLinks of {len(known)} GPUs are up")
 
 
 def judge_pcie(gpus: Sequence[GpuFacts], *, lanes: float = 16) -> Result:
-    known = telling(gpus, "pcie_width", "its PCIe width")
+    known = reporting(gpus, "pcie_width", "its PCIe width")
     bad = [gpu for gpu in known if (gpu.pcie_width or 0) < min(lanes, gpu.pcie_max_width or lanes)]
     if bad:
-        return failed(f"{which(bad)} has {bad[0].pcie_width} of {lanes:g} PCIe lanes", Remedy.REPLACE)
+        return failed(f"{name_gpus(bad)} has {bad[0].pcie_width} of {lanes:g} PCIe lanes", Remedy.REPLACE)
     return passed("all PCIe lanes are in use")
 
 

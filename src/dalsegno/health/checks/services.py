@@ -25,7 +25,7 @@ _TOO_SLOW = re.compile(r"timed[ -]?out|temporarily unavailable", re.IGNORECASE)
 def ask_slurmd(world: NodeWorld) -> tuple[str, bool]:
     """Return slurmd's address, and whether its port is listened on. Connecting would fill its log with errors."""
     if world.expected.slurmd is None:
-        raise NoAnswer(world.expected.untold or "slurm.conf gives no port for slurmd")
+        raise NoAnswer(world.expected.missing_reason or "slurm.conf gives no port for slurmd")
     address, port = world.expected.slurmd
     return f"{address}:{port}", port in world.listening()
 
@@ -41,7 +41,7 @@ class MungeAnswer:
 def ask_munge(world: NodeWorld) -> MungeAnswer:
     """Encode a credential and decode it."""
     if world.expected.munge is None:
-        raise NoAnswer(world.expected.untold)
+        raise NoAnswer(world.expected.missing_reason)
     socket = [f"--socket={world.expected.munge}"] if world.expected.munge else []
 
     def encode_and_decode(timeout_s: float) -> str:
@@ -62,7 +62,7 @@ def ask_munge(world: NodeWorld) -> MungeAnswer:
 def needs_munge(world: NodeWorld) -> bool:
     """Return whether the node needs munge; assumed if nothing is known about the cluster."""
     expected = world.expected
-    return expected.munge is not None or bool(expected.untold and not expected.controllers)
+    return expected.munge is not None or bool(expected.missing_reason and not expected.controllers)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def judge_names(names: Names) -> Result:
 SERVICE_CHECKS = (
     Check(
         "slurmd", "slurmd listens", ask_slurmd, judge_slurmd, BESIDE_PROLOG, 1,
-        applies=lambda world: world.expected.named or bool(world.expected.untold), settle_s=5,
+        applies=lambda world: world.expected.named or bool(world.expected.missing_reason), settle_s=5,
     ),
     Check(
         "munge", "munge encodes and decodes credentials", ask_munge, judge_munge, every_s=10,

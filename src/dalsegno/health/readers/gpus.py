@@ -217,7 +217,7 @@ def has_gpus(world: NodeWorld) -> bool:
 
 def may_have_gpus(world: NodeWorld) -> bool:
     """Return whether the node should have GPUs, or its specification is missing."""
-    return has_gpus(world) or bool(world.expected.untold)
+    return has_gpus(world) or bool(world.expected.missing_reason)
 
 
 def _is_nvidias(gpu_type: str) -> bool:
@@ -238,7 +238,7 @@ def ask_gpus(world: NodeWorld) -> tuple[GpuFacts, ...]:
 
 def ask_gpu_count(world: NodeWorld) -> GpuCount:
     if not has_gpus(world):
-        raise NoAnswer(world.expected.untold)
+        raise NoAnswer(world.expected.missing_reason)
     simulated = ask_telemetry(world) is not None
     return GpuCount(ask_gpus(world), world.expected.gpus, 0 if simulated else gpus_on_bus(world))
 
