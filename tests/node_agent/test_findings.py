@@ -30,7 +30,7 @@ def parsed(messages: list[Message]) -> list[NewFindings]:
 def test_the_first_message_is_a_full_report_and_later_ones_are_changes():
     findings = Findings("gpu-1", "boot-1")
     findings.note(WELL)
-    findings.know([GpuIdentity(0, "GPU-1")])
+    findings.set_gpus([GpuIdentity(0, "GPU-1")])
     assert parsed(findings.messages(0.0)) == [
         NewFindings(NodeReport("gpu-1", "boot-1", (WELL,), (GpuIdentity(0, "GPU-1"),)), frozenset({"disk"}))
     ]
@@ -65,7 +65,7 @@ def test_the_longest_report_fits_into_valid_messages():
     findings = Findings("gpu-1", "boot-1")
     for number in range(2 * MOST_FINDINGS):
         findings.note(Finding(f"{number:03}" + '"' * LONGEST, failed("ü" * 1000, Remedy.DRAIN, "ü" * 1000), 1.0))
-    findings.know([GpuIdentity(number, '"' * LONGEST, '"' * LONGEST, '"' * LONGEST) for number in range(100)])
+    findings.set_gpus([GpuIdentity(number, '"' * LONGEST, '"' * LONGEST, '"' * LONGEST) for number in range(100)])
     messages = findings.messages(0.0)
     seal = Seal(b"s" * 32, AGENT)
     assert all(len(seal.close(message)) < MOST_BYTES for message in messages)
@@ -78,7 +78,7 @@ def test_the_longest_report_fits_into_valid_messages():
 def test_unprintable_text_is_replaced():
     findings = Findings("gpu-1", "boot-1")
     findings.note(Finding("a\nb", passed("\ud800\0 tab\t"), float("inf")))
-    findings.know([GpuIdentity(0, "GPU\n1", "\0")])
+    findings.set_gpus([GpuIdentity(0, "GPU\n1", "\0")])
     (word,) = parsed(findings.messages(0.0))
     assert word.report.findings == (Finding("a?b", passed("?? tab?"), 0.0),)
     assert word.report.gpus == (GpuIdentity(0, "GPU?1", "?"),)

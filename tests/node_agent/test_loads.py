@@ -12,12 +12,12 @@ from dalsegno.health.result import Verdict
 from dalsegno.node_agent import loads
 from dalsegno.node_agent.loads import (
     available_bytes,
-    judged,
     loopback_exchange,
     matrix_product,
     memory_load,
     product_formula,
     receive_pattern,
+    run_load,
     send_pattern,
 )
 
@@ -54,7 +54,7 @@ def test_memory_is_tested_with_a_small_share_of_it():
 
 
 def test_a_load_test_that_cannot_run_is_unknown():
-    assert judged(lambda: 1 / 0).verdict is Verdict.UNKNOWN  # type: ignore[arg-type,return-value]
+    assert run_load(lambda: 1 / 0).verdict is Verdict.UNKNOWN  # type: ignore[arg-type,return-value]
 
 
 def test_the_loopback_passes():

@@ -310,7 +310,7 @@ def test_a_node_on_a_shared_address_is_lost_without_agent_and_slurmd(scene: Scen
 
 def test_a_lost_node_is_disconnected(scene: Scene):
     agent = scene.agent()
-    scene.agents._attendance.broke("gpu-1", 0.0)
+    scene.agents._attendance.disconnected("gpu-1", 0.0)
     scene.agents._probed("gpu-1", False, False)
     assert view(scene).presence is Presence.GONE and agent.cut_off()
 

@@ -8,11 +8,11 @@ def test_a_cause_is_logged_once_a_minute_with_its_count():
     now = [100.0]
     complaints = Complaints(logged.append, lambda: now[0])
     for _ in range(1000):
-        complaints.about("a wrong secret of gpu-1", "from 10.0.0.9")
-    complaints.about("no JSON")
+        complaints.log("a wrong secret of gpu-1", "from 10.0.0.9")
+    complaints.log("no JSON")
     assert logged == ["refused: a wrong secret of gpu-1: from 10.0.0.9", "refused: no JSON"]
     now[0] += AGAIN_S
-    complaints.about("a wrong secret of gpu-1")
+    complaints.log("a wrong secret of gpu-1")
     assert logged[2:] == ["refused: a wrong secret of gpu-1 (999 more since the last report)"]
 
 
@@ -21,8 +21,8 @@ def test_the_number_of_causes_is_limited_and_old_ones_are_dropped():
     now = [100.0]
     complaints = Complaints(logged.append, lambda: now[0])
     for number in range(10 * MOST):
-        complaints.about(f"cause {number}")
+        complaints.log(f"cause {number}")
     assert len(logged) == MOST
     now[0] += AGAIN_S
-    complaints.about("another")
+    complaints.log("another")
     assert logged[-1] == "refused: another"

@@ -39,7 +39,7 @@ class Played:
             host, slurmd = node in self.host, node in self.slurmd
             if (host and slurmd) or self.probes[node] <= self.now + 1e-9:
                 del self.probes[node]
-                self.attendance.answered(node, self.now, host=host, slurmd=slurmd)
+                self.attendance.probe_ended(node, self.now, host=host, slurmd=slurmd)
 
     def power_off(self, node: str) -> None:
         for signs in (self.beating, self.host, self.slurmd):
@@ -91,7 +91,7 @@ def test_a_broken_connection_is_probed_at_once():
     played = Played().on(5)
     for node in ("a", "b"):
         played.beating.discard(node)
-        played.attendance.broke(node, played.now)
+        played.attendance.disconnected(node, played.now)
     played.power_off("b")
     assert played.until("a", Presence.AGENT_DEAD, 0.2) <= 0.2
     assert played.until("b", Presence.GONE, 0.5) <= 0.5
@@ -192,7 +192,7 @@ def test_slurmd_can_be_probed_while_the_agent_is_connected():
 def test_signs_of_unknown_nodes_are_ignored():
     attendance = Attendance()
     attendance.beat("x", 1.0)
-    attendance.broke("x", 1.0)
-    attendance.answered("x", 1.0, host=True, slurmd=True)
+    attendance.disconnected("x", 1.0)
+    attendance.probe_ended("x", 1.0, host=True, slurmd=True)
     attendance.forget("x")
     assert attendance.signs == {}

@@ -39,27 +39,27 @@ def keeper(tmp_path: Path) -> Iterator[CoordinatorKeeper]:
 
 def refusal(keeper: CoordinatorKeeper, run: str, uid: int) -> DalsegnoError:
     with pytest.raises(DalsegnoError) as caught:
-        keeper.ask(f"/home/{run}", uid)
+        keeper.request(f"/home/{run}", uid)
     return caught.value
 
 
 @pytest.mark.skipif(OWN != 0, reason="only root can become another user")
 def test_the_limit_per_user_affects_nobody_else_and_ends_with_a_run(keeper: CoordinatorKeeper):
     for number in range(MOST_RUNS_OF_A_USER):
-        keeper.ask(f"/home/r{number}", NOBODY)
+        keeper.request(f"/home/r{number}", NOBODY)
     refused = refusal(keeper, "one-more", NOBODY)
     assert refused.what == "you have 64 runs, the limit for one user"
     assert "dalsegno cancel" in refused.hint
     assert "one-more" not in keeper.known and len(keeper.watched) == MOST_RUNS_OF_A_USER
-    keeper.ask("/home/r0", NOBODY)  # started already: it does not count again
-    keeper.ask("/home/another-users", OWN)
+    keeper.request("/home/r0", NOBODY)  # started already: it does not count again
+    keeper.request("/home/another-users", OWN)
     keeper.launcher = ("/bin/true",)
     end([keeper.known["r0"].process])
     while "r0" in keeper.known:  # its coordinator restarts and reports that the run is over
         keeper.wake()
         for key, events in keeper.selector.select(1):
             key.data(events)
-    keeper.ask("/home/one-more", NOBODY)
+    keeper.request("/home/one-more", NOBODY)
 
 
 def test_only_the_last_given_up_runs_of_each_user_are_kept(tmp_path: Path, keeper: CoordinatorKeeper):

@@ -199,12 +199,12 @@ def _list(json_: bool) -> None:
 
 
 def _described(check: Check, settings: Settings) -> dict[str, Any]:
-    from dalsegno.health.settings import enabled, every_s, thresholds
+    from dalsegno.health.settings import every_s, is_enabled, thresholds
 
     return {
         "name": check.name,
         "about": check.about,
-        "on": enabled(check, settings),
+        "on": is_enabled(check, settings),
         "every_s": every_s(check, settings),
         "contexts": sorted(context.value for context in check.contexts),
         "thresholds": thresholds(check, settings),

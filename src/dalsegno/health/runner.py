@@ -10,7 +10,7 @@ from typing import Any
 from dalsegno.health.check import Check, Context
 from dalsegno.health.messages import LONGEST, Finding
 from dalsegno.health.result import Remedy, Result, Verdict, unknown
-from dalsegno.health.settings import Settings, capped, enabled, every_s, thresholds
+from dalsegno.health.settings import Settings, cap_remedy, every_s, is_enabled, thresholds
 from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import NoAnswer
 
@@ -35,7 +35,7 @@ class Checkup:
 
     def names(self, context: Context) -> list[str]:
         """Return the names of all checks that run here."""
-        return [check.name for check in self._of(context)]
+        return [check.name for check in self._checks_for(context)]
 
     def due(self, context: Context) -> list[Finding]:
         """Run the checks of this context that are due; the first time, all of them."""
@@ -44,17 +44,17 @@ class Checkup:
     def look(self, context: Context, without: frozenset[str] = frozenset()) -> Iterator[str | Finding]:
         """Run the due checks one by one: yield a check's name, then its finding."""
         now, answers = self.world.now(), _Answers(self.world)
-        for check in self._of(context):
+        for check in self._checks_for(context):
             if check.name not in without and self._is_due(check, context, now):
                 self._last[context, check.name] = now
                 yield check.name
-                yield self._settled(check, _finding(check, answers, self.world, self.settings), context)
+                yield self._apply_settling(check, _finding(check, answers, self.world, self.settings), context)
 
-    def _of(self, context: Context) -> list[Check]:
+    def _checks_for(self, context: Context) -> list[Check]:
         """Return the checks that apply here. The list is refreshed only now and then: hardware rarely changes."""
         at, chosen = self._chosen.get(context, (-math.inf, []))
         if not 0 <= self.world.now() - at < CHOSEN_S:
-            at, chosen = self.world.now(), _of(self.checks, context, self.world, self.settings)
+            at, chosen = self.world.now(), _choose_checks(self.checks, context, self.world, self.settings)
             self._chosen[context] = at, chosen
         return chosen
 
@@ -68,7 +68,7 @@ class Checkup:
             return True
         return check.name in self._failing and last - self._failing[check.name] < self._settle_s[check.name]
 
-    def _settled(self, check: Check, finding: Finding, context: Context) -> Finding:
+    def _apply_settling(self, check: Check, finding: Finding, context: Context) -> Finding:
         """Turn a failure into a warning until it has lasted, such as a slurmd that restarts or a burst of heat."""
         result = finding.result
         if context is not Context.CONTINUOUS or result.verdict is not Verdict.FAILED:
@@ -107,7 +107,7 @@ def examine(
     Checks in `known` are not run again, and after `within_s` no further check is started.
     """
     answers, found, until = _Answers(world), [], world.now() + within_s
-    for check in _of(checks, context, world, settings):
+    for check in _choose_checks(checks, context, world, settings):
         if known and check.name in known:
             found.append(known[check.name])
         elif world.now() <= until:
@@ -117,13 +117,13 @@ def examine(
     return found
 
 
-def _of(checks: Iterable[Check], context: Context, world: NodeWorld, settings: Settings) -> list[Check]:
-    wanted = (check for check in checks if context in check.contexts and enabled(check, settings))
+def _choose_checks(checks: Iterable[Check], context: Context, world: NodeWorld, settings: Settings) -> list[Check]:
+    wanted = (check for check in checks if context in check.contexts and is_enabled(check, settings))
     return [check for check in wanted if _applies(check, world)]
 
 
 def _finding(check: Check, answers: _Answers, world: NodeWorld, settings: Settings) -> Finding:
-    result = capped(check, settings, _result(check, answers, settings))
+    result = cap_remedy(check, settings, _result(check, answers, settings))
     return Finding(check.name, result, world.now())
 
 
@@ -136,7 +136,7 @@ def _applies(check: Check, world: NodeWorld) -> bool:
 
 def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
     try:
-        return _fit(check.judge(answers.to(check.ask), **thresholds(check, settings)))
+        return _make_printable(check.judge(answers.to(check.ask), **thresholds(check, settings)))
     except NoAnswer as error:
         return unknown(_line(str(error)))
     except ValueError as error:  # raised by the judge
@@ -164,7 +164,7 @@ class _Answers:
         return answer
 
 
-def _fit(result: Result) -> Result:
+def _make_printable(result: Result) -> Result:
     """Return the result as reports require it: printable and short."""
     return Result(result.verdict, _line(result.text), result.remedy, _line(result.code))
 
@@ -188,11 +188,13 @@ def result_line(host: str, findings: Sequence[Finding]) -> str:
         action = remedy.value if remedy in _SAID else "none"
         return f"HEALTH_CHECK_RESULT:{host}:Failed:{action}:{reason(failed)}"
     known = [each for each in findings if each.result.verdict is not Verdict.UNKNOWN]
-    word, why = ("Passed", _counted(known, findings)) if known else ("Skipped", reason(findings) or "no check applies")
+    word, why = (
+        ("Passed", _summarize_passed(known, findings)) if known else ("Skipped", reason(findings) or "no check applies")
+    )
     return f"HEALTH_CHECK_RESULT:{host}:{word}:none:{why}"
 
 
-def _counted(known: Sequence[Finding], findings: Sequence[Finding]) -> str:
+def _summarize_passed(known: Sequence[Finding], findings: Sequence[Finding]) -> str:
     """Return how many checks passed, and which are unknown."""
     rest = [label(each) for each in findings if each not in known]
     return f"{len(known)} checks" + (f"; {len(rest)} unknown: {', '.join(rest)}" if rest else "")

@@ -34,7 +34,7 @@ def read_settings(path: Path) -> Settings:
         raise damaged(path, str(error), hint) from error
 
 
-def enabled(check: Check, settings: Settings) -> bool:
+def is_enabled(check: Check, settings: Settings) -> bool:
     return settings.get(check.name, _DEFAULT).enabled
 
 
@@ -49,7 +49,7 @@ def thresholds(check: Check, settings: Settings) -> dict[str, float]:
     return {name: chosen.get(name, default) for name, default in check.thresholds.items()}
 
 
-def capped(check: Check, settings: Settings, result: Result) -> Result:
+def cap_remedy(check: Check, settings: Settings, result: Result) -> Result:
     """Limit the remedy to what the settings allow. A failure that may only be watched becomes a warning."""
     action = settings.get(check.name, _DEFAULT).action
     if not action or result.verdict is not Verdict.FAILED or not Remedy(action) < result.remedy:

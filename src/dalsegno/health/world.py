@@ -192,13 +192,13 @@ class FolderWorld:
 
     def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
         words = " ".join(argv)
-        files = (path for path in (self.folder / "commands").glob("*") if words.startswith(_said(path)[0]))
+        files = (path for path in (self.folder / "commands").glob("*") if words.startswith(_parse_name(path)[0]))
         file = max(files, key=lambda path: len(path.name), default=None)
         if file is None:
             raise NoAnswer(f"`{argv[0]}` is not on this machine")
         if file.name.endswith(".hangs"):
             raise apart.Late(f"`{words}` gave no answer within {timeout_s:g} s")
-        return Completed(tuple(argv), _said(file)[1], file.read_text(errors="replace"))
+        return Completed(tuple(argv), _parse_name(file)[1], file.read_text(errors="replace"))
 
     def pace_s(self) -> float:
         return float(next(iter(self._lines("pace_s")), "0.005"))
@@ -223,7 +223,7 @@ class FolderWorld:
         return path.read_text().splitlines() if path.exists() else []
 
 
-def _said(path: Path) -> tuple[str, int]:
+def _parse_name(path: Path) -> tuple[str, int]:
     """Return a command's first words, with `+` in place of the slash, and its exit code."""
     words, _, code = path.name.replace("+", "/").removesuffix(".hangs").partition(".exit")
     return words, int(code or 0)

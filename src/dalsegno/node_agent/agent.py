@@ -278,8 +278,8 @@ class NodeAgent:
         self.findings = Findings(options.node, options.boot)
         started = time.clock_gettime(time.CLOCK_BOOTTIME)  # independent of the wall clock
         whom = Whom(options.host, options.port, secret, NodeHello(options.node, options.boot, started))
-        self.link = ControllerLink(whom, self.selector, self._on_message, self._turned, say)
-        self.watch = CheckWatch(make, self.selector, self.findings.note, self._looked, time.time, check_s)
+        self.link = ControllerLink(whom, self.selector, self._on_message, self._on_link_change, say)
+        self.watch = CheckWatch(make, self.selector, self.findings.note, self._on_round, time.time, check_s)
         self.orders = OrderProcesses(do, self.selector, self._send, self.link.room)
         self._beat_at = 0.0
         self._has_settings, self._checked_with_settings = False, False
@@ -335,7 +335,7 @@ class NodeAgent:
         else:
             self.orders.begin(order, now)
 
-    def _turned(self, up: bool) -> None:
+    def _on_link_change(self, up: bool) -> None:
         if up:
             self._has_settings = False
             self.findings.begin_again()
@@ -343,11 +343,11 @@ class NodeAgent:
         else:
             self.orders.drop_all()
 
-    def _looked(self, names: list[str], gpus: list[GpuIdentity] | None) -> None:
+    def _on_round(self, names: list[str], gpus: list[GpuIdentity] | None) -> None:
         self._checked_with_settings = True
         self.findings.keep(names)
         if gpus is not None:
-            self.findings.know(gpus)
+            self.findings.set_gpus(gpus)
 
     def _send(self, message: Message) -> None:
         self.link.send(message, time.monotonic())

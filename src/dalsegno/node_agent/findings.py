@@ -50,7 +50,7 @@ class Findings:
             self._unsent -= gone
             self._whole_at = 0.0
 
-    def know(self, gpus: Iterable[GpuIdentity]) -> None:
+    def set_gpus(self, gpus: Iterable[GpuIdentity]) -> None:
         known = tuple(clean_gpu(gpu) for gpu in list(gpus)[:MOST_GPUS])
         if known != self.report.gpus:
             self.report = replace(self.report, gpus=known)

@@ -22,7 +22,7 @@ MEMORY_SHARE, MOST_MEMORY = 0.1, 256 << 20
 LOOPBACK_BYTES = 32 << 20
 
 
-def judged(load: Callable[[], Result]) -> Result:
+def run_load(load: Callable[[], Result]) -> Result:
     """Return the result of a load test; unknown if it could not be run."""
     try:
         return load()
@@ -57,7 +57,7 @@ def gpu_products(for_s: float = PRODUCT_S) -> Iterator[tuple[int, Result]]:
     import torch
 
     for index in range(torch.cuda.device_count()) if torch.cuda.is_available() else ():
-        yield index, judged(lambda index=index: _repeat(for_s, 2048, lambda n: _torch_product(torch, index, n)))  # type: ignore[misc]
+        yield index, run_load(lambda index=index: _repeat(for_s, 2048, lambda n: _torch_product(torch, index, n)))  # type: ignore[misc]
 
 
 def _repeat(for_s: float, n: int, product: Callable[[int], int]) -> Result:

@@ -219,11 +219,11 @@ class Duties:
 
     def _loads(self, collective: Collective | None) -> Iterator[Finding]:
         available = loads.available_bytes(read_text(Path("/proc/meminfo")) or "")
-        yield self._finding("load-product", loads.judged(loads.matrix_product))
+        yield self._finding("load-product", loads.run_load(loads.matrix_product))
         for index, result in loads.gpu_products():
             yield self._finding(f"load-gpu-{index}", result)
-        yield self._finding("load-memory", loads.judged(lambda: loads.memory_load(available)))
-        yield self._finding("load-loopback", loads.judged(loads.loopback_exchange))
+        yield self._finding("load-memory", loads.run_load(lambda: loads.memory_load(available)))
+        yield self._finding("load-loopback", loads.run_load(loads.loopback_exchange))
         if collective:
             yield self._finding("load-collective", collective.alone())
 

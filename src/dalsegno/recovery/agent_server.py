@@ -110,7 +110,7 @@ class AgentDoor:
             raise BadFrame(str(error)) from error
 
     def refused(self, cause: str, detail: str) -> None:
-        self._complaints.about(cause, detail)
+        self._complaints.log(cause, detail)
 
 
 # Known nodes and their addresses

@@ -155,7 +155,7 @@ class Orders:
             pending.done(pending.answer())
         return True
 
-    def lost(self, node: str, why: OrderEnd) -> None:
+    def fail_all(self, node: str, why: OrderEnd) -> None:
         """Fail all orders of a node that can no longer answer."""
         for number in [number for number, one in self._pending.items() if one.node == node]:
             self._fail(number, why)
@@ -308,7 +308,7 @@ class AgentTable:
         return self._look_at if self._known else None
 
     def _probe(self, node: str, now: float) -> None:
-        self._note(node)
+        self._publish(node)
         known = self._known[node]
         named = family_of(known.place.address) is None
         place = replace(known.place, address=known.seen) if named else known.place
@@ -321,10 +321,10 @@ class AgentTable:
             self._known[node].answered = time.time()
         if sign and self._known[node].place.shared and not host and now - sign.heard < RESTART_S:
             host = slurmd = None  # agent and slurmd may both be restarting, and a shared host proves nothing
-        self._attendance.answered(node, now, host=host, slurmd=slurmd)
-        self._note(node)
+        self._attendance.probe_ended(node, now, host=host, slurmd=slurmd)
+        self._publish(node)
 
-    def _note(self, node: str) -> None:
+    def _publish(self, node: str) -> None:
         """Publish a changed presence. A lost node is disconnected: its messages come too late."""
         known, sign = self._known.get(node), self._attendance.signs.get(node)
         if known is None or sign is None or known.presence is sign.presence:
@@ -338,7 +338,7 @@ class AgentTable:
         if known.call:
             self._door.drop(known.call)
             known.call = None
-        self._orders.lost(node, why)
+        self._orders.fail_all(node, why)
 
     def _forget(self, node: str) -> None:
         self._attendance.forget(node)
@@ -376,7 +376,7 @@ class AgentTable:
         if isinstance(word, NewFindings):
             self._take_report(node, known, word)
         elif isinstance(word, Reply) and not self._orders.take(node, word):
-            self._complaints.about(f"unexpected answer of {node}")
+            self._complaints.log(f"unexpected answer of {node}")
 
     def gone(self, call: Call) -> None:
         assert call.who is not None
@@ -385,14 +385,14 @@ class AgentTable:
         if known is None or known.call is not call:
             return
         known.call = None
-        self._attendance.broke(node, time.monotonic())
-        self._note(node)
-        self._orders.lost(node, OrderEnd.DISCONNECTED)
+        self._attendance.disconnected(node, time.monotonic())
+        self._publish(node)
+        self._orders.fail_all(node, OrderEnd.DISCONNECTED)
 
     def _beat(self, node: str, known: _Known) -> None:
         known.heard = time.time()
         self._attendance.beat(node, time.monotonic())
-        self._note(node)
+        self._publish(node)
 
     def _take_report(self, node: str, known: _Known, news: NewFindings) -> None:
         if (news.report.node, news.report.boot) != (node, known.boot):

@@ -43,7 +43,7 @@ class Outs:
                 self.size[partition] = self.size.get(partition, 0) + 1
                 self.out[partition] = self.out.get(partition, 0) + out
 
-    def most(self, partition: str) -> int:
+    def limit(self, partition: str) -> int:
         """Return how many nodes of a partition may be out: at least one, so that small partitions are repaired too."""
         return max(1, int(self.policy.max_out * self.size.get(partition, 0) + 1e-9))
 
@@ -52,7 +52,7 @@ class Outs:
         observing = self.policy.mode != AUTO
         dry_run = self.book.paused or observing
         for partition in node.slurm.partitions:
-            if node.name not in self.policy.spares and self.out.get(partition, 0) >= self.most(partition):
+            if node.name not in self.policy.spares and self.out.get(partition, 0) >= self.limit(partition):
                 are = "would be" if dry_run and self.taken.get(partition) else "are"
                 text = (
                     f"{self.out[partition]} of {self.size[partition]} nodes of {partition} {are} out of service already"

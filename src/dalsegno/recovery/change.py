@@ -55,9 +55,9 @@ def end_action(
     """Record that an action was carried out, or that it failed."""
     old = replace(book.of(action.node), pending=None, since=now)
     if error:
-        return _failed(book, old, action, now, policy, partitions)
+        return _apply_failed(book, old, action, now, policy, partitions)
     return book.with_node(
-        _done(
+        _apply_done(
             replace(old, failures=0, retry_at=0.0, said="", about=ANYTHING, held_back=HeldAction.NO), action, id, now
         ),
         *_success_marks(old, action, now, partitions),
@@ -73,11 +73,13 @@ def _success_marks(old: NodeBook, action: Action, now: float, partitions: tuple[
     return [BudgetMark(MarkKind.REPLACED_WELL, old.node, now, "", partitions)] if replaced else []
 
 
-def _done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
+def _apply_done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
     if isinstance(action, Drain):
-        return _taken(node, NodePhase.DRAINED, action, now)
+        return _apply_taken(node, NodePhase.DRAINED, action, now)
     if isinstance(action, SetDown):
-        return replace(_taken(node, NodePhase.DOWN, action, now), victims=tuple(sorted({*node.victims, *action.jobs})))
+        return replace(
+            _apply_taken(node, NodePhase.DOWN, action, now), victims=tuple(sorted({*node.victims, *action.jobs}))
+        )
     if isinstance(action, TakeEvidence):
         return replace(node, evidence=True)
     if isinstance(action, Mend):
@@ -86,15 +88,17 @@ def _done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
     if isinstance(action, Validate):
         return replace(node, phase=NodePhase.VALIDATING, entered=now, asked=id, asks=node.asks + 1, boot=action.boot)
     if isinstance(action, Return):
-        return replace(fresh(node, NodePhase.IN_SERVICE, now), validated_at=now if action.tried else node.validated_at)
+        return replace(
+            clear_faults(node, NodePhase.IN_SERVICE, now), validated_at=now if action.tried else node.validated_at
+        )
     if isinstance(action, Hold):
-        return replace(fresh(node, NodePhase.SPARE, now), validated_at=now)
+        return replace(clear_faults(node, NodePhase.SPARE, now), validated_at=now)
     if isinstance(action, Release):
-        return replace(fresh(node, NodePhase.LENT, now), lent_to=action.job)
+        return replace(clear_faults(node, NodePhase.LENT, now), lent_to=action.job)
     if isinstance(action, CloseLoan):
         return replace(node, closed=True)
     if isinstance(action, Recall):
-        return fresh(node, NodePhase.SPARE, now)
+        return clear_faults(node, NodePhase.SPARE, now)
     if isinstance(action, Expedite):
         return replace(node, told_at=now)
     if isinstance(action, Requeue):
@@ -102,7 +106,7 @@ def _done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
     return node
 
 
-def _taken(node: NodeBook, phase: NodePhase, action: Drain | SetDown, now: float) -> NodeBook:
+def _apply_taken(node: NodeBook, phase: NodePhase, action: Drain | SetDown, now: float) -> NodeBook:
     again = node.out  # it was out already, and its fault has become worse
     return replace(
         node,
@@ -119,7 +123,7 @@ def _taken(node: NodeBook, phase: NodePhase, action: Drain | SetDown, now: float
     )
 
 
-def fresh(node: NodeBook, phase: NodePhase, now: float) -> NodeBook:
+def clear_faults(node: NodeBook, phase: NodePhase, now: float) -> NodeBook:
     """Return a record without faults and repairs; the jobs that lost the node are kept."""
     return NodeBook(
         node.node, phase, since=now, entered=now, seen=True, victims=node.victims, told_at=node.told_at,
@@ -127,7 +131,7 @@ def fresh(node: NodeBook, phase: NodePhase, now: float) -> NodeBook:
     )  # fmt: skip
 
 
-def _failed(
+def _apply_failed(
     book: Book, node: NodeBook, action: Action, now: float, policy: Policy, partitions: tuple[str, ...]
 ) -> Book:
     """Schedule a retry. A refused replacement counts against the budget, and a repair that keeps failing as tried."""
@@ -157,7 +161,7 @@ def apply_change(book: Book, action: Turn | Note, now: float, partitions: tuple[
     if action.failed and old.steps[-1:] == (Remedy.REPLACE,):
         marks.append(BudgetMark(MarkKind.REPLACED_BADLY, old.node, now, old.fault.key if old.fault else "", partitions))
     if action.to in (NodePhase.IN_SERVICE, NodePhase.SPARE):
-        cleared = replace(fresh(old, action.to, now), excuses=action.excuses, relapses=action.relapses)
+        cleared = replace(clear_faults(old, action.to, now), excuses=action.excuses, relapses=action.relapses)
         return book.with_node(cleared, *marks)
     new = replace(old, phase=action.to, since=now, entered=now, fault=action.fault or old.fault)
     boot, relapses = action.boot or old.boot, action.relapses or old.relapses

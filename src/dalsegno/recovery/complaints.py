@@ -16,20 +16,20 @@ class Complaints:
         self._say, self._clock = say, clock
         self._heard: dict[str, tuple[float, int]] = {}  # cause -> when it was logged, how often it occurred since
 
-    def about(self, cause: str, detail: str = "") -> None:
+    def log(self, cause: str, detail: str = "") -> None:
         """Log a refusal, unless the same cause was logged within the last minute."""
         now = self._clock()
         said_at, more = self._heard.get(cause, (float("-inf"), 0))
         if now - said_at < AGAIN_S:
             self._heard[cause] = (said_at, more + 1)
             return
-        if cause not in self._heard and not self._room(now):
+        if cause not in self._heard and not self._has_room(now):
             return
         self._heard[cause] = (now, 0)
         since = f" ({more} more since the last report)" if more else ""
         self._say(f"refused: {cause}{f': {detail}' if detail else ''}{since}")
 
-    def _room(self, now: float) -> bool:
+    def _has_room(self, now: float) -> bool:
         """Return whether a new cause fits. Old causes are dropped; if all are recent, new ones are not logged."""
         if len(self._heard) >= MOST:
             self._heard = {cause: one for cause, one in self._heard.items() if now - one[0] < AGAIN_S}

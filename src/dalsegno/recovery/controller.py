@@ -44,7 +44,7 @@ def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
             if agents_at:
                 host, _, port = agents_at.rpartition(":")
                 controller.nodes.open_when_possible(host.strip("[]"), int(port))
-            controller.look_after(site)
+            controller.watch_nodes(site)
             controller.serve()
     except DalsegnoError as error:
         say(f"the controller stops: {error}")
@@ -73,10 +73,10 @@ class Controller:
             lambda node: self.watch.partitions.get(node, ()) if self.watch else (),
         )
         listener = listen_at(folder / SOCKET, 0o666)  # every user may call; the kernel says who calls
-        self.requests = RequestServer(listener, self.selector, self.answer, Complaints(say).about, MOST_ANSWER)
+        self.requests = RequestServer(listener, self.selector, self.answer, Complaints(say).log, MOST_ANSWER)
         say(f"controller {os.getpid()} started with {len(self.keeper.known)} runs")
 
-    def look_after(self, site: ControllerSite) -> None:
+    def watch_nodes(self, site: ControllerSite) -> None:
         """Start to watch and repair the nodes, in a separate thread."""
         self.watch = NodeWatch(self.folder, site, self.nodes, self.say, lambda: dict(self.keeper.known))
         self.watch.start()
@@ -110,17 +110,17 @@ class Controller:
         try:
             if set(request) == {"start"}:
                 check_may_ask(uid)
-                self.keeper.ask(check_folder(request["start"], uid), uid)
+                self.keeper.request(check_folder(request["start"], uid), uid)
                 return {"ok": True}
             if request == {"runs": True}:
-                return {"runs": [_run_message(record) for record in self.keeper.kept(uid)]}
+                return {"runs": [_run_message(record) for record in self.keeper.runs_of(uid)]}
             if request == {"agents": True}:
                 return views_message(self.nodes.views().values())
             if set(request) & set(Answers.WORDS):
                 return self.answers.answer(uid, request)
             raise DalsegnoError("unknown request", hint="use `start`, `runs` or `agents`")
         except DalsegnoError as error:
-            self.complaints.about(f"request of uid {uid}", error.what)
+            self.complaints.log(f"request of uid {uid}", error.what)
             return {"error": error.what, "hint": error.hint}
 
 

@@ -284,7 +284,7 @@ class CoordinatorKeeper:
                 record = replace(record, pid=orphan.pid, start=orphan.start)
             self._do(on_controller_start(record, record.lives()))
 
-    def ask(self, folder: str, uid: int) -> None:
+    def request(self, folder: str, uid: int) -> None:
         """Start a run's coordinator, unless the run has one."""
         wanted = RunRecord(folder, uid)
         step = on_request(wanted, self.known.get(wanted.run))
@@ -299,7 +299,7 @@ class CoordinatorKeeper:
             self._do(RestartStep(Do.FORGET, step.record))
             raise
 
-    def kept(self, uid: int) -> list[RunRecord]:
+    def runs_of(self, uid: int) -> list[RunRecord]:
         """Return the runs of one user, or all runs for root."""
         return [record for record in self.known.values() if uid in (0, record.uid)]
 
@@ -307,7 +307,7 @@ class CoordinatorKeeper:
         """Start the coordinators whose delay is over and return when the next one is due (monotonic)."""
         for run in [run for run, at in self.due.items() if at <= time.monotonic()]:
             del self.due[run]
-            self._start_again(self.known[run])
+            self._restart(self.known[run])
         return min(self.due.values(), default=None)
 
     def _do(self, step: RestartStep) -> None:
@@ -344,7 +344,7 @@ class CoordinatorKeeper:
         self.say(f"{record.run}: coordinator {record.pid} of uid {record.uid} started")
         self._watch(record.run, WatchedCoordinator(child.fd, time.monotonic(), child))
 
-    def _start_again(self, record: RunRecord) -> None:
+    def _restart(self, record: RunRecord) -> None:
         try:
             self._start(record)
         except DalsegnoError as error:

@@ -80,13 +80,13 @@ class Attendance:
                 Presence.CONNECTED, since, now, now + SILENT_S, sign.probing, host=True, slurmd=sign.slurmd
             )
 
-    def broke(self, node: str, now: float) -> None:
+    def disconnected(self, node: str, now: float) -> None:
         """Record that its connection has ended."""
         sign = self.signs.get(node)
         if sign and sign.presence in (Presence.CONNECTED, Presence.SILENT):
-            self.signs[node] = replace(_turned(sign, Presence.SILENT, now), broken=True, probe=now, slurmd=None)
+            self.signs[node] = replace(_with_presence(sign, Presence.SILENT, now), broken=True, probe=now, slurmd=None)
 
-    def answered(self, node: str, now: float, *, host: bool | None, slurmd: bool | None) -> None:
+    def probe_ended(self, node: str, now: float, *, host: bool | None, slurmd: bool | None) -> None:
         """Record the result of a probe. None: not asked, or could not be asked."""
         sign = self.signs.get(node)
         if sign is None:
@@ -95,8 +95,8 @@ class Attendance:
         # A node that was heard meanwhile needs no verdict, and a probe that could not be sent proves nothing.
         if sign.presence is not Presence.CONNECTED and (host is not None or slurmd):
             alive = bool(host or slurmd)
-            turned = _turned(replace(sign, host=host), _verdict(sign, alive, now, self._grace_s(sign)), now)
-            sign = replace(turned, heard=now) if alive and turned.presence is Presence.NEVER else turned
+            judged = _with_presence(replace(sign, host=host), _verdict(sign, alive, now, self._grace_s(sign)), now)
+            sign = replace(judged, heard=now) if alive and judged.presence is Presence.NEVER else judged
         self.signs[node] = sign
 
     def _grace_s(self, sign: NodeSign) -> float:
@@ -114,23 +114,23 @@ class Attendance:
         late = self._looked is not None and now - self._looked > LOOK_S + LATE_S
         self._looked = now
         if late:
-            self._forgive(now)
+            self._restart_periods(now)
         due = [node for node, sign in self.signs.items() if sign.probe <= now and not sign.probing]
         for node in due:
-            self.signs[node] = _probed(self.signs[node], now)
+            self.signs[node] = _start_probe(self.signs[node], now)
         return PresenceLook(tuple(due), late)
 
-    def _forgive(self, now: float) -> None:
+    def _restart_periods(self, now: float) -> None:
         for node, sign in self.signs.items():
             heard = sign.heard if sign.presence in (Presence.GONE, Presence.AGENT_DEAD) else now
             self.signs[node] = replace(sign, heard=heard, probe=now + SILENT_S, probing=False)
 
 
-def _probed(sign: NodeSign, now: float) -> NodeSign:
+def _start_probe(sign: NodeSign, now: float) -> NodeSign:
     young = sign.known and sign.presence is Presence.NEVER and now - sign.since < NEW_S
     pause = SLOWLY_S if sign.presence in (Presence.NEVER, Presence.GONE) and not young else AGAIN_S
     if sign.presence is Presence.CONNECTED and now - sign.heard >= SILENT_S:
-        sign = replace(_turned(sign, Presence.SILENT, now), slurmd=None)
+        sign = replace(_with_presence(sign, Presence.SILENT, now), slurmd=None)
     return replace(sign, probing=True, probe=now + pause)
 
 
@@ -143,7 +143,7 @@ def _verdict(sign: NodeSign, alive: bool, now: float, grace_s: float) -> Presenc
     return Presence.AGENT_DEAD if stuck else Presence.SILENT
 
 
-def _turned(sign: NodeSign, presence: Presence, now: float) -> NodeSign:
+def _with_presence(sign: NodeSign, presence: Presence, now: float) -> NodeSign:
     return sign if sign.presence is presence else replace(sign, presence=presence, since=now)
 
 

@@ -82,7 +82,7 @@ class Probes:
         """Drop all probes without a result."""
         for probe in list(self._under_way.values()):
             del self._under_way[probe.node]
-            self._hang_up(probe)
+            self._close_sockets(probe)
 
     def _try_again(self, probe: _Probe) -> None:
         probe.tries += 1
@@ -104,12 +104,12 @@ class Probes:
         code = sock.connect_ex((probe.place.address, port))
         if code in _UNDER_WAY:
             probe.socks[sock] = slurmd
-            self._selector.register(sock, selectors.EVENT_WRITE, lambda events: self._heard(probe, sock))
+            self._selector.register(sock, selectors.EVENT_WRITE, lambda events: self._on_answer(probe, sock))
             return
         sock.close()
         _take(probe, code, slurmd)
 
-    def _heard(self, probe: _Probe, sock: socket.socket) -> None:
+    def _on_answer(self, probe: _Probe, sock: socket.socket) -> None:
         self._take_answer(probe, sock)
         self._settle(probe)
 
@@ -140,10 +140,10 @@ class Probes:
 
     def _end(self, probe: _Probe) -> None:
         del self._under_way[probe.node]
-        self._hang_up(probe)
+        self._close_sockets(probe)
         self._done(probe.node, probe.host, probe.slurmd)
 
-    def _hang_up(self, probe: _Probe) -> None:
+    def _close_sockets(self, probe: _Probe) -> None:
         for sock in probe.socks:
             self._selector.unregister(sock)
             sock.close()

@@ -88,9 +88,9 @@ class CheckNews:
         return cls({(node, check): ((verdict, None), ()) for node, check, verdict in recorded})
 
     def update(self, node: str, findings: Iterable[Finding], now: float) -> list[News]:
-        return [news for each in findings if (news := self._one(node, each, now))]
+        return [news for each in findings if (news := self._update_check(node, each, now))]
 
-    def _one(self, node: str, finding: Finding, now: float) -> News | None:
+    def _update_check(self, node: str, finding: Finding, now: float) -> News | None:
         result, key = finding.result, (node, finding.check)
         if result.verdict not in _RECORDED:
             return None

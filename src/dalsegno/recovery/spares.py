@@ -60,7 +60,7 @@ def keep_spare(
 ) -> tuple[bool, Action | None]:
     """Return whether the node is handled as a spare, and the action for it."""
     if own.phase is NodePhase.LENT:
-        return _lent(node, own, whose, facts, now)
+        return _decide_lent(node, own, whose, facts, now)
     if whose is not Owner.SPARE or own.phase.out or find_fault(node, own, policy):
         return False, None
     if not own.validated_at or now - own.validated_at >= policy.burn_in_s:
@@ -68,7 +68,7 @@ def keep_spare(
     return True, Turn(node.name, NodePhase.SPARE, "is a spare") if own.phase is not NodePhase.SPARE else None
 
 
-def _lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, now: float) -> tuple[bool, Action | None]:
+def _decide_lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, now: float) -> tuple[bool, Action | None]:
     """Decide for a lent spare: it returns to the spares when its job has ended and it has no other job.
 
     When slurmctld restarts or reads its files again, it drains the spare again. It is released again at once: otherwise

@@ -62,18 +62,18 @@ class Healer:
     def round(self, facts: Facts) -> list[Action]:
         """Decide and act once; return the actions, which are none when there is nothing left to do."""
         self.collect()
-        self._notice(facts)
+        self._record_seen(facts)
         actions = decide(facts, self.store.look(), self.policy, self.clock())
         for action in actions:
             self._perform(action)
         return actions
 
-    def note_gpus(self, node: str, gpus: tuple[GpuIdentity, ...]) -> None:
+    def record_gpus(self, node: str, gpus: tuple[GpuIdentity, ...]) -> None:
         if self.gpus.get(node) != gpus:
             self.gpus[node] = gpus
             self.store.record_gpus(node, gpus, self.clock())
 
-    def note_findings(self, node: str, findings: tuple[Finding, ...]) -> None:
+    def record_findings(self, node: str, findings: tuple[Finding, ...]) -> None:
         now = self.clock()
         self.store.record_checks(self.checks.update(node, findings, now), now)
 
@@ -87,7 +87,7 @@ class Healer:
             found = True
         return found
 
-    def _notice(self, facts: Facts) -> None:
+    def _record_seen(self, facts: Facts) -> None:
         if facts.nodes is None:
             return
         self.partitions = {name: node.slurm.partitions for name, node in facts.nodes.items()}
@@ -198,7 +198,7 @@ class NodeWatch:
                 if time.monotonic() >= tidy_at:
                     tidy_at = time.monotonic() + TIDY_S
                     store.tidy()
-                pause_s = self._look_after(healer)
+                pause_s = self._run_rounds(healer)
             except DalsegnoError as error:
                 self._complain(f"no action on nodes: {error.what}")
                 pause_s = CALM_S
@@ -215,7 +215,7 @@ class NodeWatch:
         if not self._closed:
             self._pool.submit(work).add_done_callback(lambda done: self.request_round())
 
-    def _look_after(self, healer: Healer) -> float:
+    def _run_rounds(self, healer: Healer) -> float:
         """Run rounds until there is nothing to do; return how long to wait."""
         if self._is_new:
             self.agents.remember(nodes_in_service_before(healer.store.look()))
@@ -227,7 +227,7 @@ class NodeWatch:
                 return QUICK_S
             healer.policy = self.policy = self.site.policy()
             facts = self.look(frozenset(healer.underway))
-            _note_reports(healer, facts)
+            _record_reports(healer, facts)
             acted = healer.round(facts)
             if facts.nodes is None:
                 return AFTER_SILENCE_S
@@ -265,14 +265,14 @@ def nodes_in_service_before(book: Book) -> list[str]:
     return [node.node for node in book.nodes.values() if node.seen and node.last_boot and not node.phase.out]
 
 
-def _note_reports(healer: Healer, facts: Facts) -> None:
+def _record_reports(healer: Healer, facts: Facts) -> None:
     """Record the findings and GPUs that agents report."""
     for name, node in (facts.nodes or {}).items():
         report = node.agent.report
         if report and node.connected:
-            healer.note_findings(name, report.findings)
+            healer.record_findings(name, report.findings)
             if report.gpus:
-                healer.note_gpus(name, report.gpus)
+                healer.record_gpus(name, report.gpus)
 
 
 def pause_s(book: Book, facts: Facts) -> float:
