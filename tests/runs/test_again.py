@@ -44,49 +44,49 @@ def in_state(state: JobState, batch: bool = True) -> JobInfo:
 # What is chosen -----------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_fails_on_healthy_nodes_is_looked_at_for_a_while_and_left():
+def test_failed_step_on_healthy_nodes_is_left_ended_after_a_grace_period():
     assert choose(seen(failed={}, for_s=LOOK_S / 2)) is None
     assert choose(seen(failed={}, for_s=LOOK_S)) == LeaveStep()
 
 
-def test_after_a_failure_it_starts_again_in_its_job_where_enough_healthy_nodes_are_left():
+def test_step_restarts_in_its_job_when_enough_healthy_nodes_are_left():
     assert choose(seen()) == StartAgain(JOB, without=("n2",))
     shrunk = replace(JOB, nodes=("n1", "n3"))  # --no-kill: Slurm has taken the node from the job
     assert choose(seen(shrunk)) == StartAgain(shrunk)
 
 
-def test_else_its_batch_job_is_requeued_and_another_cannot_be():
+def test_batch_job_is_requeued_when_healthy_nodes_are_missing():
     assert choose(seen(nodes="n1 n2 n3")) == RequeueJob("job 7 has 2 of the 3 healthy nodes that the step needs")
     left = choose(seen(in_state(JobState.RUNNING, batch=False), nodes="n1 n2 n3"))
     assert isinstance(left, LeaveStep) and "only batch jobs can be requeued" in left.why
 
 
-def test_a_node_that_only_we_have_missed_is_left_to_slurm_for_a_while():
+def test_decision_waits_until_slurm_has_handled_a_silent_node():
     assert choose(seen(unsettled=("n2",))) is None
     assert choose(seen(unsettled=("n2",), for_s=SETTLE_S)) == StartAgain(JOB, without=("n2",))
     assert choose(seen(in_state(JobState.COMPLETING))) is None
 
 
-def test_a_job_that_has_ended_with_its_node_is_slurm_s_to_start_anew_if_it_has_a_script():
+def test_batch_job_that_ended_with_its_node_is_restarted_by_slurm():
     assert choose(seen(in_state(JobState.PENDING))) == LeaveStep("job 7 was requeued", ends=True)
     assert choose(seen(in_state(JobState.NODE_FAIL))) == LeaveStep("job 7 has ended with it")
     alone = in_state(JobState.NODE_FAIL, batch=False)
     assert choose(seen(alone, failed={})) == StartAgain(alone, alone=True)
 
 
-def test_what_somebody_has_ended_is_not_started_again():
+def test_step_ended_on_purpose_is_not_restarted():
     for state in (JobState.CANCELLED, JobState.TIMEOUT, JobState.PREEMPTED):
         assert choose(seen(in_state(state))) == LeaveStep()
     assert choose(seen(None)) == LeaveStep()
 
 
-def test_a_hangup_counts_unless_it_is_salloc_s_whose_allocation_has_ended_with_a_node():
+def test_hangup_ends_the_step_unless_salloc_sent_it_after_a_node_failure():
     assert choose(seen(hung_up=True)) == LeaveStep()
     alone = in_state(JobState.NODE_FAIL, batch=False)
     assert choose(seen(alone, hung_up=True)) == StartAgain(alone, alone=True)
 
 
-def test_there_is_an_end_to_it():
+def test_restarts_are_limited():
     alone = in_state(JobState.NODE_FAIL, batch=False)
     for facts in (seen(times=MOST), seen(alone, times=MOST), seen(nodes="n1 n2 n3", restarts=MOST)):
         left = choose(facts)
@@ -111,12 +111,12 @@ class Clock:
         return choice, self.now - 100.0
 
 
-def test_where_nobody_sets_the_lost_node_down_the_step_starts_again_without_it_all_the_same():
+def test_step_restarts_without_a_silent_node_that_slurm_never_marks_down():
     choice, waited_s = Clock().until_known(lambda for_s: seen(unsettled=("n2",), for_s=for_s))
     assert choice == StartAgain(JOB, without=("n2",)) and SETTLE_S <= waited_s <= SETTLE_S + EVERY_S
 
 
-def test_a_slurm_that_is_away_for_a_while_is_waited_for_and_one_that_stays_away_is_told_of():
+def test_decision_waits_for_slurm_and_reports_when_it_stays_silent():
     def look(for_s: float, away_s: float) -> StepFacts:
         if for_s < away_s:
             raise DalsegnoError("slurmctld does not answer")
@@ -127,7 +127,7 @@ def test_a_slurm_that_is_away_for_a_while_is_waited_for_and_one_that_stays_away_
     assert left == LeaveStep("Slurm does not respond, so the step ends here") and waited_s == GIVE_UP_S
 
 
-def test_whoever_is_asked_to_end_does_so_in_the_next_pause():
+def test_request_to_end_is_honoured_in_the_next_pause():
     assert wait_for_choice(lambda for_s: seen(unsettled=("n2",)), lambda seconds: True, lambda: 0.0) == LeaveStep()
 
 
@@ -138,7 +138,7 @@ def node(name: str, *flags: NodeFlag, state: NodeState = NodeState.ALLOCATED, re
     return NodeInfo(name, state, frozenset(flags), "as Slurm says", reason)
 
 
-def test_failed_is_what_is_down_silent_or_drained_by_the_controller():
+def test_failed_nodes_are_down_silent_or_drained_by_the_controller():
     nodes = [
         node("down", state=NodeState.DOWN, reason="Not responding"),
         node("mute", NodeFlag.NOT_RESPONDING),
@@ -163,13 +163,13 @@ def test_failed_is_what_is_down_silent_or_drained_by_the_controller():
 # Words --------------------------------------------------------------------------------------------------------
 
 
-def test_the_plugin_s_note_names_the_job_and_the_step_s_nodes():
+def test_plugin_note_names_the_job_and_the_nodes_of_the_step():
     assert read_notes("7 0 gpu-[1-2,4]\n") == SrunStep(7, 0, ("gpu-1", "gpu-2", "gpu-4"))
     for other in ("", "7 0\n", "x 0 n1\n", "7 0 n1\n8 0 n2\n"):
         assert read_notes(other) is None
 
 
-def test_srun_is_told_what_to_avoid_and_a_new_job_is_like_the_old_one():
+def test_restart_excludes_failed_nodes_and_a_new_job_has_the_old_shape():
     assert arguments(["srun", "-N2", "a"], StartAgain(JOB, ("n2",))) == ["srun", "--exclude=n2", "-N2", "a"]
     assert arguments(["srun", "a"], StartAgain(JOB)) == ["srun", "a"]
     old = {"SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "2", "HOME": "/"}

@@ -45,7 +45,7 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 @in_loop
-async def test_a_run_goes_to_its_end(tmp_path: Path):
+async def test_run_completes(tmp_path: Path):
     async with played(tmp_path, "print('rank', rank)", "n1", "n2") as run:
         assert await run.ends() == 0
         assert [run.log(rank)[1] for rank in (0, 1)] == ["rank 0", "rank 1"]
@@ -56,7 +56,7 @@ async def test_a_run_goes_to_its_end(tmp_path: Path):
 
 
 @in_loop
-async def test_a_worker_that_is_killed_is_followed_by_another_generation_everywhere(tmp_path: Path):
+async def test_killed_worker_starts_a_new_generation_on_all_nodes(tmp_path: Path):
     async with played(tmp_path, "wait() if generation == 1 else None", "n1", "n2") as run:
         await run.until_runs()
         os.kill(run.who(1)[0], signal.SIGKILL)
@@ -67,7 +67,7 @@ async def test_a_worker_that_is_killed_is_followed_by_another_generation_everywh
 
 
 @in_loop
-async def test_the_same_traceback_twice_ends_the_run_and_is_reported(tmp_path: Path):
+async def test_same_traceback_twice_ends_the_run_and_is_reported(tmp_path: Path):
     async with played(tmp_path, "raise ValueError('bad batch') if rank else wait()", "n1", "n2") as run:
         assert await run.ends() == 1
         assert run.status.report.splitlines()[-1] == "ValueError: bad batch"
@@ -75,7 +75,7 @@ async def test_the_same_traceback_twice_ends_the_run_and_is_reported(tmp_path: P
 
 
 @in_loop
-async def test_an_agent_that_is_killed_is_replaced_by_a_spare(tmp_path: Path):
+async def test_killed_agent_is_replaced_by_a_spare(tmp_path: Path):
     async with played(tmp_path, "wait()", "n1", "n2") as run:
         await run.until_runs()
         run.join("spare")
@@ -94,7 +94,7 @@ async def test_an_agent_that_is_killed_is_replaced_by_a_spare(tmp_path: Path):
 
 
 @in_loop
-async def test_a_warm_parent_that_is_killed_is_replaced_on_the_same_node(tmp_path: Path):
+async def test_killed_warm_parent_is_replaced_on_the_same_node(tmp_path: Path):
     async with played(tmp_path, "wait()", "n1", "n2") as run:
         await run.until_runs()
         (parent,) = [pid for pid in children.descendants(run.agents["n1"].pid) if pid != run.who(0)[0]][:1]
@@ -105,7 +105,7 @@ async def test_a_warm_parent_that_is_killed_is_replaced_on_the_same_node(tmp_pat
 
 
 @in_loop
-async def test_a_coordinator_that_is_killed_is_followed_by_one_that_finds_the_workers_running(tmp_path: Path):
+async def test_successor_of_a_killed_coordinator_finds_the_workers_running(tmp_path: Path):
     async with played(tmp_path, "wait()") as run:
         first = await run.coordinate_elsewhere()
         run.join("n1", "n2")
@@ -135,7 +135,7 @@ class Squatter:
 
 
 @in_loop
-async def test_a_coordinator_whose_port_was_taken_while_it_was_dead_is_found_by_its_agents(tmp_path: Path):
+async def test_agents_find_a_restarted_coordinator_whose_port_was_taken(tmp_path: Path):
     async with played(tmp_path, "wait()") as run:
         first = await run.coordinate_elsewhere()
         run.join("n1", "n2")
@@ -156,14 +156,14 @@ async def test_a_coordinator_whose_port_was_taken_while_it_was_dead_is_found_by_
         squatter.close()
 
 
-def test_ports_to_fall_back_on_are_the_runs_own():
+def test_fallback_ports_depend_on_the_run():
     ports = fallback_ports(b"a" * 32)
     assert len(set(ports)) == 4 and all(20_000 <= port < 32_000 for port in ports)
     assert ports == fallback_ports(b"a" * 32) and not set(ports) & set(fallback_ports(b"b" * 32))
 
 
 @in_loop
-async def test_a_worker_that_ends_while_there_is_no_coordinator_is_told_of_to_the_next(tmp_path: Path):
+async def test_worker_end_without_a_coordinator_is_reported_to_the_next(tmp_path: Path):
     async with played(tmp_path, "wait()") as run:
         first = await run.coordinate_elsewhere()
         run.join("n1", "n2")
@@ -177,7 +177,7 @@ async def test_a_worker_that_ends_while_there_is_no_coordinator_is_told_of_to_th
 
 
 @in_loop
-async def test_a_cancelled_run_leaves_nothing_behind(tmp_path: Path):
+async def test_cancelled_run_leaves_nothing_behind(tmp_path: Path):
     script = """
     import subprocess
     subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -193,7 +193,7 @@ async def test_a_cancelled_run_leaves_nothing_behind(tmp_path: Path):
 
 
 @in_loop
-async def test_an_agent_that_is_stopped_for_longer_than_a_host_may_be_silent_is_not_lost(tmp_path: Path):
+async def test_stopped_agent_on_a_live_host_is_not_lost(tmp_path: Path):
     timing = Timing(gone_s=0.6)
     async with played(tmp_path, "wait()", "n1", "n2", timing=timing) as run:
         await run.until_runs()
@@ -206,7 +206,7 @@ async def test_an_agent_that_is_stopped_for_longer_than_a_host_may_be_silent_is_
 
 
 @in_loop
-async def test_only_a_worker_of_the_present_generation_may_commit(tmp_path: Path):
+async def test_only_workers_of_the_present_generation_may_commit(tmp_path: Path):
     script = """
     sys.path.insert(0, %r)
     from dalsegno.wire.frames import Reader, send
@@ -224,7 +224,7 @@ async def test_only_a_worker_of_the_present_generation_may_commit(tmp_path: Path
 
 
 @in_loop
-async def test_nonsense_of_a_worker_does_not_end_its_agent(tmp_path: Path):
+async def test_invalid_worker_message_does_not_end_the_agent(tmp_path: Path):
     script = """
     sys.path.insert(0, %r)
     from dalsegno.wire.frames import send
@@ -244,7 +244,7 @@ async def test_nonsense_of_a_worker_does_not_end_its_agent(tmp_path: Path):
 
 
 @in_loop
-async def test_a_worker_that_asks_a_coordinator_that_dies_may_not_commit(tmp_path: Path):
+async def test_commit_is_denied_when_the_coordinator_dies(tmp_path: Path):
     script = """
     sys.path.insert(0, %r)
     from dalsegno.wire.frames import Reader, send
@@ -271,7 +271,7 @@ async def test_a_worker_that_asks_a_coordinator_that_dies_may_not_commit(tmp_pat
 
 
 @in_loop
-async def test_an_agent_whose_warm_parent_died_is_told_to_forget_its_orders(tmp_path: Path):
+async def test_agent_whose_warm_parent_died_is_reset(tmp_path: Path):
     """Those that were on their way to it are of a generation that is over; the next come after this word."""
     async with played(tmp_path, "wait()", shape=Shape(1, 1, 1)) as run:
         await run.coordinate()
@@ -291,7 +291,7 @@ async def test_an_agent_whose_warm_parent_died_is_told_to_forget_its_orders(tmp_
 
 
 @in_loop
-async def test_a_run_that_hangs_tells_where_every_rank_was_and_starts_again_at_once(tmp_path: Path):
+async def test_hanging_run_saves_all_stacks_and_restarts_at_once(tmp_path: Path):
     script = "def stands_still():\n    wait()\nstands_still() if generation == 1 else None"
     async with played(tmp_path, script, "n1", "n2", hang_timeout_s=3.0) as run:
         run.coordinator.hangs = HangWatch(run.coordinator, 3.0, stacks_s=1000)  # all answer: nobody is waited for
@@ -301,7 +301,7 @@ async def test_a_run_that_hangs_tells_where_every_rank_was_and_starts_again_at_o
 
 
 @in_loop
-async def test_a_rank_that_does_nothing_though_another_has_returned_is_told_of(tmp_path: Path):
+async def test_idle_rank_is_reported_when_another_has_returned(tmp_path: Path):
     """The run is left as it is: only its user knows what the rank waits for."""
     async with played(tmp_path, "time.sleep(600) if rank else None", "n1", "n2") as run:
         run.coordinator.hangs = HangWatch(run.coordinator, 0, idle_s=1.0)
@@ -318,7 +318,7 @@ async def test_a_rank_that_does_nothing_though_another_has_returned_is_told_of(t
 
 
 @in_loop
-async def test_an_agent_that_does_not_answer_does_not_keep_a_run_hanging(tmp_path: Path):
+async def test_silent_agent_does_not_delay_the_restart_of_a_hanging_run(tmp_path: Path):
     async with played(tmp_path, "wait() if generation == 1 else None", "n1", "n2") as run:
         await run.until_runs()
         run.agents["n1"].send_signal(signal.SIGSTOP)
@@ -329,7 +329,7 @@ async def test_an_agent_that_does_not_answer_does_not_keep_a_run_hanging(tmp_pat
 
 
 @in_loop
-async def test_an_elastic_run_starts_with_what_is_there_and_grows(tmp_path: Path):
+async def test_elastic_run_starts_with_available_nodes_and_grows(tmp_path: Path):
     async with played(tmp_path, "wait()", "n1", gather_s=0.05, shape=Shape(1, 2, 1), max_restarts=0) as run:
         await run.until_runs(1, ranks=1)
         run.join("n2")
@@ -339,7 +339,7 @@ async def test_an_elastic_run_starts_with_what_is_there_and_grows(tmp_path: Path
 
 
 @in_loop
-async def test_what_a_killed_agent_left_is_gone_before_its_successor_starts_workers(tmp_path: Path):
+async def test_leftovers_of_a_killed_agent_are_swept_before_workers_start(tmp_path: Path):
     """A daemon that a worker forked: it was never a program of its own, so it bears its warm parent's environment."""
     script = """
     if generation == 1 and os.fork() == 0:
@@ -384,7 +384,7 @@ class Callers(NoStaff):
         return set()
 
 
-def test_a_coordinator_that_died_while_it_said_farewell_is_followed_by_one_that_ends(tmp_path: Path):
+def test_successor_completes_an_interrupted_shutdown(tmp_path: Path):
     """And that has swept what its former self would have."""
     staff = Callers()
     site = SmallSite(RunFolder(tmp_path))
@@ -398,7 +398,7 @@ def test_a_coordinator_that_died_while_it_said_farewell_is_followed_by_one_that_
 
 
 @in_loop
-async def test_a_coordinator_that_cannot_read_what_is_saved_begins_anew_and_gives_back_what_was_held(tmp_path: Path):
+async def test_unreadable_state_restarts_the_run_and_releases_its_jobs(tmp_path: Path):
     async with played(tmp_path, "print('rank', rank)") as run:
         run.folder.state.write_text("{")
         run.folder.connect.write_text(json.dumps({"secret": "00" * 32, "port": 1}))
@@ -418,7 +418,7 @@ async def test_a_coordinator_that_cannot_read_what_is_saved_begins_anew_and_give
         assert await run.ends() == 0
 
 
-def test_a_disk_that_takes_nothing_does_not_end_the_run(tmp_path: Path):
+def test_full_disk_does_not_end_the_run(tmp_path: Path):
     site = SmallSite(RunFolder(tmp_path / "gone"))
     coordinator = Coordinator(site, lambda boss: NoStaff())
     coordinator.save_state()
@@ -426,7 +426,7 @@ def test_a_disk_that_takes_nothing_does_not_end_the_run(tmp_path: Path):
     coordinator.note("a note")
 
 
-def test_a_generation_may_commit_only_once_that_is_written_down(tmp_path: Path):
+def test_commit_is_allowed_only_after_it_is_saved(tmp_path: Path):
     """Or a successor that knows nothing of it would let an earlier generation commit over it."""
     site = SmallSite(RunFolder(tmp_path / "gone"))
     coordinator = Coordinator(site, lambda boss: NoStaff())

@@ -46,7 +46,7 @@ def taken() -> Iterator[None]:
         sock.close()
 
 
-def test_a_port_is_found_that_is_free_for_connections_and_for_datagrams(taken: None):
+def test_port_is_free_for_tcp_and_udp(taken: None):
     async def open_many() -> None:
         for _ in range(400):
             agents = RunAgents("train-k3f9x", SECRET, Timing(), Listener())
@@ -58,7 +58,7 @@ def test_a_port_is_found_that_is_free_for_connections_and_for_datagrams(taken: N
     asyncio.run(open_many())
 
 
-def test_another_agent_of_the_same_node_takes_the_place_of_the_first():
+def test_second_agent_of_a_node_replaces_the_first():
     listener = Listener()
 
     async def twice() -> None:
@@ -88,7 +88,7 @@ def test_another_agent_of_the_same_node_takes_the_place_of_the_first():
     ]
 
 
-def test_an_agent_that_speaks_another_language_is_cut_off():
+def test_agent_with_unreadable_messages_is_disconnected():
     listener = Listener()
 
     async def talk() -> None:

@@ -13,12 +13,12 @@ from dalsegno.wire.handshake import Session
 KEY = b"s" * 32
 
 
-def test_a_beat_is_read_as_it_was_sent():
+def test_beat_survives_the_round_trip():
     for beat in (Heartbeat("n1", 1), Heartbeat("", 1 << 62), Heartbeat("knoten-é", 7)):
         assert read_beat(KEY, pack_beat(KEY, beat)) == beat
 
 
-def test_what_was_not_signed_with_the_key_is_no_beat():
+def test_unsigned_datagram_is_not_a_beat():
     data = pack_beat(KEY, Heartbeat("n1", 7))
     assert read_beat(b"x" * 32, data) is None
     for position in range(len(data)):
@@ -64,7 +64,7 @@ def listening() -> Iterator[Listening]:
     listening.sock.close()
 
 
-def test_beats_come_by_themselves_and_their_numbers_grow(listening: Listening):
+def test_beats_are_sent_periodically_with_growing_numbers(listening: Listening):
     first = listening.beat
     assert [listening.next(), listening.next()] == [
         Heartbeat("n1", first.number + 1),
@@ -72,17 +72,17 @@ def test_beats_come_by_themselves_and_their_numbers_grow(listening: Listening):
     ]
 
 
-def test_an_answer_of_the_coordinator_is_heard_but_not_twice(listening: Listening):
+def test_answer_to_a_beat_counts_once(listening: Listening):
     answer = pack_beat(KEY, Heartbeat("", listening.beat.number))
     assert listening.hears(answer)
     assert not listening.hears(answer), "whoever has overheard it can send it too"
 
 
-def test_a_forged_answer_is_not_heard(listening: Listening):
+def test_forged_answer_is_ignored(listening: Listening):
     assert not listening.hears(pack_beat(b"x" * 32, Heartbeat("", listening.beat.number)))
 
 
-def test_our_own_beat_sent_back_is_no_answer(listening: Listening):
+def test_reflected_beat_is_not_an_answer(listening: Listening):
     assert not listening.hears(listening.data)
 
 
@@ -120,7 +120,7 @@ def answers(sock: socket.socket) -> list[bytes]:
             return heard
 
 
-def test_an_agent_that_beats_is_alive_and_is_answered():
+def test_beating_agent_is_alive_and_gets_answers():
     lost, heard = gone_after([pack_beat(KEY, Heartbeat("n1", number)) for number in range(1, 16)])
     assert not lost and [read_beat(KEY, data) for data in heard][:3] == [
         Heartbeat("", 1),
@@ -129,7 +129,7 @@ def test_an_agent_that_beats_is_alive_and_is_answered():
     ]
 
 
-def test_no_two_connections_have_a_key_in_common():
+def test_every_connection_has_its_own_beat_key():
     said = ("nonce of the coordinator", "nonce of the agent", "run", "n1")
     keys = {key_of(b"s", *said[:at], "another", *said[at + 1 :]) for at in range(len(said))}
     assert len(keys | {key_of(b"s", *said), key_of(b"x", *said)}) == len(said) + 2
@@ -139,11 +139,11 @@ def key_of(secret: bytes, *transcript: str) -> bytes:
     return beat_key(Session(secret, AGENT, COORDINATOR, transcript))
 
 
-def test_beats_that_are_sent_again_keep_nobody_alive():
+def test_replayed_beats_keep_no_agent_alive():
     lost, _ = gone_after([pack_beat(KEY, Heartbeat("n1", 7))] * 200)
     assert lost
 
 
-def test_forged_beats_keep_nobody_alive_and_are_not_answered():
+def test_forged_beats_keep_no_agent_alive_and_get_no_answer():
     lost, heard = gone_after([pack_beat(b"x" * 32, Heartbeat("n1", number)) for number in range(3, 203)])
     assert lost and heard == []

@@ -28,7 +28,7 @@ def traceback(message: str = "ValueError: bad batch", line: int = 7, file: str =
         ("ValueError: shape [2, 3]", "ValueError: shape [64, 12]"),
     ],
 )
-def test_numbers_and_addresses_do_not_make_another_fault(one: str, other: str):
+def test_signature_ignores_numbers_and_addresses(one: str, other: str):
     assert signature(traceback(one)) == signature(traceback(other)) != ""
 
 
@@ -36,11 +36,11 @@ def test_numbers_and_addresses_do_not_make_another_fault(one: str, other: str):
     "other", [traceback(line=8), traceback("TypeError: bad batch"), traceback("ValueError: bad file"),
               traceback(file="/home/ada/other.py")]
 )  # fmt: skip
-def test_another_line_type_message_or_file_makes_another_fault(other: str):
+def test_signature_depends_on_line_type_message_and_file(other: str):
     assert signature(traceback()) != signature(other)
 
 
-def test_the_prefix_that_torch_gives_each_rank_makes_no_difference():
+def test_signature_ignores_the_rank_prefix_of_torch():
     def on(rank: int) -> str:
         return "\n".join(f"[rank{rank}]: {line}" for line in traceback().splitlines())
 
@@ -49,7 +49,7 @@ def test_the_prefix_that_torch_gives_each_rank_makes_no_difference():
     assert two.traceback == traceback(), "people read it without the prefix"
 
 
-def test_only_the_users_own_frames_count():
+def test_signature_uses_only_frames_of_the_user():
     def through(library_line: int) -> str:
         frame = f'  File "/opt/venv/lib/python3.11/site-packages/torch/nn/module.py", line {library_line}, in forward\n'
         head, _, message = traceback().rpartition("\n")
@@ -58,16 +58,16 @@ def test_only_the_users_own_frames_count():
     assert signature(through(10)) == signature(through(99)) and "torch" not in signature(through(10))
 
 
-def test_a_traceback_of_library_frames_alone_has_them_for_its_signature():
+def test_signature_uses_library_frames_if_there_are_no_others():
     assert "module.py:3" in signature(traceback(line=3, file="/usr/lib/python3/dist-packages/module.py"))
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "Killed", "ValueError: without a frame"])
-def test_what_is_no_traceback_has_no_signature(text: str):
+def test_text_without_a_traceback_has_no_signature(text: str):
     assert signature(text) == ""
 
 
-def test_an_exit_code_is_a_signature_and_a_signal_is_none():
+def test_exit_code_is_a_signature_but_a_signal_is_not():
     assert (read_failure(0, "n", 3).signature, read_failure(0, "n", -9).signature) == ("exit 3", "")
 
 
@@ -92,7 +92,7 @@ def test_an_exit_code_is_a_signature_and_a_signal_is_none():
         "BrokenPipeError: [Errno 32] Broken pipe",
     ],
 )  # fmt: skip
-def test_what_ranks_say_when_another_has_gone_is_noise(message: str):
+def test_errors_about_lost_peers_are_noise(message: str):
     assert read_failure(1, "n", 1, traceback(message)).noise
 
 
@@ -106,16 +106,16 @@ def test_what_ranks_say_when_another_has_gone_is_noise(message: str):
         "KeyboardInterrupt",
     ],
 )
-def test_a_fault_of_the_rank_itself_is_not_noise(message: str):
+def test_fault_of_the_rank_itself_is_not_noise(message: str):
     assert not read_failure(1, "n", 1, traceback(message)).noise
 
 
-def test_only_the_last_line_tells_noise():
+def test_only_the_last_line_decides_on_noise():
     text = traceback("ValueError: bad batch").replace("step(batch)", "init_process_group('gloo')  # NCCL")
     assert not read_failure(1, "n", 1, text).noise
 
 
-def test_a_worker_that_wrote_to_a_peer_that_was_gone_is_noise():
+def test_broken_pipe_to_a_lost_peer_is_noise():
     assert read_failure(1, "n", -13).noise and not read_failure(1, "n", -9).noise
 
 
@@ -125,7 +125,7 @@ def test_a_worker_that_wrote_to_a_peer_that_was_gone_is_noise():
      (-15, False, CauseKind.KILLED), (-9, True, CauseKind.OOM), (-11, False, CauseKind.CRASHED),
      (-6, False, CauseKind.CRASHED), (-7, False, CauseKind.CRASHED)],
 )  # fmt: skip
-def test_the_kind_of_an_end(code: int, oom: bool, kind: CauseKind):
+def test_failure_kind_follows_from_the_exit_code(code: int, oom: bool, kind: CauseKind):
     assert read_failure(0, "n", code, oom=oom).kind is kind
 
 
@@ -141,48 +141,48 @@ def test_the_kind_of_an_end(code: int, oom: bool, kind: CauseKind):
         (Failure(3, "gpu-7", -9, CauseKind.KILLED, why="no step for 60 s"), "rank 3 on gpu-7 ended: no step for 60 s"),
     ],
 )
-def test_people_are_told_in_a_sentence(failure: Failure, sentence: str):
+def test_failure_is_described_in_one_sentence(failure: Failure, sentence: str):
     assert failure.sentence() == sentence
 
 
-def test_the_exit_code_is_as_a_shell_tells_it():
+def test_exit_code_of_a_signal_is_as_in_a_shell():
     assert [read_failure(0, "n", code).exit_code for code in (1, 93, -9, -11)] == [1, 93, 137, 139]
 
 
-def test_the_first_that_is_no_complaint_is_the_cause():
+def test_first_failure_that_is_not_noise_is_the_cause():
     noise, real, later = (read_failure(0, "n", -13), read_failure(1, "n", 1), read_failure(2, "n", 2))
     assert first_cause([noise, real, later]) == real
     assert first_cause([noise]) == noise
     assert first_cause([]) is None
 
 
-def test_a_bug_is_the_same_fault_of_the_script_twice():
+def test_same_script_fault_twice_is_a_bug():
     fault = read_failure(0, "n", 1, traceback())
     assert is_bug(fault, read_failure(5, "m", 1, traceback()))
     assert not is_bug(fault, None) and not is_bug(fault, read_failure(0, "n", 1, traceback(line=9)))
 
 
-def test_signals_and_complaints_are_no_bug():
+def test_signals_and_noise_are_not_bugs():
     for code, text in ((-9, ""), (-11, traceback()), (1, traceback("RuntimeError: Socket Timeout"))):
         failure = read_failure(0, "n", code, text)
         assert not is_bug(failure, failure)
 
 
-def test_a_node_is_suspected_when_crashes_begin_there_twice():
+def test_node_is_suspected_after_two_crashes_in_a_row():
     crash, oom = read_failure(0, "n", -11), read_failure(0, "n", -9, oom=True)
     assert suspected_node(crash, read_failure(4, "n", -7)) == "n" == suspected_node(oom, oom)
     for before in (None, oom, read_failure(0, "m", -11), read_failure(0, "n", 1)):
         assert suspected_node(crash, before) == ""
 
 
-def test_on_a_node_that_slurm_has_given_up_nothing_is_a_bug_and_the_node_is_left_out():
+def test_failure_on_an_unhealthy_node_is_not_a_bug_and_excludes_the_node():
     fault = read_failure(0, "n", 1, traceback())
     ill = replace(fault, healthy=False)
     assert is_bug(fault, fault) and not is_bug(ill, fault) and not is_bug(fault, ill)
     assert suspected_node(ill, None) == "n" and suspected_node(fault, ill) == ""
 
 
-def test_the_pause_doubles_up_to_half_a_minute():
+def test_pause_doubles_up_to_half_a_minute():
     assert [back_off_s(quick) for quick in (0, 1, 2, 3, 4, 5, 6, 7, 8, 100)] == [0, 0, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
@@ -202,5 +202,5 @@ NO_PYTHON = '  File "train.py", line 2\n    def f(:\n          ^\nSyntaxError: i
         (2, "", False),
     ],
 )
-def test_what_no_restart_can_help_is_known_at_the_first_time(code: int, traceback: str, hopeless: bool):
+def test_syntax_and_usage_errors_are_hopeless_at_once(code: int, traceback: str, hopeless: bool):
     assert read_failure(0, "n1", code, traceback).hopeless is hopeless

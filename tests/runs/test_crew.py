@@ -20,7 +20,7 @@ def write_log(folder: Path, rank: int) -> None:
     Path(files(folder, rank)["log"]).write_text(TRACEBACK)
 
 
-def test_a_crew_knows_who_runs_and_who_ended(tmp_path: Path):
+def test_crew_tracks_running_and_ended_workers(tmp_path: Path):
     crew = Crew(3)
     for rank in (4, 5):
         crew.add(rank, **files(tmp_path, rank)).pid = 1000 + rank
@@ -30,7 +30,7 @@ def test_a_crew_knows_who_runs_and_who_ended(tmp_path: Path):
     assert [each.rank for each in crew.running()] == [4] and list(crew.reports) == [5]
 
 
-def test_a_bad_end_is_reported_with_its_traceback(tmp_path: Path):
+def test_failure_is_reported_with_its_traceback(tmp_path: Path):
     crew = Crew(3)
     worker = crew.add(0, **files(tmp_path, 0))
     write_log(tmp_path, 0)
@@ -39,13 +39,13 @@ def test_a_bad_end_is_reported_with_its_traceback(tmp_path: Path):
     }  # fmt: skip
 
 
-def test_a_kill_beside_a_kill_of_the_kernel_is_taken_for_one(tmp_path: Path):
+def test_sigkill_with_a_grown_oom_count_is_an_oom_kill(tmp_path: Path):
     crew = Crew(3, oom_before=oom_kills() - 1)
     assert crew.ended(crew.add(0, **files(tmp_path, 0)), -9)["oom"]
     assert not crew.ended(crew.add(1, **files(tmp_path, 1)), -11)["oom"]
 
 
-def test_of_those_that_still_run_some_have_told_of_an_error(tmp_path: Path):
+def test_running_workers_with_a_traceback_are_reported_as_failing(tmp_path: Path):
     crew = Crew(3)
     for rank in (0, 1):
         crew.add(rank, **files(tmp_path, rank))
@@ -53,7 +53,7 @@ def test_of_those_that_still_run_some_have_told_of_an_error(tmp_path: Path):
     assert crew.failing() == [{"generation": 3, "rank": 1, "code": 1, "traceback": TRACEBACK}]
 
 
-def test_the_log_of_an_earlier_life_of_a_rank_is_not_reported(tmp_path: Path):
+def test_traceback_of_an_earlier_worker_is_not_reported(tmp_path: Path):
     write_log(tmp_path, 0)
     crew = Crew(3)
     worker = crew.add(0, **files(tmp_path, 0))
@@ -61,7 +61,7 @@ def test_the_log_of_an_earlier_life_of_a_rank_is_not_reported(tmp_path: Path):
     assert crew.ended(worker, 1) == {"generation": 3, "rank": 0, "code": 1, "oom": False}
 
 
-def test_the_error_file_of_an_earlier_life_of_a_rank_is_not_reported(tmp_path: Path):
+def test_error_file_of_an_earlier_worker_is_not_reported(tmp_path: Path):
     before = Crew(3).add(0, **files(tmp_path, 0))
     Path(before.error_file).write_text(json.dumps({"message": "RuntimeError: of before"}))
     crew = Crew(3)
@@ -69,7 +69,7 @@ def test_the_error_file_of_an_earlier_life_of_a_rank_is_not_reported(tmp_path: P
     assert crew.failing() == []
 
 
-def test_the_last_complaint_counts_of_one_that_gave_up_and_not_of_one_that_was_killed_or_runs(tmp_path: Path):
+def test_last_error_line_counts_only_for_workers_that_exited(tmp_path: Path):
     crew = Crew(3)
     gave_up, killed, runs = (crew.add(rank, **files(tmp_path, rank)) for rank in range(3))
     for worker in (gave_up, killed, runs):

@@ -43,7 +43,7 @@ def room() -> Iterator[Room]:
     room.selector.close()
 
 
-def test_what_a_worker_says_is_heard_and_can_be_answered(room: Room):
+def test_worker_message_is_received_and_answered(room: Room):
     worker = room.caller()
     send(worker, {"step": 7, "generation": 2})
     send(worker, {"grant": 2})
@@ -54,7 +54,7 @@ def test_what_a_worker_says_is_heard_and_can_be_answered(room: Room):
     worker.close()
 
 
-def test_an_answer_goes_to_the_one_who_asked(room: Room):
+def test_answer_goes_to_the_sender(room: Room):
     one, other = room.caller(), room.caller()
     send(other, {"grant": 1})
     room.turn()
@@ -67,7 +67,7 @@ def test_an_answer_goes_to_the_one_who_asked(room: Room):
     other.close()
 
 
-def test_an_answer_to_one_who_has_gone_is_dropped(room: Room):
+def test_answer_to_a_closed_connection_is_dropped(room: Room):
     worker = room.caller()
     send(worker, {"grant": 1})
     room.turn()
@@ -76,7 +76,7 @@ def test_an_answer_to_one_who_has_gone_is_dropped(room: Room):
     room.heard[0][1]({"granted": True})
 
 
-def test_who_speaks_another_language_is_cut_off_and_others_are_heard(room: Room):
+def test_invalid_frame_closes_only_its_own_connection(room: Room):
     stranger, worker = room.caller(), room.caller()
     stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
     send(worker, {"step": 1})
@@ -87,7 +87,7 @@ def test_who_speaks_another_language_is_cut_off_and_others_are_heard(room: Room)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user to knock as")
-def test_another_user_is_not_let_in(room: Room):
+def test_other_users_are_refused(room: Room):
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

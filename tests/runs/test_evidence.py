@@ -34,7 +34,7 @@ Traceback (most recent call last):
 RuntimeError: no data"""
 
 
-def test_a_traceback_is_taken_from_its_first_line_to_that_of_the_exception():
+def test_traceback_ends_with_the_exception_line():
     assert last_traceback(f"step 1\nstep 2\n{SIMPLE}\nbye\n") == SIMPLE
 
 
@@ -42,27 +42,27 @@ def test_chained_exceptions_are_one_traceback():
     assert last_traceback(f"hello\n{CHAINED}\nbye") == CHAINED
 
 
-def test_of_several_the_last_one_counts():
+def test_last_of_several_tracebacks_counts():
     handled = SIMPLE.replace("bad batch", "was handled")
     assert last_traceback(f"{handled}\nwent on\n{SIMPLE}\n") == SIMPLE
     assert last_traceback(f"{CHAINED}\nwent on\n{SIMPLE}\n") == SIMPLE
 
 
-def test_the_prefix_of_torch_does_not_hide_one():
+def test_rank_prefix_of_torch_does_not_hide_a_traceback():
     prefixed = "\n".join(f"[rank2]: {line}" for line in CHAINED.splitlines())
     assert last_traceback(f"[rank2]: hello\n{prefixed}\n[rank2]: bye") == prefixed
 
 
-def test_one_that_was_cut_off_is_taken_as_far_as_it_goes():
+def test_truncated_traceback_is_kept():
     assert last_traceback(SIMPLE.rpartition("\n")[0]) == SIMPLE.rpartition("\n")[0]
 
 
 @pytest.mark.parametrize("text", ["", "step 1\nstep 2\n", "Traceback is a word"])
-def test_no_traceback_is_none(text: str):
+def test_log_without_a_traceback_gives_none(text: str):
     assert last_traceback(text) == ""
 
 
-def test_what_an_earlier_life_wrote_is_not_taken(tmp_path: Path):
+def test_output_of_an_earlier_worker_is_ignored(tmp_path: Path):
     log = tmp_path / "rank0.log"
     log.write_text(SIMPLE + "\n")
     start = log.stat().st_size
@@ -72,7 +72,7 @@ def test_what_an_earlier_life_wrote_is_not_taken(tmp_path: Path):
     assert gather(str(log), str(tmp_path / "none")) == {"traceback": SIMPLE}
 
 
-def test_a_huge_log_is_read_from_its_end_only(tmp_path: Path):
+def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path):
     log = tmp_path / "rank0.log"
     with log.open("wb") as file:
         file.truncate(1 << 34)  # 16 GiB of nothing take no room
@@ -81,23 +81,23 @@ def test_a_huge_log_is_read_from_its_end_only(tmp_path: Path):
     assert gather(str(log), str(tmp_path / "none")) == {"traceback": SIMPLE}
 
 
-def test_bytes_that_are_no_text_do_not_hide_it(tmp_path: Path):
+def test_invalid_utf8_does_not_hide_a_traceback(tmp_path: Path):
     log = tmp_path / "rank0.log"
     log.write_bytes(b"\xff\xfe\n" + SIMPLE.encode())
     assert gather(str(log), str(tmp_path / "none")) == {"traceback": SIMPLE}
 
 
-def test_a_very_long_message_is_cut_at_its_start(tmp_path: Path):
+def test_very_long_traceback_keeps_its_end(tmp_path: Path):
     log = tmp_path / "rank0.log"
     log.write_text(SIMPLE + "x" * 20000)
     assert gather(str(log), str(tmp_path / "none")) == {"traceback": (SIMPLE + "x" * 20000)[-MAX_CHARS:]}
 
 
-def test_nothing_is_found_where_there_is_nothing(tmp_path: Path):
+def test_missing_files_give_no_evidence(tmp_path: Path):
     assert gather(str(tmp_path / "no.log"), str(tmp_path / "no.json")) == {}
 
 
-def test_the_error_file_of_torch_goes_before_the_log(tmp_path: Path):
+def test_torch_error_file_takes_precedence_over_the_log(tmp_path: Path):
     error = tmp_path / "error.json"
     extra = {"py_callstack": SIMPLE, "timestamp": "1700000000"}
     error.write_text(json.dumps({"message": {"message": "ValueError: bad batch", "extraInfo": extra}}))
@@ -118,23 +118,23 @@ def test_the_error_file_of_torch_goes_before_the_log(tmp_path: Path):
         (None, {}),
     ],
 )
-def test_error_files_of_other_makes(tmp_path: Path, content: object, found: dict[str, object]):
+def test_error_files_of_other_formats_are_read(tmp_path: Path, content: object, found: dict[str, object]):
     error = tmp_path / "error.json"
     error.write_text(json.dumps(content))
     assert gather(str(tmp_path / "no.log"), str(error)) == found
 
 
-def test_a_broken_error_file_leaves_the_log(tmp_path: Path):
+def test_log_is_used_if_the_error_file_is_broken(tmp_path: Path):
     (tmp_path / "error.json").write_text('{"mess')
     (tmp_path / "rank0.log").write_text(SIMPLE)
     assert gather(str(tmp_path / "rank0.log"), str(tmp_path / "error.json")) == {"traceback": SIMPLE}
 
 
-def test_the_kernel_counts_those_it_killed_for_memory():
+def test_oom_kills_are_counted_by_the_kernel():
     assert oom_kills() >= 0
 
 
-def test_a_script_that_does_not_parse_says_where(tmp_path: Path):
+def test_syntax_error_is_found_without_a_traceback(tmp_path: Path):
     log = tmp_path / "rank0.log"
     done = subprocess.run([sys.executable, "-c", "compile('a = 1\\nprint(', 'train.py', 'exec')"], capture_output=True)
     told = done.stderr.decode()
@@ -147,14 +147,14 @@ def test_a_script_that_does_not_parse_says_where(tmp_path: Path):
 @pytest.mark.parametrize(
     "line", ["train.py: error: the following arguments are required: --data", "bash: x: not found"]
 )
-def test_of_one_that_gave_up_the_last_line_is_told_if_it_complains(tmp_path: Path, line: str):
+def test_last_line_is_reported_if_it_looks_like_an_error(tmp_path: Path, line: str):
     log = tmp_path / "rank0.log"
     log.write_text(f"step 1\n{line}\n\n")
     assert last_error_line(str(log)) == {"traceback": line}
     assert last_error_line(str(log), since=log.stat().st_size) == {} == last_error_line(str(tmp_path / "none"))
 
 
-def test_a_last_line_that_complains_of_nothing_tells_nothing(tmp_path: Path):
+def test_harmless_last_line_is_not_reported(tmp_path: Path):
     log = tmp_path / "rank0.log"
     log.write_text("an error that was handled\nstep 7\n")
     assert last_error_line(str(log)) == {} == gather(str(log), "")

@@ -54,13 +54,13 @@ def end_run(ending: Any) -> None:
     asyncio.run(shut_down(ending, Finish(0)))
 
 
-def test_an_agent_is_called_back_to_sweep_where_one_was_killed(tmp_path: Path) -> None:
+def test_agent_is_recalled_to_sweep_a_node_whose_agent_was_killed(tmp_path: Path) -> None:
     ending = Ending(tmp_path, used=["b", "c"], alive=["a", "b"])
     end_run(ending)
     assert ending.staff.called == ending.staff.swept_before_dismissed == {"b"}
 
 
-def test_nobody_is_called_when_the_run_only_rests(tmp_path: Path) -> None:
+def test_no_agent_is_recalled_when_the_run_is_suspended(tmp_path: Path) -> None:
     ending = Ending(tmp_path, used=["a"], alive=["a"], suspended=True)
     end_run(ending)
     assert ending.staff.called == set()

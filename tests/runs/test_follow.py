@@ -23,7 +23,7 @@ def say(run: RunFolder, generation: int, rank: int, data: str | bytes) -> None:
         file.write(data if isinstance(data, bytes) else data.encode())
 
 
-def test_a_line_comes_when_it_is_whole(run: RunFolder) -> None:
+def test_line_is_shown_when_it_is_complete(run: RunFolder) -> None:
     logs = RunLogs(run)
     assert list(logs.lines(0.0)) == [], "there is not even a folder yet"
     say(run, 1, 0, "one\ntw")
@@ -33,7 +33,7 @@ def test_a_line_comes_when_it_is_whole(run: RunFolder) -> None:
     assert list(logs.lines(9.0)) == []
 
 
-def test_a_line_without_an_end_comes_after_a_second_or_at_the_end(run: RunFolder) -> None:
+def test_incomplete_line_is_shown_after_a_second_or_at_the_end(run: RunFolder) -> None:
     logs = RunLogs(run)
     say(run, 1, 0, "step 1\nloading …")
     assert list(logs.lines(5.0)) == [Line(1, 0, "step 1")]
@@ -45,7 +45,7 @@ def test_a_line_without_an_end_comes_after_a_second_or_at_the_end(run: RunFolder
     assert list(logs.lines(6.3, final=True)) == []
 
 
-def test_bytes_that_are_no_text_do_not_stop_it(run: RunFolder) -> None:
+def test_invalid_utf8_does_not_stop_the_tail(run: RunFolder) -> None:
     logs = RunLogs(run)
     say(run, 1, 0, b"\xff\xfe ok\n caf\xc3")
     assert list(logs.lines(0.0)) == [Line(1, 0, "�� ok")]
@@ -55,7 +55,7 @@ def test_bytes_that_are_no_text_do_not_stop_it(run: RunFolder) -> None:
     assert list(logs.lines(0.2, final=True)) == [Line(1, 0, "cut �")]
 
 
-def test_ranks_and_generations_may_appear_at_any_time(run: RunFolder) -> None:
+def test_logs_may_appear_at_any_time(run: RunFolder) -> None:
     logs = RunLogs(run)
     say(run, 1, 1, "b\n")
     assert list(logs.lines(0.0)) == [Line(1, 1, "b")]
@@ -69,7 +69,7 @@ def test_ranks_and_generations_may_appear_at_any_time(run: RunFolder) -> None:
     assert logs.count == 2, "generations that are long over are no longer looked at"
 
 
-def test_what_a_dead_generation_left_half_said_is_not_lost(run: RunFolder) -> None:
+def test_incomplete_line_of_a_dead_generation_is_not_lost(run: RunFolder) -> None:
     logs = RunLogs(run)
     say(run, 1, 0, "half")
     assert list(logs.lines(0.0)) == []
@@ -77,7 +77,7 @@ def test_what_a_dead_generation_left_half_said_is_not_lost(run: RunFolder) -> No
     assert list(logs.lines(0.1)) == [Line(1, 0, "half"), Line(3, 0, "new")]
 
 
-def test_an_old_run_reads_generation_by_generation_and_rank_by_rank(run: RunFolder) -> None:
+def test_old_run_is_read_by_generation_and_rank(run: RunFolder) -> None:
     for generation in (1, 2, 3, 12):
         for rank in (0, 1):
             say(run, generation, rank, f"{generation}.{rank}")
@@ -85,14 +85,14 @@ def test_an_old_run_reads_generation_by_generation_and_rank_by_rank(run: RunFold
     assert found == ["1.0", "1.1", "2.0", "2.1", "3.0", "3.1", "12.0", "12.1"]
 
 
-def test_other_files_between_the_logs_are_passed_over(run: RunFolder) -> None:
+def test_other_files_in_the_log_folder_are_skipped(run: RunFolder) -> None:
     say(run, 1, 0, "a\n")
     (run.generation(1) / "rank0.log.tmp").write_text("no\n")
     (run.logs / "notes").write_text("no\n")
     assert list(RunLogs(run).lines(0.0)) == [Line(1, 0, "a")]
 
 
-def test_a_line_of_any_length_gets_through(tmp_path: Path) -> None:
+def test_very_long_line_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("x" * 1_000_000)
     tail = LogTail(RunFolder(tmp_path), path)
@@ -101,13 +101,13 @@ def test_a_line_of_any_length_gets_through(tmp_path: Path) -> None:
     assert list(tail.read(0.1)) == ["y" * (LONGEST + 1)], "it does not wait for an end that may never come"
 
 
-def test_only_what_is_wanted(run: RunFolder) -> None:
+def test_only_wanted_ranks_are_shown(run: RunFolder) -> None:
     say(run, 1, 0, "a\n")
     say(run, 1, 1, "b\n")
     assert [line.text for line in RunLogs(run, lambda _, rank: rank == 1).lines(0.0)] == ["b"]
 
 
-def test_a_node_s_ranks_change_with_the_generations(run: RunFolder) -> None:
+def test_ranks_of_a_node_change_with_generations(run: RunFolder) -> None:
     run.root.mkdir()
     journal.append(run.journal, 1.0, "generation", generation=1, nodes=["n1", "n2"], nproc_per_node=2)
     journal.append(run.journal, 2.0, "lost", node="n1")
@@ -131,7 +131,7 @@ def said(rank: int, *texts: str, generation: int = 1) -> list[Line]:
     return [Line(generation, rank, text) for text in texts]
 
 
-def test_a_traceback_that_all_ranks_have_is_shown_once() -> None:
+def test_traceback_common_to_all_ranks_is_shown_once() -> None:
     repeats = Repeats()
     first = said(0, "epoch 1", *BLOCK)
     second = said(1, "epoch 1", *(f"[rank1]: {text}" for text in BLOCK))
@@ -143,7 +143,7 @@ def test_a_traceback_that_all_ranks_have_is_shown_once() -> None:
     assert repeats.has_shown("\n".join(BLOCK)) and not repeats.has_shown("ValueError: worse")
 
 
-def test_errors_of_syntax_and_arguments_are_tracebacks_too() -> None:
+def test_syntax_and_usage_errors_are_shown_once_too() -> None:
     syntax = ['  File "train.py", line 2', "    def f(:", "          ^", "SyntaxError: invalid syntax"]
     usage = ["usage: train.py [-h]", "                [--lr LR]", "train.py: error: unrecognized arguments: --nope"]
     for block in (syntax, usage):
@@ -151,6 +151,6 @@ def test_errors_of_syntax_and_arguments_are_tracebacks_too() -> None:
         assert [line.text for line in shown] == [*block, f"{block[-1]} (as rank 0)"]
 
 
-def test_lines_that_only_begin_like_a_traceback_are_shown_as_they_are() -> None:
+def test_lines_that_only_begin_like_a_traceback_are_shown() -> None:
     lines = [*said(0, BLOCK[0], BLOCK[1]), *said(1, "epoch 2"), *said(0, "usage: a lot of memory")]
     assert list(Repeats().once(lines)) == lines

@@ -60,7 +60,7 @@ def fault(
     return read_failure(rank, node, code, text if code > 0 else "")
 
 
-def test_free_ranks_go_to_nodes_in_service_first_and_who_is_seated_keeps_its_seat():
+def test_members_keep_their_ranks_and_free_ranks_go_to_nodes_in_service_first():
     run, orders = play(running(TWO, "a", "b"), Joined("c"), Joined("d"), Doubted(frozenset({"a", "c"})), Left("b"))
     assert orders == [StopGeneration("a", 1)] and run.phase is GenerationPhase.STOPPING
     run, _ = play(run, GenerationStopped("a", 1))
@@ -95,7 +95,7 @@ def restart(run: Run, failure: Failure, age_s: float = 60.0) -> Run:
     return run
 
 
-def test_a_generation_forms_when_all_are_there_and_starts_when_its_store_is_open():
+def test_generation_forms_with_all_agents_and_starts_when_its_store_is_open():
     run, orders = play(Run(TWO), Joined("a"))
     assert orders == []
     run, orders = play(run, Joined("b"))
@@ -107,7 +107,7 @@ def test_a_generation_forms_when_all_are_there_and_starts_when_its_store_is_open
     ]
 
 
-def test_all_workers_done_ends_the_run_well():
+def test_run_succeeds_when_all_workers_are_done():
     run, orders = play(
         running(),
         WorkerEnded("a", 1, 0, 0),
@@ -118,7 +118,7 @@ def test_all_workers_done_ends_the_run_well():
     assert (run.phase, orders[-1]) == (GenerationPhase.ENDED, Finish(0))
 
 
-def test_a_worker_that_dies_ends_the_generation_everywhere_and_the_next_one_forms():
+def test_dead_worker_ends_the_generation_everywhere_and_the_next_one_forms():
     run, orders = play(running(), WorkerEnded("b", 1, 1, -9))
     assert orders == [StopGeneration("a", 1), StopGeneration("b", 1)]
     run, orders = play(run, GenerationStopped("a", 1))
@@ -127,7 +127,7 @@ def test_a_worker_that_dies_ends_the_generation_everywhere_and_the_next_one_form
     assert orders == [OpenStore("a", 2)] and run.restarts == 1
 
 
-def test_after_too_many_failures_the_run_ends_with_the_workers_code():
+def test_run_ends_with_the_workers_code_after_too_many_failures():
     _, orders = play(
         running(max_restarts=0), WorkerEnded("b", 1, 1, 3), GenerationStopped("a", 1), GenerationStopped("b", 1)
     )
@@ -141,7 +141,7 @@ def test_after_too_many_failures_the_run_ends_with_the_workers_code():
 
 
 @pytest.mark.parametrize(("most", "said"), [(1, "1 restart"), (2, "2 restarts")])
-def test_a_run_that_is_killed_again_and_again_ends_when_its_restarts_are_used_up(most: int, said: str):
+def test_repeated_kills_end_the_run_when_its_restarts_are_used_up(most: int, said: str):
     run = running(max_restarts=most)
     for _ in range(most):
         run = restart(run, fault(code=-9))
@@ -149,7 +149,7 @@ def test_a_run_that_is_killed_again_and_again_ends_when_its_restarts_are_used_up
     assert orders == [Finish(137, fault(code=-9), f"rank 1 on b was ended by SIGKILL, after {said}")]
 
 
-def test_the_same_traceback_twice_running_ends_the_run():
+def test_same_traceback_twice_in_a_row_ends_the_run():
     run = restart(running(), fault("ValueError: bad batch 17", rank=0, node="a"))
     again = fault("ValueError: bad batch 91", rank=1, node="b")
     run, orders = fail(run, again)
@@ -157,13 +157,13 @@ def test_the_same_traceback_twice_running_ends_the_run():
     assert (run.phase, orders) == (GenerationPhase.ENDED, [Finish(1, again, why)])
 
 
-def test_another_traceback_is_another_fault():
+def test_different_traceback_is_a_different_fault():
     run = restart(running(), fault(line=7))
     run, orders = fail(run, fault(line=8))
     assert orders == [OpenStore("a", 3)]
 
 
-def test_complaints_of_peers_are_not_taken_for_the_cause():
+def test_complaints_of_peers_are_not_the_cause():
     run = running(max_restarts=0)
     real = fault(rank=0, node="a")
     run, _ = play(run, ended(run, fault(NOISE)), ended(run, real))
@@ -171,7 +171,7 @@ def test_complaints_of_peers_are_not_taken_for_the_cause():
     assert isinstance(orders[0], Finish) and orders[0].cause == real
 
 
-def test_the_cause_may_be_known_only_when_its_process_was_stopped():
+def test_cause_may_arrive_with_the_stop_report():
     run = running(max_restarts=0)
     real = fault(rank=0, node="a")
     run, _ = play(run, ended(run, fault(NOISE)))
@@ -179,65 +179,65 @@ def test_the_cause_may_be_known_only_when_its_process_was_stopped():
     assert isinstance(orders[0], Finish) and orders[0].cause == real
 
 
-def test_complaints_alone_are_no_bug_however_often_they_come():
+def test_repeated_noise_is_not_a_bug():
     run = running(max_restarts=5)
     for _ in range(4):
         run = restart(run, fault(NOISE))
     assert run.restarts == 4
 
 
-def test_a_script_that_asks_not_to_be_restarted_is_not():
+def test_script_can_refuse_a_restart():
     run, orders = fail(running(), fault(code=93))
     assert (run.phase, orders[0].code if isinstance(orders[0], Finish) else orders) == (GenerationPhase.ENDED, 93)
 
 
-def test_a_script_that_asks_not_to_be_restarted_while_the_nodes_are_needed_back_is_not_either():
+def test_script_can_refuse_a_restart_while_leaving():
     run = running()
     run, orders = play(run, Leaving(), ended(run, fault(code=93)), WorkerEnded("a", 1, 0, 75))
     _, more = play(run, *all_stopped(run))
     assert [order.code for order in [*orders, *more] if isinstance(order, Finish)] == [93]
 
 
-def test_saved_by_all_ends_the_run_with_its_code():
+def test_run_ends_as_saved_when_all_workers_saved():
     run, orders = play(running(), WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 75))
     run, orders = play(run, *all_stopped(run))
     assert orders == [Finish(75)]
 
 
-def test_saved_by_one_and_done_by_the_others_is_saved():
+def test_run_ends_as_saved_when_one_worker_saved():
     run, _ = play(running(), WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 0))
     assert play(run, *all_stopped(run))[1] == [Finish(75)]
 
 
-def test_what_peers_of_a_lost_node_complain_of_costs_nothing():
+def test_complaints_about_a_lost_node_cost_no_restart():
     run = running(TWO, "a", "b", "spare", max_restarts=0)
     run, _ = play(run, Left("a"), ended(run, fault(NOISE)))
     run, orders = play(run, *all_stopped(run))
     assert (orders, run.restarts, run.lost_member) == ([OpenStore("spare", 2)], 0, False)
 
 
-def test_the_complaint_may_come_before_the_loss_is_known():
+def test_complaint_before_the_detected_loss_costs_no_restart():
     run = running(TWO, "a", "b", "spare", max_restarts=0)
     run, _ = play(run, ended(run, fault(NOISE)), Left("a"))
     run, orders = play(run, *all_stopped(run))
     assert (orders, run.restarts) == ([OpenStore("spare", 2)], 0)
 
 
-def test_a_real_fault_beside_a_lost_node_is_charged():
+def test_real_fault_beside_a_lost_node_costs_a_restart():
     run = running(TWO, "a", "b", "spare")
     run, _ = play(run, Left("a"), ended(run, fault()))
     run, _ = play(run, *all_stopped(run))
     assert run.restarts == 1
 
 
-def test_a_spare_that_leaves_excuses_nobody():
+def test_loss_of_a_spare_excuses_no_failure():
     run = running(TWO, "a", "b", "spare")
     run, _ = play(run, ended(run, fault(NOISE)), Left("spare"))
     run, _ = play(run, *all_stopped(run))
     assert run.restarts == 1
 
 
-def test_what_peers_complain_of_while_a_run_grows_costs_nothing():
+def test_complaints_while_a_run_grows_cost_no_restart():
     run = running(Shape(1, 3, 1), "a", "b", "c", max_restarts=0)
     run, _ = play(run, Left("c"))
     run, _ = play(run, *all_stopped(run))
@@ -246,7 +246,7 @@ def test_what_peers_complain_of_while_a_run_grows_costs_nothing():
     assert (orders, run.restarts) == ([OpenStore("a", 3)], 0)
 
 
-def test_the_second_failure_that_comes_at_once_is_followed_by_a_pause():
+def test_second_immediate_failure_causes_a_pause():
     run = restart(running(), fault(line=1), age_s=2.0)
     run, orders = fail(run, fault(line=2), age_s=2.0)
     assert (run.phase, orders) == (GenerationPhase.GATHERING, [Wait(1.0)])
@@ -255,17 +255,17 @@ def test_the_second_failure_that_comes_at_once_is_followed_by_a_pause():
     assert play(run, Waited())[1] == [OpenStore("a", 3)]
 
 
-def test_a_failure_that_came_late_does_not_count_as_one_that_came_at_once():
+def test_late_failure_is_not_an_immediate_one():
     run = restart(running(), fault(line=1), age_s=300.0)
     assert fail(run, fault(line=2), age_s=2.0)[1] == [OpenStore("a", 3)]
 
 
-def test_a_worker_that_was_killed_is_replaced_at_once():
+def test_killed_worker_is_replaced_without_a_pause():
     run = restart(running(), fault(code=-9), age_s=1.0)
     assert fail(run, fault(code=-9), age_s=1.0)[1] == [OpenStore("a", 3)]
 
 
-def test_a_generation_that_ran_long_gives_the_budget_back():
+def test_long_generation_restores_the_restart_budget():
     run = running(max_restarts=1)
     for _ in range(5):
         run = restart(run, fault(code=-9), age_s=FORGIVEN_S)
@@ -273,26 +273,26 @@ def test_a_generation_that_ran_long_gives_the_budget_back():
     assert isinstance(fail(run, fault(code=-9), age_s=FORGIVEN_S - 1)[1][0], Finish)
 
 
-def test_a_node_on_which_a_worker_crashed_twice_running_is_left_out():
+def test_node_is_excluded_after_two_crashes_in_a_row():
     run = restart(running(TWO, "a", "b", "spare"), fault(code=-11))
     run, orders = fail(run, fault(code=-11))
     assert orders == [Exclude("b"), OpenStore("a", 3)]
     assert run.group is not None and run.group.agents == ("a", "spare") and "b" not in run.ready
 
 
-def test_a_node_that_slurm_has_out_of_service_is_left_until_it_is_mended():
+def test_node_out_of_service_is_excluded_until_it_is_repaired():
     run, orders = fail(running(TWO, "a", "b", "spare"), replace(fault(code=-9), healthy=False))
     (left,) = [order for order in orders if isinstance(order, Exclude)]
     assert (left.agent, left.until_repaired) == ("b", True) and "b" not in run.ready
 
 
 @pytest.mark.parametrize("first", [fault(code=-9), fault(code=-11, node="a", rank=0), fault(NOISE)])
-def test_a_node_is_left_out_for_nothing_less(first: Failure):
+def test_node_is_not_excluded_for_lesser_failures(first: Failure):
     run = restart(running(TWO, "a", "b", "spare"), first)
     assert fail(run, fault(code=-11))[1] == [OpenStore("a", 3)]
 
 
-def test_leaving_waits_for_all_workers_and_then_releases_the_nodes():
+def test_leaving_waits_for_all_workers_then_releases_the_nodes():
     run, orders = play(running(), Leaving(), WorkerEnded("a", 1, 0, 75))
     assert orders == []
     run, orders = play(run, WorkerEnded("b", 1, 1, -15))
@@ -302,24 +302,24 @@ def test_leaving_waits_for_all_workers_and_then_releases_the_nodes():
 
 
 @pytest.mark.parametrize("codes", [(-15, 0), (0, -15), (1, 0), (75, 0), (0, 143)])
-def test_an_end_without_all_being_done_is_no_success_when_leaving(codes: tuple[int, int]):
+def test_leaving_with_unfinished_workers_is_not_success(codes: tuple[int, int]):
     run = running()
     run, _ = play(run, Leaving(), *(WorkerEnded("ab"[rank], 1, rank, code) for rank, code in enumerate(codes)))
     assert play(run, *all_stopped(run))[1] == [ReleaseNodes()]
 
 
-def test_a_run_that_is_done_as_it_is_told_to_leave_is_done():
+def test_run_that_finishes_while_leaving_is_done():
     run, _ = play(running(), Leaving(), WorkerEnded("a", 1, 0, 0), WorkerEnded("b", 1, 1, 0))
     assert play(run, *all_stopped(run))[1] == [Finish(0)]
 
 
-def test_agents_that_go_before_their_workers_end_release_the_nodes_too():
+def test_agents_that_end_before_their_workers_release_the_nodes_too():
     run, orders = play(running(), Leaving(), Left("a"))
     assert orders == [StopGeneration("b", 1)]
     assert play(run, Left("b"))[1] == [ReleaseNodes()]
 
 
-def test_after_a_move_generations_go_on_with_agents_of_another_job():
+def test_generations_continue_in_another_job_after_a_move():
     run, _ = play(running(), Leaving(), WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 75))
     run, _ = play(run, *all_stopped(run), Left("a"), Left("b"))
     run, orders = play(run, Joined("x"), Joined("y"))
@@ -328,7 +328,7 @@ def test_after_a_move_generations_go_on_with_agents_of_another_job():
     assert (orders, run.generation) == ([OpenStore("x", 2)], 2)
 
 
-def test_leaving_while_a_generation_forms_does_not_begin_it():
+def test_leaving_while_a_generation_forms_cancels_it():
     run, orders = play(
         Run(TWO), Joined("a"), Joined("b"), Leaving(), GenerationStopped("a", 1), GenerationStopped("b", 1)
     )
@@ -340,12 +340,12 @@ def test_leaving_while_nothing_runs_releases_at_once():
     assert play(Run(TWO), Joined("a"), Leaving())[1] == [ReleaseNodes()]
 
 
-def test_being_told_to_leave_twice_releases_once():
+def test_second_order_to_leave_has_no_effect():
     _, orders = play(Run(TWO), Joined("a"), Leaving(), Leaving())
     assert orders == [ReleaseNodes()]
 
 
-def test_a_fault_from_before_a_move_is_not_charged_after_it():
+def test_fault_before_a_move_does_not_count_after_it():
     run = running()
     run, _ = play(run, ended(run, fault()), Leaving())
     run, _ = play(run, *all_stopped(run), Left("a"), Left("b"), Joined("x"), Joined("y"), Joined("z"), RunMoved())
@@ -354,7 +354,7 @@ def test_a_fault_from_before_a_move_is_not_charged_after_it():
     assert (orders, run.restarts) == ([OpenStore("x", 3)], 0)
 
 
-def test_a_run_that_hangs_starts_again():
+def test_hanging_run_restarts():
     run, orders = play(running(), Hung(1, "no step for 600 s"))
     assert orders == [StopGeneration("a", 1), StopGeneration("b", 1)]
     run, orders = play(run, *all_stopped(run))
@@ -362,7 +362,7 @@ def test_a_run_that_hangs_starts_again():
     assert run.last is not None and run.last.sentence() == "rank 0 on a ended: no step for 600 s"
 
 
-def test_a_run_that_hangs_every_time_ends():
+def test_run_that_hangs_every_time_ends():
     run = running(max_restarts=2)
     for _ in range(2):
         run, _ = play(run, Hung(run.generation, "no step for 60 s"))
@@ -372,7 +372,7 @@ def test_a_run_that_hangs_every_time_ends():
     assert [type(order) for order in play(run, *all_stopped(run))[1]] == [Finish]
 
 
-def test_a_hang_of_an_old_generation_is_ignored():
+def test_hang_of_an_old_generation_is_ignored():
     run = restart(running(), fault())
     assert play(run, Hung(1, "no step")) == (run, [])
 
@@ -380,54 +380,54 @@ def test_a_hang_of_an_old_generation_is_ignored():
 CANCELLED = Finish(143, why="cancelled", about=RunCause.CANCELLED)
 
 
-def test_a_run_can_be_cancelled_while_it_gathers():
+def test_run_can_be_cancelled_while_gathering():
     assert play(Run(TWO), Joined("a"), Cancelled())[1] == [CANCELLED]
 
 
-def test_a_run_can_be_cancelled_while_its_store_opens():
+def test_run_can_be_cancelled_while_its_store_opens():
     run, orders = play(Run(TWO), Joined("a"), Joined("b"), Cancelled())
     assert orders[1:] == [StopGeneration("a", 1), StopGeneration("b", 1)]
     assert play(run, *all_stopped(run))[1] == [CANCELLED]
 
 
-def test_a_run_can_be_cancelled_while_a_generation_stops():
+def test_run_can_be_cancelled_while_a_generation_stops():
     run = running()
     run, _ = play(run, ended(run, fault()), Cancelled())
     assert play(run, *all_stopped(run))[1] == [CANCELLED]
 
 
-def test_a_run_can_be_cancelled_while_it_pauses():
+def test_run_can_be_cancelled_during_a_pause():
     run = restart(running(), fault(line=1), age_s=1.0)
     run, _ = fail(run, fault(line=2), age_s=1.0)
     assert run.pausing and play(run, Cancelled())[1] == [CANCELLED]
 
 
-def test_a_run_can_be_cancelled_while_it_leaves():
+def test_run_can_be_cancelled_while_leaving():
     run, _ = play(running(), Leaving(), Cancelled())
     assert play(run, *all_stopped(run))[1] == [CANCELLED]
 
 
-def test_a_run_that_has_ended_hears_nothing_more():
+def test_ended_run_ignores_events():
     run, _ = play(Run(TWO), Cancelled())
     for event in (Joined("a"), Left("a"), Cancelled(), Leaving(), RunMoved(), Waited(), GaveUpWaiting(), Hung(0, "")):
         assert advance(run, event) == (run, [])
 
 
-def test_a_lost_node_is_replaced_by_a_spare_at_its_rank_and_costs_no_restart():
+def test_spare_takes_the_rank_of_a_lost_node_without_a_restart():
     run = running(TWO, "a", "b", "spare")
     run, orders = play(run, Left("a"), GenerationStopped("b", 1))
     assert orders == [StopGeneration("b", 1), OpenStore("spare", 2)]
     assert run.group is not None and run.group.agents == ("spare", "b") and run.restarts == 0
 
 
-def test_a_lost_node_without_a_spare_waits_for_one_that_joins():
+def test_lost_node_without_a_spare_waits_for_one_that_joins():
     run, orders = play(running(), Left("b"), GenerationStopped("a", 1))
     assert (run.phase, orders) == (GenerationPhase.GATHERING, [StopGeneration("a", 1)])
     run, orders = play(run, Joined("c"))
     assert orders == [OpenStore("a", 2)]
 
 
-def test_an_elastic_run_goes_on_smaller_and_grows_back():
+def test_elastic_run_continues_smaller_and_grows_back():
     run = running(Shape(1, 2, 1))
     run, _ = play(run, Left("b"), GenerationStopped("a", 1), StoreOpened("a", 2, 1))
     assert run.group is not None and run.group.world_size == 1
@@ -437,14 +437,14 @@ def test_an_elastic_run_goes_on_smaller_and_grows_back():
     assert run.group is not None and run.group.agents == ("a", "c")
 
 
-def test_an_elastic_run_starts_small_only_when_the_waiting_is_over():
+def test_elastic_run_starts_small_only_after_the_wait():
     run, orders = play(Run(Shape(1, 2, 1)), Joined("a"))
     assert orders == []
     _, orders = play(run, GaveUpWaiting())
     assert orders == [OpenStore("a", 1)]
 
 
-def test_an_elastic_run_that_lost_all_its_agents_at_once_waits_for_all_again():
+def test_elastic_run_that_lost_all_agents_waits_for_all_again():
     run, _ = play(running(Shape(1, 2, 1)), Left("a"), Left("b"))
     run, orders = play(run, Joined("c"))
     assert orders == [], "one of two has come back: the other may be on its way"
@@ -452,7 +452,7 @@ def test_an_elastic_run_that_lost_all_its_agents_at_once_waits_for_all_again():
     assert orders == [OpenStore("c", 2)]
 
 
-def test_words_about_an_old_generation_are_ignored():
+def test_messages_about_an_old_generation_are_ignored():
     run, _ = play(
         running(),
         WorkerEnded("b", 1, 1, 1),
@@ -463,17 +463,17 @@ def test_words_about_an_old_generation_are_ignored():
     assert play(run, WorkerEnded("a", 1, 0, 1), GenerationStopped("a", 1), StoreOpened("a", 1, 7)) == (run, [])
 
 
-def test_a_cancelled_run_stops_everything_and_ends():
+def test_cancelled_run_stops_everything_and_ends():
     _, orders = play(running(), Cancelled(), GenerationStopped("a", 1), GenerationStopped("b", 1))
     assert orders == [StopGeneration("a", 1), StopGeneration("b", 1), CANCELLED]
 
 
-def test_a_node_lost_while_the_store_opens():
+def test_node_lost_while_the_store_opens_is_replaced():
     _, orders = play(Run(TWO), Joined("a"), Joined("b"), Joined("c"), Left("a"), GenerationStopped("b", 1))
     assert orders[-1] == OpenStore("c", 2)
 
 
-def test_survivors_keep_their_ranks_and_a_smaller_group_closes_up():
+def test_survivors_keep_their_ranks_and_a_smaller_group_fills_gaps():
     group = form_group(2, Shape(1, 3, 2), ["c", "a", "x"], before=["a", "b", "c"])
     assert group is not None and [(p.agent, p.first_rank) for p in group.places] == [("a", 0), ("x", 2), ("c", 4)]
     smaller = form_group(2, Shape(1, 3, 2), ["c", "a"], before=["a", "b", "c"])
@@ -662,6 +662,6 @@ TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
-def test_the_machine_is_a_value():
+def test_advance_does_not_change_its_argument():
     run = Run(TWO)
     assert replace(run) == run and advance(run, Left("nobody")) == (run, [])

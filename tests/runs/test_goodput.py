@@ -28,7 +28,7 @@ from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.messages import Stepped
 
 
-def test_a_quiet_run() -> None:
+def test_run_without_failures_is_fully_accounted() -> None:
     account = record_start(Goodput(at=0.0), 10.0)
     account = record_step(account, 13.0, 1, saving_s=0.0)
     account = record_step(account, 113.0, 100, saving_s=1.0)
@@ -41,7 +41,7 @@ def test_a_quiet_run() -> None:
     assert account.share == pytest.approx(99 / 113)
 
 
-def test_a_failure_costs_what_was_under_way_the_restart_and_the_steps_done_again() -> None:
+def test_failure_costs_unfinished_work_the_restart_and_repeated_steps() -> None:
     account = record_step(record_start(Goodput(at=0.0), 0.0), 5.0, 1, 0.0)
     account = record_step(account, 15.0, 11, 0.0)
     account = record_start(record_failure(account, 15.5), 15.6)  # killed half a second into a step
@@ -54,14 +54,14 @@ def test_a_failure_costs_what_was_under_way_the_restart_and_the_steps_done_again
     assert account.failures == 1
 
 
-def test_waiting_for_a_node_is_waiting() -> None:
+def test_time_without_nodes_counts_as_waiting() -> None:
     account = record_step(record_start(Goodput(at=0.0), 0.0), 1.0, 1, 0.0)
     account = record_start(record_wait(record_failure(account, 2.0), 2.5), 62.5)
     account = record_step(account, 64.0, 2, 0.0)
     assert account.spent == pytest.approx({TimeKind.WAITING: 60.0, TimeKind.STARTING: 2.5, TimeKind.LOST: 1.5})
 
 
-def test_from_the_moment_slurm_has_given_it_nodes_a_run_starts_as_its_status_says() -> None:
+def test_time_after_the_grant_counts_as_starting() -> None:
     """Agents that import torch on nodes that are there are not waited for in a queue."""
     account = record_start(record_grant(record_grant(Goodput(at=0.0), 2.0), 5.0), 12.0)
     account = record_step(account, 13.0, 1, 0.0)
@@ -70,7 +70,7 @@ def test_from_the_moment_slurm_has_given_it_nodes_a_run_starts_as_its_status_say
     assert again.kind == TimeKind.WAITING, "later it waits for nodes that it has lost"
 
 
-def test_snapshots_while_steps_are_done_again_are_lost_with_them() -> None:
+def test_snapshots_during_repeated_steps_count_as_lost() -> None:
     account = record_step(record_start(Goodput(at=0.0, furthest=50), 0.0), 1.0, 10, 0.0)
     account = record_step(account, 2.0, 11, saving_s=0.5)
     assert account.spent == {TimeKind.WAITING: 0.0, TimeKind.STARTING: 1.0, TimeKind.LOST: 1.0}
@@ -82,7 +82,7 @@ DEEDS = st.tuples(
 
 
 @given(st.lists(DEEDS, max_size=40))
-def test_the_kinds_always_add_up_to_the_whole(deeds: list[tuple[str, float, int, float]]) -> None:
+def test_kinds_always_add_up_to_the_total(deeds: list[tuple[str, float, int, float]]) -> None:
     account, now = Goodput(at=0.0), 0.0
     for what, seconds, step, saving_s in deeds:
         now += seconds
@@ -96,7 +96,7 @@ def test_the_kinds_always_add_up_to_the_whole(deeds: list[tuple[str, float, int,
     assert all(seconds >= -1e-9 for seconds in account.spent.values())
 
 
-def test_a_clock_that_goes_back_takes_nothing_away() -> None:
+def test_clock_that_goes_back_removes_no_time() -> None:
     account = record_step(record_start(Goodput(at=100.0), 100.0), 110.0, 1, 0.0)
     account = record_step(account, 50.0, 2, 0.0)
     assert account.spent == {TimeKind.WAITING: 0.0, TimeKind.STARTING: 10.0, TimeKind.PRODUCTIVE: 0.0}
@@ -115,7 +115,7 @@ def life(*events: object) -> list[Run]:
     return runs
 
 
-def test_a_run_waits_starts_fails_and_starts_again() -> None:
+def test_account_follows_the_phases_of_a_run() -> None:
     runs = life(Joined("a"), Joined("b"), StoreOpened("a", 1, 1), WorkerEnded("a", 1, 0, -9), GenerationStopped("a", 1))
     account, now = Goodput(at=0.0), 0.0
     for before, after in pairwise(runs):
@@ -126,14 +126,14 @@ def test_a_run_waits_starts_fails_and_starts_again() -> None:
     assert account.spent == {TimeKind.WAITING: 2.0, TimeKind.STARTING: 1.0, TimeKind.LOST: 1.0}
 
 
-def test_growing_back_is_lost_time_but_no_failure() -> None:
+def test_growing_back_is_lost_time_but_not_a_failure() -> None:
     runs = life(Joined("a"), Joined("b"), StoreOpened("a", 1, 1))
     grown = replace(runs[-1], phase=GenerationPhase.STOPPING)
     account = record_change(record_step(record_start(Goodput(at=0.0), 0.0), 1.0, 1, 0.0), runs[-1], grown, 2.0)
     assert (account.failures, account.spent[TimeKind.LOST]) == (0, 1.0)
 
 
-def test_what_a_coordinator_wrote_its_successor_goes_on_with(tmp_path: Path) -> None:
+def test_successor_continues_the_account(tmp_path: Path) -> None:
     pen = Pen(tmp_path / "progress.json")
     pen.record_step(Stepped(1, 7, {"saving_s": 0.5, "loss": 2.0}))
     pen.write(last=True)

@@ -10,11 +10,11 @@ def stepping(marks: StepMarks, *times: float, first: int = 0) -> StepMarks:
     return marks
 
 
-def test_without_steps_nothing_is_known_and_nothing_is_a_hang():
+def test_no_hang_without_reported_steps():
     assert StepMarks(None, 0.0).overdue_s(1e6) is None
 
 
-def test_the_first_steps_may_take_any_time():
+def test_first_steps_may_take_any_time():
     marks = stepping(StepMarks(None, 0.0), *(60.0 * number for number in range(ENOUGH_STEPS)))
     assert marks.limit_s() is None and marks.overdue_s(1e6) is None
 
@@ -25,21 +25,21 @@ def test_ten_times_the_median_step_is_a_hang():
     assert marks.overdue_s(880.0) is None and marks.overdue_s(881.0) == 201.0
 
 
-def test_short_steps_are_given_a_minute():
+def test_short_steps_have_a_limit_of_a_minute():
     marks = stepping(StepMarks(None, 0.0), *(0.1 * number for number in range(20)))
     assert marks.limit_s() == 60.0
 
 
-def test_a_limit_of_the_users_holds_from_the_start():
+def test_limit_of_the_user_applies_from_the_start():
     marks = StepMarks(30.0, 100.0)
     assert marks.overdue_s(130.0) is None and marks.overdue_s(131.0) == 31.0
 
 
-def test_a_limit_of_zero_is_never():
+def test_limit_of_zero_disables_hang_detection():
     assert stepping(StepMarks(0, 0.0), *range(50)).overdue_s(1e9) is None
 
 
-def test_the_first_rank_to_reach_a_step_makes_the_mark():
+def test_first_rank_to_reach_a_step_counts():
     marks = StepMarks(30.0, 0.0)
     stepping(marks, 10.0, 20.0)
     marks.step(1, 25.0)
@@ -47,7 +47,7 @@ def test_the_first_rank_to_reach_a_step_makes_the_mark():
     assert marks.last == 20.0
 
 
-def test_output_counts_only_where_no_steps_are_told():
+def test_output_counts_as_progress_only_without_steps():
     marks = StepMarks(30.0, 0.0)
     marks.record_output(20.0)
     assert marks.overdue_s(45.0) is None
@@ -73,7 +73,7 @@ def test_after_the_last_step_nothing_is_a_hang() -> None:
         assert marks.overdue_s(1000.0) is None
 
 
-def test_ranks_are_idle_since_the_last_of_them_did_something():
+def test_idle_time_starts_with_the_last_activity_of_any_rank():
     activity = Activity()
     for now in range(0, 100, 5):
         activity.heard(0, Work(3.0, 0), now)
@@ -81,7 +81,7 @@ def test_ranks_are_idle_since_the_last_of_them_did_something():
     assert activity.idle_s([0], 95.0) == 95.0 and activity.idle_s([0, 1], 95.0) == 55.0
 
 
-def test_threads_that_only_wait_are_idle_and_a_slow_upload_is_not():
+def test_waiting_threads_are_idle_but_a_slow_upload_is_not():
     activity = Activity()
     for now in range(0, 100, 5):
         activity.heard(0, Work(now * 0.005, 0), now)
@@ -89,5 +89,5 @@ def test_threads_that_only_wait_are_idle_and_a_slow_upload_is_not():
     assert activity.idle_s([0], 95.0) == 95.0 and activity.idle_s([1], 95.0) == 0.0
 
 
-def test_nothing_is_said_of_a_rank_that_was_not_heard_of():
+def test_unknown_rank_is_not_idle():
     assert Activity().idle_s([0], 1e6) == 0.0 and Activity().idle_s([], 1e6) == 0.0

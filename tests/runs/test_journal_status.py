@@ -17,7 +17,7 @@ STATUS = RunStatus(
 )  # fmt: skip
 
 
-def test_entries_come_back_in_order(tmp_path: Path):
+def test_journal_entries_are_read_in_order(tmp_path: Path):
     path = tmp_path / "journal.jsonl"
     journal.append(path, 1.25, "began", host="head")
     journal.append(path, 2.0, "note", text="line\nbreak é")
@@ -27,12 +27,12 @@ def test_entries_come_back_in_order(tmp_path: Path):
     ]
 
 
-def test_no_journal_is_an_empty_one(tmp_path: Path):
+def test_missing_journal_is_empty(tmp_path: Path):
     assert list(journal.read(tmp_path / "journal.jsonl")) == []
 
 
 @pytest.mark.parametrize("end", [b'{"at":3,"ev', b"\xff\xfe\n", b"17\n", b"\n\n", b"[1]\n"])
-def test_an_end_that_a_crash_left_is_passed_over(tmp_path: Path, end: bytes):
+def test_line_cut_off_by_a_crash_is_skipped(tmp_path: Path, end: bytes):
     path = tmp_path / "journal.jsonl"
     journal.append(path, 1.0, "began")
     with path.open("ab") as file:
@@ -40,28 +40,28 @@ def test_an_end_that_a_crash_left_is_passed_over(tmp_path: Path, end: bytes):
     assert [entry["event"] for entry in journal.read(path)] == ["began"]
 
 
-def test_what_is_written_after_a_line_that_was_cut_off_is_not_lost(tmp_path: Path):
+def test_entry_after_a_cut_off_line_is_not_lost(tmp_path: Path):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b'{"at":1.0,"event":"began"}\n{"at":3,"ev')
     journal.append(path, 4.0, "came back")
     assert [entry["event"] for entry in journal.read(path)] == ["began", "came back"]
 
 
-def test_a_status_comes_back_as_it_was_written(tmp_path: Path):
+def test_status_survives_the_round_trip(tmp_path: Path):
     write_status(tmp_path / "status.json", STATUS)
     assert read_status(tmp_path / "status.json") == STATUS
 
 
-def test_everyone_may_read_how_a_run_fares(tmp_path: Path):
+def test_status_is_readable_by_everyone(tmp_path: Path):
     write_status(tmp_path / "status.json", STATUS)
     assert (tmp_path / "status.json").stat().st_mode & 0o777 == 0o644
 
 
-def test_no_status_is_none(tmp_path: Path):
+def test_missing_status_is_none(tmp_path: Path):
     assert read_status(tmp_path / "status.json") is None
 
 
-def test_a_run_is_over_when_its_phase_says_so():
+def test_run_is_over_in_phase_ended():
     assert not STATUS.over and RunStatus(**{**vars(STATUS), "phase": RunPhase.ENDED}).over
 
 
@@ -75,7 +75,7 @@ def test_a_run_is_over_when_its_phase_says_so():
         ("rank 0 on n1 failed: KeyError", RunCause.OTHER),
     ],
 )
-def test_status_written_before_messages_named_their_cause_is_read(tmp_path: Path, message: str, cause: RunCause):
+def test_old_status_without_a_cause_is_read(tmp_path: Path, message: str, cause: RunCause):
     path = tmp_path / "status.json"
     write_status(path, replace(STATUS, message=message))
     old = json.loads(path.read_text())
@@ -85,7 +85,7 @@ def test_status_written_before_messages_named_their_cause_is_read(tmp_path: Path
     assert found is not None and found.cause is cause
 
 
-def test_states_of_a_later_version_are_unknown(tmp_path: Path):
+def test_phases_of_a_later_version_are_unknown(tmp_path: Path):
     path = tmp_path / "status.json"
     write_status(path, STATUS)
     later = json.loads(path.read_text())

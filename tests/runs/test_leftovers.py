@@ -35,7 +35,7 @@ def left() -> Iterator[Left]:
         process.wait()
 
 
-def test_all_of_the_same_run_on_the_same_node_is_ended_and_nothing_else(left: Left):
+def test_sweep_kills_only_processes_of_this_run_on_this_node(left: Left):
     ours = [left.leave(left.run, "n1") for _ in range(2)]
     others = [left.leave(left.run, "n2"), left.leave(left.run + "x", "n1"), left.leave(left.run, "n10")]
     assert sorted(sweep(left.run, "n1")) == sorted(process.pid for process in ours)
@@ -43,7 +43,7 @@ def test_all_of_the_same_run_on_the_same_node_is_ended_and_nothing_else(left: Le
     assert [process.poll() for process in others] == [None] * 3
 
 
-def test_memory_of_runs_that_nothing_lives_of_goes_after_a_day(left: Left, tmp_path: Path):
+def test_snapshots_of_dead_runs_are_removed_after_a_day(left: Left, tmp_path: Path):
     """Not that of one which lives, nor what is no run's."""
     left.leave(f"{left.run}.living", "n1")
     names = [f"{left.run}.{rest}" for rest in ("gone.0.1", "gone.3.copy0", "gone.safe", "living.0.0")]
@@ -56,11 +56,11 @@ def test_memory_of_runs_that_nothing_lives_of_goes_after_a_day(left: Left, tmp_p
     assert sorted(os.listdir(tmp_path)) == sorted(names[3:])
 
 
-def test_where_nothing_was_left_nothing_is_done(left: Left):
+def test_sweep_without_leftovers_does_nothing(left: Left):
     assert sweep(left.run, "n1") == []
 
 
-def test_folders_of_logs_of_the_same_run_and_node_are_removed(left: Left):
+def test_log_folders_of_this_run_and_node_are_removed(left: Left):
     ours = LogStream(left.run, "n1")
     others = [LogStream(left.run, "n2"), LogStream(left.run + ".n1", "x"), LogStream(left.run, "n1.x")]
     sweep(left.run, "n1")

@@ -29,29 +29,29 @@ def looks(
     return seen
 
 
-def test_an_agent_that_beats_is_left_alone():
+def test_beating_agent_is_not_probed():
     liveness = watching()
     assert looks(liveness, 60.0, lambda now: liveness.beat("a", now)) == []
 
 
-def test_silence_is_followed_by_a_probe_and_then_by_the_verdict():
+def test_silence_leads_to_a_probe_then_a_verdict():
     seen = looks(watching(), 5.0)
     assert [now for now, _ in seen] == [0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]
     assert all(look == LivenessLook(probe=("a",)) for _, look in seen[:-1])
     assert seen[-1][1] == LivenessLook(gone=(("a", "the host has not answered for 1.6 s"),))
 
 
-def test_a_verdict_is_given_once():
+def test_verdict_is_given_once():
     assert sum(bool(look.gone) for _, look in looks(watching(), 30.0)) == 1
 
 
 @pytest.mark.parametrize("gone_s", [0.7, 1.0, 1.5, 3.0, 5.0, 30.0])
-def test_the_verdict_comes_within_the_time_that_was_set(gone_s: float):
+def test_verdict_comes_within_the_timeout(gone_s: float):
     now, look = looks(watching(Timing(gone_s=gone_s)), gone_s)[-1]
     assert look.gone and 0.8 * gone_s <= now <= gone_s
 
 
-def test_a_host_that_answers_probes_is_alive_however_silent_its_agent():
+def test_host_that_answers_probes_is_alive():
     liveness = watching()
 
     def answer(now: float) -> None:
@@ -61,13 +61,13 @@ def test_a_host_that_answers_probes_is_alive_however_silent_its_agent():
     assert not any(look.gone for _, look in looks(liveness, 29.0, answer))
 
 
-def test_an_agent_that_says_nothing_for_very_long_is_stuck_though_its_host_answers():
+def test_agent_silent_for_very_long_is_stuck():
     liveness = watching()
     seen = looks(liveness, 31.0, lambda now: liveness.answered("a", now))
     assert seen == [(30.0, LivenessLook(gone=(("a", "the agent has been silent for 30 s, though the host answers"),)))]
 
 
-def test_a_third_of_a_second_of_lost_beats_is_nothing():
+def test_lost_beats_for_a_third_of_a_second_are_tolerated():
     liveness = watching()
 
     def beat(now: float) -> None:
@@ -77,7 +77,7 @@ def test_a_third_of_a_second_of_lost_beats_is_nothing():
     assert looks(liveness, 3.0, beat) == []
 
 
-def test_an_agent_that_is_stopped_for_three_seconds_while_its_kernel_answers_is_not_lost():
+def test_agent_stopped_for_three_seconds_on_a_live_host_is_not_lost():
     liveness = watching()
 
     def live(now: float) -> None:
@@ -91,7 +91,7 @@ def test_an_agent_that_is_stopped_for_three_seconds_while_its_kernel_answers_is_
     assert not any(look.gone for _, look in seen) and {now for now, _ in seen} <= {1.8, 1.9}
 
 
-def test_after_a_pause_of_our_own_everyone_is_forgiven():
+def test_timers_restart_after_a_pause_of_the_coordinator():
     liveness = watching()
     liveness.look(0.1)
     assert liveness.look(9.0) == LivenessLook(), "we slept, not they"
@@ -103,21 +103,21 @@ def looks_from(liveness: Liveness, start: float, end: float) -> list[LivenessLoo
     return [liveness.look(start + 0.1 * number) for number in range(round((end - start) * 10) + 1)]
 
 
-def test_words_of_one_who_is_not_watched_do_not_make_it_watched():
+def test_messages_of_unknown_agents_are_ignored():
     liveness = Liveness(TIMING)
     liveness.beat("stranger", 1.0)
     liveness.answered("stranger", 1.0)
     assert looks(liveness, 5.0) == []
 
 
-def test_a_forgotten_agent_is_not_judged():
+def test_forgotten_agent_gets_no_verdict():
     liveness = watching()
     liveness.forget("a")
     liveness.forget("a")
     assert looks(liveness, 5.0) == []
 
 
-def test_each_agent_has_its_own_time():
+def test_timers_are_per_agent():
     liveness = watching()
     liveness.watch("b", 0.0)
     seen = looks(liveness, 2.0, lambda now: liveness.beat("b", now))

@@ -34,26 +34,26 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "/home/ada/t.py", line 1
         (Noted("hello"), None),
     ],
 )
-def test_a_word_means_an_event_or_none(word: AgentMessage, event: Event | None):
+def test_message_maps_to_an_event_or_none(word: AgentMessage, event: Event | None):
     assert to_event("n1", word, age_s=5.0) == event
 
 
-def test_an_end_that_was_not_well_brings_its_evidence():
+def test_failure_event_includes_its_evidence():
     event = to_event("n1", EndedWorker(WorkerReport(2, 1, -9, TRACEBACK, oom=True)), 1.0)
     assert isinstance(event, WorkerEnded)
     assert event.failure == read_failure(1, "n1", -9, TRACEBACK, oom=True)
     assert event.failure.kind is CauseKind.OOM
 
 
-def test_saved_is_no_failure():
+def test_saved_exit_is_not_a_failure():
     assert to_event("n1", EndedWorker(WorkerReport(2, 1, 75)), 1.0) == WorkerEnded("n1", 2, 1, 75, None, 1.0)
 
 
-def test_what_stopped_workers_had_already_told_comes_along():
+def test_errors_of_stopped_workers_are_included():
     word = AllStopped(2, (WorkerReport(2, 1, 1, TRACEBACK),))
     assert to_event("n1", word, 1.0) == GenerationStopped("n1", 2, (read_failure(1, "n1", 1, TRACEBACK),))
 
 
-def test_a_failure_on_a_node_that_slurm_gave_up_says_so():
+def test_failure_on_an_unhealthy_node_is_marked():
     event = to_event("n1", EndedWorker(WorkerReport(2, 1, 1)), 1.0, healthy=False)
     assert isinstance(event, WorkerEnded) and event.failure is not None and not event.failure.healthy

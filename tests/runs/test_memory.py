@@ -37,14 +37,14 @@ def both(step: int, generation: int) -> list[HeldSnapshot]:
     return [held(rank, step, generation) for rank in (0, 1)]
 
 
-def test_ranks_that_have_all_at_home_need_no_keeper() -> None:
+def test_ranks_with_local_snapshots_need_no_keeper() -> None:
     memory = MemoryTable()
     memory.heard("a", [held(0, 10, generation=2)])
     memory.heard("b", [held(1, 10, generation=2)])
     assert resume(memory) == {"generation": 2, "step": 10, "own": {"0": [], "1": []}, "of": {}, "shared": []}
 
 
-def test_who_has_nothing_is_told_where_it_is() -> None:
+def test_rank_without_a_snapshot_learns_its_sources() -> None:
     memory = MemoryTable()
     memory.heard("a", [held(0, 10, 2), held(1, 10, 2, shared=False)], A)
     memory.heard("b", [])
@@ -52,20 +52,20 @@ def test_who_has_nothing_is_told_where_it_is() -> None:
     assert (told["own"]["1"], told["shared"]) == ([[*A, "a"]], [[*A, "a"]])
 
 
-def test_what_nobody_can_send_is_not_counted_on() -> None:
+def test_unreachable_step_is_not_resumed() -> None:
     memory = MemoryTable()
     memory.heard("a", [held(0, 10, 2), held(1, 10, 2, shared=False)])
     assert resume(memory) is None
 
 
-def test_an_older_step_within_reach_goes_before_a_newer_one_out_of_it() -> None:
+def test_reachable_older_step_is_preferred_to_an_unreachable_newer_one() -> None:
     memory = MemoryTable()
     memory.heard("a", [held(0, 9, 2), *both(10, 2)])
     memory.heard("b", [held(1, 9, 2)])
     assert resume(memory)["step"] == 9
 
 
-def test_what_a_lost_node_had_is_gone() -> None:
+def test_snapshots_of_a_lost_node_are_forgotten() -> None:
     memory = MemoryTable()
     memory.heard("a", [held(0, 10, 2)], A)
     memory.heard("b", [held(1, 10, 2)], B)
@@ -73,7 +73,7 @@ def test_what_a_lost_node_had_is_gone() -> None:
     assert resume(memory) is None
 
 
-def test_a_run_that_grows_goes_on_from_any_ranks_state_where_no_rank_has_a_part_to_itself() -> None:
+def test_growing_run_without_shards_resumes_from_any_rank() -> None:
     three = Members(3, (GroupPlace("a", 0, 0), GroupPlace("b", 1, 1), GroupPlace("c", 2, 2)), 1)
     for sharded in (False, True):
         memory = MemoryTable()
@@ -89,7 +89,7 @@ def test_a_run_that_grows_goes_on_from_any_ranks_state_where_no_rank_has_a_part_
     assert (told["of"], told["own"]["2"]) == ({"1": 0, "2": 0}, [[*A, "a"]])
 
 
-def test_each_node_hears_of_its_buddy_at_the_start_and_when_that_has_changed() -> None:
+def test_node_learns_its_buddy_at_the_start_and_after_changes() -> None:
     memory = MemoryTable()
     memory.heard("a", [], A)
     memory.heard("b", [], B)
@@ -99,7 +99,7 @@ def test_each_node_hears_of_its_buddy_at_the_start_and_when_that_has_changed() -
     assert memory.updates(TWO, 0.0) == [("a", {"buddy": {"address": ["10.0.0.2", 800, "b"]}})]
 
 
-def test_all_hear_which_step_is_safe() -> None:
+def test_all_nodes_learn_the_safe_step() -> None:
     memory = MemoryTable()
     memory.heard("a", [], A)
     memory.heard("b", [], B)
@@ -111,7 +111,7 @@ def test_all_hear_which_step_is_safe() -> None:
     assert safe_words(memory) == [(node, Safe(3, (3, 10))) for node in "ab"]
 
 
-def test_a_generation_that_went_on_from_what_one_node_has_keeps_what_was_safe_before() -> None:
+def test_generation_resumed_from_one_node_keeps_the_previous_safe_step() -> None:
     memory, before = MemoryTable(), Members(2, TWO.places, 1)
     memory.heard("a", [], A)
     memory.heard("b", [], B)
@@ -122,7 +122,7 @@ def test_a_generation_that_went_on_from_what_one_node_has_keeps_what_was_safe_be
     assert safe(memory) == Safe(3, (2, 10), resumed=(2, 12))
 
 
-def test_where_a_node_can_keep_no_copies_nobody_waits_for_any() -> None:
+def test_nothing_is_replicated_if_a_node_has_no_keeper() -> None:
     memory = MemoryTable()
     memory.heard("a", [], A)
     memory.heard("b", [], B)
@@ -130,13 +130,13 @@ def test_where_a_node_can_keep_no_copies_nobody_waits_for_any() -> None:
     assert memory.start(TWO, "a", 0.0)["safe"] is None
 
 
-def test_alone_nobody_has_copies() -> None:
+def test_single_node_has_no_buddy() -> None:
     alone, memory = Members(3, TWO.places[:1], 1), MemoryTable()
     memory.heard("a", [], A)
     assert memory.start(alone, "a", 0.0) == {"resume": None, "buddy": None, "safe": None}
 
 
-def test_a_coordinator_that_comes_back_goes_by_the_most_that_any_agent_was_told() -> None:
+def test_successor_uses_the_highest_safe_step_of_any_agent() -> None:
     """One of them may have overwritten what was given up."""
     memory = MemoryTable()
     memory.heard("a", both(10, 3), A, Safe(3, (3, 8), resumed=(2, 3), floor=12))
@@ -146,7 +146,7 @@ def test_a_coordinator_that_comes_back_goes_by_the_most_that_any_agent_was_told(
     assert safe_words(memory) == [(node, Safe(3, (3, 8), (2, 3), 12)) for node in "ab"], "ten was given up"
 
 
-def test_what_was_safe_before_both_the_coordinator_and_a_generation_ended_stays_safe() -> None:
+def test_safe_step_survives_the_end_of_coordinator_and_generation() -> None:
     memory = MemoryTable()
     memory.heard("a", [*both(8, 2), held(0, 9, 2)], A, Safe(2, (2, 8)))
     memory.heard("b", [*both(8, 2), held(1, 9, 2)], B, Safe(2, NOWHERE))

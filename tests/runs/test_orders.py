@@ -7,7 +7,7 @@ from dalsegno.runs.folder import RunFolder
 from tests.runs.small_site import SmallSite
 
 
-def test_a_setup_is_read_as_the_site_tells_it():
+def test_setup_of_the_site_is_parsed():
     site = SmallSite(RunFolder(Path("/runs/train-k3f9x")), script="/t.py", args=("1",), python="/bin/python3")
     assert read_setup(site.setup()) == Setup(
         python="/bin/python3", modules=("json",), script="/t.py", args=("1",), folder="/runs/train-k3f9x",
@@ -15,13 +15,13 @@ def test_a_setup_is_read_as_the_site_tells_it():
     )  # fmt: skip
 
 
-def test_what_a_setup_does_not_say_the_agent_knows():
+def test_setup_has_defaults_for_missing_fields():
     told = {"python": "p", "modules": [], "script": "s", "args": [], "module": False, "is_python": False, "cwd": "/",
             "folder": "", "store": False, "env": {}}  # fmt: skip
     assert read_setup(told) == Setup("p", script="s", is_python=False, absence_s=ABSENCE_S)
 
 
-def test_a_start_names_workers_and_where_the_others_answer():
+def test_start_order_names_workers_and_peers():
     plain = {"rank": 2, "env": {"RANK": "2"}}
     own = {"rank": 3, "env": {}, "args": ["x"], "files": {"log": "/l"}}
     told = {"generation": 5, "workers": [plain, own], "peers": [["10.0.0.1", 9002]]}

@@ -42,7 +42,7 @@ kept.kill()
         ("trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; sleep 600; sleep 600' & exec sleep 600", 3),
     ],
 )
-def test_nothing_below_lives_on_but_what_is_kept(script: str, processes: int):
+def test_kill_below_leaves_only_kept_processes(script: str, processes: int):
     mark = uuid.uuid4().hex
     argv = [sys.executable, "-c", KILLER, SOURCE, script, str(processes)]
     done = subprocess.run(
@@ -52,7 +52,7 @@ def test_nothing_below_lives_on_but_what_is_kept(script: str, processes: int):
     assert children.find(lambda pid: f"TEST_MARK={mark}".encode() in children.environment(pid)) == []
 
 
-def test_a_process_catches_the_signals_it_has_handlers_for():
+def test_process_catches_signals_it_has_handlers_for():
     before = signal.signal(signal.SIGUSR2, lambda number, frame: None)
     try:
         assert catches(os.getpid(), signal.SIGUSR2)
@@ -63,5 +63,5 @@ def test_a_process_catches_the_signals_it_has_handlers_for():
     assert not catches(os.getpid(), signal.SIGURG)
 
 
-def test_a_process_that_is_not_there_catches_nothing():
+def test_missing_process_catches_nothing():
     assert not catches(0, signal.SIGTERM) and not catches(1 << 30, signal.SIGTERM)

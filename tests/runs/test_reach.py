@@ -40,31 +40,29 @@ def silent() -> Iterator[Address]:
             sock.close()
 
 
-def test_a_host_that_accepts_or_refuses_is_there_and_one_that_does_neither_is_not(
-    accepting: Address, refusing: Address, silent: Address
-):
+def test_host_that_accepts_or_refuses_is_reachable(accepting: Address, refusing: Address, silent: Address):
     assert reachable([accepting, refusing, silent], 0.5) == {accepting, refusing}
 
 
-def test_it_takes_no_longer_than_it_may(silent: Address):
+def test_probing_stops_at_its_timeout(silent: Address):
     began = time.monotonic()
     assert reachable([silent], 0.1) == set()
     assert 0.1 <= time.monotonic() - began < 20.0
 
 
-def test_it_returns_as_soon_as_all_have_answered(accepting: Address, refusing: Address):
+def test_probing_returns_when_all_have_answered(accepting: Address, refusing: Address):
     began = time.monotonic()
     assert reachable([accepting, refusing, accepting], 600.0) == {accepting, refusing}
     assert time.monotonic() - began < 60.0
 
 
-def test_an_address_to_which_there_is_no_way_has_not_answered():
+def test_address_without_a_route_is_not_reachable():
     assert reachable([("255.255.255.255", 9)], 0.1) == set()
 
 
-def test_nobody_to_ask_is_nobody_who_answered():
+def test_probing_no_address_returns_none():
     assert reachable([], 1.0) == set()
 
 
-def test_an_answer_counts_that_came_before_a_delayed_look(accepting: Address):
+def test_answer_before_a_delayed_check_counts(accepting: Address):
     assert reachable([accepting], 1e-9) == {accepting}

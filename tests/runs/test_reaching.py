@@ -23,14 +23,14 @@ def node(name: str, address: str, port: int = 0) -> NodeInfo:
     return NodeInfo(name, NodeState.IDLE, address=address, port=port)
 
 
-def test_a_kernel_that_refuses_is_there_and_slurmd_is_left_in_peace():
+def test_refusing_kernel_is_reachable_without_contacting_slurmd():
     assert asked(node("n1", "127.0.0.1"), node("n2", "localhost")) == []
 
 
-def test_a_host_that_says_nothing_is_not():
+def test_silent_host_is_unreachable():
     assert asked(node("n1", "127.0.0.1"), node("n2", NOWHERE), port=6818) == ["n2"]
 
 
-def test_of_one_that_cannot_be_asked_nothing_is_said():
+def test_node_without_an_address_is_not_reported():
     assert asked(node("n1", ""), node("n2", "no.such.host.invalid")) == []
     assert asked(node("n1", NOWHERE), port=0) == []  # nobody knows where its slurmd listens

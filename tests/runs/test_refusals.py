@@ -16,26 +16,26 @@ def asked_in_vain(why: str, until_s: float) -> list[float]:
     return asked
 
 
-def test_at_first_nothing_speaks_against_asking():
+def test_first_request_is_allowed():
     assert Refusals().may_ask({"n1", "n2"}, 0.0)
 
 
-def test_it_is_asked_less_and_less_often():
+def test_requests_become_less_frequent_after_refusals():
     assert asked_in_vain(BUSY, 200) == [0, 5, 15, 35, 75, 135, 195]
 
 
-def test_where_no_node_could_be_given_hardly_ever():
+def test_requests_are_rare_if_no_node_could_be_granted():
     assert asked_in_vain(NONE_LEFT, 3600) == [0, 60, 180, 420, 900, 1800, 2700]
 
 
-def test_one_node_more_to_choose_from_is_another_question():
+def test_one_more_candidate_node_allows_a_new_request():
     refusals = Refusals()
     refusals.refused(NONE_LEFT, {"n1", "n2"}, 0.0)
     assert refusals.may_ask({"n2"}, 0.5)
     assert not refusals.may_ask({"n1", "n2"}, 0.5) and not refusals.may_ask({"n1", "n2", "n3"}, 0.5)
 
 
-def test_the_same_refusal_is_news_once():
+def test_same_refusal_is_reported_once():
     refusals = Refusals()
     assert refusals.refused(BUSY, {"n1"}, 0.0) and not refusals.refused(BUSY, {"n1"}, 5.0)
     assert refusals.refused(NONE_LEFT, {"n1"}, 15.0)

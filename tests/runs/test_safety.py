@@ -31,14 +31,14 @@ def safe_step(cluster: Cluster) -> int:
     return cluster.newest_safe()[1]
 
 
-def test_while_all_goes_well_the_safe_step_follows_and_nothing_is_given_up() -> None:
+def test_safe_step_follows_without_a_floor_when_copies_succeed() -> None:
     cluster = Cluster(2, 0)
     rounds(cluster, 40)
     assert safe_step(cluster) >= 38
     assert all(node.safe and node.safe.floor == 0 for node in cluster.nodes.values())
 
 
-def test_ranks_that_have_kept_different_steps_agree_again() -> None:
+def test_ranks_with_different_steps_agree_again() -> None:
     cluster = Cluster(2, 0)
     rounds(cluster, 3)
     one, other = cluster.nodes.values()
@@ -54,7 +54,7 @@ def test_ranks_that_have_kept_different_steps_agree_again() -> None:
     assert safe_step(cluster) > 10
 
 
-def test_a_buddy_that_takes_nothing_costs_no_more_than_some_seconds_of_work_when_a_worker_dies() -> None:
+def test_failing_buddy_costs_only_seconds_of_work() -> None:
     cluster = Cluster(2, 0)
     rounds(cluster, 5)
     safe = cluster.newest_safe()
@@ -69,7 +69,7 @@ def test_a_buddy_that_takes_nothing_costs_no_more_than_some_seconds_of_work_when
     assert safe_step(cluster) > reachable, "and copies go on when the buddy is well again"
 
 
-def test_a_copy_that_only_takes_long_gets_through() -> None:
+def test_slow_copy_succeeds() -> None:
     """Longer than the patience at first: it grows."""
     cluster = Cluster(2, 0)
     for _ in range(12):
@@ -80,7 +80,7 @@ def test_a_copy_that_only_takes_long_gets_through() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=60))
-def test_whatever_was_late_or_skipped_ranks_agree_again(events: list[tuple[int, int, bool]]) -> None:
+def test_ranks_agree_again_after_late_or_skipped_copies(events: list[tuple[int, int, bool]]) -> None:
     cluster = Cluster(3, 0)
     for rank, what, sends in events:
         name = sorted(cluster.nodes)[rank]
@@ -99,7 +99,7 @@ def test_whatever_was_late_or_skipped_ranks_agree_again(events: list[tuple[int, 
     assert safe_step(cluster) > reachable
 
 
-def test_what_was_given_up_is_never_called_safe() -> None:
+def test_skipped_step_never_becomes_safe() -> None:
     """A rank that has heard of the floor may have overwritten it by now."""
     safety = Safety(["a", "b"], 2, Safe(1), now=0.0)
     both = [HeldSnapshot(0, 5, 1, 2), HeldSnapshot(1, 5, 1, 2)]
@@ -116,7 +116,7 @@ def test_what_was_given_up_is_never_called_safe() -> None:
     assert safety.look(PATIENCE_S + 1).place == (1, floor)
 
 
-def test_a_training_that_takes_no_snapshots_gives_nothing_up() -> None:
+def test_training_without_snapshots_sets_no_floor() -> None:
     safety = Safety(["a", "b"], 2, Safe(1), now=0.0)
     for node in ("a", "b"):
         safety.heard(node, [HeldSnapshot(0, 5, 1, 2), HeldSnapshot(1, 5, 1, 2)])
@@ -124,7 +124,7 @@ def test_a_training_that_takes_no_snapshots_gives_nothing_up() -> None:
     assert safety.look(1000.0).floor == 0
 
 
-def test_what_a_generation_went_on_from_can_become_safe_in_it() -> None:
+def test_resumed_step_can_become_safe() -> None:
     safety = Safety(["a", "b"], 2, Safe(2, resumed=(1, 7)), now=0.0)
     both = [HeldSnapshot(0, 7, 1, 2), HeldSnapshot(1, 7, 1, 2)]
     safety.heard("a", both)

@@ -85,24 +85,24 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(saved=all_saved)
 @settings(max_examples=60, deadline=None)
-def test_what_was_written_is_read(path: Path, saved: Saved):
+def test_saved_state_survives_the_round_trip(path: Path, saved: Saved):
     write_saved(path, saved)
     assert read_saved(path, FRESH) == saved
 
 
-def test_shape_and_limits_are_those_of_today(tmp_path: Path):
+def test_shape_and_limits_come_from_the_present_request(tmp_path: Path):
     write_saved(tmp_path / "state.json", Saved(replace(FRESH, generation=7)))
     today = Run(Shape(2, 8, 8), max_restarts=9)
     saved = read_saved(tmp_path / "state.json", today)
     assert saved is not None and saved.run == replace(today, generation=7)
 
 
-def test_only_its_owner_may_read_it(tmp_path: Path):
+def test_saved_state_is_private(tmp_path: Path):
     write_saved(tmp_path / "state.json", Saved(FRESH))
     assert (tmp_path / "state.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_a_later_version_wrote_beside_it_is_passed_over(tmp_path: Path):
+def test_unknown_fields_are_ignored(tmp_path: Path):
     path = tmp_path / "state.json"
     write_saved(path, Saved(FRESH))
     data = json.loads(path.read_text())
@@ -110,13 +110,13 @@ def test_what_a_later_version_wrote_beside_it_is_passed_over(tmp_path: Path):
     assert read_saved(path, FRESH) == Saved(FRESH)
 
 
-def test_where_there_is_none_there_is_none(tmp_path: Path):
+def test_missing_state_is_none(tmp_path: Path):
     assert read_saved(tmp_path / "state.json", FRESH) is None
     assert read_saved(tmp_path / "no" / "state.json", FRESH) is None
 
 
 @pytest.mark.parametrize("text", ["", '{"run": {"pha', "[]", "{}", '{"run": {}}', "\0\0\0\0"])
-def test_one_that_cannot_be_read_is_an_error_that_says_how_to_end_the_jobs_it_tells_of(tmp_path: Path, text: str):
+def test_unreadable_state_names_the_command_to_end_its_jobs(tmp_path: Path, text: str):
     """It is not synced to disk: a machine that lost its power may leave an empty one."""
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(DalsegnoError, match="is damaged") as caught:

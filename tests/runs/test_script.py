@@ -53,7 +53,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("text", ENDS.values(), ids=ENDS.keys())
-def test_a_worker_ends_and_speaks_as_a_python_of_its_own_would(agent: Agent, tmp_path: Path, text: str):
+def test_worker_exits_and_prints_like_a_separate_python(agent: Agent, tmp_path: Path, text: str):
     if "Group" in text and sys.version_info < (3, 11):
         pytest.skip("no exception groups before Python 3.11")
     path = script(tmp_path, text)
@@ -67,7 +67,7 @@ def without_addresses(text: str) -> str:
     return "\n".join(line.partition(" at 0x")[0] for line in text.splitlines())
 
 
-def test_files_that_are_still_open_at_the_end_are_complete(agent: Agent, tmp_path: Path):
+def test_open_files_are_flushed_at_exit(agent: Agent, tmp_path: Path):
     """Python writes out what is buffered when it destroys them, whoever holds them."""
     text = """
         import sys
@@ -116,7 +116,7 @@ DDP = """
 
 
 @pytest.mark.timeout(300)
-def test_ranks_end_after_they_destroyed_the_group_that_their_model_still_holds(tmp_path: Path):
+def test_ranks_exit_after_destroying_a_process_group_in_use(tmp_path: Path):
     """torch joins the group's threads under Python's lock when it destroys a group; the one or other never came back.
 
     The shape of PyTorch's tutorial for several nodes. Without our hold on groups about every third run hangs. That both
@@ -140,13 +140,13 @@ def test_ranks_end_after_they_destroyed_the_group_that_their_model_still_holds(t
         agent.close()
 
 
-def test_a_module_is_run_as_main_from_its_folder(agent: Agent, tmp_path: Path):
+def test_module_runs_as_main_from_its_folder(agent: Agent, tmp_path: Path):
     script(tmp_path, "import sys; print(__name__, __package__ or 'top', sys.argv[1:])", name="lesson.py")
     assert agent.run("lesson", "--lr", "1", module=True) == 0
     assert (tmp_path / "out").read_text() == "__main__ top ['--lr', '1']\n"
 
 
-def test_a_script_that_is_not_there_says_so(agent: Agent, tmp_path: Path):
+def test_missing_script_is_reported(agent: Agent, tmp_path: Path):
     assert agent.run(tmp_path / "no.py") == 1
     assert "No such file or directory" in (tmp_path / "err").read_text()
 
@@ -160,7 +160,7 @@ def program(folder: Path, text: str, mode: int = 0o755) -> Path:
     return path
 
 
-def test_a_program_takes_the_place_of_its_worker(agent: Agent, tmp_path: Path):
+def test_program_replaces_its_worker(agent: Agent, tmp_path: Path):
     path = program(tmp_path, '#!/bin/sh\necho "$0 $1 $RANK $(pwd)"\necho wrong >&2\nexit 7\n')
     env = {"RANK": "3", "PATH": os.environ["PATH"]}
     assert agent.run(path, "a b", kind="program", env=env) == 7
@@ -169,12 +169,12 @@ def test_a_program_takes_the_place_of_its_worker(agent: Agent, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("name", "code"), [("no-such-program", 127), ("/etc/passwd", 126), ("/", 126)])
-def test_a_program_that_cannot_be_run_ends_as_a_shell_would_tell(agent: Agent, tmp_path: Path, name: str, code: int):
+def test_program_that_cannot_run_exits_as_in_a_shell(agent: Agent, tmp_path: Path, name: str, code: int):
     assert agent.run(name, kind="program", env={"PATH": "/bin"}) == code
     assert (tmp_path / "err").read_text().startswith(f"{name}: ")
 
 
-def test_a_program_has_the_signals_that_a_shell_would_give_it(agent: Agent, tmp_path: Path):
+def test_program_has_default_signal_handlers(agent: Agent, tmp_path: Path):
     """Python ignores SIGPIPE; a program that inherits that does not end when whoever reads from it has."""
     agent.run("/bin/sh", "-c", "grep SigIgn /proc/self/status", kind="program", env={"PATH": os.environ["PATH"]})
     ignored = int((tmp_path / "out").read_text().split()[1], 16)
@@ -193,7 +193,7 @@ def pythons() -> list[str]:
 
 @pytest.mark.skipif(not pythons(), reason="no other Python is installed")
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).parents[1].name)
-def test_a_warm_parent_of_another_python_does_the_same(tmp_path: Path, python: str):
+def test_warm_parent_works_in_other_python_versions(tmp_path: Path, python: str):
     agent = Agent(tmp_path, "json", "random", python=python)
     assert agent.hear("warm")["warm"]["ok"]
     failing = "import atexit, sys; atexit.register(lambda: 1 / 0); print(sys.version_info[1])"

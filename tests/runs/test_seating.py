@@ -29,7 +29,7 @@ def group() -> Members:
     return formed
 
 
-def test_each_worker_has_its_rank_and_the_runs_own_variables():
+def test_worker_has_its_rank_and_the_variables_of_the_run():
     message = start_message(SITE, Start("n2", group(), 4321, restarts=1), PEERS)
     assert message is not None and message["start"]["generation"] == 5
     assert [worker["rank"] for worker in message["start"]["workers"]] == [2, 3]
@@ -39,10 +39,10 @@ def test_each_worker_has_its_rank_and_the_runs_own_variables():
     }  # fmt: skip
 
 
-def test_an_agent_learns_where_all_others_can_be_probed_spares_too():
+def test_agent_learns_the_probe_addresses_of_all_others():
     message = start_message(SITE, Start("n2", group(), 4321, 0), PEERS)
     assert message is not None and message["start"]["peers"] == [["10.0.0.1", 9002], ["10.0.0.9", 9005]]
 
 
-def test_nothing_is_started_while_a_member_is_just_being_lost():
+def test_nothing_starts_while_a_member_is_being_lost():
     assert start_message(SITE, Start("n1", group(), 4321, 0), {"n1": PEERS["n1"]}) is None

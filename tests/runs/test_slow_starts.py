@@ -10,17 +10,17 @@ def node(name: str, slurmd_started_at: int | None) -> NodeInfo:
     return NodeInfo(name, NodeState.ALLOCATED, slurmd_started_at=slurmd_started_at)
 
 
-def test_one_that_was_booted_again_since_has_nothing_left_of_what_was_begun_there():
+def test_rebooted_node_is_no_longer_starting():
     ages = {"n1": 100.0, "n2": 100.0, "n3": 100.0}
     assert still_starting(ages, [node("n1", 4000), node("n2", 4900), node("n3", 4950)], NOW) == ["n1"]
 
 
-def test_of_nodes_that_slurm_says_nothing_of_nothing_is_known_against_them():
+def test_unknown_nodes_may_still_be_starting():
     assert still_starting({"n1": 100.0, "n2": 30.0}, [node("n1", None)], NOW) == ["n1", "n2"]
     assert still_starting({"n1": 100.0}, [], NOW) == ["n1"]
 
 
-def test_it_is_told_once_of_each_and_not_before_it_is_long():
+def test_slow_start_is_reported_once_per_node():
     told: set[str] = set()
     ages = {"n1": LONG_S - 1, "n2": LONG_S, "n3": LONG_S}
     said = describe_slow(ages, ["n1", "n2", "n3"], told, "/r/agents.log")

@@ -15,17 +15,17 @@ def ending(**more: object) -> JobInfo:
     return JobInfo(7, "train-k3f9x", "ada", JobState.COMPLETING, **fields)  # type: ignore[arg-type]
 
 
-def test_one_that_is_ended_before_its_time_was_cancelled():
+def test_job_that_ends_before_its_limit_was_cancelled():
     assert job_state(ending()) is JobState.CANCELLED
     assert job_state(ending(time_limit_s=None)) is JobState.CANCELLED
 
 
 @pytest.mark.parametrize("why", [{"preempted_at": 1029}, {"ends_at": 4600}, {"ends_at": None}])
-def test_one_that_is_preempted_out_of_time_or_queued_again_may_still_save(why: dict[str, object]):
+def test_preempted_expired_or_requeued_job_may_still_save(why: dict[str, object]):
     assert job_state(ending(**why)) is JobState.COMPLETING
 
 
-def test_one_that_is_not_being_ended_is_what_slurm_says():
+def test_state_of_other_jobs_is_that_of_slurm():
     assert job_state(JobInfo(7, "train-k3f9x", "ada", JobState.RUNNING)) is JobState.RUNNING
     assert job_state(JobInfo(7, "train-k3f9x", "ada", JobState.TIMEOUT)) is JobState.TIMEOUT
 
@@ -38,7 +38,7 @@ class PlayedChild:
         return self.lives
 
 
-def test_an_agent_is_due_for_a_while_after_its_srun_began_and_after_each_look_at_its_node():
+def test_agent_is_expected_for_a_while_after_its_srun_and_each_check():
     srun = PlayedChild()
     step = AgentStep(cast(Child, srun), ("n1", "n2"), began=100.0)
     assert step.will_bring("n1", 100 + ARRIVAL_S - 1) and not step.will_bring("n1", 100 + ARRIVAL_S)
@@ -51,7 +51,7 @@ def test_an_agent_is_due_for_a_while_after_its_srun_began_and_after_each_look_at
     assert not step.will_bring("n2", 101) and not step.is_slow("n2", 101)
 
 
-def test_one_that_is_long_due_may_only_be_slow_unless_nobody_knows_since_when():
+def test_overdue_agent_may_be_slow_unless_its_step_was_adopted():
     step = AgentStep(cast(Child, PlayedChild()), ("n1",), began=100.0)
     assert step.is_slow("n1", 100 + LONGEST_S - 1) and not step.is_slow("n1", 100 + LONGEST_S)
     assert not AgentStep(cast(Child, PlayedChild()), ("n1",), began=100.0, adopted=True).is_slow("n1", 200)

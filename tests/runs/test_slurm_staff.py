@@ -103,7 +103,7 @@ def staffed(tmp_path: Path) -> tuple[SlurmStaff, PlayedSlurm, PlayedBoss]:
     return SlurmStaff(site, cast(Boss, boss)), slurm, boss
 
 
-def test_a_node_whose_cable_was_out_is_taken_again_when_it_was_set_down_and_is_back_without_a_boot(
+def test_node_that_was_down_is_used_again_without_a_reboot(
     staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
 ):
     staff, slurm, boss = staffed
@@ -114,7 +114,7 @@ def test_a_node_whose_cable_was_out_is_taken_again_when_it_was_set_down_and_is_b
     assert staff.ask_again_s == ASK_SLURM_S
 
 
-def test_a_node_that_was_out_of_service_when_a_worker_failed_there_is_taken_again_when_it_is_mended(
+def test_node_that_was_out_of_service_is_used_again_after_repair(
     staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
 ):
     staff, slurm, boss = staffed
@@ -123,7 +123,7 @@ def test_a_node_that_was_out_of_service_when_a_worker_failed_there_is_taken_agai
     assert looks(staff, slurm, boss, IDLE) and staff.excluded == []
 
 
-def test_what_was_asked_for_in_place_of_a_node_that_is_well_again_before_it_was_left_is_not_needed_any_more(
+def test_replacement_request_is_cancelled_when_the_node_recovers(
     staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
 ):
     staff, slurm, boss = staffed
@@ -135,7 +135,7 @@ def test_what_was_asked_for_in_place_of_a_node_that_is_well_again_before_it_was_
     assert looks(staff, slurm, boss, IDLE) and instead.given_back and instead not in staff._jobs.jobs
 
 
-def test_an_agent_that_was_cut_off_does_not_take_part_again_where_slurm_has_set_its_node_down_since(
+def test_returning_agent_is_refused_if_slurm_marked_its_node_down(
     staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
 ):
     """The controller mends that node next, whoever is on it."""
@@ -147,7 +147,7 @@ def test_an_agent_that_was_cut_off_does_not_take_part_again_where_slurm_has_set_
     assert looks(staff, slurm, boss, IDLE) and staff.agent_came("n1", again=True)
 
 
-def test_a_run_leaves_its_nodes_for_its_own_job_alone(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
+def test_run_leaves_its_nodes_only_for_its_own_job(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
     """An agent that was cut off is ended by Slurm when it is back: that is no word about the others."""
     staff, slurm, boss = staffed
     staff._jobs.jobs += [Job(JobRole.MAIN, 1, 7), Job(JobRole.JOIN, 2, 8)]
@@ -180,7 +180,7 @@ def tried_too_often(staff: SlurmStaff, boss: PlayedBoss, *refused: str) -> Playe
     return boss
 
 
-def test_an_image_that_no_node_has_ends_the_run_at_once_and_is_told_once(
+def test_image_missing_on_all_nodes_ends_the_run_with_one_report(
     staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
 ):
     staff, _, boss = staffed
@@ -189,14 +189,14 @@ def test_an_image_that_no_node_has_ends_the_run_at_once_and_is_told_once(
     assert boss.ends == [(NO_CONTAINER, why)]
 
 
-def test_an_image_that_one_node_lacks_is_that_nodes_fault(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
+def test_image_missing_on_one_node_excludes_that_node(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
     staff, _, boss = staffed
     tried_too_often(staff, boss, "n1")
     assert boss.noted[0].startswith("agents on n1 end right after they start (image /fsx/a.sqsh: No such file")
     assert [code for code, _ in boss.ends] == [1], "for nothing is known of the other"
 
 
-def test_an_image_that_was_had_before_is_not_to_blame(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
+def test_image_that_started_before_does_not_end_the_run(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
     staff, _, boss = staffed
     staff.agent_came("n1", again=False)
     assert len(tried_too_often(staff, boss, "n1", "n2").noted) == 2 and boss.ends == []
@@ -229,7 +229,7 @@ def staffed_slowly(staff: SlurmStaff, boss: PlayedBoss, times: int) -> AgentStep
     return step
 
 
-def test_an_agent_that_takes_long_to_start_is_waited_for_and_not_started_again_beside(
+def test_slow_agent_is_not_started_twice(
     staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
 ):
     """An image of many gigabytes is imported there, say. The site would say that another was asked of Slurm."""
@@ -241,7 +241,7 @@ def test_an_agent_that_takes_long_to_start_is_waited_for_and_not_started_again_b
 
 
 @pytest.mark.parametrize("why", ["its task has ended", "its slurmd was started since"])
-def test_one_that_will_not_come_is_started_again(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss], why: str):
+def test_agent_that_will_not_come_is_started_again(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss], why: str):
     staff, slurm, boss = staffed
     if why == "its task has ended":
         staff.site.folder.root.mkdir()

@@ -14,29 +14,29 @@ def copy(rank: int, step: int, generation: int = 1, world: int = 2) -> HeldSnaps
     return HeldSnapshot(rank, step, generation, world, shared=False)
 
 
-def test_the_newest_step_that_every_rank_has() -> None:
+def test_newest_step_of_all_ranks_is_chosen() -> None:
     holdings = {"a": [held(0, 10), held(0, 20)], "b": [held(1, 10)]}
     assert choose(holdings, 2) == Resume((1, 10), {0: ("a",), 1: ("b",)}, ("a", "b"), {0: 0, 1: 1})
 
 
-def test_a_lost_nodes_rank_is_found_with_its_buddy() -> None:
+def test_rank_of_a_lost_node_is_found_at_its_buddy() -> None:
     assert choose({"a": [held(0, 10), copy(1, 10)]}, 2) == Resume((1, 10), {0: ("a",), 1: ("a",)}, ("a",), {0: 0, 1: 1})
 
 
-def test_without_anyones_common_part_there_is_nothing() -> None:
+def test_step_without_a_common_part_is_not_whole() -> None:
     assert choose({"a": [copy(0, 10), copy(1, 10)]}, 2) is None
 
 
-def test_a_fetched_common_part_is_no_ranks_own() -> None:
+def test_fetched_common_part_is_not_an_own_part() -> None:
     assert choose({"a": [HeldSnapshot(0, 10, 1, 1, own=False)]}, 1) is None
 
 
-def test_nothing_is_whole_when_a_rank_is_missing() -> None:
+def test_step_with_a_missing_rank_is_not_whole() -> None:
     assert choose({"a": [held(0, 10)]}, 2) is None
     assert choose({}, 1) is None
 
 
-def test_a_later_generation_goes_before_a_later_step() -> None:
+def test_later_generation_precedes_a_later_step() -> None:
     holdings = {"a": [held(0, 100), held(0, 85, generation=2)], "b": [held(1, 100), held(1, 85, generation=2)]}
     found = choose(holdings, 2)
     assert found is not None
@@ -51,7 +51,7 @@ def test_two_generations_are_never_mixed() -> None:
     assert choose({"a": [held(0, 10, generation=1)], "b": [held(1, 10, generation=2)]}, 2) is None
 
 
-def test_where_every_rank_has_all_any_of_them_serves_another_number_of_ranks() -> None:
+def test_unsharded_state_serves_any_number_of_ranks() -> None:
     alone = HeldSnapshot(1, 10, 1, world=2, sharded=False)
     assert choose({"b": [alone]}, 3) == Resume((1, 10), dict.fromkeys(range(3), ("b",)), ("b",), {0: 1, 1: 1, 2: 1})
     assert choose({"b": [alone]}, 2) is None, "the same ranks go on exactly, or from an older step"

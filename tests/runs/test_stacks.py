@@ -25,7 +25,7 @@ def hanging(agent: Agent, folder: Path) -> int:
     return pid
 
 
-def test_a_worker_that_hangs_tells_where_it_is_and_lives_on(agent: Agent, tmp_path: Path):
+def test_hanging_worker_writes_its_stacks_and_continues(agent: Agent, tmp_path: Path):
     pid = hanging(agent, tmp_path)
     capture(pid, str(tmp_path / "stacks.txt"))
     capture(pid, str(tmp_path / "stacks.txt"))
@@ -33,14 +33,14 @@ def test_a_worker_that_hangs_tells_where_it_is_and_lives_on(agent: Agent, tmp_pa
     assert Path(f"/proc/{pid}").exists()
 
 
-def test_a_process_that_tells_nothing_is_said_to(tmp_path: Path):
+def test_process_without_stacks_is_reported(tmp_path: Path):
     with subprocess.Popen(["sleep", "60"]) as process:
         capture(process.pid, str(tmp_path / "stacks.txt"))
         assert "writes no stacks" in (tmp_path / "stacks.txt").read_text()
         process.kill()
 
 
-def test_of_a_process_that_was_stopped_it_is_said(tmp_path: Path):
+def test_stopped_process_is_reported(tmp_path: Path):
     with subprocess.Popen(["sleep", "60"]) as process:
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: is_stopped(process.pid))
@@ -49,7 +49,7 @@ def test_of_a_process_that_was_stopped_it_is_said(tmp_path: Path):
         process.kill()
 
 
-def test_a_place_that_cannot_be_written_to_ends_nothing(agent: Agent, tmp_path: Path):
+def test_unwritable_stacks_file_is_ignored(agent: Agent, tmp_path: Path):
     pid = hanging(agent, tmp_path)
     (tmp_path / "stacks.txt").unlink()
     capture(pid, str(tmp_path / "stacks.txt"))
@@ -66,7 +66,7 @@ signal.pause()
 """
 
 
-def test_many_are_asked_at_once(tmp_path: Path):
+def test_many_processes_are_captured_at_once(tmp_path: Path):
     """They take the signal, and write elsewhere."""
     processes = [subprocess.Popen([sys.executable, "-c", SILENT], stdout=subprocess.PIPE) for _ in range(10)]
     files = {process.pid: tmp_path / f"{process.pid}.txt" for process in processes}

@@ -22,7 +22,7 @@ def received(stream: LogStream) -> dict[str, bytes]:
     return files
 
 
-def test_what_has_grown_is_sent_once_whatever_bytes_it_holds():
+def test_new_log_data_is_sent_once_with_any_bytes():
     stream = LogStream("train-k3f9x", "n1")
     log = Path(stream.folder, "logs", "g0001", "rank0.log")
     log.parent.mkdir(parents=True)
@@ -36,7 +36,7 @@ def test_what_has_grown_is_sent_once_whatever_bytes_it_holds():
     assert not Path(stream.folder).exists()
 
 
-def test_what_could_not_be_sent_is_sent_later():
+def test_unsent_log_data_is_sent_later():
     stream = LogStream("train-k3f9x", "n1")
     log = Path(stream.folder, "rank0.log")
     log.write_bytes(b"said while nobody listened")
@@ -50,5 +50,5 @@ def test_what_could_not_be_sent_is_sent_later():
     [("logs/g0001/rank0.log", True), ("stacks/g0001-rank0.txt", True), ("plan.json", False), ("/etc/passwd", False),
      ("logs/../connect.json", False), ("", False)],
 )  # fmt: skip
-def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str, inside: bool):
+def test_log_names_cannot_leave_the_folder(tmp_path: Path, name: str, inside: bool):
     assert (RunFolder(tmp_path).inside(name) is not None) is inside

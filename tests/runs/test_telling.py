@@ -62,7 +62,7 @@ def told(folder: RunFolder, known: Known) -> RunStatus:
     return status
 
 
-def test_a_run_whose_worker_has_failed_does_not_say_that_it_restarts_before_that_is_decided(folder: RunFolder):
+def test_phase_is_stopping_until_the_restart_is_decided(folder: RunFolder):
     assert told(folder, Known(RUNS)).phase is RunPhase.RUNNING
     assert told(folder, Known(FAILED)).phase is RunPhase.STOPPING
     assert (
@@ -71,14 +71,14 @@ def test_a_run_whose_worker_has_failed_does_not_say_that_it_restarts_before_that
     assert told(folder, Known(replace(FAILED, phase=GenerationPhase.ENDED, exit_code=1))).phase is RunPhase.ENDING
 
 
-def test_one_that_has_lost_a_node_restarts_whatever_comes(folder: RunFolder):
+def test_phase_is_restarting_after_a_lost_node(folder: RunFolder):
     assert (
         told(folder, Known(replace(RUNS, phase=GenerationPhase.STOPPING, lost_member=True))).phase
         is RunPhase.RESTARTING
     )
 
 
-def test_one_that_gathers_says_for_whom_it_waits(folder: RunFolder):
+def test_gathering_run_shows_what_it_waits_for(folder: RunFolder):
     gathers = replace(RUNS, phase=GenerationPhase.GATHERING, ready=("n1",))
     assert told(folder, Known(gathers, Short())).message == "waiting for 1 more node from Slurm"
     assert told(folder, Known(gathers, Short(("n1", "n3")))).message == "waiting for n3 to be ready"
@@ -88,7 +88,7 @@ def test_one_that_gathers_says_for_whom_it_waits(folder: RunFolder):
 
 
 @pytest.mark.parametrize(("node", "was"), [("n1", "member"), ("n3", "spare"), ("n4", "starting")])
-def test_a_lost_node_is_told_with_what_it_was_to_the_run(folder: RunFolder, node: str, was: str):
+def test_lost_node_is_journaled_with_its_role(folder: RunFolder, node: str, was: str):
     StatusWriter(SmallSite(folder)).lost(RUNS, node, "its agent is gone")
     (entry,) = journal.read(folder.journal)
     assert (entry["event"], entry["node"], entry["was"]) == ("lost", node, was)

@@ -11,7 +11,7 @@ def node(name: str, reason: str = "", *flags: NodeFlag) -> NodeInfo:
     return NodeInfo(name, NodeState.ALLOCATED, frozenset(flags), reason=reason)
 
 
-def test_only_what_the_controller_has_drained_is_to_be_mended():
+def test_only_drains_of_the_controller_mean_repair():
     nodes = [
         node("n1", "dalsegno:reboot:xid[79] GPU 0 has fallen off the bus", NodeFlag.DRAIN),
         node("n2", "new RAM", NodeFlag.DRAIN),
@@ -22,7 +22,7 @@ def test_only_what_the_controller_has_drained_is_to_be_mended():
     assert drained_for_repair(nodes) == {"n1": "reboot:xid[79] GPU 0 has fallen off the bus"}
 
 
-def test_a_run_leaves_as_many_as_it_can_spare():
+def test_run_leaves_only_nodes_it_can_spare():
     vacating = {"n1": "xid", "n2": "xid", "gone": "xid"}
     ready = ["n1", "n2", "n3", "n4", "n5"]
     assert nodes_to_leave(vacating, ready, wanted=5) == []
@@ -30,7 +30,7 @@ def test_a_run_leaves_as_many_as_it_can_spare():
     assert nodes_to_leave(vacating, ready, wanted=2) == ["n1", "n2"]
 
 
-def test_what_a_job_says_of_nodes_that_were_left_is_read_again():
+def test_comment_with_left_nodes_survives_the_round_trip():
     assert left_comment(JobRole.MAIN, []) == "dalsegno:main"
     assert left_comment(JobRole.MAIN, ["n2", "n1"]) == "dalsegno:main left=n1,n2"
     assert nodes_left("dalsegno:main left=n1,n2") == {"n1", "n2"}

@@ -14,7 +14,7 @@ from tests.runs.warm_agent import Agent, script
 from tests.waiting import eventually
 
 
-def test_a_worker_sees_what_python_script_would_give_it(agent: Agent, tmp_path: Path):
+def test_worker_sees_the_environment_of_python_script(agent: Agent, tmp_path: Path):
     (tmp_path / "beside.py").write_text("word = 'found'")
     path = script(
         tmp_path,
@@ -43,24 +43,24 @@ def test_a_worker_sees_what_python_script_would_give_it(agent: Agent, tmp_path: 
         ("1/0", 1),
     ],
 )
-def test_the_end_of_a_worker_is_told_as_it_was(agent: Agent, tmp_path: Path, text: str, code: int):
+def test_worker_exit_code_is_reported(agent: Agent, tmp_path: Path, text: str, code: int):
     assert agent.run(script(tmp_path, text)) == code
 
 
-def test_a_traceback_is_in_the_log_and_names_the_users_file_first(agent: Agent, tmp_path: Path):
+def test_traceback_in_the_log_starts_with_the_users_file(agent: Agent, tmp_path: Path):
     agent.run(script(tmp_path, "def step():\n    raise ValueError('bad batch')\nstep()"))
     lines = (tmp_path / "err").read_text()
     assert 'train.py", line 3' in lines and "ValueError: bad batch" in lines
 
 
-def test_output_is_appended_and_never_cut_off(agent: Agent, tmp_path: Path):
+def test_output_is_appended_and_never_truncated(agent: Agent, tmp_path: Path):
     path = script(tmp_path, "print('hello')")
     agent.run(path)
     agent.run(path)
     assert (tmp_path / "out").read_text() == "hello\nhello\n"
 
 
-def test_exit_handlers_and_threads_end_as_usual(agent: Agent, tmp_path: Path):
+def test_exit_handlers_run_and_threads_are_joined(agent: Agent, tmp_path: Path):
     text = """
     import atexit, threading, time
     atexit.register(lambda: print("at exit"))
@@ -70,7 +70,7 @@ def test_exit_handlers_and_threads_end_as_usual(agent: Agent, tmp_path: Path):
     assert (tmp_path / "out").read_text().splitlines() == ["thread", "at exit"]
 
 
-def test_two_workers_do_not_share_their_random_numbers(agent: Agent, tmp_path: Path):
+def test_workers_have_different_random_numbers(agent: Agent, tmp_path: Path):
     path = script(tmp_path, "import random; print(random.random())")
     agent.run(path)
     agent.run(path)
@@ -78,7 +78,7 @@ def test_two_workers_do_not_share_their_random_numbers(agent: Agent, tmp_path: P
     assert first != second
 
 
-def test_a_worker_is_a_process_group_of_its_own(agent: Agent, tmp_path: Path):
+def test_worker_has_its_own_process_group(agent: Agent, tmp_path: Path):
     pid = agent.fork(script(tmp_path, "import time; time.sleep(600)"))
     assert os.getpgid(pid) == pid
     os.killpg(pid, signal.SIGKILL)
@@ -102,14 +102,14 @@ def test_workers_die_with_the_warm_parent(tmp_path: Path):
     agent.close()
 
 
-def test_a_module_that_does_not_import_is_told(tmp_path: Path):
+def test_failed_import_is_reported(tmp_path: Path):
     agent = Agent(tmp_path, "json", "no_such_module_here")
     warm = agent.hear("warm")["warm"]
     assert not warm["ok"] and "import no_such_module_here: ModuleNotFoundError" in warm["why"]
     agent.close()
 
 
-def test_threads_that_a_preloaded_module_starts_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_threads_of_a_preloaded_module_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "busy_module.py").write_text(
         "import threading, time\n"
         "threading.Thread(target=time.sleep, args=(60,), name='tokenizer-pool', daemon=True).start()"
@@ -120,7 +120,7 @@ def test_threads_that_a_preloaded_module_starts_are_named(tmp_path: Path, monkey
     agent.close()
 
 
-def test_files_are_handed_on(agent: Agent, tmp_path: Path):
+def test_files_are_passed_to_workers(agent: Agent, tmp_path: Path):
     listening = socket.create_server(("127.0.0.1", 0))
     path = script(tmp_path, "import os; print(os.environ['FD_WORKS'])")
     task = {"id": "s", "script": str(path), "args": [], "env": {"FD_WORKS": "yes"}, "cwd": str(tmp_path),
@@ -130,6 +130,6 @@ def test_files_are_handed_on(agent: Agent, tmp_path: Path):
     listening.close()
 
 
-def test_500_restarts_in_a_row(agent: Agent, tmp_path: Path):
+def test_warm_parent_survives_500_restarts(agent: Agent, tmp_path: Path):
     path = script(tmp_path, "pass")
     assert [agent.run(path) for _ in range(500)] == [0] * 500

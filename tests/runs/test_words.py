@@ -51,17 +51,17 @@ REPORT = {"generation": 3, "rank": 1, "code": -9, "traceback": "ValueError: x", 
         ({}, None),
     ],
 )
-def test_every_word_is_read_once(message: Message, word: AgentMessage | None):
+def test_every_message_is_parsed(message: Message, word: AgentMessage | None):
     assert read_message(message) == word
 
 
 @pytest.mark.parametrize("message", [{"ended": "yes"}, {"store": 1}, {"ready": 1}, {"step": [], "generation": 1}])
-def test_what_cannot_be_read_is_an_error(message: Message):
+def test_unreadable_message_is_an_error(message: Message):
     with pytest.raises(UNREADABLE):
         read_message(message)
 
 
-def test_a_hello_says_who_it_is_and_what_it_still_has():
+def test_hello_names_the_agent_and_what_it_holds():
     said = {
         "agent": "n1", "probe": 4000, "pid": 17, "job": 7, "address": "", "found": {"A": "b"}, "generation": 3,
         "stopped": 2, "reports": [REPORT], "nonce": "x", "proof": "y", "run": "train-k3f9x",
@@ -80,5 +80,5 @@ def test_a_hello_says_who_it_is_and_what_it_still_has():
         (4, 4, False),  # it ended them while nobody was there
     ],
 )
-def test_an_agent_that_comes_back_still_has_its_workers_or_has_not(generation: int, stopped: int, runs: bool):
+def test_returning_agent_reports_whether_its_workers_run(generation: int, stopped: int, runs: bool):
     assert AgentHello("n1", 1, generation=generation, stopped=stopped).still_runs(4) is runs

@@ -68,7 +68,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 SLEEP = "import time\nprint('runs', flush=True)\ntime.sleep(60)"
 
 
-def test_workers_are_started_and_their_ends_are_told(node: Node):
+def test_workers_start_and_their_ends_are_reported(node: Node):
     node.set_up("import os; print('rank', os.environ['RANK'])")
     assert node.hear("ready")["ready"]["warm"]
     node.start(1, ranks=2)
@@ -77,13 +77,13 @@ def test_workers_are_started_and_their_ends_are_told(node: Node):
     assert node.folder.log(1, 1).read_text() == "rank 1\n"
 
 
-def test_an_order_that_comes_before_the_parent_is_ready_waits_for_it(node: Node):
+def test_order_waits_until_the_parent_is_ready(node: Node):
     node.set_up("pass")
     node.start(1)
     assert node.hear("ended")["ended"]["code"] == 0
 
 
-def test_an_order_that_comes_twice_is_obeyed_once(node: Node):
+def test_repeated_order_is_executed_once(node: Node):
     node.set_up(SLEEP)
     node.hear("ready")
     node.start(1)
@@ -92,13 +92,13 @@ def test_an_order_that_comes_twice_is_obeyed_once(node: Node):
     assert node.pids() == pids
 
 
-def test_a_python_that_is_not_there_is_told_and_workers_start_as_programs(node: Node):
+def test_missing_python_is_reported_and_workers_start_as_programs(node: Node):
     node.set_up("print('x')", python="/no/such/python")
     assert "modules are not imported ahead on n1" in node.hear("note")["note"]
     assert not node.hear("ready")["ready"]["warm"]
 
 
-def test_a_module_that_does_not_import_leaves_programs_of_their_own(node: Node):
+def test_failed_import_starts_workers_as_programs(node: Node):
     node.set_up("import sys; print(sys.stdout.write_through)", modules=["no_such_module_here"])
     assert "no_such_module_here" in node.hear("note")["note"]
     assert not node.hear("ready")["ready"]["warm"]
@@ -106,12 +106,12 @@ def test_a_module_that_does_not_import_leaves_programs_of_their_own(node: Node):
     assert node.hear("ended")["ended"]["code"] == 0 and node.folder.log(1, 0).read_text() == "True\n"
 
 
-def test_a_folder_that_is_not_on_this_node_makes_it_useless(node: Node):
+def test_missing_folder_makes_the_node_unusable(node: Node):
     node.set_up("pass", cwd="/no/such/folder")
     assert "folder /no/such/folder does not exist on this node" in node.hear("broken")["broken"]
 
 
-def test_only_workers_that_listen_are_signalled(node: Node):
+def test_only_workers_with_a_handler_are_signalled(node: Node):
     """`python` has no handler for SIGTERM: a worker without one would only die of it."""
     node.set_up(
         "import os, signal, sys, time\n"
@@ -154,7 +154,7 @@ def below() -> list[int]:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_a_generation_that_was_stopped_is_gone_and_does_not_start_again(tmp_path: Path, wait: bool):
+def test_stopped_generation_does_not_start_again(tmp_path: Path, wait: bool):
     def stop() -> object:
         node = Node(tmp_path)
         node.set_up(SLEEP)
@@ -174,7 +174,7 @@ def test_a_generation_that_was_stopped_is_gone_and_does_not_start_again(tmp_path
     )
 
 
-def test_what_a_worker_had_told_of_before_it_was_stopped_is_reported(tmp_path: Path):
+def test_error_before_the_stop_is_reported(tmp_path: Path):
     def stop() -> object:
         node = Node(tmp_path)
         node.set_up("import threading, time, sys\nthreading.Thread(target=time.sleep, args=(60,)).start()\n1 / 0")
@@ -190,7 +190,7 @@ def test_what_a_worker_had_told_of_before_it_was_stopped_is_reported(tmp_path: P
     assert alone(stop) == [[0, 1, "ZeroDivisionError: division by zero"]]
 
 
-def test_a_stop_of_an_older_generation_ends_nothing(tmp_path: Path):
+def test_stop_of_an_older_generation_is_ignored(tmp_path: Path):
     def stop() -> object:
         node = Node(tmp_path)
         node.set_up(SLEEP)
@@ -205,7 +205,7 @@ def test_a_stop_of_an_older_generation_ends_nothing(tmp_path: Path):
     assert alone(stop) is True
 
 
-def test_orders_given_to_a_parent_that_has_died_are_forgotten_with_a_reset(tmp_path: Path):
+def test_reset_drops_orders_for_a_dead_parent(tmp_path: Path):
     """The coordinator has given the node up, and begun another generation without it; this one must never run."""
 
     def die() -> object:

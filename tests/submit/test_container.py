@@ -25,7 +25,7 @@ def request(**fields: object) -> RunRequest:
     return RunRequest(**{"script": "train.py", "chdir": "/home/ada/work", "container_image": "/fsx/a.sqsh", **fields})  # type: ignore[arg-type]
 
 
-def test_the_runs_own_folders_are_mounted_where_they_are_and_our_package_read_only():
+def test_run_folders_are_mounted_in_place_and_the_package_read_only():
     assert container_options(request(container_mounts=("/fsx:/data:ro",)), "/runs/train-abc", LAUNCHER) == [
         "--container-image=/fsx/a.sqsh",
         "--container-mounts=/home/ada/work:/home/ada/work,/runs/train-abc:/runs/train-abc,"
@@ -34,30 +34,30 @@ def test_the_runs_own_folders_are_mounted_where_they_are_and_our_package_read_on
     ]
 
 
-def test_what_lies_below_another_folder_is_mounted_with_it():
+def test_nested_folders_are_mounted_once():
     (_, mounts, _) = container_options(request(), "/home/ada/work/runs/train-abc", ("dalsegno",))
     assert mounts == "--container-mounts=/home/ada/work:/home/ada/work"
 
 
-def test_a_script_from_elsewhere_brings_its_folder():
+def test_folder_of_a_script_elsewhere_is_mounted():
     (_, mounts, _) = container_options(request(script="/shared/tools/train.py"), "/home/ada/work/runs/x", ("dalsegno",))
     assert mounts == "--container-mounts=/home/ada/work:/home/ada/work,/shared/tools:/shared/tools"
 
 
-def test_an_image_beside_the_script_is_named_in_full_and_one_of_a_registry_as_it_is():
+def test_relative_image_path_is_made_absolute():
     (image, *_) = container_options(request(container_image="../a.sqsh"), "/runs/x", LAUNCHER)
     assert image == "--container-image=/home/ada/a.sqsh"
     (image, *_) = container_options(request(container_image="nvcr.io#nvidia/pytorch:24.01-py3"), "/runs/x", LAUNCHER)
     assert image == "--container-image=nvcr.io#nvidia/pytorch:24.01-py3"
 
 
-def test_our_programs_run_in_the_images_python():
+def test_our_programs_use_the_python_of_the_image():
     """By a path that is only there: srun may start them on a bare node, and must not be believed."""
     assert launcher_inside(request(), LAUNCHER) == ("python3", "-I", "/.dalsegno/dalsegno/programs.py")
     assert launcher_inside(request(container_image=""), LAUNCHER) == LAUNCHER
 
 
-def test_a_program_of_ones_own_starts_in_its_container_or_not_at_all():
+def test_program_starts_in_its_container_or_not_at_all():
     words = wrap_guard(request(), LAUNCHER, ["echo", "$HOME", "a b"])
     done = subprocess.run(
         words, env={"SLURMD_NODENAME": "n1"}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
@@ -69,17 +69,17 @@ def test_a_program_of_ones_own_starts_in_its_container_or_not_at_all():
     assert wrap_guard(request(container_image=""), LAUNCHER, ["echo"]) == ["echo"]
 
 
-def test_without_an_image_nothing_is_said_of_containers():
+def test_no_container_options_without_an_image():
     assert container_options(request(container_image=""), "/runs/x", LAUNCHER) == []
 
 
 @pytest.mark.parametrize("text", ["/fsx", "/fsx:/data", "./here:/there:ro", "/a:/b,/c:/d:ro"])
-def test_mounts_as_pyxis_takes_them(text: str):
+def test_mounts_of_pyxis_are_accepted(text: str):
     assert parse_mounts(text) == tuple(text.split(","))
 
 
 @pytest.mark.parametrize("text", ["", "fsx:/data", "/a:b", "/a:/b:ro:x", "/a,,/b", "./here"])
-def test_what_is_no_mount_is_refused(text: str):
+def test_invalid_mount_is_refused(text: str):
     with pytest.raises(UsageError, match="invalid mount"):
         parse_mounts(text)
 
@@ -92,18 +92,18 @@ def test_what_is_no_mount_is_refused(text: str):
         ({"chdir": "/home/a:b"}, "cannot be mounted"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_run(fields: dict[str, object], why: str):
+def test_impossible_container_options_are_refused(fields: dict[str, object], why: str):
     with pytest.raises(UsageError, match=why):
         check_container(request(**fields), "/runs/x")
 
 
-def test_a_cluster_without_containers_is_told_how_to_have_them():
+def test_missing_container_support_names_the_fix():
     with pytest.raises(UsageError, match="has no --container-image option") as caught:
         check_container(request(), "/runs/x", takes_containers=False)
     assert "`dalsegno plan` shows what is missing" in caught.value.hint
     assert takes_containers("  --container-image=IMAGE  the image") and not takes_containers("  --container=PATH")
 
 
-def test_an_image_brings_its_own_python():
+def test_image_excludes_venv_and_conda():
     with pytest.raises(UsageError, match="uses the image's Python"):
         request(venv="/home/ada/venv")

@@ -23,7 +23,7 @@ from dalsegno.runs.torchrun.launch import cpus_per_process
 TWO_BY_TWO = ProcessLayout("train-1", ("n1", "n2"), 2, 29_500, restarts=1, max_restarts=3, gpus_per_node=4)
 
 
-def test_torch_processes_find_what_torchrun_would_give_them() -> None:
+def test_torch_processes_get_the_variables_of_torchrun() -> None:
     assert torch_env(TWO_BY_TWO, 3, {}) == {
         "RANK": "3",
         "LOCAL_RANK": "1",
@@ -45,7 +45,7 @@ def test_torch_processes_find_what_torchrun_would_give_them() -> None:
     }
 
 
-def test_threads_and_nccl_s_error_handling_stay_as_the_user_set_them() -> None:
+def test_user_settings_of_threads_and_nccl_are_kept() -> None:
     found = torch_env(TWO_BY_TWO, 0, {"OMP_NUM_THREADS": "8", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
     assert (found["OMP_NUM_THREADS"], found["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("8", "0")
     assert "OMP_NUM_THREADS" not in torch_env(ProcessLayout("r", ("n1",), 1, 1), 0, {})
@@ -55,7 +55,7 @@ def test_threads_and_nccl_s_error_handling_stay_as_the_user_set_them() -> None:
     ("nproc", "cpus", "found", "threads"),
     [(1, 1, {}, "1"), (1, 8, {}, "8"), (4, 2, {}, "2"), (4, 0, {}, "1"), (4, 8, {"OMP_NUM_THREADS": "3"}, "3")],
 )
-def test_torch_takes_as_many_threads_as_a_process_has_cpus(
+def test_torch_uses_as_many_threads_as_a_process_has_cpus(
     nproc: int, cpus: int, found: dict[str, str], threads: str
 ) -> None:
     world = ProcessLayout("r", ("n1",), nproc, 1, cpus_per_process=cpus)
@@ -63,11 +63,11 @@ def test_torch_takes_as_many_threads_as_a_process_has_cpus(
 
 
 @pytest.mark.parametrize(("told", "nproc", "cpus"), [("8", 1, 8), ("8", 4, 2), ("2", 4, 1), ("", 1, 0), ("x", 1, 0)])
-def test_a_torchrun_has_the_cpus_that_srun_gave_its_task(told: str, nproc: int, cpus: int) -> None:
+def test_torchrun_uses_the_cpus_of_its_srun_task(told: str, nproc: int, cpus: int) -> None:
     assert cpus_per_process({"SLURM_CPUS_PER_TASK": told}, nproc) == cpus
 
 
-def test_with_a_virtual_local_rank_each_process_sees_one_gpu_as_its_first() -> None:
+def test_virtual_local_rank_shows_each_process_one_gpu() -> None:
     world = ProcessLayout("r", ("n1",), 2, 1, role="trainer", virtual_local_rank=True)
     found = torch_env(world, 1, {"CUDA_VISIBLE_DEVICES": "4,5"})
     assert (found["LOCAL_RANK"], found["CUDA_VISIBLE_DEVICES"], found["ROLE_NAME"]) == ("0", "5", "trainer")
@@ -77,7 +77,7 @@ def test_with_a_virtual_local_rank_each_process_sees_one_gpu_as_its_first() -> N
         torch_env(world, 1, {"CUDA_VISIBLE_DEVICES": "4"})
 
 
-def test_tensorflow_s_workers_know_all_addresses_and_which_is_theirs() -> None:
+def test_tensorflow_workers_know_all_addresses_and_their_index() -> None:
     found = tensorflow_env(TWO_BY_TWO, 2, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
     assert json.loads(found["TF_CONFIG"]) == {
         "cluster": {"worker": ["n1:29500", "n1:29501", "n2:29500", "n2:29501"]},
@@ -86,19 +86,19 @@ def test_tensorflow_s_workers_know_all_addresses_and_which_is_theirs() -> None:
     assert found["CUDA_VISIBLE_DEVICES"] == "4,5"
 
 
-def test_an_ipv6_address_stands_in_brackets() -> None:
+def test_ipv6_address_is_written_in_brackets() -> None:
     (worker,) = json.loads(tensorflow_env(ProcessLayout("r", ("fd00::1",), 1, 7), 0, {})["TF_CONFIG"])["cluster"][
         "worker"
     ]
     assert worker == "[fd00::1]:7"
 
 
-def test_ports_do_not_run_over() -> None:
+def test_ports_beyond_the_last_are_refused() -> None:
     with pytest.raises(DalsegnoError, match="there are fewer than 2 ports from 65535 on"):
         tensorflow_env(ProcessLayout("r", ("n1",), 2, 65_535), 0, {})
 
 
-def test_jax_finds_its_coordinator_and_slurm_s_variables_as_if_srun_had_started_each_process() -> None:
+def test_jax_gets_its_coordinator_and_the_variables_of_srun() -> None:
     assert jax_env(TWO_BY_TWO, 3) == {
         "JAX_COORDINATOR_ADDRESS": "n1:29500",
         "JAX_NUM_PROCESSES": "4",
@@ -115,12 +115,12 @@ def test_jax_finds_its_coordinator_and_slurm_s_variables_as_if_srun_had_started_
     }
 
 
-def test_one_jax_process_on_a_node_has_all_its_gpus() -> None:
+def test_single_jax_process_has_all_gpus_of_its_node() -> None:
     assert jax_env(ProcessLayout("r", ("n1",), 1, 1, gpus_per_node=4), 0)["JAX_LOCAL_DEVICE_IDS"] == "0,1,2,3"
     assert "JAX_LOCAL_DEVICE_IDS" not in jax_env(ProcessLayout("r", ("n1",), 1, 1), 0)
 
 
-def test_plain_and_mpi_processes_get_nothing_from_us() -> None:
+def test_plain_and_mpi_processes_get_no_variables() -> None:
     assert framework_env("plain", TWO_BY_TWO, 0) == framework_env("mpi", TWO_BY_TWO, 0) == {}
     assert framework_env("torch", TWO_BY_TWO, 0)["RANK"] == "0"
     assert set(framework_env("tensorflow", TWO_BY_TWO, 0)) == {"TF_CONFIG"}
@@ -128,7 +128,7 @@ def test_plain_and_mpi_processes_get_nothing_from_us() -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 9))
-def test_every_worker_has_an_address_of_its_own(hosts: int, processes: int) -> None:
+def test_every_worker_has_its_own_address(hosts: int, processes: int) -> None:
     world = ProcessLayout("r", tuple(f"n{at}" for at in range(hosts)), processes, 3000)
     configs = [json.loads(tensorflow_env(world, rank, {})["TF_CONFIG"]) for rank in range(world.size)]
     assert len({config["cluster"]["worker"][config["task"]["index"]] for config in configs}) == world.size
@@ -137,7 +137,7 @@ def test_every_worker_has_an_address_of_its_own(hosts: int, processes: int) -> N
 
 
 @given(st.integers(1, 16), st.integers(1, 16))
-def test_no_device_is_given_to_two_processes_unless_there_are_too_few(devices: int, processes: int) -> None:
+def test_devices_are_shared_only_if_there_are_too_few(devices: int, processes: int) -> None:
     listed = ",".join(map(str, range(devices)))
     shares = [share_of_devices(listed, processes, at).split(",") for at in range(processes)]
     given_out = [device for share in shares for device in share]
@@ -167,12 +167,12 @@ srun: pmi2
         ("\tnone\n\tpmi2\n", ("none", "pmi2"), "pmi2"),
     ],
 )
-def test_mpi_is_what_srun_says_it_has(text: str, types: tuple[str, ...], chosen: str) -> None:
+def test_mpi_type_is_chosen_from_the_list_of_srun(text: str, types: tuple[str, ...], chosen: str) -> None:
     assert parse_mpi_types(text) == types
     assert choose_mpi(types) == chosen
 
 
 @pytest.mark.parametrize("types", [(), ("none",)])
-def test_a_slurm_without_mpi_is_told(types: tuple[str, ...]) -> None:
+def test_slurm_without_mpi_is_reported(types: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="this Slurm cannot start MPI programs"):
         choose_mpi(types)

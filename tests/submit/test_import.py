@@ -20,7 +20,7 @@ SRC = Path(__file__).parent.parent.parent / "src"
         ("from dalsegno.runs.torchrun.args import parse_torchrun", {"pydantic", "yaml", "json"}),
     ],
 )
-def test_a_part_loads_only_the_libraries_that_it_needs(code: str, heavy: set[str]) -> None:
+def test_each_part_imports_only_what_it_needs(code: str, heavy: set[str]) -> None:
     look = f"import sys\n{code}\nprint(*sorted({heavy} & set(sys.modules)))"
     done = LocalRunner().run([sys.executable, "-S", "-c", look], env={"PYTHONPATH": str(SRC)})
     assert done.checked().stdout.split() == []

@@ -90,17 +90,17 @@ def test_arguments_in_one_line_are_split_as_a_shell_would() -> None:
     assert parse_job("script: t.py\nargs: --lr 1e-4 --note 'a b'\n").args == ("--lr", "1e-4", "--note", "a b")
 
 
-def test_what_is_left_out_or_blank_is_as_on_an_empty_command_line() -> None:
+def test_missing_and_blank_keys_are_defaults() -> None:
     assert parse_job("script: t.py\nnodes:\nx-mine: {a: 1}\n") == RunRequest("t.py")
 
 
-def test_the_command_line_goes_before_the_file() -> None:
+def test_command_line_overrides_the_file() -> None:
     assert parse_job("script: t.py\nnodes: 2\nspares: 1\n", over={"nodes": NodeCount(8, 8)}) == RunRequest(
         "t.py", nodes=NodeCount(8, 8), spares=1
     )
 
 
-def test_all_faults_are_told_at_once_with_their_lines() -> None:
+def test_all_errors_are_reported_with_their_lines() -> None:
     text = """
         nodez: 4
         args: [--lr, 0.10]
@@ -134,13 +134,13 @@ def test_all_faults_are_told_at_once_with_their_lines() -> None:
         ("script: ''\n", "no script given"),
     ],
 )
-def test_what_is_wrong_with_the_whole_is_told_of_the_file(text: str, what: str) -> None:
+def test_error_of_the_whole_file_names_the_file(text: str, what: str) -> None:
     with pytest.raises(SpecError) as fault:
         parse_job(text, "j.yaml")
     assert (fault.value.what, fault.value.where) == (what, "j.yaml")
 
 
-def test_a_file_is_read_and_one_that_cannot_be_is_told(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     good, binary = tmp_path / "job.yaml", tmp_path / "job.bin"
     good.write_text("\N{ZERO WIDTH NO-BREAK SPACE}script: t.py\n")
     binary.write_bytes(b"\xff\xfe\x00")
@@ -153,7 +153,7 @@ def test_a_file_is_read_and_one_that_cannot_be_is_told(tmp_path: Path) -> None:
         assert (fault.value.what, fault.value.where) == (what, str(path))
 
 
-def test_a_file_with_faults_also_says_that_its_script_is_missing(tmp_path: Path) -> None:
+def test_missing_script_is_reported_with_other_errors(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(f"script: nothere.py\nchdir: {tmp_path}\nnodes: many\n")
     with pytest.raises(SpecError) as caught:
         load_job(tmp_path / "job.yaml")
@@ -162,12 +162,12 @@ def test_a_file_with_faults_also_says_that_its_script_is_missing(tmp_path: Path)
     assert caught.value.problems[1].hint == f"no such file in {tmp_path}"
 
 
-def test_options_are_named_as_a_job_file_has_them() -> None:
+def test_errors_use_the_option_names_of_a_job_file() -> None:
     with pytest.raises(SpecError, match="`preload` and `no_preload` exclude each other"):
         parse_job("script: t.py\npreload: [json]\nno_preload: true\n")
 
 
-def test_the_schema_describes_every_key() -> None:
+def test_schema_describes_every_key() -> None:
     properties = job_schema()["properties"]
     assert set(properties) == {"script", "args", *(option.word for option in OPTIONS)}
     assert all(each["description"] for each in properties.values())
@@ -179,7 +179,7 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 
 
 @given(st.dictionaries(KEYS, SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=5), SCALARS)))
-def test_no_file_breaks_the_reader(data: dict[str, object]) -> None:
+def test_random_files_do_not_crash_the_parser(data: dict[str, object]) -> None:
     import yaml
 
     try:

@@ -23,20 +23,20 @@ def kept(tmp_path: Path, then: str) -> tuple[int, int]:
     return code, lives.stat().st_size
 
 
-def test_a_coordinator_that_ends_by_itself_is_not_started_again(tmp_path: Path) -> None:
+def test_coordinator_that_exits_is_not_restarted(tmp_path: Path) -> None:
     assert kept(tmp_path, "sys.exit(3)") == (3, 1)
 
 
-def test_one_that_was_killed_or_crashed_is(tmp_path: Path) -> None:
+def test_killed_or_crashed_coordinator_is_restarted(tmp_path: Path) -> None:
     assert kept(tmp_path, f"os.kill(os.getpid(), 9) if n == 1 else sys.exit({CRASHED} if n == 2 else 0)") == (0, 3)
 
 
-def test_one_that_never_lives_is_given_up(tmp_path: Path) -> None:
+def test_coordinator_that_always_dies_is_not_restarted_forever(tmp_path: Path) -> None:
     assert kept(tmp_path, "os.kill(os.getpid(), 9)") == (137, MOST_SHORT_LIVES)
 
 
 @pytest.mark.parametrize(("does", "code"), [("signal.signal(15, lambda *_: sys.exit(7))", 7), ("pass", 143)])
-def test_slurm_s_signals_reach_it_and_it_is_not_started_again(tmp_path: Path, does: str, code: int) -> None:
+def test_signals_of_slurm_reach_the_coordinator_and_prevent_a_restart(tmp_path: Path, does: str, code: int) -> None:
     ready = tmp_path / "ready"
     child = f"import signal, sys, time; {does}; open({str(ready)!r}, 'w')\nwhile True: time.sleep(0.1)"
     imports = "import sys; from dalsegno.runs.coordinator.program import supervise"
@@ -49,7 +49,7 @@ def test_slurm_s_signals_reach_it_and_it_is_not_started_again(tmp_path: Path, do
     assert process.wait(PATIENCE_S) == code
 
 
-def test_a_signal_that_comes_while_it_is_being_started_reaches_it_too(tmp_path: Path) -> None:
+def test_signal_during_the_start_reaches_the_coordinator(tmp_path: Path) -> None:
     """Whenever it comes after `keep` has begun: the coordinator is never left alone."""
     child = "import time\nwhile True: time.sleep(0.1)"
     keeper = (

@@ -12,16 +12,16 @@ from dalsegno.runs.submit.request import RunRequest
 from dalsegno.runs.submit.values import Gpus, NodeCount
 
 
-def test_every_field_of_a_request_has_its_option() -> None:
+def test_every_field_of_a_request_has_an_option() -> None:
     assert {option.target for option in OPTIONS} | {"script", "args"} == {field.name for field in fields(RunRequest)}
 
 
-def test_words_flags_and_variables_are_spelled_alike() -> None:
+def test_keys_flags_and_variables_have_the_same_names() -> None:
     (option,) = [option for option in OPTIONS if option.word == "gpus_per_node"]
     assert (option.flag, option.variable) == ("--gpus-per-node", "DALSEGNO_RUN_GPUS_PER_NODE")
 
 
-def test_variables_set_options_and_others_are_none_of_ours() -> None:
+def test_variables_set_options_and_others_are_ignored() -> None:
     environ = {
         "DALSEGNO_RUN_NODES": "1:4",
         "DALSEGNO_RUN_GPUS_PER_NODE": "h100:8",
@@ -43,7 +43,7 @@ def test_variables_set_options_and_others_are_none_of_ours() -> None:
     }
 
 
-def test_a_fault_says_whose_it_is() -> None:
+def test_error_names_its_flag_or_variable() -> None:
     with pytest.raises(UsageError) as fault:
         options_from_env({"DALSEGNO_RUN_NODES": "many"})
     assert (fault.value.where, fault.value.what) == ("DALSEGNO_RUN_NODES", "`many` is not a number of nodes")
@@ -52,7 +52,7 @@ def test_a_fault_says_whose_it_is() -> None:
     assert fault.value.where == "--max-restarts"
 
 
-def test_the_command_line_goes_before_variables_and_they_before_the_file() -> None:
+def test_command_line_overrides_variables_and_variables_override_the_file() -> None:
     file = {"nodes": NodeCount(1, 1), "spares": 1, "qos": "low"}
     variables = {"nodes": NodeCount(2, 2), "spares": 2}
     line = {"nodes": NodeCount(3, 3)}
@@ -60,7 +60,7 @@ def test_the_command_line_goes_before_variables_and_they_before_the_file() -> No
     assert request == RunRequest("train.py", ("-v",), NodeCount(3, 3), spares=2, qos="low")
 
 
-def test_an_image_without_a_name_is_a_slip() -> None:
+def test_empty_image_name_is_refused() -> None:
     with pytest.raises(UsageError, match="name is empty"):
         parse_option("container_image", "")
     assert options_from_env({"DALSEGNO_RUN_CONTAINER_IMAGE": ""}) == {}

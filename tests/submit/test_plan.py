@@ -31,7 +31,7 @@ def refused(cluster: ClusterFacts = HEAD, **fields: Any) -> str:
     return fault.value.what
 
 
-def test_with_a_head_the_run_holds_an_allocation_without_a_batch_script() -> None:
+def test_run_on_a_head_holds_an_allocation_without_a_batch_script() -> None:
     plan = planned(HEAD, nodes=4, spares=1, gpus_per_node=Gpus(8), time_limit_s=7200)
     assert plan.on_head
     assert salloc_argv(plan) == [
@@ -49,7 +49,7 @@ def test_with_a_head_the_run_holds_an_allocation_without_a_batch_script() -> Non
     ]
 
 
-def test_everything_asked_for_is_asked_of_slurm() -> None:
+def test_all_options_are_passed_to_slurm() -> None:
     plan = planned(
         partition="train,spot", account="ml", qos="high", constraint="a&b", exclude=("n3", "n1", "n2"),
         memory_mib=1024, cpus_per_task=3, nproc_per_node=2, signal_lead_s=300, sbatch_args=("--nice=5",),
@@ -68,9 +68,7 @@ def test_everything_asked_for_is_asked_of_slurm() -> None:
     ("nodes", "spares", "asks"),
     [(NodeCount(4, 4), 0, "4"), (NodeCount(4, 4), 1, "5"), (NodeCount(1, 4), 0, "1-4"), (NodeCount(1, 4), 1, "1-5")],
 )
-def test_a_fixed_run_waits_for_its_spares_and_one_that_may_be_smaller_takes_what_there_is(
-    nodes: NodeCount, spares: int, asks: str
-) -> None:
+def test_fixed_run_waits_for_spares_and_elastic_run_does_not(nodes: NodeCount, spares: int, asks: str) -> None:
     plan = planned(nodes=nodes, spares=spares)
     assert options(salloc_argv(plan))["--nodes"] == asks
     assert (plan.shape.min_nodes, plan.shape.max_nodes) == (nodes.min, nodes.max)
@@ -86,11 +84,11 @@ def test_a_fixed_run_waits_for_its_spares_and_one_that_may_be_smaller_takes_what
         ({"nproc_per_node": 3}, 3),
     ],
 )
-def test_an_agent_s_cpus_are_its_processes_share_of_the_node(fields: dict[str, Any], cpus: int) -> None:
+def test_cpus_of_an_agent_are_its_share_of_the_node(fields: dict[str, Any], cpus: int) -> None:
     assert planned(HEAD, **fields).job.cpus_per_task == cpus
 
 
-def test_trainium_is_asked_for_by_its_own_name() -> None:
+def test_trainium_is_requested_by_its_gres_name() -> None:
     cluster = ClusterFacts(partitions=(PartitionFacts("trn", default=True, nodes=2, cpus=128, gpus=16, gres="neuron"),))
     assert options(salloc_argv(planned(cluster, gpus_per_node=Gpus(16))))["--gres"] == "neuron:16"
 
@@ -98,26 +96,26 @@ def test_trainium_is_asked_for_by_its_own_name() -> None:
 @pytest.mark.parametrize(
     ("asks_s", "job", "goes_on"), [(3600, "01:00:00", False), (172_800, "1-00:00:00", True), (0, "1-00:00:00", True)]
 )
-def test_a_run_longer_than_the_partition_allows_goes_on_in_further_jobs(asks_s: int, job: str, goes_on: bool) -> None:
+def test_run_longer_than_the_partition_limit_continues_in_further_jobs(asks_s: int, job: str, goes_on: bool) -> None:
     plan = planned(HEAD, time_limit_s=asks_s, gpus_per_node=Gpus(8))
     assert options(salloc_argv(plan))["--time"] == job
     note = "partition `train` limits jobs to 1-00:00:00; the run continues in further jobs"
     assert plan.notes == ((note,) if goes_on else ())
 
 
-def test_no_time_asked_for_is_the_partition_s_own_and_no_limit_is_zero() -> None:
+def test_default_time_is_the_limit_of_the_partition_and_unlimited_is_zero() -> None:
     assert "--time" not in options(salloc_argv(planned()))
     assert options(salloc_argv(planned(time_limit_s=0)))["--time"] == "0"
 
 
-def test_idle_gpus_and_spares_nobody_waits_for_are_pointed_out() -> None:
+def test_notes_mention_unused_gpus_and_optional_spares() -> None:
     assert planned(HEAD, nodes=NodeCount(1, 4), spares=1).notes == (
         "nodes of partition `train` have 8 h100 GPUs but the run requests none; to use them: `--gpus-per-node 8`",
         "an elastic run does not wait for its spares",
     )
 
 
-def test_what_could_never_start_is_refused_before_slurm_sees_it() -> None:
+def test_impossible_request_is_refused_before_submission() -> None:
     assert refused(partition="trian") == "there is no partition `trian`"
     assert refused(nodes=9) == "the run requests 9 nodes, but partition `train` has 8"
     assert refused(nodes=6, spares=1) == (
@@ -135,26 +133,26 @@ def test_what_could_never_start_is_refused_before_slurm_sees_it() -> None:
     )
 
 
-def test_a_run_s_id_is_checked_like_a_name() -> None:
+def test_run_id_is_checked_like_a_name() -> None:
     from dalsegno.runs.submit.plan import plan_run
 
     with pytest.raises(UsageError, match="invalid run name"):
         plan_run(asked(), FOREIGN, "--uid=0")
 
 
-def test_where_nothing_is_known_of_the_cluster_slurm_decides() -> None:
+def test_unknown_cluster_leaves_limits_to_slurm() -> None:
     plan = planned(nodes=1000, gpus_per_node=Gpus(64), partition="whatever")
     assert (plan.job.cpus_per_task, plan.notes, plan.on_head) == (64, (), False)
 
 
-def test_folders_and_python_are_below_the_working_folder() -> None:
+def test_folders_and_python_are_relative_to_the_working_folder() -> None:
     plan = planned(chdir="/home/ada", venv="env", output="out")
     assert (plan.folder, plan.python) == ("/home/ada/out/train-k3f9", "/home/ada/env/bin/python")
     assert planned(HEAD).folder == "/var/lib/dalsegno/runs/train-k3f9"
     assert planned(conda="/opt/conda/envs/x").python == "/opt/conda/envs/x/bin/python"
 
 
-def test_a_node_that_joins_is_none_of_those_suspected_or_there() -> None:
+def test_joining_node_excludes_suspects_and_members() -> None:
     plan = planned(HEAD, nodes=4, spares=1, exclude=("n9",), time_limit_s=7200)
     joining = plan_join(plan, suspects=["n3"], members=["n10", "n1", "n2"])
     changed = {"--comment": "dalsegno:join", "--nodes": "1", "--exclude": "n[1-3,9-10]"}
@@ -162,27 +160,27 @@ def test_a_node_that_joins_is_none_of_those_suspected_or_there() -> None:
     assert (joining.run, joining.shape) == (plan.run, plan.shape)
 
 
-def test_a_join_of_a_run_in_its_second_job_waits_for_nothing() -> None:
+def test_join_of_a_run_in_its_second_job_has_no_dependency() -> None:
     assert plan_join(plan_next(planned())).job.dependency == ""
 
 
-def test_runs_that_srun_itself_starts_take_no_further_nodes() -> None:
+def test_run_of_srun_tasks_cannot_take_further_nodes() -> None:
     with pytest.raises(DalsegnoError, match="cannot take further nodes: its framework is plain"):
         plan_join(planned(framework="plain"))
 
 
-def test_the_next_job_waits_until_no_other_of_its_name_is_left() -> None:
+def test_next_job_waits_until_no_other_of_its_name_is_left() -> None:
     plan = planned(HEAD, nodes=4)
     found, following = options(salloc_argv(plan)), options(salloc_argv(plan_next(plan)))
     assert following == {**found, "--comment": "dalsegno:next", "--dependency": "singleton"}
 
 
-def test_a_plan_survives_being_saved() -> None:
+def test_plan_survives_the_round_trip() -> None:
     plan = plan_next(planned(HEAD, nodes=4, gpus_per_node=Gpus(8, "h100"), env=(("A", "b"),), framework="mpi"))
     assert facts_from_json(RunPlan, json.loads(json.dumps(facts_to_json(plan)))) == plan
 
 
-def test_a_cluster_file_tells_what_a_plan_needs() -> None:
+def test_partitions_are_read_from_a_cluster_file() -> None:
     nodes = (Node("a1", 8, 1, 4, "l4"), Node("a2", 4, 1, 2, "l4"), Node("a3", 1, 1, spare=True), Node("b1", 2, 1))
     partitions = (Partition("a", ("a1", "a2", "a3"), time_limit_min=60, default=True), Partition("b", ("b1",)))
     assert partitions_of(Cluster("c", "local", nodes, partitions)) == (
@@ -191,7 +189,7 @@ def test_a_cluster_file_tells_what_a_plan_needs() -> None:
     )
 
 
-def test_slurm_itself_tells_it_too() -> None:
+def test_partitions_are_read_from_slurm() -> None:
     state = (NodeState.IDLE, frozenset[Any]())
     seen = PartitionInfo("a", default=True, time_limit_s=60, nodes={"n1": state, "n2": state})
     nodes = [NodeInfo("n1", NodeState.IDLE, cpus=8, gpus=1, gpu_type="l4"), NodeInfo("n2", NodeState.IDLE, cpus=4)]

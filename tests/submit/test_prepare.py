@@ -41,14 +41,14 @@ def prepared(home: Path, run: str = "train-k3f9x", output: str = "") -> RunFolde
     return prepare_run(plan, {"PATH": "/bin", "TOKEN": "secret"}, first_status(plan, "ada", 100.0), home)
 
 
-def test_the_plan_and_the_environment_come_back_as_they_were(tmp_path: Path) -> None:
+def test_plan_and_environment_survive_the_round_trip(tmp_path: Path) -> None:
     run = prepared(tmp_path / "runs")
     assert run.root == tmp_path / "runs" / "train-k3f9x"
     assert read_plan(run) == plan_in(tmp_path / "runs")
     assert read_environment(run) == {"PATH": "/bin", "TOKEN": "secret"}
 
 
-def test_a_run_nobody_has_taken_over_yet_waits(tmp_path: Path) -> None:
+def test_new_run_is_waiting(tmp_path: Path) -> None:
     status = read_status(prepared(tmp_path).status)
     assert status is not None
     assert (status.run, status.name, status.user, status.phase) == ("train-k3f9x", "train", "ada", RunPhase.WAITING)
@@ -58,7 +58,7 @@ def test_a_run_nobody_has_taken_over_yet_waits(tmp_path: Path) -> None:
     assert (over.phase, over.ended, over.exit_code, over.message) == (RunPhase.ENDED, 160.0, 143, "cancelled")
 
 
-def test_others_may_look_at_a_run_but_not_at_its_secrets(tmp_path: Path) -> None:
+def test_status_is_public_but_secrets_are_private(tmp_path: Path) -> None:
     run = prepared(tmp_path)
     rights = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (run.root, *run.root.iterdir())}
     assert rights == {
@@ -66,7 +66,7 @@ def test_others_may_look_at_a_run_but_not_at_its_secrets(tmp_path: Path) -> None
     }  # fmt: skip
 
 
-def test_a_run_with_a_folder_elsewhere_is_found_by_a_link(tmp_path: Path) -> None:
+def test_run_folder_elsewhere_is_found_by_a_link(tmp_path: Path) -> None:
     run = prepared(tmp_path / "runs", output=str(tmp_path / "mine"))
     assert run.root == tmp_path / "mine" / "train-k3f9x"
     assert [each.run for each in list_runs(tmp_path / "runs")] == ["train-k3f9x"]
@@ -75,13 +75,13 @@ def test_a_run_with_a_folder_elsewhere_is_found_by_a_link(tmp_path: Path) -> Non
     assert (list_runs(tmp_path / "runs"), list((tmp_path / "runs").iterdir())) == ([], [])
 
 
-def test_a_link_to_a_folder_that_is_gone_is_no_run(tmp_path: Path) -> None:
+def test_dangling_link_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "old-00000").symlink_to(tmp_path / "gone")
     assert list_runs(tmp_path) == []
     assert list_runs(tmp_path / "nowhere") == []
 
 
-def test_a_run_never_takes_the_place_of_another(tmp_path: Path) -> None:
+def test_run_never_overwrites_another(tmp_path: Path) -> None:
     before = prepared(tmp_path)
     before.cancel.touch()
     with pytest.raises(DalsegnoError, match="train-k3f9x"):
@@ -90,7 +90,7 @@ def test_a_run_never_takes_the_place_of_another(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["train-k3f9x"], "nothing half-made is left"
 
 
-def test_ids_are_readable_and_new() -> None:
+def test_run_ids_are_readable_and_unused() -> None:
     letters = iter(["aaaaa", "bbbbb"])
     assert new_run_id("train", {"train-aaaaa"}.__contains__, lambda: next(letters)) == "train-bbbbb"
     ids = {new_run_id("train", lambda _: False) for _ in range(200)}
@@ -101,7 +101,7 @@ def test_ids_are_readable_and_new() -> None:
         new_run_id("train", lambda _: True)
 
 
-def test_a_run_is_found_by_the_start_of_its_id(tmp_path: Path) -> None:
+def test_run_is_found_by_a_prefix_of_its_id(tmp_path: Path) -> None:
     for name in ("train-aaaaa", "train-bbbbb", "eval-ccccc"):
         prepared(tmp_path, name)
     assert find_run(tmp_path, "train-a").run == "train-aaaaa"
@@ -125,7 +125,7 @@ def refused(path: str = "", **fields: object) -> str:
     return f"{fault.value.what}; {fault.value.hint}"
 
 
-def test_a_script_that_is_not_there_is_missed_at_once(tmp_path: Path) -> None:
+def test_missing_script_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     check_program(asked("train.py", chdir=str(tmp_path)), {})
     missing = refused(script="trian.py", chdir=str(tmp_path))
@@ -134,7 +134,7 @@ def test_a_script_that_is_not_there_is_missed_at_once(tmp_path: Path) -> None:
     assert refused(chdir=str(tmp_path / "gone")).startswith("folder `")
 
 
-def test_a_program_of_any_kind_may_be_on_the_path(tmp_path: Path) -> None:
+def test_program_may_be_on_the_path(tmp_path: Path) -> None:
     tool = tmp_path / "hello"
     tool.write_text("#!/bin/sh\n")
     check = {"script": "hello", "chdir": "/", "framework": "plain"}
@@ -146,7 +146,7 @@ def test_a_program_of_any_kind_may_be_on_the_path(tmp_path: Path) -> None:
     assert refused(str(tmp_path), script="hello", chdir="/").startswith("script `hello` not found")
 
 
-def test_an_environment_without_a_python_is_none(tmp_path: Path) -> None:
+def test_environment_without_a_python_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     assert refused(chdir=str(tmp_path), venv="v").startswith(
         f"no Python found in `{tmp_path}/v`; create one with `python3 -m venv"
@@ -156,7 +156,7 @@ def test_an_environment_without_a_python_is_none(tmp_path: Path) -> None:
     check_program(asked(chdir=str(tmp_path), venv="v"), {})
 
 
-def test_python_is_that_of_the_user_s_shell(tmp_path: Path) -> None:
+def test_python_is_that_of_the_users_shell(tmp_path: Path) -> None:
     for folder in ("path", "venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "python3").touch(0o755)

@@ -22,25 +22,25 @@ def python(folder: Path, has: bool) -> str:
     return str(script)
 
 
-def test_that_of_the_active_environment_comes_first(tmp_path: Path) -> None:
+def test_python_of_the_active_environment_comes_first(tmp_path: Path) -> None:
     active = python(tmp_path / "venv", has=False)
     env = {"VIRTUAL_ENV": str(tmp_path / "venv"), "PATH": os.environ["PATH"]}
     assert find_python(env, "json") == active
 
 
-def test_then_that_of_the_shell(tmp_path: Path) -> None:
+def test_python_of_the_shell_comes_second(tmp_path: Path) -> None:
     shells = python(tmp_path, has=True)
     assert find_python({"PATH": os.path.dirname(shells)}, "json") == shells
 
 
-def test_one_that_lacks_what_ours_has_gives_way_to_ours(tmp_path: Path) -> None:
+def test_own_python_is_used_if_only_it_has_the_module(tmp_path: Path) -> None:
     shells = python(tmp_path, has=False)
     assert find_python({"PATH": os.path.dirname(shells)}, "json") == sys.executable
     assert find_python({"PATH": os.path.dirname(shells)}, "a_module_that_is_nowhere") == shells
     assert find_python({"PATH": os.path.dirname(shells)}) == shells
 
 
-def test_a_python_without_pytorch_is_told_before_the_run_waits(tmp_path: Path) -> None:
+def test_missing_pytorch_is_reported_before_submission(tmp_path: Path) -> None:
     lacks, has = python(tmp_path / "a", has=False), python(tmp_path / "b", has=True)
     with pytest.raises(UsageError, match="PyTorch is not installed in") as caught:
         check_torch(asked(), lacks, certain=True)
@@ -61,7 +61,7 @@ def test_environment_without_pytorch_is_named_in_the_hint(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "/usr/bin/torchrun", "python3"])
-def test_launcher_in_place_of_a_script_is_to_be_left_out(tmp_path: Path, launcher: str) -> None:
+def test_launcher_in_place_of_a_script_is_refused(tmp_path: Path, launcher: str) -> None:
     with pytest.raises(UsageError) as caught:
         args = ("--nproc-per-node", "2", "train.py")
         check_program(asked(script=launcher, args=args, chdir=str(tmp_path)), os.environ)

@@ -23,19 +23,19 @@ def refused(**fields: Any) -> str:
 
 
 @pytest.mark.parametrize("word", ["-x", "--help", "a b", "a\nb", "a;b", "$(id)", "a'b", "", "ä"])
-def test_a_name_that_slurm_could_take_for_something_else_is_refused(word: str) -> None:
+def test_ambiguous_name_is_refused(word: str) -> None:
     for field in ("partition", "account", "qos", "constraint", "name"):
         if word or field == "partition":
             assert refused(**{field: word or ","})
     assert refused(exclude=(word,))
 
 
-def test_a_partition_may_be_several() -> None:
+def test_several_partitions_are_accepted() -> None:
     assert asked(partition="train,spot").partition == "train,spot"
 
 
 @pytest.mark.parametrize("constraint", ["a100", "a100&nvlink", "[rack1|rack2]", "gpu*2&(x|y)*4", "!old"])
-def test_slurm_s_own_constraints_pass(constraint: str) -> None:
+def test_constraints_of_slurm_are_accepted(constraint: str) -> None:
     assert asked(constraint=constraint).constraint == constraint
 
 
@@ -61,7 +61,7 @@ def test_slurm_s_own_constraints_pass(constraint: str) -> None:
         ({"sbatch_args": ("--nodes=9",)}, "`--nodes` is set by `dalsegno run`"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], what: str) -> None:
+def test_invalid_request_is_refused(fields: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError) as fault:
         RunRequest(**{"script": "train.py", **fields})
     assert fault.value.what == what
@@ -71,7 +71,7 @@ def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], what: str) -> N
     ("fields", "processes"),
     [({}, 1), ({"gpus_per_node": Gpus(8)}, 8), ({"gpus_per_node": Gpus(8), "nproc_per_node": 2}, 2)],
 )
-def test_processes_per_node_are_as_asked_else_one_for_each_gpu_else_one(fields: dict[str, Any], processes: int) -> None:
+def test_processes_per_node_default_to_one_per_gpu(fields: dict[str, Any], processes: int) -> None:
     assert asked(**fields).processes_per_node == processes
 
 
@@ -79,7 +79,7 @@ def test_processes_per_node_are_as_asked_else_one_for_each_gpu_else_one(fields: 
     ("script", "label"),
     [("src/train.py", "train"), ("./a b.sh", "a-b"), ("hello", "hello"), (".hidden", "hidden"), ("日本.py", "run")],
 )
-def test_a_run_without_a_name_bears_its_script_s(script: str, label: str) -> None:
+def test_default_name_is_that_of_the_script(script: str, label: str) -> None:
     assert asked(script).label == label
     assert asked(script, name="mine").label == "mine"
 
@@ -93,7 +93,7 @@ TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["C
     exclude=st.lists(st.from_regex(r"[a-z][0-9]{1,3}", fullmatch=True)).map(tuple),
     spares=st.integers(0, 9),
 )
-def test_a_request_survives_being_saved(args: Any, env: Any, exclude: Any, spares: int) -> None:
+def test_request_survives_the_round_trip(args: Any, env: Any, exclude: Any, spares: int) -> None:
     request = RunRequest(
         "train.py", args, NodeCount(1, 4), env=env, exclude=exclude, spares=spares, gpus_per_node=Gpus(2)
     )

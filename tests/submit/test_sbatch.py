@@ -41,16 +41,16 @@ COMMANDS["head-next"] = plan_next(COMMANDS["head"])
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_scripts_are_as_they_were(name: str, golden: Callable[[str, str], None]) -> None:
+def test_batch_scripts_match_the_golden_files(name: str, golden: Callable[[str, str], None]) -> None:
     golden(f"jobs/{name}.sbatch", render_sbatch(PLANS[name]))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_commands_that_a_head_runs_are_as_they_were(name: str, golden: Callable[[str, str], None]) -> None:
+def test_head_commands_match_the_golden_files(name: str, golden: Callable[[str, str], None]) -> None:
     golden(f"jobs/{name}.txt", render_commands(COMMANDS[name]))
 
 
-def test_without_a_head_a_dry_run_shows_the_script_and_the_step_in_it() -> None:
+def test_dry_run_without_a_head_shows_script_and_step() -> None:
     shown = render_commands(planned())
     assert shown.startswith(render_sbatch(planned()))
     assert "\n# srun " in shown
@@ -113,25 +113,25 @@ LINE = st.text(st.characters(blacklist_categories=["Cs", "Cc", "Zl", "Zp", "Cn",
 @example("/a b/#1")
 @example('it\'s \\ "quoted"')
 @example("my-hetjob-PackJob")
-def test_sbatch_reads_back_any_word_that_stands_on_a_line(value: str) -> None:
+def test_sbatch_parses_any_quoted_word(value: str) -> None:
     word = f"--output={value}"
     if word.isprintable():
         assert read_by_sbatch(f"#SBATCH {sbatch_word(word)}\n") == [word]
 
 
-def test_a_word_over_two_lines_is_refused() -> None:
+def test_word_with_a_line_break_is_refused() -> None:
     with pytest.raises(DalsegnoError, match="cannot be written to a batch script"):
         sbatch_word("--output=a\nb")
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_sbatch_sees_no_option_that_we_did_not_write(name: str) -> None:
+def test_sbatch_sees_only_our_options(name: str) -> None:
     names = [word.partition("=")[0] for word in read_by_sbatch(render_sbatch(PLANS[name]))]
     assert len(names) == len(set(names))
     assert "--uid" not in names
 
 
-def test_a_percent_sign_in_a_path_is_no_pattern() -> None:
+def test_percent_sign_in_a_path_is_escaped() -> None:
     assert "--output=/home/ada/100%% #1/out/train-k3f9/job-%j.log" in read_by_sbatch(render_sbatch(PLANS["whole"]))
 
 
@@ -144,19 +144,19 @@ def command_line(plan: RunPlan) -> list[str]:
     return shlex.split(script[script.index("\nexec ") :])[1:]
 
 
-def test_nothing_of_the_user_s_but_the_folder_stands_in_the_script() -> None:
+def test_script_contains_only_the_folder_of_the_user() -> None:
     plan = planned(args=("hunter2",), env=(("WANDB_API_KEY", "hunter2"),))
     assert "hunter2" not in render_sbatch(plan)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_scripts_please_the_shell_s_own_checker(name: str, tmp_path: Path) -> None:
+def test_scripts_pass_the_syntax_check_of_bash(name: str, tmp_path: Path) -> None:
     script = tmp_path / "script.sh"
     script.write_text(render_sbatch(PLANS[name]))
     assert LocalRunner().run(["/bin/bash", "-n", str(script)]).exit_code == 0
 
 
-def test_a_foreign_cluster_s_run_is_one_script_with_its_coordinator_in_the_batch_step() -> None:
+def test_run_on_a_foreign_cluster_is_one_script_with_its_coordinator() -> None:
     words = command_line(planned(FOREIGN, nodes=2))
     assert words[:4] == ["/home/ada/venv/bin/python", "-m", "dalsegno", "run-coordinator"]
     assert words[4:] == [planned(FOREIGN, nodes=2).folder]

@@ -47,7 +47,7 @@ HOUR = 3600
         (values.parse_flag, "0", False),
     ],
 )
-def test_words_mean_what_slurm_and_torchrun_mean_by_them(
+def test_values_mean_the_same_as_in_slurm_and_torchrun(
     parse: Callable[[str], object], text: str, value: object
 ) -> None:
     assert parse(text) == value
@@ -74,32 +74,32 @@ def test_words_mean_what_slurm_and_torchrun_mean_by_them(
         (values.parse_flag, "maybe", "`maybe` is neither yes nor no"),
     ],
 )
-def test_other_words_are_refused_with_a_sentence(parse: Callable[[str], object], text: str, what: str) -> None:
+def test_invalid_values_are_refused_with_a_message(parse: Callable[[str], object], text: str, what: str) -> None:
     with pytest.raises(UsageError) as fault:
         parse(text)
     assert fault.value.what == what
 
 
-def test_of_a_variable_given_twice_the_last_one_counts() -> None:
+def test_last_value_of_a_repeated_variable_counts() -> None:
     assert values.parse_env_pairs(["A=1", "B=2", "A=3=4"]) == (("B", "2"), ("A", "3=4"))
 
 
-def test_a_message_holds_no_line_breaks_and_no_escape_codes() -> None:
+def test_messages_contain_no_control_characters() -> None:
     assert values.shown("a\n\x1b[31mb" + "c" * 80) == "`a??[31mb" + "c" * 52 + "…`"
 
 
 @given(st.integers(1, 10**8))
-def test_a_time_written_for_slurm_reads_back(seconds: int) -> None:
+def test_time_limit_survives_the_round_trip(seconds: int) -> None:
     assert values.parse_time_limit(slurm_time(seconds)) == seconds
 
 
 @given(st.builds(NodeCount, st.integers(1, 99), st.integers(99, 65_536)))
-def test_a_number_of_nodes_reads_back(nodes: NodeCount) -> None:
+def test_number_of_nodes_survives_the_round_trip(nodes: NodeCount) -> None:
     assert values.parse_nodes(str(nodes)) == nodes
 
 
 @given(st.text())
-def test_no_text_breaks_a_parser(text: str) -> None:
+def test_random_text_does_not_crash_a_parser(text: str) -> None:
     for parse in (values.parse_nodes, values.parse_gpus, values.parse_time_limit, values.parse_memory,
                   values.parse_hosts, values.parse_env_words, values.parse_modules, values.parse_flag):  # fmt: skip
         try:
@@ -109,11 +109,11 @@ def test_no_text_breaks_a_parser(text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("3", 3.0), ("1.5", 1.5), ("1.5s", 1.5), (" 0.5 S", 0.5)])
-def test_a_node_may_be_silent_for_parts_of_a_second(text: str, seconds: float) -> None:
+def test_node_timeout_accepts_fractions(text: str, seconds: float) -> None:
     assert values.parse_node_timeout(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "1e3", "1m", "1.2345"])
-def test_what_is_no_number_of_seconds_is_refused(text: str) -> None:
+def test_invalid_node_timeout_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="number of seconds"):
         values.parse_node_timeout(text)

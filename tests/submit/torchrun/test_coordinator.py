@@ -7,7 +7,7 @@ from dalsegno.runs.torchrun.coordinator import Hosted, TorchrunSite
 from dalsegno.runs.torchrun.meeting import ALONE, Keys
 
 
-def test_one_that_is_over_can_still_be_told_to_leave_and_to_stop() -> None:
+def test_ended_coordinator_accepts_leave_and_stop() -> None:
     keys, said = Keys("j", "h:1", None), list[str]()
     keys.make()
     hosted = Hosted(TorchrunSite(TorchrunArgs("train.py"), "j", "id", 1, ALONE), keys, said.append)

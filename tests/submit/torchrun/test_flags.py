@@ -28,7 +28,7 @@ def read(line: str, **environ: str) -> TorchrunArgs:
     return args
 
 
-def test_every_flag_has_its_field_with_its_default() -> None:
+def test_every_flag_has_a_field_with_the_same_default() -> None:
     defaults = {field.name: field.default for field in fields(TorchrunArgs) if field.name not in SCRIPT}
     assert {flag.dest: flag.default for flag in FLAGS} == defaults
 
@@ -66,7 +66,7 @@ SCRIPT = ("training_script", "training_script_args")
         ("--stand t.py", TorchrunArgs("t.py", standalone=True)),  # abbreviated, as argparse allows
     ],
 )  # fmt: skip
-def test_lines_are_read_as_torchrun_reads_them(line: str, args: TorchrunArgs) -> None:
+def test_command_lines_are_parsed_as_by_torchrun(line: str, args: TorchrunArgs) -> None:
     assert read(line) == args
 
 
@@ -74,7 +74,7 @@ VALUES = {"rdzv_conf": "a=1", "start_method": "fork", "numa_binding": "node", "n
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_both_spellings_of_every_flag_are_taken(flag: Any) -> None:
+def test_both_spellings_of_every_flag_are_accepted(flag: Any) -> None:
     value = [] if flag.switch else [VALUES.get(flag.dest, "1")]
     found = {parse_torchrun([spelling, *value, "t.py", "x"]) for spelling in flag.spellings}
     assert len(found) == 1
@@ -83,13 +83,13 @@ def test_both_spellings_of_every_flag_are_taken(flag: Any) -> None:
     assert getattr(args, flag.dest) != flag.default
 
 
-def test_pet_variables_are_defaults_and_flags_go_before_them() -> None:
+def test_flags_override_pet_variables() -> None:
     environ = {"PET_NNODES": "2:4", "PET_MAX_RESTARTS": "5", "PET_STANDALONE": "1", "PET_MODULE": "0", "PET_TEE": "3"}
     args = read("--tee 1 t.py", **environ)
     assert args == TorchrunArgs("t.py", nnodes="2:4", max_restarts=5, standalone=True, tee="1")
 
 
-def test_torch_s_further_variables_count_when_nothing_else_is_said() -> None:
+def test_other_variables_of_torch_have_the_lowest_precedence() -> None:
     environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}]"}
     args = read("t.py", **environ)
     assert (args.shutdown_timeout, args.log_line_prefix_template) == (60, "[${rank}]")
@@ -140,12 +140,12 @@ def test_help_needs_no_script() -> None:
         ("--standalone --rdzv-endpoint h t.py", NodeCount(1, 1), "c10d", "localhost:0"),
     ],
 )
-def test_where_and_how_many(line: str, nodes: NodeCount, backend: str, endpoint: str) -> None:
+def test_endpoint_and_nodes_are_parsed(line: str, nodes: NodeCount, backend: str, endpoint: str) -> None:
     args = read(line)
     assert (args.nodes, args.backend, args.endpoint) == (nodes, backend, endpoint)
 
 
-def test_the_small_languages_inside_flags() -> None:
+def test_structured_flag_values_are_parsed() -> None:
     args = read("--rdzv-conf join_timeout=9,is_host=true --local-ranks-filter 0,2 t.py")
     assert args.settings == {"join_timeout": "9", "is_host": "true"}
     assert args.shown_ranks == (0, 2)
@@ -156,24 +156,24 @@ def test_the_small_languages_inside_flags() -> None:
 @pytest.mark.parametrize(
     ("text", "gpus", "count"), [("3", 8, 3), ("cpu", 8, 16), ("gpu", 8, 8), ("auto", 8, 8), ("auto", 0, 16)]
 )
-def test_processes_of_a_node(text: str, gpus: int, count: int) -> None:
+def test_processes_per_node_are_counted(text: str, gpus: int, count: int) -> None:
     assert count_processes(text, cpus=16, gpus=gpus) == count
 
 
 @pytest.mark.parametrize("text", ["gpu", "tpu", "-1"])
-def test_processes_for_which_there_is_nothing(text: str) -> None:
+def test_processes_without_devices_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         count_processes(text, cpus=16, gpus=0)
 
 
 @given(st.lists(st.text(st.characters(blacklist_categories=["Cs"]))))
-def test_whatever_follows_the_script_is_the_script_s(rest: list[str]) -> None:
+def test_arguments_after_the_script_belong_to_it(rest: list[str]) -> None:
     assume(rest[:1] != ["--"])  # argparse takes that one for its own, as it does in torchrun
     args = parse_torchrun(["--nnodes", "2", "train.py", *rest])
     assert args is not None and args.training_script_args == tuple(rest)
 
 
-def test_help_tells_of_every_flag_once_and_of_its_default() -> None:
+def test_help_lists_every_flag_once_with_its_default() -> None:
     said = " ".join(torchrun_parser({"PET_NNODES": "7"}).format_help().split())
     assert set(HELP) == {flag.name for flag in FLAGS}
     assert [flag.name for flag in FLAGS if f"{flag.name} " not in said] == []
@@ -184,7 +184,7 @@ def test_help_tells_of_every_flag_once_and_of_its_default() -> None:
 # ---- against torch itself, where it is installed
 
 
-def test_torch_s_own_parser_has_the_same_flags() -> None:
+def test_parser_of_torch_has_the_same_flags() -> None:
     run = pytest.importorskip("torch.distributed.run")
     theirs = {action.dest: action for action in run.get_args_parser()._actions}
     ours = {action.dest: action for action in torchrun_parser({})._actions}
@@ -197,7 +197,7 @@ def test_torch_s_own_parser_has_the_same_flags() -> None:
         assert (theirs[dest].default or None) == (ours[dest].default or None) or dest == "master_port", dest
 
 
-def test_torch_s_own_parser_splits_the_same() -> None:
+def test_parser_of_torch_splits_arguments_alike() -> None:
     run = pytest.importorskip("torch.distributed.run")
     line = ["--nnodes", "1:4", "--nproc_per_node", "2", "-m", "a.b", "--tee", "3", "--", "x"]
     theirs, ours = run.parse_args(line), parse_torchrun(line)

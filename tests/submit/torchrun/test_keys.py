@@ -28,14 +28,14 @@ class Wax:
         return bytes.fromhex(data)
 
 
-def test_the_secret_comes_sealed_and_is_another_each_time() -> None:
+def test_secret_is_sealed_differently_each_time() -> None:
     host, other = Keys("j", "h:1", Wax("ada")), Keys("j", "h:1", Wax("ada"))
     assert other.unlock(host.greeting() | {"nonce": "x"}) == host.secret == b""
     assert host.make() != Keys("j", "h:1", Wax("ada")).make()
     assert other.unlock(host.greeting()) == host.secret != b""
 
 
-def test_without_munge_the_key_is_what_both_know() -> None:
+def test_key_without_munge_is_derived_from_run_and_endpoint() -> None:
     host, other = Keys("j", "h:1", None), Keys("j", "h:1", None)
     assert host.make() == other.unlock(host.greeting())
     assert host.secret != Keys("j", "h:2", None).make()
@@ -51,14 +51,14 @@ def test_without_munge_the_key_is_what_both_know() -> None:
         (Keys("k", "h:1", None), Keys("j", "h:1", None), "h:1 belongs to another run than `j`"),
     ],
 )
-def test_greetings_that_are_not_taken(host: Keys, other: Keys, why: str) -> None:
+def test_unusable_greetings_are_refused(host: Keys, other: Keys, why: str) -> None:
     host.make()
     with pytest.raises(BadProof):
         other.unlock(host.greeting())
     assert why in other.trouble
 
 
-def test_a_socket_without_a_daemon_is_no_munge(tmp_path: Path) -> None:
+def test_socket_without_a_daemon_is_not_munge(tmp_path: Path) -> None:
     (tmp_path / "socket").touch()
     conf = tmp_path / "slurm.conf"
     conf.write_text(f"ClusterName=x\nAuthInfo=ttl=60,socket={tmp_path / 'socket'}\n")
@@ -66,7 +66,7 @@ def test_a_socket_without_a_daemon_is_no_munge(tmp_path: Path) -> None:
     assert found is None or found.socket != str(tmp_path / "socket")
 
 
-def test_keepers_prove_the_secret_that_came_sealed() -> None:
+def test_keepers_use_the_sealed_secret() -> None:
     """An agent has none when it starts; keepers that went on without would let anybody in."""
     orders: list[dict[str, Any]] = []
     snapshots = Snapshots("j", "n1", b"", "door", lambda *task: True, lambda message: None)
@@ -75,7 +75,7 @@ def test_keepers_prove_the_secret_that_came_sealed() -> None:
     assert orders[-1]["keep"]["secret"] == b"sealed".hex()
 
 
-def test_who_knows_only_what_can_be_guessed_keeps_snapshots_on_the_node() -> None:
+def test_snapshots_stay_on_the_node_without_a_private_secret() -> None:
     assert not Keys("j", "h:1", None).private
     assert Keys("j", "h:1", Wax("ada")).private and Keys("j", "h:1", None, alone=True).private
     snapshots = Snapshots("j", "n1", b"", "door", lambda *task: True, lambda message: None)

@@ -24,7 +24,7 @@ from dalsegno.runs.torchrun.logs import Logs, Tee, WorkerTail
         ({"log_dir": os.devnull, "redirects": "3"}, ["", ""], ["", ""]),
     ],
 )
-def test_where_each_rank_writes(tmp_path: Path, flags: dict[str, str], output: list[str], log: list[str]) -> None:
+def test_log_files_of_each_rank(tmp_path: Path, flags: dict[str, str], output: list[str], log: list[str]) -> None:
     logs = Logs(TorchrunArgs("t.py", **{"log_dir": str(tmp_path / "logs"), **flags}), "job/7", Tee(lambda *_: None))  # type: ignore[arg-type]
     found = [logs.files(2, local, 10 + local) for local in range(2)]
     logs.close(ended_well=True)
@@ -39,9 +39,7 @@ def test_where_each_rank_writes(tmp_path: Path, flags: dict[str, str], output: l
     ("wrote", "ended_well", "stays"),
     [("", True, False), ("output", True, True), ("error_file", True, False), ("error_file", False, True)],
 )
-def test_a_folder_of_our_own_stays_only_if_there_is_something_to_read(
-    wrote: str, ended_well: bool, stays: bool
-) -> None:
+def test_temporary_folder_stays_only_if_it_has_output(wrote: str, ended_well: bool, stays: bool) -> None:
     logs = Logs(TorchrunArgs("t.py", redirects="1"), "none", Tee(lambda *_: None))
     files = logs.files(0, 0, 0)
     if wrote:
@@ -52,7 +50,7 @@ def test_a_folder_of_our_own_stays_only_if_there_is_something_to_read(
     shutil.rmtree(root, ignore_errors=True)
 
 
-def test_lines_are_shown_whole_behind_their_names_and_filtered_ones_are_kept(tmp_path: Path) -> None:
+def test_teed_lines_are_prefixed_and_filtered(tmp_path: Path) -> None:
     shown: list[tuple[int, bytes]] = []
     tee = Tee(lambda stream, data: shown.append((stream, data)))
     log, kept = tmp_path / "log", tmp_path / "kept"

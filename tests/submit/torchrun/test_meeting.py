@@ -34,7 +34,7 @@ def read(line: str) -> TorchrunArgs:
         ("--nnodes 2 --master-addr me --master-port 7 --node-rank 1", Meeting("me", 7, ours=False)),
     ],
 )
-def test_where_the_agents_meet_and_who_listens(line: str, meeting: Meeting) -> None:
+def test_rendezvous_is_found_as_by_torchrun(line: str, meeting: Meeting) -> None:
     assert find_meeting(read(line), lambda host: host == "me") == meeting
 
 
@@ -48,12 +48,12 @@ def test_where_the_agents_meet_and_who_listens(line: str, meeting: Meeting) -> N
         ("10.0.0.1:0", ("10.0.0.1", 0)),
     ],
 )
-def test_endpoints(text: str, place: tuple[str, int]) -> None:
+def test_endpoints_are_parsed(text: str, place: tuple[str, int]) -> None:
     assert parse_endpoint(text, 1) == place
 
 
 @pytest.mark.parametrize("text", ["a:b", "a:99999", "a b", "::1:7", "a:7:8"])
-def test_what_is_no_endpoint(text: str) -> None:
+def test_invalid_endpoint_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_endpoint(text, 1)
 
@@ -61,11 +61,11 @@ def test_what_is_no_endpoint(text: str) -> None:
 @pytest.mark.parametrize(
     "line", ["--nnodes 2 --rdzv-endpoint a", "--nnodes 2 --rdzv-backend c10d --rdzv-conf is_host=x"]
 )
-def test_meetings_that_cannot_be(line: str) -> None:
+def test_impossible_rendezvous_is_refused(line: str) -> None:
     with pytest.raises(UsageError):
         find_meeting(read(line), lambda host: False)
 
 
-def test_a_node_knows_its_own_addresses() -> None:
+def test_own_addresses_are_recognised() -> None:
     assert is_own_address("localhost") and is_own_address("127.0.0.1")
     assert not is_own_address("192.0.2.1") and not is_own_address("no-such-host.invalid")

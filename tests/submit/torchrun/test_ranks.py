@@ -17,7 +17,7 @@ def read(line: str) -> TorchrunArgs:
     return args
 
 
-def test_names_sort_by_the_order_that_was_given_whatever_the_hosts_are_called() -> None:
+def test_names_sort_by_the_given_order() -> None:
     static = [agent_name(TorchrunArgs("t.py", nnodes="12", node_rank=rank), {}, host, 7) for rank, host in
               [(10, "a"), (2, "gpu-node-99"), (0, "z")]]  # fmt: skip
     assert [host_of(name) for name in sorted(static, key=in_order)] == ["z", "gpu-node-99", "a"]
@@ -26,7 +26,7 @@ def test_names_sort_by_the_order_that_was_given_whatever_the_hosts_are_called() 
     assert agent_name(c10d, {}, "n", 7) == "0@n#7"
 
 
-def test_numbers_in_names_count_as_numbers() -> None:
+def test_numbers_in_names_sort_as_numbers() -> None:
     names = ["gpu-10", "gpu-9", "a100-2", "gpu-9b", "gpu"]
     assert sorted(names, key=in_order) == ["a100-2", "gpu", "gpu-9", "gpu-9b", "gpu-10"]
 
@@ -42,7 +42,7 @@ def test_numbers_in_names_count_as_numbers() -> None:
         ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint localhost:1", ["127.0.0.1", "127.0.0.1"], "127.0.0.1"),
     ],
 )
-def test_the_master_is_where_every_node_finds_it(line: str, hosts: list[str], master: str) -> None:
+def test_master_address_is_reachable_by_every_node(line: str, hosts: list[str], master: str) -> None:
     args = read(line)
     site = TorchrunSite(args, "j", "id", 2, find_meeting(args, lambda host: True))
     assert site.worker_env(Seats(1, tuple(hosts), 2, 4242, 0), 0, {})["MASTER_ADDR"] == master

@@ -9,7 +9,7 @@ import pytest
 from dalsegno.runs.torchrun.agent import FailedWorker, render_report
 
 
-def test_a_report_is_laid_out_as_torchruns() -> None:
+def test_report_has_the_layout_of_torchrun() -> None:
     root = FailedWorker(3, 1, 4711, 1, 0.0, "/l/error.json", "Traceback:\nValueError: bad")
     other = FailedWorker(2, 0, 4710, -9, 0.0)
     lines = render_report("train.py", "gpu-1", root, [other]).splitlines()
@@ -36,7 +36,7 @@ def test_a_report_is_laid_out_as_torchruns() -> None:
     ]
 
 
-def test_a_report_is_word_for_word_torchs_own(tmp_path: Path) -> None:
+def test_report_equals_that_of_torch(tmp_path: Path) -> None:
     errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
     theirs = errors.ProcessFailure(local_rank=1, pid=4711, exitcode=-9, error_file=str(tmp_path / "none"))
     ours = FailedWorker(3, 1, 4711, -9, theirs.timestamp)

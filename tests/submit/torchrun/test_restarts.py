@@ -23,7 +23,7 @@ def rounds(run: Run, code: int, traceback: str = "") -> tuple[Run, list[object]]
 
 
 @pytest.mark.parametrize("code", [1, 75, 93, -9, -11])
-def test_to_the_letter_every_bad_end_is_one_restart_of_so_many_and_none_waits(code: int) -> None:
+def test_literal_rules_count_every_failure_without_pauses(code: int) -> None:
     trace = SAME if code == 1 else ""
     run, _ = advance(Run(Shape(1, 1, 2), max_restarts=3, literal=True), Joined("n"))
     for restart in range(1, 4):
@@ -35,7 +35,7 @@ def test_to_the_letter_every_bad_end_is_one_restart_of_so_many_and_none_waits(co
     assert not any(isinstance(each, Start) for each in orders)
 
 
-def test_of_our_own_runs_the_same_fault_twice_is_still_the_end() -> None:
+def test_same_fault_twice_ends_our_own_runs() -> None:
     run, _ = advance(Run(Shape(1, 1, 2), max_restarts=3), Joined("n"))
     run, _ = rounds(run, 1, SAME)
     run, orders = rounds(run, 1, SAME)

@@ -44,7 +44,7 @@ def port() -> int:
 # ---- ends
 
 
-def test_all_well_is_0_and_nothing_is_left(torchrun: Launcher) -> None:
+def test_success_exits_with_0_and_leaves_nothing(torchrun: Launcher) -> None:
     done = torchrun.run(
         "--nproc-per-node", "2", torchrun.script("import os; os.write(1, b'rank %s\\n' % os.environb[b'RANK'])")
     )
@@ -53,7 +53,7 @@ def test_all_well_is_0_and_nothing_is_left(torchrun: Launcher) -> None:
     assert torchrun.left() == []
 
 
-def test_a_worker_that_fails_is_1_with_a_report_of_the_first(torchrun: Launcher) -> None:
+def test_failed_worker_exits_with_1_and_a_report(torchrun: Launcher) -> None:
     torchrun.script("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(60)")
     done = torchrun.run("--nproc-per-node", "2", "train.py")
     assert done.returncode == 1
@@ -63,7 +63,7 @@ def test_a_worker_that_fails_is_1_with_a_report_of_the_first(torchrun: Launcher)
 
 
 @pytest.mark.parametrize("code", ["3", "75", "93", "-9"])
-def test_every_failure_is_one_restart_of_so_many(torchrun: Launcher, code: str) -> None:
+def test_every_failure_costs_one_restart(torchrun: Launcher, code: str) -> None:
     torchrun.script(
         f"""
         import os, sys
@@ -77,7 +77,7 @@ def test_every_failure_is_one_restart_of_so_many(torchrun: Launcher, code: str) 
     assert f"exitcode  : {code} " in done.stderr
 
 
-def test_a_run_that_comes_right_is_0(torchrun: Launcher) -> None:
+def test_run_that_recovers_exits_with_0(torchrun: Launcher) -> None:
     torchrun.script("import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] != '2')")
     assert torchrun.run("--max-restarts", "2", "train.py").returncode == 0
 
@@ -92,7 +92,7 @@ def test_a_run_that_comes_right_is_0(torchrun: Launcher) -> None:
         (["--nnodez", "2", "train.py"], 2, "torchrun would refuse this"),
     ],
 )
-def test_what_cannot_be_done_is_said_at_once(torchrun: Launcher, words: list[str], code: int, said: str) -> None:
+def test_impossible_command_fails_at_once(torchrun: Launcher, words: list[str], code: int, said: str) -> None:
     torchrun.script("")
     done = torchrun.run(*words)
     assert done.returncode == code and said in done.stderr
@@ -101,7 +101,7 @@ def test_what_cannot_be_done_is_said_at_once(torchrun: Launcher, words: list[str
 # ---- what runs
 
 
-def test_executables_modules_and_macros(torchrun: Launcher) -> None:
+def test_executables_modules_and_macros_work(torchrun: Launcher) -> None:
     done = torchrun.run("--no-python", "--nproc-per-node", "2", "sh", "-c", "echo $$LOCAL_RANK ${local_rank} $$@", "sh")
     assert sorted(done.stdout.splitlines()) == ["0 0", "1 1"], done.stderr
     (torchrun.folder / "pack").mkdir()
@@ -112,7 +112,7 @@ def test_executables_modules_and_macros(torchrun: Launcher) -> None:
     assert torchrun.run("train.py", "a", "--", "-h").stdout == "['train.py', 'a', '--', '-h']\n"
 
 
-def test_standard_input_is_the_worker_s(torchrun: Launcher) -> None:
+def test_worker_inherits_standard_input(torchrun: Launcher) -> None:
     torchrun.script("print('read', input())")
     (torchrun.folder / "words").write_text("something\n")
     import subprocess
@@ -130,7 +130,7 @@ def test_standard_input_is_the_worker_s(torchrun: Launcher) -> None:
 # ---- where output goes
 
 
-def test_files_and_prefixes(torchrun: Launcher) -> None:
+def test_logs_have_files_and_prefixes(torchrun: Launcher) -> None:
     torchrun.script("import os, sys\nprint('out', os.environ['RANK'])\nprint('err', file=sys.stderr)")
     done = torchrun.run("--nproc-per-node", "2", "--log-dir", "logs", "-r", "1:3", "-t", "0:1", "train.py")
     assert done.stdout == "[default0]:out 0\n" and done.stderr == "err\n"
@@ -140,7 +140,7 @@ def test_files_and_prefixes(torchrun: Launcher) -> None:
     assert (folder / "attempt_0/1/stdout.log").read_text() == "out 1\n"
 
 
-def test_filters_by_rank_role_and_word(torchrun: Launcher) -> None:
+def test_logs_are_filtered_by_rank_role_and_word(torchrun: Launcher) -> None:
     torchrun.script("import os\nprint('loss', os.environ['RANK'])\nprint('noise')")
     words = ["--nproc-per-node", "2", "--log-dir", "logs", "--role", "t", "--tee", "3", "--local-ranks-filter", "1"]
     done = torchrun.run(*words, "--duplicate-stdout-filters", "loss", "train.py")
@@ -150,7 +150,7 @@ def test_filters_by_rank_role_and_word(torchrun: Launcher) -> None:
     assert torchrun.run("--nproc-per-node", "2", "--local-ranks-filter", "1", "train.py").stdout == "loss 1\nnoise\n"
 
 
-def test_a_restart_has_its_own_folder(torchrun: Launcher) -> None:
+def test_restart_has_its_own_log_folder(torchrun: Launcher) -> None:
     torchrun.script("import os, sys; print('x'); sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')")
     torchrun.run("--max-restarts", "1", "--log-dir", "logs", "-r", "3", "train.py")
     assert len(list((torchrun.folder / "logs").glob("*/attempt_[01]/0/stdout.log"))) == 2
@@ -171,7 +171,7 @@ time.sleep(100)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
-def test_signals_reach_all_workers_and_the_end_is_1(torchrun: Launcher, name: str) -> None:
+def test_signals_reach_all_workers_and_exit_with_1(torchrun: Launcher, name: str) -> None:
     torchrun.script(WAITS)
     process = torchrun.start("--nproc-per-node", "2", "train.py", name)
     assert process.stdout is not None and process.stdout.readline() + process.stdout.readline() == "up\nup\n"
@@ -182,7 +182,7 @@ def test_signals_reach_all_workers_and_the_end_is_1(torchrun: Launcher, name: st
     assert torchrun.left() == []
 
 
-def test_a_worker_that_does_not_end_is_killed_after_the_grace(torchrun: Launcher) -> None:
+def test_worker_that_ignores_the_signal_is_killed_after_the_grace_period(torchrun: Launcher) -> None:
     torchrun.script(
         """
         import os, signal, subprocess, time
@@ -199,7 +199,7 @@ def test_a_worker_that_does_not_end_is_killed_after_the_grace(torchrun: Launcher
     assert torchrun.left() == []
 
 
-def test_a_signal_that_is_not_handled_is_the_workers_own(torchrun: Launcher) -> None:
+def test_unhandled_signal_is_forwarded_to_workers(torchrun: Launcher) -> None:
     """torchrun dies of it; whoever listens for Slurm's warning wants to save, and go on."""
     torchrun.script(WAITS)
     process = torchrun.start("train.py", "SIGUSR1")
@@ -209,7 +209,7 @@ def test_a_signal_that_is_not_handled_is_the_workers_own(torchrun: Launcher) -> 
     assert (done.returncode, done.stdout) == (0, "got SIGUSR1\n")
 
 
-def test_nothing_outlives_an_agent_that_is_killed(torchrun: Launcher) -> None:
+def test_nothing_outlives_a_killed_agent(torchrun: Launcher) -> None:
     torchrun.script(WAITS)
     process = torchrun.start("--nproc-per-node", "2", "train.py", "SIGTERM")
     assert process.stdout is not None and process.stdout.readline() == "up\n"
@@ -228,7 +228,7 @@ while len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
 """
 
 
-def test_agents_meet_at_the_endpoint_and_the_second_on_a_node_dials(torchrun: Launcher, port: int) -> None:
+def test_second_agent_on_a_node_connects_to_the_first(torchrun: Launcher, port: int) -> None:
     torchrun.script(TOLD)
     words = ["--nnodes", "2", "--nproc-per-node", "2", *C10D, "--rdzv-endpoint", f"localhost:{port}", "train.py"]
     done = [ended(each) for each in [torchrun.start(*words), torchrun.start(*words)]]
@@ -238,7 +238,7 @@ def test_agents_meet_at_the_endpoint_and_the_second_on_a_node_dials(torchrun: La
     assert torchrun.left() == []
 
 
-def test_static_agents_have_the_ranks_they_were_given(torchrun: Launcher, port: int) -> None:
+def test_static_agents_keep_their_given_ranks(torchrun: Launcher, port: int) -> None:
     torchrun.script(TOLD)
     common = ["--nnodes", "3", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     order = [2, 0, 1]
@@ -247,7 +247,7 @@ def test_static_agents_have_the_ranks_they_were_given(torchrun: Launcher, port: 
     assert told == [[rank, rank, 3, 3, 0] for rank in order]
 
 
-def test_a_run_grows_shrinks_and_spends_no_restart_on_it(torchrun: Launcher, port: int) -> None:
+def test_growing_and_shrinking_cost_no_restart(torchrun: Launcher, port: int) -> None:
     torchrun.script(TOLD)
     end = torchrun.folder / "end"
     words = ["--nnodes", "1:2", *C10D, "--rdzv-endpoint", f"localhost:{port}", "train.py", str(end)]
@@ -263,7 +263,7 @@ def test_a_run_grows_shrinks_and_spends_no_restart_on_it(torchrun: Launcher, por
     assert done.returncode == 0 and "lost" in done.stderr
 
 
-def test_a_failure_on_one_node_ends_all_and_is_told_where_it_was(torchrun: Launcher, port: int) -> None:
+def test_failure_on_one_node_ends_all_and_names_the_node(torchrun: Launcher, port: int) -> None:
     torchrun.script("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(100)")
     words = ["--nnodes", "2", *C10D, "--rdzv-endpoint", f"localhost:{port}", "train.py"]
     done = [ended(each) for each in [torchrun.start(*words), torchrun.start(*words)]]
@@ -273,7 +273,7 @@ def test_a_failure_on_one_node_ends_all_and_is_told_where_it_was(torchrun: Launc
     assert any("rank 1 on " in each.stderr and "see the report on that node" in each.stderr for each in done)
 
 
-def test_whoever_loses_the_rendezvous_ends_in_time(torchrun: Launcher, port: int) -> None:
+def test_agent_that_loses_the_rendezvous_ends_in_time(torchrun: Launcher, port: int) -> None:
     torchrun.script(TOLD)
     words = ["--nnodes", "2", *C10D, "--rdzv-endpoint", f"localhost:{port}", "train.py", "never"]
     host, other = torchrun.start(*words), None
@@ -287,9 +287,7 @@ def test_whoever_loses_the_rendezvous_ends_in_time(torchrun: Launcher, port: int
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
-def test_both_nodes_may_still_save_when_they_are_told_to_end(
-    torchrun: Launcher, port: int, first: int, second: int
-) -> None:
+def test_both_nodes_can_save_when_told_to_end(torchrun: Launcher, port: int, first: int, second: int) -> None:
     torchrun.script(WAITS)
     words = ["--nnodes", "2", *C10D, "--rdzv-endpoint", f"localhost:{port}", "train.py", "SIGTERM"]
     nodes = [torchrun.start(*words), torchrun.start(*words)]
@@ -302,7 +300,7 @@ def test_both_nodes_may_still_save_when_they_are_told_to_end(
     assert torchrun.left() == []
 
 
-def test_too_few_nodes_for_too_long_are_the_end(torchrun: Launcher, port: int) -> None:
+def test_too_few_nodes_for_too_long_end_the_run(torchrun: Launcher, port: int) -> None:
     torchrun.script("")
     words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=1"]
     done = torchrun.run(*words, "--rdzv-endpoint", f"localhost:{port}", "train.py")
@@ -311,7 +309,7 @@ def test_too_few_nodes_for_too_long_are_the_end(torchrun: Launcher, port: int) -
     assert alone.returncode == 1 and f"no response from 192.0.2.1:{port}" in alone.stderr
 
 
-def test_command_lines_that_differ_are_told(torchrun: Launcher, port: int) -> None:
+def test_differing_command_lines_are_reported(torchrun: Launcher, port: int) -> None:
     torchrun.script("import time; time.sleep(100)")
     words = ["--nnodes", "2", *C10D, "--rdzv-endpoint", f"localhost:{port}"]
     host = torchrun.start(*words, "train.py")
@@ -332,7 +330,7 @@ def _listens(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_the_launcher_s_own_error_file_gets_the_worker_s(torchrun: Launcher) -> None:
+def test_error_file_of_the_launcher_gets_that_of_the_worker(torchrun: Launcher) -> None:
     torchrun.script(
         """
         import json, os, sys
@@ -350,7 +348,7 @@ def test_the_launcher_s_own_error_file_gets_the_worker_s(torchrun: Launcher) -> 
     assert os.environ.get("TORCHELASTIC_ERROR_FILE") != str(target)
 
 
-def test_a_folder_with_a_main_in_it_runs_as_python_runs_it(torchrun: Launcher) -> None:
+def test_folder_with_a_main_runs_as_in_python(torchrun: Launcher) -> None:
     (torchrun.folder / "bundle").mkdir()
     torchrun.script("import beside; print(beside.word)", "bundle/__main__.py")
     torchrun.script("word = 'found'", "bundle/beside.py")
@@ -359,14 +357,14 @@ def test_a_folder_with_a_main_in_it_runs_as_python_runs_it(torchrun: Launcher) -
 
 
 @pytest.mark.parametrize("id", ["x" * 150, "ünï cödé"])
-def test_any_run_id_will_do(torchrun: Launcher, port: int, id: str) -> None:
+def test_any_run_id_is_accepted(torchrun: Launcher, port: int, id: str) -> None:
     torchrun.script("import os; print(os.environ['TORCHELASTIC_RUN_ID'])")
     words = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-conf", "last_call_timeout=0.1", "--rdzv-id", id]
     done = torchrun.run(*words, "--rdzv-endpoint", f"localhost:{port}", "train.py")
     assert (done.returncode, done.stdout) == (0, id + "\n"), done.stderr
 
 
-def test_a_signal_that_is_not_listed_still_leaves_no_orphan(torchrun: Launcher) -> None:
+def test_unlisted_signal_leaves_no_orphan(torchrun: Launcher) -> None:
     torchrun.script(WAITS)
     process = torchrun.start("--signals-to-handle", "SIGUSR2,SIGKILL,SIGNONE", "train.py", "SIGTERM")
     assert process.stdout is not None and process.stdout.readline() == "up\n"

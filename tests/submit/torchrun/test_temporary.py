@@ -33,7 +33,7 @@ def killed_holder() -> Path:
     return path
 
 
-def test_what_a_killed_holder_left_is_swept_by_the_next(there: Path) -> None:
+def test_folder_of_a_killed_owner_is_swept_by_the_next(there: Path) -> None:
     kept = killed_holder()
     (kept / "stdout.log").write_text("somebody may want this")
     left = killed_holder()
@@ -46,7 +46,7 @@ def test_what_a_killed_holder_left_is_swept_by_the_next(there: Path) -> None:
     assert not Path(own.path).exists()
 
 
-def test_output_stays_and_files_that_nobody_wants_do_not_count() -> None:
+def test_folder_with_output_stays_and_unwanted_files_do_not_count() -> None:
     first, second = TemporaryLogs(), TemporaryLogs()
     Path(first.path, "error.json").write_text("{}")
     Path(second.path, "error.json").write_text("{}")

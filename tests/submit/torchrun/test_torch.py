@@ -78,7 +78,9 @@ def dump(torchrun: Launcher, program: list[str], name: str, words: list[str], **
         ),
     ],
 )
-def test_workers_find_the_same_variables(torchrun: Launcher, words: list[str], env: dict[str, str]) -> None:
+def test_workers_have_the_same_variables_as_with_torchrun(
+    torchrun: Launcher, words: list[str], env: dict[str, str]
+) -> None:
     theirs = dump(torchrun, [torchrun.python, *THEIRS], "theirs", words, **env)
     ours = dump(torchrun, OURS, "ours", words, **env)
     assert len(ours) == len(theirs)
@@ -112,20 +114,20 @@ def lines(text: str) -> list[str]:
     return sorted(text.splitlines())
 
 
-def test_single_node_multi_worker(torchrun: Launcher) -> None:
+def test_example_single_node_multi_worker(torchrun: Launcher) -> None:
     done = torchrun.run("--standalone", "--nnodes=1", "--nproc-per-node=2", torchrun.script(DDP))
     assert (done.returncode, lines(done.stdout)) == (0, WELL), done.stderr
     assert torchrun.left() == []
 
 
-def test_stacked_single_node_multi_worker(torchrun: Launcher) -> None:
+def test_example_stacked_single_node_multi_worker(torchrun: Launcher) -> None:
     torchrun.script(DDP)
     words = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nnodes=1", "--nproc-per-node=2", "train.py"]
     stacked = [ended(each) for each in [torchrun.start(*words), torchrun.start(*words)]]
     assert [(each.returncode, lines(each.stdout)) for each in stacked] == [(0, WELL), (0, WELL)]
 
 
-def test_fault_tolerant(torchrun: Launcher, port: int) -> None:
+def test_example_fault_tolerant(torchrun: Launcher, port: int) -> None:
     torchrun.script(DDP)
     words = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=7", "--rdzv-backend=c10d",
              f"--rdzv-endpoint=localhost:{port}", "train.py", "die"]  # fmt: skip
@@ -135,14 +137,14 @@ def test_fault_tolerant(torchrun: Launcher, port: int) -> None:
     assert torchrun.left() == []
 
 
-def test_elastic(torchrun: Launcher, port: int) -> None:
+def test_example_elastic(torchrun: Launcher, port: int) -> None:
     words = ["--nnodes=1:4", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-id=7", "--rdzv-backend=c10d",
              f"--rdzv-endpoint=localhost:{port}", torchrun.script(DDP)]  # fmt: skip
     done = torchrun.run(*words, PET_RDZV_CONF="last_call_timeout=1")
     assert (done.returncode, lines(done.stdout)) == (0, WELL), done.stderr
 
 
-def test_a_traceback_that_was_recorded_is_in_the_report(torchrun: Launcher) -> None:
+def test_recorded_traceback_is_in_the_report(torchrun: Launcher) -> None:
     done = torchrun.run("--nproc-per-node", "2", torchrun.script(DDP), "raise")
     assert done.returncode == 1
     report = done.stderr[done.stderr.index("train.py FAILED") :]
