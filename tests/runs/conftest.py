@@ -1,4 +1,4 @@
-"""What the tests of launching share: one warm parent, for it is what it is made for."""
+"""Fixtures for tests of runs: one warm parent for all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 
 @pytest.fixture
 def agent(warm: Agent, tmp_path: Path) -> Iterator[Agent]:
-    """A warm parent of which nothing runs, neither before nor after."""
+    """Return the warm parent without any worker, before and after the test."""
     warm.folder = tmp_path
     yield warm
     warm.end_workers()

@@ -1,4 +1,4 @@
-"""A whole run on one machine: a real coordinator, real agents, each of which takes itself for a node."""
+"""A whole run on one machine: a real coordinator and real agents, each of which acts as a node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.waiting import PATIENCE_S
 
 PROGRAMS = Path(__file__).parents[2] / "src" / "dalsegno" / "programs.py"
 
-# What every script begins with: who it is, and a way to wait for what the test says.
+# Preamble of every script: it prints who it is, and can wait for the test.
 BEGIN = """
 import json, os, signal, socket, sys, time
 rank, generation = int(os.environ["RANK"]), int(os.environ["DALSEGNO_GENERATION"])
@@ -38,7 +38,7 @@ print(os.getpid(), os.environ["SLURMD_NODENAME"])
 
 
 class Played:
-    """One run. Agents are started by name; `go` lets scripts go on that wait."""
+    """One run. Agents are started by name; `go` releases scripts that wait."""
 
     def __init__(self, root: Path, script: str, **more: Any) -> None:
         self.folder = RunFolder(root / f"train-{os.getpid()}-{time.monotonic_ns() % 10**9}")
@@ -51,7 +51,7 @@ class Played:
         self.coordinator: Coordinator
         self.task: asyncio.Task[int] | None = None
 
-    # Who takes part
+    # Participants
 
     async def coordinate(self, gather_s: float = 30.0) -> None:
         self.coordinator = Coordinator(self.site, lambda boss: NoStaff(), gather_s)
@@ -59,7 +59,7 @@ class Played:
         await self.until(self.folder.connect.exists)
 
     async def coordinate_elsewhere(self) -> int:
-        """In a process of its own, which can be killed; gives its PID."""
+        """Start the coordinator in its own process, which can be killed; return its PID."""
         pid = os.fork()
         if pid == 0:
             try:
@@ -78,18 +78,18 @@ class Played:
                 env = {**os.environ, "SLURMD_NODENAME": node}
                 self.agents[node] = subprocess.Popen(argv, stdin=connect, stderr=log, env=env)
 
-    # What happens
+    # Events
 
     async def until(self, true: Callable[[], object], within_s: float = PATIENCE_S) -> None:
         end = time.monotonic() + within_s
         while not true():
             if self.task is not None and self.task.done():
-                self.task.result()  # raises what the coordinator has died of
+                self.task.result()  # raises the coordinator's error
             assert time.monotonic() < end, self.events()
             await asyncio.sleep(0.005)
 
     async def until_runs(self, generation: int = 1, ranks: int = 2) -> None:
-        """Every rank of the generation has said who it is."""
+        """Wait until every rank of the generation has printed who it is."""
         await self.until(lambda: all(self.log(rank, generation) for rank in range(ranks)))
 
     async def ends(self) -> int:
@@ -97,7 +97,7 @@ class Played:
         return await asyncio.wait_for(asyncio.shield(self.task), PATIENCE_S)
 
     def log(self, rank: int, generation: int = 1) -> list[str]:
-        """Its whole lines so far."""
+        """Return its complete lines so far."""
         with contextlib.suppress(FileNotFoundError):
             return self.folder.log(generation, rank).read_text().rpartition("\n")[0].splitlines()
         return []
@@ -116,7 +116,7 @@ class Played:
         return status
 
     def processes(self) -> list[int]:
-        """All that bears the run's id, in its words or in its environment."""
+        """Return all processes with the run's id in their arguments or environment."""
         run = self.folder.run
         mark = f"DALSEGNO_RUN={run}".encode()
         found = children.find(lambda pid: mark in children.environment(pid) or run in children.arguments(pid))
@@ -135,7 +135,7 @@ class Played:
 
 @contextlib.asynccontextmanager
 async def played(root: Path, script: str, *nodes: str, gather_s: float = 30.0, **more: Any) -> AsyncIterator[Played]:
-    """With a coordinator and agents on these nodes; without nodes, nobody is there yet."""
+    """Run a coordinator with agents on these nodes; without nodes, no agent is started yet."""
     played = Played(root, script, **{"shape": Shape(2, 2, 1), **more})
     try:
         if nodes:

@@ -1,7 +1,7 @@
-"""Nodes of a run without their processes: slots, copies and words as values, and the real decisions about them.
+"""Nodes of a run without processes: slots, copies and messages as values, with the real decisions about them.
 
-What the coordinator's table, the rule for slots and the keepers' plan decide is their own code. Only what carries it
-out is played: a snapshot is a record, a message a value in a queue, a lost node one that is not there any more.
+The coordinator's table, the rule for slots and the keepers' plan are the real code. Only their execution is simulated:
+a snapshot is a record, a message is a value in a queue, and a lost node is removed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Node:
         ]
 
     def write(self, rank: int, step: int, world: int, resumed: int | None) -> bool:
-        """As a worker does."""
+        """Write a snapshot as a worker does."""
         slots = [self.memory.get((rank, slot, False)) for slot in range(SLOTS)]
         free = free_slots(slots, self.keep.generation, resumed, self.safe)
         if free:
@@ -62,7 +62,7 @@ class Node:
         return record in self.memory.values()
 
     def receive(self, one: OnNode) -> bool:
-        """As a buddy's keeper does."""
+        """Receive a copy as a buddy's keeper does."""
         copy = replace(one.record, shared=ABSENT)
         copies = [self.memory.get((one.rank, slot, True)) for slot in range(COPIES)]
         if copy in copies:
@@ -79,13 +79,13 @@ class Node:
             self.memory[rank, SHARED, True] = replace(shared, own=ABSENT)
 
     def look(self) -> None:
-        """As its keeper does after each change."""
+        """Update the node as its keeper does after each change."""
         for one in spent(self.held(), self.safe):
             del self.memory[one.rank, one.name.slot, one.copy]
 
 
 class Cluster:
-    """A run on nodes that come and go, one rank on each; `resumed`: what each generation went on from."""
+    """A run on nodes that come and go, one rank on each. `resumed` is what each generation resumed from."""
 
     def __init__(self, size: int, spares: int) -> None:
         self.shape = Shape(size, size, 1)
@@ -96,13 +96,13 @@ class Cluster:
         self.group: Members | None = None
         self.steps: dict[int, int] = {}
         self.resumed: list[tuple[int, int] | None] = []
-        self.safe = NOWHERE  # as the coordinator last called it
+        self.safe = NOWHERE  # the last announcement of the coordinator
         self.now = 0.0
         for _ in range(size + spares):
             self.join(next(self.names))
         self.begin()
 
-    # The life of a run
+    # Life cycle
 
     def join(self, name: str) -> None:
         self.nodes.setdefault(name, Node(name))
@@ -110,7 +110,7 @@ class Cluster:
         self.ready.append(name)
 
     def begin(self) -> None:
-        """The next generation, if there are nodes enough."""
+        """Start the next generation if there are enough nodes."""
         before = self.group.agents if self.group else ()
         number = self.group.generation + 1 if self.group else 1
         group = form_group(number, self.shape, self.ready, before)
@@ -120,17 +120,17 @@ class Cluster:
         self.start(group)
 
     def end(self) -> None:
-        """All workers are stopped: agents have heard all that was said before, and tell what they hold."""
+        """Stop all workers: agents process all pending messages and report what they hold."""
         for name in self.ready:
             self.hear(self.nodes[name], len(self.nodes[name].inbox))
-            self.coordinator.heard(name, self.nodes[name].told())
+            self.coordinator.update(name, self.nodes[name].told())
 
     def restart(self) -> None:
         self.end()
         self.begin()
 
     def lose(self, name: str) -> None:
-        """With all its memory; what was under way to it is lost too."""
+        """Lose a node with its memory and all messages to it."""
         del self.nodes[name]
         self.ready.remove(name)
         self.coordinator.lost(name)
@@ -138,7 +138,8 @@ class Cluster:
             self.restart()
 
     def lose_agents(self, back: list[str], late: int) -> None:
-        """Of all nodes at once. They come back in this order, with the memory of their nodes, so many of them late."""
+        """Lose all agents at once. They reconnect in this order with the memory of their nodes, `late` of them
+        later."""
         for name, old in self.nodes.items():
             self.coordinator.lost(name)
             self.nodes[name] = Node(name, old.memory, old.safe)
@@ -149,10 +150,10 @@ class Cluster:
         for name in back[self.shape.max_nodes :]:
             self.join(name)
 
-    # One thing at a time
+    # Single steps
 
     def train(self, rank: int) -> None:
-        """One step of one rank. None is ahead of another by more than one."""
+        """Train one step of one rank. No rank is ahead of another by more than one."""
         if self.group is None or self.steps[rank] > min(self.steps.values()):
             return
         self.steps[rank] += 1
@@ -161,7 +162,7 @@ class Cluster:
         node.write(rank, self.steps[rank], self.group.world_size, resumed[1] if resumed else None)
 
     def send(self, name: str) -> None:
-        """One snapshot to the buddy, if there is one to send."""
+        """Send one snapshot to the buddy, if there is one to send."""
         node = self.nodes[name]
         buddy = next((each for each in self.nodes.values() if each.address == node.keep.buddy), None)
         sent = {key for key, address in node.sent.items() if address == node.keep.buddy}
@@ -175,10 +176,10 @@ class Cluster:
             self.obey(node, message)
         del node.inbox[:count]
 
-    # How it is said
+    # Messages
 
     def say_hello(self, node: Node) -> None:
-        self.coordinator.heard(node.name, node.told(), node.address[:2], node.safe)
+        self.coordinator.update(node.name, node.told(), node.address[:2], node.safe)
 
     def start(self, group: Members) -> None:
         for rank, name in enumerate(group.agents):
@@ -194,7 +195,7 @@ class Cluster:
         self.resumed.append((resume["generation"], resume["step"]) if resume else None)
 
     def fetch(self, node: Node, rank: int, told: Message) -> None:
-        """What is not at home comes from where the coordinator said it is."""
+        """Fetch what the node lacks from where the coordinator said it is."""
         place = (told["generation"], told["step"])
         here = [each for each in node.held() if each.place == place]
         has_own = any(each.own and each.rank == rank for each in here)
@@ -210,18 +211,18 @@ class Cluster:
             for one in each.held()
             if one.place == place and (one.shared if rank is None else one.own and one.rank == rank)
         ]
-        assert found, f"{place} of rank {rank} is not where it was said to be"
+        assert found, f"{place} of rank {rank} is not at the announced address"
         return found[0]
 
     def tell(self, name: str) -> None:
-        """A keeper has looked, and its agent tells what is there."""
+        """Let a keeper update its node and its agent report what is held."""
         node = self.nodes[name]
         node.look()
-        self.coordinator.heard(name, node.told())
+        self.coordinator.update(name, node.told())
         self.look()
 
     def look(self, seconds: float = 0.0) -> None:
-        """The coordinator does, so much later."""
+        """Let the coordinator check, this many seconds later."""
         self.now += seconds
         for to, message in self.coordinator.updates(self.group, self.now) if self.group else ():
             if to in self.nodes:
@@ -235,10 +236,10 @@ class Cluster:
         if "safe" in message:
             node.safe = parse_word(message["safe"])
 
-    # What is true, whoever knows it
+    # Ground truth
 
     def holders(self, place: tuple[int, int]) -> dict[int, set[str]]:
-        """The nodes that hold each rank's own part of a step."""
+        """Return the nodes that hold each rank's own part of a step."""
         world = self.shape.max_nodes
         return {
             rank: {
@@ -251,6 +252,6 @@ class Cluster:
         }
 
     def newest_safe(self) -> tuple[int, int]:
-        """The newest place that no single node takes along."""
+        """Return the newest place that survives the loss of any single node."""
         places = {one.place for node in self.nodes.values() for one in node.held()}
         return max((p for p in places if min(map(len, self.holders(p).values())) > 1), default=(-1, -1))

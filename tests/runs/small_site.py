@@ -1,4 +1,4 @@
-"""A run that asks nothing of Slurm and of no framework: plain scripts, agents that come by themselves."""
+"""A run without Slurm or a framework: plain scripts, and agents that the test starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dalsegno.wire.frames import Message
 
 @dataclass(frozen=True)
 class SmallSite:
-    """`launch.site.Site`, as small as it can be."""
+    """A minimal `CoordinatorSite`."""
 
     folder: RunFolder
     shape: Shape = field(default_factory=lambda: Shape(1, 1, 1))

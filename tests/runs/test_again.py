@@ -1,4 +1,4 @@
-"""What becomes of a step that has ended with another code than 0, under `srun --auto-resume=1`."""
+"""Decisions of `srun --auto-resume=1` on a step that ended with a code other than 0."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def in_state(state: JobState, batch: bool = True) -> JobInfo:
     return replace(JOB, state=state, batch=batch)
 
 
-# What is chosen -----------------------------------------------------------------------------------------------
+# Decision
 
 
 def test_failed_step_on_healthy_nodes_is_left_ended_after_a_grace_period():
@@ -51,7 +51,7 @@ def test_failed_step_on_healthy_nodes_is_left_ended_after_a_grace_period():
 
 def test_step_restarts_in_its_job_when_enough_healthy_nodes_are_left():
     assert choose(seen()) == StartAgain(JOB, without=("n2",))
-    shrunk = replace(JOB, nodes=("n1", "n3"))  # --no-kill: Slurm has taken the node from the job
+    shrunk = replace(JOB, nodes=("n1", "n3"))  # --no-kill: Slurm has removed the node from the job
     assert choose(seen(shrunk)) == StartAgain(shrunk)
 
 
@@ -93,11 +93,11 @@ def test_restarts_are_limited():
         assert isinstance(left, LeaveStep) and f"{MOST} times" in left.why
 
 
-# How long it is looked at -------------------------------------------------------------------------------------
+# Waiting
 
 
 class Clock:
-    """Time passes in pauses alone."""
+    """A clock that advances only in pauses."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -131,7 +131,7 @@ def test_request_to_end_is_honoured_in_the_next_pause():
     assert wait_for_choice(lambda for_s: seen(unsettled=("n2",)), lambda seconds: True, lambda: 0.0) == LeaveStep()
 
 
-# What has failed ----------------------------------------------------------------------------------------------
+# Failed nodes
 
 
 def node(name: str, *flags: NodeFlag, state: NodeState = NodeState.ALLOCATED, reason: str = "") -> NodeInfo:
@@ -160,7 +160,7 @@ def test_failed_nodes_are_down_silent_or_drained_by_the_controller():
     assert unsettled(nodes, found) == ["mute", "cut", "reboots"]
 
 
-# Words --------------------------------------------------------------------------------------------------------
+# Parsing and arguments
 
 
 def test_plugin_note_names_the_job_and_the_nodes_of_the_step():

@@ -1,4 +1,4 @@
-"""Real agents and a real coordinator on one machine: what a run lives through, and how it ends."""
+"""Real agents and a real coordinator on one machine."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ async def test_run_completes(tmp_path: Path):
         assert [run.log(rank)[1] for rank in (0, 1)] == ["rank 0", "rank 1"]
         assert sorted(run.who(rank)[1] for rank in (0, 1)) == ["n1", "n2"]
         assert (run.status.phase, run.status.exit_code, run.status.restarts) == (RunPhase.ENDED, 0, 0)
-        assert not run.folder.state.exists(), "there is nothing to go on with"
+        assert not run.folder.state.exists(), "no state is left to resume from"
         assert [agent.wait(60) for agent in run.agents.values()] == [0, 0] and run.processes() == []
 
 
@@ -63,7 +63,7 @@ async def test_killed_worker_starts_a_new_generation_on_all_nodes(tmp_path: Path
         assert await run.ends() == 0
         assert (run.status.generation, run.status.restarts, run.status.lost_nodes) == (2, 1, 0)
         assert all(run.who(rank, 2) != run.who(rank) for rank in (0, 1))
-        assert children.start_ticks(run.who(0)[0]) is None, "the other one was ended too"
+        assert children.start_ticks(run.who(0)[0]) is None, "the other worker was ended too"
 
 
 @in_loop
@@ -84,10 +84,10 @@ async def test_killed_agent_is_replaced_by_a_spare(tmp_path: Path):
         pid, _ = run.who(0)
         run.agents[lost].kill()
         await run.until_runs(2)
-        assert children.start_ticks(pid) is None, "its workers died with it"
+        assert children.start_ticks(pid) is None, "the workers died with their agent"
         assert run.who(0, 2)[1] == "spare" and run.who(1, 2)[1] == run.who(1)[1], "the others keep their ranks"
         saved = read_saved(run.folder.state, Run(Shape(2, 2, 1)))
-        assert saved and saved.used == ("n1", "n2", "spare"), "what lies in the lost one's memory is not forgotten"
+        assert saved and saved.used == ("n1", "n2", "spare"), "the memory of the lost node is remembered"
         run.go.touch()
         assert await run.ends() == 0
         assert (run.status.restarts, run.status.lost_nodes) == (0, 1)
@@ -124,7 +124,7 @@ async def test_successor_of_a_killed_coordinator_finds_the_workers_running(tmp_p
 
 
 class Squatter:
-    """A stranger on ports of a coordinator that is dead: takes connections and says nothing."""
+    """A process on the ports of a dead coordinator that accepts connections and sends nothing."""
 
     def __init__(self, *ports: int) -> None:
         self._sockets = [socket.create_server(("0.0.0.0", port)) for port in ports]
@@ -198,7 +198,7 @@ async def test_stopped_agent_on_a_live_host_is_not_lost(tmp_path: Path):
     async with played(tmp_path, "wait()", "n1", "n2", timing=timing) as run:
         await run.until_runs()
         run.agents["n1"].send_signal(signal.SIGSTOP)
-        await asyncio.sleep(2 * timing.gone_s)  # what is asked is what happens in this time
+        await asyncio.sleep(2 * timing.gone_s)  # the test observes this period
         run.agents["n1"].send_signal(signal.SIGCONT)
         run.go.touch()
         assert await run.ends() == 0
@@ -272,7 +272,7 @@ async def test_commit_is_denied_when_the_coordinator_dies(tmp_path: Path):
 
 @in_loop
 async def test_agent_whose_warm_parent_died_is_reset(tmp_path: Path):
-    """Those that were on their way to it are of a generation that is over; the next come after this word."""
+    """Orders on their way belong to a generation that is over; the next ones follow the reset."""
     async with played(tmp_path, "wait()", shape=Shape(1, 1, 1)) as run:
         await run.coordinate()
         connect = json.loads(run.folder.connect.read_text())
@@ -294,7 +294,8 @@ async def test_agent_whose_warm_parent_died_is_reset(tmp_path: Path):
 async def test_hanging_run_saves_all_stacks_and_restarts_at_once(tmp_path: Path):
     script = "def stands_still():\n    wait()\nstands_still() if generation == 1 else None"
     async with played(tmp_path, script, "n1", "n2", hang_timeout_s=3.0) as run:
-        run.coordinator.hangs = HangWatch(run.coordinator, 3.0, stacks_s=1000)  # all answer: nobody is waited for
+        # all agents answer, so the timeout is not reached
+        run.coordinator.hangs = HangWatch(run.coordinator, 3.0, stacks_s=1000)
         assert await run.ends() == 0
         assert all("in stands_still" in run.folder.stacks(1, rank).read_text() for rank in (0, 1))
         assert (run.status.generation, run.status.restarts) == (2, 1)
@@ -302,7 +303,7 @@ async def test_hanging_run_saves_all_stacks_and_restarts_at_once(tmp_path: Path)
 
 @in_loop
 async def test_idle_rank_is_reported_when_another_has_returned(tmp_path: Path):
-    """The run is left as it is: only its user knows what the rank waits for."""
+    """The run continues: only its user knows what the rank waits for."""
     async with played(tmp_path, "time.sleep(600) if rank else None", "n1", "n2") as run:
         run.coordinator.hangs = HangWatch(run.coordinator, 0, idle_s=1.0)
         await run.until_runs()
@@ -340,7 +341,7 @@ async def test_elastic_run_starts_with_available_nodes_and_grows(tmp_path: Path)
 
 @in_loop
 async def test_leftovers_of_a_killed_agent_are_swept_before_workers_start(tmp_path: Path):
-    """A daemon that a worker forked: it was never a program of its own, so it bears its warm parent's environment."""
+    """A daemon forked by a worker, without an exec, still has the environment of the warm parent."""
     script = """
     if generation == 1 and os.fork() == 0:
         os.setsid()
@@ -375,7 +376,7 @@ async def test_agent_and_workers_run_on_python_3_9(tmp_path: Path):
 
 
 class Callers(NoStaff):
-    """Nobody comes."""
+    """A staff from which no agent comes."""
 
     called: frozenset[str] = frozenset()
 
@@ -385,7 +386,7 @@ class Callers(NoStaff):
 
 
 def test_successor_completes_an_interrupted_shutdown(tmp_path: Path):
-    """And that has swept what its former self would have."""
+    """The successor also sweeps what the previous coordinator would have swept."""
     staff = Callers()
     site = SmallSite(RunFolder(tmp_path))
     ended = Run(site.shape, site.max_restarts, phase=GenerationPhase.ENDED, generation=1, exit_code=3, why="as it was")
@@ -411,7 +412,9 @@ async def test_unreadable_state_restarts_the_run_and_releases_its_jobs(tmp_path:
         run.task = asyncio.ensure_future(Coordinator(run.site, lambda boss: Staffed()).serve())
         await run.until(lambda: "began" in run.events())
         assert given_back == [0]
-        assert json.loads(run.folder.connect.read_text())["secret"] != "00" * 32, "agents of before do not find us"
+        assert json.loads(run.folder.connect.read_text())["secret"] != "00" * 32, (
+            "old agents must not find this coordinator"
+        )
         (note,) = [entry for entry in journal.read(run.folder.journal) if entry["event"] == "note"]
         assert f"scancel --name={run.folder.run}" in str(note["text"])
         run.join("n1", "n2")
@@ -427,7 +430,7 @@ def test_full_disk_does_not_end_the_run(tmp_path: Path):
 
 
 def test_commit_is_allowed_only_after_it_is_saved(tmp_path: Path):
-    """Or a successor that knows nothing of it would let an earlier generation commit over it."""
+    """Otherwise a successor could let an earlier generation commit over it."""
     site = SmallSite(RunFolder(tmp_path / "gone"))
     coordinator = Coordinator(site, lambda boss: NoStaff())
     coordinator.run = Run(Shape(1, 1, 1), generation=3)

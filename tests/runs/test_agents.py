@@ -1,4 +1,4 @@
-"""The agents of a run as its coordinator holds them."""
+"""The agents of a run as its coordinator sees them."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ HELLO: Message = {"run": "train-k3f9x", "probe": 1, "found": {}}
 
 
 class Listener:
-    """What the coordinator would be told."""
+    """Records the events that a coordinator would receive."""
 
     def __init__(self) -> None:
         self.log: list[tuple[object, ...]] = []
@@ -25,8 +25,8 @@ class Listener:
     def agent_came(self, peer: Peer) -> None:
         self.log.append(("came", peer.name))
 
-    def agent_said(self, peer: Peer, word: AgentMessage) -> None:
-        self.log.append(("said", peer.name, word))
+    def agent_said(self, peer: Peer, message: AgentMessage) -> None:
+        self.log.append(("said", peer.name, message))
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         self.log.append(("lost", agent, why, silent))
@@ -37,7 +37,7 @@ class Listener:
 
 @pytest.fixture
 def taken() -> Iterator[None]:
-    """Many ports that are taken for datagrams, and free for connections."""
+    """Occupy many ports for UDP that are free for TCP."""
     sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(600)]
     for sock in sockets:
         sock.bind(("", 0))
@@ -68,7 +68,7 @@ def test_second_agent_of_a_node_replaces_the_first():
         for link in (first, second):
             assert await asyncio.to_thread(link.connect, HELLO)
         first.send({"note": "one"})
-        assert await asyncio.to_thread(first.receive) == [] and first.sock is None, "the first one is cut off"
+        assert await asyncio.to_thread(first.receive) == [] and first.sock is None, "the first agent is disconnected"
         second.send({"beat": True})
         second.send({"note": "two"})
         while ("said", "n1", Noted("two")) not in listener.log:

@@ -1,4 +1,4 @@
-"""Heartbeats: signed, numbered, and worthless in the hands of a stranger."""
+"""Heartbeats: signed, numbered, and useless to others."""
 
 import asyncio
 import socket
@@ -31,7 +31,7 @@ def test_unsigned_datagram_is_not_a_beat():
 
 
 class Listening:
-    """A socket in the coordinator's place; `beat`, `data` and `address` are the last that came."""
+    """A socket in place of the coordinator; `beat`, `data` and `address` are the last received."""
 
     def __init__(self) -> None:
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -49,7 +49,7 @@ class Listening:
         return beat
 
     def hears(self, data: bytes) -> bool:
-        """Whether the heart takes it for an answer; two more beats tell that it has had the time to."""
+        """Return whether the data counts as an answer, after two more beats."""
         before = self.heart.heard
         self.sock.sendto(data, self.address)
         self.next()
@@ -75,7 +75,7 @@ def test_beats_are_sent_periodically_with_growing_numbers(listening: Listening):
 def test_answer_to_a_beat_counts_once(listening: Listening):
     answer = pack_beat(KEY, Heartbeat("", listening.beat.number))
     assert listening.hears(answer)
-    assert not listening.hears(answer), "whoever has overheard it can send it too"
+    assert not listening.hears(answer), "anyone who has seen it can replay it"
 
 
 def test_forged_answer_is_ignored(listening: Listening):
@@ -87,7 +87,7 @@ def test_reflected_beat_is_not_an_answer(listening: Listening):
 
 
 def gone_after(datagrams: Iterable[bytes]) -> tuple[bool, list[bytes]]:
-    """A coordinator that hears these, one at every look; whether it takes the agent for gone, and its answers."""
+    """Return whether a coordinator that receives these, one per check, loses the agent, and its answers."""
 
     async def watch() -> tuple[bool, list[bytes]]:
         pulse = Pulse(Timing(gone_s=0.2, look_s=0.025), lambda agent: None)

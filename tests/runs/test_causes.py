@@ -1,4 +1,4 @@
-"""Which failure was the reason: signatures, noise of peers, kinds of ends, and what people are told."""
+"""Classification of failures: signatures, noise of peers, kinds, and messages."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_signature_ignores_the_rank_prefix_of_torch():
 
     two, five = read_failure(2, "n1", 1, on(2)), read_failure(5, "n2", 1, on(5))
     assert two.signature == five.signature == read_failure(0, "n", 1, traceback()).signature
-    assert two.traceback == traceback(), "people read it without the prefix"
+    assert two.traceback == traceback(), "the prefix is removed for display"
 
 
 def test_signature_uses_only_frames_of_the_user():

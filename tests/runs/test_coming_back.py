@@ -1,4 +1,4 @@
-"""What a coordinator's successor still has to do of what its former self was ordered."""
+"""Orders that a successor has to complete."""
 
 import pytest
 

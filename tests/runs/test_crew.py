@@ -1,4 +1,4 @@
-"""The workers of one generation on one node, and what is reported of them."""
+"""The workers of one generation on one node, and their reports."""
 
 import json
 from pathlib import Path

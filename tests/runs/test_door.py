@@ -1,4 +1,4 @@
-"""The agent's door for the workers on its node."""
+"""The agent's socket for the workers on its node."""
 
 import os
 import selectors
@@ -13,7 +13,7 @@ from dalsegno.wire.frames import Message, Reader, send
 
 
 class Room:
-    """A door and the loop behind it; `heard` is what came through."""
+    """A socket and its event loop; `heard` are the received messages."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Message, Callable[[Message], None]]] = []
@@ -22,7 +22,7 @@ class Room:
         self.door = WorkerSocket(self.name, self.selector, lambda message, answer: self.heard.append((message, answer)))
 
     def turn(self, wait_s: float = 0.0) -> None:
-        """What is written to a Unix socket is there at once: nothing has to be waited for within one process."""
+        """Run the loop once. Data on a Unix socket is available at once within one process."""
         for key, _ in self.selector.select(wait_s):
             key.data()
 

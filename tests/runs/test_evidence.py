@@ -1,4 +1,4 @@
-"""What a dead worker left to tell why it died."""
+"""The evidence that a dead worker leaves."""
 
 import json
 import subprocess
@@ -75,7 +75,7 @@ def test_output_of_an_earlier_worker_is_ignored(tmp_path: Path):
 def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path):
     log = tmp_path / "rank0.log"
     with log.open("wb") as file:
-        file.truncate(1 << 34)  # 16 GiB of nothing take no room
+        file.truncate(1 << 34)  # a sparse file of 16 GiB
         file.seek(0, 2)
         file.write(b"\n" + SIMPLE.encode())
     assert gather(str(log), str(tmp_path / "none")) == {"traceback": SIMPLE}
@@ -138,7 +138,7 @@ def test_syntax_error_is_found_without_a_traceback(tmp_path: Path):
     log = tmp_path / "rank0.log"
     done = subprocess.run([sys.executable, "-c", "compile('a = 1\\nprint(', 'train.py', 'exec')"], capture_output=True)
     told = done.stderr.decode()
-    shown = told[told.index('  File "train.py"') :]  # as the warm parent shows it: without its own frames
+    shown = told[told.index('  File "train.py"') :]  # as the warm parent shows it, without its own frames
     log.write_text(f"hello\n{shown}")
     assert gather(str(log), "") == {"traceback": shown.rstrip("\n")}
     assert "line 2" in shown and "SyntaxError: '(' was never closed" in shown

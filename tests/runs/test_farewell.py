@@ -1,4 +1,4 @@
-"""A run leaves nothing in the memory of nodes whose agents were killed."""
+"""Cleanup of nodes whose agents were killed, at the end of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dalsegno.runs.folder import RunFolder
 
 
 class Nodes(NoStaff):
-    """Agents come when they are called, and say hello a moment later."""
+    """Starts agents on request, which connect a moment later."""
 
     def __init__(self, memory: MemoryTable, alive: Collection[str]) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Nodes(NoStaff):
 
 
 class Ending:
-    """As much of a coordinator as says farewell."""
+    """The part of a coordinator that shuts down."""
 
     def __init__(self, folder: Path, used: Collection[str], alive: Collection[str], suspended: bool = False) -> None:
         self.memory, self.folder, self.suspended, self.is_shut_down = MemoryTable(), RunFolder(folder), suspended, False

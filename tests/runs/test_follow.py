@@ -1,4 +1,4 @@
-"""Logs that grow: whole lines and no others, in order, whatever bytes they are made of."""
+"""Growing logs: only whole lines, in order, with any bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def say(run: RunFolder, generation: int, rank: int, data: str | bytes) -> None:
 
 def test_line_is_shown_when_it_is_complete(run: RunFolder) -> None:
     logs = RunLogs(run)
-    assert list(logs.lines(0.0)) == [], "there is not even a folder yet"
+    assert list(logs.lines(0.0)) == [], "the folder does not exist yet"
     say(run, 1, 0, "one\ntw")
     assert list(logs.lines(0.1)) == [Line(1, 0, "one")]
     say(run, 1, 0, "o\n")
@@ -50,7 +50,7 @@ def test_invalid_utf8_does_not_stop_the_tail(run: RunFolder) -> None:
     say(run, 1, 0, b"\xff\xfe ok\n caf\xc3")
     assert list(logs.lines(0.0)) == [Line(1, 0, "�� ok")]
     say(run, 1, 0, b"\xa9\n")
-    assert list(logs.lines(0.1)) == [Line(1, 0, " café")], "a letter that came in two halves is one letter"
+    assert list(logs.lines(0.1)) == [Line(1, 0, " café")], "a character in two parts is one character"
     say(run, 1, 0, b"cut \xc3")
     assert list(logs.lines(0.2, final=True)) == [Line(1, 0, "cut �")]
 
@@ -66,7 +66,7 @@ def test_logs_may_appear_at_any_time(run: RunFolder) -> None:
     say(run, 10, 10, "x\n")
     say(run, 10, 9, "y\n")
     assert list(logs.lines(0.2)) == [Line(10, 9, "y"), Line(10, 10, "x")]
-    assert logs.count == 2, "generations that are long over are no longer looked at"
+    assert logs.count == 2, "old generations are no longer read"
 
 
 def test_incomplete_line_of_a_dead_generation_is_not_lost(run: RunFolder) -> None:
@@ -98,7 +98,7 @@ def test_very_long_line_is_shown(tmp_path: Path) -> None:
     tail = LogTail(RunFolder(tmp_path), path)
     assert sum(map(len, tail.read(0.0))) == 1_000_000
     path.write_text("x" * 1_000_000 + "y" * (LONGEST + 1))
-    assert list(tail.read(0.1)) == ["y" * (LONGEST + 1)], "it does not wait for an end that may never come"
+    assert list(tail.read(0.1)) == ["y" * (LONGEST + 1)], "it does not wait for a line end"
 
 
 def test_only_wanted_ranks_are_shown(run: RunFolder) -> None:
@@ -116,7 +116,7 @@ def test_ranks_of_a_node_change_with_generations(run: RunFolder) -> None:
     wanted = on_node(run, "n3")
     assert [wanted(1, 0), wanted(2, 0), wanted(2, 1), wanted(2, 2), wanted(3, 0)] == [False, True, True, False, False]
     journal.append(run.journal, 4.0, "generation", generation=3, nodes=["n3"], nproc_per_node=1)
-    assert wanted(3, 0), "one that has formed since"
+    assert wanted(3, 0), "a generation formed since"
 
 
 BLOCK = [

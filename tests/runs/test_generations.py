@@ -1,4 +1,4 @@
-"""A run's life, example by example, and then in every order that hypothesis can think of."""
+"""The state machine of a run, by examples and then in any order of events."""
 
 from dataclasses import replace
 
@@ -66,7 +66,7 @@ def test_members_keep_their_ranks_and_free_ranks_go_to_nodes_in_service_first():
     run, _ = play(run, GenerationStopped("a", 1))
     assert run.group is not None and run.group.agents == ("a", "d")
     run, _ = play(run, StoreOpened("a", 2, 5000), Left("d"), GenerationStopped("a", 2))
-    assert run.group is not None and run.group.agents == ("a", "c"), "where there is no other"
+    assert run.group is not None and run.group.agents == ("a", "c"), "if there is no other node"
 
 
 NOISE = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4211"
@@ -81,13 +81,13 @@ def all_stopped(run: Run, **failures: tuple[Failure, ...]) -> list[Event]:
 
 
 def fail(run: Run, failure: Failure, age_s: float = 60.0) -> tuple[Run, list[Order]]:
-    """One generation fails and is gone; gives what is ordered then."""
+    """Let one generation fail and stop; return the orders that follow."""
     run, _ = play(run, ended(run, failure, age_s))
     return play(run, *all_stopped(run))
 
 
 def restart(run: Run, failure: Failure, age_s: float = 60.0) -> Run:
-    """… and the next one runs."""
+    """Let one generation fail, and return the run with the next one running."""
     run, _ = fail(run, failure, age_s)
     run, _ = play(run, *([Waited()] if run.pausing else []))
     run, _ = play(run, StoreOpened("a", run.generation, 1))
@@ -323,7 +323,7 @@ def test_generations_continue_in_another_job_after_a_move():
     run, _ = play(running(), Leaving(), WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 75))
     run, _ = play(run, *all_stopped(run), Left("a"), Left("b"))
     run, orders = play(run, Joined("x"), Joined("y"))
-    assert orders == [], "not before the move is over"
+    assert orders == [], "only after the move"
     run, orders = play(run, RunMoved())
     assert (orders, run.generation) == ([OpenStore("x", 2)], 2)
 
@@ -447,7 +447,7 @@ def test_elastic_run_starts_small_only_after_the_wait():
 def test_elastic_run_that_lost_all_agents_waits_for_all_again():
     run, _ = play(running(Shape(1, 2, 1)), Left("a"), Left("b"))
     run, orders = play(run, Joined("c"))
-    assert orders == [], "one of two has come back: the other may be on its way"
+    assert orders == [], "one of two has returned, and the other may follow"
     run, orders = play(run, Joined("d"))
     assert orders == [OpenStore("c", 2)]
 
@@ -481,7 +481,7 @@ def test_survivors_keep_their_ranks_and_a_smaller_group_fills_gaps():
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Agents that obey late, die at any moment, and new ones that join; the machine must keep its promises."""
+    """Agents that execute late, die at any moment, and join; the machine must keep its invariants."""
 
     agents = Bundle("agents")
 
@@ -490,8 +490,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.run = Run(Shape(least, least + more, nproc), max_restarts=5)
         self.count = 0
         self.alive: set[str] = set()
-        self.cold: set[str] = set()  # of the living: without a warm parent just now
-        self.workers: dict[str, int] = {}  # agent -> generation it runs workers of
+        self.cold: set[str] = set()  # alive but without a warm parent
+        self.workers: dict[str, int] = {}  # agent -> generation of its workers
         self.inbox: list[OpenStore | Start | StopGeneration] = []
         self.released = False
         self.finished = 0
@@ -534,7 +534,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(agent=agents)
     def grow_cold(self, agent: str) -> None:
-        """Its warm parent dies, and its workers with it; the agent lives on."""
+        """Kill its warm parent and so its workers; the agent stays."""
         if agent in self.alive:
             self.workers.pop(agent, None)
             self.cold.add(agent)
@@ -551,7 +551,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.inbox))
     @rule(data=st.data())
     def obey(self, data: st.DataObject) -> None:
-        """Orders to one agent come in order; between agents any order is possible."""
+        """Let an agent execute its next order. Orders to different agents may interleave."""
         agent = data.draw(st.sampled_from(self.inbox)).agent
         self.obey_next(next(order for order in self.inbox if order.agent == agent))
 
@@ -637,7 +637,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.finished == (self.run.phase is GenerationPhase.ENDED)
 
     def teardown(self) -> None:
-        """Once faults end and everyone obeys, the run runs or has ended, provided there are nodes enough."""
+        """Check that the run runs or has ended once faults stop, if there are enough nodes."""
         if not hasattr(self, "run"):
             return
         for agent in sorted(self.cold):

@@ -1,4 +1,4 @@
-"""Nodes on which no agent could be started: given up, and trusted again."""
+"""Nodes on which no agent starts: when they are lost, and when they are used again."""
 
 from dataclasses import replace
 
@@ -64,7 +64,7 @@ def test_node_is_used_again_when_it_returns_to_service_or_becomes_a_spare():
 
 
 def test_drained_and_down_nodes_are_out_of_service_but_spares_are_not():
-    """One whose cable was out is set down, and returned without a boot."""
+    """A node with a loose cable is marked down, and returns without a reboot."""
     down = replace(node("n1", 10), state=NodeState.DOWN, reason="dalsegno:replace:gone neither answers")
     drained = replace(node("n2", 10, NodeFlag.DRAIN), reason="new RAM")
     spare = replace(node("n3", 10, NodeFlag.DRAIN), reason=SPARE_REASON)

@@ -45,7 +45,7 @@ def test_failure_costs_unfinished_work_the_restart_and_repeated_steps() -> None:
     account = record_step(record_start(Goodput(at=0.0), 0.0), 5.0, 1, 0.0)
     account = record_step(account, 15.0, 11, 0.0)
     account = record_start(record_failure(account, 15.5), 15.6)  # killed half a second into a step
-    account = record_step(account, 17.0, 10, 0.0)  # goes on from step 9
+    account = record_step(account, 17.0, 10, 0.0)  # resumes from step 9
     account = record_step(account, 18.0, 11, 0.0)
     account = record_step(account, 19.0, 12, 0.0)
     assert account.spent == pytest.approx(
@@ -62,12 +62,12 @@ def test_time_without_nodes_counts_as_waiting() -> None:
 
 
 def test_time_after_the_grant_counts_as_starting() -> None:
-    """Agents that import torch on nodes that are there are not waited for in a queue."""
+    """Agents that import torch on granted nodes are starting, not queued."""
     account = record_start(record_grant(record_grant(Goodput(at=0.0), 2.0), 5.0), 12.0)
     account = record_step(account, 13.0, 1, 0.0)
     assert account.spent == pytest.approx({TimeKind.WAITING: 2.0, TimeKind.STARTING: 11.0})
     again = record_grant(record_wait(record_failure(account, 14.0), 14.0), 15.0)
-    assert again.kind == TimeKind.WAITING, "later it waits for nodes that it has lost"
+    assert again.kind == TimeKind.WAITING, "later it waits for lost nodes"
 
 
 def test_snapshots_during_repeated_steps_count_as_lost() -> None:
@@ -102,13 +102,13 @@ def test_clock_that_goes_back_removes_no_time() -> None:
     assert account.spent == {TimeKind.WAITING: 0.0, TimeKind.STARTING: 10.0, TimeKind.PRODUCTIVE: 0.0}
 
 
-# ---- following a run
+# Following a run
 
 SHAPE = Shape(2, 2, 1)
 
 
 def life(*events: object) -> list[Run]:
-    """A run after each of these events; an agent's answers to orders come at once."""
+    """Return the run after each of these events; agents answer orders at once."""
     runs = [Run(SHAPE)]
     for event in events:
         runs.append(advance(runs[-1], event)[0])  # type: ignore[arg-type]

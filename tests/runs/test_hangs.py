@@ -52,10 +52,10 @@ def test_output_counts_as_progress_only_without_steps():
     marks.record_output(20.0)
     assert marks.overdue_s(45.0) is None
     marks.record_output(10.0)
-    assert marks.last == 20.0, "an older sign takes nothing back"
+    assert marks.last == 20.0, "older output changes nothing"
     stepping(marks, 21.0, 22.0)
     marks.record_output(50.0)
-    assert marks.overdue_s(53.0) == 31.0, "a log that goes on is no step"
+    assert marks.overdue_s(53.0) == 31.0, "a growing log is not a step"
 
 
 def test_old_steps_are_forgotten():
@@ -76,16 +76,16 @@ def test_after_the_last_step_nothing_is_a_hang() -> None:
 def test_idle_time_starts_with_the_last_activity_of_any_rank():
     activity = Activity()
     for now in range(0, 100, 5):
-        activity.heard(0, Work(3.0, 0), now)
-        activity.heard(1, Work(min(now, 40) * 0.5, 0), now)  # half a processor, until 40
+        activity.record(0, Work(3.0, 0), now)
+        activity.record(1, Work(min(now, 40) * 0.5, 0), now)  # half a processor, until 40
     assert activity.idle_s([0], 95.0) == 95.0 and activity.idle_s([0, 1], 95.0) == 55.0
 
 
 def test_waiting_threads_are_idle_but_a_slow_upload_is_not():
     activity = Activity()
     for now in range(0, 100, 5):
-        activity.heard(0, Work(now * 0.005, 0), now)
-        activity.heard(1, Work(0.0, now * (1 << 20)), now)
+        activity.record(0, Work(now * 0.005, 0), now)
+        activity.record(1, Work(0.0, now * (1 << 20)), now)
     assert activity.idle_s([0], 95.0) == 95.0 and activity.idle_s([1], 95.0) == 0.0
 
 

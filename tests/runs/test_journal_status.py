@@ -1,4 +1,4 @@
-"""What people are told of a run: the journal and the status file."""
+"""The journal and the status file of a run."""
 
 import json
 from dataclasses import replace

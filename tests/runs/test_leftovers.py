@@ -1,4 +1,4 @@
-"""What an earlier agent of the same run left on this node is found by its environment, and ended."""
+"""Leftovers of an earlier agent of the same run are found by their environment and killed."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from dalsegno.runs.agent.log_stream import LogStream
 
 
 class Left:
-    """Processes as workers would leave them."""
+    """Leftover processes of workers."""
 
     def __init__(self) -> None:
         self.run = f"train-{uuid.uuid4().hex[:5]}"
@@ -44,7 +44,7 @@ def test_sweep_kills_only_processes_of_this_run_on_this_node(left: Left):
 
 
 def test_snapshots_of_dead_runs_are_removed_after_a_day(left: Left, tmp_path: Path):
-    """Not that of one which lives, nor what is no run's."""
+    """Memory of live runs, and of no run, stays."""
     left.leave(f"{left.run}.living", "n1")
     names = [f"{left.run}.{rest}" for rest in ("gone.0.1", "gone.3.copy0", "gone.safe", "living.0.0")]
     names += ["alone.77.0.0", "dalsegno-else"]

@@ -1,4 +1,4 @@
-"""Silence, a probe, a verdict: an agent's life as its coordinator sees it, look by look."""
+"""Liveness of agents: silence, a probe, a verdict."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def watching(timing: Timing = TIMING) -> Liveness:
 def looks(
     liveness: Liveness, until: float, before: Callable[[float], None] = lambda now: None
 ) -> list[tuple[float, LivenessLook]]:
-    """Look ten times a second; gives the looks at which there was something to see."""
+    """Check ten times a second; return the checks with a result."""
     every = [round(0.1 * number, 1) for number in range(1, round(until * 10) + 1)]
     seen = []
     for now in every:
@@ -94,9 +94,9 @@ def test_agent_stopped_for_three_seconds_on_a_live_host_is_not_lost():
 def test_timers_restart_after_a_pause_of_the_coordinator():
     liveness = watching()
     liveness.look(0.1)
-    assert liveness.look(9.0) == LivenessLook(), "we slept, not they"
+    assert liveness.look(9.0) == LivenessLook(), "the coordinator slept, not the agents"
     assert liveness.look(9.1) == LivenessLook()
-    assert any(look.gone for look in looks_from(liveness, 9.2, 10.8)), "and one period later they are judged as ever"
+    assert any(look.gone for look in looks_from(liveness, 9.2, 10.8)), "one period later the usual timeout applies"
 
 
 def looks_from(liveness: Liveness, start: float, end: float) -> list[LivenessLook]:

@@ -1,4 +1,4 @@
-"""A step that was called safe is in memory after the next fault, whatever has happened in between."""
+"""A safe step stays in memory after the next fault, whatever happened before."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ members = st.integers(0, SIZE + SPARES - 1)
 
 
 class Faults(RuleBasedStateMachine):
-    """Ranks train, keepers copy, words are late; workers, agents and nodes are lost, one after the other."""
+    """Ranks train, keepers copy, messages are late; workers, agents and nodes are lost one after the other."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cluster = Cluster(SIZE, SPARES)
-        self.safe: tuple[int, int] | None = None  # the newest place that was called safe
-        self.losses = 0  # of nodes that held some of it, since then
+        self.safe: tuple[int, int] | None = None  # the newest safe place
+        self.losses = 0  # of nodes that held parts of it, since then
 
     def node(self, number: int) -> str:
         names = sorted(self.cluster.nodes)
@@ -69,28 +69,29 @@ class Faults(RuleBasedStateMachine):
         self.cluster.lose(name)
         if trained:
             self.went_on(there)
-        self.cluster.join(next(self.cluster.names))  # built anew, with nothing in its memory
+        self.cluster.join(next(self.cluster.names))  # a new node with empty memory
 
     @rule(order=st.permutations(range(SIZE + SPARES)), late=st.integers(0, 1))
     def all_agents_are_lost(self, order: list[int], late: int) -> None:
-        """They come back, perhaps in another order, and the last one perhaps when the others have gone on."""
+        """Lose all agents. They reconnect, perhaps in another order, and the last perhaps after the others have
+        resumed."""
         names = sorted(self.cluster.nodes)
         there = self.least_holders() >= 1 + late
         self.cluster.lose_agents([names[number] for number in order], late)
         self.went_on(there)
 
-    # What has to hold
+    # Invariants
 
     def went_on(self, there: bool) -> None:
-        """From memory, and not from before what was safe, if that was still on nodes enough."""
+        """Check that the run resumed from memory, at or after the safe step, if enough nodes still held it."""
         if self.safe is not None and there:
             resumed = self.cluster.resumed[-1]
-            assert resumed is not None, f"{self.safe} was safe, and is lost"
-            assert resumed[1] >= self.safe[1], f"{self.safe} was safe, and {resumed} is all that is left"
+            assert resumed is not None, f"{self.safe} was safe but is lost"
+            assert resumed[1] >= self.safe[1], f"{self.safe} was safe but only {resumed} is left"
 
     @invariant()
     def what_is_safe_is_twice_there(self) -> None:
-        """Or something newer is, of which not all have heard yet."""
+        """Check that the safe step has two holders, or a newer step that not all know of yet."""
         if self.cluster.safe > (self.safe or NOWHERE):
             self.safe, self.losses = self.cluster.safe, 0
         if self.safe is not None and not self.losses and self.least_holders() < 2:

@@ -1,4 +1,4 @@
-"""What agents' words mean for the run."""
+"""Events that follow from agents' messages."""
 
 import pytest
 

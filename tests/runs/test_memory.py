@@ -1,4 +1,4 @@
-"""What a coordinator tells its agents of snapshots in memory."""
+"""Messages of a coordinator about snapshots in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def held(rank: int, step: int, generation: int = 3, shared: bool = True, **more:
 
 
 def resume(memory: MemoryTable, group: Members = TWO) -> Any:
-    """All that any of its nodes is told."""
+    """Return the resume orders of all nodes."""
     told = [memory.start(group, agent, 0.0)["resume"] for agent in group.agents]
     if told[0] is None:
         return None
@@ -29,7 +29,7 @@ def safe(memory: MemoryTable, group: Members = TWO) -> Safe:
     return parse_word(memory.start(group, group.agents[0], 0.0)["safe"])
 
 
-def safe_words(memory: MemoryTable, now: float = 0.0) -> list[tuple[str, Safe]]:
+def safe_messages(memory: MemoryTable, now: float = 0.0) -> list[tuple[str, Safe]]:
     return [(node, parse_word(word["safe"])) for node, word in memory.updates(TWO, now) if "safe" in word]
 
 
@@ -39,36 +39,36 @@ def both(step: int, generation: int) -> list[HeldSnapshot]:
 
 def test_ranks_with_local_snapshots_need_no_keeper() -> None:
     memory = MemoryTable()
-    memory.heard("a", [held(0, 10, generation=2)])
-    memory.heard("b", [held(1, 10, generation=2)])
+    memory.update("a", [held(0, 10, generation=2)])
+    memory.update("b", [held(1, 10, generation=2)])
     assert resume(memory) == {"generation": 2, "step": 10, "own": {"0": [], "1": []}, "of": {}, "shared": []}
 
 
 def test_rank_without_a_snapshot_learns_its_sources() -> None:
     memory = MemoryTable()
-    memory.heard("a", [held(0, 10, 2), held(1, 10, 2, shared=False)], A)
-    memory.heard("b", [])
+    memory.update("a", [held(0, 10, 2), held(1, 10, 2, shared=False)], A)
+    memory.update("b", [])
     told = resume(memory)
     assert (told["own"]["1"], told["shared"]) == ([[*A, "a"]], [[*A, "a"]])
 
 
 def test_unreachable_step_is_not_resumed() -> None:
     memory = MemoryTable()
-    memory.heard("a", [held(0, 10, 2), held(1, 10, 2, shared=False)])
+    memory.update("a", [held(0, 10, 2), held(1, 10, 2, shared=False)])
     assert resume(memory) is None
 
 
 def test_reachable_older_step_is_preferred_to_an_unreachable_newer_one() -> None:
     memory = MemoryTable()
-    memory.heard("a", [held(0, 9, 2), *both(10, 2)])
-    memory.heard("b", [held(1, 9, 2)])
+    memory.update("a", [held(0, 9, 2), *both(10, 2)])
+    memory.update("b", [held(1, 9, 2)])
     assert resume(memory)["step"] == 9
 
 
 def test_snapshots_of_a_lost_node_are_forgotten() -> None:
     memory = MemoryTable()
-    memory.heard("a", [held(0, 10, 2)], A)
-    memory.heard("b", [held(1, 10, 2)], B)
+    memory.update("a", [held(0, 10, 2)], A)
+    memory.update("b", [held(1, 10, 2)], B)
     memory.lost("b")
     assert resume(memory) is None
 
@@ -77,77 +77,77 @@ def test_growing_run_without_shards_resumes_from_any_rank() -> None:
     three = Members(3, (GroupPlace("a", 0, 0), GroupPlace("b", 1, 1), GroupPlace("c", 2, 2)), 1)
     for sharded in (False, True):
         memory = MemoryTable()
-        memory.heard("a", [held(0, 10, 2, sharded=sharded)], A)
-        memory.heard("b", [held(1, 10, 2, sharded=sharded)], B)
-        memory.heard("c", [])
+        memory.update("a", [held(0, 10, 2, sharded=sharded)], A)
+        memory.update("b", [held(1, 10, 2, sharded=sharded)], B)
+        memory.update("c", [])
         told = resume(memory, three)
         assert (told is None) == sharded
     memory = MemoryTable()
-    memory.heard("a", [held(0, 10, 2, sharded=False)], A)
-    memory.heard("c", [])
+    memory.update("a", [held(0, 10, 2, sharded=False)], A)
+    memory.update("c", [])
     told = resume(memory, three)
     assert (told["of"], told["own"]["2"]) == ({"1": 0, "2": 0}, [[*A, "a"]])
 
 
 def test_node_learns_its_buddy_at_the_start_and_after_changes() -> None:
     memory = MemoryTable()
-    memory.heard("a", [], A)
-    memory.heard("b", [], B)
+    memory.update("a", [], A)
+    memory.update("b", [], B)
     assert [memory.start(TWO, node, 0.0)["buddy"] for node in "ab"] == [[*B, "b"], [*A, "a"]]
     assert memory.updates(TWO, 0.0) == []
-    memory.heard("b", [], ("10.0.0.2", 800))
+    memory.update("b", [], ("10.0.0.2", 800))
     assert memory.updates(TWO, 0.0) == [("a", {"buddy": {"address": ["10.0.0.2", 800, "b"]}})]
 
 
 def test_all_nodes_learn_the_safe_step() -> None:
     memory = MemoryTable()
-    memory.heard("a", [], A)
-    memory.heard("b", [], B)
+    memory.update("a", [], A)
+    memory.update("b", [], B)
     assert safe(memory) == Safe(3)
-    memory.heard("a", [held(0, 10), held(1, 10, shared=False)])
-    memory.heard("b", [held(1, 10)])
-    assert safe_words(memory) == []
-    memory.heard("b", [held(1, 10), held(0, 10, shared=False)])
-    assert safe_words(memory) == [(node, Safe(3, (3, 10))) for node in "ab"]
+    memory.update("a", [held(0, 10), held(1, 10, shared=False)])
+    memory.update("b", [held(1, 10)])
+    assert safe_messages(memory) == []
+    memory.update("b", [held(1, 10), held(0, 10, shared=False)])
+    assert safe_messages(memory) == [(node, Safe(3, (3, 10))) for node in "ab"]
 
 
 def test_generation_resumed_from_one_node_keeps_the_previous_safe_step() -> None:
     memory, before = MemoryTable(), Members(2, TWO.places, 1)
-    memory.heard("a", [], A)
-    memory.heard("b", [], B)
+    memory.update("a", [], A)
+    memory.update("b", [], B)
     memory.start(before, "a", 0.0)
-    memory.heard("a", [*both(10, 2), held(0, 12, 2)])
-    memory.heard("b", [*both(10, 2), held(1, 12, 2)])
+    memory.update("a", [*both(10, 2), held(0, 12, 2)])
+    memory.update("b", [*both(10, 2), held(1, 12, 2)])
     memory.updates(before, 0.0)
     assert safe(memory) == Safe(3, (2, 10), resumed=(2, 12))
 
 
 def test_nothing_is_replicated_if_a_node_has_no_keeper() -> None:
     memory = MemoryTable()
-    memory.heard("a", [], A)
-    memory.heard("b", [], B)
+    memory.update("a", [], A)
+    memory.update("b", [], B)
     memory.forget_keeper("b")
     assert memory.start(TWO, "a", 0.0)["safe"] is None
 
 
 def test_single_node_has_no_buddy() -> None:
     alone, memory = Members(3, TWO.places[:1], 1), MemoryTable()
-    memory.heard("a", [], A)
+    memory.update("a", [], A)
     assert memory.start(alone, "a", 0.0) == {"resume": None, "buddy": None, "safe": None}
 
 
 def test_successor_uses_the_highest_safe_step_of_any_agent() -> None:
-    """One of them may have overwritten what was given up."""
+    """One of them may have overwritten a skipped step."""
     memory = MemoryTable()
-    memory.heard("a", both(10, 3), A, Safe(3, (3, 8), resumed=(2, 3), floor=12))
+    memory.update("a", both(10, 3), A, Safe(3, (3, 8), resumed=(2, 3), floor=12))
     memory.updates(TWO, 0.0)
-    assert safe_words(memory) == [], "not before all are heard of"
-    memory.heard("b", both(10, 3), B, Safe(3, (3, 7), resumed=(2, 3)))
-    assert safe_words(memory) == [(node, Safe(3, (3, 8), (2, 3), 12)) for node in "ab"], "ten was given up"
+    assert safe_messages(memory) == [], "only after all have reported"
+    memory.update("b", both(10, 3), B, Safe(3, (3, 7), resumed=(2, 3)))
+    assert safe_messages(memory) == [(node, Safe(3, (3, 8), (2, 3), 12)) for node in "ab"], "step ten was skipped"
 
 
 def test_safe_step_survives_the_end_of_coordinator_and_generation() -> None:
     memory = MemoryTable()
-    memory.heard("a", [*both(8, 2), held(0, 9, 2)], A, Safe(2, (2, 8)))
-    memory.heard("b", [*both(8, 2), held(1, 9, 2)], B, Safe(2, NOWHERE))
+    memory.update("a", [*both(8, 2), held(0, 9, 2)], A, Safe(2, (2, 8)))
+    memory.update("b", [*both(8, 2), held(1, 9, 2)], B, Safe(2, NOWHERE))
     assert safe(memory) == Safe(3, (2, 8), resumed=(2, 9))

@@ -1,4 +1,4 @@
-"""What agents are told, as values."""
+"""Parsing of the coordinator's orders."""
 
 from pathlib import Path
 

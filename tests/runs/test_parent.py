@@ -1,4 +1,4 @@
-"""Killing all that is below an agent, whatever it did to get away."""
+"""Killing all processes below an agent, including those that try to escape."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ kept.kill()
         ("exec sleep 600", 1),
         ("sleep 600 & sleep 600", 3),
         ("setsid sleep 600 & exec sleep 600", 2),  # a session of its own
-        ("(setsid sleep 600 &) ; exec sleep 600", 2),  # and its parent has gone: a daemon
+        ("(setsid sleep 600 &) ; exec sleep 600", 2),  # a daemon: its parent has exited
         ("trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; sleep 600; sleep 600' & exec sleep 600", 3),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which hosts answer."""
+"""Reachability of hosts."""
 
 import socket
 import time
@@ -17,7 +17,7 @@ def accepting() -> Iterator[Address]:
 
 @pytest.fixture
 def refusing() -> Iterator[Address]:
-    """Bound, so that nobody else takes the port, but not listening."""
+    """Bind a port so that it is taken, without listening."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield sock.getsockname()
@@ -25,7 +25,7 @@ def refusing() -> Iterator[Address]:
 
 @pytest.fixture
 def silent() -> Iterator[Address]:
-    """A listener whose queue is full: Linux drops what comes then, as a dead host would."""
+    """Listen with a full queue: Linux drops further packets, as a dead host would."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(0)

@@ -1,11 +1,11 @@
-"""Whether a host answers at all."""
+"""Reachability of nodes."""
 
 import asyncio
 
 from dalsegno.runs.coordinator.liveness import unreachable
 from dalsegno.slurm.facts import NodeInfo, NodeState
 
-NOWHERE = "224.0.0.1"  # the address of a group: the kernel knows of no way there for TCP
+NOWHERE = "224.0.0.1"  # a multicast address, to which there is no TCP route
 
 
 async def no_port() -> int:
@@ -33,4 +33,4 @@ def test_silent_host_is_unreachable():
 
 def test_node_without_an_address_is_not_reported():
     assert asked(node("n1", ""), node("n2", "no.such.host.invalid")) == []
-    assert asked(node("n1", NOWHERE), port=0) == []  # nobody knows where its slurmd listens
+    assert asked(node("n1", NOWHERE), port=0) == []  # the port of its slurmd is unknown

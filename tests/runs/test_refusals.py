@@ -1,4 +1,4 @@
-"""When Slurm is asked again for a node that it has refused."""
+"""Repeating refused requests for a node."""
 
 from dalsegno.runs.coordinator.node_loss import Refusals
 
@@ -7,7 +7,7 @@ NONE_LEFT = "Job submit/allocate failed: Requested node configuration is not ava
 
 
 def asked_in_vain(why: str, until_s: float) -> list[float]:
-    """When it is asked in this time, if nothing changes: looked at every half second."""
+    """Return when requests are made in this time, checking every half second."""
     refusals, asked = Refusals(), list[float]()
     for half in range(int(until_s * 2)):
         if refusals.may_ask({"n1"}, half / 2):

@@ -1,4 +1,4 @@
-"""When nothing becomes safe: ranks agree again on steps to keep, and a crash costs little meanwhile."""
+"""Steps that do not become safe: ranks agree again, and a crash costs little meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ STEP_S = 0.5
 
 
 def rounds(cluster: Cluster, count: int, sends: bool = True, hears: int = 9) -> None:
-    """Each of a step of every rank, and half a second. `hears`: how many words a node gets to hear in one."""
+    """Run rounds of one step of every rank and half a second each. `hears` limits the messages a node handles per
+    round."""
     for _ in range(count):
         for rank in cluster.steps:
             cluster.train(rank)
@@ -49,7 +50,7 @@ def test_ranks_with_different_steps_agree_again() -> None:
     cluster.steps = {0: 10, 1: 10}
     kept = [{record.step for record in node.memory.values()} for node in (one, other)]
     stuck = safe_step(cluster)
-    assert not {step for step in kept[0] & kept[1] if step > stuck}, "nothing that could become safe"
+    assert not {step for step in kept[0] & kept[1] if step > stuck}, "no step can become safe"
     rounds(cluster, int(PATIENCE_S / STEP_S) + 2 * AHEAD)
     assert safe_step(cluster) > 10
 
@@ -66,11 +67,11 @@ def test_failing_buddy_costs_only_seconds_of_work() -> None:
     assert resumed is not None
     assert resumed[1] >= reachable - 4 * PATIENCE_S / STEP_S
     rounds(cluster, 40)
-    assert safe_step(cluster) > reachable, "and copies go on when the buddy is well again"
+    assert safe_step(cluster) > reachable, "copies continue when the buddy has recovered"
 
 
 def test_slow_copy_succeeds() -> None:
-    """Longer than the patience at first: it grows."""
+    """The copy takes longer than the first patience, which grows."""
     cluster = Cluster(2, 0)
     for _ in range(12):
         rounds(cluster, 40, sends=False)  # twenty seconds
@@ -88,7 +89,7 @@ def test_ranks_agree_again_after_late_or_skipped_copies(events: list[tuple[int, 
             cluster.train(rank)
         elif what == 1:
             cluster.steps = dict.fromkeys(cluster.steps, max(cluster.steps.values()))
-            cluster.train(rank)  # the others have left it out
+            cluster.train(rank)  # the others have skipped it
         elif what == 2:
             cluster.tell(name)
         if sends:
@@ -100,26 +101,26 @@ def test_ranks_agree_again_after_late_or_skipped_copies(events: list[tuple[int, 
 
 
 def test_skipped_step_never_becomes_safe() -> None:
-    """A rank that has heard of the floor may have overwritten it by now."""
+    """A rank that received the floor may have overwritten the step."""
     safety = Safety(["a", "b"], 2, Safe(1), now=0.0)
     both = [HeldSnapshot(0, 5, 1, 2), HeldSnapshot(1, 5, 1, 2)]
-    safety.heard("a", both[:1])
+    safety.update("a", both[:1])
     safety.look(0.0)
     floor = safety.look(PATIENCE_S + 1).floor
     assert floor == 5 + AHEAD
-    safety.heard("a", both)
-    safety.heard("b", both)
+    safety.update("a", both)
+    safety.update("b", both)
     assert safety.look(PATIENCE_S + 1).place < (1, 5)
     later = [HeldSnapshot(rank, floor, 1, 2) for rank in (0, 1)]
-    safety.heard("a", later)
-    safety.heard("b", later)
+    safety.update("a", later)
+    safety.update("b", later)
     assert safety.look(PATIENCE_S + 1).place == (1, floor)
 
 
 def test_training_without_snapshots_sets_no_floor() -> None:
     safety = Safety(["a", "b"], 2, Safe(1), now=0.0)
     for node in ("a", "b"):
-        safety.heard(node, [HeldSnapshot(0, 5, 1, 2), HeldSnapshot(1, 5, 1, 2)])
+        safety.update(node, [HeldSnapshot(0, 5, 1, 2), HeldSnapshot(1, 5, 1, 2)])
     assert safety.look(0.0).place == (1, 5)
     assert safety.look(1000.0).floor == 0
 
@@ -127,7 +128,7 @@ def test_training_without_snapshots_sets_no_floor() -> None:
 def test_resumed_step_can_become_safe() -> None:
     safety = Safety(["a", "b"], 2, Safe(2, resumed=(1, 7)), now=0.0)
     both = [HeldSnapshot(0, 7, 1, 2), HeldSnapshot(1, 7, 1, 2)]
-    safety.heard("a", both)
+    safety.update("a", both)
     assert safety.look(0.0).place < (1, 7)
-    safety.heard("b", both)
+    safety.update("b", both)
     assert safety.look(0.0).place == (1, 7)

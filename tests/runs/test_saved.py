@@ -1,4 +1,4 @@
-"""What a coordinator leaves to its successor."""
+"""The state that a coordinator saves for its successor."""
 
 import json
 from dataclasses import replace
@@ -117,7 +117,7 @@ def test_missing_state_is_none(tmp_path: Path):
 
 @pytest.mark.parametrize("text", ["", '{"run": {"pha', "[]", "{}", '{"run": {}}', "\0\0\0\0"])
 def test_unreadable_state_names_the_command_to_end_its_jobs(tmp_path: Path, text: str):
-    """It is not synced to disk: a machine that lost its power may leave an empty one."""
+    """The file is not synced to disk, so a power loss may leave an empty one."""
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(DalsegnoError, match="is damaged") as caught:
         read_saved(tmp_path / "state.json", FRESH)

@@ -1,4 +1,4 @@
-"""A script in a forked worker ends, speaks and fails as it would under `python SCRIPT`."""
+"""A script in a forked worker exits, prints and fails as under `python SCRIPT`."""
 
 import os
 import socket
@@ -68,7 +68,7 @@ def without_addresses(text: str) -> str:
 
 
 def test_open_files_are_flushed_at_exit(agent: Agent, tmp_path: Path):
-    """Python writes out what is buffered when it destroys them, whoever holds them."""
+    """Python flushes buffered files when it destroys them, whoever holds them."""
     text = """
         import sys
         class Log:
@@ -117,10 +117,10 @@ DDP = """
 
 @pytest.mark.timeout(300)
 def test_ranks_exit_after_destroying_a_process_group_in_use(tmp_path: Path):
-    """torch joins the group's threads under Python's lock when it destroys a group; the one or other never came back.
+    """torch joins a group's threads under Python's lock when it destroys the group, which sometimes never returns.
 
-    The shape of PyTorch's tutorial for several nodes. Without our hold on groups about every third run hangs. That both
-    groups were kept is seen by their threads: two each.
+    The script has the shape of PyTorch's multi-node tutorial. Without our hold on groups about every third run hangs.
+    The threads, two each, show that both groups were kept.
     """
     pytest.importorskip("torch")
     agent, path = Agent(tmp_path, "torch", "torch.distributed", "torch._dynamo"), script(tmp_path, DDP)
@@ -175,17 +175,17 @@ def test_program_that_cannot_run_exits_as_in_a_shell(agent: Agent, tmp_path: Pat
 
 
 def test_program_has_default_signal_handlers(agent: Agent, tmp_path: Path):
-    """Python ignores SIGPIPE; a program that inherits that does not end when whoever reads from it has."""
+    """Python ignores SIGPIPE; a program that inherits that does not end when its reader has."""
     agent.run("/bin/sh", "-c", "grep SigIgn /proc/self/status", kind="program", env={"PATH": os.environ["PATH"]})
     ignored = int((tmp_path / "out").read_text().split()[1], 16)
     assert not ignored >> (13 - 1) & 1
 
 
-# Other Pythons
+# Other Python versions
 
 
 def pythons() -> list[str]:
-    """The oldest and the newest that a user may have, where they are installed beside ours."""
+    """Return the oldest and the newest supported Python, if installed."""
     wanted = [f"3.{minor}." for minor in (9, 13)]
     found = [next(PYTHONS.glob(f"{version}*/bin/python"), None) for version in wanted]
     return [str(path) for path in found if path is not None]

@@ -15,7 +15,7 @@ SITE = SmallSite(RunFolder(Path("/runs/train-k3f9x")), SHAPE)
 
 
 def peer(name: str, address: str) -> Peer:
-    """One that only has to be there: nothing is written to it."""
+    """Return a connection that nothing is written to."""
     hello = AgentHello(name, 9000 + len(name), found={"CUDA_VISIBLE_DEVICES": "0,1"})
     return Peer(name, hello, address, b"", lambda message: None, lambda: None)
 

@@ -1,4 +1,4 @@
-"""What a run that is not complete says it waits for."""
+"""The message about what an incomplete run waits for."""
 
 from dalsegno.runs.coordinator.report import shortage
 

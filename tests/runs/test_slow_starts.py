@@ -1,4 +1,4 @@
-"""Agents that take long to start: waited for where nothing speaks against it, and told of once."""
+"""Agents that are slow to start: waited for if possible, and reported once."""
 
 from dalsegno.runs.coordinator.node_loss import LONG_S, describe_slow, still_starting
 from dalsegno.slurm.facts import NodeInfo, NodeState

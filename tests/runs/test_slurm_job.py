@@ -1,4 +1,4 @@
-"""What Slurm says of a job that is being ended, and what it means."""
+"""The meaning of Slurm's state for a job that is being ended."""
 
 from dataclasses import dataclass
 from typing import cast

@@ -1,4 +1,4 @@
-"""Which step a generation goes on from, and which one may be counted on."""
+"""The choice of the step from which a generation resumes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def held(rank: int, step: int, generation: int = 1, world: int = 2) -> HeldSnaps
 
 
 def copy(rank: int, step: int, generation: int = 1, world: int = 2) -> HeldSnapshot:
-    """What a buddy has: the rank's own part alone."""
+    """Return what a buddy holds: the rank's own part only."""
     return HeldSnapshot(rank, step, generation, world, shared=False)
 
 
@@ -54,7 +54,7 @@ def test_two_generations_are_never_mixed() -> None:
 def test_unsharded_state_serves_any_number_of_ranks() -> None:
     alone = HeldSnapshot(1, 10, 1, world=2, sharded=False)
     assert choose({"b": [alone]}, 3) == Resume((1, 10), dict.fromkeys(range(3), ("b",)), ("b",), {0: 1, 1: 1, 2: 1})
-    assert choose({"b": [alone]}, 2) is None, "the same ranks go on exactly, or from an older step"
+    assert choose({"b": [alone]}, 2) is None, "the same ranks need an exact or older step"
 
 
 def test_buddies_form_a_ring() -> None:

@@ -1,4 +1,4 @@
-"""Where a hanging worker is."""
+"""Stacks of hanging workers."""
 
 import signal
 import subprocess
@@ -67,7 +67,7 @@ signal.pause()
 
 
 def test_many_processes_are_captured_at_once(tmp_path: Path):
-    """They take the signal, and write elsewhere."""
+    """They handle the signal but write elsewhere."""
     processes = [subprocess.Popen([sys.executable, "-c", SILENT], stdout=subprocess.PIPE) for _ in range(10)]
     files = {process.pid: tmp_path / f"{process.pid}.txt" for process in processes}
     try:
@@ -76,7 +76,7 @@ def test_many_processes_are_captured_at_once(tmp_path: Path):
             files[process.pid].touch()
         began = time.monotonic()
         capture_all((pid, str(path)) for pid, path in files.items())
-        assert time.monotonic() - began < 7 * WAIT_S, "one after the other they would take ten times that"
+        assert time.monotonic() - began < 7 * WAIT_S, "in sequence they would take ten times that"
         assert all("writes no stacks" in path.read_text() for path in files.values())
     finally:
         for process in processes:

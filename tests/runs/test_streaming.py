@@ -1,4 +1,4 @@
-"""Logs from a node that does not see the run's folder."""
+"""Logs of a node that does not see the run folder."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from dalsegno.runs.folder import RunFolder
 
 
 def received(stream: LogStream) -> dict[str, bytes]:
-    """What a coordinator would have written."""
+    """Return what a coordinator would have written."""
     files: dict[str, bytes] = {}
 
     def tell(message: dict[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""What people are told of a run, from what its coordinator knows."""
+"""The status of a run, from what its coordinator knows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAILED = replace(RUNS, phase=GenerationPhase.STOPPING, failures=(read_failure(1,
 
 
 class Short(NoStaff):
-    """Slurm has been asked for one node more."""
+    """A staff that has requested one more node from Slurm."""
 
     def __init__(self, coming: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Short(NoStaff):
 
 @dataclass
 class Known:
-    """`telling.Told`: all that there is to be told."""
+    """A `RunView` for tests."""
 
     run: Run
     staff: NoStaff = field(default_factory=NoStaff)
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path)
 
 
-def told(folder: RunFolder, known: Known) -> RunStatus:
+def write_and_read(folder: RunFolder, known: Known) -> RunStatus:
     StatusWriter(SmallSite(folder)).status(known)
     status = read_status(folder.status)
     assert status is not None
@@ -63,28 +63,32 @@ def told(folder: RunFolder, known: Known) -> RunStatus:
 
 
 def test_phase_is_stopping_until_the_restart_is_decided(folder: RunFolder):
-    assert told(folder, Known(RUNS)).phase is RunPhase.RUNNING
-    assert told(folder, Known(FAILED)).phase is RunPhase.STOPPING
+    assert write_and_read(folder, Known(RUNS)).phase is RunPhase.RUNNING
+    assert write_and_read(folder, Known(FAILED)).phase is RunPhase.STOPPING
     assert (
-        told(folder, Known(replace(FAILED, phase=GenerationPhase.GATHERING, failures=()))).phase is RunPhase.RESTARTING
+        write_and_read(folder, Known(replace(FAILED, phase=GenerationPhase.GATHERING, failures=()))).phase
+        is RunPhase.RESTARTING
     )
-    assert told(folder, Known(replace(FAILED, phase=GenerationPhase.ENDED, exit_code=1))).phase is RunPhase.ENDING
+    assert (
+        write_and_read(folder, Known(replace(FAILED, phase=GenerationPhase.ENDED, exit_code=1))).phase
+        is RunPhase.ENDING
+    )
 
 
 def test_phase_is_restarting_after_a_lost_node(folder: RunFolder):
     assert (
-        told(folder, Known(replace(RUNS, phase=GenerationPhase.STOPPING, lost_member=True))).phase
+        write_and_read(folder, Known(replace(RUNS, phase=GenerationPhase.STOPPING, lost_member=True))).phase
         is RunPhase.RESTARTING
     )
 
 
 def test_gathering_run_shows_what_it_waits_for(folder: RunFolder):
     gathers = replace(RUNS, phase=GenerationPhase.GATHERING, ready=("n1",))
-    assert told(folder, Known(gathers, Short())).message == "waiting for 1 more node from Slurm"
-    assert told(folder, Known(gathers, Short(("n1", "n3")))).message == "waiting for n3 to be ready"
+    assert write_and_read(folder, Known(gathers, Short())).message == "waiting for 1 more node from Slurm"
+    assert write_and_read(folder, Known(gathers, Short(("n1", "n3")))).message == "waiting for n3 to be ready"
     begins = replace(gathers, generation=0, group=None)
-    assert told(folder, Known(begins, Short(("n1", "n3")))).message == "", "that agents start is no news"
-    assert told(folder, Known(begins, Short())).message == "waiting for 1 more node from Slurm"
+    assert write_and_read(folder, Known(begins, Short(("n1", "n3")))).message == "", "starting agents need no message"
+    assert write_and_read(folder, Known(begins, Short())).message == "waiting for 1 more node from Slurm"
 
 
 @pytest.mark.parametrize(("node", "was"), [("n1", "member"), ("n3", "spare"), ("n4", "starting")])

@@ -1,4 +1,4 @@
-"""Which nodes a run leaves so that they can be mended, and when."""
+"""Which nodes a run leaves for repair, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warm parent: workers that start at once and cannot tell that they were forked."""
+"""The warm parent: workers start at once and behave as if they were not forked."""
 
 import json
 import os

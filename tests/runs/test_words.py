@@ -1,4 +1,4 @@
-"""What agents say, as values."""
+"""Parsing of agents' messages."""
 
 import pytest
 
@@ -75,9 +75,9 @@ def test_hello_names_the_agent_and_what_it_holds():
     ("generation", "stopped", "runs"),
     [
         (4, 3, True),
-        (3, 3, False),  # the order was lost with the coordinator that gave it
-        (0, 0, False),  # another agent has taken the place of the one that was there
-        (4, 4, False),  # it ended them while nobody was there
+        (3, 3, False),  # the order was lost with its coordinator
+        (0, 0, False),  # another agent has replaced the first
+        (4, 4, False),  # it ended them without a coordinator
     ],
 )
 def test_returning_agent_reports_whether_its_workers_run(generation: int, stopped: int, runs: bool):

@@ -1,4 +1,4 @@
-"""All that an agent starts: its warm parent, and one generation of workers after the other."""
+"""All processes that an agent starts: its warm parent, and the workers of each generation."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.runs.small_site import SmallSite
 
 
 class Node:
-    """An agent without a coordinator: the test gives its orders, and hears what it tells."""
+    """An agent without a coordinator: the test gives its orders and receives its messages."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = RunFolder(folder)
@@ -58,7 +58,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """Its parent is killed, and its workers with it; not all that is below us, which may be another test's."""
+    """Kill the node's parent and so its workers, but not other processes below us, which may be another test's."""
     node = Node(tmp_path)
     yield node
     if node.workers.parent is not None:
@@ -112,7 +112,7 @@ def test_missing_folder_makes_the_node_unusable(node: Node):
 
 
 def test_only_workers_with_a_handler_are_signalled(node: Node):
-    """`python` has no handler for SIGTERM: a worker without one would only die of it."""
+    """`python` has no handler for SIGTERM, so the signal would kill it."""
     node.set_up(
         "import os, signal, sys, time\n"
         "if os.environ['RANK'] == '1':\n"
@@ -128,7 +128,7 @@ def test_only_workers_with_a_handler_are_signalled(node: Node):
     assert (report["rank"], report["code"]) == (1, 75) and children.start_ticks(node.pids()[0]) is not None
 
 
-# What kills: in a process of its own, for an agent kills everything that is below it.
+# Tests that kill run in their own process, because an agent kills everything below it.
 
 
 def alone(work: Callable[[], object]) -> object:
@@ -170,7 +170,7 @@ def test_stopped_generation_does_not_start_again(tmp_path: Path, wait: bool):
         return [*told, below()]
 
     assert alone(stop) == [{"stopped": 1, "reports": [], "held": []}, 1, 0, []], (
-        "only the parent is left, and it only until the end"
+        "only the parent is left, until the end"
     )
 
 
@@ -206,7 +206,7 @@ def test_stop_of_an_older_generation_is_ignored(tmp_path: Path):
 
 
 def test_reset_drops_orders_for_a_dead_parent(tmp_path: Path):
-    """The coordinator has given the node up, and begun another generation without it; this one must never run."""
+    """The coordinator has lost the node and started another generation without it; this one must never run."""
 
     def die() -> object:
         node = Node(tmp_path)

@@ -1,4 +1,4 @@
-"""The agent's side of a warm parent: a real one, spoken to over its socket."""
+"""The agent's side of a real warm parent, over its socket."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Agent:
         self.running: set[int] = set()
 
     def hear(self, key: str) -> Message:
-        """The next message with this key; others are kept for later."""
+        """Return the next message with this key; others are kept for later."""
         while True:
             for message in self.heard:
                 if key in message:
@@ -40,7 +40,7 @@ class Agent:
                     self.running.discard(message.get("ended"))
                     return message
             messages = self.reader.receive(self.sock)
-            assert messages is not None, "the warm parent has gone"
+            assert messages is not None, "the warm parent is gone"
             self.heard += messages
 
     def fork(

@@ -1,4 +1,4 @@
-"""Requests and clusters to plan with."""
+"""Requests and clusters for plans."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def planned(cluster: ClusterFacts = FOREIGN, **more: Any) -> RunPlan:
 
 
 def options(argv: list[str]) -> dict[str, str]:
-    """`--name=value` words as a mapping; of flags the value is ""."""
+    """Return `--name=value` words as a mapping; flags have the value ""."""
     words = (word for word in argv if word.startswith("--"))
     return {name: value for name, _, value in (word.partition("=") for word in words)}

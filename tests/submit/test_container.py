@@ -1,4 +1,4 @@
-"""A run in a container: what srun is told."""
+"""srun options of a run in a container."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_relative_image_path_is_made_absolute():
 
 
 def test_our_programs_use_the_python_of_the_image():
-    """By a path that is only there: srun may start them on a bare node, and must not be believed."""
+    """Programs check a path that exists only in the container: srun may start them on a bare node without an error."""
     assert launcher_inside(request(), LAUNCHER) == ("python3", "-I", "/.dalsegno/dalsegno/programs.py")
     assert launcher_inside(request(container_image=""), LAUNCHER) == LAUNCHER
 

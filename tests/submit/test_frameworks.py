@@ -1,4 +1,4 @@
-"""What each process finds in its environment."""
+"""The environment of each process, by framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""job.yaml: the same words as on the command line, and all of a file's faults at once, each at its line."""
+"""job.yaml: the same names as on the command line, and all errors at once, each at its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first process of a batch step: it starts its coordinator again, and passes its code on."""
+"""The first process of a batch step restarts its coordinator and passes on its exit code."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from tests.waiting import PATIENCE_S, eventually
 LIVES = "import os, sys; f = open(sys.argv[1], 'a'); f.write('x'); f.close(); n = os.stat(sys.argv[1]).st_size; "
 
 
-def kept(tmp_path: Path, then: str) -> tuple[int, int]:
-    """The code, and how many lives it took."""
+def supervised(tmp_path: Path, then: str) -> tuple[int, int]:
+    """Return the exit code, and how often the process was started."""
     lives = tmp_path / "lives"
     code = supervise([sys.executable, "-c", LIVES + then, str(lives)])
     return code, lives.stat().st_size
 
 
 def test_coordinator_that_exits_is_not_restarted(tmp_path: Path) -> None:
-    assert kept(tmp_path, "sys.exit(3)") == (3, 1)
+    assert supervised(tmp_path, "sys.exit(3)") == (3, 1)
 
 
 def test_killed_or_crashed_coordinator_is_restarted(tmp_path: Path) -> None:
-    assert kept(tmp_path, f"os.kill(os.getpid(), 9) if n == 1 else sys.exit({CRASHED} if n == 2 else 0)") == (0, 3)
+    assert supervised(tmp_path, f"os.kill(os.getpid(), 9) if n == 1 else sys.exit({CRASHED} if n == 2 else 0)") == (
+        0,
+        3,
+    )
 
 
 def test_coordinator_that_always_dies_is_not_restarted_forever(tmp_path: Path) -> None:
-    assert kept(tmp_path, "os.kill(os.getpid(), 9)") == (137, MOST_SHORT_LIVES)
+    assert supervised(tmp_path, "os.kill(os.getpid(), 9)") == (137, MOST_SHORT_LIVES)
 
 
 @pytest.mark.parametrize(("does", "code"), [("signal.signal(15, lambda *_: sys.exit(7))", 7), ("pass", 143)])
@@ -50,7 +53,7 @@ def test_signals_of_slurm_reach_the_coordinator_and_prevent_a_restart(tmp_path: 
 
 
 def test_signal_during_the_start_reaches_the_coordinator(tmp_path: Path) -> None:
-    """Whenever it comes after `keep` has begun: the coordinator is never left alone."""
+    """At any time after `supervise` has begun, the coordinator gets the signal."""
     child = "import time\nwhile True: time.sleep(0.1)"
     keeper = (
         "import os, signal, sys\n"

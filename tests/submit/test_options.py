@@ -1,4 +1,4 @@
-"""One table of options: command line, variables and job file mean the same by a word."""
+"""The table of options: a name means the same on the command line, in variables and in a job file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run asks of Slurm: the allocation, the one-node job that joins, the job in which it goes on."""
+"""What a run requests from Slurm: the allocation, the one-node job that joins, the next job."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_all_options_are_passed_to_slurm() -> None:
         "--partition": "train,spot", "--account": "ml", "--qos": "high", "--constraint": "a&b",
         "--exclude": "n[3,1-2]", "--nice": "5",
     }  # fmt: skip
-    assert salloc_argv(plan)[-1] == "--nice=5"  # the last word has the user
+    assert salloc_argv(plan)[-1] == "--nice=5"  # the user's options come last
 
 
 @pytest.mark.parametrize(

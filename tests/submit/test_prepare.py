@@ -1,4 +1,4 @@
-"""A run's folder: whole or not there, everything in it as it was planned, secrets for its owner only."""
+"""The run folder: created atomically, with the whole plan, secrets private."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_run_never_overwrites_another(tmp_path: Path) -> None:
     with pytest.raises(DalsegnoError, match="train-k3f9x"):
         prepared(tmp_path)
     assert before.cancel.exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["train-k3f9x"], "nothing half-made is left"
+    assert [path.name for path in tmp_path.iterdir()] == ["train-k3f9x"], "nothing incomplete is left"
 
 
 def test_run_ids_are_readable_and_unused() -> None:
@@ -96,7 +96,7 @@ def test_run_ids_are_readable_and_unused() -> None:
     ids = {new_run_id("train", lambda _: False) for _ in range(200)}
     assert len(ids) == 200
     assert all(len(each) == len("train-k3f9x") and not set("ilou") & set(each.removeprefix("train-")) for each in ids)
-    assert len(new_run_id("x" * 80, lambda _: False)) <= 80, "Slurm's job names end there"
+    assert len(new_run_id("x" * 80, lambda _: False)) <= 80, "the limit of Slurm's job names"
     with pytest.raises(UsageError, match="no free id"):
         new_run_id("train", lambda _: True)
 
@@ -116,7 +116,7 @@ def test_run_is_found_by_a_prefix_of_its_id(tmp_path: Path) -> None:
         find_run(tmp_path / "nowhere")
 
 
-# What it shall run
+# Program checks
 
 
 def refused(path: str = "", **fields: object) -> str:

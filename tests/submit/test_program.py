@@ -1,4 +1,4 @@
-"""Which Python a run gets where nobody names one."""
+"""The default Python of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.submit.runs import asked
 
 
 def python(folder: Path, has: bool) -> str:
-    """A `python3` that does, or does not, know the module it is asked for."""
+    """Create a `python3` that has, or lacks, the requested module."""
     script = folder / "bin" / "python3"
     script.parent.mkdir(parents=True)
     script.write_text(f"#!/bin/sh\nexit {0 if has else 1}\n")
@@ -46,7 +46,7 @@ def test_missing_pytorch_is_reported_before_submission(tmp_path: Path) -> None:
         check_torch(asked(), lacks, certain=True)
     assert "dalsegno setup --torch" in caught.value.hint and "--venv PATH" in caught.value.hint
     (note,) = check_torch(asked(), lacks, certain=False)
-    assert "setup --torch" in note, "on somebody's cluster the nodes may have what we do not see"
+    assert "setup --torch" in note, "nodes of a foreign cluster may have what this host lacks"
     assert check_torch(asked(), has, certain=True) == ()
     for other in (asked(framework="jax"), asked(no_preload=True), asked("./solver", framework="mpi")):
         assert check_torch(other, lacks, certain=True) == ()

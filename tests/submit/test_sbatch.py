@@ -1,4 +1,4 @@
-"""The batch script: whole ones against golden files, and that no word of a user's ever becomes two."""
+"""The batch script, compared with golden files; no word of a user ever becomes two."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_dry_run_without_a_head_shows_script_and_step() -> None:
     assert "\n# srun " in shown
 
 
-# ---- sbatch's own reader of its lines (src/sbatch/opt.c), to read ours back
+# sbatch's own parser (src/sbatch/opt.c), to read our lines
 
 
 def read_by_sbatch(script: str) -> list[str]:
-    """The options sbatch finds: it stops at the first line that is neither a comment nor blank."""
+    """Return the options that sbatch finds: it stops at the first line that is neither a comment nor blank."""
     found: list[str] = []
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
@@ -135,11 +135,11 @@ def test_percent_sign_in_a_path_is_escaped() -> None:
     assert "--output=/home/ada/100%% #1/out/train-k3f9/job-%j.log" in read_by_sbatch(render_sbatch(PLANS["whole"]))
 
 
-# ---- the shell's part
+# The shell
 
 
 def command_line(plan: RunPlan) -> list[str]:
-    """The last command of the script, as a shell splits it. It may run over several lines."""
+    """Return the last command of the script, as a shell splits it. It may span several lines."""
     script = render_sbatch(plan)
     return shlex.split(script[script.index("\nexec ") :])[1:]
 

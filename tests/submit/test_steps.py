@@ -1,4 +1,4 @@
-"""The steps inside an allocation: agents that outlive their peers' nodes, or tasks that srun itself starts."""
+"""The steps inside an allocation: agents that outlive their peers' nodes, or srun's own tasks."""
 
 from __future__ import annotations
 

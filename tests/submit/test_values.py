@@ -1,4 +1,4 @@
-"""Words of the command line, read: what is meant, and what is said of those that mean nothing."""
+"""Parsing of option values, and errors for invalid ones."""
 
 from __future__ import annotations
 

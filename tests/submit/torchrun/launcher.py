@@ -1,4 +1,4 @@
-"""Running `dalsegno torchrun` in tests: where it is, which Python its workers get, and what must not be left."""
+"""Running `dalsegno torchrun` in tests: the program, the workers' Python, and the check for leftovers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = [sys.executable, "-m", "dalsegno", "torchrun"]
 
 
 def python_with_torch() -> str:
-    """The one that runs the tests, or the one that DALSEGNO_TEST_PYTHON names."""
+    """Return the Python that runs the tests, or the one in DALSEGNO_TEST_PYTHON."""
     named = os.environ.get("DALSEGNO_TEST_PYTHON")
     if named is None and importlib.util.find_spec("torch") is None:
         pytest.skip("no torch here: install it, or name a Python that has it in DALSEGNO_TEST_PYTHON")
@@ -27,7 +27,7 @@ def python_with_torch() -> str:
 
 @dataclass
 class Launcher:
-    """Starts torchruns in a folder; each has a mark in its environment by which all of it is found."""
+    """Starts torchruns in a folder; a mark in the environment of each identifies its processes."""
 
     folder: Path
     python: str
@@ -59,7 +59,7 @@ class Launcher:
         return ended(self.start(*words, program=program, **env))
 
     def left(self) -> list[str]:
-        """Processes of ours that still run, and folders in the temporary one."""
+        """Return processes that still run, and folders in the temporary one."""
         found = [f"process {pid}: {_command(pid)}" for pid in _marked(self.mark)]
         return found + [
             path.name for path in self.folder.glob("*") if path.name.startswith(("torchelastic_", "dalsegno"))

@@ -1,4 +1,4 @@
-"""The coordinator in its thread: it may end at any moment, also while it is being told something."""
+"""The coordinator in its thread may end at any moment, even during a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchrun's command line: lines of its documentation, and every flag held to torch's own parser where there is one."""
+"""torchrun's command line: lines of its documentation, and every flag compared with torch's parser if installed."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_processes_without_devices_are_refused(text: str) -> None:
 
 @given(st.lists(st.text(st.characters(blacklist_categories=["Cs"]))))
 def test_arguments_after_the_script_belong_to_it(rest: list[str]) -> None:
-    assume(rest[:1] != ["--"])  # argparse takes that one for its own, as it does in torchrun
+    assume(rest[:1] != ["--"])  # argparse consumes it, as in torchrun
     args = parse_torchrun(["--nnodes", "2", "train.py", *rest])
     assert args is not None and args.training_script_args == tuple(rest)
 
@@ -181,7 +181,7 @@ def test_help_lists_every_flag_once_with_its_default() -> None:
     assert "shrink and grow. Default: 1:1." in said and "run fails. Default: 0." in said
 
 
-# ---- against torch itself, where it is installed
+# Comparison with torch, if installed
 
 
 def test_parser_of_torch_has_the_same_flags() -> None:
@@ -189,7 +189,7 @@ def test_parser_of_torch_has_the_same_flags() -> None:
     theirs = {action.dest: action for action in run.get_args_parser()._actions}
     ours = {action.dest: action for action in torchrun_parser({})._actions}
     missing = set(theirs) - set(ours) - {"help", "print_completion"}
-    assert missing == set(), "torchrun has flags that we do not take"
+    assert missing == set(), "torchrun has flags that we lack"
     for dest in set(theirs) & set(ours) - {"help"}:
         assert set(theirs[dest].option_strings) <= set(ours[dest].option_strings), dest
         assert theirs[dest].type in (ours[dest].type, None) or "list" in str(theirs[dest].type), dest

@@ -1,4 +1,4 @@
-"""Whom the agents of a torchrun trust, with munge and without."""
+"""Which peers the agents of a torchrun trust, with munge and without."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dalsegno.runs.torchrun.meeting import Keys, NotSealed, find_munge
 from dalsegno.wire.handshake import BadProof
 
 
-class Wax:
-    """A munge for a test: `user` seals, and opens what the same user sealed."""
+class FakeMunge:
+    """A munge for tests: `user` seals, and opens what the same user sealed."""
 
     def __init__(self, user: str) -> None:
         self.user = user
@@ -29,9 +29,9 @@ class Wax:
 
 
 def test_secret_is_sealed_differently_each_time() -> None:
-    host, other = Keys("j", "h:1", Wax("ada")), Keys("j", "h:1", Wax("ada"))
+    host, other = Keys("j", "h:1", FakeMunge("ada")), Keys("j", "h:1", FakeMunge("ada"))
     assert other.unlock(host.greeting() | {"nonce": "x"}) == host.secret == b""
-    assert host.make() != Keys("j", "h:1", Wax("ada")).make()
+    assert host.make() != Keys("j", "h:1", FakeMunge("ada")).make()
     assert other.unlock(host.greeting()) == host.secret != b""
 
 
@@ -45,9 +45,9 @@ def test_key_without_munge_is_derived_from_run_and_endpoint() -> None:
 @pytest.mark.parametrize(
     ("host", "other", "why"),
     [
-        (Keys("j", "h:1", Wax("eve")), Keys("j", "h:1", Wax("ada")), "munge does not confirm"),
-        (Keys("j", "h:1", None), Keys("j", "h:1", Wax("ada")), "its identity is unknown"),
-        (Keys("j", "h:1", Wax("ada")), Keys("j", "h:1", None), "munge, which does not respond on this node"),
+        (Keys("j", "h:1", FakeMunge("eve")), Keys("j", "h:1", FakeMunge("ada")), "munge does not confirm"),
+        (Keys("j", "h:1", None), Keys("j", "h:1", FakeMunge("ada")), "its identity is unknown"),
+        (Keys("j", "h:1", FakeMunge("ada")), Keys("j", "h:1", None), "munge, which does not respond on this node"),
         (Keys("k", "h:1", None), Keys("j", "h:1", None), "h:1 belongs to another run than `j`"),
     ],
 )
@@ -67,7 +67,7 @@ def test_socket_without_a_daemon_is_not_munge(tmp_path: Path) -> None:
 
 
 def test_keepers_use_the_sealed_secret() -> None:
-    """An agent has none when it starts; keepers that went on without would let anybody in."""
+    """An agent starts without the secret; keepers without it would accept anyone."""
     orders: list[dict[str, Any]] = []
     snapshots = Snapshots("j", "n1", b"", "door", lambda *task: True, lambda message: None)
     snapshots.handle({"keeper": 1}, orders.append)
@@ -77,11 +77,11 @@ def test_keepers_use_the_sealed_secret() -> None:
 
 def test_snapshots_stay_on_the_node_without_a_private_secret() -> None:
     assert not Keys("j", "h:1", None).private
-    assert Keys("j", "h:1", Wax("ada")).private and Keys("j", "h:1", None, alone=True).private
+    assert Keys("j", "h:1", FakeMunge("ada")).private and Keys("j", "h:1", None, alone=True).private
     snapshots = Snapshots("j", "n1", b"", "door", lambda *task: True, lambda message: None)
     snapshots.keep_local()
     snapshots.take_secret(b"guessed")
     orders: list[dict[str, Any]] = []
     snapshots.handle({"keeper": 1}, orders.append)
     assert orders[-1]["keep"]["secret"] not in ("", b"guessed".hex())
-    assert snapshots.hello()["keeper"] == 0, "nobody is told where to send copies, or to fetch them from"
+    assert snapshots.hello()["keeper"] == 0, "no node learns where to send or fetch copies"

@@ -1,4 +1,4 @@
-"""Where the workers of a torchrun write, and what is shown of it."""
+"""The output of a torchrun's workers, and what is shown of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the agents of a torchrun meet, and which of them listens there."""
+"""The rendezvous of a torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node has which rank in a torchrun, and where the workers find the first."""
+"""The ranks of nodes in a torchrun, and the address of the first."""
 
 from __future__ import annotations
 

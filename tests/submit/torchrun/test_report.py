@@ -1,4 +1,4 @@
-"""What is said of a worker that failed for good: torchrun's own report."""
+"""torchrun's report of a failed worker."""
 
 from __future__ import annotations
 

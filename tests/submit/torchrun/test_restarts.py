@@ -1,4 +1,4 @@
-"""torchrun's own rules for restarts, to the letter."""
+"""torchrun's rules for restarts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAME = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n
 
 
 def rounds(run: Run, code: int, traceback: str = "") -> tuple[Run, list[object]]:
-    """One node, two workers: a generation starts, and its rank 1 ends with this code."""
+    """Run a generation of one node and two workers whose rank 1 ends with this code."""
     from dalsegno.runs.coordinator.causes import read_failure
 
     run, _ = advance(run, StoreOpened("n", run.generation, 1))

@@ -1,4 +1,4 @@
-"""`dalsegno torchrun` for real on this machine: exit codes, signals, restarts, output. No torch is needed for these."""
+"""`dalsegno torchrun` on this machine: exit codes, signals, restarts, output. Torch is not needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ C10D = ["--rdzv-backend", "c10d", "--rdzv-id", "j", "--rdzv-conf", "last_call_ti
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One without torch: workers are then processes of their own, and start at once."""
+    """Return a Python without torch: workers are then separate processes and start at once."""
     folder = tmp_path_factory.mktemp("python")
     venv.create(folder, symlinks=True, with_pip=False)
     return str(folder / "bin" / "python3")
@@ -41,7 +41,7 @@ def port() -> int:
         return int(sock.getsockname()[1])
 
 
-# ---- ends
+# Exit codes
 
 
 def test_success_exits_with_0_and_leaves_nothing(torchrun: Launcher) -> None:
@@ -98,7 +98,7 @@ def test_impossible_command_fails_at_once(torchrun: Launcher, words: list[str], 
     assert done.returncode == code and said in done.stderr
 
 
-# ---- what runs
+# Programs
 
 
 def test_executables_modules_and_macros_work(torchrun: Launcher) -> None:
@@ -127,7 +127,7 @@ def test_worker_inherits_standard_input(torchrun: Launcher) -> None:
     assert done.stdout == "read something\n", done.stderr
 
 
-# ---- where output goes
+# Output
 
 
 def test_logs_have_files_and_prefixes(torchrun: Launcher) -> None:
@@ -156,7 +156,7 @@ def test_restart_has_its_own_log_folder(torchrun: Launcher) -> None:
     assert len(list((torchrun.folder / "logs").glob("*/attempt_[01]/0/stdout.log"))) == 2
 
 
-# ---- being told to end
+# Signals
 
 WAITS = """
 import os, signal, sys, time
@@ -200,7 +200,7 @@ def test_worker_that_ignores_the_signal_is_killed_after_the_grace_period(torchru
 
 
 def test_unhandled_signal_is_forwarded_to_workers(torchrun: Launcher) -> None:
-    """torchrun dies of it; whoever listens for Slurm's warning wants to save, and go on."""
+    """torchrun dies of it; a script that handles Slurm's warning wants to save and continue."""
     torchrun.script(WAITS)
     process = torchrun.start("train.py", "SIGUSR1")
     assert process.stdout is not None and process.stdout.readline() == "up\n"
@@ -217,7 +217,7 @@ def test_nothing_outlives_a_killed_agent(torchrun: Launcher) -> None:
     eventually(lambda: not [line for line in torchrun.left() if line.startswith("process")])
 
 
-# ---- several agents
+# Several agents
 
 TOLD = """
 import json, os, sys, time

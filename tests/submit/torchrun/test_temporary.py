@@ -1,4 +1,4 @@
-"""Folders that torchrun puts logs into: gone when nothing is in them, also after whoever used them was killed."""
+"""Temporary log folders: removed when empty, also after their owner was killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def killed_holder() -> Path:
-    """A folder whose holder lived for a while, and was killed."""
+    """Return a folder whose owner was killed."""
     holder = subprocess.Popen([sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     path = Path(holder.stdout.readline().strip())

@@ -1,4 +1,4 @@
-"""`dalsegno torchrun` beside torch's own: the same variables for the same line, and its documentation's examples."""
+"""`dalsegno torchrun` compared with torch's own: the same variables for the same line, and the documented examples."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def port() -> int:
 
 
 def dump(torchrun: Launcher, program: list[str], name: str, words: list[str], **env: str) -> list[list[object]]:
-    """What each rank found, in the order of ranks."""
+    """Return what each rank found, in the order of ranks."""
     done = torchrun.run(*words, torchrun.script(DUMP), name, "a b", "${local_rank}", program=program, **env)
     assert done.returncode == 0, done.stderr
     return [json.loads(path.read_text()) for path in sorted(torchrun.folder.glob(f"{name}-*.json"))]
@@ -91,7 +91,7 @@ def test_workers_have_the_same_variables_as_with_torchrun(
 
 
 def comparable(found: object, given: dict[str, str]) -> dict[str, str]:
-    """What a launcher has set, less what is another each time and what is only ours."""
+    """Return what a launcher has set, without values that differ each time and those only we set."""
     assert isinstance(found, dict)
     changed = {name: value for name, value in found.items() if given.get(name) != value}
     assert 0 < int(changed.pop("MASTER_PORT")) < 65536
@@ -105,7 +105,7 @@ def comparable(found: object, given: dict[str, str]) -> dict[str, str]:
     return {**own, "TORCHELASTIC_RUN_ID": run, "TORCHELASTIC_ERROR_FILE": where, "MASTER_ADDR": "this node"}
 
 
-# ---- https://docs.pytorch.org/docs/stable/elastic/run.html: lines as they stand there, but for their variables
+# https://docs.pytorch.org/docs/stable/elastic/run.html: commands as documented, except for their variables
 
 WELL = ["0 of 2: 3 after 0", "1 of 2: 3 after 0"]
 

@@ -1,4 +1,4 @@
-"""How many workers a node gets, and what their arguments become."""
+"""The number of workers of a node, and their arguments."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files; 
 
 
 class Snapshots:
-    """The snapshots of one run on one node. `tell` sends to the coordinator."""
+    """The snapshots of one run on one node. `send` sends to the coordinator."""
 
     def __init__(
         self, run: str, node: str, secret: bytes, door: str, fork: Fork, send: Callable[[Message], None]

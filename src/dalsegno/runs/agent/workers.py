@@ -20,7 +20,7 @@ SETTLE_S = 5.0
 
 
 class Workers:
-    """Starts and ends processes on the agent's orders; `tell` sends to the coordinator."""
+    """Starts and ends processes on the agent's orders; `send` sends to the coordinator."""
 
     def __init__(self, node: str, door: str, selector: selectors.BaseSelector, send: Callable[[Message], None]) -> None:
         self.node, self.door, self.selector, self.send = node, door, selector, send

@@ -72,8 +72,8 @@ def choose(seen: StepFacts) -> Choice | None:
     if seen.job.state is JobState.RUNNING:
         return _in_its_job(seen, seen.job)
     if seen.job.batch:
-        anew = seen.job.state is JobState.PENDING
-        return LeaveStep(f"job {seen.job.id} {'was requeued' if anew else 'has ended with it'}", ends=anew)
+        requeued = seen.job.state is JobState.PENDING
+        return LeaveStep(f"job {seen.job.id} {'was requeued' if requeued else 'has ended with it'}", ends=requeued)
     return StartAgain(seen.job, alone=True) if seen.times < MOST else _enough(seen.times)
 
 
@@ -134,10 +134,10 @@ class SrunStep:
 
 def read_notes(text: str) -> SrunStep | None:
     """Return the step; None if there was none, or for one across several jobs (a heterogeneous job)."""
-    words = [line.split(" ") for line in text.splitlines()]
-    if len(words) != 1 or len(words[0]) != 3 or not all(word.isdigit() for word in words[0][:2]):
+    fields = [line.split(" ") for line in text.splitlines()]
+    if len(fields) != 1 or len(fields[0]) != 3 or not all(word.isdigit() for word in fields[0][:2]):
         return None
-    return SrunStep(int(words[0][0]), int(words[0][1]), tuple(expand(words[0][2])))
+    return SrunStep(int(fields[0][0]), int(fields[0][1]), tuple(expand(fields[0][2])))
 
 
 # The command that restarts a step. Pure.

@@ -86,7 +86,7 @@ def execute(coordinator: Doer, order: Order) -> None:
     elif isinstance(order, Exclude):
         _leave(coordinator, order)
     elif isinstance(order, ReleaseNodes):
-        coordinator.soon(_move(coordinator))
+        coordinator.run_in_background(_move(coordinator))
     elif isinstance(order, Finish):
         coordinator.finish(order)
 

@@ -208,7 +208,7 @@ class RunAgents:
     def _said(self, peer: Peer, message: Message) -> None:
         if self.peers.get(peer.name) is not peer:
             return
-        self._pulse.heard(peer.name)
+        self._pulse.record_message(peer.name)
         try:
             parsed = read_message(message)
         except UNREADABLE as error:  # from another version, perhaps

@@ -58,9 +58,9 @@ class SlurmStaff:
 
     def begin(self, role: JobRole = JobRole.MAIN) -> None:
         if self.site.own_job is not None:
-            self._jobs.take(role, self.site.own_job)
+            self._jobs.add_own(role, self.site.own_job)
         else:
-            self._jobs.ask(role, suspects=self._suspects)
+            self._jobs.request(role, suspects=self._suspects)
         self.coordinator.save_state()
 
     @property
@@ -75,7 +75,7 @@ class SlurmStaff:
             self.coordinator.apply(RunMoved())
         elif job.role is JobRole.JOIN and not job.adopted and self._has_agent(job):
             # where nodes are shared, Slurm may grant one that the run has already
-            self.soon(self._jobs.give_back([job]))
+            self.run_in_background(self._jobs.release([job]))
         self.check_agents()
 
     def _has_agent(self, job: Job) -> bool:
@@ -119,7 +119,9 @@ class SlurmStaff:
             and not self._promote()
             and not any(each.role is JobRole.NEXT for each in self._jobs.jobs)
         ):
-            self.soon(self._jobs.give_back(self._waiting_joins))  # the next job starts only when no other is left
+            self.run_in_background(
+                self._jobs.release(self._waiting_joins)
+            )  # the next job starts only when no other is left
             self.begin(JobRole.NEXT)
         self.coordinator.save_state()
 
@@ -144,7 +146,7 @@ class SlurmStaff:
         self._tries.forget(*step.nodes)
         for node, why in missed.items():
             self._mark_lost(node, f"Slurm cannot start anything on {node} ({why})")
-        self.soon(self._release_lost())
+        self.run_in_background(self._release_lost())
 
     def _mark_lost(self, node: str, why: str) -> None:
         self.coordinator.note(f"{why}; the run continues without it")
@@ -159,7 +161,7 @@ class SlurmStaff:
             if job.steps or any(node not in self.silent for node in job.nodes):
                 await self._jobs.release_nodes(job, self.silent)
             else:
-                await self._jobs.give_back([job])
+                await self._jobs.release([job])
                 self.job_over(job, JobState.NODE_FAIL)
         self.check_agents()
 
@@ -173,11 +175,11 @@ class SlurmStaff:
         present = self.coordinator.present
         for job in [job for job in self._jobs.jobs if job.asking is None]:
             bare = self._jobs.unstaffed(job, present, {*self.silent, *self._called, *self.excluded})
-            slow = self._jobs.slow(bare)
+            slow = self._jobs.slow_agents(bare)
             nodes = [node for node in bare if node in slow or self._may_staff(node)]
             if nodes:
                 self._called.update(nodes)
-                self.soon(self._staff(job, nodes))
+                self.run_in_background(self._staff(job, nodes))
         self._ask_for_missing(present)
 
     async def _staff(self, job: Job, nodes: Sequence[str]) -> None:
@@ -191,15 +193,15 @@ class SlurmStaff:
             self._mark_lost(node, f"{node} does not answer")
         slow = self._wait_for_slow([node for node in nodes if node not in dead], found or ())
         for group in self._tries.group_by_srun([node for node in nodes if node not in (*dead, *slow)]):
-            self._jobs.staff(job, group)
+            self._jobs.start_agents(job, group)
         self.coordinator.save_state()
         if dead:
             await self._release_lost()
 
     def _wait_for_slow(self, nodes: Iterable[str], found: Iterable[NodeInfo]) -> list[str]:
-        ages_s = self._jobs.slow([node for node in nodes if node not in self.excluded])
+        ages_s = self._jobs.slow_agents([node for node in nodes if node not in self.excluded])
         waits = still_starting(ages_s, found, time.time())
-        self._jobs.wait_on(waits)
+        self._jobs.extend_wait(waits)
         if said := describe_slow(ages_s, waits, self._reported_slow, self.site.folder.agents_log):
             self.coordinator.note(said)
         return waits
@@ -219,7 +221,7 @@ class SlurmStaff:
                 1, f"the run's agents end right after they start on every node{why}; see {self.site.folder.agents_log}"
             )
         else:
-            self.soon(self._release_lost())
+            self.run_in_background(self._release_lost())
         return False
 
     @property
@@ -244,7 +246,7 @@ class SlurmStaff:
         may_ask = not self.waits and self._refusals.may_ask(self._not_to_join, time.monotonic())
         wanted = self.coordinator.wanted + self.site.spares  # a spare that has taken a rank is no longer a spare
         if len(there) < wanted and may_ask:  # one at a time, so that no two requests get the same node
-            self._jobs.ask(JobRole.JOIN, suspects=self._suspects, members=sorted(there))
+            self._jobs.request(JobRole.JOIN, suspects=self._suspects, members=sorted(there))
             self.coordinator.save_state()
 
     def _available(self, present: frozenset[str]) -> set[str]:
@@ -287,7 +289,7 @@ class SlurmStaff:
         self._tries.forget(*back)
         stays = (before - set(self._vacating)) & self.coordinator.present  # healthy again before the run had left it
         if back or stays:  # waiting requests exclude that node, or are no longer needed
-            await self._jobs.give_back(self._waiting_joins)
+            await self._jobs.release(self._waiting_joins)
         await self._release_lost()
         await self._update_comments()
 
@@ -311,7 +313,7 @@ class SlurmStaff:
         self.silent[node] = time.time()
         self._were_out.add(node)
         self._tries.forget(node)
-        self.soon(self._update_comments())
+        self.run_in_background(self._update_comments())
 
     def _leave_drained(self) -> None:
         """Leave nodes drained for repair and end their agents."""
@@ -319,7 +321,7 @@ class SlurmStaff:
             self.silent[node] = time.time()
             self._tries.forget(node)
             self.coordinator.continue_without(node, f"drained for repair ({self._vacating[node]})")
-            self.soon(self._update_comments())
+            self.run_in_background(self._update_comments())
 
     async def _update_comments(self) -> None:
         for job in [job for job in self._jobs.jobs if job.id is not None and job.nodes]:
@@ -342,15 +344,15 @@ class SlurmStaff:
         found = await self._look_at(asked) if asked else ()
         dead = await unreachable(found or (), self._jobs.slurm.slurmd_port)
         for job in [job for job in jobs if job in self._jobs.jobs]:  # it may have been released meanwhile
-            self._jobs.staff(job, sorted(bare[job.id] - set(dead)))
+            self._jobs.start_agents(job, sorted(bare[job.id] - set(dead)))
         return self._jobs.expected(present) & set(nodes)
 
     async def release_all(self, code: int | None = None) -> None:
-        await self._jobs.give_back(self._jobs.jobs, code)
+        await self._jobs.release(self._jobs.jobs, code)
         await self._jobs.sweep()
 
-    def soon(self, work: Awaitable[None]) -> None:
-        self.coordinator.soon(work)
+    def run_in_background(self, work: Awaitable[None]) -> None:
+        self.coordinator.run_in_background(work)
 
     # State for a successor
 

@@ -216,7 +216,7 @@ class Coordinator:
             self.continue_without(peer.name, "it was lost, and Slurm has marked it down")
             return
         keeper = (peer.host, peer.hello.keeper) if peer.hello.keeper else None
-        self.memory.heard(peer.name, peer.hello.held, keeper, peer.hello.safe)
+        self.memory.update(peer.name, peer.hello.held, keeper, peer.hello.safe)
         peer.send({"setup": self.site.setup()})
         if peer.name in self.run.ready:
             self._readmit(peer)
@@ -233,7 +233,7 @@ class Coordinator:
 
     def agent_said(self, peer: Peer, message: AgentMessage) -> None:
         event = to_event(peer.name, message, self.hangs.age_s, healthy=peer.name not in self.staff.unhealthy)
-        self.status_writer.heard(self.run.generation, peer.name, message, event)
+        self.status_writer.record_message(self.run.generation, peer.name, message, event)
         if isinstance(message, Ready):
             self.staff.agent_ready(peer.name)
             if not message.warm:
@@ -253,9 +253,9 @@ class Coordinator:
         elif isinstance(message, GrantAsked):
             self._answer_grant(peer, message)
         elif isinstance(message, AllStopped):
-            self.memory.heard(peer.name, message.held)
+            self.memory.update(peer.name, message.held)
         elif isinstance(message, Kept):
-            self.memory.heard(peer.name, message.held)
+            self.memory.update(peer.name, message.held)
             self._send_memory_updates()
         if isinstance(event, Joined):
             self.gathering.admit(event)
@@ -354,8 +354,8 @@ class Coordinator:
             await asyncio.sleep(self.staff.ask_again_s)
             await self.staff.ask_slurm()
 
-    def soon(self, work: Awaitable[None]) -> None:
-        self._background.soon(work)
+    def run_in_background(self, work: Awaitable[None]) -> None:
+        self._background.run_in_background(work)
 
     # Queries of the staff
 

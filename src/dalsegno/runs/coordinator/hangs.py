@@ -78,7 +78,7 @@ class Activity:
     def __init__(self) -> None:
         self._last: dict[int, tuple[Work, float]] = {}  # by rank: its work when it was last active, and when that was
 
-    def heard(self, rank: int, work: Work, now: float) -> None:
+    def record(self, rank: int, work: Work, now: float) -> None:
         before, at = self._last.get(rank, (None, now))
         if before is None or _is_busy(before, work, now - at):
             self._last[rank] = work, now
@@ -170,7 +170,7 @@ class HangWatch:
         overdue_s = self._marks.overdue_s(time.monotonic())
         if overdue_s is not None:
             self._hanging = True
-            self._coordinator.soon(self._end(run.generation, overdue_s))
+            self._coordinator.run_in_background(self._end(run.generation, overdue_s))
 
     def _look_for_idle(self, run: Run) -> None:
         """Report when some ranks have returned and the others are idle: the run may never end. It is not ended."""
@@ -184,7 +184,7 @@ class HangWatch:
         idle_s = self._activity.idle_s(left, now)
         if idle_s >= self._idle_s:
             self._idle_reported = True
-            self._coordinator.soon(self._report_idle(run, left, idle_s))
+            self._coordinator.run_in_background(self._report_idle(run, left, idle_s))
 
     async def _report_idle(self, run: Run, left: Sequence[int], idle_s: float) -> None:
         assert run.group is not None
@@ -199,7 +199,7 @@ class HangWatch:
         """Record what a node's workers have done so far."""
         if generation == self._coordinator.run.generation:
             for rank, work in ranks.items():
-                self._activity.heard(rank, work, time.monotonic())
+                self._activity.record(rank, work, time.monotonic())
 
     async def _end(self, generation: int, overdue_s: float) -> None:
         why = f"no step for {overdue_s:.0f} s; stacks of the ranks: {self._coordinator.folder.all_stacks}"

@@ -149,7 +149,7 @@ class Pulse:
             table.pop(agent, None)
         self._liveness.forget(agent)
 
-    def heard(self, agent: str) -> None:
+    def record_message(self, agent: str) -> None:
         """Count a message on the agent's connection as a sign of life."""
         self._liveness.beat(agent, time.monotonic())
 

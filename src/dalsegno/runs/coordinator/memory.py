@@ -40,7 +40,7 @@ class Safety:
         self._newest = said.place
         self._since, self._patience_s, self._ahead = now, PATIENCE_S, AHEAD
 
-    def heard(self, node: str, held: Iterable[HeldSnapshot]) -> None:
+    def update(self, node: str, held: Iterable[HeldSnapshot]) -> None:
         """Update what a node holds. The cost depends on the change, not on the total."""
         if node not in self._nodes:
             return
@@ -114,7 +114,7 @@ class MemoryTable:
         self._safety: Safety | None = None  # None if nothing is replicated
         self.used: set[str] = set()  # nodes that may hold data, including those that were not swept since
 
-    def heard(
+    def update(
         self, node: str, held: Sequence[HeldSnapshot], keeper: Address | None = None, said: Safe | None = None
     ) -> None:
         self._held[node] = tuple(held)
@@ -123,7 +123,7 @@ class MemoryTable:
         if said is not None:
             self._said[node] = said
         if self._safety is not None:
-            self._safety.heard(node, held)
+            self._safety.update(node, held)
 
     def lost(self, node: str) -> None:
         tables: tuple[dict[str, Any], ...] = (self._held, self._keepers, self._said, self._sent)
@@ -232,7 +232,7 @@ class MemoryTable:
     def _watch(self, group: Members, said: Safe, now: float) -> Safety:
         safety = Safety(group.agents, group.world_size, said, now)
         for node in group.agents:
-            safety.heard(node, self._held.get(node, ()))
+            safety.update(node, self._held.get(node, ()))
         return safety
 
 

@@ -38,7 +38,7 @@ class Departure:
         if job and job not in of_the_run:
             return
         self._coordinator.apply(Leaving())
-        self._coordinator.soon(self._leave())
+        self._coordinator.run_in_background(self._leave())
 
     async def _leave(self) -> None:
         """Find out from Slurm why an agent was signalled: time limit, preemption or cancellation. Then prepare the next
@@ -56,7 +56,7 @@ class Departure:
         ends_at = next((job.ends_at for job in self._jobs.jobs if job.id == own), None)
         if ends_at is not None:
             left_s = max(0.0, ends_at - LAST_MOMENT_S - time.time())
-            asyncio.get_running_loop().call_later(left_s, lambda: self._coordinator.soon(self.move()))
+            asyncio.get_running_loop().call_later(left_s, lambda: self._coordinator.run_in_background(self.move()))
 
     async def move(self) -> None:
         """Release the jobs, so that the next one starts; requeue the job whose batch step runs the coordinator.
@@ -72,7 +72,7 @@ class Departure:
             else:
                 self._coordinator.stop(1, "Slurm did not requeue the job")
             return
-        await self._jobs.give_back([job for job in self._jobs.jobs if job.role is not JobRole.NEXT], code=0)
+        await self._jobs.release([job for job in self._jobs.jobs if job.role is not JobRole.NEXT], code=0)
         if not self._jobs.jobs:
             self._ask_for_next()
         self._coordinator.save_state()

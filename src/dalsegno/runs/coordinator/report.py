@@ -101,7 +101,7 @@ class StatusWriter:
         """Journal a lost node and its role: losing a spare costs no restart, but the spare is missing."""
         self.journal(RunEvent.LOST, node=node, why=why, was=_node(run, node, _seats(run)).state.value)
 
-    def heard(self, generation: int, node: str, message: AgentMessage, event: Event | None) -> None:
+    def record_message(self, generation: int, node: str, message: AgentMessage, event: Event | None) -> None:
         """Journal an agent's message if it matters later."""
         if isinstance(message, Ready):
             self.journal(

@@ -95,7 +95,7 @@ class JobListener(Protocol):
 
     def step_ended(self, job: Job, step: AgentStep) -> None: ...
 
-    def soon(self, work: Awaitable[None]) -> None:
+    def run_in_background(self, work: Awaitable[None]) -> None:
         """Start background work."""
         ...
 
@@ -111,37 +111,37 @@ class SlurmJobs:
 
     # Requests
 
-    def ask(self, role: JobRole, suspects: Sequence[str] = (), members: Sequence[str] = ()) -> Job:
+    def request(self, role: JobRole, suspects: Sequence[str] = (), members: Sequence[str] = ()) -> Job:
         self.count += 1
         job = Job(role, self.count)
         argv = self.site.allocation(role, suspects, members)
         job.asking = start(argv, self.site.environment, output=self._log(job))
         self.jobs.append(job)
-        self._watch(job.asking, partial(self._asked, job))
+        self._watch(job.asking, partial(self._salloc_ended, job))
         return job
 
-    def take(self, role: JobRole, job_id: int) -> Job:
+    def add_own(self, role: JobRole, job_id: int) -> Job:
         """Add a job that exists already: the one whose batch step runs the coordinator."""
         self.count += 1
         job = Job(role, self.count, job_id)
         self.jobs.append(job)
-        self.listener.soon(self._arrived(job))
+        self.listener.run_in_background(self._load_nodes(job))
         return job
 
-    def _asked(self, job: Job) -> None:
+    def _salloc_ended(self, job: Job) -> None:
         """Handle the end of salloc: granted or refused."""
         answer = self._answer(job)
         job.asking, code = None, job.asking.poll() if job.asking else None
         job.id = answer.job or job.id
         if job.given_back:
-            self.listener.soon(self._cancel(job))
+            self.listener.run_in_background(self._cancel(job))
         elif code in (0, None) and answer.granted:
-            self.listener.soon(self._arrived(job))
+            self.listener.run_in_background(self._load_nodes(job))
         else:
             self.jobs.remove(job)
             self.listener.job_refused(job, answer.last_words or f"salloc ended with {code}")
 
-    async def _arrived(self, job: Job) -> None:
+    async def _load_nodes(self, job: Job) -> None:
         info = await self._look(job)
         if info is None or info.state.ended:
             return self._over(job, info.state if info else JobState.UNKNOWN)
@@ -161,7 +161,7 @@ class SlurmJobs:
 
     # Agents
 
-    def staff(self, job: Job, nodes: Sequence[str]) -> None:
+    def start_agents(self, job: Job, nodes: Sequence[str]) -> None:
         """Start agents on these nodes of a job."""
         if job.id is None or not nodes:
             return
@@ -209,7 +209,7 @@ class SlurmJobs:
         now = time.monotonic()
         return [node for node in job.nodes if node not in present and node not in silent and not self._due(node, now)]
 
-    def slow(self, nodes: Collection[str]) -> dict[str, float]:
+    def slow_agents(self, nodes: Collection[str]) -> dict[str, float]:
         """Return how many seconds agents have been due, by node, for those that may still come.
 
         If srun has reported the end of a task, its agent no longer comes.
@@ -222,7 +222,7 @@ class SlurmJobs:
                 found[node] = max(now - step.began, found.get(node, 0.0))
         return found
 
-    def wait_on(self, nodes: Collection[str]) -> None:
+    def extend_wait(self, nodes: Collection[str]) -> None:
         """Give the agents of these nodes more time: the nodes were checked and are healthy."""
         now = time.monotonic()
         for step in [step for job in self.jobs for step in job.steps]:
@@ -284,7 +284,7 @@ class SlurmJobs:
         if job.id is not None and stay != job.nodes and await self.slurm.shrink(job.id, stay):
             job.nodes = stay
 
-    async def give_back(self, jobs: Iterable[Job], code: int | None = None) -> None:
+    async def release(self, jobs: Iterable[Job], code: int | None = None) -> None:
         """End jobs that are no longer needed, except the coordinator's own. Without a code they are cancelled."""
         for job in list(jobs):
             job.given_back = True
@@ -333,11 +333,11 @@ class SlurmJobs:
         jobs = [self._adopt_job(each) for each in saved]
         for job in jobs:
             if job.asking is not None:
-                self._watch(job.asking, partial(self._asked, job))
+                self._watch(job.asking, partial(self._salloc_ended, job))
             elif job.adopted:
-                self.listener.soon(self._arrived(job))
+                self.listener.run_in_background(self._load_nodes(job))
             else:
-                self._asked(job)
+                self._salloc_ended(job)
 
     def _adopt_job(self, saved: SavedJob) -> Job:
         job = Job(saved.role, saved.number, saved.job, adopted=saved.asking is None)

@@ -35,7 +35,7 @@ class Boss(Protocol):
         """End the coordinator but not the run: another coordinator continues it later."""
         ...
 
-    def soon(self, work: Awaitable[None]) -> None:
+    def run_in_background(self, work: Awaitable[None]) -> None:
         """Start background work; if it fails, the coordinator fails."""
         ...
 
@@ -223,7 +223,7 @@ class BackgroundTasks:
         self._failures: list[BaseException] = []
         self._failed = asyncio.Event()
 
-    def soon(self, work: Awaitable[None]) -> None:
+    def run_in_background(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

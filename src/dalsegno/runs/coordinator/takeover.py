@@ -30,7 +30,7 @@ class Successor(Doer, Protocol):
 
 
 async def find_saved(
-    site: RunTerms, give_back: Callable[[], Awaitable[None]], note: Callable[[str], None]
+    site: RunTerms, release: Callable[[], Awaitable[None]], note: Callable[[str], None]
 ) -> Saved | None:
     """Return the previous coordinator's state. If it is unreadable the run starts over and must not hold its nodes
     twice.
@@ -44,7 +44,7 @@ async def find_saved(
         note(f"{error.what}; the run starts over and its jobs are cancelled, as with {by_hand}")
     if site.own_job is None:
         site.folder.connect.unlink(missing_ok=True)
-    await give_back()
+    await release()
     return None
 
 

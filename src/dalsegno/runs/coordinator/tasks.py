@@ -50,7 +50,7 @@ class TaskRun:
             self._update_status(phase=RunPhase.WAITING, message="requeued", exit_code=None)
             return SAVED
         code = self.status.exit_code
-        await self.jobs.give_back(self.jobs.jobs, None if code == TERMINATED else code)
+        await self.jobs.release(self.jobs.jobs, None if code == TERMINATED else code)
         await self.jobs.sweep()
         self._update_status(phase=RunPhase.ENDED, ended=time.time(), jobs=())
         return self.status.exit_code or 0
@@ -61,15 +61,15 @@ class TaskRun:
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, lambda: self.soon(self._signalled()))
+                loop.add_signal_handler(number, lambda: self.run_in_background(self._signalled()))
         if saved is not None and any(step.process.alive() for job in saved.jobs for step in job.steps):
             await self.jobs.adopt(saved.jobs)
         elif self.site.own_job is not None:
-            self.jobs.take(JobRole.MAIN, self.site.own_job)
+            self.jobs.add_own(JobRole.MAIN, self.site.own_job)
         elif saved is not None and saved.jobs:
             await self.jobs.adopt(saved.jobs)
         else:
-            self.jobs.ask(JobRole.MAIN)
+            self.jobs.request(JobRole.MAIN)
         self._save_state()
 
     async def _signalled(self) -> None:
@@ -93,7 +93,7 @@ class TaskRun:
             number = self.status.generation + 1
             self._journal(RunEvent.GENERATION, generation=1, nodes=list(job.nodes), nproc_per_node=self._nproc)
             os.makedirs(self.folder.generation(1), exist_ok=True)
-            self.jobs.staff(job, job.nodes)
+            self.jobs.start_agents(job, job.nodes)
             self._update_status(generation=number, restarts=number - 1)
         began = self.status.started or time.time()
         self._update_status(
@@ -114,7 +114,7 @@ class TaskRun:
         if text == "0":
             self._end(0, "done")
         else:
-            self.soon(self._ask_why(job, int(text) if text.isdigit() else 1))
+            self.run_in_background(self._ask_why(job, int(text) if text.isdigit() else 1))
 
     async def _ask_why(self, job: Job, code: int) -> None:
         """Find out whether the program failed or lost its nodes. If the job still runs, the program failed."""
@@ -134,8 +134,8 @@ class TaskRun:
         faults = dict.fromkeys(why for text in said for why in refused_containers(text).values())
         return f"the container could not be started: {'; '.join(faults)}" if faults else ""
 
-    def soon(self, work: Awaitable[None]) -> None:
-        self._background.soon(work)
+    def run_in_background(self, work: Awaitable[None]) -> None:
+        self._background.run_in_background(work)
 
     def job_refused(self, job: Job, why: str) -> None:
         self._end(1, f"Slurm refused: {why}", RunCause.REFUSED)
@@ -146,7 +146,7 @@ class TaskRun:
             self._end(TERMINATED, "cancelled", RunCause.CANCELLED)
         elif state in _NOT_ITS_OWN and self.site.own_job is None:
             self.folder.exit_code.unlink(missing_ok=True)
-            self.jobs.ask(JobRole.NEXT)
+            self.jobs.request(JobRole.NEXT)
             self._update_status(phase=RunPhase.WAITING, message=f"its job ended: {state.value}; waiting for another")
             self._save_state()
         else:

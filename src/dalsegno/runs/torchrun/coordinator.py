@@ -193,12 +193,12 @@ class Hosted:
     def leave(self, signal_name: str) -> None:
         """Announce that our agent was told to end: the run cannot continue without it, but all workers may still
         save."""
-        self._soon(lambda coordinator: coordinator.leave(signal_name))
+        self._call(lambda coordinator: coordinator.leave(signal_name))
 
     def stop(self, why: str) -> None:
-        self._soon(lambda coordinator: coordinator.stop(1, why))
+        self._call(lambda coordinator: coordinator.stop(1, why))
 
-    def _soon(self, do: Callable[[TorchrunCoordinator], None]) -> None:
+    def _call(self, do: Callable[[TorchrunCoordinator], None]) -> None:
         loop, coordinator = self._loop, self._coordinator
         if loop is not None and coordinator is not None:
             with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended already and told everyone

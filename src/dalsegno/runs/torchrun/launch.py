@@ -109,8 +109,8 @@ def _cannot_listen(port: int, error: OSError) -> DalsegnoError:
 
 def cpus_per_process(environ: Mapping[str, str], nproc: int) -> int:
     """Return the CPUs per process of a task that Slurm started with `-c`; 0 otherwise."""
-    told = environ.get("SLURM_CPUS_PER_TASK", "")
-    return max(1, int(told) // nproc) if told.isdigit() else 0
+    value = environ.get("SLURM_CPUS_PER_TASK", "")
+    return max(1, int(value) // nproc) if value.isdigit() else 0
 
 
 def is_single(args: TorchrunArgs) -> bool:
@@ -173,8 +173,8 @@ def count_gpus(environ: Mapping[str, str]) -> int:
     """Count the visible GPUs, else all, without asking a driver."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if name in environ:
-            words = [word.strip() for word in environ[name].split(",")]
-            return len(words[: words.index("-1")] if "-1" in words else [word for word in words if word])
+            devices = [device.strip() for device in environ[name].split(",")]
+            return len(devices[: devices.index("-1")] if "-1" in devices else [device for device in devices if device])
     return len(gpu_files(os.listdir("/dev"))) or _amd_gpus()
 
 
