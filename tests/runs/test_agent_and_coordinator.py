@@ -313,7 +313,7 @@ async def test_idle_rank_is_reported_when_another_has_returned(tmp_path: Path):
         assert "1 rank has returned, but rank 1 on n" in idle["text"]
         assert "train.py" in Path(idle["stacks"]).read_text()
         found = explain_run(run.status, list(journal.read(run.folder.journal)))
-        assert "does not end: 1 rank has returned, but rank 1" in found.sentence
+        assert "hangs: 1 rank has returned, but rank 1" in found.sentence
         assert run.coordinator.run.phase is GenerationPhase.RUNNING
     sweep(run.folder.run)  # its agents were killed
 

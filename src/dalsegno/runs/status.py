@@ -1,5 +1,4 @@
-"""The status of a run as its coordinator writes it: one small file, replaced atomically, read by `run`, `runs` and
-others."""
+"""The status of a run as its coordinator writes it: one small file, replaced atomically."""
 
 from __future__ import annotations
 

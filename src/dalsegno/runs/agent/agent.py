@@ -355,8 +355,8 @@ class RunAgent:
         return TICK_S / 4 if quiet and self.workers.crew.running() else TICK_S
 
     def _check_isolation(self, timeout_s: float) -> None:
-        """Find out whether the coordinator's host or this node is cut off. If it is this one, stop before the others
-        continue."""
+        """Find out whether the coordinator's host or this node is cut off. If this node is, stop its workers in
+        time."""
         home = (self.link.peer, self.link.port)
         everyone = {home, *self.peers}
         answered = reachable(everyone, timeout_s / 2)

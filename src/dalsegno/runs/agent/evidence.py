@@ -25,8 +25,7 @@ _LINE_CHARS = 300
 
 
 def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
-    """Return the `traceback` and, where torch's `record` wrote one, the time `at` of the error. Empty if there is
-    none."""
+    """Return the `traceback` and, if torch's `record` wrote it, the time `at` of the error; empty if there is none."""
     recorded = _read_error_file(error_file)
     tail = "" if recorded.get("traceback") else _tail(log, since)
     traceback = recorded.get("traceback") or last_traceback(tail) or _not_parsed(tail)

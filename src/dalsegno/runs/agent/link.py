@@ -141,8 +141,7 @@ class CoordinatorLink:
         return messages
 
     def send(self, message: Message) -> bool:
-        """Send a message and return whether that seems to have worked. A message that is too long is replaced by a
-        note."""
+        """Send a message and return whether that seems to have worked. Too long a message is replaced by a note."""
         if self.sock is None:
             return False
         try:

@@ -46,8 +46,7 @@ class Crew:
     def add(
         self, rank: int, log: str, output: str | None = None, error_file: str | None = None, stacks: str = ""
     ) -> WorkerProcess:
-        """Add a worker. `log` takes its errors, and its output unless that goes elsewhere; "" is the agent's own
-        output."""
+        """Add a worker. `log` takes its errors, and its output by default; "" is the agent's own output."""
         beside = log[: -len(".log")] + ".error.json" if error_file is None else error_file
         with contextlib.suppress(OSError):
             os.unlink(beside)  # of an earlier process

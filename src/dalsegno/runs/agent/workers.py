@@ -131,8 +131,7 @@ class Workers:
         self._when_ready(lambda: self._open_store(generation))
 
     def _open_store(self, generation: int) -> None:
-        """Open the store's socket before its port is reported, so that no other process can take it; early peers
-        queue."""
+        """Open the store's socket before its port is reported, so that nobody else takes it; early peers queue."""
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.bind(("", 0))
             port = int(sock.getsockname()[1])
@@ -236,8 +235,7 @@ class Workers:
     # Running workers
 
     def signal(self, number: int) -> None:
-        """Signal the workers that handle it. The others would die and lose what they have done since their last
-        save."""
+        """Signal only the workers that handle it. The others would die and lose what they did since their last save."""
         self._signalled[number] = set()
         self.repeat_signals()
 

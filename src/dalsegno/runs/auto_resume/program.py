@@ -125,8 +125,7 @@ GIVE_UP_S = 2 * SETTLE_S  # Slurm has not responded once since it should have se
 def wait_for_choice(
     look: Callable[[float], StepFacts], pause: Callable[[float], bool], clock: Callable[[], float]
 ) -> Choice:
-    """Call `look` with the elapsed seconds until it leads to a decision. A request to end, during a pause, is one
-    too."""
+    """Call `look` with the elapsed seconds until a decision. A request to end, during a pause, is one too."""
     began = clock()
     while True:
         for_s = clock() - began

@@ -37,8 +37,7 @@ from dalsegno.wire.frames import Message
 def start_message(
     site: RunTerms, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None
 ) -> Message | None:
-    """Return the message that starts a node's workers; None while a member is being lost, since a stop follows at
-    once."""
+    """Return the message that starts a node's workers; None while a member is being lost, as a stop follows."""
     group = order.group
     if any(agent not in peers for agent in group.agents):
         return None
@@ -140,8 +139,7 @@ class Gathering:
         self._waiting: asyncio.TimerHandle | None = None
 
     def admit(self, event: Joined) -> None:
-        """Admit a newcomer. While a run is below its full size, newcomers that arrive together are admitted
-        together."""
+        """Admit a newcomer. While a run is too small, newcomers that arrive together are admitted together."""
         run = self._coordinator.run
         self._newcomers.append(event)
         smaller = (

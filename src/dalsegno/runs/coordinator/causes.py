@@ -49,8 +49,7 @@ class Failure:
 
     @property
     def hopeless(self) -> bool:
-        """Whether every start would fail the same way: the script is not valid Python, or its parser rejects its
-        arguments."""
+        """Whether every start would fail: the script is not valid Python, or its parser rejects its arguments."""
         last = self.traceback.strip().rpartition("\n")[2]
         return self.kind is CauseKind.SCRIPT and bool(
             _NO_PYTHON.match(last) or (self.code == 2 and _USAGE.search(last))
@@ -124,8 +123,7 @@ def is_bug(now: Failure, before: Failure | None) -> bool:
 
 
 def suspected_node(now: Failure, before: Failure | None) -> str:
-    """Return a node that is out of service, or where the last two failures began without the script's fault; else
-    ""."""
+    """Return a node that is out of service or had the last two failures without the script's fault; else ""."""
     if not now.healthy:
         return now.node
     twice = before is not None and before.node == now.node and not now.noise and not before.noise

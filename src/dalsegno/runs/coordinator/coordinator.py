@@ -1,5 +1,4 @@
-"""The coordinator of a run: receives events from agents and Slurm, applies the state machine and executes its
-orders."""
+"""The coordinator of a run: receives events from agents and Slurm and executes the orders of the state machine."""
 
 from __future__ import annotations
 
@@ -177,7 +176,7 @@ class Coordinator:
         return code
 
     def _catch_signals(self) -> None:
-        """Handle Slurm's signals in a batch step. On the head node a signal only ends the coordinator; another takes
+        """Handle Slurm's signals in a batch step. On the head node, signals end the coordinator and another takes
         over."""
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
@@ -275,8 +274,7 @@ class Coordinator:
                 self.agents.send(agent, message)
 
     def _answer_grant(self, peer: Peer, asked: GrantAsked) -> None:
-        """Allow or deny a commit. A saver may finish what its generation began until a later generation has
-        committed."""
+        """Allow or deny a commit. A saver may finish its generation's work until a later generation has committed."""
         ok = self.granted <= asked.generation <= self.run.generation and self.end is None
         why = "" if ok else f"generation {asked.generation} is over"
         if ok and asked.generation > self.granted:
@@ -296,8 +294,7 @@ class Coordinator:
         self.apply(Left(agent))
 
     def message_too_long(self, agent: str, detail: str) -> None:
-        """End the run: an agent that misses an order waits forever, and a restart would build the same message
-        again."""
+        """End the run: an agent that misses an order waits forever, and a restart would send the same message."""
         self.stop(1, f"a message to {agent} is too long: {detail}")
 
     def continue_without(self, node: str, why: str) -> None:

@@ -87,8 +87,7 @@ class GaveUpWaiting:
 
 @dataclass(frozen=True)
 class Doubted:
-    """All nodes that are out of service. Workers there may continue, but new ones start there only if no other node is
-    free."""
+    """All nodes that are out of service. Workers there may continue; new ones start there only if they must."""
 
     nodes: frozenset[str]
 

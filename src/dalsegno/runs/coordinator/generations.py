@@ -176,8 +176,7 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
 
 
 def _ended_well(run: Run, event: WorkerEnded) -> Step:
-    """Record a successful end. While leaving, every end counts: a worker that has not saved resumes from its last
-    save."""
+    """Record a successful end. While leaving, every end counts: unsaved workers resume from their last save."""
     if run.phase is not GenerationPhase.RUNNING or run.group is None:
         return run, []
     all_ranks = run.group.ranks

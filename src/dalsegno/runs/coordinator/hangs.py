@@ -30,8 +30,7 @@ BUSY_BYTES = 1 << 20
 
 
 class StepMarks:
-    """The steps of one generation, as its workers report them. `timeout_s`: 0 is never, None derives it from the
-    steps."""
+    """The steps of one generation as its workers report them. `timeout_s`: 0 is never, None derives it from them."""
 
     def __init__(self, timeout_s: float | None, now: float) -> None:
         self.timeout_s = timeout_s

@@ -120,8 +120,7 @@ _NEVER = 1 << 64  # above any sequence number, so that beats of unknown agents c
 
 
 class Pulse:
-    """Checks ten times a second. Beats are read from the socket at each check, which is cheaper than waking up for
-    each."""
+    """Checks ten times a second. Reading beats from the socket at each check is cheaper than waking up for each."""
 
     def __init__(self, timing: Timing, probes: Callable[[str], tuple[str, int] | None]) -> None:
         self.timing, self._probes = timing, probes
@@ -194,8 +193,7 @@ class Pulse:
             task.add_done_callback(self._probing.discard)
 
     async def _dial(self, agent: str, address: tuple[str, int]) -> None:
-        """Probe with a new connection each time: its first packet is sent at once, while a retransmission would be
-        delayed."""
+        """Probe with a new connection each time: its first packet is sent at once, a retransmission later."""
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             _, writer = await asyncio.wait_for(asyncio.open_connection(*address), self.timing.gone_s)
             writer.transport.abort()

@@ -218,8 +218,7 @@ class MemoryTable:
         return said
 
     def _take_over(self, group: Members, now: float) -> None:
-        """Take over a generation of the previous coordinator: once all nodes have reported, the highest reported `Safe`
-        counts."""
+        """Take over a generation: once all nodes have reported, the highest reported `Safe` counts."""
         if not all(node in self._held for node in group.agents):
             return
         said = [each for node, each in self._said.items() if each.generation == group.generation]

@@ -41,7 +41,7 @@ class Departure:
         self._coordinator.run_in_background(self._leave())
 
     async def _leave(self) -> None:
-        """Find out from Slurm why an agent was signalled: time limit, preemption or cancellation. Then prepare the next
+        """Find out from Slurm why an agent was signalled (time limit, preemption, cancellation), then prepare the next
         job."""
         await self._jobs.check()
         if self._coordinator.ending:
@@ -149,8 +149,7 @@ def _is_good(node: NodeInfo) -> bool:
 
 
 def drained_for_repair(nodes: Iterable[NodeInfo]) -> dict[str, str]:
-    """Return the nodes that the controller has drained, and why. On nodes drained by others, running work may
-    continue."""
+    """Return the nodes that the controller has drained, and why. On other drained nodes work may continue."""
     drained = [node for node in nodes if node.draining and node.reason.startswith(OURS)]
     return {node.name: node.reason.removeprefix(OURS) for node in drained if node.reason != SPARE_REASON}
 

@@ -59,8 +59,7 @@ def write_saved(path: Path, saved: Saved, durable: bool = False) -> None:
 
 
 def read_saved(path: Path, fresh: Run) -> Saved | None:
-    """Read a saved state, with shape and limits of `fresh`; None if there is none. Raise DalsegnoError if it is
-    unreadable."""
+    """Read a saved state, with shape and limits of `fresh`; None if there is none. Raise if it is unreadable."""
     raw: Any = read_json(path, repair_hint(path))
     try:
         return None if raw is None else _from_json(raw, fresh)

@@ -54,8 +54,7 @@ class PatientSlurm:
         return None
 
     async def complete(self, job: int, exit_code: int) -> bool:
-        """End the job with this exit code and return whether that worked. With an unknown libslurm only `cancel`
-        does."""
+        """End the job with this exit code; return whether that worked. With an unknown libslurm only `cancel` does."""
         try:
             await asyncio.to_thread(self._client.complete, job, exit_code)
         except DalsegnoError:

@@ -327,8 +327,8 @@ class SlurmJobs:
         )
 
     async def adopt(self, saved: Sequence[SavedJob]) -> None:
-        """Adopt the previous coordinator's jobs, all before any is examined, because a state saved meanwhile must have
-        all."""
+        """Adopt the previous coordinator's jobs. All are added before any is examined: the state may be saved
+        meanwhile."""
         self.count = max((each.number for each in saved), default=0)
         jobs = [self._adopt_job(each) for each in saved]
         for job in jobs:

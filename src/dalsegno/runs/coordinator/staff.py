@@ -1,5 +1,4 @@
-"""The sources of a run's agents: Slurm jobs that the coordinator requests, or none where agents connect by
-themselves."""
+"""The sources of a run's agents: Slurm jobs that the coordinator requests, or none if agents are started elsewhere."""
 
 from __future__ import annotations
 
@@ -236,8 +235,7 @@ class BackgroundTasks:
             self._failed.set()
 
     async def until(self, over: asyncio.Event, *loops: Awaitable[None]) -> None:
-        """Run the loops until `over` is set. Any failure is raised: a crash and a restart beat continuing half
-        blind."""
+        """Run the loops until `over` is set. Any failure is raised: a crash and a restart beat running half blind."""
         work = (over.wait(), self._failure(), *loops)
         every: set[asyncio.Future[Any]] = {asyncio.ensure_future(each) for each in work}
         done, others = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)

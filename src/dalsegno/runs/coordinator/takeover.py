@@ -82,8 +82,7 @@ def _lose_missing(coordinator: Successor) -> None:
 
 
 def unfinished(run: Run) -> list[Order]:
-    """Return the orders that the previous coordinator may not have completed: the shutdown, or requesting the next
-    job."""
+    """Return orders that the previous coordinator may not have completed: shutdown, or requesting the next job."""
     if run.phase is GenerationPhase.ENDED:
         return [Finish(run.exit_code or 0, first_cause(run.failures), run.why)]
     return [ReleaseNodes()] if run.leaving and run.phase is GenerationPhase.GATHERING else []

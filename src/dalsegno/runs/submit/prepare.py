@@ -81,8 +81,7 @@ def read_plan(run: RunFolder) -> RunPlan:
 
 
 def read_environment(run: RunFolder) -> dict[str, str]:
-    """Return the variables of the submission. Only the owner's file counts: they select the Slurm and the programs to
-    use."""
+    """Return the variables of the submission, which select the Slurm and the programs. Only the owner's file counts."""
     try:
         with _open_own(run) as file:
             data = json.load(file)

@@ -25,8 +25,7 @@ _KEPT = ("SLURM_CONF",)
 
 
 def prefix_of(request: RunRequest) -> str:
-    """Return the folder of the Python environment, absolute if the request has a working folder; "" if it names
-    none."""
+    """Return the folder of the Python environment, absolute if there is a working folder; "" if none is named."""
     given = request.venv or request.conda
     return join(request.chdir, given) if given else ""
 

@@ -92,8 +92,7 @@ def check_counts(counts: Mapping[str, int | None], least: int) -> None:
 
 
 def check_node_timeout(seconds: float | None) -> None:
-    """Check the timeout. Ten heartbeats are sent per second and some get lost, so a shorter one would cause false
-    alarms."""
+    """Check the timeout. Some of the ten heartbeats per second get lost, so a shorter one would cause false alarms."""
     if seconds is not None and not LEAST_GONE_S <= seconds <= MOST_GONE_S:
         hint = f"use {LEAST_GONE_S:g} to {MOST_GONE_S:g} seconds"
         raise UsageError(f"invalid node timeout: {seconds:g} s", hint=hint)

@@ -77,8 +77,7 @@ class RunSite:
         return {"absence_s": float(value)} if value.isdigit() else {}
 
     def _final_command(self) -> list[str]:
-        """Return the agents' last command when the batch step's host, and so the coordinator, has died: requeue the
-        job."""
+        """Return the agents' last command if the batch step's host, and so the coordinator, dies: requeue the job."""
         return ["scontrol", "requeue", str(self.own_job)] if self.own_job else []
 
     def _modules(self) -> tuple[str, ...]:
@@ -116,8 +115,7 @@ class RunSite:
         return salloc_argv(plan_next(self.plan, suspects) if role is JobRole.NEXT else self.plan)
 
     def step(self, job: int, nodes: Sequence[str]) -> list[str]:
-        """Return the srun command. A step of tasks writes its exit code to a file, for whichever coordinator is there
-        by then."""
+        """Return the srun command. A step of tasks writes its exit code to a file, for a restarted coordinator."""
         argv = step_argv(self.plan, job, nodes)
         if self.plan.request.has_agents:
             return argv

@@ -1,5 +1,4 @@
-"""The agent of a torchrun: starts what its own command line says, ends as torchrun ends, and reports that on its
-node."""
+"""The agent of a torchrun: starts what its own command line says, and ends as torchrun ends."""
 
 from __future__ import annotations
 

@@ -285,8 +285,7 @@ def parse_torchrun(argv: Sequence[str], environ: Mapping[str, str] | None = None
 
 
 def torchrun_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return an argparse parser, like torchrun's own, so that abbreviations and the split at the script are the
-    same."""
+    """Return an argparse parser like torchrun's, so that abbreviations and the split at the script are the same."""
     usage = "dalsegno torchrun [OPTIONS] SCRIPT [ARGS]..."
     parser = _Parser("dalsegno torchrun", usage, ABOUT, add_help=False, formatter_class=Formatter)
     parser.add_argument("-h", "--help", action=_Help, dest=argparse.SUPPRESS, help="Show this message and exit.")
@@ -298,8 +297,7 @@ def torchrun_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def _add(parser: argparse.ArgumentParser, flag: Flag, variable: str | None) -> None:
-    """Add a flag. argparse parses a default that is text like an argument, so a variable needs no parsing of its
-    own."""
+    """Add a flag. argparse parses a text default like an argument, so a variable needs no parsing of its own."""
     said = flag_help(flag.name, flag.default)
     if flag.switch:
         parser.add_argument(*flag.spellings, action="store_true", default=_switched(flag, variable or "0"), help=said)

@@ -99,8 +99,7 @@ class TorchrunSite:
         }
 
     def _master(self, hosts: Sequence[str]) -> str:
-        """Return the master's address. An agent on our own node connects by loopback, where the others cannot find
-        it."""
+        """Return the master's address. Agents on our own node connect by loopback, which others cannot reach."""
         if self.args.backend == "static" and not self.args.standalone:
             return parse_endpoint(self.args.endpoint, 0)[0]
         if self.meeting.alone:
@@ -134,14 +133,12 @@ def shape_flags(args: TorchrunArgs, nproc_per_node: int) -> dict[str, str]:
 
 
 def _is_bundle(args: TorchrunArgs) -> bool:
-    """Return whether it is a folder or archive with a `__main__`, which Python runs like a script but a fork does
-    not."""
+    """Return whether it is a folder or archive with a `__main__`, which Python runs like a script."""
     return not args.module and (os.path.isdir(args.training_script) or is_zipfile(args.training_script))
 
 
 def fill_macros(args: Sequence[str], local_rank: int) -> list[str]:
-    """Substitute as torchrun does: `${local_rank}` in a worker's arguments is its local rank, and `$$` is one
-    dollar."""
+    """Substitute as torchrun does: `${local_rank}` in arguments is the local rank, and `$$` is one dollar."""
     return [Template(each).safe_substitute(local_rank=local_rank) for each in args]
 
 
@@ -191,8 +188,7 @@ class Hosted:
         await self._coordinator.serve()
 
     def leave(self, signal_name: str) -> None:
-        """Announce that our agent was told to end: the run cannot continue without it, but all workers may still
-        save."""
+        """Announce that our agent was told to end: the run cannot continue without it, but workers may still save."""
         self._call(lambda coordinator: coordinator.leave(signal_name))
 
     def stop(self, why: str) -> None:

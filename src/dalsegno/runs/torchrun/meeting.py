@@ -40,8 +40,7 @@ ALONE = Meeting(LOOPBACK, 0, ours=True, alone=True)
 
 
 def find_meeting(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Meeting:
-    """Find the rendezvous as torchrun does: at the master for `static`, else at the endpoint. `is_ours` checks
-    names."""
+    """Find the rendezvous as torchrun does: at the master for `static`, else at the endpoint."""
     if args.standalone or args.nodes.max == 1:
         return ALONE
     if args.backend == "static":
