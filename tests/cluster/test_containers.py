@@ -682,8 +682,8 @@ def test_run_with_a_missing_image_reports_it(cluster: Contained):
     _, work = run_words(cluster)
     answer = cluster.sh(f"cd {work}; dalsegno run --nodes=2 --container-image=/nowhere.sqsh train.py")
     assert answer.code == NO_CONTAINER
-    told = "the container could not be started on any node: image /nowhere.sqsh: No such file or directory"
-    assert answer.err.count("/nowhere.sqsh") == 1 and told in answer.err, answer
+    error = "the container could not be started on any node: image /nowhere.sqsh: No such file or directory"
+    assert answer.err.count("/nowhere.sqsh") == 1 and error in answer.err, answer
     assert "continues without" not in answer.err and "more node" not in answer.err
     plain = cluster.sh("dalsegno run --framework=plain -N2 --container-image=/nowhere.sqsh true")
     assert plain.code == NO_CONTAINER
@@ -704,11 +704,11 @@ def test_run_in_a_container_survives_the_loss_of_its_node(cluster: Contained):
     try:
         eventually(lambda: text_of(work / "where").startswith("train-"))
         cluster.cli.ok("inject", "power-off", text_of(work / "where"))
-        said = run.communicate(timeout=180)[0]
+        output = run.communicate(timeout=180)[0]
     finally:
         run.kill()
-    assert run.returncode == 0, said
-    assert all(f"[{rank}] 3 {rank} 2 as it says" in said for rank in (0, 1)), said
+    assert run.returncode == 0, output
+    assert all(f"[{rank}] 3 {rank} 2 as it says" in output for rank in (0, 1)), output
     eventually(lambda: cluster.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
 
 
@@ -735,13 +735,13 @@ def own_settings(cluster: Contained, stacks: Mapping[str, str]) -> Iterator[None
 
 def batch(cluster: Contained) -> str:
     """Return the output of srun with --container-image in a batch script on train-2."""
-    said = cluster.cli.home / "tmp/batch.out"
-    said.unlink(missing_ok=True)
+    output = cluster.cli.home / "tmp/batch.out"
+    output.unlink(missing_ok=True)
     cluster.lines(
-        f"unset TMPDIR; sbatch -w train-2 -o {said} --wrap \"srun $I sh -c 'echo from \\$FROM_IMAGE' 2>&1; echo end\""
+        f"unset TMPDIR; sbatch -w train-2 -o {output} --wrap \"srun $I sh -c 'echo from \\$FROM_IMAGE' 2>&1; echo end\""
     )
-    eventually(lambda: text_of(said).endswith("end\n"))
-    return text_of(said)
+    eventually(lambda: text_of(output).endswith("end\n"))
+    return text_of(output)
 
 
 def test_a_node_where_pyxis_is_not_registered_is_named_with_the_commands_that_fix_it(cluster: Contained):

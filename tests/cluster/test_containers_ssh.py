@@ -167,12 +167,12 @@ def far(cache: Path) -> Iterator[Far]:
 
 def batch(far: Far, user: Contained, node: str) -> str:
     """Return the output of srun with --container-image in a batch script on a node."""
-    said = far.home / "tmp/batch.out"
-    said.unlink(missing_ok=True)
+    output = far.home / "tmp/batch.out"
+    output.unlink(missing_ok=True)
     inner = "srun $I sh -c 'echo from \\$FROM_IMAGE' 2>&1; echo end"
-    user.lines(f'cd {far.home}/tmp; unset TMPDIR; sbatch -w {node} -o {said} --wrap "{inner}"')
-    eventually(lambda: text_of(said).endswith("end\n"))
-    return text_of(said)
+    user.lines(f'cd {far.home}/tmp; unset TMPDIR; sbatch -w {node} -o {output} --wrap "{inner}"')
+    eventually(lambda: text_of(output).endswith("end\n"))
+    return text_of(output)
 
 
 IN_IMAGE = "from as it says\nend\n"

@@ -24,7 +24,7 @@ from tests.containers.registries import push, registry
 pytestmark = pytest.mark.cluster  # real programs: sqfstar, ldd, Python's own venv
 
 
-class Said(NamedTuple):
+class CommandResult(NamedTuple):
     returncode: int
     stdout: str
     stderr: str
@@ -36,7 +36,7 @@ class Image:
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self._capsys, self._monkeypatch = capsys, monkeypatch
 
-    def run(self, *words: str | Path) -> Said:
+    def run(self, *words: str | Path) -> CommandResult:
         self._monkeypatch.setattr(sys, "argv", ["dalsegno", "image", *map(str, words)])
         before = signal.getsignal(signal.SIGINT)
         self._capsys.readouterr()
@@ -44,7 +44,7 @@ class Image:
             main()
         signal.signal(signal.SIGINT, before)
         assert isinstance(ended.value.code, int)
-        return Said(ended.value.code, *self._capsys.readouterr())
+        return CommandResult(ended.value.code, *self._capsys.readouterr())
 
     def path(self, *words: str | Path) -> Path:
         done = self.run(*words)
@@ -219,7 +219,7 @@ def test_verify_compares_a_file_with_its_record_or_unpacks_it(image: Image, tmp_
     assert "removed 1 file, " in image.run("gc").stderr
 
 
-class Noting(Silent):
+class RecordingProgress(Silent):
     """Records the total and the progress of each stage."""
 
     def __init__(self) -> None:
@@ -237,25 +237,25 @@ def test_import_progress_ends_at_its_total(tmp_path: Path):
         ([member("a", b"a" * 3000), member("b", b"b" * 500_000)], "gzip"),
         ([member("c", b"c" * 3000), symlink("d", "c")], "gzip"),
     ])  # fmt: skip
-    noting = Noting()
-    importer = Importer(ImageStore(tmp_path / "store"), noting)
+    progress = RecordingProgress()
+    importer = Importer(ImageStore(tmp_path / "store"), progress)
     importer.to_file(parse_name(f"oci:{tmp_path}/oci:x"), tmp_path / "x.sqsh")
-    fetching, packing, reading = noting.stages[-3:]
+    fetching, packing, reading = progress.stages[-3:]
     assert fetching[0] == fetching[1] > 0 and packing[0] == packing[1] > 500_000
     assert reading == [(tmp_path / "x.sqsh").stat().st_size] * 2
     stored = importer.to_store(parse_name(f"oci:{tmp_path}/oci:x"))
-    assert noting.stages[-1] == [stored.record.size] * 2
+    assert progress.stages[-1] == [stored.record.size] * 2
 
 
 def test_file_is_built_where_no_store_can_be_created(tmp_path: Path):
     (tmp_path / "root").mkdir()
     (tmp_path / "root/a").write_bytes(b"a" * 3000)
     (tmp_path / "file").touch()
-    noting = Noting()
-    builder = Builder(ImageStore(tmp_path / "file/store"), noting)
+    progress = RecordingProgress()
+    builder = Builder(ImageStore(tmp_path / "file/store"), progress)
     target = tmp_path / "x.sqsh"
     assert builder.build_folder(tmp_path / "root", Config(), target) == target
-    packing, reading = noting.stages[-2:]
+    packing, reading = progress.stages[-2:]
     assert packing[0] == packing[1] > 3000, "the settings files are counted too"
     assert reading == [target.stat().st_size] * 2
 

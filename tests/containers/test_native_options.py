@@ -202,22 +202,22 @@ def test_missing_headers_are_named_with_their_package(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("message", "hint"),
     [
         ("start.c:85:9: error: unknown type name 'hostlist_t'; did you mean 'hostlist_t *'?", "report it"),
         ("spank.c:9:10: fatal error: slurm/spank.h: No such file or directory", "apt-get install"),
     ],
 )
 def test_compile_error_shows_command_and_lines_and_hints_at_packages_only_for_headers(
-    tmp_path: Path, said: str, hint: str
+    tmp_path: Path, message: str, hint: str
 ):
     (tmp_path / "slurm_version.h").write_text("#define SLURM_VERSION_NUMBER 0x1a0505\n")
-    lines = ["In file included from start.c:3:", *["note"] * 20, said, "   85 |         hostlist_t list = x;"]
+    lines = ["In file included from start.c:3:", *["note"] * 20, message, "   85 |         hostlist_t list = x;"]
     failing = FakeRunner(lambda argv, stdin: Completed(argv, 1, stderr="\n".join(lines)))
     with pytest.raises(DalsegnoError) as caught:
         build_native(failing, tmp_path / "cache", "slurm-wlm 26.05.5", tmp_path / "slurm_version.h")
     assert "does not compile with Slurm 26.05.5" in caught.value.what and "gcc -std=gnu11" in caught.value.what
-    assert caught.value.what.endswith(f":\n  {said}\n{'  ' + lines[-1]}") and hint in caught.value.hint
+    assert caught.value.what.endswith(f":\n  {message}\n{'  ' + lines[-1]}") and hint in caught.value.hint
     assert list((tmp_path / "cache/native").iterdir()) == []
 
 

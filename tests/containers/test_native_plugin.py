@@ -91,7 +91,7 @@ READ_ONLY = "touch /new 2>/dev/null && echo writable || echo read-only"
 
 
 @pytest.mark.parametrize(
-    ("variables", "options", "said"),
+    ("variables", "options", "expected"),
     [
         ({"READONLY": "1"}, [], "read-only"),
         ({"READONLY": "0"}, [], "writable"),
@@ -102,13 +102,13 @@ READ_ONLY = "touch /new 2>/dev/null && echo writable || echo read-only"
     ],
 )
 def test_environment_variables_set_readonly_and_writable(
-    stepd: Path, tree: Path, variables: dict[str, str], options: list[str], said: str
+    stepd: Path, tree: Path, variables: dict[str, str], options: list[str], expected: str
 ):
     given = {f"PYXIS_CONTAINER_{name}": value for name, value in variables.items()}
     (tree / "etc/rc").unlink()
     tree.chmod(0o777)
     done = step(stepd, f"--container-image={tree}", *options, "--", "/bin/sh", "-c", READ_ONLY, **given)
-    assert (done.returncode, done.stdout) == (0, f"{said}\n" * 2), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{expected}\n" * 2), done.stderr
 
 
 def test_environment_variables_set_the_other_switches(stepd: Path, tree: Path):
@@ -154,7 +154,7 @@ def test_contradictory_or_invalid_options_start_no_task(
 
 @pytest.mark.parametrize("uid", [0, SOMEONE])
 def test_mounts_of_all_kinds(stepd: Path, tree: Path, uid: int):
-    def said(mounts: str, script: str, *more: str) -> list[str]:
+    def output_lines(mounts: str, script: str, *more: str) -> list[str]:
         words = [f"--container-image={tree}", f"--container-mounts={mounts}", *more]
         done = step(stepd, *words, "--", "/bin/sh", "-c", script, uid=uid, HOME="/usr/share")
         assert done.returncode == 0, done.stderr
@@ -162,16 +162,16 @@ def test_mounts_of_all_kinds(stepd: Path, tree: Path, uid: int):
         return lines[: len(lines) // 2]
 
     mounted = "grep ' {} ' /proc/self/mountinfo || echo nothing"
-    (line,) = said("tmpfs:/new/one:size=64k+mode=0700+noexec", mounted.format("/new/one"))
+    (line,) = output_lines("tmpfs:/new/one:size=64k+mode=0700+noexec", mounted.format("/new/one"))
     assert "noexec" in line and "nosuid" in line and "size=64k" in line and " tmpfs " in line
-    assert said("tmpfs:/x", "touch /x/mine && ls /x") == ["mine"]
-    (line,) = said("/usr/share:/x:unbindable+ro", mounted.format("/x"))
+    assert output_lines("tmpfs:/x", "touch /x/mine && ls /x") == ["mine"]
+    (line,) = output_lines("/usr/share:/x:unbindable+ro", mounted.format("/x"))
     assert " unbindable " in line and " ro," in line
-    (line,) = said("/usr/share:/x:rprivate", mounted.format("/x"))
+    (line,) = output_lines("/usr/share:/x:rprivate", mounted.format("/x"))
     assert "master:" not in line and "shared:" not in line
-    assert said("/usr/share:./x/../y", "ls -d /y/doc") == ["/y/doc"]
-    assert said("umount:/usr/share", mounted.format("/usr/share"), "--container-mount-home") == ["nothing"]
-    assert said("/usr:/x,umount:/x,/usr/share:/x", "ls -d /x/doc") == ["/x/doc"]
+    assert output_lines("/usr/share:./x/../y", "ls -d /y/doc") == ["/y/doc"]
+    assert output_lines("umount:/usr/share", mounted.format("/usr/share"), "--container-mount-home") == ["nothing"]
+    assert output_lines("/usr:/x,umount:/x,/usr/share:/x", "ls -d /x/doc") == ["/x/doc"]
 
 
 NAMESPACES = ("net", "ipc", "uts")
@@ -295,13 +295,13 @@ print(os.getuid(), os.stat("/f").st_uid)
 """
 
 
-@pytest.mark.parametrize(("options", "said", "who"), [(["--container-remap-root"], "yes", 0), ([], "no", SOMEONE)])
-def test_remapped_root_may_change_owners_and_ids(stepd: Path, tree: Path, options: list[str], said: str, who: int):
+@pytest.mark.parametrize(("options", "expected", "who"), [(["--container-remap-root"], "yes", 0), ([], "no", SOMEONE)])
+def test_remapped_root_may_change_owners_and_ids(stepd: Path, tree: Path, options: list[str], expected: str, who: int):
     """The container has one user only. With the option, all calls succeed without effect; without it they fail."""
     (tree / "work/owners.py").write_text(OWNERS)
     words = [f"--container-image={tree}", f"--container-mounts={LENT}", *options]
     done = step(stepd, *words, "--", "/usr/bin/python3", "/work/owners.py")
-    assert (done.returncode, done.stdout.split()) == (0, ([said] * 12 + [str(who)] * 2) * 2), done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, ([expected] * 12 + [str(who)] * 2) * 2), done.stderr
 
 
 def test_remapped_root_needs_no_apt_sandbox_user(stepd: Path, tree: Path):

@@ -141,8 +141,8 @@ def test_partial_download_of_an_earlier_call_is_resumed(hub: Hub, meddler: tuple
     part = tmp_path / "store/blobs" / f"{blob.name}.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(blob.read_bytes()[:5000])
-    said = _command(tmp_path, "import", hub.name("two", address)).communicate(timeout=60)[1]
-    assert "\nfetching 2 layers: 4.9 KiB of " in said and " already downloaded\n" in said
+    output = _command(tmp_path, "import", hub.name("two", address)).communicate(timeout=60)[1]
+    assert "\nfetching 2 layers: 4.9 KiB of " in output and " already downloaded\n" in output
     assert "bytes=5000-" in [asked for _, asked in between.seen]
     part.with_suffix("").unlink()
     part.write_bytes(b"x" * 5000)  # not from this blob
@@ -219,8 +219,8 @@ def test_ctrl_c_ends_an_import_from_a_silent_registry_at_once(hub: Hub, meddler:
     process = _command(tmp_path, "import", hub.name("two", address))
     assert asked.wait(60)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130 and said.endswith("error: interrupted\n")
+    _, output = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130 and output.endswith("error: interrupted\n")
     assert kept(tmp_path) == []
 
 
@@ -265,8 +265,8 @@ def test_error_for_a_registry_without_tls_names_the_variable_that_allows_it(
         with pytest.raises(DalsegnoError, match="does not speak TLS") as caught:
             imported(hub.name("v1", address), tmp_path)
         assert "ENROOT_ALLOW_HTTP=yes" in caught.value.hint
-        said = _command(tmp_path, "import", hub.name("v1", address)).communicate(timeout=60)[1]
-        assert "ENROOT_ALLOW_HTTP=yes" in said
+        output = _command(tmp_path, "import", hub.name("v1", address)).communicate(timeout=60)[1]
+        assert "ENROOT_ALLOW_HTTP=yes" in output
         monkeypatch.setenv("ENROOT_ALLOW_HTTP", "yes")
         assert imported(hub.name("v1", address), tmp_path).exists()
 

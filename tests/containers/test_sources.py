@@ -53,9 +53,9 @@ def test_image_settings_are_written_in_enroots_format(tmp_path: Path):
     assert (root / "etc/environment").read_text() == "".join(f"{each}\n" for each in CONFIG["Env"])
     assert stat.S_IMODE((root / "work dir").stat().st_mode) == stat.S_IMODE(root.stat().st_mode) == 0o755
     rc = (root / "etc/rc").read_text().replace("/work dir", str(root / "work dir")).replace("/etc/rc.local", "/nowhere")
-    said = subprocess.run(["sh", "-c", rc, "rc"], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(["sh", "-c", rc, "rc"], capture_output=True, text=True, check=True).stdout
     given = subprocess.run(["sh", "-c", rc, "rc", "pwd"], capture_output=True, text=True, check=True).stdout
-    assert (said, given) == ("sh\n", f"{root}/work dir\n")
+    assert (output, given) == ("sh\n", f"{root}/work dir\n")
 
 
 def test_docker_archive_gives_the_same_image_compressed_or_not(tmp_path: Path):

@@ -125,11 +125,11 @@ def test_mount_points_are_created_where_the_user_may_write(eve: Contained, work:
     """In the user's own folder with the user's rights, and in the container's own layer over a folder of root."""
     eve.lines(f"cd {work}; mkdir shown; touch shown/it")
     mounts = f"{work}:/mnt,{work}/shown:/mnt/new/here,{work}/shown:/etc/new/here"
-    said = eve.lines(
+    shown = eve.lines(
         f"srun --container-image={eve.image.with_name('tree')} --container-mounts={mounts} "
         "ls /mnt/new/here/it /etc/new/here/it"
     )
-    assert said == ["/etc/new/here/it", "/mnt/new/here/it"]
+    assert shown == ["/etc/new/here/it", "/mnt/new/here/it"]
     assert (work / "new/here").stat().st_uid == int(eve.uid)
     assert not (eve.image.with_name("tree") / "etc/new").exists()
 
@@ -146,11 +146,11 @@ def test_job_environment_does_not_change_where_root_stores_containers(eve: Conta
     (work / "containers").symlink_to(roots)
     away = os.path.relpath(work, eve.cli.home / "clusters/one/hosts")
     for number, variable in enumerate(("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURMD_NODENAME")):
-        name, said = f"moved-{number}", work / f"said-{number}"
-        eve.lines(f"{variable}={away} sbatch -o {said} --container-name={name} $I --wrap 'touch /kept; echo end'")
-        eventually(lambda said=said: said.exists() and said.read_text() != "")
+        name, output = f"moved-{number}", work / f"output-{number}"
+        eve.lines(f"{variable}={away} sbatch -o {output} --container-name={name} $I --wrap 'touch /kept; echo end'")
+        eventually(lambda output=output: output.exists() and output.read_text() != "")
         assert sorted(path.name for path in roots.rglob("*")) == ["below"]
-        assert said.read_text() == "end\n" and (kept(eve, name) / "upper/kept").exists()
+        assert output.read_text() == "end\n" and (kept(eve, name) / "upper/kept").exists()
 
 
 def test_link_in_the_container_store_is_not_followed(eve: Contained, roots: Path):

@@ -44,8 +44,8 @@ def cluster(cache: Path) -> Iterator[Cli]:
 
 
 def phase(cli: Cli, node: str) -> str:
-    told = ask(cli.home / "clusters/one/run/controller.sock", {"node": node}, 100)
-    return str(told.get("node", {}).get("phase", ""))
+    answer = ask(cli.home / "clusters/one/run/controller.sock", {"node": node}, 100)
+    return str(answer.get("node", {}).get("phase", ""))
 
 
 def test_spare_goes_to_the_run_that_lost_a_node_and_not_to_a_forged_request(cluster: Cli):

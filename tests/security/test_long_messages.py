@@ -26,10 +26,10 @@ LONG = "x" * (MAX_BYTES + 1)
 SAYS_MUCH = """
 sys.path.insert(0, %r)
 from dalsegno.wire.frames import MAX_BYTES, frame
-told = {"step": 1, "generation": 1, "progress": {"\\u00e9" * (MAX_BYTES // 2 - 100): 1.0}}
+message = {"step": 1, "generation": 1, "progress": {"\\u00e9" * (MAX_BYTES // 2 - 100): 1.0}}
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 sock.connect("\\0" + os.environ["DALSEGNO_AGENT"])
-sock.sendall(frame(json.dumps(told, ensure_ascii=False).encode()))
+sock.sendall(frame(json.dumps(message, ensure_ascii=False).encode()))
 sock.sendall(frame(b'{"grant": 1}'))
 sock.settimeout(60)
 assert sock.recv(4096)
@@ -75,9 +75,9 @@ def test_overlong_order_ends_the_run_with_a_reason(tmp_path: Path, site: type[Sm
 @pytest.mark.parametrize("workers", [1, 16, 256])
 def test_tracebacks_of_all_workers_of_a_node_fit_into_a_message(letter: str, workers: int):
     reports = [{"rank": rank, "traceback": letter * (MAX_CHARS - 4) + "last"} for rank in range(workers)]
-    told = trim_reports(reports)
-    assert len(pack({"stopped": 1, "reports": told})) < MAX_BYTES
-    assert all(report["traceback"].endswith("last") for report in told)
+    trimmed = trim_reports(reports)
+    assert len(pack({"stopped": 1, "reports": trimmed})) < MAX_BYTES
+    assert all(report["traceback"].endswith("last") for report in trimmed)
 
 
 def test_overlong_script_arguments_are_refused_at_submission():

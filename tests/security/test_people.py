@@ -94,7 +94,7 @@ def test_status_and_up_notice_a_host_that_lost_its_users(cluster: OwnEtc) -> Non
 
 
 @pytest.mark.parametrize(
-    ("user", "says"),
+    ("user", "error"),
     [
         ("{name: metrics}", "`metrics` is a system account of this machine"),
         ("{name: boss}", "`boss` is an account of this machine with the rights of sudo"),
@@ -102,12 +102,12 @@ def test_status_and_up_notice_a_host_that_lost_its_users(cluster: OwnEtc) -> Non
         ("{name: bea, groups: [sudo]}", "group `sudo` would give user `bea` rights over this machine"),
     ],
 )
-def test_new_user_never_gets_the_rights_of_an_existing_account(cluster: OwnEtc, user: str, says: str) -> None:
+def test_new_user_never_gets_the_rights_of_an_existing_account(cluster: OwnEtc, user: str, error: str) -> None:
     if "boss:" not in (cluster.machine / "etc/passwd").read_text():
         cluster.useradd("--uid", "4321", "--groups", "sudo", "boss")
         cluster.useradd("--system", "metrics")
     refused = cluster.run("up", cluster.file(FILE.replace("- {name: ada}", f"- {{name: ada}}\n  - {user}")))
-    assert refused.code == 1 and says in refused.err and "hint: " in refused.err
+    assert refused.code == 1 and error in refused.err and "hint: " in refused.err
     assert "uid=" not in cluster.run("shell", "-u", "bea", "--", "id").out
 
 
@@ -124,6 +124,6 @@ def test_plan_warns_of_a_clone_that_users_cannot_read(cache: Path) -> None:
         shutil.copytree(SOURCE, closed / "src", ignore=shutil.ignore_patterns("__pycache__"))
         argv = [sys.executable, "-m", "dalsegno", "plan", cli.file(FILE)]
         env = {**cli.env, "PYTHONPATH": str(closed / "src")}
-        told = subprocess.run(argv, env=env, cwd=cli.home, capture_output=True, text=True, check=True).stdout
-        assert f"the cluster's users cannot read {closed}, so their runs will fail: move the clone" in told
+        output = subprocess.run(argv, env=env, cwd=cli.home, capture_output=True, text=True, check=True).stdout
+        assert f"the cluster's users cannot read {closed}, so their runs will fail: move the clone" in output
         assert "cannot read" not in cli.ok("plan", cli.file(FILE))

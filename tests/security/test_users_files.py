@@ -75,9 +75,11 @@ COMMANDS = (["runs"], ["runs", "show", "train-k3f9x"], ["why", "train-k3f9x"], [
 
 
 def test_root_reads_the_run_of_another_user(run: RunFolder) -> None:
-    said = [dalsegno(run, *words) for words in COMMANDS]
-    assert [done.returncode for done in said] == [0, 0, 0, 0], said
-    assert "done" in said[0].stdout and "run train-k3f9x is done" in said[2].stdout and "hello" in said[3].stdout
+    results = [dalsegno(run, *words) for words in COMMANDS]
+    assert [done.returncode for done in results] == [0, 0, 0, 0], results
+    assert (
+        "done" in results[0].stdout and "run train-k3f9x is done" in results[2].stdout and "hello" in results[3].stdout
+    )
 
 
 Trap = Callable[[Path, Path], object]  # takes the path, and a file that only root can read
@@ -149,8 +151,8 @@ def test_malformed_journal_line_hides_no_other_entry(run: RunFolder, text: str) 
 @pytest.mark.parametrize("field", ["created", "updated", "ended"])
 @pytest.mark.parametrize("value", ["NaN", "1e999"])
 def test_malformed_status_hides_no_other_run(run: RunFolder, field: str, value: str) -> None:
-    told = json.loads(run.status.read_text())
-    run.status.write_text(json.dumps({**told, field: "X"}).replace('"X"', value))
+    status = json.loads(run.status.read_text())
+    run.status.write_text(json.dumps({**status, field: "X"}).replace('"X"', value))
     other = make_run(run.root.parent, "other-abcde")
     end(other)
     done = dalsegno(run, "runs")

@@ -117,7 +117,7 @@ class Coordinator:
         self.log.append(("came", peer.name))
 
     def agent_said(self, peer: Peer, word: AgentMessage) -> None:
-        self.log.append(("said", peer.name, word))
+        self.log.append(("received", peer.name, word))
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         self.log.append(("lost", agent, why))
@@ -271,8 +271,8 @@ def test_coordinator_rejects_tampered_agent_messages(coordinator: Coordinator, a
     for text in ("one", "two", "three"):
         link.send({"note": text})
     eventually(lambda: any(entry[0] == "lost" for entry in coordinator.log))
-    said = [entry[2] for entry in coordinator.log if entry[0] == "said"]
-    assert said == [Noted("one"), Noted("two")][: len(said)]
+    received = [entry[2] for entry in coordinator.log if entry[0] == "received"]
+    assert received == [Noted("one"), Noted("two")][: len(received)]
     middle.close()
     link.close()
 
@@ -313,13 +313,13 @@ def test_reflected_proof_is_refused(coordinator: Coordinator):
 
 def test_a_message_of_another_connection_is_refused(coordinator: Coordinator):
     """The agent and the secret are the same, but the handshake is another."""
-    said = ("0" * 32, "1" * 32, RUN, "n1")
-    recorded = Seal(SECRET, AGENT, *said).close({"note": "from an earlier connection"})
+    handshake = ("0" * 32, "1" * 32, RUN, "n1")
+    recorded = Seal(SECRET, AGENT, *handshake).close({"note": "from an earlier connection"})
     link = coordinator.link()
     assert link.connect(HELLO) and link.sock is not None
     link.sock.sendall(recorded)
     eventually(lambda: ("lost", "n1", "its agent is gone") in coordinator.log)
-    assert not [entry for entry in coordinator.log if entry[0] == "said"]
+    assert not [entry for entry in coordinator.log if entry[0] == "received"]
 
 
 @pytest.mark.parametrize("side", [AGENT.partition("/")[0], AGENT.partition("/")[0] + "/2", COORDINATOR])
@@ -344,11 +344,11 @@ def test_random_input_of_strangers_changes_nothing(coordinator: Coordinator, see
     assert link.connect(HELLO)
     eventually(lambda: ("came", "n2") in coordinator.log)
     before = list(coordinator.log)
-    said = (nonce(), nonce(), RUN, "n1")
-    hello = pack({"run": RUN, "agent": "n1", "nonce": said[1], "proof": prove(SECRET, AGENT, *said)})
+    handshake = (nonce(), nonce(), RUN, "n1")
+    hello = pack({"run": RUN, "agent": "n1", "nonce": handshake[1], "proof": prove(SECRET, AGENT, *handshake)})
     deep, wide = b"[" * 2000, b'{"a":' * 400
     pieces = [
-        hello, Seal(SECRET, AGENT, *said).close(HELLO), struct.pack("!I", len(deep)) + deep,
+        hello, Seal(SECRET, AGENT, *handshake).close(HELLO), struct.pack("!I", len(deep)) + deep,
         struct.pack("!I", len(wide)) + wide, struct.pack("!I", (1 << 32) - 1), struct.pack("!I", 0),
         pack({"agent": ["n1"], "nonce": {}, "run": RUN, "proof": "\ud800"}), pack({"n": 10**1500}),
         b'\0\0\0\x0a{"a": NaN}', chance.randbytes(100),
@@ -364,8 +364,8 @@ def test_random_input_of_strangers_changes_nothing(coordinator: Coordinator, see
             while sock.recv(4096):
                 pass
     link.send({"note": "still here"})
-    eventually(lambda: ("said", "n2", Noted("still here")) in coordinator.log)
-    assert coordinator.log == [*before, ("said", "n2", Noted("still here"))]
+    eventually(lambda: ("received", "n2", Noted("still here")) in coordinator.log)
+    assert coordinator.log == [*before, ("received", "n2", Noted("still here"))]
     link.close()
 
 
@@ -392,8 +392,8 @@ FLOOD = """
                 sock.bind((source, 0))
             sock.connect(host if kind == "unix" else (host, int(port)))
             sock.setblocking(False)
-            said = {"fat": (1 << 20).to_bytes(4, "big") + b"x" * 60000, "slow": bytes(2), "unix": frames}
-            sock.send(said[kind])
+            data = {"fat": (1 << 20).to_bytes(4, "big") + b"x" * 60000, "slow": bytes(2), "unix": frames}
+            sock.send(data[kind])
             held = [*held[-900:], sock]
         except OSError:
             pass
@@ -446,7 +446,7 @@ def test_agents_join_and_stay_while_strangers_flood_the_coordinator():
             assert own_sockets() - before < 2 * 16 + 300, "strangers are bounded in number"
             for link in links:
                 link.send({"note": "here"})
-            eventually(lambda: sum(entry[0] == "said" for entry in coordinator.log) == 16)
+            eventually(lambda: sum(entry[0] == "received" for entry in coordinator.log) == 16)
             assert not [entry for entry in coordinator.log if entry[0] == "lost"]
     finally:
         for link in links:
@@ -484,7 +484,9 @@ def test_flood_of_datagrams_does_not_delay_the_coordinator():
         with flood(coordinator.port, "udp", "udp"):
             for number in range(20):
                 link.send({"note": str(number)})
-                eventually(lambda number=number: ("said", "n1", Noted(str(number))) in coordinator.log, every_s=0.01)
+                eventually(
+                    lambda number=number: ("received", "n1", Noted(str(number))) in coordinator.log, every_s=0.01
+                )
         link.close()
     finally:
         coordinator.close()
