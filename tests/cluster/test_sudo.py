@@ -109,5 +109,5 @@ def test_without_sudo_nodes_are_on_loopback_and_the_way_to_virtual_hosts_is_said
     (stranger.home / "plain.yaml").write_text(FILE)
     done = stranger.run("plan", "plain.yaml")
     assert "1 loopback node" in done.stdout
-    assert "sudo does not let you in without a password" in done.stderr
+    assert "sudo requires a password" in done.stderr
     assert "sudo -v" in done.stderr

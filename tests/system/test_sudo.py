@@ -32,7 +32,7 @@ def test_root_gets_none_of_the_callers_environment_but_what_is_named():
     [
         (0, 0, ""),
         (1, 0, "this kernel or container does not permit namespaces"),
-        (1, 1, "sudo does not let you in without a password"),
+        (1, 1, "sudo requires a password"),
     ],
 )
 def test_why_sudo_is_of_no_use_is_said(unshare: int, plain: int, expected: str):

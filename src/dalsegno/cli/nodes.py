@@ -103,7 +103,7 @@ def _row(node: dict[str, Any]) -> list[str]:
 @cluster_option
 @json_option
 def show(node: str, name: str | None, json_: bool) -> None:
-    """Show the phase, the GPUs (also those that were sent away), the check results and the history of NODE."""
+    """Show the phase, the GPUs (including replaced ones), the check results and the history of NODE."""
     from dalsegno.recovery.reason import slurm_users_of
 
     answer = ask_controller(find_controller(name), {"node": node})
@@ -120,7 +120,7 @@ def show(node: str, name: str | None, json_: bool) -> None:
 @cluster_option
 @json_option
 def forgive(subject: str, name: str | None, json_: bool) -> None:
-    """Allow a GPU that was sent away to be used again: one by its UUID, or all that were in NODE.
+    """Allow a replaced GPU to be used again: one by its UUID, or all that were in NODE.
 
     Until then, a machine with such a GPU is not put into service. Only root and the cluster's owner may forgive.
 
@@ -145,7 +145,7 @@ def _show(answer: dict[str, Any]) -> None:
         out.data(f"  tried: {', '.join(node['tried'])}")
     if answer["gpus"]:
         out.data("")
-        out.table(["GPU", "UUID", "SERIAL", "MODEL", "SINCE", "SENT AWAY"], [_gpu(gpu) for gpu in answer["gpus"]])
+        out.table(["GPU", "UUID", "SERIAL", "MODEL", "SINCE", "REPLACED"], [_gpu(gpu) for gpu in answer["gpus"]])
     if answer["checks"]:
         out.data("")
         rows = [

@@ -1,1 +1,1 @@
-"""The one door to the world: processes, hosts in namespaces, files, network, and the facts of this machine."""
+"""Access to the operating system: processes, hosts in namespaces, files, network, and facts about this machine."""

@@ -1,7 +1,7 @@
-"""Questions that may hang for ever, asked in processes of their own: a dead NFS server holds whoever asks.
+"""Run commands and calls that may hang forever, for example on a dead NFS server, in separate processes or threads.
 
-A process that sleeps in the kernel cannot be killed. It is left behind, and until it has ended the same question is
-answered at once: it still hangs.
+A process that sleeps in the kernel cannot be killed. It is abandoned, and until it has ended the same command fails
+at once.
 """
 
 from __future__ import annotations
@@ -25,29 +25,25 @@ from typing import Generic, TypeVar
 from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed
 
-# ---- A part of a program in a process of its own: it may hang, grow or die, and be killed, and never outlives the
-# program.
-
-
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
 @dataclass(eq=False)
 class Forked:
-    """The other process. `sock` speaks to it, does not block, and ends when it does."""
+    """A forked process. `sock` is connected to it, does not block, and closes when the process ends."""
 
     pid: int
     sock: socket.socket
 
     def kill(self) -> None:
-        """End it and all that it has started, whatever it does; one that has ended is fine."""
+        """Kill the process and everything it has started. It is no error if it has ended already."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.sock.close()
 
     def wait(self, most_s: float) -> bool:
-        """Whether it is gone for good, within this time."""
+        """Wait at most this long for the process to end; return whether it has."""
         with contextlib.suppress(ProcessLookupError):
             fd = os.pidfd_open(self.pid)
             try:
@@ -57,7 +53,7 @@ class Forked:
         return self.ended()
 
     def ended(self) -> bool:
-        """Whether it is gone for good. One that hangs in the kernel is not, though it was killed."""
+        """Return whether the process has ended. One that hangs in the kernel has not, even if it was killed."""
         try:
             return os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
         except ChildProcessError:
@@ -65,22 +61,22 @@ class Forked:
 
 
 def fork(body: Callable[[socket.socket], None]) -> Forked:
-    """Run `body` in a process of its own, with nothing open but the standard streams and its end of a socket."""
+    """Run `body` in a forked process, with only the standard streams and its end of a socket open."""
     ours, theirs = socket.socketpair()
     parent = os.getpid()
-    gc.freeze()  # nothing of ours is to be tidied up over there
+    gc.freeze()  # the child must not finalize our objects
     pid = os.fork()
     if pid == 0:
-        _live(body, theirs, parent)
+        _run_child(body, theirs, parent)
     gc.unfreeze()
     theirs.close()
-    with contextlib.suppress(PermissionError):  # it has done so itself by now
+    with contextlib.suppress(PermissionError):  # the child has done so itself already
         os.setpgid(pid, pid)
     ours.setblocking(False)
     return Forked(pid, ours)
 
 
-def _live(body: Callable[[socket.socket], None], sock: socket.socket, parent: int) -> None:
+def _run_child(body: Callable[[socket.socket], None], sock: socket.socket, parent: int) -> None:
     code = 1
     try:
         os.setpgid(0, 0)
@@ -91,7 +87,7 @@ def _live(body: Callable[[socket.socket], None], sock: socket.socket, parent: in
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         body(sock)
         code = 0
-    except BaseException:  # whatever it is, this copy must not go on as if it were the program
+    except BaseException:  # whatever it is, this child must not continue as the parent's program
         import traceback
 
         with contextlib.suppress(Exception):
@@ -101,10 +97,10 @@ def _live(body: Callable[[socket.socket], None], sock: socket.socket, parent: in
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the process that started this one ends, however it does."""
+    """Have the kernel kill this process when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # it ended before we asked
+        os._exit(1)  # the parent ended before the call
 
 
 def _close_all_but(kept: int) -> None:
@@ -115,15 +111,12 @@ def _close_all_but(kept: int) -> None:
     os.closerange(kept + 1, most)
 
 
-# ---- Questions that may hang for ever, asked in processes of their own: a dead NFS server holds whoever asks.
-
-
 class NoAnswer(Exception):
-    """A question that was not answered: why."""
+    """A command or call gave no answer. The text says why."""
 
 
 class Late(NoAnswer):
-    """No answer within its time."""
+    """A command or call gave no answer in time."""
 
 
 _stuck: dict[tuple[str, ...], subprocess.Popen[str]] = {}
@@ -132,11 +125,11 @@ _stuck: dict[tuple[str, ...], subprocess.Popen[str]] = {}
 def ask(
     argv: Sequence[str], *, stdin: str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 5.0
 ) -> Completed:
-    """Run a command to its end; NoAnswer if it is not there, Late if it takes longer than this."""
+    """Run a command to its end. Raises NoAnswer if it does not exist, Late if it takes longer than this."""
     key = tuple(argv)
-    _leave_ended()
+    _forget_ended()
     if key in _stuck:
-        raise Late(f"`{shlex.join(argv)}` still hangs from before")
+        raise Late(f"`{shlex.join(argv)}` still hangs from an earlier call")
     process = _start(argv, stdin, env)
     try:
         stdout, stderr = process.communicate(stdin, timeout=timeout_s)
@@ -147,14 +140,14 @@ def ask(
 
 
 def pace_s(env: Mapping[str, str] | None = None, most_s: float = 1.0) -> float:
-    """How long a program that does nothing takes now, at most `most_s`: what a slow machine does, it does slowly."""
+    """Measure how long it takes to run `true` now, at most `most_s`, as a measure of the machine's speed."""
     began = time.monotonic()
     with contextlib.suppress(Late):
         ask(("true",), env=env, timeout_s=most_s)
     return time.monotonic() - began
 
 
-USUAL_PACE_S = 0.02  # a quiet machine takes 2 to 5 ms; a busy one is given its limits as they are
+USUAL_PACE_S = 0.02  # an idle machine takes 2 to 5 ms; up to this value, limits are not scaled
 MOST_PATIENT = 30.0
 
 
@@ -187,7 +180,7 @@ def _start(argv: Sequence[str], stdin: str | None, env: Mapping[str, str] | None
             errors="replace",
             env=env,
             start_new_session=True,
-            preexec_fn=partial(die_with_parent, os.getpid()),  # who asks may be killed: nothing is to stay behind
+            preexec_fn=partial(die_with_parent, os.getpid()),  # nothing is left if the caller is killed
         )
     except OSError as error:
         raise NoAnswer(f"`{argv[0]}` cannot be started: {error.strerror or error}") from error
@@ -206,35 +199,32 @@ def _abandon(key: tuple[str, ...], process: subprocess.Popen[str]) -> None:
         _stuck[key] = process
 
 
-def _leave_ended() -> None:
+def _forget_ended() -> None:
     for key in [key for key, process in _stuck.items() if process.poll() is not None]:
         del _stuck[key]
-
-
-# ---- Calls into libraries that may hang, waited for only so long.
 
 
 _T = TypeVar("_T")
 
 
 class Patient(Generic[_T]):
-    """Calls one function in a thread. One that hangs is left, and until it has come back nobody is sent after it."""
+    """Calls one function in a thread. A call that hangs is abandoned; until it returns, no other is started."""
 
     def __init__(self, what: str, call: Callable[[], _T]) -> None:
         self._what, self._call = what, call
         self._thread: threading.Thread | None = None
 
     def within(self, timeout_s: float) -> _T:
-        """Its value or its exception; Late if it takes longer."""
+        """Return its value or raise its exception; raise Late if it takes longer than this."""
         if self._thread is not None and self._thread.is_alive():
-            raise Late(f"{self._what} still hangs from before")
+            raise Late(f"{self._what} still hangs from an earlier call")
         came: list[_T] = []
         failed: list[Exception] = []
 
         def go() -> None:
             try:
                 came.append(self._call())
-            except Exception as error:  # it is the caller's, and is raised there
+            except Exception as error:  # raised again in the caller's thread
                 failed.append(error)
 
         self._thread = threading.Thread(target=go, daemon=True, name=self._what)

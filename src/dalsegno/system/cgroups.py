@@ -1,8 +1,8 @@
-"""Control groups: which hierarchies this machine has, where a cluster's own folders go, and how they are removed.
+"""Control groups: the hierarchies of this machine, the place of a cluster's folders, and their removal.
 
-Which machine it is, is read from the mounts alone. Virtual hosts use cgroup v1's freezer where it is mounted (hybrid
-machines included), else cgroup v2. Where systemd runs it owns the tree: a cluster then lives in a scope that systemd
-made for it with `Delegate=yes`, so that neither a daemon-reload nor the end of a login session touches it.
+The hierarchies are read from the mounts alone. Virtual hosts use cgroup v1's freezer where it is mounted (also on
+hybrid machines), else cgroup v2. If systemd runs, it owns the tree: a cluster is then in a scope that systemd creates
+with `Delegate=yes`, so that neither a daemon-reload nor the end of a login session affects it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from dalsegno.system.processes import Runner
 
 MOUNTS = Path("/proc/self/mounts")
 SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
-REMOVE_S = 2.0  # a folder is free a moment after its last process has ended
+REMOVE_S = 2.0  # a folder can be removed a moment after its last process has ended
 
 
 @dataclass(frozen=True)
 class CgroupTree:
-    """The hierarchies of this machine. `root` is where virtual hosts get folders of their own: the freezer's of
-    cgroup v1, or the only one of cgroup v2; "" where neither can be written."""
+    """The hierarchies of this machine.
+
+    `root` is the hierarchy for the folders of virtual hosts: cgroup v1's freezer, or cgroup v2; "" if neither is
+    writable.
+    """
 
     version: int = 0
     root: str = ""
-    systemd: tuple[str, ...] = ()  # the hierarchies in which systemd keeps its units; none without systemd
-    controllers: frozenset[str] = frozenset()  # of v2, those that folders below the root can have
+    systemd: tuple[str, ...] = ()  # the hierarchies with systemd's units; none without systemd
+    controllers: frozenset[str] = frozenset()  # v2 controllers that are available below the root
 
     def place(self, cluster_id: str) -> CgroupPlace:
-        """Return where a cluster's folders are."""
+        """Return the place of a cluster's folders."""
         unit = f"dalsegno-{cluster_id}.scope" if self.systemd else ""
         units = tuple(f"{root}/system.slice/{unit}" for root in self.systemd)
         if self.version == 2:
@@ -42,7 +45,7 @@ class CgroupTree:
 
 @dataclass(frozen=True)
 class CgroupPlace:
-    """A cluster's place: `base` holds a folder for each host, `unit` is its scope, at `unit_folders`."""
+    """The place of a cluster: `base` has a folder per host, `unit` is its systemd scope, at `unit_folders`."""
 
     base: str
     unit: str = ""
@@ -50,7 +53,7 @@ class CgroupPlace:
 
 
 def find_cgroups(mounts: str, *, systemd: bool) -> CgroupTree:
-    """Tell what kind of machine this is from the text of /proc/self/mounts."""
+    """Find the hierarchies in the text of /proc/self/mounts."""
     found = [(target, kind, options.split(",")) for _, target, kind, options in _mounts(mounts)]
     freezer = next((at for at, kind, options in found if kind == "cgroup" and "freezer" in options), "")
     named = [at for at, kind, options in found if kind == "cgroup" and "name=systemd" in options]
@@ -73,7 +76,7 @@ def _mounts(text: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def look_at_cgroups() -> CgroupTree:
-    """Return the hierarchies of the machine we stand on."""
+    """Return the hierarchies of this machine."""
     tree = find_cgroups(MOUNTS.read_text(errors="replace"), systemd=SYSTEMD_RUNS.is_dir())
     if tree.version != 2:
         return tree
@@ -81,13 +84,13 @@ def look_at_cgroups() -> CgroupTree:
 
 
 def controllers_below(root: Path) -> frozenset[str]:
-    """Return the controllers that folders below the root of cgroup v2 can have.
+    """Return the controllers that are available below the root of cgroup v2.
 
-    In a container the root is a folder of the machine's. While a process is in it, the kernel lets it pass on no more
-    controllers than it does already, and Slurm fails every step that it shall hold by another one.
+    In a container the root is a folder of the host's tree. While a process is in it, the kernel does not let it enable
+    more controllers for its children, and Slurm fails every step that needs another one.
     """
     offered = _words(root / "cgroup.controllers")
-    if not (root / "cgroup.type").exists() or not _words(root / "cgroup.procs"):  # the machine's own has no type
+    if not (root / "cgroup.type").exists() or not _words(root / "cgroup.procs"):  # the real root has no type
         return offered
     return offered & _words(root / "cgroup.subtree_control")
 
@@ -100,40 +103,42 @@ def _words(path: Path) -> frozenset[str]:
 
 
 def scope_command(unit: str, description: str) -> list[str]:
-    """Return the words that start a command as the first of a new scope. It goes away with its last process."""
+    """Return the prefix that starts a command in a new scope. The scope ends with its last process."""
     properties = ("Delegate=yes", "TasksMax=infinity", "CollectMode=inactive-or-failed", f"Description={description}")
     words = [word for each in properties for word in ("-p", each)]
     return ["systemd-run", "--quiet", "--scope", "--slice=system.slice", f"--unit={unit}", *words, "--"]
 
 
-LINGER = Path("/var/lib/systemd/linger")  # a file for each user whose own systemd outlives their sessions
+LINGER = Path("/var/lib/systemd/linger")  # a file per user whose systemd instance outlives their sessions
 KILLS = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", "KillUserProcesses")
 
 
 def user_scope_command(user: str, linger: Path = LINGER) -> list[str]:
-    """Return the words that start a plain user's command outside of the login session; none where the user's own
-    systemd would end with the session too."""
+    """Return the prefix that starts a plain user's command outside the login session.
+
+    It is empty if the user's systemd instance would end with the session too.
+    """
     if not (SYSTEMD_RUNS.is_dir() and (linger / user).exists()):
         return []
     return ["systemd-run", "--user", "--quiet", "--scope", "--collect", "--"]
 
 
 def ends_with_session(runner: Runner, user: str) -> bool:
-    """Return whether logind will kill what a plain user starts when the session ends."""
+    """Return whether logind kills a plain user's processes when the session ends."""
     if not SYSTEMD_RUNS.is_dir() or user_scope_command(user) or shutil.which("busctl") is None:
         return False
     return runner.run(["busctl", "get-property", *KILLS], timeout_s=30).stdout.strip() == "b true"
 
 
 def cluster_folders(cluster_id: str, mounted: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Return every folder of a cluster, whatever the machine was like when it was made."""
+    """Return every folder of a cluster, whatever the machine's hierarchies were when it was created."""
     name = f"dalsegno-{cluster_id}"
     patterns = (name, f"*/{name}", f"system.slice/{name}.scope", f"*/system.slice/{name}.scope")
     return [path for pattern in patterns for path in mounted.glob(pattern)]
 
 
 def remove_cgroup(root: Path) -> None:
-    """Remove a folder with all below it, deepest first, as soon as each is free."""
+    """Remove a folder and all folders below it, deepest first, as soon as each is free."""
     until = time.monotonic() + REMOVE_S
     for path in _deepest_first([root]):
         while not _removed(path) and time.monotonic() < until:
@@ -143,7 +148,7 @@ def remove_cgroup(root: Path) -> None:
 def _deepest_first(roots: Iterable[Path]) -> Sequence[Path]:
     found: list[Path] = []
     for root in roots:
-        with contextlib.suppress(OSError):  # systemd, too, removes what is empty
+        with contextlib.suppress(OSError):  # systemd removes empty folders too
             found += _deepest_first(path for path in root.iterdir() if path.is_dir())
         found.append(root)
     return found

@@ -1,4 +1,4 @@
-"""Long-lived processes that outlive whoever started them: own sessions, no pipes, ends that can be waited for."""
+"""Find, start and end long-lived processes, which outlive the process that started them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 
-# ---- Finding and ending processes by what /proc says of them: a PID with its start time, or a mark in the
-# environment.
-
-
 PROC = Path("/proc")
-MARK = "DALSEGNO_MARK"  # set to the cluster's state folder in everything that a cluster starts
+MARK = "DALSEGNO_MARK"  # set to the cluster's state folder in every process of a cluster
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process that cannot be mistaken for a later one with the same PID."""
+    """A process, identified by PID and start time, so that a later one with the same PID is not mistaken for it."""
 
     pid: int
     start: int
@@ -34,16 +30,16 @@ class Process:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is none, or only its zombie."""
+    """Return when a process started, in clock ticks since boot; None if it does not exist or is a zombie."""
     try:
-        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()  # a name may be any bytes
+        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()  # the name may contain any bytes
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def find(matches: Callable[[int], bool]) -> list[Process]:
-    """All living processes for which `matches(pid)` holds."""
+    """Return all live processes for which `matches(pid)` is true."""
     found = []
     for name in os.listdir(PROC):
         if name.isdigit() and matches(int(name)):
@@ -54,13 +50,13 @@ def find(matches: Callable[[int], bool]) -> list[Process]:
 
 
 def marked(mark: str) -> list[Process]:
-    """Every process that was started with this mark in its environment."""
+    """Return every process that was started with this mark in its environment."""
     entry = f"{MARK}={mark}".encode()
     return find(lambda pid: entry in environment(pid))
 
 
 def environment(pid: int) -> list[bytes]:
-    """A process's environment as it was given to it; empty where we may not look."""
+    """Return the initial environment of a process; empty if we may not read it."""
     try:
         return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -68,7 +64,7 @@ def environment(pid: int) -> list[bytes]:
 
 
 def owner(pid: int) -> int | None:
-    """The uid it runs as."""
+    """Return the uid of a process."""
     try:
         return os.stat(PROC / str(pid)).st_uid
     except OSError:
@@ -83,7 +79,7 @@ def arguments(pid: int) -> list[str]:
 
 
 def mapped(pid: int) -> bytes:
-    """What of files is in its memory, as the kernel lists it; empty where we may not look."""
+    """Return the memory map of a process (/proc/PID/maps); empty if we may not read it."""
     try:
         return (PROC / str(pid) / "maps").read_bytes()
     except OSError:
@@ -91,7 +87,7 @@ def mapped(pid: int) -> bytes:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children and so on, nearest first."""
+    """Return the children, their children and so on, nearest first."""
     found = [pid]
     for parent in found:
         with contextlib.suppress(OSError):
@@ -101,7 +97,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def ancestors(pid: int) -> list[int]:
-    """The parent, its parent and so on, as far as can be seen from here."""
+    """Return the parent, its parent and so on, as far as this PID namespace shows."""
     found: list[int] = []
     while (pid := _parent(pid)) > 0 and pid not in found:
         found.append(pid)
@@ -116,19 +112,19 @@ def _parent(pid: int) -> int:
 
 
 def send(process: Process, number: signal.Signals) -> None:
-    """Signal a process if it still lives."""
+    """Signal a process if it is still alive."""
     if process.alive():
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)
 
 
 def end(processes: Iterable[Process], timeout_s: float = 10.0) -> list[Process]:
-    """Kill at once and wait until they are gone; returns those that are still there."""
+    """Kill processes and wait for them to end; return those that have not."""
     return _signal_and_wait(processes, signal.SIGKILL, timeout_s)
 
 
 def stop(processes: Iterable[Process], grace_s: float = 5.0) -> list[Process]:
-    """Ask them to end, so that they save what they have to; kill those that have not after the grace."""
+    """Terminate processes, and kill those that have not ended after the grace period; return the rest."""
     return end(_signal_and_wait(processes, signal.SIGTERM, grace_s))
 
 
@@ -143,12 +139,9 @@ def _signal_and_wait(processes: Iterable[Process], number: signal.Signals, timeo
     return left
 
 
-# ---- Long-lived processes that outlive whoever started them: own sessions, no pipes, ends that can be waited for.
-
-
 @dataclass(frozen=True)
 class Identity:
-    """Whom a process shall be: uid, gid, and all groups."""
+    """The user of a new process: uid, gid, and all groups."""
 
     uid: int
     gid: int
@@ -157,21 +150,21 @@ class Identity:
 
 @dataclass
 class Child:
-    """A process that was started here, or by a former self. `fd` becomes readable when it has ended."""
+    """A process started by us or by our predecessor. `fd` becomes readable when it has ended."""
 
     process: Process
     fd: int
-    popen: subprocess.Popen[bytes] | None = None  # None: not our own child, so its exit code is not ours to know
+    popen: subprocess.Popen[bytes] | None = None  # None: not our own child, so its exit code is unknown
 
     def poll(self) -> int | None:
-        """Its exit code (negative: a signal's number), or None while it runs; also None where it cannot be known."""
+        """Return the exit code (negative for a signal); None while the process runs or if it is unknown."""
         return self.popen.poll() if self.popen else None
 
     def alive(self) -> bool:
         return self.poll() is None and self.process.alive()
 
     def kill(self) -> None:
-        """End it and all of its session's first group."""
+        """Kill the process and its process group."""
         if self.alive():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -182,12 +175,14 @@ class Child:
             self.fd = -1
 
 
-_USUAL_FILES = 0  # how many files this process could have open before it asked for more; 0: it did not
+_USUAL_FILES = 0  # the limit on open files before we raised it; 0: not raised
 
 
 def allow_many_files(most: int = 1 << 16) -> None:
-    """As many open files and connections as this process may have. Those that it starts get what is usual: Slurm would
-    pass it on to every task."""
+    """Raise the limit on open files of this process.
+
+    Processes that it starts get the previous limit, because Slurm would pass it on to every task.
+    """
     import resource  # not on Windows
 
     global _USUAL_FILES
@@ -207,7 +202,7 @@ def start(
     output: Path | None = None,
     identity: Identity | None = None,
 ) -> Child:
-    """Start a process in a session of its own. Its output is appended to a file, or goes where ours goes."""
+    """Start a process in its own session. Its output is appended to a file, or goes where ours goes."""
     source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644) if output else None
     try:
@@ -229,11 +224,11 @@ def start(
         os.close(source)
         if target is not None:
             os.close(target)
-    _give_usual_files(popen.pid)
+    _restore_file_limit(popen.pid)
     return Child(Process(popen.pid, start_ticks(popen.pid) or 0), os.pidfd_open(popen.pid), popen)
 
 
-def _give_usual_files(pid: int) -> None:
+def _restore_file_limit(pid: int) -> None:
     if _USUAL_FILES:
         import resource
 
@@ -243,15 +238,15 @@ def _give_usual_files(pid: int) -> None:
 
 
 def _cannot_start(program: str, error: OSError) -> DalsegnoError:
-    hint = f"`ls -l {program}` shows whether it is there, and who may run it"
+    hint = f"check that it exists and that you may run it: `ls -l {program}`"
     if error.errno in (errno.EAGAIN, errno.ENOMEM):
-        hint = "there is no room for another process of this user: see `free` and `ulimit -u`"
+        hint = "the limit on processes or memory is reached: see `free` and `ulimit -u`"
     what = f"`{program}` cannot be started: {error.strerror or error}"
     return DalsegnoError(what, where=str(error.filename or ""), hint=hint)
 
 
 def adopt(process: Process) -> Child | None:
-    """A hold on a process that a former self started; None if it is gone."""
+    """Return a handle to a process that our predecessor started; None if it has ended."""
     try:
         fd = os.pidfd_open(process.pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Becoming another program: the last thing a command does. One for another user gets a terminal of its own."""
+"""Replace this process with another program, run one as another user, and get root's rights through sudo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dalsegno.system.processes import Runner
 
 
 class CannotStart(DalsegnoError):
-    """The program to become is not there (127) or may not be run (126): a shell's own codes."""
+    """The program does not exist (127) or may not be run (126), with a shell's exit codes."""
 
     def __init__(self, what: str, exit_code: int) -> None:
         super().__init__(what)
@@ -25,7 +25,7 @@ class CannotStart(DalsegnoError):
 
 
 def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Replace this process; signals, terminal and exit code are then the program's own."""
+    """Replace this process, so that signals, terminal and exit code are the program's own."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -33,15 +33,15 @@ def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     except FileNotFoundError:
         raise CannotStart(f"`{argv[0]}`: no such command", 127) from None
     except PermissionError:
-        raise CannotStart(f"`{argv[0]}`: may not be run", 126) from None
+        raise CannotStart(f"`{argv[0]}`: permission denied", 126) from None
 
 
 def run_for_another(argv: Sequence[str], env: Mapping[str, str], uid: int) -> int:
-    """Run a program that becomes the user `uid`, in a session and on a terminal of its own; return its exit code.
+    """Run a program that switches to user `uid`, in its own session and terminal; return its exit code.
 
-    On our terminal it could type commands for us (TIOCSTI), and what it leaves behind could read what we type later.
-    So where we have a terminal it gets a new one, and we pass on what is typed and printed, the size of the window and
-    signals. A terminal that is closed ends the session.
+    On our terminal it could insert input for us (TIOCSTI), and processes it leaves behind could read our later input.
+    So if we have a terminal, it gets a new one, and we forward input, output, the window size and signals. Closing the
+    terminal ends the session.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -56,19 +56,19 @@ def run_for_another(argv: Sequence[str], env: Mapping[str, str], uid: int) -> in
     with _passing_on(child, master, ours) as woken, _typed_raw(typing):
         if master >= 0:
             _relay(master, child, woken, typing, 1 if 1 in ours else 2)
-            os.close(master)  # whatever the session has left loses its terminal
+            os.close(master)  # processes left from the session lose their terminal
         _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 def _new_terminal(ours: Sequence[int], uid: int) -> tuple[int, int]:
-    """A terminal with the settings and the window of ours, which belongs to the user."""
+    """Return a new terminal with our settings and window size, owned by the user."""
     import termios
 
     master, slave = os.openpty()
     settings = termios.tcgetattr(ours[0])
-    if 0 not in ours:  # ours stays as it is, and ends lines itself
+    if 0 not in ours:  # our terminal is not in raw mode and translates line endings itself
         settings[1] &= ~termios.OPOST
     termios.tcsetattr(slave, termios.TCSANOW, settings)
     _copy_window(ours[0], master)
@@ -85,7 +85,7 @@ def _copy_window(source: int, target: int) -> None:
 
 
 def _start_session(argv: Sequence[str], env: Mapping[str, str], slave: int, ours: Sequence[int]) -> NoReturn:
-    """In the child: become the program. What was on our terminal is on the new one; the rest stays as it was given."""
+    """In the child, become the program. Streams on our terminal move to the new one; others stay unchanged."""
     code = 126
     try:
         os.setsid()
@@ -107,7 +107,7 @@ def _start_session(argv: Sequence[str], env: Mapping[str, str], slave: int, ours
 
 
 def _relay(master: int, child: int, woken: int, typing: bool, output: int) -> None:
-    """Pass on what is typed and printed until the child ends; what it leaves in the background is not waited for."""
+    """Forward input and output until the child ends, without waiting for its background processes."""
     sources = [master, woken, *([0] if typing else [])]
     while True:
         ready, _, _ = select.select(sources, [], [])
@@ -124,7 +124,7 @@ def _relay(master: int, child: int, woken: int, typing: bool, output: int) -> No
                 return
             if not ended:
                 if not data:
-                    sources.remove(master)  # closed by all: only the end is left to be waited for
+                    sources.remove(master)  # closed on the other side: only wait for the end
                 break
 
 
@@ -140,7 +140,7 @@ def _read(source: int) -> bytes:
 
 
 def _write_all(target: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody is there any more
+    with contextlib.suppress(OSError):  # the other side is closed
         while data:
             data = data[os.write(target, data) :]
 
@@ -154,7 +154,7 @@ def _in_foreground() -> bool:
 
 @contextlib.contextmanager
 def _typed_raw(typing: bool) -> Iterator[None]:
-    """Every key goes to the new terminal, Ctrl-C and Ctrl-Z too; afterwards ours is as it was."""
+    """Set our terminal to raw mode, so that every key goes to the new one; restore it afterwards."""
     if not typing:
         yield
         return
@@ -162,33 +162,33 @@ def _typed_raw(typing: bool) -> Iterator[None]:
     import tty
 
     before = termios.tcgetattr(0)
-    tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead is kept
+    tty.setraw(0, termios.TCSADRAIN)  # keeps input that was typed ahead
     try:
         yield
     finally:
-        with contextlib.suppress(termios.error):  # it may be gone
+        with contextlib.suppress(termios.error):  # the terminal may be closed
             termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 @contextlib.contextmanager
 def _passing_on(child: int, master: int, ours: Sequence[int]) -> Iterator[int]:
-    """What we are told to do is done by the session; what changes our window changes its. Gives what a signal wakes."""
+    """Forward signals and window changes to the session; yield a descriptor that is readable after a signal."""
 
-    def tell(number: int, _frame: FrameType | None) -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, number)
 
     def resize(_number: int, _frame: FrameType | None) -> None:
         _copy_window(ours[0], master)
 
-    handlers: dict[int, Any] = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT), tell)
+    handlers: dict[int, Any] = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT), forward)
     if master >= 0:
         handlers[signal.SIGWINCH] = resize
     handlers[signal.SIGCHLD] = lambda number, frame: None
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    os.write(wake, b"!")  # it may have ended before we could be told
+    os.write(wake, b"!")  # the child may have ended before the handler was set
     try:
         yield woken
     finally:
@@ -197,15 +197,12 @@ def _passing_on(child: int, master: int, ours: Sequence[int]) -> Iterator[int]:
             signal.signal(number, handler)
 
 
-# ---- Root's rights through sudo: how a command asks for them, and whose command it is once it has them.
-
-
 KEPT = ("TERM", "NO_COLOR", "LANG", "LC_ALL", "TZ", "COLUMNS", "LINES", "DALSEGNO_CLUSTER")
 ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def sudo_command(argv: Sequence[str], env: Mapping[str, str], uid: int, gid: int) -> list[str]:
-    """Return the words that run a command as root, without questions, for the user `uid`."""
+    """Return the command line that runs a command as root for user `uid`, without a password prompt."""
     kept = {name: env[name] for name in KEPT if name in env}
     clean = {"PATH": ROOT_PATH, "HOME": "/root", **kept, "SUDO_UID": str(uid), "SUDO_GID": str(gid)}
     variables = [f"{name}={value}" for name, value in clean.items()]
@@ -213,7 +210,7 @@ def sudo_command(argv: Sequence[str], env: Mapping[str, str], uid: int, gid: int
 
 
 def refusal(runner: Runner) -> str:
-    """Return why sudo does not let us make virtual hosts now; "" if it does."""
+    """Return why we cannot create virtual hosts with sudo now; "" if we can."""
     sudo, unshare = program("sudo"), program("unshare")
     if sudo is None or unshare is None:
         return "there is no sudo on this machine"
@@ -221,17 +218,17 @@ def refusal(runner: Runner) -> str:
         return ""
     if runner.run([sudo, "-n", "--", "true"], timeout_s=60).exit_code == 0:
         return "this kernel or container does not permit namespaces"
-    return "sudo does not let you in without a password"
+    return "sudo requires a password"
 
 
 def caller(env: Mapping[str, str] = os.environ) -> int:
-    """Return the uid of the person behind this command: with root's rights, who asked sudo for them."""
+    """Return the uid of the user who ran this command; under sudo, the user who called sudo."""
     uid, behind = os.geteuid(), env.get("SUDO_UID", "")
     return int(behind) if uid == 0 and behind.isdecimal() else uid
 
 
 def as_caller(body: Callable[[], None], env: Mapping[str, str] = os.environ) -> None:
-    """Run `body` with the caller's rights: in a folder of the caller's, root must not create or follow anything."""
+    """Run `body` with the caller's rights, so that root creates and follows nothing in the caller's folders."""
     uid = caller(env)
     if uid == os.geteuid():
         body()
@@ -243,9 +240,9 @@ def as_caller(body: Callable[[], None], env: Mapping[str, str] = os.environ) -> 
         os._exit(_with_rights_of(uid, body, writer))
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        said = pipe.read()
+        failure = pipe.read()
     if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0:
-        raise DalsegnoError(said or f"a process of uid {uid} was killed", hint="name a place that you may write to")
+        raise DalsegnoError(failure or f"a process of uid {uid} was killed", hint="choose a path that you may write to")
 
 
 def _with_rights_of(uid: int, body: Callable[[], None], writer: int) -> int:
@@ -258,13 +255,13 @@ def _with_rights_of(uid: int, body: Callable[[], None], writer: int) -> int:
         os.setresuid(uid, uid, uid)
         body()
     except DalsegnoError as error:
-        said = error.what
+        failure = error.what
     except OSError as error:
-        said = error.strerror or str(error)
-    except BaseException as error:  # this copy must not go on as if it were the program
-        said = str(error) or type(error).__name__
+        failure = error.strerror or str(error)
+    except BaseException as error:  # this child must not continue as the parent's program
+        failure = str(error) or type(error).__name__
     else:
         return 0
     with contextlib.suppress(OSError):
-        os.write(writer, said.encode())
+        os.write(writer, failure.encode())
     return 1

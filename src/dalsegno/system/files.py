@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, JSON, and a lock that dies with its holder."""
+"""Files: atomic writes, JSON, removal of trees, and locks that end with their holder."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ELSEWHERE = "set DALSEGNO_HOME to another folder, for images DALSEGNO_IMAGES"
 # Windows has none of these, and nothing there needs them.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER = os.O_RDONLY | _NO_LINK | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
-_DEEPEST = 100  # levels of a tree that are removed at a time: each takes a descriptor
+_DEEPEST = 100  # levels of a tree that are removed at a time: each needs a descriptor
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = True) -> None:
-    """Write a file so that a reader, or a crash, finds the old text or the new one, never half.
+    """Write a file atomically: a reader, or a crash, finds the old text or the new one, never a part.
 
-    Not durable: only a crash of the machine may lose it, and the writer does not wait for the disk.
+    If not durable, a crash of the machine may lose the text, and the writer does not wait for the disk.
     """
     temp = _beside(path)
     try:
@@ -47,9 +47,9 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = Tr
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a crash of the machine: a file's own fsync does not.
+    """Make the names in a folder survive a crash of the machine, which a file's own fsync does not.
 
-    Some network file systems know no fsync of folders, and need none. On Windows a folder cannot be opened.
+    Some network file systems do not support fsync of folders, and do not need it. Windows cannot open a folder.
     """
     if not hasattr(os, "O_DIRECTORY"):
         return
@@ -65,9 +65,9 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def nameless(path: Path, *, own: bool = False) -> Iterator[int]:
-    """An open file that gets its name when it is whole. Before that it has none: no kill leaves a part of it behind.
+    """Yield an open file without a name, and name it when it is complete, so that a kill leaves no partial file.
 
-    `own`: nobody else may write to it, whatever the umask says.
+    With `own`, nobody else may write to it, whatever the umask says.
     """
     handle, temp = _open_nameless(path)
     try:
@@ -77,7 +77,7 @@ def nameless(path: Path, *, own: bool = False) -> Iterator[int]:
         os.fsync(handle)
         if temp is None:
             temp = _beside(path)
-            os.link(f"/proc/self/fd/{handle}", temp, src_dir_fd=handle)  # with it, Python follows the link
+            os.link(f"/proc/self/fd/{handle}", temp, src_dir_fd=handle)  # src_dir_fd makes Python follow the link
         os.replace(temp, path)
         sync_folder(path.parent)
     except OSError as error:
@@ -92,7 +92,7 @@ def _open_nameless(path: Path) -> tuple[int, Path | None]:
     try:
         return os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), None
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):  # file systems that have no such thing
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):  # not supported by the file system
             raise explain(error, path) from error
     temp = _beside(path)
     try:
@@ -106,7 +106,7 @@ def _beside(path: Path) -> Path:
 
 
 def write_if_changed(path: Path, text: str, mode: int = 0o644) -> bool:
-    """Write only what differs; True if it was written."""
+    """Write a file if its text differs; return whether it was written."""
     if read_text(path) == text:
         return False
     write_atomic(path, text, mode)
@@ -114,7 +114,7 @@ def write_if_changed(path: Path, text: str, mode: int = 0o644) -> bool:
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text, or None if there is none."""
+    """Return the file's text; None if it does not exist."""
     try:
         return path.read_text()
     except (FileNotFoundError, NotADirectoryError):
@@ -122,7 +122,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_json(path: Path, hint: str = "") -> Json:
-    """The file's value, or None if it is missing; a file of ours that does not parse is an error with this hint."""
+    """Return the file's JSON value; None if it does not exist. Raises an error with this hint if it is invalid."""
     text = read_text(path)
     if text is None:
         return None
@@ -134,32 +134,32 @@ def read_json(path: Path, hint: str = "") -> Json:
 
 
 def damaged(path: Path, why: str, hint: str = "") -> DalsegnoError:
-    """A file of ours that is not as we wrote it: a cluster's, unless the hint says otherwise."""
-    return DalsegnoError(f"{path} is damaged: {why}", hint=hint or "`dalsegno down` removes the cluster it belongs to")
+    """Return the error for a damaged file of ours; by default, a file of a cluster."""
+    return DalsegnoError(f"{path} is damaged: {why}", hint=hint or "remove its cluster with `dalsegno down`")
 
 
 def explain(error: OSError, path: Path) -> DalsegnoError:
-    """An operating system's error in words, with what to do."""
+    """Return a DalsegnoError for a failed write, with a hint."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DalsegnoError(
             f"no space left to write {path}",
-            hint="free some space, or name another disk: by DALSEGNO_HOME, for images by DALSEGNO_IMAGES or `-o`",
+            hint="free some space, or use another disk: set DALSEGNO_HOME, or for images DALSEGNO_IMAGES or `-o`",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return DalsegnoError(f"may not write {path}", hint=f"use sudo, or {_ELSEWHERE}")
+        return DalsegnoError(f"no permission to write {path}", hint=f"use sudo, or {_ELSEWHERE}")
     if error.errno == errno.EROFS:
         return DalsegnoError(f"{path} is on a read-only file system", hint=_ELSEWHERE)
-    return DalsegnoError(f"cannot write {path}: {error.strerror}", hint=f"look at that path, or {_ELSEWHERE}")
+    return DalsegnoError(f"cannot write {path}: {error.strerror}", hint=f"check that path, or {_ELSEWHERE}")
 
 
 def closed_to_others(*paths: Path) -> Path | None:
-    """The first folder or file on the way to these that users other than its owner may not pass or read."""
+    """Return the first folder or file on these paths that users other than its owner may not enter or read."""
     for path in dict.fromkeys([*paths, *(path.resolve() for path in paths)]):
         for each in (*reversed(path.parents), path):
             try:
                 mode = each.stat().st_mode
             except OSError:
-                return None  # what is not there is somebody else's complaint
+                return None  # a missing path is reported elsewhere
             needed = 0o001 if each != path else 0o005 if stat.S_ISDIR(mode) else 0o004
             if mode & needed != needed:
                 return each
@@ -167,12 +167,12 @@ def closed_to_others(*paths: Path) -> Path | None:
 
 
 def owner_name(path: Path) -> str:
-    """Whose it is; users of a cluster need not be known on the machine it is read from."""
+    """Return the name of a path's owner, or the uid if this machine does not know the user."""
     return user_of(path.stat().st_uid)
 
 
 def user_of(uid: int) -> str:
-    """Return the name of a user; the uid where the machine knows none."""
+    """Return the name of a user, or the uid if this machine does not know the user."""
     import pwd  # not on Windows
 
     try:
@@ -182,7 +182,7 @@ def user_of(uid: int) -> str:
 
 
 def make_folder(path: Path, mode: int = 0o755) -> None:
-    """A folder of ours with just these rights; missing parents get them too, whatever the umask; there is fine."""
+    """Create a folder and missing parents with this mode, whatever the umask. It may exist already."""
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
@@ -193,10 +193,10 @@ def make_folder(path: Path, mode: int = 0o755) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all in it; gone already is fine, and so is someone removing it at the same time.
+    """Remove a folder and its content. It may be gone already, or be removed by others at the same time.
 
-    Folders in it may belong to users who change them meanwhile. Everything below `path` is opened from its parent's
-    descriptor, no link is followed, and other file systems that are mounted there are left alone.
+    Folders in it may belong to users who change them meanwhile. So everything below `path` is opened from its parent's
+    descriptor, no link is followed, and other file systems mounted there are not touched.
     """
     tries = 5
     while True:
@@ -217,11 +217,11 @@ def remove_tree(path: Path) -> None:
             tries -= not moved
             if tries < 0:
                 raise
-            time.sleep(0.0 if moved else 0.02)  # a daemon that was just killed may have written its last file
+            time.sleep(0.0 if moved else 0.02)  # a daemon that was just killed may still write a file
 
 
 def _empty(folder: int, top: int, depth: int) -> int:
-    """Remove what is in an open folder, so far as it can be. Return how many folders are too deep and were moved up."""
+    """Remove the content of an open folder as far as possible; return how many too-deep folders were moved up."""
     moved = 0
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
@@ -247,9 +247,9 @@ def _empty_below(name: str, folder: int, top: int, depth: int) -> int:
 
 
 def _open_own(name: str | Path, parent: int | None = None) -> int:
-    """Open a folder. One of our own that we may not enter or change is opened up first: an unpacked image's, say.
+    """Open a folder. If it is ours but we may not enter or change it, as in an unpacked image, change its mode first.
 
-    Root needs no such rights, and so never changes those of a folder that may be a user's.
+    Root does not need the mode, and so never changes a folder that may be a user's.
     """
     if os.geteuid() == 0:
         return os.open(name, _FOLDER, dir_fd=parent)
@@ -265,14 +265,16 @@ def _open_own(name: str | Path, parent: int | None = None) -> int:
 
 @contextlib.contextmanager
 def locked(path: Path, who: str, *, shared: bool = False, wait_s: float = 0.1) -> Iterator[None]:
-    """Hold a lock file, alone or with others that share it. A holder who stays is an error, a dead one does not
-    matter, and one who only looked whether it is free is waited for."""
+    """Hold a lock file, alone or shared. Raises an error if another process holds it for longer than `wait_s`.
+
+    A dead holder does not matter. The wait allows for a process that only tests whether the lock is free.
+    """
     try:
         import fcntl
     except ImportError:
         raise DalsegnoError("clusters on this machine need Linux", hint="use a remote target from here") from None
     make_folder(path.parent)
-    # Whoever may open it could hold it. Root must not make a file where a link of another user leads.
+    # Mode 0600: whoever may open the file could hold the lock. Root must not follow another user's link.
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
         until = time.monotonic() + wait_s
         while not _take(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
@@ -296,7 +298,7 @@ def _take(file: IO[str], kind: int) -> bool:
 
 @contextlib.contextmanager
 def in_turn(path: Path, on_wait: Callable[[], None] = lambda: None, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock file, after all who hold it now; `shared`: beside others who share it. It dies with its holder."""
+    """Hold a lock file, alone or shared, waiting for its current holders. The lock ends with its holder."""
     import fcntl
 
     make_folder(path.parent)

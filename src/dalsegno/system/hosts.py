@@ -1,4 +1,4 @@
-"""Hosts on this machine: booting them (see `guest/`), and reading what they say of themselves."""
+"""Hosts on this machine: boot them (see `guest/`) and read their status files."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from dalsegno.system.files import damaged, read_json, user_of, write_if_changed
 from dalsegno.system.processes import Runner
 
 INIT = "from dalsegno.system.guest.init import main"
-# Isolated and without site-packages: it starts in 20 ms, and nothing in the user's environment can reach into it.
+# Isolated and without site-packages: it starts in 20 ms, and the user's environment cannot affect it.
 _START = f"import sys; sys.path.append(sys.argv.pop(1)); {INIT}; sys.exit(main(sys.argv[1:]))"
 PACKAGES = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True)
 class Service:
-    """A daemon that a host keeps. Another revision means: restart it; on hold: neither start nor stop it yet;
-    keep: start it again should it die."""
+    """A daemon of a host.
+
+    A new `revision` restarts it. With `hold` it is neither started nor stopped; with `keep` it is restarted if it dies.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -40,26 +42,26 @@ class Service:
 
 
 def revision(*parts: object) -> str:
-    """A short name for everything that a service depends on."""
+    """Return a short hash of everything that a service depends on."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)
 class HostPlan:
-    """All that a host needs to know of itself."""
+    """The configuration of a host."""
 
     name: str
     dir: str
     log: str
     isolate: bool
     interface: str = "eth0"
-    address: str = ""  # "10.0.0.5/20"; "" where it has none of its own
+    address: str = ""  # "10.0.0.5/20"; "" if it has none of its own
     binds: tuple[tuple[str, str], ...] = ()
-    cgroups: Mapping[str, str] = field(default_factory=dict)  # mounted root -> the folder that stands in for it
-    unified: bool = False  # the folder is one of cgroup v2: with a namespace and controllers of its own
+    cgroups: Mapping[str, str] = field(default_factory=dict)  # mounted root -> the folder that replaces it
+    unified: bool = False  # the folder is in cgroup v2, with its own namespace and controllers
     unit: str = ""  # systemd's scope for the whole cluster
-    unit_folders: tuple[str, ...] = ()  # where its processes are in systemd's hierarchies
-    disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB: small disks of its own, empty at each boot
+    unit_folders: tuple[str, ...] = ()  # its folders in systemd's hierarchies
+    disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB of a disk of its own, empty at each boot
     services: tuple[Service, ...] = ()
 
     @property
@@ -80,26 +82,26 @@ class ServiceFact:
 
 
 def write_plan(plan: HostPlan) -> bool:
-    """Put a host's plan in its folder; True if it changed."""
+    """Write a host's plan to its folder; return whether it changed."""
     return write_if_changed(plan.path, json.dumps(asdict(plan), indent=1))
 
 
 def read_plan(folder: Path) -> HostPlan | None:
-    """The plan that is in a host's folder, as it was written; None where there is none."""
+    """Return the plan in a host's folder; None if there is none."""
     value = read_json(folder / "plan.json")
     if value is None:
         return None
     try:
-        plan: dict[str, Any] = dict(value)  # type: ignore[arg-type]  # whatever it is, it is judged here
+        plan: dict[str, Any] = dict(value)  # type: ignore[arg-type]  # checked below
         services = tuple(Service(**{**each, "argv": tuple(each["argv"])}) for each in plan["services"])
         binds, folders = tuple((a, b) for a, b in plan["binds"]), tuple(plan.get("unit_folders", ()))
         return HostPlan(**{**plan, "services": services, "binds": binds, "unit_folders": folders})
     except (TypeError, KeyError, ValueError) as error:
-        raise damaged(folder / "plan.json", f"no plan of a host ({error})") from error
+        raise damaged(folder / "plan.json", f"not the plan of a host ({error})") from error
 
 
 def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Process]:
-    """Start hosts whose plans are written; each is alive, and waits for its cable, when this returns."""
+    """Start hosts from their plan files. When this returns, each is alive and waits for its network link."""
     if not plans:
         return {}
     env = {"PATH": os.environ.get("PATH", os.defpath), MARK: mark}
@@ -109,7 +111,7 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
         argv = [*scope_command(first.unit, f"Dal Segno cluster {Path(mark).name}"), *argv]
     elif os.geteuid() != 0 and (scope := user_scope_command(user_of(os.geteuid()))):
         argv = [*scope, *argv]
-        env["XDG_RUNTIME_DIR"] = f"/run/user/{os.geteuid()}"  # where the user's own systemd is asked
+        env["XDG_RUNTIME_DIR"] = f"/run/user/{os.geteuid()}"  # the socket of the user's systemd instance
     done = runner.run(argv, env=env, timeout_s=boot_limit_s(len(plans), slowness()))
     booted = {}
     for plan, line in zip(plans, done.stdout.splitlines(), strict=False):
@@ -118,7 +120,7 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
             raise TargetError(
                 f"host {plan.name} did not boot: {answer.removeprefix('error ') or 'no answer'}",
                 where=plan.log,
-                hint="set `local: {hosts: loopback}` where namespaces are not permitted",
+                hint="set `local: {hosts: loopback}` if namespaces are not permitted here",
             )
         booted[plan.name] = host_process(Path(plan.dir)) or Process(int(answer), -1)
     done.checked()
@@ -126,23 +128,23 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
 
 
 def boot_limit_s(hosts: int, times_slower: float) -> float:
-    """Return how long hosts that boot together may take. The first of them wait for their cables all the while."""
+    """Return how long hosts that boot together may take. The first ones wait for their links all that time."""
     return (60 + hosts) * times_slower
 
 
 def host_process(folder: Path) -> Process | None:
-    """The first process of the host in this folder, if it lives."""
+    """Return the first process of the host in this folder, if it is alive."""
     fact = read_json(folder / "init.json")
     if fact is None:
         return None
     if not isinstance(fact, dict) or not isinstance(fact.get("pid"), int) or not isinstance(fact.get("start"), int):
-        raise damaged(folder / "init.json", "it names no process")
+        raise damaged(folder / "init.json", "it has no process")
     process = Process(int(str(fact["pid"])), int(str(fact["start"])))
     return process if process.alive() else None
 
 
 def has_its_files(folder: Path) -> bool:
-    """Whether a living host sees its own files where its plan mounts them; only root can tell, others assume so."""
+    """Return whether a live host has its files mounted as planned. Only root can check; others assume so."""
     process, plan = host_process(folder), read_plan(folder)
     if process is None or plan is None or not plan.isolate:
         return True
@@ -154,14 +156,14 @@ def has_its_files(folder: Path) -> bool:
 
 
 def reload(folder: Path) -> None:
-    """Have a living host read its plan again."""
+    """Make a live host read its plan again."""
     process = host_process(folder)
     if process is not None:
         send(process, signal.SIGHUP)
 
 
 def service_facts(folder: Path) -> dict[str, ServiceFact]:
-    """What runs on a host; a dead host runs nothing."""
+    """Return the services of a host. A dead host runs none."""
     facts = read_json(folder / "services.json")
     alive = host_process(folder) is not None
     if not isinstance(facts, dict):

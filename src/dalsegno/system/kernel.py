@@ -1,4 +1,4 @@
-"""The kernel's log, record by record, from where the last look ended."""
+"""Facts from the kernel: its log, listening ports, and the accuracy of the clock."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 import socket
 import struct
 
-RECORD_BYTES = 8192  # the kernel refuses a smaller room than its record
-MOST = 20_000  # of one look: more than the kernel's buffer holds
+RECORD_BYTES = 8192  # the kernel refuses a buffer that is smaller than the record
+MOST = 20_000  # records per read: more than the kernel's buffer holds
 
 
 class KernelLog:
-    """/dev/kmsg held open: each look costs only what is new. Its first look is the whole buffer."""
+    """An open /dev/kmsg. The first read returns the whole buffer, each later one only new records."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._path = path
         self._fd: int | None = None
 
     def new_records(self) -> list[str]:
-        """Lines of the form `level,sequence,microseconds,flags;text`. OSError where the log may not be read."""
+        """Return lines `level,sequence,microseconds,flags;text`. Raises OSError if the log may not be read."""
         if self._fd is None:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         found: list[str] = []
@@ -28,11 +28,11 @@ class KernelLog:
                 record = os.read(self._fd, RECORD_BYTES)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # what was next has been overwritten: go on with the oldest there is
+            except BrokenPipeError:  # the next record was overwritten: continue with the oldest one
                 continue
             if not record:
                 break
-            found.append(record.decode(errors="replace").split("\n", 1)[0])  # then come key=value lines
+            found.append(record.decode(errors="replace").split("\n", 1)[0])  # key=value lines follow
         return found
 
     def close(self) -> None:
@@ -41,10 +41,7 @@ class KernelLog:
             self._fd = None
 
 
-# ---- On which ports of this host somebody listens, as the kernel says: no call is made, and nobody's log
-# complains.
-
-
+# Listening ports, from the kernel: a connection attempt would show up in the listener's log
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _REQUEST, _DUMP = 0x1, 0x300
 _ERROR, _DONE = 2, 3
@@ -54,18 +51,18 @@ _LISTEN_BIT, _LISTEN = 1 << 10, "0A"
 
 
 def listening_ports() -> set[int]:
-    """Asked for listeners only: /proc/net/tcp goes through every connection of the machine, which takes 10 ms."""
+    """Return the ports with listeners, by netlink: /proc/net/tcp lists every connection, which takes 10 ms."""
     return _ports(socket.AF_INET) | _ports(socket.AF_INET6)
 
 
 def parse_listening(table: str) -> set[int]:
-    """The same from the text of /proc/net/tcp."""
+    """Return the ports with listeners in the text of /proc/net/tcp."""
     rows = [line.split() for line in table.splitlines()[1:] if line.strip()]
     return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == _LISTEN}
 
 
 def _ports(family: int) -> set[int]:
-    """OSError where the kernel does not tell."""
+    """Return the listening ports of one address family. Raises OSError if the kernel does not report them."""
     ask = _ASK.pack(family, socket.IPPROTO_TCP, 0, _LISTEN_BIT)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as sock:
         sock.settimeout(2.0)
@@ -77,20 +74,17 @@ def _ports(family: int) -> set[int]:
 
 
 def _take(data: bytes, found: set[int]) -> bool:
-    """Add the ports in one packet; whether more will come."""
+    """Add the ports in one packet; return whether more packets follow."""
     at = 0
     while at + _HEAD.size <= len(data):
         length, kind, *_ = _HEAD.unpack_from(data, at)
         if kind == _DONE:
             return False
         if kind == _ERROR or length < _HEAD.size:
-            raise OSError("the kernel does not tell who listens")
+            raise OSError("the kernel does not report listeners")
         found.add(int.from_bytes(data[at + _HEAD.size + 4 : at + _HEAD.size + 6], "big"))
         at += (length + 3) & ~3
     return True
-
-
-# ---- How well the kernel thinks its clock is kept: adjtimex(2), which any of NTP's daemons tells what it knows.
 
 
 # struct timex on 64-bit Linux: modes, offset, freq, maxerror, esterror, status, …; 208 bytes in all.
@@ -99,7 +93,10 @@ _SIZE = 256
 
 
 def greatest_error_s() -> float:
-    """By how much the clock may be off: 16 s or more where nobody keeps it. OSError if the kernel does not say."""
+    """Return the maximum clock error by adjtimex(2), which NTP daemons update; 16 s or more without one.
+
+    Raises OSError if the kernel does not report it.
+    """
     room = ctypes.create_string_buffer(_SIZE)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.adjtimex(room) < 0:

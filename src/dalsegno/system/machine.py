@@ -1,4 +1,4 @@
-"""The facts of the machine we stand on, asked once."""
+"""Facts about this machine."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ SEARCH = (*os.environ.get("PATH", os.defpath).split(os.pathsep), "/usr/local/sbi
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What the local target builds on."""
+    """The facts that the local target needs."""
 
     system: str  # "Linux"
     hostname: str
     user: str
     is_root: bool
     slurm_version: str  # "slurm-wlm 22.05.8", "" if Slurm is missing
-    namespaces: bool  # may we make hosts of our own?
+    namespaces: bool  # whether we may create virtual hosts
     gpu_files: tuple[str, ...]  # real ones
     cgroups: CgroupTree = field(default_factory=CgroupTree)
     cores: int = 1
 
 
 def program(name: str) -> str | None:
-    """Where a program is, also in the folders that only root has on its PATH."""
+    """Return the path of a program, also from folders that only root has on its PATH."""
     return shutil.which(name, path=os.pathsep.join(SEARCH))
 
 
 def missing_packages(programs: tuple[str, ...]) -> list[str]:
-    """The distribution's packages that bring the programs we lack."""
+    """Return the distribution's packages for programs that are missing."""
     return sorted({DAEMONS[name] for name in programs if program(name) is None})
 
 
 def user_name() -> str:
-    """By our uid and not by $USER, which `sudo` and `su` may leave as it was."""
+    """Return our user name by uid, not by $USER, which `sudo` and `su` may leave unchanged."""
     import pwd  # not on Windows, where this module is imported too
 
     try:
@@ -57,7 +57,7 @@ def user_name() -> str:
 
 
 def look(runner: Runner) -> MachineFacts:
-    """Ask the machine. Costs a few milliseconds: two short commands."""
+    """Collect the facts. Takes a few milliseconds for two short commands."""
     is_root = os.geteuid() == 0
     slurmctld = program("slurmctld")
     return MachineFacts(
@@ -74,7 +74,7 @@ def look(runner: Runner) -> MachineFacts:
 
 
 def may_make_namespaces(runner: Runner) -> bool:
-    """Try it: containers often give root without the right to unshare."""
+    """Return whether unshare works: containers often have root without that right."""
     unshare = program("unshare")
     if unshare is None:
         return False
@@ -82,6 +82,6 @@ def may_make_namespaces(runner: Runner) -> bool:
 
 
 def gpu_files(names: list[str]) -> tuple[str, ...]:
-    """The device files of NVIDIA GPUs among the names in /dev, in their order."""
+    """Return the device files of NVIDIA GPUs among the names in /dev, in order."""
     numbers = sorted(int(found[1]) for name in names if (found := re.fullmatch(r"nvidia(\d+)", name)))
     return tuple(f"/dev/nvidia{number}" for number in numbers)

@@ -1,4 +1,4 @@
-"""Links between hosts and the machine, free subnets and free ports."""
+"""Network links, routes, free subnets and free ports."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dalsegno.system.processes import Runner
 
 
 def run_ip(runner: Runner, lines: Sequence[str], inside: int | None = None) -> None:
-    """Run a batch of `ip` commands, on the machine or in the network of process `inside`, as one process."""
+    """Run `ip` commands in one process, on the machine or in the network namespace of process `inside`."""
     if lines:
         enter = ["nsenter", "-t", str(inside), "-n"] if inside else []
         runner.run([*enter, "ip", "-batch", "-"], stdin="\n".join(lines) + "\n", timeout_s=60).checked()
 
 
 def reaches_beyond() -> bool:
-    """Whether this host has a way to other networks than its own."""
+    """Return whether this host has a route to networks other than its own."""
     texts = []
     for name in ("route", "ipv6_route"):
         with contextlib.suppress(OSError):  # a kernel without IPv6
@@ -30,7 +30,7 @@ def reaches_beyond() -> bool:
 
 
 def has_default_route(text: str) -> bool:
-    """As /proc/net/route and /proc/net/ipv6_route write it; the kernel itself has one on `lo`, which refuses all."""
+    """Return whether /proc/net/route or /proc/net/ipv6_route has a default route other than the kernel's on `lo`."""
     for words in map(str.split, text.splitlines()):
         four, six = words[1:2] == ["0" * 8] and words[7:8] == ["0" * 8], words[:2] == ["0" * 32, "00"]
         if (four or six) and "lo" not in (words[0], words[-1]):
@@ -45,7 +45,7 @@ def link_names(runner: Runner, inside: int | None = None) -> set[str]:
 
 
 def used_networks(runner: Runner) -> list[ipaddress.IPv4Network]:
-    """Every network that this machine has a route to, but for the default one."""
+    """Return every network that this machine has a route to, except the default route."""
     routes = json.loads(
         runner.run(["ip", "-j", "-4", "route", "show", "table", "all"], timeout_s=30).checked().stdout or "[]"
     )
@@ -61,7 +61,7 @@ def used_networks(runner: Runner) -> list[ipaddress.IPv4Network]:
 
 
 def has_address() -> bool:
-    """Whether any interface but loopback has one (IPv4). Slurm's daemons ask the same way, and end if it has not."""
+    """Return whether an interface other than loopback has an IPv4 address: Slurm's daemons exit if none has."""
     try:
         return bool(socket.getaddrinfo(None, 1, socket.AF_INET, flags=socket.AI_ADDRCONFIG | socket.AI_PASSIVE))
     except OSError:
@@ -69,7 +69,7 @@ def has_address() -> bool:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a TCP listener could be opened on this port right now."""
+    """Return whether a TCP listener could be opened on this port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Slurm's daemons do
         try:
@@ -80,7 +80,7 @@ def port_is_free(port: int) -> bool:
 
 
 def first_free_run(count: int, start: int, stop: int, taken: Iterable[int] = ()) -> int | None:
-    """The first port of `count` free ones in a row, or None."""
+    """Return the first port of `count` consecutive free ports, or None."""
     busy = set(taken)
     run = 0
     for port in range(start, stop):
@@ -91,7 +91,7 @@ def first_free_run(count: int, start: int, stop: int, taken: Iterable[int] = ())
 
 
 def listen_at(path: Path, mode: int) -> socket.socket:
-    """A listening socket with these rights from its first moment on; one that a dead process left is removed."""
+    """Return a listening socket that has this mode from the start. A socket that a dead process left is removed."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

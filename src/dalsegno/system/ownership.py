@@ -1,4 +1,4 @@
-"""Who else can change a path: asked before anything in it is trusted, or written there by root."""
+"""Check who else can change a path, before its content is trusted or root writes there."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dalsegno.system.execute import caller
 from dalsegno.system.files import explain, make_folder
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MOST_LINKS = 40  # as the kernel follows
+_MOST_LINKS = 40  # the kernel's own limit
 
 
 def trusted_owners(env: Mapping[str, str] = os.environ) -> frozenset[int]:
-    """Root, us, and the user who called us through sudo."""
+    """Return root, our uid, and the user who called us through sudo."""
     return frozenset({0, os.geteuid(), caller(env)})
 
 
 def part_of_others(path: Path, owners: Collection[int]) -> str:
-    """The first part of a path, links followed, that somebody else than these users can replace; "" if there is none.
+    """Return the first part of a path, following links, that other users can replace; "" if there is none.
 
-    A part that does not exist ends the search: what the parts before it allow decides who can make it.
+    A part that does not exist ends the search: its parents decide who can create it.
     """
     todo, at, links = list(reversed(Path(os.path.abspath(path)).parts[1:])), Path("/"), 0
     while True:
@@ -43,24 +43,24 @@ def part_of_others(path: Path, owners: Collection[int]) -> str:
             continue
         if not todo:
             return ""
-        step = todo.pop()  # `..` of a link: no part of what we came through is a link
+        step = todo.pop()  # `..` is safe: `at` contains no links
         at = at.parent if step == ".." else at / step
 
 
 def _is_open(about: os.stat_result) -> bool:
-    """Whether others can replace what is in a folder; in one like /tmp nobody can replace what is another's."""
+    """Return whether others can replace entries of a folder. The sticky bit, as on /tmp, prevents it."""
     group = bool(about.st_mode & stat.S_IWGRP) and about.st_gid != 0
     return (group or bool(about.st_mode & stat.S_IWOTH)) and not about.st_mode & stat.S_ISVTX
 
 
 def make_own_folder(path: Path, hint: str) -> None:
-    """Have a folder that belongs to us and that nobody else can write to; one that another user made is refused."""
+    """Create a folder that only we can write to. Refuse an existing one of another user."""
     make_folder(path)
     try:
         handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if path.is_symlink():
-            raise DalsegnoError(f"{path} is a symbolic link, and should be a folder of ours", hint=hint) from error
+            raise DalsegnoError(f"{path} is a symbolic link, but must be a folder of ours", hint=hint) from error
         raise explain(error, path) from error
     try:
         about = os.fstat(handle)
@@ -69,12 +69,14 @@ def make_own_folder(path: Path, hint: str) -> None:
     if about.st_uid != os.geteuid():
         raise DalsegnoError(f"{path} belongs to another user (uid {about.st_uid})", hint=hint)
     if about.st_mode & _OTHERS_WRITE:
-        raise DalsegnoError(f"others can write to {path}", hint=hint)
+        raise DalsegnoError(f"other users can write to {path}", hint=hint)
 
 
 def folder_beneath(root: Path, inside: str) -> int:
-    """Open a folder below another through no link at all: whoever owns what is between could swap a folder for a link
-    while we look. OSError if there is one."""
+    """Open a folder below another without following links, which its owner could insert meanwhile.
+
+    Raises OSError if there is a link.
+    """
     at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in Path(inside).parts:
         try:
@@ -86,7 +88,7 @@ def folder_beneath(root: Path, inside: str) -> int:
 
 
 def is_ours(path: Path, owners: Collection[int]) -> bool:
-    """Whether this is a regular file of one of these users that nobody else can write to."""
+    """Return whether this is a regular file of one of these users that nobody else can write to."""
     try:
         about = path.lstat()
     except OSError:

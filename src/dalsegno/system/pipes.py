@@ -1,4 +1,4 @@
-"""Programs as parts of a stream: bytes through one, or into one."""
+"""Stream bytes through a program, or into one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import IO
 from dalsegno.errors import CommandFailed, DalsegnoError
 
 CHUNK = 1 << 20
-_BUFFER = 1 << 16  # a stream of small files is headers, mostly
+_BUFFER = 1 << 16  # a stream of small files is mostly headers
 
 
 def through(argv: Sequence[str], chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """What a filter (`zstd -dc`) makes of a stream; a filter that fails is an error at the end of it."""
+    """Yield the output of a filter (`zstd -dc`) for a stream. Raises an error at the end if the filter failed."""
     with tempfile.TemporaryFile() as errors, _start(argv, errors, stdout=subprocess.PIPE) as process:
         fault: list[BaseException] = []
         feeder = threading.Thread(target=_feed, args=(process, chunks, fault), daemon=True)
@@ -28,13 +28,13 @@ def through(argv: Sequence[str], chunks: Iterable[bytes]) -> Iterator[bytes]:
                 yield piece
         finally:
             if process.poll() is None and process.stdout and not process.stdout.closed:
-                process.stdout.close()  # whoever reads no further lets the filter end by a broken pipe
+                process.stdout.close()  # the caller stopped reading: the filter ends by a broken pipe
             feeder.join()
             code = process.wait()
         if fault:
             raise fault[0]
         if code:
-            raise CommandFailed(argv, code, _said(errors), hint="what it was given may be damaged")
+            raise CommandFailed(argv, code, _output(errors), hint="its input may be damaged")
 
 
 def _feed(process: subprocess.Popen[bytes], chunks: Iterable[bytes], fault: list[BaseException]) -> None:
@@ -44,16 +44,16 @@ def _feed(process: subprocess.Popen[bytes], chunks: Iterable[bytes], fault: list
             for chunk in chunks:
                 sink.write(chunk)
     except BrokenPipeError:
-        pass  # its exit code tells
+        pass  # the exit code shows the failure
     except BaseException as error:
         fault.append(error)
 
 
 class Sink:
-    """A program that takes a stream (`sqfstar FILE`). An error before its end is told by what it said."""
+    """A program that reads a stream (`sqfstar FILE`). An error reports the program's own output."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None, keep: Sequence[int] = ()) -> None:
-        """`keep`: open files that it shall have too."""
+        """Start the program. `keep` are further file descriptors for it."""
         self.argv = tuple(argv)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = _start(argv, self._errors, stdout=self._errors, env=env, keep=keep)
@@ -85,7 +85,7 @@ class Sink:
 
     def _failure(self) -> CommandFailed:
         code = self._process.wait()
-        return CommandFailed(self.argv, code, _said(self._errors), hint="see what it said above")
+        return CommandFailed(self.argv, code, _output(self._errors), hint="see its output above")
 
 
 def _start(
@@ -105,7 +105,7 @@ def _start(
             env=env,
             pass_fds=tuple(keep),
             bufsize=_BUFFER,
-            start_new_session=True,  # Ctrl-C is ours to answer
+            start_new_session=True,  # we handle Ctrl-C
         )
     except FileNotFoundError as error:
         raise DalsegnoError(
@@ -113,6 +113,6 @@ def _start(
         ) from error
 
 
-def _said(errors: IO[bytes]) -> str:
+def _output(errors: IO[bytes]) -> str:
     errors.seek(0)
     return errors.read().decode(errors="replace")

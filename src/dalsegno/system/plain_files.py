@@ -1,8 +1,8 @@
-"""Reading files in a folder that another user may control: by descriptor, through no link, regular files only.
+"""Read files in a folder that another user may control: by descriptor, without links, regular files only.
 
-Whoever owns a folder can swap what is in it while we look, leave a pipe that nobody writes to, or link to a file that
-only we may read. So nothing is opened by its full path, and what counts is what the descriptor says: the type, and
-that it belongs to the owner of the folder.
+The owner of a folder can replace its content while we read, leave a pipe without a writer, or link to a file that only
+we may read. So nothing is opened by its full path, and the descriptor is checked: its type, and that it belongs to the
+owner of the folder.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NotPlainFile(DalsegnoError):
-    """A file that is not what its owner would have there."""
+    """A path that is not a regular file or folder of the owner of its folder."""
 
 
 def open_beneath(root: Path, inside: str) -> int:
-    """Open a regular file below a folder. FileNotFoundError if there is none; NotPlain if it must not be read.
+    """Open a regular file below a folder. Raises FileNotFoundError or, if it must not be read, NotPlainFile.
 
-    The folder itself may be a link, of its own owner, of root or of ours.
+    The folder itself may be a link that belongs to its owner, to root or to us.
     """
-    if not hasattr(os, "geteuid"):  # Windows: other users' folders are out of reach there
+    if not hasattr(os, "geteuid"):  # Windows: there are no other users' folders
         return os.open(root / inside, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     path = PurePath(inside)
     with _folder_beneath(root, path.parts[:-1]) as (folder, owner):
@@ -45,7 +45,7 @@ def open_beneath(root: Path, inside: str) -> int:
 
 
 def read_beneath(root: Path, inside: str, most_bytes: int) -> bytes | None:
-    """Return what is in a file below a folder, None if there is none. NotPlain also if it is longer than this."""
+    """Return the content of a file below a folder; None if it does not exist. Raises NotPlainFile if it is longer."""
     try:
         handle = open_beneath(root, inside)
     except (FileNotFoundError, NotADirectoryError):
@@ -53,12 +53,12 @@ def read_beneath(root: Path, inside: str, most_bytes: int) -> bytes | None:
     with open(handle, "rb") as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise NotPlainFile(f"{root / inside} is longer than {most_bytes >> 20} MiB, and is not read", hint="")
+        raise NotPlainFile(f"{root / inside} is longer than {most_bytes >> 20} MiB and is not read", hint="")
     return data
 
 
 def list_beneath(root: Path, inside: str = ".") -> list[str]:
-    """Return the names in a folder below another one, a bounded number of them; none if there is no such folder."""
+    """Return the names in a folder below another one, up to a limit; none if there is no such folder."""
     if not hasattr(os, "geteuid"):
         return os.listdir(root / inside) if (root / inside).is_dir() else []
     try:
@@ -70,7 +70,7 @@ def list_beneath(root: Path, inside: str = ".") -> list[str]:
 
 @contextlib.contextmanager
 def _folder_beneath(root: Path, parts: Collection[str]) -> Iterator[tuple[int, int]]:
-    """A folder below another one, open, and the owner of both."""
+    """Yield an open folder below another one, and the owner of both."""
     link = os.lstat(root)
     followed = stat.S_ISLNK(link.st_mode)
     folder = _open(root, _FOLDER | (0 if followed else _NO_LINK), None, root)
@@ -101,17 +101,17 @@ def _open(name: str | Path, flags: int, folder: int | None, path: Path) -> int:
 
 
 def _refused(path: Path) -> NotPlainFile:
-    what = f"{path} is no regular file or folder of the owner of its folder, and is not read"
-    return NotPlainFile(what, hint="ask its owner: a link, a pipe, or another user's file stands there")
+    what = f"{path} is not read: it is not a regular file or folder of the owner of its folder"
+    return NotPlainFile(what, hint="ask its owner to remove it: it is a link, a pipe, or another user's file")
 
 
 @contextlib.contextmanager
 def trusted_folder(path: Path, make: bool = False) -> Iterator[int]:
-    """Open a folder that only we and root can have put there; OSError for any other.
+    """Open a folder that only we and root can have created. Raises OSError for any other.
 
-    Each folder on the way is opened from the one before. It belongs to us or to root, and others cannot replace what
-    is in it: they may write there only where the sticky bit protects what is not theirs, as in /tmp. The last one is
-    ours, and nobody else may write to it. `make`: create what is missing.
+    Each folder on the path is opened from its parent. It must belong to us or to root, and others must not be able to
+    replace its entries: they may write to it only if the sticky bit is set, as on /tmp. The last folder must be ours,
+    and nobody else may write to it. With `make`, missing folders are created.
     """
     owners, folder = (0, os.geteuid()), os.open("/", _FOLDER)
     try:

@@ -1,4 +1,4 @@
-"""Running commands: one small Protocol, the real runner, and the fake that ships beside it."""
+"""Run commands: the Protocol, the real runner, and the fake one for tests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError
 
 @dataclass(frozen=True)
 class Completed:
-    """What a command answered."""
+    """The result of a command."""
 
     argv: tuple[str, ...]
     exit_code: int
     stdout: str = ""
     stderr: str = ""
-    stdout_bytes: bytes = b""  # as it came; empty where a fake answered
+    stdout_bytes: bytes = b""  # unchanged; empty from a fake runner
 
     @property
     def raw(self) -> bytes:
@@ -26,14 +26,14 @@ class Completed:
         return self.stdout_bytes or self.stdout.encode()
 
     def checked(self, hint: str = "") -> Completed:
-        """Itself, or CommandFailed if the command failed."""
+        """Return this result, or raise CommandFailed if the command failed."""
         if self.exit_code != 0:
             raise CommandFailed(self.argv, self.exit_code, self.stderr or self.stdout, hint=hint)
         return self
 
 
 class Runner(Protocol):
-    """Runs one command to its end and gives back what it said; a failing command is a value, not an exception."""
+    """Runs one command to its end and returns its result. A failed command is a result, not an exception."""
 
     def run(
         self,
@@ -47,7 +47,7 @@ class Runner(Protocol):
 
 
 class LocalRunner:
-    """Runs commands on this machine. `env`, where given, is the whole environment."""
+    """Runs commands on this machine. `env`, if given, is the whole environment."""
 
     def run(
         self,
@@ -78,13 +78,13 @@ class LocalRunner:
         return Completed(tuple(argv), done.returncode, _text(done.stdout), _text(done.stderr), done.stdout)
 
 
-def _text(said: bytes) -> str:
-    return said.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+def _text(output: bytes) -> str:
+    return output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 @dataclass
 class FakeRunner:
-    """Answers from a function or a table of argv → answer, and remembers what was asked."""
+    """Answers from a function or a table of argv → answer, and records the calls."""
 
     answers: Mapping[tuple[str, ...], Completed | str] | Callable[[tuple[str, ...], str | None], Completed | str]
     calls: list[tuple[str, ...]] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""Standing in a program's place: it runs as a child, and whoever speaks to us speaks to it.
+"""Run a program as a child in our place.
 
-Streams, terminal and process group are the child's too; signals are passed on, and its end becomes ours.
+The child shares our streams, terminal and process group; signals are forwarded to it, and we end as it does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dalsegno.system.apart import die_with_parent
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-_INTERRUPT_S = 5.0  # a program may take one interrupt for a question, and live on
+_INTERRUPT_S = 5.0  # a program may survive an interrupt; later it does not count as the cause of its end
 
 
 @dataclass(frozen=True)
 class ProgramEnd:
-    """How the program ended (negative: by that signal), what it noted, and whether somebody had asked it to end.
+    """How the program ended (negative: by that signal), its notes, and whether it was asked to end.
 
-    `hung_up`: only by a hangup, and not the terminal's own.
+    `hung_up` is true after a SIGHUP that did not come from the terminal.
     """
 
     code: int
@@ -35,7 +35,7 @@ class ProgramEnd:
 
 
 class StandIn:
-    """Only for programs with one thread, from their start on: signals are waited for, not handled."""
+    """Runs a program in our place. Only for single-threaded programs: signals are blocked and waited for."""
 
     def __init__(self, look_every_s: float = 5.0) -> None:
         self._look_every_s = look_every_s
@@ -48,12 +48,12 @@ class StandIn:
     def run(
         self, program: str, argv: Sequence[str], env: Mapping[str, str], notes: str, over: Callable[[str], bool]
     ) -> ProgramEnd:
-        """Run it to its end, or until `over`, asked with its notes now and then, has said twice that it hangs.
+        """Run the program to its end, or until `over`, called with its notes at intervals, is true twice in a row.
 
-        The variable `notes` tells it the descriptor on which it may note something for us.
+        The environment variable `notes` gives it the descriptor to which it may write notes for us.
         """
         reader, writer = os.pipe()
-        os.set_blocking(reader, False)  # something that it leaves behind may hold the other end
+        os.set_blocking(reader, False)  # a process that it leaves behind may hold the other end
         child = subprocess.Popen(
             list(argv),
             executable=program,
@@ -68,41 +68,41 @@ class StandIn:
             os.close(reader)
 
     def pause(self, seconds: float) -> bool:
-        """Whether somebody has asked us to end meanwhile."""
+        """Wait; return whether we were asked to end meanwhile."""
         return signal.sigtimedwait(self._ending, seconds) is not None
 
     def _watch(self, child: subprocess.Popen[bytes], reader: int, over: Callable[[str], bool]) -> ProgramEnd:
         noted, hangs, look_at = "", 0, time.monotonic() + self._look_every_s
         wishes = _Wishes()
         while child.poll() is None:
-            told = signal.sigtimedwait(self._heard, max(0.0, look_at - time.monotonic()))
-            if told is None:
+            received = signal.sigtimedwait(self._heard, max(0.0, look_at - time.monotonic()))
+            if received is None:
                 noted, look_at = noted + _read(reader), time.monotonic() + self._look_every_s
                 hangs = hangs + 1 if over(noted) else 0
                 if hangs == 2:
                     child.kill()
                     child.wait()
                     return wishes.at_the_end(1, noted)
-            elif told.si_signo != signal.SIGCHLD:
-                wishes.hear(told)
-                if not _from_terminal(told):  # that, the child has had as well
-                    child.send_signal(told.si_signo)
+            elif received.si_signo != signal.SIGCHLD:
+                wishes.add(received)
+                if not _from_terminal(received):  # the terminal signals the child too
+                    child.send_signal(received.si_signo)
         return wishes.at_the_end(child.returncode, noted + _read(reader))
 
 
 class _Wishes:
-    """Who has asked for an end meanwhile."""
+    """The signals received that ask for an end."""
 
     def __init__(self) -> None:
         self._asked = self._hung_up = False
         self._interrupted_at = 0.0
 
-    def hear(self, told: signal.struct_siginfo) -> None:
-        if told.si_signo == signal.SIGINT:
+    def add(self, received: signal.struct_siginfo) -> None:
+        if received.si_signo == signal.SIGINT:
             self._interrupted_at = time.monotonic()
-        elif told.si_signo == signal.SIGHUP and not _from_terminal(told):
+        elif received.si_signo == signal.SIGHUP and not _from_terminal(received):
             self._hung_up = True
-        elif told.si_signo in _ENDING:
+        elif received.si_signo in _ENDING:
             self._asked = True
 
     def at_the_end(self, code: int, notes: str) -> ProgramEnd:
@@ -110,8 +110,8 @@ class _Wishes:
         return ProgramEnd(code, notes, self._asked or interrupted, self._hung_up)
 
 
-def _from_terminal(told: signal.struct_siginfo) -> bool:
-    return told.si_code > 0
+def _from_terminal(received: signal.struct_siginfo) -> bool:
+    return received.si_code > 0
 
 
 def _read(reader: int) -> str:
@@ -122,7 +122,7 @@ def _read(reader: int) -> str:
 
 
 def end_as(code: int) -> NoReturn:
-    """End as the program did: with its code, or by its signal."""
+    """End this process as the program did: with its code, or by its signal."""
     if code < 0:
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
@@ -132,6 +132,6 @@ def end_as(code: int) -> NoReturn:
 
 
 def _be_itself(parent: int) -> None:
-    """In the child: nothing is blocked, and it does not outlive us."""
+    """In the child, unblock all signals and make sure that it does not outlive us."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     die_with_parent(parent)

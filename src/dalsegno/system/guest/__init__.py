@@ -1,1 +1,1 @@
-"""What runs as the first process of a host. Standard library only: it lives as long as the host, 64 times over."""
+"""The first process of a host. Standard library only, because one runs for every host of a cluster."""

@@ -1,4 +1,4 @@
-"""A host's life: it keeps the services its plan names, and reaps everything else that ends here."""
+"""The main loop of a host: run the services in its plan, and reap all other processes."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from typing import Any
 
 from dalsegno.system.guest.kernel import MS_BIND, give_address, link_exists, mount, unmount
 
-Plan = dict[str, Any]  # as `HostPlan` was written, read back without its class: this program stays small
+Plan = dict[str, Any]  # a written `HostPlan`, read without its class to keep this program small
 Fact = dict[str, Any]
 
 SIGNALS = {signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGIO}
 STOP_GRACE_S = 5.0
-BINDS_S = 2.0  # how often mounts are looked at where the kernel does not tell of changes
-SHORT_LIFE_S, PAUSE_S = 5.0, 1.0  # a kept service that dies young must not keep the machine busy
+BINDS_S = 2.0  # interval for checking mounts if the kernel does not notify us of changes
+SHORT_LIFE_S, PAUSE_S = 5.0, 1.0  # a service that dies early is restarted after a pause
 LOOK_AT_LOGS_S = 30.0
-MOST_LOG_BYTES, OLD_LOGS = 16 << 20, 2  # of each log: what a host writes stays bounded, however long it lives
+MOST_LOG_BYTES, OLD_LOGS = 16 << 20, 2  # per log, so that a host's logs stay bounded
 
 
 class GuestHost:
-    """SIGHUP: read the plan again and follow it. SIGTERM: stop the services and end."""
+    """A running host. SIGHUP makes it apply its plan again, SIGTERM stops its services and ends it."""
 
     def __init__(self, plan_path: str, plan: Plan) -> None:
         self.plan_path = plan_path
         self.plan = plan
         self.running: dict[str, tuple[int, str]] = {}  # name -> (pid, revision)
-        self.facts: dict[str, Fact] = {}  # name -> what services.json says of it
-        self.due: dict[str, float] = {}  # kept services that have died -> when to start them again (monotonic)
+        self.facts: dict[str, Fact] = {}  # name -> its entry in services.json
+        self.due: dict[str, float] = {}  # dead services with `keep` -> when to restart them (monotonic)
         self.look_at_logs = time.monotonic() + LOOK_AT_LOGS_S
-        self.watched = list[int]()  # folders of which the kernel tells us when a file in them is replaced
+        self.watched = list[int]()  # folders for which the kernel notifies us when a file is replaced
 
     def live(self) -> None:
-        told = self.watch_binds()
+        notified = self.watch_binds()
         self.reconcile()
         while True:
-            number = self.wait(LOOK_AT_LOGS_S if told else BINDS_S)
+            number = self.wait(LOOK_AT_LOGS_S if notified else BINDS_S)
             self.reap()
             if number in (signal.SIGIO, signal.SIGHUP, 0):
                 self.bind_again()
@@ -55,13 +55,13 @@ class GuestHost:
             self.revive()
 
     def wait(self, most_s: float) -> int:
-        """The next signal, or 0: a service is to be started again, logs are to be looked at, or `most_s` are over."""
+        """Return the next signal, or 0 if a service or the logs are due, or after `most_s`."""
         until = min([*self.due.values(), self.look_at_logs, time.monotonic() + most_s])
         caught = signal.sigtimedwait(SIGNALS, max(until - time.monotonic(), 0.0))
         return caught.si_signo if caught else 0
 
     def rotate_logs(self) -> None:
-        """Set aside logs that have grown too long: those of the services, and what lies beside them."""
+        """Rotate logs that are too long: those of the services and others in the same folders."""
         self.look_at_logs = time.monotonic() + LOOK_AT_LOGS_S
         for folder in {
             os.path.dirname(path) for path in (self.plan["log"], *(s["log"] for s in self.plan["services"]))
@@ -69,18 +69,18 @@ class GuestHost:
             try:
                 names = os.listdir(folder)
             except OSError:
-                continue  # a node that was removed a moment ago
+                continue  # the node was just removed
             for name in names:
                 if name.endswith(".log"):
                     rotate(os.path.join(folder, name))
 
     def watch_binds(self) -> bool:
-        """Ask for a signal when a file is replaced beside one that has ours mounted over it; False if there is none.
+        """Request a signal when a file that we mounted over is replaced; return False if that is not possible.
 
-        `useradd` on the machine writes a new /etc/passwd and renames it over the old one. With the old file the kernel
-        takes away what is mounted on it, here too: our own users would be gone.
+        `useradd` on the machine writes a new /etc/passwd and renames it over the old one. The kernel then removes what
+        is mounted on the old file, here too: the cluster's users would be gone.
         """
-        import fcntl  # with dnotify: inotify has few instances for each user, and there may be hundreds of hosts
+        import fcntl  # dnotify: inotify allows few instances per user, and there may be hundreds of hosts
 
         changes = fcntl.DN_RENAME | fcntl.DN_CREATE | fcntl.DN_DELETE | fcntl.DN_MULTISHOT
         files = [target for _, target in self.plan["binds"] if not os.path.isdir(target)]
@@ -93,18 +93,18 @@ class GuestHost:
         return True
 
     def bind_again(self) -> None:
-        """Mount what is not mounted any more, and what was replaced."""
+        """Mount files again that are no longer mounted or were replaced."""
         for source, target in self.plan["binds"] if self.plan["isolate"] else ():
             try:
                 if not os.path.samefile(source, target):
-                    if not os.stat(target).st_nlink:  # ours, replaced: nothing can be mounted over what has no name
+                    if not os.stat(target).st_nlink:  # replaced: nothing can be mounted over a deleted file
                         unmount(target)
                     mount(source, target, "", MS_BIND)
-            except OSError as error:  # the file is away for a moment: when it is back we are told again
+            except OSError as error:  # the file is missing for a moment: its return is signalled again
                 sys.stderr.write(f"{target} not mounted again: {error}\n")
 
     def revive(self) -> None:
-        """Start those kept services again whose time has come and that are still wanted."""
+        """Restart dead services with `keep` that are due and still in the plan."""
         ready = {name for name, at in self.due.items() if at <= time.monotonic()}
         self.due = {name: at for name, at in self.due.items() if name not in ready}
         for service in self.plan["services"]:
@@ -124,16 +124,16 @@ class GuestHost:
         self.reconcile()
 
     def reconnect(self) -> None:
-        """After the switch was replaced there is a new cable, and it has no address yet."""
+        """Set the address of a new network link after the bridge was replaced."""
         if not self.plan["address"] or not link_exists(self.plan["interface"]):
             return
         try:
             give_address(self.plan["interface"], self.plan["address"])
-        except OSError as error:  # the cable was pulled again meanwhile: that must not end the host
+        except OSError as error:  # the link is gone again: that must not end the host
             sys.stderr.write(f"address not set: {error}\n")
 
     def reconcile(self) -> None:
-        """Stop what is not wanted or wanted otherwise, start what is missing; leave alone what is on hold."""
+        """Stop services that are not in the plan or have changed, and start missing ones, except those on hold."""
         wanted = {service["name"]: service for service in self.plan["services"]}
         self.stop([name for name, (_, revision) in self.running.items() if _is_stale(wanted.get(name), revision)])
         self.facts = {name: fact for name, fact in self.facts.items() if name in wanted}
@@ -154,7 +154,7 @@ class GuestHost:
         self.facts[name] = {"pid": pid, "revision": revision, "started": time.time()}
 
     def stop(self, names: Collection[str]) -> None:
-        """TERM, a grace, KILL. Only the service itself: what it launched (a job's steps) lives on."""
+        """Stop services by SIGTERM, then SIGKILL. Processes that they launched, such as job steps, keep running."""
         self._signal(names, signal.SIGTERM)
         until = time.monotonic() + STOP_GRACE_S
         while any(name in self.running for name in names):
@@ -182,7 +182,7 @@ class GuestHost:
             self.write()
 
     def note_death(self, name: str) -> None:
-        """A kept service comes back: at once, or after a pause if it had hardly lived."""
+        """Schedule the restart of a service with `keep`: at once, or after a pause if it died early."""
         if any(service["name"] == name and service.get("keep") for service in self.plan["services"]):
             lived_s = time.time() - self.facts[name].get("started", time.time())
             self.due[name] = time.monotonic() + (0.0 if lived_s > SHORT_LIFE_S else PAUSE_S)
@@ -199,7 +199,7 @@ def _is_stale(wanted: Fact | None, revision: str) -> bool:
 
 
 def _next_ended() -> tuple[int, int] | None:
-    """A child that has ended, with its exit code, or None."""
+    """Return a child that has ended, with its exit code, or None."""
     try:
         pid, status = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -222,9 +222,9 @@ def spawn(service: Fact) -> int:
 
 
 def rotate(path: str, most_bytes: int = MOST_LOG_BYTES, old: int = OLD_LOGS) -> None:
-    """Copy a log that is too long to PATH.1 and empty it: daemons that append to it need not open it again.
+    """Copy a log that is too long to PATH.1 and truncate it, so that daemons need not reopen it.
 
-    What is written between the last look and the cut is lost; that is a moment.
+    Lines written between the last read and the truncation are lost.
     """
     try:
         source = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -247,7 +247,7 @@ def rotate(path: str, most_bytes: int = MOST_LOG_BYTES, old: int = OLD_LOGS) -> 
             os.close(target)
             os.replace(temp, f"{path}.1")
         os.ftruncate(source, 0)
-    except OSError as error:  # a full disk: then what is old matters less than room for what is new
+    except OSError as error:  # on a full disk, truncate anyway: space for new lines matters more
         sys.stderr.write(f"{path} not rotated: {error}\n")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             os.ftruncate(source, 0)

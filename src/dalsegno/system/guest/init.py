@@ -1,8 +1,8 @@
-"""The first process of a host: boots it and then lives its life.
+"""Boot hosts and run their first process.
 
-Started with plan files as arguments, one host each, all forked from this one interpreter, so that 64 hosts cost one
-start of Python. With `"isolate": true` a host is PID 1 of namespaces of its own (network, mounts, host name, PIDs);
-without, it is a plain process that adopts its orphans.
+The arguments are plan files, one per host. All hosts are forked from this interpreter, so that 64 hosts cost one start
+of Python. With `"isolate": true` a host is PID 1 of its own namespaces (network, mounts, host name, PIDs); without, it
+is a plain process that adopts its orphans.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dalsegno.system.guest.kernel import (
 
 
 def main(paths: Sequence[str]) -> int:
-    """Boot every host; a line for each says its PID or what went wrong."""
+    """Boot every host and print a line for each with its PID or the error."""
     os.chdir("/")
     os.umask(0o022)
     if paths:
@@ -48,18 +48,18 @@ def main(paths: Sequence[str]) -> int:
 
 
 def boot(plan_path: str) -> str:
-    """Fork one host off; its PID as seen from here, once it waits for its cable, or the error."""
+    """Fork one host; return its PID as seen from here once it waits for its network link, or the error."""
     plan = _read(plan_path)
-    ready, tell = os.pipe()
+    ready, result = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(ready)
-        _become_host(plan_path, plan, tell)
-    os.close(tell)
+        _become_host(plan_path, plan, result)
+    os.close(result)
     with os.fdopen(ready, "rb") as pipe:
         answer = pipe.read().decode()
     if plan["isolate"]:
-        os.waitpid(pid, 0)  # the go-between; the host itself is its child
+        os.waitpid(pid, 0)  # the intermediate process; the host itself is its child
     return answer or "no answer"
 
 
@@ -69,8 +69,8 @@ def _read(plan_path: str) -> Plan:
     return plan
 
 
-def _become_host(plan_path: str, plan: Plan, tell: int) -> NoReturn:
-    """The child's life. A failure to boot goes back through the pipe; a later one is in the host's log."""
+def _become_host(plan_path: str, plan: Plan, result: int) -> NoReturn:
+    """Run the host in the child. A failure to boot is reported through the pipe, a later one in the host's log."""
     try:
         os.setsid()
         _redirect(plan["log"])
@@ -82,22 +82,22 @@ def _become_host(plan_path: str, plan: Plan, tell: int) -> NoReturn:
             _furnish(plan)
         else:
             _join_cgroups(plan)
-        os.write(tell, str(pid).encode())
-        os.close(tell)
+        os.write(result, str(pid).encode())
+        os.close(result)
         if plan["address"]:
             wait_for_link(plan["interface"])
             give_address(plan["interface"], plan["address"])
         GuestHost(plan_path, plan).live()
         os._exit(0)
-    except BaseException as error:  # whatever it is, this copy of the booter must not go on as if it were the booter
+    except BaseException as error:  # whatever it is, this child must not continue as the parent's program
         sys.stderr.write(f"{plan['name']}: {error}\n")
-        _tell_failure(tell, error)
+        _report_failure(result, error)
         os._exit(1)
 
 
-def _tell_failure(tell: int, error: BaseException) -> None:
-    with contextlib.suppress(OSError):  # the booter may have its answer already
-        os.write(tell, f"error {error}".encode())
+def _report_failure(result: int, error: BaseException) -> None:
+    with contextlib.suppress(OSError):  # the result may have been sent already
+        os.write(result, f"error {error}".encode())
 
 
 def _redirect(log: str) -> None:
@@ -108,7 +108,7 @@ def _redirect(log: str) -> None:
 
 
 def _separate(plan: Plan) -> None:
-    """Leave the machine's namespaces; the process that goes on is PID 1 of the new ones."""
+    """Leave the machine's namespaces. The process that continues is PID 1 of the new ones."""
     if not plan["isolate"]:
         adopt_orphans()
         return
@@ -118,8 +118,10 @@ def _separate(plan: Plan) -> None:
 
 
 def _announce(plan: Plan) -> int:
-    """Write down who we are while /proc still shows the machine's own PIDs. The kernel's boot id is the machine's, so
-    that each host draws one of its own."""
+    """Record our PID while /proc still shows the machine's PIDs, and a random boot id for this host.
+
+    The kernel's boot id is the same for all hosts of the machine.
+    """
     pid = int(os.readlink("/proc/self"))
     with open(f"/proc/{pid}/stat") as file:
         start = int(file.read().rpartition(")")[2].split()[19])
@@ -129,13 +131,13 @@ def _announce(plan: Plan) -> int:
 
 
 def _furnish(plan: Plan) -> None:
-    """Mounts and host name of a host of its own."""
+    """Set up the mounts, host name and loopback of an isolated host."""
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     _join_cgroups(plan)
     for source, target in plan["binds"]:
         mount(source, target, "", MS_BIND)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")  # goes with the host, as memory does
+    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")  # ends with the host, like real memory
     for folder, mib in plan.get("disks", {}).items():
         mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={mib}m,mode=755")
     set_hostname(plan["name"])
@@ -143,14 +145,11 @@ def _furnish(plan: Plan) -> None:
     link_up("lo")
 
 
-# Control groups ---------------------------------------------------------------------------------------------
-
-
 def _enter_unit(plan: Plan) -> None:
-    """Leave the caller's login session, which may be killed as a whole, for the scope of the cluster.
+    """Move from the caller's login session, which may be killed as a whole, to the scope of the cluster.
 
-    A scope of cgroup v2 must have no process of its own, or its controllers cannot be passed on to the hosts' folders:
-    we wait in a folder beside them.
+    A cgroup v2 scope with processes of its own cannot enable controllers for the hosts' folders, so we enter a folder
+    beside them.
     """
     unified = plan.get("unified", False)
     for folder in plan.get("unit_folders", ()):
@@ -159,9 +158,9 @@ def _enter_unit(plan: Plan) -> None:
 
 
 def _join_cgroups(plan: Plan) -> None:
-    """Enter a folder of our own in each hierarchy; an isolated host sees it as the root.
+    """Enter a folder for this host in each hierarchy; an isolated host sees it as the root.
 
-    Slurm names its folders after the node alone, so two clusters with equal node names would share them.
+    Slurm names its folders after the node alone, so clusters with the same node names would share them.
     """
     for root, folder in plan["cgroups"].items():
         if plan.get("unified", False):
@@ -173,9 +172,12 @@ def _join_cgroups(plan: Plan) -> None:
 
 
 def _join_unified(root: str, folder: str, *, isolate: bool, alone: bool) -> None:
-    """Enter a folder of cgroup v2. One with processes of its own cannot pass controllers on, so the host's first
-    process ends up in `init.scope`, where systemd's would be; Slurm expects `system.slice` beside it. `alone`: without
-    systemd, nobody else has passed controllers on to the cluster's folder."""
+    """Enter a folder of cgroup v2.
+
+    A folder with processes of its own cannot enable controllers for its children. So the host's first process is in
+    `init.scope`, as with systemd, and Slurm expects `system.slice` beside it. `alone` means without systemd: nothing
+    else has enabled controllers for the cluster's folder.
+    """
     clear(folder)
     if alone:
         pass_controllers_on(root)
@@ -190,26 +192,26 @@ def _join_unified(root: str, folder: str, *, isolate: bool, alone: bool) -> None
     pass_controllers_on(folder)
     pass_controllers_on(os.path.join(folder, "system.slice"))
     if isolate:
-        # slurmstepd of 22.05 leaves its step's folder for the root, where on a real machine processes may be. Here the
-        # root passes controllers on and takes none: without this the folder of every step would stay for ever.
+        # slurmstepd of 22.05 moves from its step's folder to the root, which on a real machine may have processes.
+        # Here it may not, because it enables controllers: without this, the folder of every step would stay forever.
         mount(os.path.join(folder, "init.scope/cgroup.procs"), os.path.join(folder, "cgroup.procs"), "", MS_BIND)
 
 
 def _enter(folder: str) -> None:
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "cgroup.procs"), "w") as file:
-        file.write("0")  # ourselves, whatever our PID is called here
+        file.write("0")  # this process, whatever its PID is in this namespace
 
 
 def clear(folder: str) -> None:
-    """Remove what a former host of this name has left: a folder that passes controllers on cannot be entered."""
+    """Remove the folders of an earlier host of this name: a folder that enables controllers cannot be entered."""
     for path, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(path)
 
 
 def pass_controllers_on(folder: str) -> None:
-    """Give folders below this one every controller that it has, each by itself: one may be refused."""
+    """Enable every controller of this folder for its children, one by one, because one may be refused."""
     with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.controllers")) as file:
         for name in file.read().split():
             with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.subtree_control"), "w") as control:

@@ -1,4 +1,4 @@
-"""The kernel's calls that Python 3.10 has no names for: namespaces, mounts, host name, process marks."""
+"""System calls that Python 3.10 does not provide: namespaces, mounts, host name, network setup."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare_all() -> None:
-    """Mounts, host name, IPC, PIDs (of children) and network of our own."""
+    """Enter new namespaces for mounts, host name, IPC, PIDs (of children) and network."""
     flags = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
     _check(_libc.unshare(flags), "unshare")
 
 
 def unshare_cgroups() -> None:
-    """Make the cgroup that we are in the root of all that we and our children see."""
+    """Make our current cgroup the root for this process and its children."""
     _check(_libc.unshare(CLONE_NEWCGROUP), "unshare cgroups")
 
 
@@ -51,7 +51,7 @@ def adopt_orphans() -> None:
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` show; cut to 15 letters."""
+    """Set the name that `ps` and `top` show, at most 15 bytes."""
     _libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
@@ -61,11 +61,9 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-# ---- A host's network, set from inside it: addresses by ioctl, routes by netlink, no process needed.
-
-
+# The host's network, set up from inside: addresses by ioctl, routes by netlink
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x891C, 0x8913, 0x8914, 1
-LINK_WAIT_S = 7200.0  # cables come when all hosts have booted; those of an `up` that was killed are ended by the next
+LINK_WAIT_S = 7200.0  # links are added when all hosts have booted; after a killed `up`, the next one ends the hosts
 
 
 def link_exists(name: str) -> bool:
@@ -73,7 +71,7 @@ def link_exists(name: str) -> bool:
 
 
 def wait_for_link(name: str) -> None:
-    """The other end of the cable is plugged in from outside, once the host exists."""
+    """Wait for the interface, which is moved in from outside once the host exists."""
     until = time.monotonic() + LINK_WAIT_S
     while not link_exists(name):
         if time.monotonic() > until:
@@ -89,7 +87,7 @@ def link_up(name: str) -> None:
 
 
 def give_address(name: str, cidr: str) -> None:
-    """Address, mask, up. The same address again changes nothing."""
+    """Set address and netmask and bring the interface up. Setting the same address again changes nothing."""
     address, bits = cidr.split("/")
     mask = socket.inet_ntoa(_mask(int(bits)))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -101,10 +99,10 @@ def give_address(name: str, cidr: str) -> None:
 
 
 def acknowledge_quickly(name: str, address: str, bits: int) -> None:
-    """Have TCP acknowledge at once on this network.
+    """Make TCP acknowledge at once on this network.
 
-    slurmdbd's protocol writes a length and then a body, and waits for the acknowledgement in between: with the
-    kernel's usual delay of 40 ms one sacctmgr command takes 0.5 s, with this 0.01 s.
+    slurmdbd's protocol writes a length, waits for the acknowledgement and writes a body: with the kernel's usual delay
+    of 40 ms one sacctmgr command takes 0.5 s, with this 0.01 s.
     """
     own = socket.inet_aton(address)
     network = bytes(a & b for a, b in zip(own, _mask(bits), strict=True))
@@ -116,7 +114,7 @@ def acknowledge_quickly(name: str, address: str, bits: int) -> None:
 
 
 def quiet_ipv6() -> None:
-    """No address of its own making: neighbour discovery on 64 new links costs more than all the rest."""
+    """Disable IPv6: neighbour discovery on 64 new links would cost more than all other setup."""
     try:
         with open("/proc/sys/net/ipv6/conf/all/disable_ipv6", "w") as file:
             file.write("1")
@@ -133,7 +131,7 @@ def _request(name: str, payload: bytes) -> bytes:
 
 
 def _replace_route(name: str, target: bytes, bits: int, source: bytes, *, table: int, scope: int, kind: int) -> None:
-    """The kernel's own route, as it is, with one metric more (RTM_NEWROUTE over netlink)."""
+    """Replace the kernel's own route by the same one with one more metric (RTM_NEWROUTE over netlink)."""
     quickack = _attribute(15, struct.pack("I", 1))
     body = struct.pack("BBBBBBBBI", socket.AF_INET, bits, 0, 0, table, 2, scope, kind, 0)
     body += _attribute(1, target) + _attribute(4, struct.pack("I", socket.if_nametoindex(name)))
