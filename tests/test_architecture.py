@@ -319,15 +319,15 @@ def plain_states(modules: Iterable[Module]) -> list[str]:
 # ---- the package keeps the rules
 
 
-def test_every_file_is_in_a_room_of_the_table():
+def test_every_package_is_in_the_import_table():
     assert unknown_rooms(read_sources()) == []
 
 
-def test_imports_point_down():
+def test_imports_follow_the_import_table():
     assert wrong_imports(read_sources()) == []
 
 
-def test_no_module_imports_itself_by_a_detour():
+def test_no_import_cycles():
     assert cycle(read_sources()) == []
 
 
@@ -339,7 +339,7 @@ def test_only_the_cli_prints():
     assert behind_doors(read_sources(), PRINTING, MAY_PRINT) == []
 
 
-def test_nothing_decides_by_a_sentence_of_ours():
+def test_no_code_compares_our_own_messages():
     assert prose(each.parsed for each in read_sources()) == []
 
 
@@ -363,7 +363,7 @@ def test_the_command_line_starts_without_the_heavy_libraries():
     assert heavy & set(said.stdout.split()) == set()
 
 
-def test_an_ordinary_up_imports_nothing_of_fault_injection():
+def test_up_does_not_import_fault_injection():
     code = (
         "import pkgutil, sys\n"
         "import dalsegno.cli.up, dalsegno.cluster, dalsegno.spec.load, dalsegno.spec.resolve\n"
@@ -390,7 +390,7 @@ def shared_classes(sources: Iterable[Source]) -> dict[str, list[str]]:
 # ---- and each rule can fail
 
 
-def test_an_import_that_points_up_is_found_wherever_it_stands():
+def test_forbidden_import_is_found_anywhere_in_a_module():
     at_the_top = source("spec/model.py", "from dalsegno.slurm.versions import Version")
     in_a_function = source("slurm/client.py", "def f():\n    import dalsegno.targets.base")
     for_types_only = source(
@@ -403,7 +403,7 @@ def test_an_import_that_points_up_is_found_wherever_it_stands():
     ]
 
 
-def test_a_door_into_one_module_does_not_open_its_room():
+def test_access_to_one_module_does_not_allow_its_package():
     contract = source("runs/agent/env.py", "from dalsegno.train.contract import RUN_ID")
     the_same = source("runs/agent/env.py", "from dalsegno.train import contract")
     snapshot = source("runs/agent/env.py", "from dalsegno.train import snapshot")
@@ -411,14 +411,14 @@ def test_a_door_into_one_module_does_not_open_its_room():
     assert wrong_imports([snapshot]) == ["runs/agent/env.py:1: `runs` may not import dalsegno.train.snapshot"]
 
 
-def test_a_room_that_is_not_in_the_table_is_found():
+def test_package_missing_from_the_table_is_found():
     assert unknown_rooms([source("utils/text.py", ""), source("helpers.py", "")]) == [
         "utils/text.py: no room `utils` in the table",
         "helpers.py: no room `helpers` in the table",
     ]
 
 
-def test_a_ring_of_imports_is_found_and_a_package_with_its_parts_is_none():
+def test_import_cycle_is_found_and_package_with_its_modules_is_not_one():
     a = source("spec/a.py", "from dalsegno.spec.b import x")
     b = source("spec/b.py", "def f():\n    from . import c")
     c = source("spec/c.py", "import dalsegno.spec.a")
@@ -459,7 +459,7 @@ def test_every_way_to_print_is_found():
     assert found("cli/x.py", "print('a')") == []
 
 
-def test_every_way_to_decide_by_a_sentence_is_found():
+def test_every_comparison_with_a_message_is_found():
     ways = [
         "if error == 'its connection broke': pass", "if text.startswith('begins to'): pass",
         "if 'left as it is' in text: pass", "word = text.partition('; before that, ')[0]",
@@ -472,13 +472,13 @@ def test_every_way_to_decide_by_a_sentence_is_found():
     assert prose([module("slurm/parse/x.py", ways[0])]) == []
 
 
-def test_a_sentence_that_another_module_wrote_is_found():
+def test_comparison_with_message_of_another_module_is_found():
     judge = module("recovery/judge.py", "AGENT_DEAD = 'its agent is dead'")
     node = module("why/node.py", "from dalsegno.recovery.judge import AGENT_DEAD\nlook = note.startswith(AGENT_DEAD)")
     assert prose([judge, node]) == ["why/node.py:2: 'its agent is dead'"]
 
 
-def test_words_keys_and_texts_for_people_are_no_decisions():
+def test_keywords_and_messages_to_users_are_allowed():
     fine = [
         "if name == 'power-off': pass", "if key.startswith('x-'): pass", "words = line.split(', ')",
         "SAYS = {Kind.A: 'it is gone'}\nif kind in SAYS: pass", "text = f'{node} is lost'",
@@ -487,7 +487,7 @@ def test_words_keys_and_texts_for_people_are_no_decisions():
     assert prose(module(f"recovery/x{number}.py", text) for number, text in enumerate(fine)) == []
 
 
-def test_a_state_that_is_a_plain_string_is_found():
+def test_state_held_as_plain_string_is_found():
     text = (
         "class Run:\n    phase: str\n    kind: str | None = None\n    role: 'str'\n"
         "    state: RunPhase\n    states: tuple[str, ...]\n    why: str\n"
@@ -501,7 +501,7 @@ def test_a_state_that_is_a_plain_string_is_found():
     assert plain_states([other]) == ["targets/base.py:4: JobStatus.state"]
 
 
-def test_a_class_name_that_two_modules_share_is_found():
+def test_class_name_in_two_modules_is_found():
     sources = [
         source("spec/facts.py", "class Node: ..."),
         source("spec/document.py", "class Node: ...\nclass Other: ..."),

@@ -15,20 +15,20 @@ def make(base: Path, *names: str) -> dict[str, str]:
     return {"DALSEGNO_HOME": str(base)}
 
 
-def test_a_home_that_is_named_is_the_only_one(tmp_path: Path):
+def test_only_the_given_home_is_searched(tmp_path: Path):
     env = {"DALSEGNO_HOME": str(tmp_path)}
     assert home(env) == tmp_path and homes(env) == [tmp_path]
 
 
-def test_everyone_also_looks_where_sudo_puts_clusters():
+def test_root_clusters_are_searched_for_every_user():
     assert homes({"XDG_STATE_HOME": "/home/ada/.local/state"})[-1] == ROOT_HOME
 
 
-def test_the_only_cluster_needs_no_name(tmp_path: Path):
+def test_single_cluster_needs_no_name(tmp_path: Path):
     assert find_place(None, make(tmp_path, "one")).name == "one"
 
 
-def test_of_several_one_must_be_named(tmp_path: Path):
+def test_several_clusters_require_a_name(tmp_path: Path):
     env = make(tmp_path, "one", "two")
     with pytest.raises(UsageError, match="there are 2 clusters: one, two"):
         find_place(None, env)
@@ -36,31 +36,31 @@ def test_of_several_one_must_be_named(tmp_path: Path):
     assert find_place(None, {**env, "DALSEGNO_CLUSTER": "one"}).name == "one"
 
 
-def test_a_name_that_is_nearly_right_gets_a_hint(tmp_path: Path):
+def test_misspelt_cluster_name_gets_a_hint(tmp_path: Path):
     with pytest.raises(NotThere) as caught:
         find_place("trainn", make(tmp_path, "train"))
     assert caught.value.hint == "did you mean `train`?"
 
 
-def test_no_cluster_at_all_says_how_to_make_one(tmp_path: Path):
+def test_error_without_clusters_says_how_to_create_one(tmp_path: Path):
     with pytest.raises(NotThere) as caught:
         find_place(None, {"DALSEGNO_HOME": str(tmp_path)})
     assert "dalsegno init" in caught.value.hint
 
 
-def test_a_folder_that_is_no_cluster_is_none(tmp_path: Path):
+def test_other_folders_are_not_clusters(tmp_path: Path):
     (tmp_path / "clusters" / "notes").mkdir(parents=True)
     assert places({"DALSEGNO_HOME": str(tmp_path)}) == []
 
 
 @pytest.mark.parametrize("name", ["..", "../etc", "a/b", "", "-x"])
-def test_only_a_name_can_be_taken_down_never_a_path(name: str, tmp_path: Path):
+def test_path_is_not_accepted_as_cluster_name(name: str, tmp_path: Path):
     with pytest.raises(UsageError):
         place_named(name, {"DALSEGNO_HOME": str(tmp_path)})
 
 
 @pytest.mark.parametrize("target", ["ssh", "parallelcluster", "hyperpod", "oci"])
-def test_a_target_that_is_not_built_says_so(target: str, tmp_path: Path):
+def test_unimplemented_target_is_refused(target: str, tmp_path: Path):
     place = place_named("one", {"DALSEGNO_HOME": str(tmp_path)})
     with pytest.raises(TargetError, match=f"target `{target}` is not built yet"):
         open_target(target, place)

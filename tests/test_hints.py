@@ -35,7 +35,7 @@ def without_hint(text: str) -> list[int]:
     ]
 
 
-def test_every_error_says_how_to_mend_it() -> None:
+def test_every_error_has_a_hint() -> None:
     found = {str(path.relative_to(SRC)): without_hint(path.read_text()) for path in files()}
     assert {file: lines for file, lines in found.items() if lines} == {}
 

@@ -29,12 +29,12 @@ from dalsegno.system.processes import LocalRunner
         ("", []),
     ],
 )
-def test_a_short_list_and_its_names_are_the_same_thing(short: str, names: list[str]) -> None:
+def test_host_list_expands_to_names_and_back(short: str, names: list[str]) -> None:
     assert expand(short) == names
     assert compress(names) == short
 
 
-def test_several_brackets_multiply_and_the_last_runs_fastest() -> None:
+def test_several_brackets_multiply_and_the_last_varies_fastest() -> None:
     assert expand("r[1-2]n[01-02]") == ["r1n01", "r1n02", "r2n01", "r2n02"]
 
 
@@ -47,19 +47,19 @@ def test_order_and_repetition_are_kept() -> None:
     "text",
     ["n[1", "n1]", "n[[1-2]]", "n[]", "n[a-b]", "n[3-1]", "n[1-2", "n[1]2]", "n[-1]", "a b", "n[1-2]x", "n[1,,2]"],
 )
-def test_what_slurm_could_not_read_is_refused(text: str) -> None:
+def test_invalid_host_list_is_refused(text: str) -> None:
     with pytest.raises(HostlistError):
         expand(text)
 
 
 @pytest.mark.parametrize("text", ["n[0-99999999999]", "a[1-300]b[1-300]", f"n[1-{MAX_NODES}],m"])
-def test_a_list_too_long_to_be_meant_is_refused_before_it_eats_the_memory(text: str) -> None:
+def test_huge_host_list_is_refused_before_expansion(text: str) -> None:
     with pytest.raises(HostlistError, match="the limit is 65,536"):
         expand(text)
 
 
 @pytest.mark.parametrize("name", ["", "a,b", "a b", "n[1]"])
-def test_what_is_no_name_is_not_compressed(name: str) -> None:
+def test_invalid_host_name_is_not_compressed(name: str) -> None:
     with pytest.raises(HostlistError):
         compress([name])
 
@@ -86,12 +86,12 @@ def short_lists(draw: st.DrawFn) -> str:
 
 
 @given(st.lists(NAMES, max_size=30))
-def test_compressing_loses_nothing(names: list[str]) -> None:
+def test_compress_then_expand_returns_the_same_names(names: list[str]) -> None:
     assert expand(compress(names)) == names
 
 
 @given(st.text(alphabet="n01-9[],x .\n", max_size=25))
-def test_no_text_breaks_expanding(text: str) -> None:
+def test_expand_accepts_or_refuses_any_text(text: str) -> None:
     try:
         names = expand(text)
     except HostlistError:
@@ -116,18 +116,18 @@ def scontrol_show(what: str, hosts: str, conf: str) -> list[str]:
 
 @given(lists=st.lists(short_lists(), min_size=5, max_size=40))
 @settings(max_examples=40, deadline=None)
-def test_slurm_reads_the_same_names(slurm_conf: str, lists: list[str]) -> None:
+def test_slurm_expands_to_the_same_names(slurm_conf: str, lists: list[str]) -> None:
     text = ",".join(lists)
     assert expand(text) == scontrol_show("hostnames", text, slurm_conf)
 
 
 @given(names=st.lists(NAMES, min_size=5, max_size=60))
 @settings(max_examples=40, deadline=None)
-def test_slurm_writes_the_same_list(slurm_conf: str, names: list[str]) -> None:
+def test_slurm_compresses_to_the_same_list(slurm_conf: str, names: list[str]) -> None:
     assert compress(names) == scontrol_show("hostlist", ",".join(names), slurm_conf)[0]
 
 
-def test_a_slip_is_told_from_another_number() -> None:
+def test_different_number_is_not_a_misspelling() -> None:
     assert closest("train1", ["train-1", "lab-1"]) == closest("trian-1", ["train-1", "lab-1"]) == "train-1"
     assert closest("train-9", ["train-1", "train-5"]) == ""
     assert closest("train-", ["train-1"]) == "train-1"

@@ -50,7 +50,7 @@ def registry(repository: str, tag: str = "latest", **rest: str) -> ImageName:
         ("docker-archive:a.tar:me/app:1", ImageName(ImageKind.ARCHIVE, path="a.tar", repository="me/app", tag="1")),
     ],
 )  # fmt: skip
-def test_a_name_is_read(text: str, name: ImageName):
+def test_image_name_is_parsed(text: str, name: ImageName):
     assert parse_name(text) == name
 
 
@@ -79,7 +79,7 @@ def test_a_name_is_read(text: str, name: ImageName):
         ("../x\0", "without spaces"),
     ],
 )  # fmt: skip
-def test_a_slip_is_told_with_what_was_meant(text: str, hint: str):
+def test_error_suggests_the_intended_image_name(text: str, hint: str):
     with pytest.raises(UsageError) as caught:
         parse_name(text)
     assert hint in caught.value.hint
@@ -92,7 +92,7 @@ PARTS = st.lists(
 
 @given(PARTS.map("".join) | st.text(max_size=30))
 @example("docker-archive:a:b:c")
-def test_any_text_is_a_name_that_reads_back_the_same_or_an_error_with_a_hint(text: str):
+def test_any_text_parses_to_a_stable_name_or_an_error_with_a_hint(text: str):
     try:
         name = parse_name(text)
     except UsageError as error:

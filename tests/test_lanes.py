@@ -20,7 +20,7 @@ class Item:
     name: str
 
 
-def test_each_file_is_taken_once_and_whole(tmp_path: Path):
+def test_each_file_is_run_by_one_lane(tmp_path: Path):
     items = [Item(Path(f"/tests/{folder}/test_{file}.py"), name) for folder in "ab" for file in "xyz" for name in "12"]
     in_turn = list(zip_longest(taken(items, tmp_path), taken(items, tmp_path)))
     first, second = ([each for each in lane if each] for lane in zip(*in_turn, strict=True))
@@ -29,7 +29,7 @@ def test_each_file_is_taken_once_and_whole(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("word", "code"), [("True", 0), ("False", 1)])
-def test_every_test_is_run_once_and_told_and_a_failure_is_the_end_s(tmp_path: Path, word: str, code: int):
+def test_every_test_runs_once_and_a_failure_fails_the_suite(tmp_path: Path, word: str, code: int):
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\npython_functions = try_*\nmarkers = waits\n"
     )  # the settings are the tests' own

@@ -7,7 +7,7 @@ import pytest
 from tests.waiting import eventually
 
 
-def test_what_is_not_there_yet_is_waited_for_and_what_was_found_is_given(tmp_path: Path):
+def test_eventually_waits_and_returns_the_value(tmp_path: Path):
     asked = []
 
     def third_line() -> str:
@@ -19,14 +19,14 @@ def test_what_is_not_there_yet_is_waited_for_and_what_was_found_is_given(tmp_pat
     assert eventually(third_line, every_s=0) == "3" and len(asked) == 3
 
 
-def test_what_does_not_happen_is_told_with_what_was_seen_last(tmp_path: Path):
+def test_timeout_reports_the_last_value(tmp_path: Path):
     with pytest.raises(AssertionError, match=r"did not happen in 0 s; it was last \[\]"):
         eventually(lambda: [], timeout_s=0)
     with pytest.raises(AssertionError, match=r"it was last FileNotFoundError: .*said"):
         eventually(lambda: (tmp_path / "said").read_text(), timeout_s=0)
 
 
-def test_what_can_not_become_true_any_more_is_not_waited_for():
+def test_failed_assertion_ends_the_wait():
     def died() -> bool:
         raise AssertionError("it has died")
 

@@ -61,7 +61,7 @@ def there(invoke: Invoke) -> None:
     raise AssertionError("the controller does not answer")
 
 
-def test_nodes_are_listed_and_one_is_shown_with_its_gpus_and_its_history(invoke: Invoke):
+def test_nodes_lists_nodes_and_shows_gpus_and_history_of_one(invoke: Invoke):
     assert [line.split()[:2] for line in invoke("nodes").output.splitlines()] == [
         ["NODE", "PHASE"],
         ["gpu-2", "drained"],
@@ -72,25 +72,25 @@ def test_nodes_are_listed_and_one_is_shown_with_its_gpus_and_its_history(invoke:
     assert "unknown node" in str(invoke("nodes", "show", "gpu-9").exception)
 
 
-def test_events_are_lines_or_json(invoke: Invoke):
+def test_events_prints_lines_or_json(invoke: Invoke):
     assert invoke("events").output.rstrip().endswith("gpu-2  drained: xid[79] Xid 79")
     assert [json.loads(each)["node"] for each in invoke("events", "--json").output.splitlines()] == ["gpu-2"]
     assert "unknown node" in str(invoke("events", "--node", "gpu-9").exception)
 
 
-def test_what_befell_no_node_stands_below_what_befell_one():
+def test_events_without_a_node_are_aligned():
     nobodys, own = ({"at": 1e9, "node": node, "kind": "pause", "text": "so"} for node in ("", "gpu-2"))
     assert line(nobodys, 5).index("pause so") == line(own, 5).index("so")
 
 
-def test_automation_is_paused_and_resumed(invoke: Invoke):
+def test_automation_pauses_and_resumes(invoke: Invoke):
     assert invoke("automation", "pause").output.startswith("automation is paused\nNODE")
     assert json.loads(invoke("automation", "status", "--json").output)["automation"] == "paused"
     assert invoke("automation", "resume").output.startswith("automation is on")
     assert invoke("automation", "fly").exit_code == 2
 
 
-def test_a_controller_that_only_observes_is_not_just_on():
+def test_automation_status_shows_observe_mode():
     assert describe_mode("on", "auto") == "automation is on"
     assert "only reports" in describe_mode("on", "observe") and "only watches" in describe_mode("on", "off")
     assert describe_mode("paused", "observe").startswith("automation is paused")

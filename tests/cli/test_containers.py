@@ -33,7 +33,7 @@ def check(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words(*args), env=env(home), capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_file_without_hosts_to_log_in_to_is_refused(tmp_path: Path):
+def test_cluster_file_without_ssh_hosts_is_refused(tmp_path: Path):
     (tmp_path / "c.yaml").write_text("name: one\ntarget: local\npartitions: [{name: n, nodes: 1}]\n")
     refused = check(tmp_path, str(tmp_path / "c.yaml"))
     assert refused.returncode == 2 and "its target is `local`" in refused.stderr and "needs no file" in refused.stderr
@@ -60,13 +60,13 @@ def test_wrong_usage_exits_2_with_a_hint(tmp_path: Path):
         assert refused.returncode == 2 and told in refused.stderr and "hint: " in refused.stderr, refused
 
 
-def test_a_node_that_runs_the_check_is_counted_once():
+def test_node_that_runs_the_check_is_counted_once():
     nodes = [NodeInfo(name, NodeState.IDLE) for name in ("n1", "n2")]
     nodes.append(NodeInfo("n3", NodeState.IDLE, frozenset({NodeFlag.POWERED_DOWN})))
     assert (others(nodes, "n1"), others(nodes, "login")) == (("n2",), ("n1", "n2"))
 
 
-def test_a_slurm_conf_that_is_not_there_is_named_at_once(tmp_path: Path):
+def test_missing_slurm_conf_is_reported_at_once(tmp_path: Path):
     told = subprocess.run(
         words(), env={**env(tmp_path), "SLURM_CONF": "/nowhere/slurm.conf"}, capture_output=True, text=True,
         timeout=PATIENCE_S, check=False,
@@ -74,7 +74,7 @@ def test_a_slurm_conf_that_is_not_there_is_named_at_once(tmp_path: Path):
     assert told.returncode == 2 and "SLURM_CONF names /nowhere/slurm.conf, which is not there" in told.stderr
 
 
-def test_slurm_without_a_slurm_conf_is_told_as_it_is(tmp_path: Path):
+def test_slurm_without_slurm_conf_is_reported(tmp_path: Path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/scontrol").write_text(
         "#!/bin/sh\necho 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1\n"
@@ -92,14 +92,14 @@ def test_slurm_without_a_slurm_conf_is_told_as_it_is(tmp_path: Path):
     assert "set SLURM_CONF" in told.stderr and "containers check FILE" in told.stderr
 
 
-def test_a_bad_option_of_sshs_is_told_once_for_all_hosts(tmp_path: Path):
+def test_bad_ssh_option_is_reported_once_for_all_hosts(tmp_path: Path):
     (tmp_path / "far.yaml").write_text(FILE)
     told = check(tmp_path, str(tmp_path / "far.yaml"), "-o", "Nonsense=1")
     assert told.returncode == 1 and "head,n-[1-3]: could not be asked: ssh: " in told.stdout
     assert "Bad configuration option: nonsense" in told.stdout and "man ssh_config" in told.stdout
 
 
-def test_ctrl_c_ends_it_while_hosts_are_asked(tmp_path: Path):
+def test_ctrl_c_ends_the_check(tmp_path: Path):
     (tmp_path / "far.yaml").write_text(FILE)
     argv = words(str(tmp_path / "far.yaml"), "-o", "ProxyCommand=sleep 10")
     with subprocess.Popen(

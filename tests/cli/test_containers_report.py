@@ -31,7 +31,7 @@ def test_steps_are_numbered_text_for_a_shell():
     assert second == "# 2. on n3: again\ntrue"
 
 
-def test_json_has_each_host_the_findings_the_commands_and_hosts_that_were_not_asked():
+def test_json_report_has_hosts_findings_commands_and_skipped_hosts():
     report = report_as_json(["n9"], HOSTS, [ContainerFinding("n3", "lacks it", "add it")], [STEP])
     assert report["ok"] is False and report["not_asked"] == ["n9"]
     assert [(host["host"], host["asked"]) for host in report["hosts"]] == [  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="asks as root, for whom no cluster is somebody else's")
-def test_it_hints_at_the_cluster_that_is_there(home: Path) -> None:
+def test_down_of_unknown_cluster_lists_existing_ones(home: Path) -> None:
     done = CliRunner().invoke(cli, ["down", "--yes"])
     assert (done.exit_code, done.stderr.splitlines()) == (
         0,

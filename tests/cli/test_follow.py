@@ -63,7 +63,7 @@ def follow(run: RunFolder) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         child.wait()
 
 
-def test_lines_carry_their_rank_where_there_are_several() -> None:
+def test_lines_have_a_rank_prefix_if_there_are_several_ranks() -> None:
     assert prefixed(Line(1, 3, "a"), 4) == "[3] a"
     assert prefixed(Line(1, 3, "a"), 11) == "[ 3] a"
     assert prefixed(Line(1, 0, "a"), 1) == "a"
@@ -71,13 +71,13 @@ def test_lines_carry_their_rank_where_there_are_several() -> None:
     assert prefixed(Line(1, 0, "a"), 2, colour=True) == "\x1b[36m[0] \x1b[0ma"
 
 
-def test_a_program_s_own_codes_reach_its_user_s_terminal_and_nobody_else_s() -> None:
+def test_escape_codes_reach_only_the_owner_of_the_run() -> None:
     line = Line(1, 0, "\x1b[32mgreen\x1b[0m")
     assert prefixed(line, 1) == "\x1b[32mgreen\x1b[0m"
     assert prefixed(line, 1, foreign=True) == "\\x1b[32mgreen\\x1b[0m"
 
 
-def test_a_run_is_followed_to_its_end_and_leaves_its_code(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
+def test_follow_prints_output_and_returns_exit_code(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
     say(run, 1, 0, "step 1\n")
     say(run, 1, 1, "step 1\nno end")
     end(run, 7, report="Traceback: ValueError\n", message="rank 1: ValueError", world_size=2, nproc_per_node=2)
@@ -90,7 +90,7 @@ def test_a_run_is_followed_to_its_end_and_leaves_its_code(run: RunFolder, follow
     ]
 
 
-def test_what_comes_while_it_is_followed(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
+def test_follow_prints_new_output(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
     child = follow()
     assert child.stdout and child.stderr
     assert child.stderr.readline() == "generation 1: 1 node, 2 processes\n"
@@ -107,9 +107,7 @@ def formed(run: RunFolder, generation: int) -> None:
     journal.append(run.journal, 1.0, "generation", generation=generation, nodes=["n1"], nproc_per_node=2, wanted=1)
 
 
-def test_a_generation_is_told_of_before_the_first_line_it_says(
-    run: RunFolder, follow: Callable[..., subprocess.Popen[str]]
-):
+def test_generation_is_reported_before_its_output(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
     tell(run, coordinator_pid=1, updated=time.time() + 3600, phase="starting", nodes=members("n1"))
     formed(run, 1)
     say(run, 1, 0, "step 1\n")
@@ -126,9 +124,7 @@ def test_a_generation_is_told_of_before_the_first_line_it_says(
     assert child.stdout.read() == "run train-k3f9x is done after 1:00\n"
 
 
-def test_a_run_that_was_over_before_anybody_looked_had_a_generation_all_the_same(
-    run: RunFolder, follow: Callable[..., subprocess.Popen[str]]
-):
+def test_generation_of_short_run_is_reported(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
     formed(run, 1)
     end(run)
     _, err = follow().communicate(timeout=PATIENCE_S)
@@ -144,9 +140,7 @@ def test_ctrl_c_in_a_script_cancels_the_run(run: RunFolder, follow: Callable[...
     assert child.wait(PATIENCE_S) == 130
 
 
-def test_a_follower_that_is_terminated_leaves_the_run_alone(
-    run: RunFolder, follow: Callable[..., subprocess.Popen[str]]
-):
+def test_sigterm_of_follower_does_not_end_the_run(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
     child = follow()
     assert child.stderr
     child.stderr.readline()
@@ -178,7 +172,7 @@ def test_ctrl_c_in_a_terminal_asks(
     assert run.cancel.exists() == cancelled
 
 
-def test_one_may_also_go_on(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
+def test_ctrl_c_prompt_can_keep_following(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
     ours, theirs = pty.openpty()
     child = follow(stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)

@@ -41,7 +41,7 @@ def break_gpu(node: Path) -> None:
     (node / "telemetry.json").write_text(telemetry_text(with_gpu(healthy("gpu-1", 2, "h100"), 1, ecc_uncorrected=3)))
 
 
-def test_a_healthy_machine(node: Path) -> None:
+def test_healthy_machine_passes(node: Path) -> None:
     done = run()
     assert done.exit_code == 0, done.output
     assert re.search(r"^gpu-ecc +passed +- +no uncorrected memory errors$", done.output, re.MULTILINE)
@@ -49,7 +49,7 @@ def test_a_healthy_machine(node: Path) -> None:
     assert run("--reason").output == ""
 
 
-def test_a_sick_one(node: Path) -> None:
+def test_failed_check_exits_1(node: Path) -> None:
     break_gpu(node)
     done = run()
     assert done.exit_code == 1
@@ -61,28 +61,28 @@ def test_a_sick_one(node: Path) -> None:
     assert [each["remedy"] for each in told["findings"] if each["verdict"] == "failed"] == ["reset"]
 
 
-def test_a_damaged_telemetry_is_unknown_and_fails_nothing(node: Path) -> None:
+def test_damaged_telemetry_is_unknown_and_no_failure(node: Path) -> None:
     (node / "telemetry.json").write_text("{")
     done = run()
     assert done.exit_code == 0
     assert re.search(r"^gpu-ecc +unknown +- +the node's telemetry is damaged", done.output, re.MULTILINE)
 
 
-def test_a_damaged_settings_file_is_told_and_checks_go_on(node: Path) -> None:
+def test_damaged_settings_file_warns_and_checks_use_defaults(node: Path) -> None:
     (node / "health.json").write_text("[]")
     assert "the checks use their default thresholds" in run("--list").output
 
 
-def test_the_list_shows_what_the_cluster_file_changes(node: Path) -> None:
+def test_list_shows_settings_of_the_cluster_file(node: Path) -> None:
     rows = {row["name"]: row for row in json.loads(run("--list", "--json").output)}
     assert (rows["disk"]["on"], rows["gpu-ecc"]["on"]) == (False, True)
     assert rows["gpu-leftovers"]["contexts"] == ["idle", "prolog", "validation"]
 
 
 @pytest.mark.parametrize("words", [("--line", "--json"), ("--cluster", "x")])
-def test_what_does_not_go_together(node: Path, words: tuple[str, ...]) -> None:
+def test_exclusive_output_options_are_refused(node: Path, words: tuple[str, ...]) -> None:
     assert isinstance(run(*words).exception, UsageError)
 
 
-def test_a_context_that_is_none() -> None:
+def test_unknown_context_is_refused() -> None:
     assert run("--context", "sometimes").exit_code == 2

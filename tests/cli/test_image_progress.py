@@ -18,7 +18,7 @@ bar.close()
 """
 
 
-def test_a_terminal_shows_a_bar_and_is_left_clean():
+def test_terminal_shows_a_progress_bar_and_clears_it():
     ours, theirs = pty.openpty()
     with open(ours, "rb", buffering=0) as terminal:
         env = {**os.environ, "PYTHONIOENCODING": "utf-8"}
@@ -29,6 +29,6 @@ def test_a_terminal_shows_a_bar_and_is_left_clean():
     assert shown.endswith("\r\x1b[2K")
 
 
-def test_a_pipe_gets_lines_without_codes():
+def test_pipe_gets_plain_progress_lines():
     done = subprocess.run([sys.executable, "-c", SCRIPT], stderr=subprocess.PIPE, text=True, check=True)
     assert done.stderr == "packing\n"

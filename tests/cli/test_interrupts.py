@@ -85,7 +85,7 @@ def hear(child: subprocess.Popen[str], line: str) -> None:
         (signal.SIGHUP, 129, "the terminal was closed"),
     ],
 )
-def test_it_tidies_and_says_by_its_code_what_ended_it(start: Start, number: int, code: int, word: str):
+def test_signal_runs_cleanup_and_sets_exit_code(start: Start, number: int, code: int, word: str):
     child = start("works")
     hear(child, "works")
     child.send_signal(number)
@@ -93,7 +93,7 @@ def test_it_tidies_and_says_by_its_code_what_ended_it(start: Start, number: int,
     assert (out, err.strip(), child.returncode) == ("tidies\ntidy\n", f"error: {word}", code)
 
 
-def test_a_second_ctrl_c_ends_it_at_once(start: Start):
+def test_second_ctrl_c_ends_at_once(start: Start):
     child = start("slow")
     hear(child, "works")
     child.send_signal(signal.SIGTERM)
@@ -102,7 +102,7 @@ def test_a_second_ctrl_c_ends_it_at_once(start: Start):
     assert child.wait(PATIENCE_S) == -signal.SIGINT
 
 
-def test_a_terminal_that_is_closed_does_not_keep_it_from_tidying(start: Start):
+def test_closed_terminal_does_not_prevent_cleanup(start: Start):
     ours, theirs = os.openpty()
     child = start("works", before=[sys.executable, "-c", IN_TERMINAL], stdin=theirs, stderr=theirs)
     os.close(theirs)
@@ -112,7 +112,7 @@ def test_a_terminal_that_is_closed_does_not_keep_it_from_tidying(start: Start):
     assert (out, child.returncode) == ("tidies\ntidy\n", 129)
 
 
-def test_under_nohup_a_lost_terminal_is_nothing_to_it(start: Start):
+def test_nohup_ignores_closed_terminal(start: Start):
     child = start("works", before=["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", sys.executable])
     hear(child, "works")
     child.send_signal(signal.SIGHUP)
@@ -121,7 +121,7 @@ def test_under_nohup_a_lost_terminal_is_nothing_to_it(start: Start):
     assert child.returncode == 143
 
 
-def test_a_second_word_of_a_lost_terminal_does_not_cut_the_tidying_short(start: Start):
+def test_second_hangup_does_not_interrupt_cleanup(start: Start):
     child = start("slow")
     hear(child, "works")
     child.send_signal(signal.SIGHUP)
@@ -133,7 +133,7 @@ def test_a_second_word_of_a_lost_terminal_does_not_cut_the_tidying_short(start: 
     assert child.wait(PATIENCE_S) == -signal.SIGTERM
 
 
-def test_ctrl_c_while_it_tidies_after_its_work_leaves_nothing_half_done(start: Start):
+def test_ctrl_c_during_cleanup_completes_it(start: Start):
     child = start("short")
     hear(child, "works")
     hear(child, "tidies")

@@ -18,6 +18,6 @@ def meanings(letter: str) -> set[str]:
     }
 
 
-def test_c_is_cpus_and_m_the_cluster_as_in_slurm() -> None:
+def test_short_options_mean_the_same_as_in_slurm() -> None:
     assert meanings("-c") == {"--cpus-per-task"}
     assert meanings("-M") == {"--cluster"}

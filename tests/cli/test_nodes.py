@@ -14,7 +14,7 @@ def told(name: str, phase: str, note: str = "") -> dict[str, str]:
     return {"node": name, "phase": phase, "reason": "", "note": note}
 
 
-def test_a_node_that_somebody_else_drained_is_not_shown_as_in_service():
+def test_node_drained_by_someone_else_is_not_shown_as_in_service():
     others = taken_by_others([
         node("gpu-1", "new RAM"),
         node("gpu-2", "dalsegno:drain:disk full"),
@@ -27,5 +27,5 @@ def test_a_node_that_somebody_else_drained_is_not_shown_as_in_service():
     assert with_other_drains(told("gpu-4", "in service"), others)["phase"] == "in service"
 
 
-def test_what_we_do_to_a_node_is_told_before_what_somebody_else_wrote_of_it():
+def test_our_own_phase_takes_precedence_over_other_drains():
     assert with_other_drains(told("gpu-1", "repairing"), {"gpu-1": "drained by bob: new RAM"})["phase"] == "repairing"

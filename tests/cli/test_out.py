@@ -34,13 +34,13 @@ def on_terminal(code: str, columns: int, **env: str) -> str:
     return said.decode()
 
 
-def test_colour_is_left_out_where_no_color_says_so():
+def test_no_color_turns_colour_off():
     code = "out.error('it failed', hint='mend it'); out.warn('hot'); out.heading('Now')"
     assert "\x1b[31m" in on_terminal(code, 80) and "\x1b[36m" in on_terminal(code, 80, NO_COLOR="")
     assert "\x1b" not in on_terminal(code, 80, NO_COLOR="1")
 
 
-def test_a_line_that_is_written_over_fits_into_the_terminal():
+def test_replaced_line_fits_the_terminal():
     """One that wraps leaves a row behind each time: only the last of its rows can be cleared."""
     drawn = on_terminal("out.replace_line('x' * 100)", 40, NO_COLOR="1").removeprefix(out.ERASE)
     assert drawn == "x" * 39
@@ -51,7 +51,7 @@ def test_a_line_that_is_written_over_fits_into_the_terminal():
 HOSTILE = "\x1b]0;title\x07\x1b[2Jred\x9b31m\r\u202e\x08"
 
 
-def test_no_text_can_steer_the_terminal():
+def test_escape_codes_in_text_do_not_reach_the_terminal():
     """Whoever wrote it: a job's name, a reason, a path, a message of another program."""
     code = (
         f"t = {HOSTILE!r}\n"
@@ -65,6 +65,6 @@ def test_no_text_can_steer_the_terminal():
     assert drawn.count("red") == 12 and "x\\ny" in drawn
 
 
-def test_lines_of_our_own_text_stay_lines(capsys: pytest.CaptureFixture[str]):
+def test_line_breaks_in_our_text_are_kept(capsys: pytest.CaptureFixture[str]):
     out.data("a\tb\nc")
     assert capsys.readouterr().out == "a\tb\nc\n"

@@ -24,13 +24,13 @@ salloc: error: Job submit/allocate failed: Requested node configuration is not a
         ("salloc: error: something quite new\n", "salloc-1.log"),
     ],
 )
-def test_the_hint_fits_slurm_s_words(tmp_path: Path, said: str, hint: str) -> None:
+def test_hint_matches_slurm_refusal(tmp_path: Path, said: str, hint: str) -> None:
     run = make_run(tmp_path)
     run.salloc_log(1).write_text(said)
     assert hint in end_hint(run, status(message="Slurm refused: see above", cause=RunCause.REFUSED))
 
 
-def test_other_failures_are_in_the_logs_where_there_are_any(tmp_path: Path) -> None:
+def test_hint_for_other_failures_names_logs_if_any(tmp_path: Path) -> None:
     run, failed = make_run(tmp_path), status(message="rank 0 ended with exit code 3")
     assert end_hint(run, failed) == "`dalsegno why train-k3f9x` shows what happened"
     run.generation(1).mkdir(parents=True)

@@ -34,11 +34,11 @@ def read(*words: str) -> RunRequest:
     return found[0]
 
 
-def test_nothing_given_is_nothing_set() -> None:
+def test_no_options_set_no_fields() -> None:
     assert read("train.py") == RunRequest("train.py")
 
 
-def test_all_after_the_script_is_the_script_s() -> None:
+def test_arguments_after_the_script_belong_to_it() -> None:
     request = read("-N", "2", "train.py", "-N", "3", "--", "--nodes=4", "a_b", "--x_y")
     assert (request.nodes, request.args) == (NodeCount(2, 2), ("-N", "3", "--", "--nodes=4", "a_b", "--x_y"))
 
@@ -65,7 +65,7 @@ def test_all_after_the_script_is_the_script_s() -> None:
         (["--sbatch-args", "--nice=10 --begin=now"], {"sbatch_args": ("--nice=10", "--begin=now")}),
     ],
 )  # fmt: skip
-def test_options_are_spelled_as_slurm_and_torchrun_spell_them(words: list[str], fields: dict[str, Any]) -> None:
+def test_options_have_the_names_of_slurm_and_torchrun(words: list[str], fields: dict[str, Any]) -> None:
     assert read(*words, "train.py") == RunRequest("train.py", **fields)
 
 
@@ -79,25 +79,25 @@ def test_options_are_spelled_as_slurm_and_torchrun_spell_them(words: list[str], 
         (["--max-restarts=-1"], "--max-restarts"),
     ],
 )
-def test_a_fault_names_its_option(words: list[str], where: str) -> None:
+def test_error_names_the_option(words: list[str], where: str) -> None:
     with pytest.raises(UsageError) as fault:
         read(*words, "train.py")
     assert fault.value.where == where
 
 
-def test_an_unknown_option_is_not_the_script_s() -> None:
+def test_unknown_option_before_the_script_is_refused() -> None:
     with pytest.raises(click.NoSuchOption):
         read("--nodez", "2", "train.py")
 
 
-def test_every_option_of_the_table_is_in_the_help() -> None:
+def test_help_lists_every_option() -> None:
     said = CliRunner().invoke(run, ["--help"]).output
     assert [option.flag for option in OPTIONS if not re.search(rf"{option.flag}[ ,]", said)] == []
     assert [option.word for option in OPTIONS if option.kind.name != "FLAG" and option.shows not in said] == []
 
 
 @pytest.mark.parametrize("word", ["nodes", "spares", "max_restarts", "framework", "signal_lead"])
-def test_the_help_tells_the_default_that_counts(word: str) -> None:
+def test_help_shows_actual_defaults(word: str) -> None:
     option = next(each for each in OPTIONS if each.word == word)
     told = option.help.partition("Default: ")[2].removesuffix(".")
     assert option.parse(told) == getattr(RunRequest("train.py"), option.target)
@@ -113,10 +113,10 @@ def test_the_help_tells_the_default_that_counts(word: str) -> None:
         (["--name", "x", "--output", "y", "-n", "3", "nodes"], []),
     ],
 )
-def test_options_of_ours_after_the_script_are_found(args: list[str], found: list[str]) -> None:
+def test_run_options_after_the_script_are_found(args: list[str], found: list[str]) -> None:
     assert misplaced(args) == found
 
 
-def test_options_of_ours_after_the_script_are_warned_of() -> None:
+def test_run_options_after_the_script_give_a_warning() -> None:
     done = CliRunner().invoke(run, ["no-such-script.py", "--nodes", "4"], standalone_mode=False)
     assert "`--nodes` after no-such-script.py is passed to the script, not to `dalsegno run`" in done.output

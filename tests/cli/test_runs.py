@@ -39,12 +39,12 @@ def call(tmp_path: Path) -> Call:
     return invoke
 
 
-def test_a_home_without_runs_says_how_to_start_one(call: Call) -> None:
+def test_runs_without_runs_says_how_to_start_one(call: Call) -> None:
     assert call(runs).stderr == "no runs yet; start one: `dalsegno run train.py`\n"
     assert json.loads(call(runs, "--json").stdout) == []
 
 
-def test_runs_under_way_come_first_and_then_the_newest(call: Call, tmp_path: Path) -> None:
+def test_active_runs_come_first_then_the_newest(call: Call, tmp_path: Path) -> None:
     for name, created in (("old-00000", 100.0), ("new-00000", 300.0), ("mid-00000", 200.0)):
         end(make_run(tmp_path, name), created=created)
     tell(make_run(tmp_path, "live-0000"), created=50.0)
@@ -52,7 +52,7 @@ def test_runs_under_way_come_first_and_then_the_newest(call: Call, tmp_path: Pat
     assert shown == ["RUN", "live-0000", "new-00000", "mid-00000", "old-00000"]
 
 
-def test_only_the_last_twenty_unless_all_are_wanted(call: Call, tmp_path: Path) -> None:
+def test_runs_lists_last_twenty_unless_all(call: Call, tmp_path: Path) -> None:
     for number in range(23):
         end(make_run(tmp_path, f"run-{number:05d}"), created=100.0 + number)
     done = call(runs)
@@ -62,7 +62,7 @@ def test_only_the_last_twenty_unless_all_are_wanted(call: Call, tmp_path: Path) 
     assert len(call(runs, "--all").stdout.splitlines()) == 24
 
 
-def test_a_line_of_the_table(tmp_path: Path) -> None:
+def test_runs_table_row(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     running = status(
         nodes=members("n1", "n2"), wanted_nodes=4, generation=2, restarts=1, started=130.0, jobs=(12, 13),
@@ -79,7 +79,7 @@ def test_a_line_of_the_table(tmp_path: Path) -> None:
     assert (row(run, over, 1e6)[1], row(run, over, 1e6)[6], row(run, over, 1e6)[8]) == ("failed", "1:00", "3")
 
 
-def test_json_tells_all_of_it(call: Call, tmp_path: Path) -> None:
+def test_runs_json_has_all_fields(call: Call, tmp_path: Path) -> None:
     end(make_run(tmp_path), 0, nodes=members("n1"))
     (found,) = json.loads(call(runs, "--json").stdout)
     assert (found["run"], found["state"], found["exit_code"], found["folder"]) == (
@@ -88,7 +88,7 @@ def test_json_tells_all_of_it(call: Call, tmp_path: Path) -> None:
     assert found["nodes"] == [{"name": "n1", "state": "member", "group_rank": 0}]
 
 
-def test_a_damaged_run_does_not_hide_the_others(call: Call, tmp_path: Path) -> None:
+def test_damaged_run_does_not_hide_others(call: Call, tmp_path: Path) -> None:
     make_run(tmp_path, "bad-00000").status.write_text("{")
     make_run(tmp_path, "good-0000")
     done = call(runs)
@@ -96,19 +96,19 @@ def test_a_damaged_run_does_not_hide_the_others(call: Call, tmp_path: Path) -> N
     assert done.stderr.startswith("warning: run bad-00000 cannot be read")
 
 
-def test_the_ids_of_slurm_s_jobs_are_called_so(call: Call, tmp_path: Path) -> None:
+def test_column_of_slurm_job_ids_is_named_jobids(call: Call, tmp_path: Path) -> None:
     end(make_run(tmp_path))
     assert "JOBIDS" in call(runs).stdout.split("\n")[0].split()
 
 
-def test_a_run_whose_cluster_is_gone_does_not_go_on(call: Call, tmp_path: Path) -> None:
+def test_run_of_removed_cluster_is_lost(call: Call, tmp_path: Path) -> None:
     run = make_run(tmp_path, cluster="a1b2")
     tell(run, started=100.0, updated=160.0, nodes=members("n1"), coordinator_pid=7)
     shown = call(runs).stdout.splitlines()[1].split()
     assert (shown[1], shown[6], shown[-5:]) == ("lost", "1:00", ["lost:", "its", "cluster", "is", "gone"])
 
 
-def test_ages_are_rough() -> None:
+def test_ages_are_rounded() -> None:
     assert [age(each) for each in (-1, 5, 90, 7200, 200_000)] == ["0s", "5s", "1m", "2h", "2d"]
 
 
@@ -127,14 +127,14 @@ def logged(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_logs_of_all_ranks_and_generations_in_order(call: Call, logged: Path) -> None:
+def test_logs_are_sorted_by_generation_and_rank(call: Call, logged: Path) -> None:
     everything = "[0] n1 of 1\n[1] n2 of 1\n[0] n3 of 2\n[1] n2 of 2\n"
     assert call(logs).stdout == everything
     assert call(logs, "-f", "train").stdout == everything
     assert call(logs, "-f", "train").stderr == "run train-k3f9x has ended: exit code 0\n"
 
 
-def test_some_of_the_logs(call: Call, logged: Path) -> None:
+def test_logs_can_be_filtered(call: Call, logged: Path) -> None:
     assert call(logs, "--rank", "0").stdout == "n1 of 1\nn3 of 2\n"
     assert call(logs, "-g", "2", "train-k3f9x").stdout == "[0] n3 of 2\n[1] n2 of 2\n"
     assert call(logs, "--node", "n3").stdout == "[0] n3 of 2\n"
@@ -143,7 +143,7 @@ def test_some_of_the_logs(call: Call, logged: Path) -> None:
         call(logs, "--node", "n9")
 
 
-def test_logs_that_never_were_are_not_an_empty_answer(call: Call, logged: Path) -> None:
+def test_logs_of_unknown_rank_or_generation_is_an_error(call: Call, logged: Path) -> None:
     with pytest.raises(NotThere, match="run train-k3f9x has no rank 7") as caught:
         call(logs, "--rank", "7")
     assert caught.value.hint == "its ranks are 0 to 1"
@@ -151,7 +151,7 @@ def test_logs_that_never_were_are_not_an_empty_answer(call: Call, logged: Path) 
         call(logs, "--generation", "9")
 
 
-def test_logs_of_a_run_with_one_rank_have_no_marks(call: Call, tmp_path: Path) -> None:
+def test_logs_of_single_rank_have_no_prefix(call: Call, tmp_path: Path) -> None:
     run = make_run(tmp_path)
     say(run, 1, 0, "a\nb")
     assert call(logs).stdout == "a\nb\n"
@@ -160,7 +160,7 @@ def test_logs_of_a_run_with_one_rank_have_no_marks(call: Call, tmp_path: Path) -
 # Cancel
 
 
-def test_a_run_that_is_over_stays_as_it_is(call: Call, tmp_path: Path) -> None:
+def test_cancel_of_ended_run_changes_nothing(call: Call, tmp_path: Path) -> None:
     run = make_run(tmp_path)
     end(run, 3)
     assert call(cancel, "train").stderr == "run train-k3f9x has ended already: exit code 3\n"
@@ -168,7 +168,7 @@ def test_a_run_that_is_over_stays_as_it_is(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_head", [False, True])
-def test_a_run_whose_cluster_is_gone_ends_here(call: Call, tmp_path: Path, on_head: bool) -> None:
+def test_cancel_records_end_of_run_of_removed_cluster(call: Call, tmp_path: Path, on_head: bool) -> None:
     run = make_run(tmp_path, on_head=on_head)
     started = time.monotonic()
     done = call(cancel, run.run)
@@ -185,7 +185,7 @@ def test_a_run_whose_cluster_is_gone_ends_here(call: Call, tmp_path: Path, on_he
     assert call(runs).stdout.splitlines()[1].split()[1] == "cancelled"
 
 
-def test_nothing_is_cancelled_if_one_of_several_is_not_there(call: Call, tmp_path: Path) -> None:
+def test_cancel_with_one_unknown_run_cancels_nothing(call: Call, tmp_path: Path) -> None:
     run = make_run(tmp_path)
     with pytest.raises(NotThere):
         call(cancel, run.run, "other")
@@ -200,7 +200,7 @@ def progress_of(run: RunFolder, **figures: float) -> None:
     run.progress.write_text(json.dumps(facts_to_json(TrainingProgress(account, figures))))
 
 
-def test_show_tells_how_far_a_run_is_and_where_its_time_went(tmp_path: Path, call: Call) -> None:
+def test_show_prints_progress_and_time_shares(tmp_path: Path, call: Call) -> None:
     run = make_run(tmp_path, "train-k3f9x")
     tell(run, phase=RunPhase.RUNNING, nodes=members("a", "b"))
     progress_of(run, step_s=0.052, loss=2.3125, stall_s=0.004, snapshots=120, skipped=3, saves=6)
@@ -222,7 +222,7 @@ def test_show_in_json_has_status_and_progress(tmp_path: Path, call: Call) -> Non
     assert (told["phase"], told["progress"]["account"]["step"]) == ("running", 1234)
 
 
-def test_show_of_a_run_without_steps_says_who_would_report_them(tmp_path: Path, call: Call) -> None:
+def test_show_of_run_without_steps_names_checkpointer(tmp_path: Path, call: Call) -> None:
     run = make_run(tmp_path, "train-k3f9x")
     tell(run, phase=RunPhase.RUNNING, nodes=members("a"))
     assert "Checkpointer" in call(runs, "show").stderr

@@ -15,18 +15,18 @@ def failed(stderr: str) -> CommandFailed:
     return CommandFailed(["squeue"], 1, stderr)
 
 
-def test_command_that_times_out_is_silence():
+def test_timeout_counts_as_no_answer():
     with pytest.raises(CommandTimedOut) as late:
         LocalRunner().run(["sleep", "10"], timeout_s=0.01)
     assert is_silence(late.value) and late.value.hint
 
 
-def test_slurm_that_refuses_is_not_silent():
+def test_refusal_is_not_a_missing_answer():
     assert is_silence(failed(NO_CONTROLLER))
     assert not is_silence(failed("slurm_load_jobs error: Invalid job id specified"))
 
 
-def test_command_without_settings_has_no_cluster():
+def test_command_without_slurm_conf_means_no_cluster():
     fault = failed(f"squeue: error: fetch_config: DNS SRV lookup failed\n{NO_CONTROLLER}")
     assert isinstance(meaning_of(fault), NotThere)
     assert not isinstance(meaning_of(failed(NO_CONTROLLER)), NotThere)

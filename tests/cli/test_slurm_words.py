@@ -9,7 +9,7 @@ import pytest
 from dalsegno.cli.asking import prefix_command, prefix_commands, shell_prefix
 
 
-def test_in_a_shell_without_slurm_a_cluster_of_ours_is_asked_through_its_own_shell(tmp_path: Path):
+def test_slurm_commands_get_a_shell_prefix_outside_a_cluster_shell(tmp_path: Path):
     env = {"DALSEGNO_HOME": str(tmp_path)}
     assert shell_prefix(env=env) == "", "no cluster of ours: the machine's own Slurm"
     made = tmp_path / "clusters" / "one"
@@ -20,13 +20,13 @@ def test_in_a_shell_without_slurm_a_cluster_of_ours_is_asked_through_its_own_she
     assert shell_prefix("two", env) == "dalsegno shell --cluster two -- "
 
 
-def test_only_slurm_s_commands_are_changed():
+def test_only_slurm_commands_get_a_prefix():
     assert prefix_command("squeue -j 5", "dalsegno shell -- ") == "dalsegno shell -- squeue -j 5"
     assert prefix_command("dalsegno why 5", "dalsegno shell -- ") == "dalsegno why 5"
     assert prefix_command("tail slurm-5.out", "dalsegno shell -- ") == "tail slurm-5.out"
 
 
-def test_a_hint_is_told_with_commands_that_work(monkeypatch: pytest.MonkeyPatch):
+def test_slurm_commands_in_hints_get_a_prefix(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DALSEGNO_CLUSTER", "one")
     monkeypatch.delenv("SLURM_CONF", raising=False)
     assert prefix_commands("`sinfo -N` lists nodes, `dalsegno status` shows them") == (

@@ -12,14 +12,14 @@ RUNS = status(
 )
 
 
-def test_the_line_says_what_matters_now() -> None:
+def test_live_line_shows_current_state() -> None:
     assert live_text(WAITS, 107.0) == "train-k3f9x  waiting  0/4 nodes  Priority  0:07"
     assert live_text(RUNS, 192.0) == "train-k3f9x  running  4/4 nodes  generation 1  1:02"
     spare = status(generation=3, restarts=1, world_size=1, nodes=(*members("n1"), RunNodeStatus("n2", NodeRole.SPARE)))
     assert live_text(spare, 100.0) == "train-k3f9x  running  1/1 node and 1 spare  generation 3  1 restart  0:00"
 
 
-def test_a_run_that_is_smaller_than_asked_says_so_everywhere() -> None:
+def test_run_smaller_than_requested_is_reported() -> None:
     smaller = status(
         generation=2, wanted_nodes=4, world_size=6, nproc_per_node=2, nodes=members("n1", "n2", "n3"),
         message="runs on 3 of 4 nodes",
@@ -30,7 +30,7 @@ def test_a_run_that_is_smaller_than_asked_says_so_everywhere() -> None:
     ]
 
 
-def test_what_has_changed_is_told_once() -> None:
+def test_changes_are_reported_once() -> None:
     handed = status(phase=RunPhase.WAITING, message="handed over", cause=RunCause.HANDED_OVER)
     assert sentences(None, handed) == ["run train-k3f9x is handed over"]
     assert sentences(handed, WAITS) == ["run train-k3f9x waits in the queue: Priority"]
@@ -41,7 +41,7 @@ def test_what_has_changed_is_told_once() -> None:
     assert sentences(RUNS, RUNS) == []
 
 
-def test_a_restart_says_why_once() -> None:
+def test_cause_of_restart_is_reported_once() -> None:
     cause = Cause("rank 3 on n2 was ended by SIGKILL", "n2")
     stopped = status(phase=RunPhase.RESTARTING, generation=1, started=130.0)
     forming = status(phase=RunPhase.RESTARTING, generation=2, started=130.0)
@@ -54,7 +54,7 @@ def test_a_restart_says_why_once() -> None:
     )
 
 
-def test_the_cause_is_the_first_rank_that_failed_and_not_the_noise_after_it() -> None:
+def test_cause_is_the_first_failed_rank() -> None:
     generation = {"event": "generation"}
     lost = {"event": "lost", "node": "n2", "why": "no answer for 1.5 s"}
     noise = {"event": "failed", "rank": 0, "node": "n1", "what": "ended with code 1", "noise": True}
@@ -66,14 +66,14 @@ def test_the_cause_is_the_first_rank_that_failed_and_not_the_noise_after_it() ->
     assert last_cause([generation, lost, generation, generation]).text == ""
 
 
-def test_a_parent_that_was_killed_ends_the_generation_of_its_workers_and_of_no_spare() -> None:
+def test_killed_warm_parent_is_a_cause_unless_on_a_spare() -> None:
     formed = {"event": "generation", "nodes": ["n1", "n2"]}
     killed = {"event": "cold", "node": "n2", "why": "its warm parent was killed"}
     assert last_cause([formed, killed]).text == "n2: its warm parent was killed, and its workers with it"
     assert last_cause([formed, {**killed, "node": "n3"}]).text == ""
 
 
-def test_a_spare_that_was_lost_before_is_not_the_cause() -> None:
+def test_lost_spare_is_not_the_cause() -> None:
     generation = {"event": "generation"}
     spare = {"event": "lost", "node": "n3", "why": "no answer", "was": "spare"}
     member = {"event": "lost", "node": "n4", "why": "silence", "was": "member"}
@@ -81,14 +81,14 @@ def test_a_spare_that_was_lost_before_is_not_the_cause() -> None:
     assert last_cause([generation, spare]).text == ""
 
 
-def test_the_loss_of_a_spare_is_told_though_nothing_restarts() -> None:
+def test_lost_spare_is_reported_without_restart() -> None:
     whole = status(generation=1, nodes=(*members("n1"), RunNodeStatus("n12", NodeRole.SPARE)), world_size=1)
     alone = status(generation=1, nodes=members("n1"), world_size=1, lost_nodes=1)
     assert sentences(whole, alone) == ["spare n12 is lost"]
     assert sentences(whole, alone, Cause("n1 is lost: silence", "n1")) == ["spare n12 is lost"]
 
 
-def test_while_it_is_not_decided_whether_a_run_goes_on_nothing_is_said_of_a_restart() -> None:
+def test_no_restart_is_reported_while_undecided() -> None:
     cause = Cause("rank 1 on n2 failed: ValueError", "n2")
     stopping = status(phase=RunPhase.STOPPING, generation=1, started=130.0, nodes=RUNS.nodes)
     restarts = status(phase=RunPhase.RESTARTING, generation=1, started=130.0, nodes=RUNS.nodes)
@@ -96,7 +96,7 @@ def test_while_it_is_not_decided_whether_a_run_goes_on_nothing_is_said_of_a_rest
     assert sentences(stopping, restarts, cause) == [f"run train-k3f9x restarts: {cause.text}"]
 
 
-def test_a_lost_node_has_a_name() -> None:
+def test_lost_node_is_named() -> None:
     lost = status(phase=RunPhase.RESTARTING, generation=1, started=130.0, nodes=members("n1", "n3", "n4"), lost_nodes=1)
     assert sentences(RUNS, lost) == ["node n2 is lost", "run train-k3f9x restarts"]
     assert sentences(RUNS, lost, Cause("n2 is lost: silence", "n2")) == [
@@ -107,13 +107,13 @@ def test_a_lost_node_has_a_name() -> None:
     assert sentences(RUNS, left) == [], "a node whose job is over is not lost"
 
 
-def test_what_a_coordinator_has_to_say_is_told_once() -> None:
+def test_coordinator_message_is_reported_once() -> None:
     noted = status(generation=1, message="the warm parent holds threads: tokenizers")
     assert sentences(RUNS, noted) == ["the warm parent holds threads: tokenizers"]
     assert sentences(noted, noted) == []
 
 
-def test_the_last_word() -> None:
+def test_final_message_of_a_run() -> None:
     done = status(phase=RunPhase.ENDED, started=100.0, ended=3725.0, exit_code=0, generation=1)
     assert farewell(done) == "run train-k3f9x is done after 1:00:25"
     failed = status(

@@ -28,20 +28,20 @@ def submit(tmp_path: Path) -> Submit:
     return call
 
 
-def test_what_is_neither_is_refused(submit: Submit) -> None:
+def test_file_that_is_neither_job_file_nor_script_is_refused(submit: Submit) -> None:
     with pytest.raises(UsageError, match="is neither a job file nor a script"):
         submit("notes.txt", "hello")
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         submit("gone.sh", None)
 
 
-def test_a_faulty_job_file_says_where(submit: Submit) -> None:
+def test_invalid_job_file_names_the_line(submit: Submit) -> None:
     with pytest.raises(SpecError) as fault:
         submit("job.yaml", "script: train.py\nnodez: 4\n")
     assert fault.value.where.endswith("job.yaml:2")
 
 
-def test_options_of_job_files_are_not_for_scripts(submit: Submit) -> None:
+def test_job_file_options_are_refused_for_scripts(submit: Submit) -> None:
     with pytest.raises(UsageError, match="are for job files"):
         submit("train.sh", "#!/bin/sh\n", "--dry-run")
 

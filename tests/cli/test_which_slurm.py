@@ -10,14 +10,14 @@ from dalsegno.cluster import find_slurm, is_gone, runs_home, slurm_of
 from dalsegno.errors import NotThere
 
 
-def test_a_shell_that_has_a_slurm_keeps_it(tmp_path: Path) -> None:
+def test_shell_with_slurm_conf_keeps_its_slurm(tmp_path: Path) -> None:
     env = {"SLURM_CONF": "/etc/slurm/slurm.conf", "DALSEGNO_HOME": str(tmp_path), "PATH": ""}
     assert (find_slurm(env=env).env, find_slurm(env=env).controller) == (env, None)
     ours = find_slurm(env={**env, "DALSEGNO_CONTROLLER": "/run/controller"})
     assert ours.controller == Path("/run/controller")
 
 
-def test_the_machine_s_own_slurm_is_the_last_resort(tmp_path: Path) -> None:
+def test_slurm_of_the_machine_is_the_last_choice(tmp_path: Path) -> None:
     env = {"DALSEGNO_HOME": str(tmp_path), "PATH": str(tmp_path)}
     with pytest.raises(NotThere, match="there is no cluster yet"):
         find_slurm(env=env)
@@ -29,14 +29,14 @@ def test_the_machine_s_own_slurm_is_the_last_resort(tmp_path: Path) -> None:
         find_slurm(env={**env, "DALSEGNO_CLUSTER": "mine"})
 
 
-def test_a_run_keeps_its_slurm_whatever_shell_asks_for_it() -> None:
+def test_run_keeps_its_slurm_in_any_shell() -> None:
     here = {"SLURM_CONF": "/here", "PATH": "/bin", "HOME": "/root", "DALSEGNO_CONTROLLER": "/other"}
     found = slurm_of({"SLURM_CONF": "/there", "PATH": "/there/bin", "TOKEN": "secret"}, here)
     assert found.env == {"SLURM_CONF": "/there", "PATH": "/there/bin", "HOME": "/root"}
     assert found.controller is None
 
 
-def test_a_cluster_is_known_by_what_was_drawn_when_it_was_made(tmp_path: Path) -> None:
+def test_cluster_is_identified_by_its_random_id(tmp_path: Path) -> None:
     saved = {"SLURM_CONF": str(tmp_path / "etc" / "slurm.conf")}
     assert is_gone(saved, "a1b2"), "taken down"
     assert not is_gone(saved, ""), "not one of ours: nobody can say"
@@ -46,7 +46,7 @@ def test_a_cluster_is_known_by_what_was_drawn_when_it_was_made(tmp_path: Path) -
     assert is_gone(saved, "c3d4"), "made anew under the same name"
 
 
-def test_runs_are_kept_where_the_user_says_else_beside_the_clusters(tmp_path: Path) -> None:
+def test_runs_folder_is_the_users_choice_else_beside_the_clusters(tmp_path: Path) -> None:
     assert runs_home({"DALSEGNO_RUNS": str(tmp_path / "mine")}) == tmp_path / "mine"
     assert runs_home({"DALSEGNO_HOME": str(tmp_path / "h")}) == tmp_path / "h" / "runs"
     assert not (tmp_path / "h").exists(), "nothing is made by asking"

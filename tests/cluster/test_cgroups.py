@@ -61,7 +61,7 @@ def steps(cli: Cli) -> list[str]:
     return [str(path) for folder in found for path in folder.rglob("step_*")]
 
 
-def test_what_leaves_its_session_ends_with_its_step_and_so_does_its_folder(one: Cli):
+def test_daemonized_process_ends_with_its_step(one: Cli):
     mark = f"ds-orphan-{os.getpid()}"
     left = f"(exec -a {mark} setsid sleep 600) & sleep 0.5; echo left"
     assert said(srun(one, "bash", "-c", left)) == "left\n"
@@ -82,7 +82,7 @@ def of_name(mark: str) -> list[str]:
 
 @with_v2
 @pytest.mark.skipif("memory" not in TREE.controllers, reason="no controller for memory")
-def test_a_step_that_takes_more_memory_than_it_asked_for_is_killed(one: Cli):
+def test_step_over_its_memory_limit_is_killed(one: Cli):
     taken = "import sys; data = b'x' * (int(sys.argv[1]) << 20); print('fits')"
     assert said(srun(one, "--mem=300M", "python3", "-c", taken, "100")) == "fits\n"
     killed = srun(one, "--mem=300M", "python3", "-c", taken, "900")
@@ -92,7 +92,7 @@ def test_a_step_that_takes_more_memory_than_it_asked_for_is_killed(one: Cli):
 
 @with_v2
 @pytest.mark.skipif("cpuset" not in TREE.controllers or (os.cpu_count() or 1) < 2, reason="no cores to hold")
-def test_a_step_has_the_cores_that_it_asked_for(one: Cli):
+def test_step_has_the_requested_cores(one: Cli):
     count = "import os; print(len(os.sched_getaffinity(0)))"
     assert said(srun(one, "-c", "1", "python3", "-c", count)) == "1\n"
     assert said(srun(one, "-c", "2", "python3", "-c", count)) == "2\n"
@@ -100,7 +100,7 @@ def test_a_step_has_the_cores_that_it_asked_for(one: Cli):
 
 @with_v2
 @pytest.mark.skipif(not REAL_GPU, reason="no GPU here")
-def test_a_step_without_gpus_cannot_open_one(one: Cli):
+def test_step_without_gpus_cannot_open_a_gpu(one: Cli):
     opened = "open('/dev/nvidia0').close(); print('opened')"
     assert said(srun(one, "--gpus=1", "python3", "-c", opened)) == "opened\n"
     refused = srun(one, "python3", "-c", opened)
@@ -108,7 +108,7 @@ def test_a_step_without_gpus_cannot_open_one(one: Cli):
 
 
 @with_systemd
-def test_a_cluster_is_one_scope_that_a_daemon_reload_leaves_alone(one: Cli):
+def test_cluster_scope_survives_a_daemon_reload(one: Cli):
     unit = unit_of(one)
     assert systemctl("show", "-p", "Delegate", unit) == "Delegate=yes\n"
     before = controllers_of_hosts(one)
@@ -128,7 +128,7 @@ def controllers_of_hosts(cli: Cli) -> dict[str, str]:
 
 
 @with_systemd
-def test_a_cluster_outlives_the_service_that_made_it_and_down_leaves_no_unit(cache: Path):
+def test_cluster_outlives_its_creating_service_and_down_leaves_no_unit(cache: Path):
     """systemd kills what is left of a service when its command ends, as logind may do with a login session."""
     with taken_down(at_home(cache)) as cli:
         service = [f"--setenv={name}={value}" for name, value in cli.env.items()]

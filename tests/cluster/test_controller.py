@@ -39,19 +39,19 @@ def controller_pid(cli: Cli) -> int | None:
     return found[0] if found else None
 
 
-def test_it_runs_and_status_shows_it(shared: Cli):
+def test_status_shows_the_controller(shared: Cli):
     assert "controller" in shared.ok("status")
     assert controller_answers(shared.home / "clusters/shared/run/controller.sock")
 
 
 @pytest.mark.parametrize("how", [(), ("--user", "ada"), ("--node", "train-2", "--user", "bob"), ("--node", "head")])
-def test_it_answers_root_and_users_on_every_host(shared: Cli, how: tuple[str, ...]):
+def test_controller_answers_root_and_users_on_every_host(shared: Cli, how: tuple[str, ...]):
     assert ask_from(shared, {"runs": True}, *how) == {"runs": []}
     refused = ask_from(shared, {"start": str(shared.home)}, *how)
     assert "error" in refused and "hint" in refused
 
 
-def test_it_is_back_after_a_kill(shared: Cli):
+def test_killed_service_is_restarted(shared: Cli):
     before, path = controller_pid(shared), shared.home / "clusters/shared/run/controller.sock"
     assert before is not None
     os.kill(before, signal.SIGKILL)
@@ -61,7 +61,7 @@ def test_it_is_back_after_a_kill(shared: Cli):
     assert shared.run("up").err.strip() == "nothing to do: the cluster is as the file says"
 
 
-def test_on_loopback_ports_it_is_there_too_and_goes_with_the_cluster(cli: Cli):
+def test_loopback_cluster_has_a_controller_until_down(cli: Cli):
     cli.ok("up", cli.file(small(1) + "local: {hosts: loopback}\n"))
     path = cli.home / "clusters/one/run/controller.sock"
     assert ask_from(cli, {"runs": True}, "-M", "one") == {"runs": []}

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.waits, pytest.mark.timeout(600)]
 
 
-def test_training_survives_and_the_cluster_mends_itself(cache: Path):
+def test_training_survives_and_the_cluster_is_repaired(cache: Path):
     with taken_down(at_home(cache)) as cli:
         page = cli.home / "a page.html"
         done = subprocess.run(

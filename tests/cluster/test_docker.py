@@ -23,7 +23,7 @@ SCENE = ("demo", "--scene", "docker")
 
 
 @WITH_DOCKER
-def test_what_docker_started_outlives_its_job_and_what_srun_did_does_not(cache: Path):
+def test_docker_container_outlives_its_job_and_srun_container_does_not(cache: Path):
     before = of_a_docker()
     with taken_down(at_home(cache)) as cli:
         answer = cli.run(*SCENE)
@@ -67,7 +67,7 @@ def test_ctrl_c_while_docker_runs_leaves_nothing(cache: Path):
         assert of_docker(cli) == set()
 
 
-def test_where_it_cannot_be_played_it_says_so_before_anything_is_made(cache: Path):
+def test_docker_scene_is_refused_before_anything_is_created(cache: Path):
     """Root without the right to make namespaces; or no Docker at all."""
     with taken_down(at_home(cache)) as cli:
         powerless = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]

@@ -53,7 +53,7 @@ def reason(cli: Cli, node: str) -> str:
     return found[1] if found else ""
 
 
-def test_a_node_is_asked_by_its_name(cli: Cli) -> None:
+def test_health_checks_a_node_by_name(cli: Cli) -> None:
     told = json.loads(cli.ok("health", "--node", "train-3", "--json", "-x", "validation"))
     assert told["node"] == "train-3"
     assert {each["verdict"] for each in told["findings"]} == {"passed"}
@@ -62,7 +62,7 @@ def test_a_node_is_asked_by_its_name(cli: Cli) -> None:
     assert answer.code == 2 and "did you mean `train-3`?" in answer.err
 
 
-def test_what_is_really_broken_is_found_on_a_simulated_node_too(cli: Cli) -> None:
+def test_real_faults_are_found_on_a_virtual_host(cli: Cli) -> None:
     """A mount that hangs, a disk that is full, munge and slurmd that are dead."""
     for fault in ("fs-hang", "disk-full", "munge-dead", "slurmd-dead"):
         cli.ok("inject", fault, "train-3")
@@ -72,12 +72,12 @@ def test_what_is_really_broken_is_found_on_a_simulated_node_too(cli: Cli) -> Non
     cli.ok("inject", "--clear", "train-3")
 
 
-def test_slurms_own_health_check_drains_a_node_and_says_why(cli: Cli) -> None:
+def test_slurm_health_check_drains_a_node_with_a_reason(cli: Cli) -> None:
     cli.ok("inject", "nvlink", "train-2")
     eventually(lambda: reason(cli, "train-2").startswith("dalsegno:reset:nvlink[down] 17 of 18 NVLinks are up"))
 
 
-def test_as_a_prolog_it_keeps_jobs_off_a_node_that_is_not_free(cli: Cli) -> None:
+def test_prolog_check_keeps_jobs_off_a_busy_node(cli: Cli) -> None:
     """Of what only a node without jobs must not have, Slurm's health check beside them says nothing."""
     assert cli.ok("shell", "--", "srun", "-w", "train-1", "--gpus=1", "hostname").strip() == "train-1"
     told = cli.home / "clusters/one/hosts/train-1/telemetry.json"

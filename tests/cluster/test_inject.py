@@ -123,7 +123,7 @@ def two(cache: Path) -> Iterator[Cli]:
         yield cli
 
 
-def test_a_host_that_loses_its_power_says_no_goodbye_and_up_brings_it_back(two: Cli):
+def test_power_cut_closes_no_connection_and_up_boots_the_host(two: Cli):
     with on(two, "train-2", LISTEN) as listener:
         assert next_line(listener) == "ready"
         with on(two, "train-1", CONNECT, "train-2") as peer:
@@ -139,7 +139,7 @@ def test_a_host_that_loses_its_power_says_no_goodbye_and_up_brings_it_back(two: 
     eventually(lambda: reaches(two, "train-2"))
 
 
-def test_a_cut_drops_everything_both_ways_and_ends_by_itself(two: Cli):
+def test_network_cut_drops_all_packets_and_ends_by_itself(two: Cli):
     eventually(lambda: reaches(two, "train-2"))
     target_of(two).inject(FAULTS["net-cut"], "train-2", FaultOptions(for_s=5))  # the command's own end may take as long
     assert not reaches(two, "train-2")
@@ -149,7 +149,7 @@ def test_a_cut_drops_everything_both_ways_and_ends_by_itself(two: Cli):
     eventually(lambda: two.run("up").err.startswith("nothing to do"))
 
 
-def test_a_cut_leaves_the_link_up_and_connections_alive(two: Cli):
+def test_network_cut_keeps_link_and_connections(two: Cli):
     with on(two, "train-2", LISTEN) as listener:
         assert next_line(listener) == "ready"
         with on(two, "train-1", CONNECT, "train-2") as peer:
@@ -162,7 +162,7 @@ def test_a_cut_leaves_the_link_up_and_connections_alive(two: Cli):
     eventually(lambda: reaches(two, "train-2"))
 
 
-def test_a_later_cut_is_not_ended_by_the_timer_of_an_earlier_one(two: Cli):
+def test_timer_of_an_earlier_cut_does_not_end_a_later_one(two: Cli):
     two.ok("inject", "net-cut", "train-2", "--for", "1s")
     two.ok("inject", "net-cut", "train-2")
     mark = str(two.home / "clusters/one/hosts/train-2/faults/net-cut.json")
@@ -173,7 +173,7 @@ def test_a_later_cut_is_not_ended_by_the_timer_of_an_earlier_one(two: Cli):
     eventually(lambda: reaches(two, "train-2"))
 
 
-def test_a_host_that_is_booted_again_is_not_cut_off(two: Cli):
+def test_rebooted_host_is_not_cut_off(two: Cli):
     two.ok("inject", "net-cut", "train-2")
     two.ok("inject", "power-off", "train-2")
     (state,) = (line.split()[1] for line in two.ok("status").splitlines() if line.startswith("train-2"))
@@ -184,7 +184,7 @@ def test_a_host_that_is_booted_again_is_not_cut_off(two: Cli):
     assert two.run("up").err.startswith("nothing to do")
 
 
-def test_a_cut_under_way_leaves_nothing_behind_when_the_cluster_goes(two: Cli):
+def test_down_during_a_network_cut_leaves_nothing(two: Cli):
     two.ok("inject", "net-cut", "train-2", "--for", "100s")
     two.ok("inject", "fs-hang", "train-2", "--for", "100s")
     two.ok("down", "one")
@@ -192,7 +192,7 @@ def test_a_cut_under_way_leaves_nothing_behind_when_the_cluster_goes(two: Cli):
     two.ok("up")
 
 
-def test_one_worker_is_killed_and_the_others_live(two: Cli):
+def test_worker_kill_affects_only_one_worker(two: Cli):
     start_workers(two)
     eventually(lambda: workers(two, "train-2") == [4, 5, 6])
     told = json.loads(two.ok("inject", "worker-kill", "train-2", "--rank", "5", "--json"))
@@ -306,7 +306,7 @@ def telemetry(cli: Cli, node: str) -> Telemetry:
     return read_telemetry(folder(cli).telemetry(node))
 
 
-def test_a_network_that_loses_or_holds_back(two: Cli):
+def test_packet_loss_and_delay_are_injected(two: Cli):
     two.ok("inject", "net-loss", "train-2", "--percent", "25")
     for sender, receiver in (("train-1", "train-2"), ("train-2", "train-1")):
         assert 300 < arrives(two, sender, receiver) < 450
@@ -319,7 +319,7 @@ def test_a_network_that_loses_or_holds_back(two: Cli):
     eventually(lambda: arrives(two, "train-1", "train-2") > 475)
 
 
-def test_a_cable_that_is_out(two: Cli):
+def test_link_down_is_injected(two: Cli):
     two.ok("inject", "link-down", "train-2")
     eventually(lambda: "NO-CARRIER" in in_host(two, "train-2", "ip", "-br", "link", "show", "eth0").out)
     assert telemetry(two, "train-2").ports[0].state == "DOWN" and not reaches(two, "train-2")
@@ -331,7 +331,7 @@ def test_a_cable_that_is_out(two: Cli):
     assert telemetry(two, "train-2").ports[0].flaps == ()
 
 
-def test_files_that_are_full_silent_or_dead_on_one_node_alone(two: Cli):
+def test_disk_faults_affect_only_one_node(two: Cli):
     spool, home, munge = folder(two).spool("train-2"), folder(two).homes, folder(two).munge_socket
     write = ("sh", "-c", f"echo x > {spool}/$$ && rm {spool}/$$")
     look = ("timeout", "-s", "KILL", "2", "ls", str(home))
@@ -347,7 +347,7 @@ def test_files_that_are_full_silent_or_dead_on_one_node_alone(two: Cli):
     eventually(lambda: in_host(two, "train-2", *look).code == 0)
 
 
-def test_daemons_that_are_killed_stay_dead_until_they_are_cleared(two: Cli):
+def test_killed_daemons_stay_dead_until_cleared(two: Cli):
     """The agent too, which its host would start again."""
     for fault, daemon in (("agent-dead", "node-agent"), ("slurmd-dead", "slurmd")):
         two.ok("inject", fault, "train-2")
@@ -363,7 +363,7 @@ def runs(cli: Cli, node: str, daemon: str) -> bool:
     return service_facts(folder(cli).host(node))[daemon].running
 
 
-def test_gpus_that_go_wrong(two: Cli):
+def test_gpu_faults_are_injected(two: Cli):
     list_gpus = ("shell", "--", "srun", "-w", "train-2", "--gpus-per-node=2", "nvidia-smi", "-L")
     before = two.ok(*list_gpus)
     told = json.loads(two.ok("inject", "xid", "79", "train-2", "--gpu", "1", "--json"))
@@ -396,7 +396,7 @@ FOUND = {
 }
 
 
-def test_what_is_injected_is_what_health_finds(two: Cli):
+def test_health_finds_every_injected_fault(two: Cli):
     """All at once; one by one they would take a minute."""
     health = ("health", "--node", "train-2", "--json")
     assert failed_checks(two.run(*health)) == set()
@@ -414,7 +414,7 @@ def failed_checks(answer: Answer) -> set[str]:
 # The machine room --------------------------------------------------------------------------------------------------
 
 
-def test_a_node_is_booted_anew_and_another_put_in_its_place(two: Cli):
+def test_machine_room_reboots_and_replaces_a_node(two: Cli):
     room = MachineRoom(folder(two).root)
     script = f"from {MachineRoom.__module__} import *; print(MachineRoom(Path('{folder(two).root}')).is_on('train-2'))"
     assert in_host(two, "head", sys.executable, "-c", script).out == "True\n", "where the controller is"
@@ -457,7 +457,7 @@ def back(cli: Cli, remedy: Callable[[str], None], node: str) -> None:
     assert cli.ok("shell", "--", "srun", "-w", node, "hostname") == f"{node}\n"
 
 
-def test_a_machine_room_that_is_killed_at_work_leaves_no_half_host(two: Cli):
+def test_killed_machine_room_leaves_no_partial_host(two: Cli):
     """At some moment or other of its work; the next one finds what is there and makes it whole."""
     room = MachineRoom(folder(two).root)
     for delay_s in (0.0, 0.02, 0.05, 0.08):
@@ -477,7 +477,7 @@ def ask_in_vain(room: MachineRoom) -> None:
         room.reboot("train-2")
 
 
-def test_what_cannot_be_broken_is_told(two: Cli):
+def test_impossible_fault_is_refused(two: Cli):
     answer = two.run("inject", "power-off", "train-7")
     assert answer.code == 1 and "there is no node `train-7`" in answer.err and "train-1, train-2" in answer.err
     assert two.run("inject", "power-of", "train-1").code == 2

@@ -81,7 +81,7 @@ HIDE = 'mount --bind /dev/null "$1" && shift && exec "$@"'
         ("ip", "iproute2", "accounting: false"),
     ],
 )
-def test_a_missing_program_is_named_with_the_package_that_brings_it(cli: Cli, name: str, package: str, slurm: str):
+def test_missing_program_is_reported_with_its_package(cli: Cli, name: str, package: str, slurm: str):
     path = os.path.realpath(program(name) or "")
     without = bounded(cli, "unshare", "--mount", "sh", "-c", HIDE, "sh", path)
     said = without.refused("up", cli.file(small(slurm=slurm)))
@@ -90,7 +90,7 @@ def test_a_missing_program_is_named_with_the_package_that_brings_it(cli: Cli, na
     assert not (cli.home / "clusters/one").exists()
 
 
-def test_what_the_cluster_does_not_use_may_be_missing(cli: Cli):
+def test_unused_programs_may_be_missing(cli: Cli):
     path = os.path.realpath(program("mariadbd") or "")
     without = bounded(cli, "unshare", "--mount", "sh", "-c", HIDE, "sh", path)
     assert without.ok("plan", cli.file(small())).startswith("creates one: 1 virtual node")
@@ -106,7 +106,7 @@ def test_root_without_namespaces_gets_loopback_hosts_and_is_told_why(cli: Cli):
     container.ok("down", "one")
 
 
-def test_virtual_hosts_asked_for_where_namespaces_are_not_permitted_are_refused(cli: Cli):
+def test_virtual_hosts_without_namespaces_are_refused(cli: Cli):
     container = bounded(cli, "setpriv", "--bounding-set=-sys_admin")
     said = container.refused("up", cli.file(small() + "local: {hosts: virtual}\n"))
     assert "no virtual hosts here: this kernel or container does not permit namespaces" in said
@@ -125,7 +125,7 @@ def home_of_length(cli: Cli, socket_length: int) -> Path:
     return path
 
 
-def test_a_home_too_long_for_a_socket_is_refused_before_anything_is_made(cli: Cli):
+def test_home_too_long_for_a_socket_is_refused_early(cli: Cli):
     far = bounded(cli, home=home_of_length(cli, SOCKET_PATH_MAX + 1))
     said = far.refused("up", cli.file(small()), cwd=cli.home)
     assert "too long" in said and "hint: set DALSEGNO_HOME to a shorter folder" in said
@@ -146,14 +146,14 @@ def test_a_home_just_short_enough_runs_jobs(cli: Cli):
 
 
 @pytest.mark.parametrize("letter", [",", "#", "%", '"', "\\", ":", "=", "["])
-def test_a_home_that_slurms_files_cannot_name_is_refused_before_anything_is_made(cli: Cli, letter: str):
+def test_home_that_slurm_files_cannot_contain_is_refused_early(cli: Cli, letter: str):
     """Of all ASCII, these were seen to break munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf."""
     strange = bounded(cli, home=cli.home / f"a{letter}b")
     said = strange.refused("plan", cli.file(small(slurm="")), cwd=cli.home)
     assert "DALSEGNO_HOME" in said and letter in said.splitlines()[0]
 
 
-def test_a_home_with_blanks_and_other_odd_letters_works(cli: Cli):
+def test_home_with_unusual_characters_works(cli: Cli):
     odd = bounded(cli, home=cli.home / "-my ünï; 'home' $(id)")
     odd.home.mkdir()
     (odd.home / "cache").symlink_to(cli.home / "cache")
@@ -175,7 +175,7 @@ def test_a_home_with_blanks_and_other_odd_letters_works(cli: Cli):
     assert leftovers(odd.home) == [] and not Folder(odd.home / "clusters/one").devices.exists()
 
 
-def test_a_read_only_home_is_said(cli: Cli):
+def test_read_only_home_is_reported(cli: Cli):
     mount = 'mount -t tmpfs -o ro none "$1" && shift && exec "$@"'
     fixed = cli.home / "fixed"
     fixed.mkdir()
@@ -185,7 +185,7 @@ def test_a_read_only_home_is_said(cli: Cli):
     assert "no clusters yet" in plain(read_only.run("ls", cwd=cli.home)).err
 
 
-def test_a_home_that_is_a_file_or_closed_to_us_is_said(cli: Cli):
+def test_home_that_is_a_file_or_inaccessible_is_reported(cli: Cli):
     file = bounded(cli, home=Path(cli.file(small())))
     assert str(file.home) in file.refused("up", str(file.home), cwd=cli.home)
     closed = cli.home / "closed"
@@ -209,7 +209,7 @@ def test_a_home_that_is_a_file_or_closed_to_us_is_said(cli: Cli):
         ("huge.yaml", "the file is larger than 1 MiB"),
     ],
 )
-def test_what_is_no_cluster_file_is_named(tmp_path: Path, file: str, words: str):
+def test_invalid_cluster_file_is_reported(tmp_path: Path, file: str, words: str):
     cli = Bounded(tmp_path, os.geteuid())
     (tmp_path / "huge.yaml").write_bytes(b"# \n" * 600_000)
     assert words in cli.refused("up", file)
@@ -217,7 +217,7 @@ def test_what_is_no_cluster_file_is_named(tmp_path: Path, file: str, words: str)
 
 
 @pytest.mark.parametrize("target", ["ssh", "parallelcluster", "hyperpod", "oci"])
-def test_a_target_that_is_not_built_validates_and_up_says_so(tmp_path: Path, target: str):
+def test_unimplemented_target_validates_and_up_refuses_it(tmp_path: Path, target: str):
     cli = Bounded(tmp_path, os.geteuid())
     assert plain(cli.run("init", "--target", target)).code == 0
     assert "is valid" in cli.ok("validate")
@@ -241,7 +241,7 @@ def test_a_target_that_is_not_built_validates_and_up_says_so(tmp_path: Path, tar
         (["env"], 1, "there is no cluster yet"),
     ],
 )
-def test_a_wrong_command_line_is_said(tmp_path: Path, words: list[str], code: int, said: str):
+def test_wrong_command_line_is_reported(tmp_path: Path, words: list[str], code: int, said: str):
     assert said in Bounded(tmp_path, os.geteuid()).refused(*words, code=code)
 
 
@@ -261,7 +261,7 @@ def pair(cache: Path) -> Iterator[Bounded]:
         yield Bounded(cli.home, cli.uid)
 
 
-def test_the_variable_names_the_cluster_and_the_option_wins(pair: Bounded):
+def test_cluster_option_overrides_the_variable(pair: Bounded):
     assert "there are 2 clusters: one, two" in pair.refused("status", code=2)
     named = replace(pair, more=(("DALSEGNO_CLUSTER", "two"),))
     assert named.ok("status").startswith("two (local) is up")
@@ -270,7 +270,7 @@ def test_the_variable_names_the_cluster_and_the_option_wins(pair: Bounded):
     assert "there is no cluster `onne`" in wrong.refused("status") and "did you mean `one`?" in wrong.refused("status")
 
 
-def test_a_shell_that_has_a_clusters_environment_speaks_of_that_cluster(pair: Bounded):
+def test_shell_with_cluster_environment_uses_that_cluster(pair: Bounded):
     """After `eval "$(dalsegno env)"` no name is needed; inside a host there is nothing to be seen, and that is said."""
     exported = json.loads(pair.ok("env", "-M", "two", "--json"))
     assert replace(pair, more=tuple(exported.items())).ok("status").startswith("two (local) is up")
@@ -282,18 +282,18 @@ def test_a_shell_that_has_a_clusters_environment_speaks_of_that_cluster(pair: Bo
     "words",
     [["ls"], ["status", "-M", "one"], ["plan", "one.yaml"], ["env", "-M", "one"], ["validate", "one.yaml"]],
 )
-def test_json_is_json_and_nothing_else_is_on_standard_output(pair: Bounded, words: list[str]):
+def test_json_output_is_only_json(pair: Bounded, words: list[str]):
     assert json.loads(pair.ok(words[0], "--json", *words[1:]))
 
 
-def test_a_failure_leaves_standard_output_empty_with_json_too(pair: Bounded):
+def test_failure_prints_nothing_to_stdout(pair: Bounded):
     pair.refused("status", "--json", "-M", "nothing")
     pair.refused("plan", "--json", "nothing.yaml")
     assert json.loads(pair.run("validate", "--json", "nothing.yaml").out)["valid"] is False
 
 
 @pytest.mark.parametrize("words", [["status", "-M", "one"], ["schema"], ["ls"], ["--help"]])
-def test_a_reader_that_goes_away_is_no_error(pair: Bounded, words: list[str]):
+def test_closed_pipe_is_no_error(pair: Bounded, words: list[str]):
     read, write = os.pipe()
     os.close(read)
     try:
@@ -322,7 +322,7 @@ def test_closed_streams_do_not_matter(pair: Bounded, words: list[str], closed: s
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
 
-def test_a_full_disk_behind_standard_output_is_said(pair: Bounded):
+def test_full_disk_on_stdout_is_reported(pair: Bounded):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             pair.argv("status", "-M", "one"),
@@ -348,7 +348,7 @@ DAMAGED = ["state.json", "cluster.json", "hosts/head/init.json", "hosts/head/ser
 
 @pytest.mark.parametrize("text", ["{", "{}"])
 @pytest.mark.parametrize("file", DAMAGED)
-def test_a_damaged_file_of_ours_is_told_in_words(pair: Bounded, file: str, text: str):
+def test_damaged_state_file_is_reported(pair: Bounded, file: str, text: str):
     path = pair.home / "clusters/one" / file
     good = path.read_text()
     path.write_text(text)
@@ -361,7 +361,7 @@ def test_a_damaged_file_of_ours_is_told_in_words(pair: Bounded, file: str, text:
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", "null"])
-def test_a_damaged_state_does_not_let_up_make_the_running_cluster_anew(pair: Bounded, text: str):
+def test_up_with_damaged_state_does_not_recreate_the_cluster(pair: Bounded, text: str):
     """It would end every job and throw the accounting database away."""
     path = pair.home / "clusters/two/state.json"
     good, first = path.read_text(), host_process(pair.home / "clusters/two/hosts/head")
@@ -411,7 +411,7 @@ def test_up_killed_just_after_the_cluster_was_registered_is_finished_by_up(cli: 
     assert cli.status("one")["phase"] == "up"
 
 
-def test_a_limit_on_something_slurm_does_not_count_is_refused_and_mended_by_up(cli: Cli):
+def test_unknown_tres_limit_is_refused_and_fixed_by_up(cli: Cli):
     """Only Slurm knows which licenses there are: sacctmgr's own words come through, and the cluster can be mended."""
     limit = "enforce: [limits], qos: [{name: low, max_tres_per_user: {license/nothing: 1}}]"
     said = plain(cli.run("up", cli.file(small(slurm=limit))))
@@ -421,7 +421,7 @@ def test_a_limit_on_something_slurm_does_not_count_is_refused_and_mended_by_up(c
     assert shown.strip() == "gres/gpu=1"
 
 
-def test_two_homes_at_once_with_a_cluster_of_the_same_name_do_not_meet(cli: Cli):
+def test_clusters_of_the_same_name_in_two_homes_do_not_conflict(cli: Cli):
     other = Cli(make_home("ds-"), cli.uid)
     (other.home / "cache").symlink_to((cli.home / "cache").resolve())
     both = (cli, other)

@@ -48,7 +48,7 @@ def is_now(cli: Cli, node: str, presence: str) -> bool:
 
 
 @pytest.mark.alone
-def test_agents_cost_little(three: Cli):
+def test_node_agents_use_little_cpu(three: Cli):
     before, began = [ticks(three, n) for n in (1, 2, 3)], time.monotonic()
     time.sleep(8)  # what is measured
     taken = sum(ticks(three, n) for n in (1, 2, 3)) - sum(before)
@@ -66,7 +66,7 @@ def ticks(cli: Cli, number: int) -> int:
 
 
 @pytest.mark.alone
-def test_a_power_cut_is_known_within_a_second_and_a_half_and_the_next_boot_is_another(three: Cli):
+def test_power_cut_is_detected_and_next_boot_has_a_new_id(three: Cli):
     host = host_process(three.home / "clusters/one/hosts/train-2")
     assert host is not None and is_now(three, "train-2", "connected")
     before = view(three, "train-2")["boot"]
@@ -84,7 +84,7 @@ def test_a_power_cut_is_known_within_a_second_and_a_half_and_the_next_boot_is_an
     assert view(three, "train-2")["boot"] != before
 
 
-def test_a_dead_agent_is_not_a_dead_node_and_is_started_again(three: Cli):
+def test_dead_agent_is_restarted_and_its_node_stays(three: Cli):
     agent = pid_of(three, "train-3", "node-agent")
     three.ok("inject", "agent-dead", "train-3")
     eventually(lambda: is_now(three, "train-3", "agent dead"))
@@ -93,7 +93,7 @@ def test_a_dead_agent_is_not_a_dead_node_and_is_started_again(three: Cli):
     eventually(lambda: is_now(three, "train-3", "connected"))
 
 
-def test_a_controller_that_stood_still_forgives_everyone(three: Cli):
+def test_paused_controller_blames_no_agent(three: Cli):
     """On a machine with very much to do an agent may be late by itself, and is tried again."""
     assert any(stands_still_unnoticed(three) for _ in range(3))
 
@@ -109,7 +109,7 @@ def stands_still_unnoticed(cli: Cli) -> bool:
     return [view(cli, f"train-{n}")["since"] for n in (1, 2, 3)] == [each["since"] for each in before]
 
 
-def test_an_agent_that_stands_still_is_silent_and_its_node_is_not_gone(three: Cli):
+def test_stopped_agent_is_silent_and_its_node_is_not_lost(three: Cli):
     agent = pid_of(three, "train-1", "node-agent")
     os.kill(agent, signal.SIGSTOP)
     eventually(lambda: is_now(three, "train-1", "silent") and view(three, "train-1")["host"], every_s=0.05)
@@ -123,7 +123,7 @@ def pid_of(cli: Cli, host: str, program: str) -> int:
     return programs(descendants(process.pid), lambda words: program in words)[0]
 
 
-def test_a_plain_user_neither_reads_the_secrets_nor_writes_the_controllers_files(three: Cli):
+def test_plain_user_cannot_read_secrets_or_write_controller_files(three: Cli):
     root = three.home / "clusters/one"
     assert (root / "secret/agents/train-1").is_file() and (root / "controller").is_dir()
     for words in (
@@ -134,14 +134,14 @@ def test_a_plain_user_neither_reads_the_secrets_nor_writes_the_controllers_files
         assert done.returncode != 0 and b"ermission denied" in done.stderr, words
 
 
-def test_a_broken_gpu_is_told_of(three: Cli):
+def test_broken_gpu_is_reported(three: Cli):
     three.ok("inject", "xid", "79", "train-1")
     eventually(lambda: any(each[:2] == ["xid", "failed"] for each in view(three, "train-1")["findings"]), every_s=0.05)
     three.ok("inject", "--clear", "train-1")
     eventually(lambda: not any(each[0] == "xid" for each in view(three, "train-1")["findings"]))
 
 
-def test_agents_find_a_controller_that_was_started_again(three: Cli):
+def test_agents_reconnect_to_a_restarted_controller(three: Cli):
     os.kill(pid_of(three, "head", "controller"), signal.SIGKILL)
     eventually(lambda: _answers(three) and all(is_now(three, f"train-{n}", "connected") for n in (1, 2, 3)))
 

@@ -145,7 +145,7 @@ def tiers(home: Cli) -> Site:
 # Partitions ------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_names_no_partition_comes_to_the_default_one(site: Site):
+def test_job_without_partition_uses_the_default(site: Site):
     assert site.ok("srun", "sh", "-c", "echo $SLURM_JOB_PARTITION", user="ada") == "every"
     assert "every*" in site.ask("sinfo", "-h", "-o", "%P").split()
 
@@ -164,20 +164,20 @@ def test_a_job_over_the_partitions_node_limit_is_refused(site: Site):
     assert len(site.ok("srun", "-p", "every", "-N2", "hostname", user="ada").split()) == 2
 
 
-def test_only_allowed_accounts_enter_a_partition(site: Site):
+def test_only_allowed_accounts_may_use_a_partition(site: Site):
     assert site.ok("srun", "-p", "vision", "hostname", user="ada").startswith("work-")
     for claim in ((), ("-A", "vision")):  # bob's own account, and one he has no part in
         answer = site.run("srun", "-p", "vision", *claim, "hostname", user="bob")
         assert answer.code == 1 and "Invalid account" in answer.err
 
 
-def test_only_an_allowed_qos_enters_a_partition(site: Site):
+def test_only_allowed_qos_may_use_a_partition(site: Site):
     assert site.ok("srun", "-p", "keen-only", "-q", "keen", "hostname", user="ada").startswith("work-")
     answer = site.run("srun", "-p", "keen-only", "-q", "calm", "hostname", user="ada")
     assert answer.code == 1 and "Invalid qos" in answer.err
 
 
-def test_partitions_over_the_same_nodes_see_each_others_jobs(site: Site):
+def test_partitions_with_shared_nodes_share_their_resources(site: Site):
     job = site.submit("-p", "work", "-w", "work-1", "--exclusive", user="ada")
     site.comes_to(job, "RUNNING")
     assert site.run("srun", "-p", "short", "-w", "work-1", "--immediate=1", "true", user="bob").code == 1
@@ -191,7 +191,7 @@ def test_nodes_are_chosen_by_feature(site: Site):
     assert answer.code == 1 and "Invalid feature specification" in answer.err
 
 
-def test_the_node_of_least_weight_is_taken_first(site: Site):
+def test_node_with_lowest_weight_is_allocated_first(site: Site):
     """Without weights cheap-1 would be taken: it is alone on its switch, and so leaves the others together."""
     assert site.ok("srun", "hostname", user="ada") == "work-1"
 
@@ -216,7 +216,7 @@ def test_spares_are_drained_with_our_reason_and_get_no_jobs(site: Site):
 # Who goes first --------------------------------------------------------------------------------------------
 
 
-def test_a_job_of_a_higher_qos_goes_first_though_it_came_later(site: Site):
+def test_job_of_higher_qos_starts_first(site: Site):
     only = ("-p", "cheap", "--exclusive")
     site.comes_to(blocker := site.submit(*only, user="ada"), "RUNNING")
     calm = site.submit(*only, "-q", "calm", user="ada")
@@ -226,7 +226,7 @@ def test_a_job_of_a_higher_qos_goes_first_though_it_came_later(site: Site):
     assert site.job(calm, "%T %r") in ("PENDING Priority", "PENDING Resources")
 
 
-def test_a_job_of_a_preempting_qos_has_a_low_one_requeued_which_runs_again_later(site: Site):
+def test_preempted_job_is_requeued_and_runs_later(site: Site):
     mark = site.folder / "home/ada/starts"
     both = ("-p", "work", "-N2", "--exclusive")
     low = site.submit(*both, "-q", "low", user="ada", script=f"echo $SLURM_RESTART_COUNT >> {mark}; sleep 600")
@@ -251,7 +251,7 @@ def started_now(site: Site, job: str) -> bool:
     return state == "RUNNING"
 
 
-def test_a_short_job_is_slipped_in_before_a_large_one_that_cannot_start_yet(site: Site):
+def test_short_job_is_backfilled(site: Site):
     site.comes_to(site.submit("-p", "work", "-N1", "--exclusive", "-t", "10", user="ada"), "RUNNING")
     large = site.submit("-p", "work", "-q", "keen", "-N2", "--exclusive", "-t", "30", user="bob")
     long = site.submit("-p", "work", "-N1", "--exclusive", "-t", "60", user="ada")
@@ -261,7 +261,7 @@ def test_a_short_job_is_slipped_in_before_a_large_one_that_cannot_start_yet(site
     assert (site.job(large, "%T"), site.job(long, "%T")) == ("PENDING", "PENDING")  # the long one would delay the large
 
 
-def test_a_qos_limit_per_user_holds_the_job_that_goes_over_it(site: Site):
+def test_job_over_the_user_limit_of_a_qos_waits(site: Site):
     first = site.submit("-p", "work", "-q", "small", "--gpus=1", user="ada")
     second = site.submit("-p", "work", "-q", "small", "--gpus=1", user="ada")
     others = site.submit("-p", "work", "-q", "small", "--gpus=1", user="bob")
@@ -272,13 +272,13 @@ def test_a_qos_limit_per_user_holds_the_job_that_goes_over_it(site: Site):
     site.comes_to(second, "RUNNING")
 
 
-def test_someone_without_an_association_is_refused(site: Site):
+def test_user_without_association_is_refused(site: Site):
     stranger = replace(site, cli=replace(site.cli, uid=NOBODY))
     answer = stranger.run("srun", "hostname")
     assert answer.code == 1 and "Invalid account" in answer.err
 
 
-def test_a_partition_of_a_higher_tier_has_the_lower_ones_jobs_requeued(tiers: Site):
+def test_job_of_higher_tier_requeues_jobs_of_lower_tier(tiers: Site):
     low = tiers.submit("-p", "scavenge", "--exclusive")
     tiers.comes_to(low, "RUNNING")
     urgent = tiers.submit("-p", "urgent", "--exclusive")
@@ -293,20 +293,20 @@ def test_a_partition_of_a_higher_tier_has_the_lower_ones_jobs_requeued(tiers: Si
 # Reservations, topology, raw settings ----------------------------------------------------------------------
 
 
-def test_a_reservation_of_the_file_keeps_others_out(site: Site):
+def test_reservation_excludes_other_users(site: Site):
     assert "ReservationName=course" in site.ask("scontrol", "show", "reservation", "course")
     assert site.ok("srun", "-p", "class", "--reservation=course", "hostname", user="ada") == "class-1"
     assert "Access denied" in site.run("srun", "-p", "class", "--reservation=course", "hostname", user="bob").err
     assert site.run("srun", "-p", "class", "--immediate=1", "hostname", user="bob").code == 1
 
 
-def test_slurm_knows_the_networks_tree(site: Site):
+def test_slurm_has_the_topology(site: Site):
     switches = dict(line.split(" ", 1) for line in site.ask("scontrol", "show", "topology").splitlines())
     assert "Nodes=work-[1-2]" in switches["SwitchName=leaf-1"].split()
     assert {"Level=1", "Switches=leaf-[1-4]"} <= set(switches["SwitchName=spine"].split())
 
 
-def test_raw_settings_of_the_file_win(site: Site):
+def test_raw_settings_override_ours(site: Site):
     assert site.setting("MaxArraySize") == "77"
     assert site.setting("KillWait") == "3 sec"
     assert site.setting("SchedulerParameters") == "batch_sched_delay=0,sched_interval=1,bf_interval=1"
@@ -315,7 +315,7 @@ def test_raw_settings_of_the_file_win(site: Site):
 # People and doors ------------------------------------------------------------------------------------------
 
 
-def test_the_job_of_someone_who_exists_only_on_the_cluster_runs_as_them(site: Site):
+def test_job_runs_as_a_user_who_exists_only_on_the_cluster(site: Site):
     uid = site.ok("id", "-u", "ada", user="ada")
     assert "ada:" not in Path("/etc/passwd").read_text() and int(uid) > 1000
     out = site.ok("srun", "-N2", "sh", "-c", 'echo "$(id -u) $(id -un) $(id -gn) $HOME"', user="ada")
@@ -325,13 +325,13 @@ def test_the_job_of_someone_who_exists_only_on_the_cluster_runs_as_them(site: Si
     assert site.run("srun", "sh", "-c", "echo mine > ~ada/other", user="bob").code != 0
 
 
-def test_root_may_also_become_a_user_of_the_machine_whose_group_has_another_name(site: Site):
+def test_root_can_become_a_machine_user_with_another_group_name(site: Site):
     """`nobody` is in `nogroup`, and has the machine's home, not one of the cluster's."""
     said = site.ok("sh", "-c", "id -un; id -gn; echo $HOME", user="nobody")
     assert said.split() == ["nobody", "nogroup", "/nonexistent"]
 
 
-def test_the_login_node_is_a_host_of_its_own_and_no_node_of_slurms(site: Site):
+def test_login_node_is_a_separate_host_and_not_a_slurm_node(site: Site):
     assert site.cli.ok("shell", "-M", "one", "-w", "login-1", "-u", "ada", "--", "hostname").strip() == "login-1"
     assert "login-1" not in site.ask("sinfo", "-h", "-N", "-o", "%N").split()
     inside = site.cli.ok("shell", "-M", "one", "-w", "login-1", "--", "srun", "hostname").strip()
@@ -388,7 +388,7 @@ def service_pids(site: Site) -> dict[str, object]:
     return found
 
 
-def test_people_qos_and_reservations_change_without_a_restart(site: Site):
+def test_users_qos_and_reservations_change_without_a_restart(site: Site):
     job = site.submit("-p", "work", user="ada")
     site.comes_to(job, "RUNNING")
     before, changed = service_pids(site), change(POLICY)
@@ -421,7 +421,7 @@ def change(text: str) -> str:
     return text + "  - {name: later, nodes: cheap-1, users: [bob], start: now+2days, duration: 1h}\n"
 
 
-def test_a_removed_reservation_is_said_and_done(site: Site):
+def test_removed_reservation_is_reported_and_deleted(site: Site):
     kept = POLICY[: POLICY.index("reservations:")]
     assert "updates reservations" in site.cli.ok("plan", site.cli.file(kept, "one.yaml"))
     site.cli.ok("up", "one.yaml")
@@ -430,7 +430,7 @@ def test_a_removed_reservation_is_said_and_done(site: Site):
     assert "ReservationName=course" in site.ask("scontrol", "show", "reservation")
 
 
-def test_what_an_administrator_reserved_by_hand_stays(site: Site):
+def test_manual_reservation_is_kept(site: Site):
     site.ask("scontrol", "create", "reservation", "ReservationName=mine", "Users=root", "Nodes=work-3", "StartTime=now",
             "Duration=60", "Flags=MAINT")  # fmt: skip
     try:
@@ -443,7 +443,7 @@ def test_what_an_administrator_reserved_by_hand_stays(site: Site):
         site.cli.ok("up", site.cli.file(POLICY, "one.yaml"))
 
 
-def test_accounting_is_off_by_one_key(tiers: Site):
+def test_accounting_can_be_turned_off(tiers: Site):
     answer = tiers.run("sacct")
     assert answer.code != 0 and "accounting storage is disabled" in answer.err
     daemons = {daemon["name"] for daemon in tiers.cli.status("two")["daemons"]}  # type: ignore[attr-defined]

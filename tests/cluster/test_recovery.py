@@ -86,7 +86,7 @@ def controller_pid(cli: Cli) -> int:
     return pid
 
 
-def test_a_host_without_power_is_set_down_replaced_validated_and_returned(cluster: Cli):
+def test_host_without_power_is_replaced_validated_and_returned(cluster: Cli):
     passport = request(cluster, {"node": "train-2"})["gpus"]
     took = heals(cluster, "train-2", lambda: cluster.ok("inject", "power-off", "train-2"))
     assert list(sorted(took, key=lambda kind: took[kind]))[-5:] == [
@@ -106,7 +106,7 @@ def test_a_host_without_power_is_set_down_replaced_validated_and_returned(cluste
     assert {gpu["uuid"] for gpu in old} == {gpu["uuid"] for gpu in passport}, "other GPUs, and the old ones are known"
 
 
-def test_xid_79_drains_the_node_and_a_controller_that_is_killed_meanwhile_goes_on(cluster: Cli):
+def test_xid_79_drains_the_node_and_a_killed_controller_continues(cluster: Cli):
     words = ("sbatch", "--parsable", "--requeue", "-w", "train-3", "-o", "/dev/null", "--wrap", "sleep 1000")
     job = cluster.ok("shell", "--", *words).strip()
     eventually(lambda: state(cluster, "train-3") != "idle")
@@ -138,7 +138,7 @@ def answers(cli: Cli) -> bool:
         return False
 
 
-def test_someone_else_s_drain_is_not_touched_and_paused_nothing_is_begun(cluster: Cli):
+def test_other_drains_are_kept_and_paused_automation_does_nothing(cluster: Cli):
     job = cluster.ok("shell", "--", "sbatch", "--parsable", "-w", "train-1", "-o", "/dev/null", "--wrap", "sleep 1000")
     eventually(lambda: state(cluster, "train-1") != "idle")
     cluster.ok("shell", "--", "scontrol", "update", "node=train-1", "state=drain", "reason=mine")
@@ -203,7 +203,7 @@ def test_a_node_with_quick_job_failures_is_drained_and_validated(cluster: Cli):
     assert "drained: black-hole: 3 jobs failed here right after they started" in told
 
 
-def test_while_slurmctld_does_not_answer_nothing_is_done(cluster: Cli):
+def test_no_action_while_slurmctld_does_not_answer(cluster: Cli):
     log, before = cluster.home / "clusters/one/hosts/head/controller.log", last_event(cluster)
     seen = len(log.read_text())  # it is said once
     os.kill(daemon_pid(cluster, "head", "slurmctld"), 9)
@@ -224,7 +224,7 @@ def told_of_agent(cli: Cli, node: str) -> list[Message]:
     return [{"check": each[0], "verdict": each[1]} for each in view(cli, node)["findings"]]
 
 
-def test_the_same_gpus_coming_back_are_refused_until_they_are_forgiven(cluster: Cli):
+def test_replaced_gpus_are_refused_until_forgiven(cluster: Cli):
     before = last_event(cluster)
     cluster.ok("inject", "bad-replacement", "train-2", "--same-gpus")
     heals(cluster, "train-2", lambda: cluster.ok("inject", "xid", "54", "train-2"))
@@ -235,7 +235,7 @@ def test_the_same_gpus_coming_back_are_refused_until_they_are_forgiven(cluster: 
     assert cluster.run("nodes", "forgive", "train-2").code == 1, "there is none any more"
 
 
-def test_a_controller_whose_cable_is_out_misses_all_nodes_and_touches_none(cluster: Cli):
+def test_disconnected_controller_changes_no_node(cluster: Cli):
     nodes = ("train-1", "train-2", "train-3", SPARE)
     eventually(lambda: all(heard_in(cluster, node) for node in nodes))  # else it would be missed already
     before, folder = last_event(cluster), cluster.home / "clusters/one"
@@ -264,7 +264,7 @@ def heard_in(cli: Cli, node: str) -> bool:
     return view(cli, node)["presence"] == "connected" and phase(cli, node) in ("in service", "spare")
 
 
-def test_a_job_that_loses_its_node_starts_again_without_the_two_minutes_though_it_needs_all_nodes(cluster: Cli):
+def test_job_that_loses_a_node_restarts_without_the_requeue_delay(cluster: Cli):
     words = ("sbatch", "--parsable", "--requeue", "-N3", "-w", "train-2", "-o", "/dev/null", "--wrap", "sleep 1000")
     job = cluster.ok("shell", "--", *words).strip()
 
@@ -307,7 +307,7 @@ def image(cluster: Cli) -> str:
     )
 
 
-def test_a_batch_script_with_auto_resume_starts_its_step_again_when_a_node_is_lost(cluster: Cli):
+def test_auto_resume_restarts_the_step_of_a_batch_script(cluster: Cli):
     signed, step = stepping(cluster, "batch")
     job, out = submit(cluster, "batch", f"srun --auto-resume=1 {image(cluster)} {step}\necho ends with $?", "-N2")
     eventually(lambda: len(lines(signed)) == 2)
@@ -323,7 +323,7 @@ def batch_host(cluster: Cli, job: str) -> str:
     return cluster.ok("shell", "--", "squeue", "-h", "-j", job, "-o", "%B").strip()
 
 
-def test_an_allocation_that_outlives_a_node_has_its_step_started_again_on_the_others(cluster: Cli):
+def test_auto_resume_restarts_the_step_on_remaining_nodes(cluster: Cli):
     signed, step = stepping(cluster, "tough")
     words = f"srun --auto-resume=1 -N2 {image(cluster)} {step}"
     held = cluster.start("shell", "--", "salloc", "--no-kill", "-N3", "sh", "-c", words)
@@ -338,7 +338,7 @@ def test_an_allocation_that_outlives_a_node_has_its_step_started_again_on_the_ot
     assert lost not in lines(signed)[2:]
 
 
-def test_an_allocation_that_ends_with_a_node_is_made_anew_and_what_fails_by_itself_is_not_started_again(cluster: Cli):
+def test_auto_resume_requests_a_new_allocation_but_not_after_a_failure(cluster: Cli):
     """At the same time, since each is looked at for a while."""
     fails = f"srun --auto-resume=1 sh -c 'echo once >> {cluster.home}/tmp/fails; exit 7'"
     own, _ = submit(cluster, "fails", fails, "-w", "train-3")
@@ -354,7 +354,7 @@ def test_an_allocation_that_ends_with_a_node_is_made_anew_and_what_fails_by_itse
     assert lines(cluster.home / "tmp/fails") == ["once"]
 
 
-def test_a_step_that_dies_of_a_drained_node_has_its_job_requeued_and_a_cancelled_one_has_not(cluster: Cli):
+def test_auto_resume_requeues_after_a_drained_node_but_not_after_cancel(cluster: Cli):
     signed, step = stepping(cluster, "dies")
     dies = f"test $SLURM_RESTART_COUNT || srun --auto-resume=1 {step[:-1]}; exit 3' && echo ends well"
     job, out = submit(cluster, "dies", dies, "-N2")
@@ -388,7 +388,7 @@ def cancel_one_that_stays_ended(cluster: Cli) -> None:
 # Runs of srun's own tasks --------------------------------------------------------------------------------------
 
 
-def test_a_run_of_srun_s_own_tasks_keeps_the_node_that_is_to_be_mended_until_it_ends(cluster: Cli):
+def test_run_of_srun_tasks_keeps_a_suspected_node_until_it_ends(cluster: Cli):
     """It ends with the first node that is taken from it, and names none that it could do without."""
     program, go = cluster.home / "waits.py", cluster.home / "go"
     program.write_text(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.1)\n")
@@ -415,7 +415,7 @@ def test_a_run_of_srun_s_own_tasks_keeps_the_node_that_is_to_be_mended_until_it_
 # Spares -------------------------------------------------------------------------------------------------------
 
 
-def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_afterwards(cluster: Cli):
+def test_spare_is_lent_to_a_run_and_returned(cluster: Cli):
     def ask_for_a_node(comment: str, name: str = "plain") -> str:
         words = ("sbatch", "--parsable", "-N1", "--exclusive", f"--comment={comment}", "-J", name, "-o", "/dev/null")
         return cluster.ok("shell", "--", *words, "--wrap", "sleep 1000").strip()

@@ -22,7 +22,7 @@ def daemon_pid(cli: Cli, host: str, name: str) -> int:
     return next(pid for pid in descendants(process.pid) if _name(pid).strip() == name.encode())
 
 
-def test_a_dead_daemon_on_a_living_host_is_started_again(cli: Cli):
+def test_up_restarts_a_dead_daemon(cli: Cli):
     cli.ok("up", cli.file(small(2, accounting=True)))
     for host, name in (("head", "slurmctld"), ("train-1", "slurmd"), ("head", "slurmdbd"), ("head", "munged")):
         os.kill(daemon_pid(cli, host, name), signal.SIGKILL)
@@ -32,7 +32,7 @@ def test_a_dead_daemon_on_a_living_host_is_started_again(cli: Cli):
     assert idle_nodes(cli) == 2
 
 
-def test_without_slurmctld_the_queue_is_unknown_and_not_empty(cli: Cli):
+def test_queue_is_unknown_without_slurmctld(cli: Cli):
     cli.ok("up", cli.file(small(1)))
     os.kill(daemon_pid(cli, "head", "slurmctld"), signal.SIGKILL)
     eventually(lambda: cli.status("one")["phase"] == "degraded")
@@ -40,7 +40,7 @@ def test_without_slurmctld_the_queue_is_unknown_and_not_empty(cli: Cli):
     assert "jobs: unknown, slurmctld does not answer" in cli.ok("status") and "?/2" in cli.ok("status")
 
 
-def test_a_job_of_a_young_cluster_survives_a_killed_slurmctld(cli: Cli):
+def test_job_of_a_new_cluster_survives_a_killed_slurmctld(cli: Cli):
     """Backfill does not have its starts saved: the main scheduler must be the one that starts jobs."""
     cli.ok("up", cli.file(small(1)))
     script = f"until [ -e {cli.home}/last ]; do sleep 0.1; done; echo done $SLURM_RESTART_COUNT"
@@ -56,7 +56,7 @@ def test_a_job_of_a_young_cluster_survives_a_killed_slurmctld(cli: Cli):
     eventually(lambda: (cli.home / "out").read_text() == "done\n")
 
 
-def test_the_backup_controller_takes_over_also_after_a_node_was_removed(cli: Cli):
+def test_backup_controller_takes_over_after_a_node_was_removed(cli: Cli):
     with_backup = small(3).replace("accounting: false", "accounting: false, backup_controller: true")
     cli.ok("up", cli.file(with_backup))
     cli.ok("up", cli.file(with_backup.replace("nodes: 3", "nodes: 2")))
@@ -64,7 +64,7 @@ def test_the_backup_controller_takes_over_also_after_a_node_was_removed(cli: Cli
     eventually(lambda: cli.run("shell", "--", "sinfo", "-h", "-o", "%D").out.strip() == "2", 120)
 
 
-def test_an_up_cut_short_at_its_very_end_is_finished(cli: Cli):
+def test_up_finishes_an_up_that_was_interrupted_at_its_end(cli: Cli):
     cli.file(small(2))
     interrupt(cli, "waiting", signal.SIGKILL)
     assert "finishes what an earlier `up` began" in cli.ok("plan")
@@ -72,7 +72,7 @@ def test_an_up_cut_short_at_its_very_end_is_finished(cli: Cli):
     assert cli.status("one")["phase"] == "up"
 
 
-def test_a_host_left_without_a_cable_gets_one(cli: Cli):
+def test_up_connects_a_host_without_a_link(cli: Cli):
     """As a kill -9 between the boot of a host and its cable leaves it."""
     cli.ok("up", cli.file(small(2)))
     state_file = cli.home / "clusters/one/state.json"
@@ -86,7 +86,7 @@ def test_a_host_left_without_a_cable_gets_one(cli: Cli):
     assert sorted(cli.ok("shell", "--", "srun", "-N2", "hostname").split()) == ["train-1", "train-2"]
 
 
-def test_a_job_that_outlives_its_nodes_goes_on_when_a_lost_host_is_booted_again(cli: Cli):
+def test_running_job_continues_when_a_lost_host_is_rebooted(cli: Cli):
     cli.ok("up", cli.file(small(2)))
     out = cli.home / "out"
     work = (
@@ -105,7 +105,7 @@ def test_a_job_that_outlives_its_nodes_goes_on_when_a_lost_host_is_booted_again(
     holder.wait(100)
 
 
-def test_a_job_that_waits_in_a_partition_that_is_to_go_is_named(cli: Cli):
+def test_plan_names_jobs_pending_in_a_removed_partition(cli: Cli):
     two = small(1) + "# second\n"
     two = two.replace("slurm:", "  - {name: extra, nodes: 1}\nslurm:")
     cli.ok("up", cli.file(two))
@@ -121,13 +121,13 @@ def test_a_job_that_waits_in_a_partition_that_is_to_go_is_named(cli: Cli):
     assert cli.ok("shell", "--", "sinfo", "-h", "-o", "%P").split() == ["train*"]
 
 
-def test_dalsegno_inside_a_host_says_where_it_is(cli: Cli):
+def test_dalsegno_inside_a_host_reports_the_host(cli: Cli):
     cli.ok("up", cli.file(small(1)))
     answer = cli.run("shell", "--", *cli.argv("status"))
     assert answer.code == 2 and "this shell is inside a host" in answer.err
 
 
-def test_a_strict_umask_does_not_lock_plain_users_out(cli: Cli):
+def test_strict_umask_does_not_exclude_plain_users(cli: Cli):
     argv = ["sh", "-c", 'umask 077; exec "$@"', "sh", *cli.argv("up", cli.file(small(1)))]
     subprocess.run(argv, env=cli.env, cwd=cli.home, check=True, capture_output=True)
     done = subprocess.run(
@@ -137,7 +137,7 @@ def test_a_strict_umask_does_not_lock_plain_users_out(cli: Cli):
     assert (done.returncode, done.stdout.strip()) == (0, "nobody"), done.stderr
 
 
-def test_a_process_with_a_name_of_any_bytes_does_not_stop_down(cli: Cli):
+def test_down_works_with_unusual_process_names(cli: Cli):
     cli.ok("up", cli.file(small(1)))
     script = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'\\xff\\xfe', 0, 0, 0); time.sleep(1000)"
     cli.ok("shell", "--", "sbatch", "-o", "/dev/null", "--wrap", f'python3 -c "{script}"')

@@ -54,7 +54,7 @@ def test_three_researchers_share_four_gpus(shared: Cli):
     assert outcome.priorities["ada"] < outcome.priorities["cem"]  # fair share: she used more
 
 
-def test_the_demo_tells_the_story_in_a_plain_pipe_and_leaves_nothing(demo: subprocess.Popen[str]):
+def test_researchers_demo_works_in_a_pipe_and_leaves_nothing(demo: subprocess.Popen[str]):
     out, err = demo.communicate(timeout=240)
     assert demo.returncode == 0, err
     assert "lab*         up   infinite      1   idle lab-1" in out

@@ -78,7 +78,7 @@ def user() -> Iterator[Rootless]:
         yield cli
 
 
-def test_up_work_and_down_without_root(user: Rootless):
+def test_up_jobs_and_down_without_root(user: Rootless):
     user.ok("up", user.file(FILE.format(name="one", accounting="true")))
     assert user.status("one")["phase"] == "up"
     assert user.ok("shell", "--", "sinfo", "-h", "-o", "%D %T").split() == ["3", "idle"]
@@ -107,7 +107,7 @@ def test_nodes_are_added(user: Rootless):
     user.ok("down", "two")
 
 
-def test_the_supervisor_of_the_daemons_may_die_and_jobs_go_on(user: Rootless):
+def test_jobs_survive_the_death_of_the_daemon_supervisor(user: Rootless):
     user.ok("up", user.file(FILE.format(name="two", accounting="true")))
     last = user.home / "last"
     script = f"srun sh -c 'until [ -e {last} ]; do sleep 0.1; done'; echo done"
@@ -125,7 +125,7 @@ def test_the_supervisor_of_the_daemons_may_die_and_jobs_go_on(user: Rootless):
     assert leftovers(user.home) == []
 
 
-def test_a_taken_port_is_avoided(user: Rootless):
+def test_used_port_is_avoided(user: Rootless):
     file = user.file(FILE.format(name="one", accounting="false"))
     user.ok("up", file)
     port = ports(user)["train-2"]  # in the middle of what the same cluster would take again
@@ -146,7 +146,7 @@ def ports(user: Rootless) -> dict[str, int]:
     return chosen
 
 
-def test_virtual_hosts_without_root_are_refused_in_words(user: Rootless):
+def test_virtual_hosts_without_root_are_refused(user: Rootless):
     answer = user.run("up", user.file(FILE.format(name="one", accounting="false") + "local: {hosts: virtual}\n"))
     assert answer.code == 1
     assert (
@@ -155,7 +155,7 @@ def test_virtual_hosts_without_root_are_refused_in_words(user: Rootless):
     )
 
 
-def test_a_machine_with_no_address_but_loopback_is_told_what_is_missing(user: Rootless):
+def test_machine_with_only_loopback_address_gets_an_error(user: Rootless):
     """Slurm's daemons end with a riddle there."""
     user.file(FILE.format(name="one", accounting="false"))
     script = 'ip link set lo up; exec "$@"'

@@ -53,7 +53,7 @@ def follow(run: Run) -> Popen[str]:
     return follower
 
 
-def test_in_a_terminal_down_asks_before_it_ends_anything(run: Run):
+def test_down_in_a_terminal_asks_for_confirmation(run: Run):
     ours, theirs = pty.openpty()
     asked = Popen(run.cli.argv("down", "one"), env=run.cli.env, stdin=theirs, stdout=DEVNULL, stderr=theirs)
     os.write(ours, b"n\n")
@@ -66,7 +66,7 @@ def test_in_a_terminal_down_asks_before_it_ends_anything(run: Run):
     assert run.cli.run("down", "one", "--yes").code == 0
 
 
-def test_down_names_what_it_ends_and_deletes_and_its_runs_are_cancelled(run: Run):
+def test_down_lists_consequences_and_cancels_runs(run: Run):
     (run.cli.home / "clusters/one/home/ada/checkpoint").write_text("weeks of work")
     run.cli.ok("shell", "--", "sbatch", "-o", "/dev/null", "--wrap", "sleep 1000")
     follower = follow(run)
@@ -80,7 +80,7 @@ def test_down_names_what_it_ends_and_deletes_and_its_runs_are_cancelled(run: Run
     assert found["message"] == "cancelled: its cluster was taken down"
 
 
-def test_a_run_that_lost_its_cluster_is_over_and_cancelling_it_touches_no_other_job(run: Run):
+def test_run_of_removed_cluster_is_lost_and_cancel_affects_no_other_job(run: Run):
     """As one reads whose end nobody could write down: another user's, say."""
     before = run.folder.status.read_text()
     run.cli.ok("down", "one")
@@ -99,7 +99,7 @@ def test_a_run_that_lost_its_cluster_is_over_and_cancelling_it_touches_no_other_
     assert told(run)["state"] == "cancelled"
 
 
-def test_with_the_head_off_run_and_cancel_say_so_at_once_and_the_request_is_kept(run: Run):
+def test_run_and_cancel_fail_fast_without_head_and_record_the_request(run: Run):
     assert f"it is the job of run {run.id}" in run.cli.ok("why", str(run.status.jobs[0]))
     assert "nothing is done about it" in run.cli.run("inject", "power-off", "head").err
     began = time.monotonic()

@@ -128,7 +128,7 @@ def in_slurms_books(cli: Cli, job: int) -> tuple[str, str]:
         ("sys.exit(93)", 93, "the script asked not to be restarted"),
     ],
 )
-def test_the_exit_code_of_a_follower_is_the_run_s_own(tiers: Cli, work: Path, end: str, code: int, said: str):
+def test_follower_exits_with_the_code_of_the_run(tiers: Cli, work: Path, end: str, code: int, said: str):
     restarts = () if code == 93 else ("--max-restarts", "0")
     answer, run = follow(tiers, work, f"import os, sys\n{end}\n", *QUICK, *restarts)
     assert (answer.code, said in answer.err) == (code, True), answer.err
@@ -149,7 +149,7 @@ train(int(os.environ["DALSEGNO_GENERATION"]) * 17)
 """
 
 
-def test_the_same_traceback_twice_ends_the_run_with_it_on_top(tiers: Cli, work: Path):
+def test_repeated_traceback_ends_the_run(tiers: Cli, work: Path):
     answer, run = follow(tiers, work, BUG, *QUICK, "-N", "2")
     assert (answer.code, run.generation) == (1, 2)
     report = answer.err[answer.err.index("Traceback") :]
@@ -177,7 +177,7 @@ except Exception:
 """
 
 
-def test_torch_s_error_file_is_read_and_what_the_other_ranks_say_of_it_is_not(tiers: Cli, work: Path):
+def test_torch_error_file_is_reported_without_follow_up_errors(tiers: Cli, work: Path):
     answer, run = follow(tiers, work, RECORD, "-N", "2")
     assert (answer.code, run.generation) == (1, 2), answer.err
     assert "ValueError: only the error file tells of this" in answer.err
@@ -201,7 +201,7 @@ subprocess.run(["sh", "-c", f"env -i setsid sh -c 'trap : TERM; env -i setsid sl
 
 
 @pytest.mark.parametrize("how", ["cancel", "scancel", "interrupt"])
-def test_who_cancels_a_run_leaves_nothing_of_it_on_any_node(tiers: Cli, work: Path, how: str):
+def test_cancelled_run_leaves_nothing_on_any_node(tiers: Cli, work: Path, how: str):
     seconds = str(80_000 + os.getpid() + {"cancel": 1, "scancel": 2, "interrupt": 3}[how])
     (work / "train.py").write_text(RUNS_AWAY)
     before = footprint(tiers)
@@ -222,7 +222,7 @@ def test_who_cancels_a_run_leaves_nothing_of_it_on_any_node(tiers: Cli, work: Pa
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_drill_that_is_told_to_end_ends_its_run_and_leaves_no_folder(tiers: Cli, number: int, code: int):
+def test_interrupted_drill_ends_its_run_and_leaves_no_folder(tiers: Cli, number: int, code: int):
     pytest.importorskip("torch")
     before, runs = footprint(tiers), tiers.home / "runs"
     known = set(runs.glob("drill-*"))
@@ -258,7 +258,7 @@ def sleepers(seconds: str) -> list[int]:
 
 
 @pytest.mark.waits
-def test_a_run_longer_than_its_job_goes_on_in_the_next_and_loses_no_step(tiers: Cli, work: Path):
+def test_run_longer_than_its_job_continues_without_losing_steps(tiers: Cli, work: Path):
     """Slurm sends the signal up to a minute early, so at once."""
     run = detached(tiers, work, SAVES, "-N", "2", "-t", "1", "--signal-lead", "15")
     run.wait_for_generation(2, LONG_S)
@@ -279,7 +279,7 @@ def assert_no_step_was_lost(run: Run) -> None:
         assert [words[2] for words in said] == ["saved"] * (len(said) - 1) + ["done"]
 
 
-def test_the_signal_to_save_does_not_kill_a_script_that_does_not_listen(tiers: Cli, work: Path):
+def test_save_signal_does_not_kill_a_script_without_handler(tiers: Cli, work: Path):
     run = detached(tiers, work, WAITS, "-N", "2")
     workers = run.workers()
     tiers.ok("shell", "--", "scancel", "--signal=USR2", str(run.status.jobs[0]))
@@ -289,7 +289,7 @@ def test_the_signal_to_save_does_not_kill_a_script_that_does_not_listen(tiers: C
     run.no_trace()
 
 
-def test_a_preempted_run_saves_waits_in_the_queue_and_goes_on(tiers: Cli, work: Path):
+def test_preempted_run_saves_and_resumes_later(tiers: Cli, work: Path):
     run = detached(tiers, work, SAVES, "-N", "2")
     urgent = preempt(tiers)
     run.wait_for(lambda: run.status.phase is RunPhase.WAITING)
@@ -303,7 +303,7 @@ def test_a_preempted_run_saves_waits_in_the_queue_and_goes_on(tiers: Cli, work: 
 
 
 @pytest.mark.parametrize("why", ["preempted", pytest.param("out of time", marks=pytest.mark.waits)])
-def test_without_a_controller_the_job_is_queued_again_and_the_run_goes_on_in_it(tiers: Cli, work: Path, why: str):
+def test_run_without_controller_resumes_in_its_requeued_job(tiers: Cli, work: Path, why: str):
     runs = tiers.home / "runs"
     for folder in (runs, work):
         folder.mkdir(exist_ok=True)
@@ -327,7 +327,7 @@ def test_without_a_controller_the_job_is_queued_again_and_the_run_goes_on_in_it(
 
 
 @pytest.mark.parametrize("controller", [True, False], ids=["on the head", "in the batch step"])
-def test_a_preempted_program_of_srun_s_is_started_again(tiers: Cli, work: Path, controller: bool):
+def test_preempted_srun_program_is_restarted(tiers: Cli, work: Path, controller: bool):
     runs = tiers.home / "runs"
     for folder in (runs, work):
         folder.mkdir(exist_ok=True)
@@ -394,7 +394,7 @@ barrier()
 """
 
 
-def test_a_run_that_hangs_leaves_the_stacks_of_all_ranks_and_starts_again(tiers: Cli, work: Path):
+def test_hanging_run_saves_stacks_and_restarts(tiers: Cli, work: Path):
     answer, run = follow(tiers, work, HANGS, *QUICK, "-N", "2", "--hang-timeout", "5s")
     assert (answer.code, run.generation) == (0, 2), answer.err
     lines = HANGS.splitlines()
@@ -422,7 +422,7 @@ if generation == "1":
 """
 
 
-def test_logs_are_whole_by_rank_and_generation_and_can_be_asked_for_so(tiers: Cli, work: Path):
+def test_logs_are_complete_by_rank_and_generation(tiers: Cli, work: Path):
     answer, run = follow(tiers, work, TELLS, *QUICK, "-N", "2", "--nproc-per-node", "2")
     assert (answer.code, run.generation) == (0, 2), answer.err
     whole = {(g, r): [f"rank {r} generation {g} line {n} ü" for n in range(5000)] for g in (1, 2) for r in range(4)}
@@ -453,7 +453,7 @@ with open(f"{sys.argv[2]}.json", "w") as file:
 )
 
 
-def test_two_runs_at_once_each_with_its_own_arguments_variables_and_python(tiers: Cli, work: Path):
+def test_two_runs_have_separate_arguments_variables_and_python(tiers: Cli, work: Path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", work / "own env"], check=True)
     (work / "train.py").write_text(ASKED)
     stop = str(work / "stop")

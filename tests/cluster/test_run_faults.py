@@ -88,13 +88,13 @@ def test_ddp_trains_across_four_hosts(run: Run):
     assert set(run.workers()) == {0, 1, 2, 3}
 
 
-def test_a_killed_worker_costs_one_restart_and_ranks_stay_where_they_were(run: Run):
+def test_killed_worker_costs_one_restart_and_keeps_ranks(run: Run):
     nodes, restarts = run.nodes, run.restarts
     assert broken(run, lambda: kill(run.workers()[2])) < STEPPED_S
     assert (run.nodes, run.restarts) == (nodes, restarts + 1)
 
 
-def test_when_srun_is_killed_all_agents_come_back_in_the_same_job(run: Run):
+def test_killed_srun_is_restarted_in_the_same_job(run: Run):
     before, jobs = run.agents(), run.status.jobs
     (srun,) = run.sruns()
     # They import torch again, six beside each other: on a busy machine that alone took 90 s, as when they first came.
@@ -105,7 +105,7 @@ def test_when_srun_is_killed_all_agents_come_back_in_the_same_job(run: Run):
     assert run.agents().keys() == before.keys() and not set(run.agents().values()) & set(before.values())
 
 
-def test_when_the_coordinator_is_killed_workers_go_on_and_the_next_one_takes_over(run: Run):
+def test_workers_survive_a_killed_coordinator(run: Run):
     at, workers, generation = now(), run.workers(), run.generation
     kill(run.coordinator())
     run.wait_for(lambda: run.journal("came back", since=at), LONG_S)
@@ -116,7 +116,7 @@ def test_when_the_coordinator_is_killed_workers_go_on_and_the_next_one_takes_ove
     assert run.nodes == nodes
 
 
-def test_a_killed_slurmd_changes_nothing(run: Run):
+def test_killed_slurmd_restarts_nothing(run: Run):
     with nothing_restarts(run):
         at = now()
         stop_slurmd(run.cli, run.nodes[1])
@@ -128,7 +128,7 @@ def stop_slurmd(cli: Cli, node: str) -> None:
     cli.ok("shell", "--node", node, "--", "pkill", "-9", "-x", "slurmd")  # all that it sees is this host
 
 
-def test_an_agent_that_is_stopped_for_three_seconds_restarts_nothing(run: Run):
+def test_agent_stopped_for_three_seconds_restarts_nothing(run: Run):
     agent = run.agents()[run.nodes[2]]
     with nothing_restarts(run):
         at = now()
@@ -152,7 +152,7 @@ def test_busy_cores_restart_nothing(run: Run):
                 each.wait()
 
 
-def test_packets_dropped_for_a_moment_restart_nothing(run: Run):
+def test_short_packet_loss_restarts_nothing(run: Run):
     with nothing_restarts(run):
         at = now()
         run.cli.ok("inject", "net-cut", run.nodes[1], "--for", "0.3s")
@@ -166,7 +166,7 @@ def test_a_killed_warm_parent_costs_no_restart(run: Run):
     run.wait_for_spares(2)
 
 
-def test_when_an_agent_is_killed_a_spare_takes_its_rank_and_its_workers_die(run: Run):
+def test_killed_agent_is_replaced_by_a_spare_and_its_workers_end(run: Run):
     nodes, restarts, jobs, lost_worker = run.nodes, run.restarts, run.status.jobs, run.workers()[1]
     broken(run, lambda: kill(run.agents()[nodes[1]]))
     run.wait_for(lambda: not os.path.exists(f"/proc/{lost_worker}"))  # ended, and buried by its host
@@ -176,7 +176,7 @@ def test_when_an_agent_is_killed_a_spare_takes_its_rank_and_its_workers_die(run:
     assert (run.status.jobs, run.restarts) == (jobs, restarts)
 
 
-def test_a_host_cut_off_for_five_seconds_is_replaced_and_writes_nothing_more(run: Run):
+def test_host_cut_off_for_five_seconds_is_replaced_and_fenced(run: Run):
     nodes, generation = run.nodes, run.generation
     broken(run, lambda: run.cli.ok("inject", "net-cut", nodes[2], "--for", "5s"))
     assert run.generation == generation + 1
@@ -210,7 +210,7 @@ def test_two_hosts_lost_at_once_are_replaced_by_two_spares(run: Run):
     assert run.nodes[:2] == nodes[:2]
 
 
-def test_a_host_lost_while_its_workers_are_being_stopped_does_not_hold_up_the_next_generation(with_a_spare: Run):
+def test_host_lost_during_worker_stop_does_not_delay_the_next_generation(with_a_spare: Run):
     run = with_a_spare
     nodes, generation = run.nodes, run.generation
     kill(run.agents()[nodes[3]], signal.SIGSTOP)  # it lives, and does not say that it has stopped its worker
@@ -223,7 +223,7 @@ def test_a_host_lost_while_its_workers_are_being_stopped_does_not_hold_up_the_ne
     assert run.nodes[:3] == nodes[:3] and run.nodes[3] != nodes[3]
 
 
-def test_a_host_lost_before_its_worker_was_forked_does_not_hold_up_the_others(with_a_spare: Run):
+def test_host_lost_before_worker_start_does_not_delay_the_others(with_a_spare: Run):
     run = with_a_spare
     nodes, generation = run.nodes, run.generation
     kill(run.warm_parents()[nodes[1]], signal.SIGSTOP)
@@ -234,7 +234,7 @@ def test_a_host_lost_before_its_worker_was_forked_does_not_hold_up_the_others(wi
     assert nodes[1] not in run.nodes
 
 
-def test_after_all_this_the_run_ends_well_and_leaves_nothing(with_a_spare: Run):
+def test_run_ends_with_success_after_all_faults_and_leaves_nothing(with_a_spare: Run):
     run = with_a_spare
     assert run.finish() == 0
     assert run.status.message == "done"
@@ -242,7 +242,7 @@ def test_after_all_this_the_run_ends_well_and_leaves_nothing(with_a_spare: Run):
     run.no_trace()
 
 
-def test_without_a_spare_a_job_of_one_node_joins_also_while_the_run_still_starts(cluster_for_runs: Cli):
+def test_one_node_job_joins_a_run_without_spare_even_during_its_start(cluster_for_runs: Cli):
     run = Run.start(cluster_for_runs, cluster_for_runs.home / "alone", "-N", "2", "-J", "alone")
     run.wait_for(lambda: len(run.warm_parents()) == 2, LONG_S)
     first = sorted(run.agents())
@@ -259,7 +259,7 @@ def test_without_a_spare_a_job_of_one_node_joins_also_while_the_run_still_starts
     run.no_trace()
 
 
-def test_an_elastic_run_goes_on_smaller_says_so_and_grows_back(cluster_for_runs: Cli):
+def test_elastic_run_continues_smaller_and_grows_back(cluster_for_runs: Cli):
     folder = cluster_for_runs.home / "elastic"
     run = Run.start(cluster_for_runs, folder, "-N", "2:4", "--exclude", "train-5,train-6", "-J", "elastic")
     run.wait_for_step(timeout_s=LONG_S)
@@ -279,7 +279,7 @@ def test_an_elastic_run_goes_on_smaller_says_so_and_grows_back(cluster_for_runs:
     run.no_trace()
 
 
-def test_a_run_whose_saved_state_is_damaged_gives_its_job_back_and_begins_anew_in_another(cluster_for_runs: Cli):
+def test_run_with_damaged_state_restarts_in_another_job(cluster_for_runs: Cli):
     run = Run.start(cluster_for_runs, cluster_for_runs.home / "damaged", "-N", "2", "-J", "damaged")
     run.wait_for_step(timeout_s=LONG_S)
     at, (job,), coordinator = now(), run.status.jobs, run.coordinator()

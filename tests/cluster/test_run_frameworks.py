@@ -76,7 +76,7 @@ print(json.dumps({**config, "host": socket.gethostname(), "torch": "RANK" in os.
 )
 
 
-def test_tensorflow_finds_every_worker_s_address_and_its_own_index(cluster_for_runs: Cli, work: Path):
+def test_tensorflow_gets_worker_addresses_and_index(cluster_for_runs: Cli, work: Path):
     (work / "train.py").write_text(TENSORFLOW)
     answer, run = follow(cluster_for_runs, work, "--framework", "tensorflow", "-N2", "--nproc-per-node=2", "train.py")
     told = said(answer)
@@ -103,7 +103,7 @@ print(json.dumps({name: os.environ[name] for name in names}), flush=True)
 )
 
 
-def test_jax_finds_its_coordinator_and_its_place(cluster_for_runs: Cli, work: Path):
+def test_jax_gets_coordinator_and_process_id(cluster_for_runs: Cli, work: Path):
     (work / "train.py").write_text(JAX)
     answer, _ = follow(cluster_for_runs, work, "--framework", "jax", "-N", "2", "--nproc-per-node", "2", "train.py")
     told = said(answer)
@@ -124,7 +124,7 @@ exit "$2"
 
 
 @pytest.mark.parametrize("code", [0, 7])
-def test_a_plain_program_has_slurm_s_own_variables_and_its_own_exit_code(cluster_for_runs: Cli, work: Path, code: int):
+def test_plain_program_has_slurm_variables_and_its_exit_code(cluster_for_runs: Cli, work: Path, code: int):
     program(work / "task", TASK)
     words = ("--framework", "plain", "-N2", "--nproc-per-node=2", "./task", "a b", str(code))
     answer, _ = follow(cluster_for_runs, work, *words)
@@ -135,7 +135,7 @@ def test_a_plain_program_has_slurm_s_own_variables_and_its_own_exit_code(cluster
         ]
 
 
-def test_a_program_from_the_path_is_plain_too(cluster_for_runs: Cli, work: Path):
+def test_program_on_path_runs_as_plain(cluster_for_runs: Cli, work: Path):
     answer, _ = follow(cluster_for_runs, work, "--framework", "plain", "echo", "hello there")
     assert (answer.code, answer.out) == (0, "hello there\n"), answer.err
 
@@ -145,7 +145,7 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def test_torch_s_variables_reach_a_shell_script_if_nothing_is_preloaded(cluster_for_runs: Cli, work: Path):
+def test_torch_variables_reach_a_shell_script_without_preload(cluster_for_runs: Cli, work: Path):
     names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     program(work / "task", f"#!/bin/sh\necho {' '.join(f'${name}' for name in names)} $1\n")
     refused = cluster_for_runs.run("run", "-N2", "cat", cwd=work)
@@ -177,9 +177,7 @@ IMPORTS = "import sys, os\nprint('pid', os.getpid(), 'slow' in sys.modules, flus
         ),
     ],
 )
-def test_a_module_that_cannot_be_imported_ahead_is_told_of_in_one_line(
-    cluster_for_runs: Cli, work: Path, module: str, note: str
-):
+def test_failed_preload_is_reported_in_one_line(cluster_for_runs: Cli, work: Path, module: str, note: str):
     (work / "slow.py").write_text(module)
     (work / "train.py").write_text(IMPORTS)
     words = ("--framework", "jax", "--preload", "slow", "--env", f"PYTHONPATH={work}", "train.py")
@@ -222,7 +220,7 @@ def hello(cluster_for_runs: Cli) -> Path:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_open_mpi_s_ranks_find_each_other_through_slurm(cluster_for_runs: Cli, hello: Path, nodes: int):
+def test_open_mpi_ranks_connect_through_slurm(cluster_for_runs: Cli, hello: Path, nodes: int):
     words = ("--framework", "mpi", "-N", str(nodes), "--nproc-per-node", "2", "./hello")
     answer, _ = follow(cluster_for_runs, hello, *words)
     assert answer.code == 0, answer.err
@@ -232,6 +230,6 @@ def test_open_mpi_s_ranks_find_each_other_through_slurm(cluster_for_runs: Cli, h
     ]
 
 
-def test_the_exit_code_of_an_mpi_program_is_the_run_s(cluster_for_runs: Cli, hello: Path):
+def test_run_has_the_exit_code_of_an_mpi_program(cluster_for_runs: Cli, hello: Path):
     answer, _ = follow(cluster_for_runs, hello, "--framework", "mpi", "-N", "2", "./hello", "fails")
     assert answer.code == 9, answer.err

@@ -87,7 +87,7 @@ def end_with(run: Run, code: int) -> int:
 # ---- an ordinary user of a cluster of ours
 
 
-def test_a_user_s_run_is_hers_and_its_secret_nobody_s(ada: Person, work: Path):
+def test_run_belongs_to_its_user_and_its_secret_is_private(ada: Person, work: Path):
     run = ada.begin(work, WAITS, "-N", "2", "--env", "TOKEN=hers")
     her = run.folder.root.stat().st_uid
     assert her not in (0, NOBODY)
@@ -111,7 +111,7 @@ def as_nobody(*argv: str) -> str:
     return subprocess.run([*become, *argv], capture_output=True, text=True, check=False).stderr
 
 
-def test_nobody_else_may_cancel_it(ada: Person, work: Path):
+def test_other_users_cannot_cancel_a_run(ada: Person, work: Path):
     run = ada.begin(work, WAITS)
     env = {**ada.env, "DALSEGNO_RUNS": str(ada.home / "runs")}
     become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
@@ -126,7 +126,7 @@ def test_nobody_else_may_cancel_it(ada: Person, work: Path):
 # ---- a Slurm that knows nothing of us
 
 
-def test_without_a_controller_the_batch_step_keeps_the_coordinator(stranger: Person, work: Path):
+def test_batch_step_restarts_the_coordinator_without_controller(stranger: Person, work: Path):
     run = stranger.begin(work, WAITS, "-N", "3", "--max-restarts", "1")
     job = run.journal("submitted")[0]["job"]
     keeper, coordinator = coordinators(run)
@@ -153,9 +153,7 @@ def coordinators(run: Run) -> list[int]:
     return sorted(found, key=lambda pid: "--kept" in arguments(pid))
 
 
-def test_on_nodes_that_are_not_ours_one_breaks_only_one_s_own_workers_and_only_when_told_so(
-    stranger: Person, work: Path
-):
+def test_inject_on_real_nodes_needs_consent_and_affects_own_workers(stranger: Person, work: Path):
     run = stranger.begin(work, WAITS, "-N", "2", "--max-restarts", "1")
     node, worker = run.nodes[1], run.workers()[1]
     real = ("inject", "--allow-real-nodes")
@@ -193,7 +191,7 @@ def is_still(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("how", ["cancel", "scancel"])
-def test_without_a_controller_a_cancelled_run_leaves_nothing(stranger: Person, work: Path, how: str):
+def test_cancelled_run_without_controller_leaves_nothing(stranger: Person, work: Path, how: str):
     runs_away = "import subprocess\nsubprocess.Popen(['env', '-i', 'setsid', 'sleep', '1234'])\n"
     run = stranger.begin(work, runs_away + WAITS, "-N", "2")
     if how == "cancel":
@@ -206,7 +204,7 @@ def test_without_a_controller_a_cancelled_run_leaves_nothing(stranger: Person, w
     assert (told["state"], told["exit_code"]) == ("cancelled", 143)
 
 
-def test_a_run_whose_coordinator_died_with_its_host_is_told_of(stranger: Person, work: Path):
+def test_run_whose_coordinator_host_died_is_reported(stranger: Person, work: Path):
     run = stranger.begin(work, WAITS, "-N", "2")
     follower = stranger.start("logs", "-f", run.id)
     try:
@@ -231,7 +229,7 @@ def test_a_run_whose_coordinator_died_with_its_host_is_told_of(stranger: Person,
     run.no_trace()
 
 
-def test_a_run_that_lost_its_coordinator_s_host_goes_on_in_the_same_job_queued_again(stranger: Person, work: Path):
+def test_run_resumes_in_its_requeued_job_after_losing_the_coordinator_host(stranger: Person, work: Path):
     run = stranger.begin(work, WAITS, "-N", "3", "--env", "DALSEGNO_COORDINATOR_TIMEOUT=3")
     root = Cli(stranger.home, stranger.uid)
     (job,) = run.status.jobs
@@ -283,7 +281,7 @@ subprocess.run(["sh", "-c", f"env -i setsid sh -c 'env -i setsid sleep {seconds}
 
 
 @pytest.mark.parametrize("how", ["cancel", "scancel", "worker-kill"])
-def test_without_root_nothing_runs_away_though_slurm_does_not_hold_it(user: Rootless, how: str):
+def test_no_process_escapes_without_root(user: Rootless, how: str):
     """proctrack/linuxproc loses sight of what starts a session of its own; the agents do not."""
     seconds = str(70_000 + os.getpid() + len(how))
     work = user.home / f"work-{how}"

@@ -43,7 +43,7 @@ def held(run: Run) -> str:
     return run.cli.ok("shell", "--", "squeue", "-h", "-n", run.id, "-o", "%N")
 
 
-def test_only_the_node_that_is_off_is_left_out_and_slurm_has_it_back(cluster_for_runs: Cli):
+def test_run_starts_without_a_dead_node_and_returns_it(cluster_for_runs: Cli):
     at = now()
     run = granted_without(cluster_for_runs, "train-1", "off", "-N", "3")
     print(f"first step {run.wait_for_step(timeout_s=LONG_S) - at:.1f} s after it was asked for")
@@ -56,7 +56,7 @@ def test_only_the_node_that_is_off_is_left_out_and_slurm_has_it_back(cluster_for
     run.no_trace()
 
 
-def test_a_run_that_lacks_a_node_says_so_and_takes_it_when_it_is_back(cluster_for_runs: Cli):
+def test_run_with_a_missing_node_reports_it_and_uses_it_later(cluster_for_runs: Cli):
     run = granted_without(cluster_for_runs, "train-1", "lacks", "-N", "4")
     run.wait_for(lambda: run.status.message.startswith("needs 1 more node, but Slurm has none available:"))
     assert run.generation == 0
@@ -68,7 +68,7 @@ def test_a_run_that_lacks_a_node_says_so_and_takes_it_when_it_is_back(cluster_fo
     run.no_trace()
 
 
-def test_a_node_that_the_controller_wants_to_mend_is_left_and_can_be_taken_from_the_job(cluster_for_runs: Cli):
+def test_run_leaves_a_node_that_the_controller_wants_to_repair(cluster_for_runs: Cli):
     run = Run.start(cluster_for_runs, cluster_for_runs.home / "mended", "-N", "2", "--spares", "1", "-J", "mended")
     run.wait_for_step(timeout_s=LONG_S)
     run.wait_for(lambda: len(run.spares) == 1, LONG_S)

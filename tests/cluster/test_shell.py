@@ -23,7 +23,7 @@ def nobody(shared: Cli) -> Cli:
 @pytest.mark.parametrize(
     "command", ["sinfo", "squeue", "sacct", "scontrol ping", "sacctmgr show qos", "srun hostname", "sdiag"]
 )
-def test_slurms_commands_work_inside(shared: Cli, command: str):
+def test_slurm_commands_work_in_the_shell(shared: Cli, command: str):
     assert shared.ok("shell", "--", *command.split()).strip()
 
 
@@ -42,7 +42,7 @@ def test_a_job_sees_distinct_hosts_with_their_own_names_and_addresses(shared: Cl
     assert len({row[1] for row in rows}) == 3
 
 
-def test_dalsegno_itself_is_one_of_the_cluster_s_commands_for_its_users_and_in_steps(shared: Cli):
+def test_dalsegno_command_works_for_users_and_in_steps(shared: Cli):
     own = str(shared.home / "clusters/shared/bin/dalsegno")
     assert shared.ok("shell", "--", "which", "dalsegno").strip() == own
     assert shared.ok("shell", "-u", "ada", "--", "srun", "-N2", "dalsegno", "--version").count("dalsegno") == 2
@@ -50,7 +50,7 @@ def test_dalsegno_itself_is_one_of_the_cluster_s_commands_for_its_users_and_in_s
     assert exported.stdout.strip() == own
 
 
-def test_hosts_know_each_other_s_names_also_where_an_address_comes_in_the_longer_form(shared: Cli):
+def test_host_names_resolve_also_from_mapped_ipv6_addresses(shared: Cli):
     """torch's store listens on both protocols, asks so, and warns of every caller without a name."""
     words = shared.ok("shell", "--", "getent", "hosts", "train-2").split()
     assert words[1:] == ["train-2"] and words[0].count(".") == 3
@@ -58,12 +58,12 @@ def test_hosts_know_each_other_s_names_also_where_an_address_comes_in_the_longer
     assert named in (["train-2.ipv4"], ["train-2"])  # newer glibc finds the line of the shorter form
 
 
-def test_gpus_are_dealt_out_as_slurm_does(shared: Cli):
+def test_slurm_assigns_simulated_gpus(shared: Cli):
     out = shared.ok("shell", "--", "srun", "-N1", "-n4", "--gpus-per-task=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert sorted(out.split()) == ["0,1", "2,3", "4,5", "6,7"]
 
 
-def test_the_stand_in_for_nvidia_smi_lists_them_and_says_simulated(shared: Cli):
+def test_simulated_nvidia_smi_lists_the_gpus(shared: Cli):
     out = shared.ok("shell", "--", "srun", "-p", "lab", "--gpus=4", "nvidia-smi")
     assert "SIMULATED" in out and out.count("H100 (simulated)") == 4
     listed = shared.ok("shell", "--", "srun", "nvidia-smi", "-L").splitlines()
@@ -96,12 +96,12 @@ def test_a_plain_user_of_the_machine_uses_the_cluster(nobody: Cli):
     assert nobody.run("shell", "--", "scontrol", "update", "nodename=lab-1", "state=down", "reason=x").code == 1
 
 
-def test_a_plain_user_may_look_but_not_take_down(nobody: Cli):
+def test_plain_user_can_read_but_not_remove_the_cluster(nobody: Cli):
     answer = nobody.run("down", "shared")
     assert answer.code == 1 and "belongs to root" in answer.err and "sudo" in answer.err
 
 
-def test_secrets_are_not_for_plain_users(shared: Cli):
+def test_plain_user_cannot_read_secrets(shared: Cli):
     folder = shared.home / "clusters/shared"
     for path in ("secret/munge.key", "secret/db", "etc/slurmdbd.conf"):
         done = subprocess.run(
@@ -112,7 +112,7 @@ def test_secrets_are_not_for_plain_users(shared: Cli):
 
 
 @pytest.mark.parametrize("uid", [os.geteuid(), NOBODY])
-def test_env_puts_the_commands_into_the_current_shell(shared: Cli, uid: int):
+def test_env_puts_commands_on_path(shared: Cli, uid: int):
     cli = replace(shared, uid=uid)
     exports = cli.ok("env")
     become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
@@ -125,7 +125,7 @@ def test_env_puts_the_commands_into_the_current_shell(shared: Cli, uid: int):
     assert (done.returncode, done.stdout.strip()) == (0, "train-1"), done.stderr
 
 
-def test_the_shell_is_on_the_login_node_and_root_may_enter_any_host_as_any_user(shared: Cli):
+def test_shell_opens_on_login_node_and_root_can_choose_host_and_user(shared: Cli):
     assert shared.ok("shell", "--", "hostname").strip() == "shell"
     assert shared.ok("shell", "--node", "train-2", "--", "hostname").strip() == "train-2"
     assert shared.ok("shell", "--user", "ada", "--", "id", "-un").strip() == "ada"
@@ -133,7 +133,7 @@ def test_the_shell_is_on_the_login_node_and_root_may_enter_any_host_as_any_user(
     assert answer.code == 2 and "train-1" in answer.err
 
 
-def test_salloc_gives_an_allocation_and_takes_it_back(shared: Cli):
+def test_salloc_creates_and_releases_an_allocation(shared: Cli):
     out = shared.ok("shell", "--", "salloc", "-J", "salloc", "-w", "train-[1-2]", "srun", "hostname")
     assert sorted(out.split()) == ["train-1", "train-2"]
     eventually(lambda: "salloc" not in shared.ok("shell", "--", "squeue", "-h", "-o", "%j"))
@@ -143,7 +143,7 @@ STEPS = "srun sh -c 'sleep 1; date +%s.%N' & sleep 0.5; srun date +%s.%N; wait"
 
 
 @pytest.mark.parametrize("where", ["shell", "user's shell", "login node", "machine"])
-def test_a_step_that_waits_in_salloc_starts_when_the_one_before_has_ended(shared: Cli, where: str):
+def test_pending_step_starts_when_the_previous_one_ends(shared: Cli, where: str):
     """slurmctld must find the srun that waits, wherever it is. If it does not, srun asks again after two minutes."""
     salloc = ["salloc", "-Q", "-J", "waits", "-p", "lab", "sh", "-c", STEPS]
     if where == "machine":
@@ -156,7 +156,7 @@ def test_a_step_that_waits_in_salloc_starts_when_the_one_before_has_ended(shared
     assert second - first < 60
 
 
-def test_cancelling_a_job_leaves_no_process_not_even_one_that_ran_away(shared: Cli):
+def test_cancelled_job_leaves_no_process(shared: Cli):
     mark = f"86{os.getpid()}"
     script = f"setsid sh -c 'sleep {mark} & sleep {mark}' & sleep {mark}"
     job = shared.ok(
@@ -168,7 +168,7 @@ def test_cancelling_a_job_leaves_no_process_not_even_one_that_ran_away(shared: C
     eventually(lambda: subprocess.run(alive, capture_output=True).stdout == b"")
 
 
-def test_status_tells_nodes_daemons_and_queue(shared: Cli):
+def test_status_shows_nodes_daemons_and_queue(shared: Cli):
     job = shared.ok(
         "shell",
         "--",

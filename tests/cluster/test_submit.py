@@ -28,7 +28,7 @@ def folder(shared: Cli) -> Path:
     return folder
 
 
-def test_an_sbatch_script_goes_to_slurm_as_it_is(shared: Cli, folder: Path) -> None:
+def test_sbatch_script_is_submitted_unchanged(shared: Cli, folder: Path) -> None:
     output = folder / "theirs.out"
     (folder / "theirs.sh").write_text(SCRIPT.format(output=output))
     said = shared.ok("submit", "theirs.sh", "--lr", "0.1", cwd=folder)
@@ -36,7 +36,7 @@ def test_an_sbatch_script_goes_to_slurm_as_it_is(shared: Cli, folder: Path) -> N
     eventually(lambda: output.exists() and output.read_text() == "theirs on 2 nodes: --lr 0.1\n")
 
 
-def test_what_slurm_refuses_is_told(shared: Cli, folder: Path) -> None:
+def test_refusal_by_slurm_is_reported(shared: Cli, folder: Path) -> None:
     (folder / "wrong.sh").write_text("#!/bin/sh\n#SBATCH --partition=nowhere\n")
     answer = shared.run("submit", "wrong.sh", cwd=folder)
     assert answer.code == 1
@@ -49,7 +49,7 @@ def runs_in(cli: Cli) -> list[str]:
     return sorted(os.listdir(home)) if home.exists() else []
 
 
-def test_a_dry_run_shows_what_would_be_asked_for_and_leaves_nothing(shared: Cli, folder: Path) -> None:
+def test_dry_run_prints_commands_and_leaves_nothing(shared: Cli, folder: Path) -> None:
     (folder / "train.py").write_text("")
     words = ["-N", "2", "--spares", "1", "--gpus-per-node", "8", "-t", "3h", "--qos", "high"]
     before = runs_in(shared)
@@ -68,7 +68,7 @@ def test_a_dry_run_shows_what_would_be_asked_for_and_leaves_nothing(shared: Cli,
     assert runs_in(shared) == before
 
 
-def test_a_job_file_means_the_same_as_the_command_line(shared: Cli, folder: Path) -> None:
+def test_job_file_is_equivalent_to_the_command_line(shared: Cli, folder: Path) -> None:
     (folder / "train.py").write_text("")
     (folder / "job.yaml").write_text("script: train.py\nnodes: 2\ngpus_per_node: 8\nname: mine\n")
     told = shared.ok("submit", "--dry-run", "job.yaml", cwd=folder)
@@ -85,7 +85,7 @@ def without_id(text: str) -> str:
     return text
 
 
-def test_what_the_cluster_cannot_do_is_told_before_anything_is_made(shared: Cli, folder: Path) -> None:
+def test_impossible_request_is_refused_before_anything_is_created(shared: Cli, folder: Path) -> None:
     (folder / "train.py").write_text("")
     before = runs_in(shared)
     for words, what in {
@@ -98,7 +98,7 @@ def test_what_the_cluster_cannot_do_is_told_before_anything_is_made(shared: Cli,
     assert runs_in(shared) == before
 
 
-def test_the_shell_s_own_slurm_is_taken_where_no_cluster_is_named(shared: Cli, folder: Path) -> None:
+def test_slurm_of_the_shell_is_used_without_cluster_name(shared: Cli, folder: Path) -> None:
     """As on a cluster that knows nothing of us: all there is, is SLURM_CONF."""
     (folder / "train.py").write_text("")
     exported = json.loads(shared.ok("env", "--json"))

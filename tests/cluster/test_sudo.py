@@ -85,7 +85,7 @@ def people() -> Iterator[tuple[Person, Person]]:
     assert left + links == []
 
 
-def test_a_user_with_sudo_gets_virtual_hosts_that_are_theirs(people: tuple[Person, Person]):
+def test_user_with_sudo_owns_virtual_hosts(people: tuple[Person, Person]):
     owner, stranger = people
     said = owner.ok("up")
     assert "virtual hosts need root: continuing with sudo" in said
@@ -104,7 +104,7 @@ def test_a_user_with_sudo_gets_virtual_hosts_that_are_theirs(people: tuple[Perso
     assert owner.ok("ls").count(NAME) == 0
 
 
-def test_without_sudo_nodes_are_on_loopback_and_the_way_to_virtual_hosts_is_said(people: tuple[Person, Person]):
+def test_loopback_without_sudo_with_a_hint_for_virtual_hosts(people: tuple[Person, Person]):
     _, stranger = people
     (stranger.home / "plain.yaml").write_text(FILE)
     done = stranger.run("plan", "plain.yaml")

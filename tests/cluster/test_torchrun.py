@@ -71,7 +71,7 @@ def said(output: Path) -> str:
     return output.read_text() if output.exists() else ""
 
 
-def test_a_batch_script_of_one_s_own_runs_on_two_hosts(shared: Cli, folder: Path) -> None:
+def test_torchrun_in_a_batch_script_runs_on_two_hosts(shared: Cli, folder: Path) -> None:
     _, output = submit(shared, folder, "well", DDP.format(die=False))
     eventually(lambda: "ended with" in said(output), 200)
     lines = sorted(line for line in said(output).splitlines() if line.startswith("rank"))
@@ -82,14 +82,14 @@ def test_a_batch_script_of_one_s_own_runs_on_two_hosts(shared: Cli, folder: Path
     assert "munge" not in said(output), "the cluster's munge tells the agents apart from strangers"
 
 
-def test_a_worker_that_is_killed_is_started_again(shared: Cli, folder: Path) -> None:
+def test_killed_worker_is_restarted(shared: Cli, folder: Path) -> None:
     _, output = submit(shared, folder, "killed", DDP.format(die=True), "--max-restarts 1")
     eventually(lambda: "ended with" in said(output), 200)
     assert said(output).count("after 1\n") == 4 and "ended with 0" in said(output), said(output)
     assert "rank 3 on " in said(output) and "was ended by SIGKILL" in said(output)
 
 
-def test_scancel_leaves_nothing_behind(shared: Cli, folder: Path) -> None:
+def test_scancel_leaves_no_process(shared: Cli, folder: Path) -> None:
     job, output = submit(shared, folder, "waits", WAITS)
     eventually(lambda: said(output).count("up\n") == 4, 200)
     assert len(of_job(job, folder)) > 4

@@ -123,7 +123,7 @@ def undisturbed(cluster_for_runs: Cli, tmp_path_factory: pytest.TempPathFactory)
     return training
 
 
-def test_nine_kills_and_two_power_cuts_later_every_bit_is_the_same(
+def test_weights_are_bit_identical_after_nine_kills_and_two_power_cuts(
     undisturbed: Training, cluster_for_runs: Cli, tmp_path: Path
 ) -> None:
     cli, dice = cluster_for_runs, random.Random(SEED)
@@ -169,7 +169,7 @@ def kill_one(run: Run, kind: str, dice: random.Random) -> bool:
     return True
 
 
-def test_a_run_that_goes_on_smaller_and_grows_again_does_so_from_memory(cluster_for_runs: Cli, tmp_path: Path) -> None:
+def test_shrinking_and_growing_run_resumes_from_memory(cluster_for_runs: Cli, tmp_path: Path) -> None:
     cli = cluster_for_runs
     training = Training(cli, tmp_path, 40, 0.02, "-N", "3:4", "--exclude", "train-5,train-6", until=10)
     run = training.run
@@ -189,7 +189,7 @@ def test_a_run_that_goes_on_smaller_and_grows_again_does_so_from_memory(cluster_
     run.no_trace()
 
 
-def test_a_node_that_is_wanted_back_has_all_ranks_save_the_same_step_and_go_on_elsewhere(
+def test_all_ranks_save_the_same_step_when_a_node_must_leave(
     undisturbed: Training, cluster_for_runs: Cli, tmp_path: Path
 ) -> None:
     training = Training(cluster_for_runs, tmp_path, STEPS, 0.02, until=20)

@@ -70,7 +70,7 @@ def interrupt(cli: Cli, when: str, how: signal.Signals) -> None:
     assert process.wait() in (-how, 130)
 
 
-def test_down_of_a_cluster_that_is_gone_succeeds(cli: Cli):
+def test_down_of_a_removed_cluster_succeeds(cli: Cli):
     answer = cli.run("down", "one")
     assert (answer.code, answer.err.strip()) == (0, "there is no cluster one: nothing to remove")
     assert cli.run("down").code == 0
@@ -83,7 +83,7 @@ def test_down_finds_a_cluster_whose_folder_was_deleted(cli: Cli):
     assert leftovers(cli.home) == []
 
 
-def test_two_clusters_with_equal_node_names_do_not_meet(cli: Cli):
+def test_two_clusters_with_equal_node_names_do_not_conflict(cli: Cli):
     cli.ok("up", cli.file(small(2, name="one")))
     cli.ok("up", cli.file(small(2, name="two")))
     for name in ("one", "two"):
@@ -155,7 +155,7 @@ def test_a_changed_limit_restarts_nothing(cli: Cli):
     assert cli.ok("shell", "--", "sinfo", "-h", "-o", "%l").split() == ["30:00"]
 
 
-def test_a_daemon_that_dies_at_start_is_named_with_the_end_of_its_log(cli: Cli):
+def test_daemon_that_dies_at_start_is_reported_with_its_log(cli: Cli):
     cli.file(small(1).replace("accounting: false", "accounting: false, extra: {SelectType: select/nonsense}"))
     answer = cli.run("up")
     assert answer.code == 1
@@ -167,7 +167,7 @@ def test_a_daemon_that_dies_at_start_is_named_with_the_end_of_its_log(cli: Cli):
     assert idle_nodes(cli) == 1
 
 
-def test_a_change_that_slurm_refuses_is_taken_back(cli: Cli):
+def test_change_refused_by_slurm_is_rolled_back(cli: Cli):
     cli.ok("up", cli.file(small(2)))
     cli.ok("shell", "--", "sbatch", "-N2", "-o", "/dev/null", "--wrap", "srun sleep 1000")
     eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
@@ -179,7 +179,7 @@ def test_a_change_that_slurm_refuses_is_taken_back(cli: Cli):
     assert cli.ok("plan", cli.file(small(2))).strip() == "nothing to do: the cluster is as the file says"
 
 
-def test_a_dead_host_is_told_of_and_brought_back_by_up(cli: Cli):
+def test_dead_host_is_reported_and_booted_by_up(cli: Cli):
     cli.ok("up", cli.file(small(2)))
     kill_host(cli, "train-2")
     assert any("train-2" in str(line) for line in cli.status("one")["problems"])  # type: ignore[attr-defined]
@@ -187,7 +187,7 @@ def test_a_dead_host_is_told_of_and_brought_back_by_up(cli: Cli):
     assert idle_nodes(cli) == 2
 
 
-def test_a_dead_head_comes_back_with_its_jobs(cli: Cli):
+def test_dead_head_is_booted_with_its_jobs(cli: Cli):
     cli.ok("up", cli.file(small(2, accounting=True)))
     cli.ok("shell", "--", "sbatch", "-N2", "-o", "/dev/null", "--wrap", "srun sleep 1000")
     eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
@@ -199,7 +199,7 @@ def test_a_dead_head_comes_back_with_its_jobs(cli: Cli):
     assert "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T")
 
 
-def test_a_dead_switch_is_replaced_and_everyone_is_connected_again(cli: Cli):
+def test_dead_bridge_is_replaced_and_hosts_reconnected(cli: Cli):
     cli.ok("up", cli.file(small(2)))
     kill_host(cli, "switch")
     cli.ok("up")
@@ -227,7 +227,7 @@ def test_a_second_up_at_the_same_time_is_refused(cli: Cli):
     assert first.wait() == 0
 
 
-def test_a_full_disk_is_said_and_leaves_nothing_behind(cli: Cli):
+def test_full_disk_is_reported_and_leaves_nothing(cli: Cli):
     """On a file system of 2 MB: no room for the database."""
     disk = cli.home / "disk"
     disk.mkdir()

@@ -8,7 +8,7 @@ from tests.cluster.conftest import Cli
 from tests.waiting import eventually
 
 
-def test_why_a_node_is_out_of_service_and_a_job_waits(shared: Cli) -> None:
+def test_why_explains_a_drained_node_and_a_pending_job(shared: Cli) -> None:
     shared.ok("shell", "--", "scontrol", "update", "nodename=lab-1", "state=drain", "reason=new RAM")
     job = shared.ok("shell", "--", "sbatch", "--parsable", "-p", "lab", "-o", "/dev/null", "--wrap", "exit 3").strip()
     try:
@@ -24,6 +24,6 @@ def test_why_a_node_is_out_of_service_and_a_job_waits(shared: Cli) -> None:
     assert [moment["text"].split()[2] for moment in told["moments"]] == ["of", "starts", "ends:"]
 
 
-def test_what_is_not_there_is_said_with_the_nearest_name(shared: Cli) -> None:
+def test_why_of_unknown_name_suggests_a_close_one(shared: Cli) -> None:
     answer = shared.run("why", "lab1")
     assert (answer.code, "did you mean `lab-1`?" in answer.err) == (1, True)

@@ -119,12 +119,12 @@ def without_host(seen: Observed, host: str) -> Observed:
         ),
     ],
 )
-def test_a_new_cluster_is_one_sentence(wanted: Cluster, machine: MachineFacts, sentence: str):
+def test_plan_of_a_new_cluster_is_one_sentence(wanted: Cluster, machine: MachineFacts, sentence: str):
     made = plan(wanted, machine=machine)
     assert (made.fresh, made.empty, made.sentences()) == (True, False, [sentence])
 
 
-def test_the_gpus_that_are_counted_are_those_of_the_nodes_before_them():
+def test_plan_counts_gpus_without_spares():
     first, second = cluster(2).nodes
     made = plan(replace(cluster(2), nodes=(first, replace(second, spare=True))))
     assert "1 virtual node with 2 simulated GPUs and 1 spare in 1 partition" in made.sentences()[0]
@@ -138,7 +138,7 @@ def test_a_new_cluster_boots_every_host_and_writes_every_file():
     assert made.accounting
 
 
-def test_images_that_are_not_here_are_imported_without_touching_the_cluster():
+def test_missing_images_are_imported_without_a_restart():
     wanted = cluster(1, containers=Containers(enabled=True, images=("ubuntu:24.04", "alpine:3")))
     assert plan(wanted).sentences()[1:] == ["imports 2 images (ubuntu:24.04, alpine:3)"]
     assert str(FOLDER.root.parents[1] / "images") in plan(wanted).desired.files["etc/plugstack.conf"].text
@@ -149,7 +149,7 @@ def test_images_that_are_not_here_are_imported_without_touching_the_cluster():
     assert plan(wanted, replace(there, images=frozenset(wanted.containers.images))).empty
 
 
-def test_containers_that_the_machine_cannot_have_are_told_of_and_switching_them_is_too():
+def test_plan_reports_missing_container_support_and_changes_of_it():
     on, off = (cluster(1, containers=Containers(enabled=each)) for each in (True, False))
     assert "leaves out containers: gcc is missing" in replace(plan(off), no_containers="gcc is missing").sentences()
     made = replace(plan(off, running(off)), no_containers="gcc is missing")
@@ -162,13 +162,13 @@ def test_containers_that_the_machine_cannot_have_are_told_of_and_switching_them_
 
 
 @pytest.mark.parametrize("machine", [ROOT, USER])
-def test_a_cluster_that_is_as_its_file_says_needs_nothing(machine: MachineFacts):
+def test_unchanged_cluster_has_an_empty_plan(machine: MachineFacts):
     there = cluster(3)
     made = plan(there, running(there, machine), machine)
     assert (made.empty, made.sentences()) == (True, ["nothing to do: the cluster is as the file says"])
 
 
-def test_an_up_that_was_cut_short_is_done_again_though_nothing_seems_to_be_missing():
+def test_interrupted_up_is_repeated_even_if_nothing_is_missing():
     there = cluster(2)
     seen = running(there)
     assert seen.state is not None
@@ -181,7 +181,7 @@ def test_an_up_that_was_cut_short_is_done_again_though_nothing_seems_to_be_missi
 # Nodes and partitions --------------------------------------------------------------------------------------
 
 
-def test_nodes_are_added_without_touching_the_others():
+def test_adding_nodes_does_not_affect_others():
     made = plan(cluster(4), running(cluster(2)))
     assert made.sentences() == [
         "adds 2 nodes (train-3, train-4)", "restarts slurmctld and 2 slurmd; running jobs go on", "ends no job",
@@ -192,7 +192,7 @@ def test_nodes_are_added_without_touching_the_others():
     assert not made.reconfigure  # the restarted slurmctld reads it all anyway
 
 
-def test_removed_nodes_are_drained_and_only_their_jobs_waited_for():
+def test_removed_nodes_are_drained_and_only_their_jobs_awaited():
     jobs = (
         RunningJob("7", "train", frozenset({"train-2", "train-3"})),
         RunningJob("8", "train", frozenset({"train-1"})),
@@ -207,14 +207,14 @@ def test_removed_nodes_are_drained_and_only_their_jobs_waited_for():
     assert (made.remove_nodes, made.remove_hosts, made.boot) == (("train-3",), ("train-3",), ())
 
 
-def test_a_removed_node_whose_host_never_came_up_is_cleared_away_too():
+def test_removed_node_without_a_host_is_cleaned_up():
     seen = running(cluster(3))
     gone = {name: facts for name, facts in seen.services.items() if name != "train-3"}
     made = plan(cluster(2), replace(seen, alive=seen.alive - {"train-3"}, services=gone))
     assert made.remove_hosts == ("train-3",)
 
 
-def test_what_a_silent_controller_runs_is_not_taken_for_nothing():
+def test_jobs_are_unknown_while_slurmctld_does_not_answer():
     silent = replace(running(cluster(3)), jobs=None)
     assert plan(cluster(2), silent).sentences()[-1] == (
         "slurmctld does not answer: which jobs this would hurt is not known"
@@ -222,11 +222,11 @@ def test_what_a_silent_controller_runs_is_not_taken_for_nothing():
     assert plan(cluster(4), silent).sentences()[-1] == "ends no job"  # adding hurts none, whoever runs
 
 
-def test_many_names_are_cut_short():
+def test_long_name_lists_are_shortened():
     assert plan(cluster(9), running(cluster(2))).sentences()[0] == "adds 7 nodes (train-3, train-4, train-5, train-6 …)"
 
 
-def test_a_partition_over_shared_nodes_goes_without_a_restart_and_waits_for_its_jobs():
+def test_removing_a_shared_partition_needs_no_restart_and_waits_for_jobs():
     both = (Partition("train", ("train-1", "train-2"), default=True), Partition("debug", ("train-1",)))
     jobs = (RunningJob("5", "debug", frozenset({"train-1"})), RunningJob("6", "train", frozenset({"train-1"})))
     made = plan(cluster(2), replace(running(cluster(2, partitions=both)), jobs=jobs))
@@ -267,7 +267,7 @@ def with_partition(**change: object) -> Cluster:
         with_slurm(extra={"KillWait": "5"}),
     ],
 )
-def test_a_change_that_slurm_takes_up_by_itself_restarts_nothing(wanted: Cluster):
+def test_reconfigurable_change_restarts_nothing(wanted: Cluster):
     made = plan(wanted, running(BASE))
     assert (made.restart, made.start, made.boot, made.reconfigure) == ((), (), (), True)
     assert made.write == ("etc/slurm.conf",)
@@ -291,19 +291,19 @@ def test_a_change_that_slurm_takes_up_by_itself_restarts_nothing(wanted: Cluster
         with_slurm(extra={"SchedulerType": "sched/builtin"}),
     ],
 )
-def test_a_change_that_slurm_reads_only_at_its_start_restarts_its_daemons_and_no_others(wanted: Cluster):
+def test_change_read_at_start_restarts_only_slurm_daemons(wanted: Cluster):
     made = plan(wanted, running(BASE))
     assert set(made.restart) == {("head", "slurmctld"), ("train-1", "slurmd"), ("train-2", "slurmd")}
     assert made.sentences()[-2:] == ["restarts slurmctld and 2 slurmd; running jobs go on", "ends no job"]
     assert not made.reconfigure
 
 
-def test_another_slurm_on_the_machine_restarts_its_daemons():
+def test_new_slurm_version_restarts_its_daemons():
     newer = replace(ROOT, slurm_version="slurm 24.11.1")
     assert ("head", "slurmctld") in plan(BASE, running(BASE), newer).restart
 
 
-def test_a_second_controller_gets_a_host_and_all_learn_of_it():
+def test_backup_controller_gets_a_host_and_daemons_restart():
     made = plan(with_slurm(backup_controller=True), running(BASE))
     assert made.boot == ("head-backup",) and "boots 1 host (head-backup)" in made.sentences()
     assert len(made.restart) == 3
@@ -319,7 +319,7 @@ def test_a_second_controller_gets_a_host_and_all_learn_of_it():
         ),  # it calls no srun on a host it has no line of
     ],
 )
-def test_a_login_node_comes_and_goes_and_slurm_need_not_know(slurm: str, restarts: str):
+def test_login_node_changes_without_slurm_restart(slurm: str, restarts: str):
     there, machine = replace(BASE, logins=("login-1",)), replace(ROOT, slurm_version=f"slurm-wlm {slurm}")
     came = plan(there, running(BASE, machine), machine).sentences()
     gone = plan(BASE, running(there, machine), machine).sentences()
@@ -336,12 +336,12 @@ def test_slurmrestd_is_added_without_a_restart():
     assert made.sentences()[-2:] == ["restarts nothing", "ends no job"]
 
 
-def test_other_care_for_nodes_is_told_and_restarts_nothing():
+def test_health_policy_change_is_reported_and_restarts_nothing():
     made = plan(replace(BASE, health=replace(BASE.health, mode="observe")), running(BASE))
     assert made.sentences() == ["changes how nodes are looked after (`health:`)", "restarts nothing", "ends no job"]
 
 
-def test_people_change_without_a_restart():
+def test_users_change_without_a_restart():
     crowd = replace(BASE, accounts=(Account("lab"),), users=(User("ada", ("lab",), "lab"),))
     made = plan(crowd, running(BASE))
     assert made.sentences() == ["updates accounts, users and QOS", "restarts nothing", "ends no job"]
@@ -349,7 +349,7 @@ def test_people_change_without_a_restart():
     assert plan(with_slurm(qos=(Qos("high", 10),)), running(BASE)).accounting
 
 
-def test_reservations_are_made_anew_and_a_removed_one_is_said():
+def test_reservations_are_recreated_and_removals_reported():
     course = replace(BASE, reservations=(Reservation("course", ("train-1",), users=("ada",)),))
     made = plan(course, running(BASE))
     assert made.sentences() == ["updates reservations", "restarts nothing", "ends no job"]
@@ -361,7 +361,7 @@ def test_reservations_are_made_anew_and_a_removed_one_is_said():
 
 
 @pytest.mark.parametrize(("before", "after", "word"), [(True, False, "off"), (False, True, "on")])
-def test_accounting_cannot_be_switched_while_the_cluster_is_up(before: bool, after: bool, word: str):
+def test_accounting_cannot_change_while_the_cluster_is_up(before: bool, after: bool, word: str):
     seen = running(cluster(slurm=Slurm(accounting=before)))
     with pytest.raises(TargetError, match=f"accounting cannot be switched {word}") as caught:
         plan(cluster(slurm=Slurm(accounting=after)), seen)
@@ -376,13 +376,13 @@ def test_the_head_cannot_be_renamed_while_the_cluster_is_up():
 # What died -------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_service_is_started_and_nothing_else_happens():
+def test_dead_service_is_started_and_nothing_else():
     made = plan(BASE, without_service(running(BASE), "head", "slurmctld"))
     assert (made.start, made.restart, made.boot, made.write) == ((("head", "slurmctld"),), (), (), ())
     assert made.sentences() == ["starts slurmctld on head", "restarts nothing", "ends no job"]
 
 
-def test_a_service_that_was_never_heard_of_is_started():
+def test_unknown_service_is_started():
     seen = running(BASE)
     assert plan(BASE, replace(seen, services={**seen.services, "train-1": {}})).start == (
         ("train-1", "slurmd"),
@@ -390,19 +390,19 @@ def test_a_service_that_was_never_heard_of_is_started():
     )
 
 
-def test_a_dead_host_is_booted_and_its_services_come_with_it():
+def test_dead_host_is_booted_with_its_services():
     made = plan(BASE, without_host(running(BASE), "train-2"))
     assert made.sentences() == ["boots 1 host (train-2)", "restarts nothing", "ends no job"]
     assert (made.boot, made.start, made.add_nodes) == (("train-2",), (), ())
 
 
-def test_faults_that_were_injected_are_undone():
+def test_injected_faults_are_cleared():
     made = plan(BASE, replace(running(BASE), broken=("train-2", "removed-long-ago")))
     assert made.mend == ("train-2",) and not made.empty
     assert made.sentences() == ["undoes the faults injected into 1 host (train-2)", "restarts nothing", "ends no job"]
 
 
-def test_a_file_that_someone_changed_is_put_right():
+def test_changed_file_is_restored():
     seen = running(BASE)
     made = plan(BASE, replace(seen, files={**seen.files, "etc/slurm.conf": "# mine"}))
     assert (made.write, made.reconfigure, made.restart) == (("etc/slurm.conf",), True, ())
@@ -411,7 +411,7 @@ def test_a_file_that_someone_changed_is_put_right():
 # Files -----------------------------------------------------------------------------------------------------
 
 
-def test_files_are_those_that_the_cluster_needs():
+def test_cluster_has_the_expected_files():
     plainest = want(cluster(1, shape={"gpus": 0}, slurm=Slurm(accounting=False)), USER).files
     assert set(plainest) == {
         "etc/slurm.conf", "etc/gres.conf", "etc/cgroup.conf", "etc/plugstack.conf", "etc/health.json",
@@ -425,12 +425,12 @@ def test_files_are_those_that_the_cluster_needs():
     assert (full["etc/slurmdbd.conf"].mode, full["bin/nvidia-smi"].mode) == (0o600, 0o755)
 
 
-def test_files_that_hosts_have_mounted_are_known():
+def test_mounted_files_are_listed():
     files = want(cluster(1)).files
     assert {name for name, file in files.items() if file.mounted} == {"etc/hosts", "etc/passwd", "etc/group"}
 
 
-def test_every_host_finds_every_other_by_name():
+def test_hosts_file_has_all_hosts():
     there = cluster(2, logins=("login-1",), slurm=Slurm(backup_controller=True))
     placed = put(there)
     lines = hosts_file(there, placed, ROOT).splitlines()
@@ -443,14 +443,14 @@ def test_every_host_finds_every_other_by_name():
 
 
 @pytest.mark.parametrize("machine", [ROOT, USER])
-def test_nothing_of_the_systems_own_slurm_is_named(machine: MachineFacts):
+def test_no_paths_of_the_system_slurm_are_used(machine: MachineFacts):
     files = want(cluster(2), machine).files
     text = files["etc/slurm.conf"].text + files["etc/slurmdbd.conf"].text + files["etc/gres.conf"].text
     paths = re.findall(r"(?<![\w/])/[\w./%-]+", re.sub(r"\w+Type=\S+", "", text))
     assert paths and [path for path in paths if not path.startswith(f"{FOLDER.root}/")] == []
 
 
-def test_a_user_of_the_cluster_is_a_user_of_every_host_and_of_none_on_loopback_ports():
+def test_cluster_users_exist_on_virtual_hosts_only():
     crowd = cluster(1, users=(User("ada", ("lab",), "lab"),), accounts=(Account("lab"),))
     passwd = want(crowd).files["etc/passwd"].text
     uid = put(crowd).uids["ada"]
@@ -473,7 +473,7 @@ def telemetry_after(first: Cluster, then: Cluster, machine: MachineFacts = ROOT)
     return TELEMETRY in made.write
 
 
-def test_telemetry_tells_of_each_simulated_gpu():
+def test_telemetry_lists_each_simulated_gpu():
     told = json.loads(want(cluster(2, shape={"gpu_memory_mib": 81920})).files[TELEMETRY].text)
     assert told["node"] == "train-1"
     assert [(gpu["index"], gpu["name"], gpu["memory_total_mib"]) for gpu in told["gpus"]] == [
@@ -483,13 +483,13 @@ def test_telemetry_tells_of_each_simulated_gpu():
     assert len({gpu["uuid"] for gpu in (*told["gpus"], *other["gpus"])}) == 4
 
 
-def test_real_gpus_tell_of_themselves():
+def test_real_gpus_need_no_telemetry_file():
     real = replace(ROOT, gpu_files=("/dev/nvidia0", "/dev/nvidia1"))
     files = want(cluster(1), real).files
     assert json.loads(files[TELEMETRY].text)["gpus"] == [] and "bin/nvidia-smi" not in files
 
 
-def test_what_fault_injection_wrote_is_kept():
+def test_injected_telemetry_is_kept():
     assert not telemetry_after(cluster(2), cluster(2))
     assert not telemetry_after(cluster(2), cluster(4))
     assert plan(cluster(2), running(cluster(2))).empty
@@ -506,14 +506,14 @@ def test_what_fault_injection_wrote_is_kept():
         ({"gpu_memory_mib": 40960}, {"gpu_memory_mib": 81920}),  # p4d to p4de: both are a100 to Slurm
     ],
 )
-def test_other_gpus_get_other_telemetry(first: dict[str, object], then: dict[str, object]):
+def test_changed_gpus_get_new_telemetry(first: dict[str, object], then: dict[str, object]):
     assert telemetry_after(cluster(1, shape=first), cluster(1, shape=then))
 
 
 # Hosts and services ----------------------------------------------------------------------------------------
 
 
-def test_virtual_hosts_have_an_address_their_own_names_and_the_clusters_people():
+def test_virtual_hosts_have_address_host_file_and_users():
     there = cluster(1, logins=("login-1",), slurm=Slurm(backup_controller=True))
     hosts, placed = want(there).hosts, put(there)
     assert list(hosts) == ["switch", "head", "head-backup", "machine-room", "login-1", "train-1"]
@@ -524,14 +524,14 @@ def test_virtual_hosts_have_an_address_their_own_names_and_the_clusters_people()
     assert (hosts["switch"].address, hosts["switch"].binds) == ("", ())
 
 
-def test_each_controller_has_pid_files_of_its_own():
+def test_each_controller_has_its_own_pid_files():
     """slurm.conf has one name for them: on a shared folder the backup would end the primary."""
     hosts = want(cluster(1, slurm=Slurm(backup_controller=True))).hosts
     mounted = {name: dict((target, source) for source, target in hosts[name].binds) for name in hosts}
     assert mounted["head"][str(FOLDER.pids)] != mounted["head-backup"][str(FOLDER.pids)]
 
 
-def test_a_compute_host_has_a_cgroup_of_its_own_where_there_are_any():
+def test_compute_host_has_its_own_cgroup_if_available():
     hosts = want(cluster(2)).hosts
     assert hosts["train-1"].cgroups != hosts["train-2"].cgroups
     assert hosts["train-1"].cgroups == {
@@ -541,7 +541,7 @@ def test_a_compute_host_has_a_cgroup_of_its_own_where_there_are_any():
     assert want(cluster(1), replace(ROOT, cgroups=CgroupTree())).hosts["train-1"].cgroups == {}
 
 
-def test_with_cgroup_v2_every_host_has_a_folder_in_the_only_hierarchy():
+def test_every_host_has_a_cgroup_v2_folder():
     hosts = want(cluster(1), replace(ROOT, cgroups=V2)).hosts
     base = f"/sys/fs/cgroup/system.slice/dalsegno-{FOLDER.id}.scope"
     assert {name: dict(host.cgroups) for name, host in hosts.items()} == {
@@ -552,7 +552,7 @@ def test_with_cgroup_v2_every_host_has_a_folder_in_the_only_hierarchy():
     }
 
 
-def test_slurm_tracks_steps_of_virtual_hosts_by_the_cgroups_that_there_are():
+def test_proctrack_follows_available_cgroups():
     def settings(machine: MachineFacts, **more: object) -> tuple[str, str, bool]:
         there = cluster(1, **more)
         layout = slurm_layout(there, FOLDER, put(there, machine), machine)
@@ -570,7 +570,7 @@ def told_limits(there: Cluster, machine: MachineFacts) -> str:
     return limits_sentence(there, put(there, machine), machine)
 
 
-def test_jobs_are_held_to_what_the_file_names_where_the_kernel_can():
+def test_jobs_are_constrained_as_far_as_the_kernel_allows():
     one = cluster(1)
     layout = slurm_layout(one, FOLDER, put(one, BIG), BIG)
     assert layout.cgroups.constrain == ("cores", "memory", "devices")
@@ -608,12 +608,12 @@ def test_jobs_are_held_to_what_the_file_names_where_the_kernel_can():
         ),
     ],
 )
-def test_plan_says_what_jobs_are_not_held_to(there: Cluster, machine: MachineFacts, sentence: str):
+def test_plan_reports_missing_constraints(there: Cluster, machine: MachineFacts, sentence: str):
     assert told_limits(there, machine) == sentence
 
 
 @pytest.mark.parametrize("version", [0, 2])
-def test_loopback_nodes_keep_slurm_away_from_cgroups(version: int):
+def test_loopback_nodes_do_not_use_cgroups(version: int):
     """Its plugin for v2 needs folders that a plain user may not make."""
     there = cluster(1)
     machine = replace(USER, cgroups=replace(V2, version=version))
@@ -622,7 +622,7 @@ def test_loopback_nodes_keep_slurm_away_from_cgroups(version: int):
     assert {host.unit or dict(host.cgroups) or "" for host in want(there, machine).hosts.values()} == {""}
 
 
-def test_services_are_where_they_belong_in_the_order_they_need_each_other():
+def test_services_are_on_their_hosts_in_start_order():
     hosts = want(cluster(2, slurm=Slurm(backup_controller=True))).hosts
     assert {name: [service.name for service in host.services] for name, host in hosts.items()} == {
         "switch": [],
@@ -634,7 +634,7 @@ def test_services_are_where_they_belong_in_the_order_they_need_each_other():
     }
 
 
-def test_on_loopback_one_host_holds_all():
+def test_loopback_cluster_has_one_host():
     hosts = want(cluster(2, slurm=Slurm(accounting=False)), USER).hosts
     assert list(hosts) == ["head", "machine-room"] and not hosts["head"].isolate and hosts["head"].address == ""
     services = {service.name: service for service in hosts["head"].services}
@@ -644,7 +644,7 @@ def test_on_loopback_one_host_holds_all():
     assert services["slurmd:train-2"].log == str(FOLDER.log("train-2", "slurmd"))
 
 
-def test_every_daemon_carries_the_clusters_mark_and_its_slurm_conf():
+def test_every_daemon_has_the_cluster_mark_and_slurm_conf():
     for host in want(cluster(1)).hosts.values():
         for service in host.services:
             assert service.env["DALSEGNO_MARK"] == str(FOLDER.root), service.name
@@ -653,7 +653,7 @@ def test_every_daemon_carries_the_clusters_mark_and_its_slurm_conf():
 
 
 @pytest.mark.parametrize("machine", [ROOT, USER])
-def test_our_own_services_are_started_again_should_they_die(machine: MachineFacts):
+def test_our_own_services_are_restarted_if_they_die(machine: MachineFacts):
     """Of Slurm's daemons a death is told: they may have their reasons."""
     services = [one for host in want(cluster(1), machine).hosts.values() for one in host.services]
     kept = {one.name.partition(":")[0] for one in services if one.keep}
@@ -665,7 +665,7 @@ def test_our_own_services_are_started_again_should_they_die(machine: MachineFact
     assert want(cluster(3), machine).hosts["head"].services[-7 if machine is USER else -1] == controller
 
 
-def test_a_nodes_services_know_its_telemetry_its_boot_and_where_the_controller_hears_them():
+def test_node_services_get_telemetry_boot_id_and_controller_address():
     there = cluster(2)
     slurmd, agent = want(there).hosts["train-2"].services
     files = {"DALSEGNO_TELEMETRY": "telemetry.json", "DALSEGNO_BOOT_ID": "boot-id"}
@@ -682,12 +682,12 @@ def test_a_nodes_services_know_its_telemetry_its_boot_and_where_the_controller_h
     }
 
 
-def test_a_shell_knows_where_the_controller_is_asked():
+def test_shell_environment_has_the_controller_socket():
     env = user_env(FOLDER, {"PATH": "/bin"})
     assert env["DALSEGNO_CONTROLLER"] == str(FOLDER.controller_socket)
 
 
-def test_the_database_is_reached_through_its_socket_alone():
+def test_database_listens_only_on_its_socket():
     services = {service.name: service for service in want(cluster(1)).hosts["head"].services}
     alone = {"--skip-networking", "--no-defaults", f"--socket={FOLDER.database_socket}"}
     assert alone <= set(services["mariadbd"].argv)
@@ -695,7 +695,7 @@ def test_the_database_is_reached_through_its_socket_alone():
     assert FOLDER.secret in FOLDER.database_socket.parents
 
 
-def test_slurmrestd_gives_up_being_root():
+def test_slurmrestd_does_not_run_as_root():
     def argv(machine: MachineFacts) -> tuple[str, ...]:
         hosts = want(cluster(1, slurm=Slurm(rest=True)), machine).hosts.values()
         return next(one.argv for host in hosts for one in host.services if one.name == "slurmrestd")
@@ -703,7 +703,7 @@ def test_slurmrestd_gives_up_being_root():
     assert argv(ROOT)[1:3] == ("-u", "nobody") and "-u" not in argv(USER)
 
 
-def test_the_same_cluster_gives_the_same_revisions_and_another_folder_others():
+def test_revisions_depend_on_cluster_and_folder():
     def revisions(folder: Folder) -> dict[str, str]:
         made = desired(BASE, folder, put(BASE), ROOT, PEOPLE)
         return {f"{host.name}/{one.name}": one.revision for host in made.hosts.values() for one in host.services}
@@ -716,7 +716,7 @@ def test_the_same_cluster_gives_the_same_revisions_and_another_folder_others():
 # Slurm's view ----------------------------------------------------------------------------------------------
 
 
-def test_virtual_nodes_are_reached_at_their_own_addresses():
+def test_virtual_nodes_have_their_own_addresses():
     there = cluster(2, slurm=Slurm(backup_controller=True))
     placed = put(there)
     layout = slurm_layout(there, FOLDER, placed, ROOT)
@@ -730,7 +730,7 @@ def test_virtual_nodes_are_reached_at_their_own_addresses():
     assert layout.dbd is not None and layout.dbd.host.name == "head"
 
 
-def test_loopback_nodes_are_this_machine_on_ports_of_their_own():
+def test_loopback_nodes_have_their_own_ports():
     there = cluster(2, slurm=Slurm(accounting=False))
     placed = put(there, USER)
     layout = slurm_layout(there, FOLDER, placed, USER)
@@ -741,7 +741,7 @@ def test_loopback_nodes_are_this_machine_on_ports_of_their_own():
     assert (layout.proctrack, layout.dbd) == ("linuxproc", None)
 
 
-def test_root_on_loopback_hosts_does_without_cgroups():
+def test_loopback_hosts_of_root_do_not_use_cgroups():
     """The freezer is there, but the hosts have no part of it of their own."""
     there = cluster(1, local=Local(hosts="loopback"))
     assert slurm_layout(there, FOLDER, put(there), ROOT).proctrack == "linuxproc"
@@ -755,9 +755,7 @@ def test_root_on_loopback_hosts_does_without_cgroups():
         (("clustername", "assoc_usage"), "-D"),
     ],
 )
-def test_a_slurmctld_killed_before_it_saved_all_of_its_state_starts_again(
-    tmp_path: Path, files: tuple[str, ...], words: str
-):
+def test_slurmctld_starts_after_a_kill_before_its_first_save(tmp_path: Path, files: tuple[str, ...], words: str):
     for name in files:
         (tmp_path / name).touch()
     done = LocalRunner().run(["/bin/sh", "-c", START, str(tmp_path), "echo", "-D"])
@@ -765,7 +763,7 @@ def test_a_slurmctld_killed_before_it_saved_all_of_its_state_starts_again(
 
 
 @pytest.mark.parametrize(("slurm", "wrapped"), [("22.05.8", False), ("24.11.5", False), ("26.05.5", True)])
-def test_only_a_slurm_that_insists_on_that_state_is_asked_about_it(slurm: str, wrapped: bool):
+def test_missing_assoc_usage_matters_only_to_releases_that_need_it(slurm: str, wrapped: bool):
     head = want(cluster(1), replace(ROOT, slurm_version=f"slurm-wlm {slurm}")).hosts["head"]
     (service,) = [each for each in head.services if each.name == "slurmctld"]
     assert ("/bin/sh" in service.argv) is wrapped and service.argv[-1] == "-D"

@@ -28,7 +28,7 @@ def look(answer: str, set_down: set[str] | None = None) -> tuple[set[str], bool]
     return missing, any("State=RESUME" in argv for argv in runner.calls)
 
 
-def test_node_that_is_resumed_counts_as_missing_until_it_is_in_service() -> None:
+def test_resumed_node_is_missing_until_in_service() -> None:
     assert look(BOOTING) == ({"gpu-1"}, True)
     assert look(IN_SERVICE) == (set(), False)
 
@@ -37,7 +37,7 @@ def test_node_that_does_not_answer_is_missing_and_not_resumed() -> None:
     assert look(SILENT) == ({"gpu-1"}, False)
 
 
-def test_node_that_was_set_down_is_resumed_once_though_slurm_shows_the_job_that_ends_there() -> None:
+def test_down_node_is_resumed_once_while_its_job_ends() -> None:
     set_down = {"gpu-1"}
     assert look(ENDING, set_down) == ({"gpu-1"}, True)
     assert look(ENDING, set_down) == (set(), False)

@@ -21,7 +21,7 @@ def failed(folder: Path, *images: str) -> TargetError:
     return caught.value
 
 
-def test_what_mends_all_is_told_once_and_what_mends_each_beside_it(tmp_path: Path):
+def test_common_hint_is_shown_once_and_others_per_image(tmp_path: Path):
     same = failed(tmp_path / "store", f"docker-archive:{tmp_path}/a.tar", f"docker-archive:{tmp_path}/b.tar")
     assert "lab is up, but 2 images could not be imported:\n  docker-archive:" in same.what
     assert same.hint.endswith("; `dalsegno up` tries again") and same.hint.partition(";")[0] not in same.what
@@ -31,7 +31,7 @@ def test_what_mends_all_is_told_once_and_what_mends_each_beside_it(tmp_path: Pat
     assert other.hint == "`dalsegno up` tries again"
 
 
-def test_an_error_without_a_hint_leaves_no_mark_where_hints_are():
+def test_error_without_hint_adds_no_separator():
     mute, told = DalsegnoError("it is gone"), DalsegnoError("no space", hint="free some")
     alone = failure("lab", [("a", mute), ("b", mute)])
     assert alone.what.endswith(":\n  a: it is gone\n  b: it is gone") and alone.hint == "`dalsegno up` tries again"
@@ -39,7 +39,7 @@ def test_an_error_without_a_hint_leaves_no_mark_where_hints_are():
     assert both.what.endswith(":\n  a: it is gone\n  b: no space (free some)") and both.hint == alone.hint
 
 
-def test_images_are_kept_where_the_jobs_of_the_cluster_at_hand_find_them(tmp_path: Path):
+def test_images_are_stored_in_the_folder_of_the_cluster(tmp_path: Path):
     home = {"DALSEGNO_HOME": str(tmp_path)}
     assert images_home(home) == tmp_path / "images", "there is no cluster"
     there = cluster(1)
@@ -57,7 +57,7 @@ def test_images_are_kept_where_the_jobs_of_the_cluster_at_hand_find_them(tmp_pat
     assert images_home(home) == tmp_path / "images", "several, and none is named"
 
 
-def test_without_a_folder_jobs_use_what_up_has_imported_else_each_user_s_own(tmp_path: Path):
+def test_without_folder_jobs_use_images_of_up_else_their_users(tmp_path: Path):
     folder = Folder(tmp_path / "clusters/demo")
     listed = replace(cluster(1), containers=Containers(enabled=True, images=("ubuntu:24.04",)))
     assert jobs_images(listed, folder) == str(tmp_path / "images")

@@ -35,21 +35,21 @@ def lines(folder: Path) -> list[str]:
     return (folder / "log").read_text().splitlines() if (folder / "log").exists() else []
 
 
-def test_it_is_back_after_a_kill(folder: Path):
+def test_killed_service_is_restarted(folder: Path):
     start(host(folder, "echo $$; exec sleep 60"))
     eventually(lambda: lines(folder))
     os.kill(int(lines(folder)[0]), signal.SIGKILL)
     eventually(lambda: len(lines(folder)) == 2 and (fact := service_facts(folder).get("kept")) and fact.running)
 
 
-def test_one_that_dies_at_once_comes_back_after_a_pause(folder: Path):
+def test_service_that_dies_early_is_restarted_after_a_pause(folder: Path):
     start(host(folder, "date +%s%N; exit 1"))
     eventually(lambda: len(lines(folder)) >= 3)
     first, second, third = (int(line) / 1e9 for line in lines(folder)[:3])
     assert second - first > 0.9 and third - second > 0.9
 
 
-def test_one_that_is_not_wanted_any_more_stays_away(folder: Path):
+def test_service_removed_from_the_plan_is_not_restarted(folder: Path):
     plan = host(folder, "echo $$; exec sleep 60")
     start(plan)
     eventually(lambda: lines(folder))

@@ -23,7 +23,7 @@ def test_a_new_user_gets_a_uid_and_a_home_of_the_cluster():
     )
 
 
-def test_a_user_of_the_machine_stays_as_he_is_and_is_named():
+def test_machine_user_keeps_uid_and_home():
     check_people([user("ada")], MACHINE, {})
     assert assign_uids([user("ada")], MACHINE, {}) == {}
     assert passwd_file(MACHINE, [user("ada")], {}, "/c/home") == MACHINE.passwd
@@ -32,21 +32,21 @@ def test_a_user_of_the_machine_stays_as_he_is_and_is_named():
     ]
 
 
-def test_a_uid_that_was_asked_for_is_given_and_not_given_twice():
+def test_requested_uid_is_assigned_once():
     assert assign_uids([user("bea", uid=20001), user("cem")], MACHINE, {}) == {"bea": 20001, "cem": 20002}
 
 
-def test_who_has_a_uid_keeps_it_and_no_one_else_ever_gets_it():
+def test_assigned_uid_is_kept_and_never_reused():
     first = assign_uids([user("bea"), user("cem")], MACHINE, {})
     assert assign_uids([user("zoe"), user("cem")], MACHINE, first) == {"bea": 20001, "cem": 20002, "zoe": 20003}
 
 
-def test_ids_of_the_machines_groups_are_taken_too():
+def test_group_ids_of_the_machine_are_not_used():
     machine = People(MACHINE.passwd, "big:x:20001:\n")
     assert assign_uids([user("bea")], machine, {}) == {"bea": 20002}
 
 
-def test_groups_follow_the_users_and_take_members():
+def test_groups_get_ids_and_members():
     text = group_file(MACHINE, [user("bea", None, "video", "research")], {"bea": 20001})
     assert text.splitlines() == [
         "root:x:0:",
@@ -79,18 +79,18 @@ ADMIN = People(
         (user("ada", None, "root"), "group `root` would give user `ada` rights over this machine"),
     ],
 )
-def test_a_user_who_would_get_somebody_elses_rights_is_refused(wanted: User, says: str):
+def test_user_with_rights_of_another_account_is_refused(wanted: User, says: str):
     with pytest.raises(TargetError) as refused:
         check_people([wanted], ADMIN, {})
     assert refused.value.what == says and refused.value.hint
 
 
-def test_a_powerful_account_is_used_only_where_the_file_names_its_uid():
+def test_privileged_account_needs_its_uid_in_the_file():
     check_people([user("eve", 1001)], ADMIN, {})
     check_people([user("bea", None, "video", "research")], ADMIN, {})
 
 
-def test_an_account_that_the_machine_got_later_takes_over_no_user_of_the_cluster():
+def test_later_machine_account_does_not_replace_a_cluster_user():
     later = People(MACHINE.passwd + "bob:x:20001:20001::/:/bin/sh\n", MACHINE.group)
     with pytest.raises(TargetError, match="uid 20001 of user `bea` belongs to bob on this machine"):
         check_people([user("bea")], later, {"bea": 20001})

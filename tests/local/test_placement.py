@@ -37,25 +37,25 @@ def test_a_plain_user_gets_loopback_ports_in_a_row():
     assert placed.ports == {"slurmctld": 17000, "slurmdbd": 17001, "agents": 17002, "train-1": 17003, "train-2": 17004}
 
 
-def test_root_without_the_right_to_namespaces_falls_back_to_loopback():
+def test_root_without_namespaces_uses_loopback():
     assert choose_hosts(cluster(), replace(ROOT, namespaces=False)) == "loopback"
 
 
-def test_virtual_hosts_that_cannot_be_had_are_refused_with_the_reason():
+def test_impossible_virtual_hosts_are_refused_with_the_reason():
     with pytest.raises(TargetError, match="they need root"):
         put(cluster(local=Local(hosts="virtual")), USER)
     with pytest.raises(TargetError, match="does not permit namespaces"):
         put(cluster(local=Local(hosts="virtual")), replace(ROOT, namespaces=False))
 
 
-def test_a_node_added_later_moves_no_one():
+def test_added_node_does_not_move_others():
     first = put(cluster(2))
     second = put(cluster(4), before=first)
     assert {name: second.addresses[name] for name in first.addresses} == first.addresses
     assert len(set(second.addresses.values())) == 5
 
 
-def test_the_address_of_a_removed_node_is_given_out_again():
+def test_address_of_a_removed_node_is_reused():
     first = put(cluster(3))
     second = put(cluster(2), before=first)
     third = put(cluster(3), before=second)
@@ -67,19 +67,19 @@ def test_a_subnet_in_use_is_avoided():
     assert put(cluster(), free=Free(networks=used)).subnet == "10.193.0.0/20"
 
 
-def test_a_subnet_asked_for_must_not_cut_the_machine_off():
+def test_requested_subnet_must_not_overlap_the_machines_networks():
     used = [ipaddress.IPv4Network("192.168.1.0/24")]
     with pytest.raises(TargetError, match=r"192.168.0.0/16 overlaps 192.168.1.0/24"):
         put(cluster(local=Local(subnet="192.168.0.0/16")), free=Free(networks=used))
 
 
-def test_the_subnet_of_a_running_cluster_stays():
+def test_running_cluster_keeps_its_subnet():
     first = put(cluster(local=Local(subnet="10.1.0.0/20")))
     with pytest.raises(TargetError, match=r"cannot become 10\.2\.0\.0/20 while it is up"):
         put(cluster(local=Local(subnet="10.2.0.0/20")), before=first)
 
 
-def test_a_new_node_does_not_get_the_address_of_one_that_is_about_to_go():
+def test_address_of_a_node_being_removed_is_not_reused():
     first = put(cluster(2))
     nodes = (Node("train-1", 2, 1000), Node("other-1", 2, 1000))
     second = put(replace(cluster(2), nodes=nodes), before=first)
@@ -96,7 +96,7 @@ def test_a_link_name_in_use_is_avoided():
     assert put(cluster(), free=Free(links=frozenset({"ds00000000"}))).link == "ds000000001"
 
 
-def test_ports_keep_to_what_is_free_and_existing_nodes_keep_theirs():
+def test_new_ports_are_free_and_existing_ones_are_kept():
     asked = []
 
     def port_run(count: int, taken: set[int]) -> int:
@@ -109,7 +109,7 @@ def test_ports_keep_to_what_is_free_and_existing_nodes_keep_theirs():
     assert second.ports == {**first.ports, "train-2": 21000}
 
 
-def test_no_ports_left_is_said():
+def test_missing_free_ports_are_reported():
     with pytest.raises(TargetError, match="no 4 free ports in a row"):
         put(cluster(1), USER, free=Free(port_run=lambda count, taken: None))
 
@@ -133,7 +133,7 @@ def test_simulated_gpus_are_files_of_the_cluster():
     assert placed.gpu_files["train-1"] == ("/state/dev/nvidia0", "/state/dev/nvidia1")
 
 
-def test_real_gpus_are_dealt_out_in_order():
+def test_real_gpus_are_assigned_in_order():
     machine = replace(ROOT, gpu_files=tuple(f"/dev/nvidia{i}" for i in range(4)))
     placed = put(cluster(2, gpus=2), machine)
     assert not placed.gpus_simulated
@@ -143,14 +143,14 @@ def test_real_gpus_are_dealt_out_in_order():
     }
 
 
-def test_too_few_real_gpus_are_simulated_unless_real_ones_were_asked_for():
+def test_too_few_real_gpus_are_simulated_unless_real_is_required():
     machine = replace(ROOT, gpu_files=("/dev/nvidia0",))
     assert put(cluster(2, gpus=2), machine).gpus_simulated
     with pytest.raises(TargetError, match="asks for 4 GPUs, this machine has 1"):
         put(cluster(2, gpus=2, local=Local(gpus="real")), machine)
 
 
-def test_more_hosts_than_a_bridge_takes_are_refused_with_the_way_out():
+def test_more_hosts_than_a_bridge_supports_are_refused_with_a_hint():
     with pytest.raises(TargetError) as caught:
         put(cluster(1000))
     assert "loopback" in caught.value.hint

@@ -8,11 +8,11 @@ def job(number: int, name: str, user: str = "ada") -> JobInfo:
     return JobInfo(number, name, user, JobState.RUNNING)
 
 
-def test_an_idle_cluster_costs_nothing():
+def test_removal_of_an_idle_cluster_has_no_consequences():
     assert Removal().sentences([]) == []
 
 
-def test_runs_are_named_and_their_jobs_not_told_of_again():
+def test_removal_names_runs_without_their_jobs():
     removal = Removal((job(1, "train-k3f9x"), job(2, "sleep", "bob")), ("ada", "bob"))
     assert removal.sentences(["train-k3f9x"]) == [
         "ends 1 run (train-k3f9x)",

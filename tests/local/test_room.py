@@ -49,25 +49,25 @@ def room(folder: Folder) -> Iterator[MachineRoomServer]:
     made.listener.close()
 
 
-def test_its_socket_is_its_owners(room: MachineRoomServer, folder: Folder):
+def test_socket_belongs_to_the_owner(room: MachineRoomServer, folder: Folder):
     assert folder.room_socket.stat().st_mode & 0o777 == 0o600
     assert folder.room_socket.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_it_tells_whether_a_node_is_on_and_which_boot_it_is(room: MachineRoomServer, folder: Folder):
+def test_status_has_power_state_and_boot_id(room: MachineRoomServer, folder: Folder):
     assert ask(room, do="power", node="train-1") == {"ok": True, "on": False, "boot": ""}
     folder.boot_id("train-1").write_text("abc\n")
     assert ask(room, do="power", node="train-1")["boot"] == "abc"
 
 
-def test_a_stranger_is_refused_whatever_the_socket_lets_through(room: MachineRoomServer):
+def test_other_user_is_refused_whatever_the_socket_mode(room: MachineRoomServer):
     assert "answers its owner alone" in str(ask(room, STRANGER, do="replace", node="train-1")["error"])
 
 
 @pytest.mark.parametrize(
     "line", ["", "{", "[]", "null", "7", '{"do": "power"}', '{"do": ["power"], "node": "train-1"}', "[" * 100_000]
 )
-def test_what_is_no_request_is_refused(room: MachineRoomServer, line: str):
+def test_invalid_request_is_refused(room: MachineRoomServer, line: str):
     assert "does not understand" in room.answer(OWNER, line)["error"]
 
 
@@ -77,13 +77,13 @@ def test_only_nodes_are_rebuilt(room: MachineRoomServer, node: str):
         assert "there is no node" in str(ask(room, do=word, node=node)["error"])
 
 
-def test_beside_an_up_or_down_it_refuses_and_says_so(room: MachineRoomServer, folder: Folder):
+def test_request_during_up_or_down_is_refused(room: MachineRoomServer, folder: Folder):
     with locked(folder.lock, "the cluster"):
         answer = ask(room, do="reboot", node="train-1")
     assert "another `dalsegno` is working on demo" in str(answer["error"]) and "try again" in str(answer["hint"])
 
 
-def test_an_up_waits_for_what_it_has_begun(folder: Folder):
+def test_up_waits_for_a_started_action(folder: Folder):
     at_work, up = locked(folder.room_lock, "room", shared=True), locked(folder.room_lock, "a node", wait_s=0.05)
     with at_work, pytest.raises(DalsegnoError), up:
         pass
@@ -91,14 +91,14 @@ def test_an_up_waits_for_what_it_has_begun(folder: Folder):
         pass
 
 
-def test_a_cluster_that_is_half_made_has_no_nodes_to_work_on(short: Path):
+def test_partly_created_cluster_has_no_nodes(short: Path):
     room = MachineRoomServer(folder_of(short, phase=ApplyStage.MAKING), lambda text: None)
     assert "is being changed" in str(ask(room, do="reboot", node="train-1")["error"])
     assert ask(room, do="power", node="train-1")["on"] is False, "to look is always allowed"
     room.listener.close()
 
 
-def test_the_client_is_what_recovery_asks_for(room: MachineRoomServer, folder: Folder):
+def test_client_implements_the_protocol_of_recovery(room: MachineRoomServer, folder: Folder):
     client = MachineRoom(folder.root)
     assert isinstance(client, CanReset) and isinstance(client, CanReboot) and isinstance(client, CanReplace)
     assert isinstance(client, CanSeePower)
@@ -126,7 +126,7 @@ def served(room: MachineRoomServer) -> Iterator[None]:
         thread.join()
 
 
-def test_a_room_that_is_not_there_or_hangs_up_is_told(folder: Folder):
+def test_missing_or_disconnecting_machine_room_is_an_error(folder: Folder):
     client = MachineRoom(folder.root, patience_s=0)
     with pytest.raises(TargetError, match="does not answer"):
         client.is_on("train-1")

@@ -37,13 +37,13 @@ def record(folder: Folder, child: Child, late: int = 0) -> None:
     (folder.runs / "r1.json").write_text(json.dumps(fact))
 
 
-def test_a_coordinator_that_the_controller_has_written_down_is_ended(folder: Folder, coordinator: Child):
+def test_recorded_coordinator_is_ended(folder: Folder, coordinator: Child):
     record(folder, coordinator)
     assert end_processes(folder)
     assert coordinator.popen.wait(60) == -9
 
 
-def test_anyone_elses_process_is_spared_whatever_mark_it_carries(folder: Folder, coordinator: Child):
+def test_process_of_another_user_with_the_mark_is_not_ended(folder: Folder, coordinator: Child):
     assert not end_processes(folder)
     record(folder, coordinator, late=1)  # the record is of another process that had this PID
     (folder.runs / "r2.json").write_text("{")

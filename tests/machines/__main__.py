@@ -32,10 +32,10 @@ KINDS = "tests/cluster/test_cgroups.py tests/cluster/test_sudo.py"
 # One each: made and taken down, a node mended, a run that goes on, a container.
 HANDFUL = (
     "tests/cluster/test_up_down.py::test_up_makes_all_nodes_idle_and_up_again_does_nothing",
-    "tests/cluster/test_up_down.py::test_a_dead_host_is_told_of_and_brought_back_by_up",
-    "tests/cluster/test_recovery.py::test_a_host_without_power_is_set_down_replaced_validated_and_returned",
+    "tests/cluster/test_up_down.py::test_dead_host_is_reported_and_booted_by_up",
+    "tests/cluster/test_recovery.py::test_host_without_power_is_replaced_validated_and_returned",
     "tests/cluster/test_run_faults.py::test_ddp_trains_across_four_hosts",
-    "tests/cluster/test_run_faults.py::test_a_killed_worker_costs_one_restart_and_ranks_stay_where_they_were",
+    "tests/cluster/test_run_faults.py::test_killed_worker_costs_one_restart_and_keeps_ranks",
     "tests/cluster/test_containers.py::test_tasks_run_in_the_image_with_their_ranks_gpus_and_environment",
 )
 

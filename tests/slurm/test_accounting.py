@@ -21,7 +21,7 @@ def told(*, qos: tuple[Qos, ...] = (), found: AccountsInfo | None = None, **fact
     return [" ".join(command) for command in accounting_commands(cluster, found)]
 
 
-def test_a_new_database_is_told_everything_in_an_order_that_works() -> None:
+def test_new_database_gets_all_commands_in_a_valid_order() -> None:
     cluster, _ = CLUSTERS["everything"]
     assert [" ".join(command) for command in accounting_commands(cluster)] == [
         "add qos low,high",
@@ -37,14 +37,14 @@ def test_a_new_database_is_told_everything_in_an_order_that_works() -> None:
     ]
 
 
-def test_a_cluster_without_people_is_told_nothing() -> None:
+def test_cluster_without_users_needs_no_commands() -> None:
     assert told() == []
 
 
 HIGH = {"Name": "high", "Priority": "10", "PreemptMode": "cluster", "MaxWall": "1-00:00:00", "UsageFactor": "1.000000"}
 
 
-def test_what_is_already_so_is_not_told_again() -> None:
+def test_up_to_date_database_needs_no_commands() -> None:
     found = AccountsInfo(
         qos={"high": {**HIGH, "Preempt": "b,a", "MaxTRESPerUser": "gres/gpu=8,cpu=4"}},
         accounts={"root": {"QOS": "normal,high"}, "lab": {"ParentName": "root", "Fairshare": "1"}},
@@ -55,7 +55,7 @@ def test_what_is_already_so_is_not_told_again() -> None:
     assert told(qos=(high,), accounts=(Account("lab"),), users=(User("ann", ("lab",), "lab"),), found=found) == []
 
 
-def test_a_limit_that_is_gone_from_the_file_is_lifted() -> None:
+def test_limit_removed_from_the_file_is_removed_from_the_database() -> None:
     limited = {**HIGH, "MaxTRESPerUser": "cpu=4,gres/gpu=8", "MaxJobsPerUser": "3", "Preempt": "low"}
     found = AccountsInfo(qos={"high": limited}, accounts={"root": {"QOS": "high,normal"}})
     wanted = Qos("high", 10, max_tres_per_user={"cpu": 2})
@@ -64,14 +64,14 @@ def test_a_limit_that_is_gone_from_the_file_is_lifted() -> None:
     ]
 
 
-def test_an_account_moves_to_another_parent() -> None:
+def test_account_can_move_to_another_parent() -> None:
     found = AccountsInfo(accounts={"lab": {"ParentName": "old", "Fairshare": "1"}})
     assert told(accounts=(Account("lab", "new", 2),), found=found) == [
         "modify account where name=lab set parent=new Fairshare=2"
     ]
 
 
-def test_a_user_joins_a_second_account_and_keeps_the_first() -> None:
+def test_user_can_join_a_second_account() -> None:
     found = AccountsInfo(
         members={("ann", "a"): {"Fairshare": "1"}}, users={"ann": {"DefaultAccount": "a", "AdminLevel": "None"}}
     )
@@ -81,11 +81,11 @@ def test_a_user_joins_a_second_account_and_keeps_the_first() -> None:
     ]
 
 
-def test_accounts_in_a_circle_do_not_hang() -> None:
+def test_account_cycle_does_not_hang() -> None:
     assert len(told(accounts=(Account("a", "b"), Account("b", "a")))) == 2
 
 
-def test_reservations_in_scontrol_s_words() -> None:
+def test_reservations_become_scontrol_commands() -> None:
     cluster, _ = CLUSTERS["everything"]
     assert [" ".join(command) for command in reservation_commands(cluster)] == [
         "create reservation ReservationName=upgrade StartTime=2030-01-01T00:00:00 Duration=120"
@@ -95,18 +95,18 @@ def test_reservations_in_scontrol_s_words() -> None:
     ]
 
 
-def test_a_reservation_of_nobody_is_root_s() -> None:
+def test_reservation_without_users_belongs_to_root() -> None:
     cluster = replace(EMPTY, reservations=(Reservation("r", ("n1",)),))
     assert "Users=root" in reservation_commands(cluster)[0]
 
 
-def test_sacctmgr_s_prompt_gets_quotes_where_they_are_needed() -> None:
+def test_sacctmgr_prompt_gets_quotes_where_needed() -> None:
     assert script([["add", "account", "a", "Description=x y"]]) == 'add account a Description="x y"\n'
     with pytest.raises(DalsegnoError, match="cannot read"):
         script([["add", "account", "a", 'Description=say "hi"']])
 
 
-def test_a_command_that_was_not_even_read_is_not_done() -> None:
+def test_unanswered_sacctmgr_command_counts_as_failed() -> None:
     assert failures([["add", "qos", "x"]], "", "sacctmgr: error: Connection refused\n") == [
         "not done: sacctmgr add qos x",
         "sacctmgr: error: Connection refused",

@@ -68,25 +68,25 @@ def client(answers: Mapping[str, str | Completed], env: Mapping[str, str] | None
     return SlurmClient(slurm, env or {"SLURM_CONF": "/c/slurm.conf"}), slurm
 
 
-def test_nodes_come_as_facts() -> None:
+def test_nodes_returns_node_infos() -> None:
     slurm, _ = client({"show node": recorded("nodes")})
     nodes = {node.name: node for node in slurm.nodes()}
     assert nodes["n1"].state is NodeState.MIXED and nodes["n1"].gpus_used == 2
 
 
-def test_only_the_named_nodes_are_asked_for() -> None:
+def test_only_named_nodes_are_queried() -> None:
     slurm, fake = client({"show node": recorded("nodes")})
     slurm.nodes(["n1", "n2"])
     assert fake.argv[-1] == "n[1-2]"
 
 
-def test_a_missing_node_is_not_there() -> None:
+def test_missing_node_raises_not_there() -> None:
     slurm, _ = client({"show node": Completed((), 1, recorded("node-missing"))})
     with pytest.raises(NotThere, match="no node nope"):
         slurm.node("nope")
 
 
-def test_the_queue_leaves_out_what_ended_unless_asked() -> None:
+def test_queue_omits_ended_jobs_unless_requested() -> None:
     slurm, fake = client({"squeue": recorded("squeue")})
     assert not any(job.state.ended for job in slurm.jobs())
     assert "--states=all" not in fake.argv
@@ -94,7 +94,7 @@ def test_the_queue_leaves_out_what_ended_unless_asked() -> None:
     assert "--states=all" in fake.argv
 
 
-def test_an_empty_queue_is_empty() -> None:
+def test_empty_queue_has_no_jobs() -> None:
     slurm, _ = client({"squeue": ""})
     assert slurm.jobs() == []
 
@@ -121,38 +121,38 @@ QUERIES: list[Callable[[SlurmClient], object]] = [
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_slurm_that_does_not_answer_is_an_error_that_says_so(query: Callable[[SlurmClient], object]) -> None:
+def test_slurm_without_answer_raises_an_error_with_a_hint(query: Callable[[SlurmClient], object]) -> None:
     slurm, _ = client({"": fails(DOWN)})
     with pytest.raises(CommandFailed) as caught:
         query(slurm)
     assert "dalsegno status" in caught.value.hint
 
 
-def test_an_answer_without_a_single_node_is_an_error() -> None:
+def test_output_without_nodes_is_an_error() -> None:
     slurm, _ = client({"show node": ""})
     with pytest.raises(ParseError):
         slurm.nodes()
 
 
-def test_every_call_has_a_time_limit_and_times_in_seconds() -> None:
+def test_every_call_has_a_timeout_and_times_in_seconds() -> None:
     slurm, fake = client({"": recorded("sdiag")}, env={"SLURM_TIME_FORMAT": "relative", "SQUEUE_FORMAT": "%i"})
     slurm.diag()
     _, _, env, timeout_s = fake.calls[0]
     assert timeout_s and env == {"SLURM_TIME_FORMAT": "%s"}
 
 
-def test_commands_are_reached_through_a_prefix() -> None:
+def test_commands_get_the_prefix() -> None:
     fake = Slurm({"": recorded("ping")})
     SlurmClient(fake, {}, prefix=("nsenter", "-t", "7"), bin_dir="/opt/slurm/bin").ping()
     assert fake.argv == ("nsenter", "-t", "7", "/opt/slurm/bin/scontrol", "ping")
 
 
-def test_ping_tells_a_controller_that_is_down_from_a_command_that_failed() -> None:
+def test_ping_distinguishes_down_controller_from_failed_command() -> None:
     slurm, _ = client({"ping": Completed((), 1, recorded("ping-down"))})
     assert [controller.up for controller in slurm.ping()] == [False]
 
 
-def test_a_script_is_handed_over_on_stdin_and_its_id_comes_back() -> None:
+def test_submit_passes_script_on_stdin_and_returns_id() -> None:
     slurm, fake = client({"sbatch": "a plugin talks\n42;lab\n"})
     assert slurm.submit("#!/bin/sh\ntrue\n", ["--nodes=2"]) == 42
     argv, stdin, env, _ = fake.calls[0]
@@ -160,27 +160,27 @@ def test_a_script_is_handed_over_on_stdin_and_its_id_comes_back() -> None:
     assert env is not None and "SLURM_TIME_FORMAT" not in env, "it would end up in the job's environment"
 
 
-def test_a_refused_job_shows_slurm_s_reason() -> None:
+def test_refused_job_shows_slurm_reason() -> None:
     said = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
     slurm, _ = client({"sbatch": fails(said)})
     with pytest.raises(CommandFailed, match="Requested node configuration is not available"):
         slurm.submit("#!/bin/sh")
 
 
-def test_one_job_is_found_by_its_id_or_its_place_in_an_array() -> None:
+def test_job_is_found_by_id_or_array_task() -> None:
     paths = "".join(f"\x1f/{name}" for name in ("work", "run.sh", "out", "err"))
     slurm, _ = client({"squeue": recorded("squeue").replace("\x1e", f"{paths}\x1e")})
     assert slurm.job("12_2").array_task == "2"
     assert slurm.job(12).array_task == "3-6%2"
 
 
-def test_a_job_slurm_has_forgotten_is_not_there() -> None:
+def test_forgotten_job_raises_not_there() -> None:
     slurm, _ = client({"squeue": fails(recorded("job-missing.stderr"))})
     with pytest.raises(NotThere, match="no job 99999"):
         slurm.job(99999)
 
 
-def test_how_answers_are_marked_is_not_on_the_command_line() -> None:
+def test_separators_are_not_on_the_command_line() -> None:
     """Other users can read the command line while squeue runs, and could put the marks into a job's comment."""
     slurm, fake = client({"squeue": recorded("squeue")})
     slurm.jobs()
@@ -188,13 +188,13 @@ def test_how_answers_are_marked_is_not_on_the_command_line() -> None:
     assert argv == ("squeue", "--all", "--noheader") and env and "JobID:\x1f" in env["SQUEUE_FORMAT2"]
 
 
-def test_what_a_node_s_reason_or_a_step_s_name_says_is_no_answer_of_slurm_s() -> None:
+def test_text_of_users_is_not_taken_for_an_answer_of_slurm() -> None:
     said = recorded("nodes").splitlines(keepends=True)[0].replace("Partitions=", "Reason=GPU not found Partitions=")
     assert client({"show node": said})[0].node("n1").name == "cpu-01"
     assert client({"show step 5.0": "StepId=5.0 Name=Job step 5.0 not found\n"})[0].has_step(5, 0)
 
 
-def test_a_step_that_is_over_is_told_from_a_slurm_that_does_not_answer() -> None:
+def test_ended_step_is_distinguished_from_slurm_without_answer() -> None:
     assert client({"show step 5.0": "StepId=5.0 UserId=0 State=RUNNING\n"})[0].has_step(5, 0)
     for gone in (fails("", stdout="Job step 5.0 not found\n"), fails("slurm_get_job_steps error: Invalid job id\n")):
         assert not client({"show step 5.0": gone})[0].has_step(5, 0)
@@ -203,7 +203,7 @@ def test_a_step_that_is_over_is_told_from_a_slurm_that_does_not_answer() -> None
 
 
 @pytest.mark.parametrize("said", ["Invalid job id specified", "Job/step already completing or completed"])
-def test_cancelling_what_is_gone_is_fine(said: str) -> None:
+def test_cancelling_an_ended_job_is_no_error(said: str) -> None:
     slurm, fake = client({"scancel": fails(f"scancel: error: Kill job error on job id 5: {said}")})
     slurm.cancel(5, "6_1", signal="USR1")
     assert fake.argv == ("scancel", "--signal=USR1", "5", "6_1")
@@ -221,13 +221,13 @@ def test_draining_several_nodes_is_one_command() -> None:
     )
 
 
-def test_resuming_what_is_in_service_is_fine() -> None:
+def test_resuming_a_node_in_service_is_no_error() -> None:
     refused = fails("slurm_update error: Invalid node state specified\n")
     slurm, _ = client({"update NodeName=n1 ": refused, "show node": recorded("nodes").splitlines()[1] + "\n"})
     slurm.resume("n1")
 
 
-def test_resuming_what_stays_out_of_service_is_an_error() -> None:
+def test_failed_resume_is_an_error() -> None:
     refused = fails("slurm_update error: Invalid node state specified\n")
     slurm, _ = client({"update NodeName=n3 ": refused, "show node": recorded("nodes").splitlines()[3] + "\n"})
     with pytest.raises(CommandFailed):
@@ -235,7 +235,7 @@ def test_resuming_what_stays_out_of_service_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["--help", "n1 state=idle", "", "n1;reboot", "n[1-2]", "é"])
-def test_what_is_no_node_name_gets_into_no_command_line(name: str) -> None:
+def test_invalid_node_name_is_refused_before_the_command(name: str) -> None:
     slurm, fake = client({"": ""})
     for act in (slurm.drain, slurm.set_down):
         with pytest.raises(DalsegnoError):
@@ -246,7 +246,7 @@ def test_what_is_no_node_name_gets_into_no_command_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("job", ["--me", "5 6", "", "all", "1;2", -1])
-def test_what_is_no_job_id_gets_into_no_command_line(job: int | str) -> None:
+def test_invalid_job_id_is_refused_before_the_command(job: int | str) -> None:
     slurm, fake = client({"": ""})
     for act in (slurm.cancel, slurm.hold, slurm.release, slurm.requeue, slurm.job):
         with pytest.raises(DalsegnoError):
@@ -254,23 +254,23 @@ def test_what_is_no_job_id_gets_into_no_command_line(job: int | str) -> None:
     assert fake.calls == []
 
 
-def test_history_is_asked_since_a_time() -> None:
+def test_history_accepts_a_start_time() -> None:
     slurm, fake = client({"sacct": recorded("sacct")})
     assert JobState.COMPLETED in {job.state for job in slurm.history(since_s=1_700_000_000, jobs=[1, 2])}
     assert fake.argv[-2:] == ("--starttime=uts1700000000", "--jobs=1,2")
 
 
-def test_the_version_is_that_of_the_commands() -> None:
+def test_version_is_that_of_the_commands() -> None:
     slurm, _ = client({"--version": recorded("version")})
     assert slurm.version() == Version(22, 5, 8)
 
 
-def test_adding_what_is_there_is_fine() -> None:
+def test_adding_an_existing_entry_is_no_error() -> None:
     slurm, _ = client({"sacctmgr": fails("", stdout=" Nothing new added.\n")})
     slurm.sacctmgr(["add", "qos", "high"])
 
 
-def test_many_sacctmgr_commands_are_one_call() -> None:
+def test_many_sacctmgr_commands_run_in_one_process() -> None:
     said = (
         "sacctmgr: add qos high\n Adding QOS(s)\n  high\n"
         'sacctmgr: add account a Description="x y"\n Nothing new added.\nsacctmgr: \n'
@@ -281,7 +281,7 @@ def test_many_sacctmgr_commands_are_one_call() -> None:
     assert len(fake.calls) == 1
 
 
-def test_of_many_sacctmgr_commands_the_ones_not_done_are_named() -> None:
+def test_failed_sacctmgr_commands_are_named() -> None:
     said = "sacctmgr: add qos high\n Adding QOS(s)\n  high\nsacctmgr: add user z account=none\nsacctmgr: \n"
     slurm, _ = client({"sacctmgr": fails(" This account 'none' doesn't exist.\n", stdout=said)})
     with pytest.raises(CommandFailed) as caught:
@@ -290,14 +290,14 @@ def test_of_many_sacctmgr_commands_the_ones_not_done_are_named() -> None:
     assert "add qos high" not in caught.value.what
 
 
-def test_an_allocation_is_ended_by_slurm_s_own_library_with_an_exit_code_as_wait_tells_it():
+def test_complete_ends_allocation_with_wait_status():
     asked, slurm = client({"show config": recorded("config"), "slurm_complete_job": ""})
     asked.complete(17, 3)
     folder = asked.config()["PluginDir"]
     assert slurm.calls[1][0][-3:] == (f"{folder}/libslurmfull.so", "17", str(3 << 8))
 
 
-def test_where_the_library_is_another_nothing_is_taken_for_done():
+def test_complete_without_slurm_library_is_an_error():
     asked, _ = client({"show config": recorded("config"), "slurm_complete_job": fails("undefined symbol")})
     with pytest.raises(CommandFailed):
         asked.complete(17, 0)

@@ -10,7 +10,7 @@ from dalsegno.system.processes import LocalRunner
 SRC = Path(__file__).parent.parent.parent / "src"
 
 
-def test_opening_the_room_loads_no_heavy_library() -> None:
+def test_importing_slurm_loads_no_heavy_library() -> None:
     heavy = {"pydantic", "dataclasses", "subprocess", "json"}
     look = f"import sys, dalsegno.slurm; print(*sorted({heavy} & set(sys.modules)))"
     done = LocalRunner().run([sys.executable, "-S", "-c", look], env={"PYTHONPATH": str(SRC)})

@@ -89,20 +89,20 @@ def test_a_node_has_a_state_and_flags(slurm: Recording, name: str, state: NodeSt
     assert (node.state, node.flags - {NodeFlag.PLANNED}) == (state, frozenset(flags))
 
 
-def test_a_node_may_be_planned_for_a_job(slurm: Recording) -> None:
+def test_node_can_be_planned_for_a_job(slurm: Recording) -> None:
     assert any(NodeFlag.PLANNED in node.flags for node in slurm.nodes().values())
 
 
-def test_a_node_that_has_less_than_it_should_is_invalid(slurm: Recording) -> None:
+def test_node_with_too_few_resources_is_invalid(slurm: Recording) -> None:
     assert slurm.nodes()["n12"].flags == {NodeFlag.DRAIN, NodeFlag.INVALID_REG}
 
 
-def test_a_suspended_job_keeps_its_node_mixed_since_it_keeps_its_memory(slurm: Recording) -> None:
+def test_node_of_suspended_job_stays_mixed(slurm: Recording) -> None:
     told = NodeState.MIXED if slurm.version >= Version(23, 11) else NodeState.IDLE
     assert slurm.nodes()["cpu-01"].state is told
 
 
-def test_a_node_tells_all_of_itself(slurm: Recording) -> None:
+def test_node_has_all_fields(slurm: Recording) -> None:
     node = slurm.nodes()["n1"]
     assert (node.gpus, node.gpus_used, node.gpu_type) == (8, 2, "h100")
     assert (node.cpus, node.memory_mib) == (32, 64000)
@@ -112,22 +112,22 @@ def test_a_node_tells_all_of_itself(slurm: Recording) -> None:
     assert Version.parse(node.version) == slurm.version
 
 
-def test_a_node_without_gpus_has_none(slurm: Recording) -> None:
+def test_node_without_gpus_has_zero_gpus(slurm: Recording) -> None:
     assert slurm.nodes()["cpu-01"].gpus == slurm.nodes()["cpu-01"].gpus_used == 0
 
 
-def test_a_reason_may_look_like_a_setting(slurm: Recording) -> None:
+def test_reason_can_look_like_a_setting(slurm: Recording) -> None:
     node = slurm.nodes()["n3"]
     assert node.reason == "dalsegno:replace:xid[79] GPU has fallen off the bus; State=IDLE"
     assert node.reason_user == "root" and node.reason_at is not None
 
 
-def test_a_reason_from_slurm_conf_is_nobody_s(slurm: Recording) -> None:
+def test_reason_from_slurm_conf_has_no_user(slurm: Recording) -> None:
     node = slurm.nodes()["n11"]
     assert (node.reason, node.reason_user, node.reason_at) == ("dalsegno:spare", "", None)
 
 
-def test_a_node_without_a_reason_has_none(slurm: Recording) -> None:
+def test_node_without_reason_has_empty_reason(slurm: Recording) -> None:
     assert slurm.nodes()["n1"].reason == ""
 
 
@@ -142,14 +142,14 @@ def test_a_node_without_a_reason_has_none(slurm: Recording) -> None:
         ("n13", False, False, False, False),
     ],
 )
-def test_what_a_node_is_good_for(
+def test_node_in_service_and_drained_properties(
     slurm: Recording, name: str, in_service: bool, drained: bool, draining: bool, down: bool
 ) -> None:
     node = slurm.nodes()[name]
     assert (node.in_service, node.drained, node.draining, node.down) == (in_service, drained, draining, down)
 
 
-def test_sinfo_s_own_words_for_states_are_known(slurm: Recording) -> None:
+def test_sinfo_state_words_are_parsed(slurm: Recording) -> None:
     for line in slurm.text("sinfo-words").splitlines():
         for text in line.split()[1:]:
             _, flags = parse_node_state(text)
@@ -171,7 +171,7 @@ def test_sinfo_s_own_words_for_states_are_known(slurm: Recording) -> None:
         ("", NodeState.UNKNOWN, {NodeFlag.UNKNOWN}),
     ],
 )
-def test_unknown_words_are_unknown_and_no_error(text: str, state: NodeState, flags: set[NodeFlag]) -> None:
+def test_unknown_state_words_are_unknown(text: str, state: NodeState, flags: set[NodeFlag]) -> None:
     assert parse_node_state(text) == (state, frozenset(flags))
 
 
@@ -200,7 +200,7 @@ def test_a_job_has_a_state_and_a_reason(slurm: Recording, name: str, state: JobS
     assert (job.state, job.reason) == (state, reason)
 
 
-def test_a_running_job_tells_all_of_itself(slurm: Recording) -> None:
+def test_running_job_has_all_fields(slurm: Recording) -> None:
     job = slurm.queue()["mixed"]
     assert (job.user, job.account, job.qos, job.partition) == ("root", "vision", "high", "train")
     assert (job.nodes, job.node_count, job.cpus, job.gpus, job.memory_mib) == (("n1",), 1, 8, 2, 16000)
@@ -210,33 +210,33 @@ def test_a_running_job_tells_all_of_itself(slurm: Recording) -> None:
     assert job.priority > 100_000
 
 
-def test_a_job_tells_its_owner_and_whether_it_has_a_script(slurm: Recording) -> None:
+def test_job_has_owner_and_batch_flag(slurm: Recording) -> None:
     job = slurm.queue()["mixed"]
     assert (job.uid, job.batch, job.preempted_at) == (0, True, None)
 
 
-def test_a_waiting_job_tells_what_it_asks_for(slurm: Recording) -> None:
+def test_pending_job_has_requested_resources(slurm: Recording) -> None:
     job = slurm.queue()["big"]
     assert (job.nodes, job.node_count, job.gpus) == ((), 4, 32)
 
 
 @pytest.mark.parametrize(("name", "code", "signal"), [("done", 0, 0), ("fail", 3, 0), ("signal", 0, 9)])
-def test_how_a_job_ended(slurm: Recording, name: str, code: int, signal: int) -> None:
+def test_job_has_exit_code_and_signal(slurm: Recording, name: str, code: int, signal: int) -> None:
     for jobs in (slurm.queue("squeue-all"), slurm.history()):
         assert (jobs[name].exit_code, jobs[name].exit_signal) == (code, signal)
 
 
-def test_a_job_s_name_may_hold_anything(slurm: Recording) -> None:
+def test_job_name_can_contain_anything(slurm: Recording) -> None:
     odd = 'odd name\n"quoted" JobState=RUNNING | é'
     assert slurm.queue()[odd].state is JobState.PENDING
 
 
-def test_the_tasks_of_an_array_know_their_array(slurm: Recording) -> None:
+def test_array_tasks_have_their_array_id(slurm: Recording) -> None:
     tasks = [job for job in queued(slurm.text("squeue")) if job.array_id == 12]
     assert {job.label for job in tasks} == {"12_1", "12_2", "12_[3-6%2]"}
 
 
-def test_the_parts_of_a_heterogeneous_job_know_their_whole(slurm: Recording) -> None:
+def test_heterogeneous_components_have_their_job_id(slurm: Recording) -> None:
     parts = [job for job in queued(slurm.text("squeue")) if job.het_id is not None]
     assert sorted((job.label, job.het_id, job.het_offset) for job in parts) == [("13+0", 13, 0), ("13+1", 13, 1)]
 
@@ -245,12 +245,12 @@ def test_a_requeued_job_counts_its_restarts(slurm: Recording) -> None:
     assert slurm.queue()["requeued"].restarts == 1
 
 
-def test_one_job_tells_where_it_runs_and_writes(slurm: Recording) -> None:
+def test_single_job_has_its_paths(slurm: Recording) -> None:
     (job,) = parse_jobs(slurm.text("squeue-one"), PLAIN, paths=True).jobs
     assert job.stdout == "/dev/null" and job.work_dir.startswith("/")
 
 
-def test_the_nodes_that_a_job_may_not_have(slurm: Recording) -> None:
+def test_excluded_nodes_are_parsed(slurm: Recording) -> None:
     assert parse_excluded(slurm.text("squeue-excluded"), PLAIN) == ("n1", "n2")
     assert parse_excluded("n[1-2]\x1e\n", PLAIN) == ("n1", "n2")
     assert parse_excluded("\x1e\n", PLAIN) == () == parse_excluded("", PLAIN)
@@ -280,23 +280,23 @@ def test_a_name_cannot_end_a_field_or_add_a_job(name: str) -> None:
     assert {(job.uid, job.user) for job in queue.jobs} == {(1000, "ada")} and queue.unreadable == 0
 
 
-def test_marks_are_drawn_anew_for_each_question() -> None:
+def test_separators_are_new_for_each_query() -> None:
     assert len({Separators.fresh() for _ in range(100)}) == 100
 
 
-def test_a_record_that_cannot_be_read_costs_only_itself() -> None:
+def test_bad_record_does_not_affect_others() -> None:
     text = answer(PLAIN, "first", "second", "third").replace("2\x1f", "two\x1f", 1)
     queue = parse_jobs(text, PLAIN)
     assert [job.name for job in queue.jobs] == ["first", "third"] and queue.unreadable == 1
 
 
-def test_a_node_list_that_cannot_be_read_costs_only_its_job() -> None:
+def test_bad_node_list_affects_only_its_job() -> None:
     text = answer(PLAIN, "first", "second").replace("n1", "n[1-", 1)
     queue = parse_jobs(text, PLAIN)
     assert [job.name for job in queue.jobs] == ["second"] and queue.unreadable == 1
 
 
-def test_names_in_the_history_cannot_end_a_record_either(slurm: Recording) -> None:
+def test_job_name_cannot_end_a_history_record(slurm: Recording) -> None:
     facts = slurm.text("sacct").split("\x1f\n")[0] + "\x1f\n"
     other = facts.replace(facts.split("\x1f")[0], "77", 1)
     forged = f"x\x1f\n{facts}".replace("root", "ada")
@@ -312,21 +312,21 @@ def _columns(id: str, name: str) -> bytes:
     return b"".join(text.encode()[:width].ljust(width) + b" " for text, width in texts) + b"\n"
 
 
-def test_when_a_node_was_out_of_service_is_told_by_the_accounting(slurm: Recording) -> None:
+def test_node_events_come_from_accounting(slurm: Recording) -> None:
     told = {event.node: event for event in parse_events(slurm.text("event"))}
     assert told["n5"] == NodeEvent("n5", told["n5"].at, "DOWN", "root", "power supply, ticket #123")
     assert told["n3"].reason == "dalsegno:replace:xid[79] GPU has fallen off the bus; State=IDLE"
     assert {told[node].state for node in ("n3", "n11")} == {"DRAIN"}
 
 
-def test_an_event_s_reason_may_hold_the_sign_between_fields() -> None:
+def test_event_reason_can_contain_the_separator() -> None:
     assert parse_events("|17|||Cluster Registered TRES\ntrain-1|18|DRAIN|root(0)|new | RAM\n") == [
         NodeEvent("train-1", 18, "DRAIN", "root", "new | RAM")
     ]
     assert parse_events("You are not running a supported accounting_storage plugin\n") == []
 
 
-def test_history_tells_gpus_and_times(slurm: Recording) -> None:
+def test_history_has_gpus_and_times(slurm: Recording) -> None:
     jobs = slurm.history()
     assert jobs["alloc"].gpus == 8 and jobs["alloc"].nodes == ("n2",)
     assert jobs["timeout"].state is JobState.TIMEOUT and jobs["timeout"].time_limit_s == 60
@@ -351,7 +351,7 @@ def test_job_states_in_all_spellings(text: str, state: JobState) -> None:
 # The rest
 
 
-def test_partitions_know_their_nodes_and_states(slurm: Recording) -> None:
+def test_partitions_have_nodes_and_states(slurm: Recording) -> None:
     train, debug, cpu, empty = parse_partitions(slurm.text("sinfo"))
     assert train.default and not debug.default
     assert (train.time_limit_s, debug.time_limit_s, cpu.time_limit_s) == (7200, 600, None)
@@ -359,27 +359,27 @@ def test_partitions_know_their_nodes_and_states(slurm: Recording) -> None:
     assert train.nodes["n3"] == (NodeState.IDLE, frozenset({NodeFlag.DRAIN}))
 
 
-def test_the_running_settings(slurm: Recording) -> None:
+def test_config_is_parsed(slurm: Recording) -> None:
     config = parse_config(slurm.text("config"))
     assert config["ClusterName"] == "lab" and config["ReturnToService"] == "0"
     assert config["SlurmctldHost[0]"] == "vm(127.0.0.1)"
 
 
-def test_how_the_controller_is_doing(slurm: Recording) -> None:
+def test_diagnostics_are_parsed(slurm: Recording) -> None:
     diag = parse_diag(slurm.text("sdiag"))
     assert diag.at > diag.since > 0
     assert diag.jobs_submitted > 20 and diag.jobs_running > 0
     assert diag.main_cycles > 0 and diag.backfill_cycles > 0 and diag.backfill_last_cycle_us > 0
 
 
-def test_controllers_that_answer_and_those_that_do_not(slurm: Recording) -> None:
+def test_ping_lists_up_and_down_controllers(slurm: Recording) -> None:
     assert parse_ping(slurm.text("ping")) == [ControllerPing("primary", "vm", True)]
     assert parse_ping(slurm.text("ping-down")) == [ControllerPing("primary", "vm", False)]
     both = "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n"
     assert [controller.up for controller in parse_ping(both)] == [False, True]
 
 
-def test_the_accounting_database(slurm: Recording) -> None:
+def test_accounting_database_is_parsed(slurm: Recording) -> None:
     found = parse_accounts(slurm.text("qos"), slurm.text("assoc"), slurm.text("user"))
     assert found.qos["high"]["Priority"] == "100"
     assert found.accounts["vision"]["ParentName"] == "root" and found.accounts["vision"]["Fairshare"] == "3"
@@ -423,7 +423,7 @@ def test_gpus_and_memory_in_tres() -> None:
     assert (memory_mib("62.50G"), memory_mib("16000M"), memory_mib("1T"), memory_mib("")) == (64000, 16000, 1048576, 0)
 
 
-def test_the_first_of_a_key_counts() -> None:
+def test_first_value_of_a_key_counts() -> None:
     assert pairs("A=1 B=x y C= A=2") == {"A": "1", "B": "x y", "C": ""}
 
 
@@ -439,6 +439,6 @@ def test_the_first_of_a_key_counts() -> None:
         parse_ping,
     ],
 )
-def test_something_else_altogether_is_an_error(parse: Callable[[str], object]) -> None:
+def test_unexpected_output_is_an_error(parse: Callable[[str], object]) -> None:
     with pytest.raises(ParseError, match=r"unexpected|no nodes"):
         parse("bash: command not found\n")

@@ -54,7 +54,7 @@ def only_parse_errors(parse: Parser, text: str) -> None:
 @pytest.mark.parametrize(("parse", "name"), ANSWERS)
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_a_mangled_answer_is_at_worst_a_parse_error(parse: Parser, name: str, data: st.DataObject) -> None:
+def test_mangled_output_gives_facts_or_a_parse_error(parse: Parser, name: str, data: st.DataObject) -> None:
     text = recorded(name)
     at = data.draw(st.integers(0, len(text)))
     gone = data.draw(st.integers(0, 60))
@@ -64,7 +64,7 @@ def test_a_mangled_answer_is_at_worst_a_parse_error(parse: Parser, name: str, da
 @pytest.mark.parametrize(("parse", "name"), ANSWERS)
 @given(text=st.text(max_size=80) | NOISE)
 @settings(max_examples=25, deadline=None)
-def test_any_text_at_all_is_at_worst_a_parse_error(parse: Parser, name: str, text: str) -> None:
+def test_any_text_gives_facts_or_a_parse_error(parse: Parser, name: str, text: str) -> None:
     only_parse_errors(parse, text)
 
 
@@ -78,7 +78,7 @@ LISTS: list[tuple[Callable[[str], Sequence[object]], str]] = [
 @pytest.mark.parametrize(("parse", "name"), LISTS)
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_an_answer_cut_off_never_gives_half_a_thing(
+def test_truncated_output_gives_no_partial_record(
     parse: Callable[[str], Sequence[object]], name: str, data: st.DataObject
 ) -> None:
     text = recorded(name)

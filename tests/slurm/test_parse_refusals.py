@@ -26,7 +26,7 @@ NO_NODES = "salloc: error: Job submit/allocate failed: Requested node configurat
         ("", SlurmRefusal.UNKNOWN),
     ],
 )
-def test_refusal_is_the_most_telling_one_that_slurm_prints(text: str, refusal: SlurmRefusal):
+def test_most_specific_refusal_is_returned(text: str, refusal: SlurmRefusal):
     assert parse_refusal(text) is refusal
 
 
@@ -42,11 +42,11 @@ def test_refusal_is_the_most_telling_one_that_slurm_prints(text: str, refusal: S
         ("", SlurmReason.UNKNOWN),
     ],
 )
-def test_reason_is_slurms_own_only_to_the_letter(text: str, reason: SlurmReason):
+def test_reason_must_match_slurms_text_exactly(text: str, reason: SlurmReason):
     assert parse_reason(text) is reason
 
 
-def test_node_that_was_away_has_no_reason_or_one_that_says_only_that():
+def test_absence_is_an_empty_reason_or_not_responding():
     away = ["", "Not responding", "Node unexpectedly rebooted", "none"]
     assert [is_absence(text) for text in away] == [True] * 4
     assert not is_absence("new RAM, not responding")
@@ -62,5 +62,5 @@ def test_node_that_was_away_has_no_reason_or_one_that_says_only_that():
         ("slurm_load_jobs error: Invalid job id specified", ()),
     ],
 )  # fmt: skip
-def test_troubles_are_all_that_a_command_names(text: str, troubles: tuple[SlurmTrouble, ...]):
+def test_all_troubles_in_the_output_are_returned(text: str, troubles: tuple[SlurmTrouble, ...]):
     assert parse_troubles(text) == troubles

@@ -19,16 +19,16 @@ srun: error: train-2: task 1: Killed
 NODES = ("train-1", "train-2", "train-3")
 
 
-def test_only_the_node_that_was_not_reached_is_to_blame():
+def test_only_the_unreachable_node_is_a_launch_failure():
     assert launch_failures(SAID, 59, NODES) == {"train-1": "Communication connection failure"}
 
 
-def test_what_older_versions_say_is_understood():
+def test_messages_of_older_releases_are_parsed():
     said = "srun: error: Task launch for 59.0 failed on node train-2: Socket timed out on send/recv operation\n"
     assert launch_failures(said, 59, NODES) == {"train-2": "Socket timed out on send/recv operation"}
 
 
-def test_words_about_other_jobs_and_other_nodes_are_not_about_this_step():
+def test_messages_about_other_jobs_and_nodes_are_ignored():
     assert launch_failures(SAID, 5, NODES) == {}
     assert launch_failures(SAID, 59, NODES[1:]) == {}
     assert launch_failures("srun: error: train-2: task 1: Killed\n", 59, NODES) == {}
@@ -41,15 +41,15 @@ srun: error: train-1: task 0: Exited with exit code 143
 """
 
 
-def test_the_first_task_that_ended_by_itself_counts():
+def test_exit_code_is_that_of_the_first_failed_task():
     assert first_exit_code(ENDED) == 9
 
 
-def test_several_tasks_may_be_told_of_at_once():
+def test_one_message_can_name_several_tasks():
     assert first_exit_code("srun: error: train-2: tasks 1-3,5: Exited with exit code 3") == 3
 
 
-def test_tasks_that_were_killed_say_nothing():
+def test_killed_tasks_have_no_exit_code():
     assert first_exit_code("srun: error: train-1: task 0: Terminated") is None
 
 
@@ -60,7 +60,7 @@ srun: error: train-1: task 0: Killed
 """
 
 
-def test_agents_that_were_started_outside_their_container_are_told_from_others():
+def test_agents_outside_their_container_are_detected():
     assert [node for node in NODES if started_outside(OUTSIDE, node)] == ["train-2", "train-3"]
     assert not started_outside(OUTSIDE.replace("/.dalsegno", ""), "train-2")
     assert not started_outside(OUTSIDE.replace("train-[2-3]", "train-[3-2"), "train-2")
@@ -74,12 +74,12 @@ srun: error: train-2: task 1: Exited with exit code 2
 """
 
 
-def test_nodes_that_refused_a_container_are_told_with_what_they_said_last():
+def test_refused_containers_have_the_last_reason_per_node():
     later = REFUSED.replace("No such file or directory", "Permission denied", 1)
     assert refused_containers(REFUSED + later) == {"train-1": "image /fsx/a.sqsh: Permission denied"}
 
 
-def test_what_kept_a_task_from_starting_is_told_of_its_own_node():
+def test_start_failure_is_reported_per_node():
     assert [why_not_started(REFUSED, node) for node in ("train-1", "train-2", "train-3")] == [
         "image /fsx/a.sqsh: No such file or directory",
         "`python3`: No such file or directory",
@@ -87,7 +87,7 @@ def test_what_kept_a_task_from_starting_is_told_of_its_own_node():
     ]
 
 
-def test_nodes_whose_tasks_are_over_are_known_however_they_ended():
+def test_nodes_with_ended_tasks_are_found():
     assert ended_on(SAID) == {"train-2", "train-3"}
     assert ended_on(OUTSIDE) == {"train-1", "train-2", "train-3"}
     assert ended_on("pyxis: importing docker image: nvcr.io/nvidia/pytorch:24.01-py3\n") == set()

@@ -36,7 +36,7 @@ def test_slurm_reads_our_files(name: str, tmp_path: Path) -> None:
     assert (done.exit_code, done.stderr) == (0, "")
 
 
-def test_a_bad_raw_setting_would_be_noticed(tmp_path: Path) -> None:
+def test_invalid_raw_setting_fails_in_slurm(tmp_path: Path) -> None:
     cluster, layout = CLUSTERS["smallest"]
     done = read_by_scontrol(replace(cluster, slurm=Slurm(extra={"NoSuchSetting": "1"})), layout, tmp_path)
     assert done.exit_code != 0 and "NoSuchSetting" in done.stderr

@@ -35,7 +35,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("name", "file"), GOLDEN)
-def test_files_are_as_they_were(name: str, file: str, golden: Callable[[str, str], None]) -> None:
+def test_files_match_the_golden_files(name: str, file: str, golden: Callable[[str, str], None]) -> None:
     cluster, layout = CLUSTERS[name]
     golden(f"slurm/{name}/{file}", RENDERERS[file](cluster, layout, HERE))
 
@@ -70,12 +70,12 @@ def test_virtual_hosts_share_a_line_over_their_addresses() -> None:
     assert line.startswith("NodeName=train-[1-4] NodeAddr=10.1.0.[11-14] Port=6818 ")
 
 
-def test_ports_with_gaps_are_still_one_bracket() -> None:
+def test_ports_with_gaps_share_one_bracket() -> None:
     places = {"n1": NodePlace(port=7001), "n2": NodePlace(port=8001)}
     assert "Port=[7001,8001]" in starting(conf(cluster_of(*nodes("n", 2)), layout_of(places)), "NodeName")[0]
 
 
-def test_nodes_that_differ_get_lines_of_their_own() -> None:
+def test_different_nodes_get_separate_lines() -> None:
     lines = starting(conf(cluster_of(*nodes("a", 2), *nodes("b", 2, cpus=8))), "NodeName")
     assert [line.split()[0] for line in lines] == ["NodeName=a[1-2]", "NodeName=b[1-2]"]
 
@@ -92,7 +92,7 @@ def test_simulated_nodes_have_sockets_and_real_ones_only_a_cpu_count() -> None:
     assert "Sockets" not in starting(conf(cluster), "NodeName")[0]
 
 
-def test_raw_settings_win_whatever_their_case_and_no_key_stands_twice() -> None:
+def test_raw_settings_override_ours_in_any_case() -> None:
     slurm = Slurm(extra={"returntoservice": "2", "Brandnew": "1"})
     lines = conf(cluster_of(*nodes("n", 1), slurm=slurm))
     keys = [line.split("=")[0].lower() for line in lines if "=" in line and not line.startswith(("#", "Node", "Part"))]
@@ -100,7 +100,7 @@ def test_raw_settings_win_whatever_their_case_and_no_key_stands_twice() -> None:
     assert "returntoservice=2" in lines and "Brandnew=1" in lines
 
 
-def test_a_partition_s_raw_settings_win_too() -> None:
+def test_raw_settings_of_a_partition_override_ours() -> None:
     partition = Partition("main", ("n1",), extra={"maxtime": "5", "DefMemPerGPU": "100"})
     cluster = replace(cluster_of(*nodes("n", 1)), partitions=(partition,))
     (line,) = starting(conf(cluster), "PartitionName")
@@ -108,7 +108,7 @@ def test_a_partition_s_raw_settings_win_too() -> None:
     assert "DefMemPerCPU" not in line and "DefMemPerGPU=100" in line
 
 
-def test_a_gpu_brings_its_share_of_cpus_and_memory() -> None:
+def test_default_cpus_and_memory_are_proportional() -> None:
     (line,) = starting(conf(cluster_of(*nodes("n", 2, cpus=32, memory_mib=64000, gpus=8))), "PartitionName")
     assert "DefCpuPerGPU=4 DefMemPerCPU=2000" in line
 
@@ -138,12 +138,12 @@ def test_paths_with_blanks_are_quoted() -> None:
 
 
 @pytest.mark.parametrize("value", ['say "hi"', "two\nlines", "ends\\"])
-def test_what_slurm_s_files_cannot_hold_is_refused(value: str) -> None:
+def test_value_that_slurm_files_cannot_contain_is_refused(value: str) -> None:
     with pytest.raises(DalsegnoError, match="cannot contain"):
         conf(cluster_of(*nodes("n", 1), slurm=Slurm(extra={"Foo": value})))
 
 
-def test_a_hash_is_no_comment() -> None:
+def test_hash_in_a_value_is_escaped() -> None:
     assert "Foo=a\\#b" in conf(cluster_of(*nodes("n", 1), slurm=Slurm(extra={"Foo": "a#b"})))
 
 
@@ -160,7 +160,7 @@ def test_a_gpu_without_its_file_is_refused() -> None:
         render_gres_conf(cluster_of(*nodes("n", 1, gpus=2)), layout, HERE)
 
 
-def test_real_gpus_are_where_the_driver_puts_them() -> None:
+def test_real_gpus_use_driver_device_files() -> None:
     text = render_gres_conf(cluster_of(*nodes("n", 2, gpus=8, gpu_type="h100")), layout_of(), HERE)
     assert "NodeName=n[1-2] Name=gpu Type=h100 File=/dev/nvidia[0-7]" in text
 
@@ -202,7 +202,7 @@ def test_slurm_conf_settings_follow_the_version() -> None:
     assert "AccountingStoreJobComment=YES" in conf(cluster, layout, Version(20, 11))
 
 
-def test_slurmdbd_without_a_place_is_refused() -> None:
+def test_slurmdbd_without_a_host_is_refused() -> None:
     with pytest.raises(DalsegnoError, match="no host for slurmdbd"):
         render_slurmdbd_conf(cluster_of(*nodes("n", 1)), layout_of(), HERE)
 
@@ -213,7 +213,7 @@ def test_preemption_has_a_mode_slurm_accepts(mode: str, written: str) -> None:
     assert "PreemptType=preempt/partition_prio" in lines and f"PreemptMode={written}" in lines
 
 
-def test_versions_are_ordered_and_read_from_what_slurm_says() -> None:
+def test_versions_are_parsed_and_ordered() -> None:
     assert Version.parse("slurm-wlm 22.05.8") == (22, 5, 8)
     assert Version.parse("slurm 24.11.0-0rc1") > Version(23, 11, 10)
     assert str(Version(22, 5)) == "22.05.0"
@@ -243,9 +243,7 @@ def test_a_plugin_below_a_folder_with_a_blank_is_refused() -> None:
     ("slurm", "told"),
     [(Version(22, 5, 8), True), (Version(22, 5, 6), False), (Version(22, 5, 9), False), (Version(26, 5, 5), False)],
 )
-def test_hosts_outside_the_nodes_are_named_only_to_a_slurmctld_that_finds_them_nowhere_else(
-    slurm: Version, told: bool
-) -> None:
+def test_submit_hosts_are_listed_only_for_releases_that_need_them(slurm: Version, told: bool) -> None:
     cluster, layout = CLUSTERS["smallest"]
     text = render_slurm_conf(cluster, replace(layout, submit_hosts={"login-shell": "10.0.0.1"}), slurm)
     assert ("NodeName=login-shell NodeAddr=10.0.0.1 CPUs=1 State=FUTURE\n" in text) is told
@@ -260,14 +258,14 @@ def test_hosts_outside_the_nodes_are_named_only_to_a_slurmctld_that_finds_them_n
         ("MetricsType", Version(22, 5, 8), "leave it out"),
     ],
 )
-def test_a_setting_that_a_release_does_not_know_is_refused(name: str, slurm: Version, hint: str) -> None:
+def test_setting_unknown_to_the_release_is_refused(name: str, slurm: Version, hint: str) -> None:
     cluster, layout = CLUSTERS["smallest"]
     with pytest.raises(DalsegnoError, match=name) as caught:
         render_slurm_conf(replace(cluster, slurm=Slurm(extra={name: "x"})), layout, slurm)
     assert hint in caught.value.hint
 
 
-def test_a_setting_of_its_own_release_is_written() -> None:
+def test_setting_known_to_the_release_is_written() -> None:
     cluster, layout = CLUSTERS["smallest"]
     wanted = replace(cluster, slurm=Slurm(extra={"PrologTimeout": "60"}))
     assert "PrologTimeout=60\n" in render_slurm_conf(wanted, layout, Version(25, 5))
@@ -282,5 +280,5 @@ def test_a_setting_of_its_own_release_is_written() -> None:
         (Version(26, 5), "slurmctld"),
     ],
 )
-def test_the_rest_api_has_another_name_in_each_release(slurm: Version, name: str) -> None:
+def test_rest_api_name_follows_the_release(slurm: Version, name: str) -> None:
     assert rest_api(slurm) == name

@@ -25,7 +25,7 @@ users:
 """
 
 
-def test_a_file_with_twelve_faults_reports_all_of_them_in_the_order_of_the_lines(faults):
+def test_all_errors_of_a_file_are_reported_in_line_order(faults):
     assert [(line, what) for line, what, _ in faults(TEN)] == [
         (1, "`name` cannot be `Demo`"),
         (3, "the cluster file has no setting `partitons`"),
@@ -46,7 +46,7 @@ def lines_of(faults, text):
     return [line for line, _, _ in faults(text)]
 
 
-def test_a_misspelt_partition_name_does_not_make_those_who_use_it_faulty(faults):
+def test_invalid_partition_name_causes_no_errors_where_it_is_used(faults):
     text = """\
         name: demo
         target: local
@@ -59,7 +59,7 @@ def test_a_misspelt_partition_name_does_not_make_those_who_use_it_faulty(faults)
     assert lines_of(faults, text) == [4]
 
 
-def test_a_faulty_size_is_not_judged_again_against_the_instance(faults):
+def test_invalid_size_is_not_compared_with_the_instance(faults):
     text = """\
         name: demo
         target: local
@@ -69,7 +69,7 @@ def test_a_faulty_size_is_not_judged_again_against_the_instance(faults):
     assert lines_of(faults, text) == [4]
 
 
-def test_an_unknown_target_is_the_only_fault_of_its_block(faults):
+def test_unknown_target_is_reported_once(faults):
     text = """\
         name: my_demo
         target: parallelclustr
@@ -79,7 +79,7 @@ def test_an_unknown_target_is_the_only_fault_of_its_block(faults):
     assert lines_of(faults, text) == [2]
 
 
-def test_a_block_with_a_missing_key_is_not_called_missing(faults):
+def test_incomplete_block_is_not_reported_as_missing(faults):
     text = """\
         name: demo
         target: hyperpod
@@ -89,7 +89,7 @@ def test_a_block_with_a_missing_key_is_not_called_missing(faults):
     assert lines_of(faults, text) == [3]
 
 
-def test_a_faulty_account_does_not_make_its_users_faulty(faults):
+def test_invalid_account_causes_no_errors_in_its_users(faults):
     text = """\
         name: demo
         target: local
@@ -100,7 +100,7 @@ def test_a_faulty_account_does_not_make_its_users_faulty(faults):
     assert lines_of(faults, text) == [4, 4]
 
 
-def test_accounting_that_cannot_be_read_switches_nothing_off(faults):
+def test_invalid_accounting_value_does_not_turn_accounting_off(faults):
     text = """\
         name: demo
         target: local
@@ -110,7 +110,7 @@ def test_accounting_that_cannot_be_read_switches_nothing_off(faults):
     assert lines_of(faults, text) == [4]
 
 
-def test_values_through_an_alias_point_to_where_they_are_written(faults):
+def test_error_in_an_alias_points_to_the_anchor(faults):
     text = """\
         name: demo
         target: local
@@ -123,7 +123,7 @@ def test_values_through_an_alias_point_to_where_they_are_written(faults):
     assert fault[:2] == (4, "`cpus` of partition `train` must be a whole number, not `many`")
 
 
-def test_a_name_that_is_nowhere_is_found_also_beside_a_faulty_one(faults):
+def test_unknown_name_is_reported_beside_an_invalid_entry(faults):
     text = """\
         name: demo
         target: local

@@ -74,7 +74,7 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_a_machine_that_cannot_be(faults, machine):
+def test_invalid_machine_is_refused(faults, machine):
     text = f"{LOCAL}partitions:\n  - {{name: train, nodes: 4, {machine}}}\n"
     assert one(faults, text) == (4, *MACHINES[machine])
 
@@ -90,11 +90,11 @@ def test_a_machine_that_cannot_be(faults, machine):
         "instance: ml.p5.48xlarge",
     ],
 )
-def test_a_machine_that_can_be(faults, machine):
+def test_valid_machine_is_accepted(faults, machine):
     assert faults(f"{LOCAL}partitions:\n  - {{name: train, nodes: 4, {machine}}}\n") == []
 
 
-def test_the_head_node_is_a_machine_too(faults):
+def test_head_node_is_checked_as_a_machine(faults):
     assert one(faults, f"{SSH}{NAMED}".replace("mgmt", "mgmt, instance: m5.larg")) == (
         3,
         "the head node has the instance type `m5.larg`, which is not in the catalog",
@@ -215,17 +215,17 @@ PARTITIONS = {
 
 
 @pytest.mark.parametrize("partitions", PARTITIONS)
-def test_partitions_that_cannot_be(faults, partitions):
+def test_invalid_partitions_are_refused(faults, partitions):
     wanted = PARTITIONS[partitions]
     assert faults(f"{LOCAL}partitions:\n  {partitions}\n") == (wanted if isinstance(wanted, list) else [wanted])
 
 
-def test_no_partition_at_all(faults):
+def test_file_without_partitions_is_refused(faults):
     hint = "add `partitions: [{name: train, nodes: 4}]`"
     assert one(faults, LOCAL + "partitions: []\n") == (3, "there is no partition", hint)
 
 
-def test_a_login_node_and_a_partition_called_login(faults):
+def test_login_node_and_partition_named_login_conflict(faults):
     assert one(faults, LOCAL + "partitions: [{name: login, nodes: 1}]\nlogin: {count: 1}\n") == (
         3,
         "node `login-1` of partition `login` has the name of a login node",
@@ -233,7 +233,7 @@ def test_a_login_node_and_a_partition_called_login(faults):
     )
 
 
-def test_more_nodes_than_slurm_takes(faults):
+def test_more_nodes_than_slurm_supports_are_refused(faults):
     text = LOCAL + "partitions: [{name: a, nodes: 65536}, {name: b, nodes: 2}]\n"
     assert one(faults, text) == (3, "the cluster has 65,538 nodes", "Slurm takes at most 65,536")
 
@@ -395,7 +395,7 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_blocks_that_cannot_be(faults, block):
+def test_invalid_blocks_are_refused(faults, block):
     last_line = 5 + block.count("\n")
     assert one(faults, f"{LOCAL}{TRAIN}{block}\n") == (last_line, *BLOCKS[block])
 
@@ -433,7 +433,7 @@ STORAGE = {
 
 
 @pytest.mark.parametrize("block", STORAGE)
-def test_storage_that_cannot_be(faults, block):
+def test_invalid_storage_is_refused(faults, block):
     assert one(faults, f"{SSH}{NAMED}{block}\n") == (5, *STORAGE[block])
 
 
@@ -450,21 +450,21 @@ UNBUILT = {
 
 
 @pytest.mark.parametrize("block", UNBUILT)
-def test_a_field_that_is_not_built_is_refused_with_its_line(faults, block):
+def test_unimplemented_field_is_refused_with_its_line(faults, block):
     line, what, hint = one(faults, f"{LOCAL}{TRAIN}{block}\n")
     assert (line, what) == (5, UNBUILT[block]) and hint.startswith("remove it: ")
 
 
 @pytest.mark.parametrize("block", ["storage: []", "users: [{name: ann, ssh_keys: []}]", "head: {cpus: }", "modules:"])
-def test_an_empty_value_of_an_unbuilt_field_is_accepted(faults, block):
+def test_empty_value_of_an_unimplemented_field_is_accepted(faults, block):
     assert faults(f"{LOCAL}{TRAIN}{block}\n") == []
 
 
-def test_settings_of_a_target_that_is_not_built_are_checked_not_refused(faults):
+def test_settings_of_an_unimplemented_target_are_checked(faults):
     assert faults(f"{SSH}{NAMED}storage: [{{name: a, mount: /a}}]\nlogin: {{names: [l1], cpus: 4, memory: 8G}}\n") == []
 
 
-def test_a_limit_that_slurm_is_not_told_to_apply(faults):
+def test_limit_that_slurm_does_not_enforce_is_refused(faults):
     text = """name: a
 target: local
 partitions: [{name: p, nodes: 1}]
@@ -494,11 +494,11 @@ HEALTH = {
 
 
 @pytest.mark.parametrize(("check", "fault"), HEALTH.items(), ids=HEALTH)
-def test_misspelt_checks_and_thresholds(faults, check, fault):
+def test_misspelt_checks_and_thresholds_are_refused(faults, check, fault):
     assert one(faults, f"{LOCAL}{TRAIN}health:\n  checks:\n    {check}\n") == (7, *fault)
 
 
-def test_what_is_said_of_checks_is_among_the_facts(cluster):
+def test_check_settings_are_in_the_facts(cluster):
     text = f"{LOCAL}{TRAIN}health:\n  mode: observe\n  max_out: 10%\n  checks:\n    zombies: off\n"
     text += "    disk: {every: 1m, action: drain, thresholds: {fail_percent: 99}}\n"
     health = cluster(text).health

@@ -27,7 +27,7 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_init_then_validate_is_green(run, target):
+def test_init_writes_a_valid_file(run, target):
     assert run(init, "--target", target, "--name", "mine").exit_code == 0
     done = run(validate)
     assert done.exit_code == 0
@@ -35,7 +35,7 @@ def test_init_then_validate_is_green(run, target):
 
 
 @pytest.mark.parametrize("target", UNBUILT_TARGETS)
-def test_validate_warns_of_a_target_that_is_not_built(run, target):
+def test_validate_warns_about_an_unimplemented_target(run, target):
     run(init, "--target", target)
     done = run(validate)
     assert done.exit_code == 0 and f"warning: target `{target}` is not built yet: " in done.stderr
@@ -43,7 +43,7 @@ def test_validate_warns_of_a_target_that_is_not_built(run, target):
     assert warning.endswith("`plan` and `up` refuse this file")
 
 
-def test_validate_says_in_a_line_what_it_is(run, tmp_path):
+def test_validate_prints_a_summary_line(run, tmp_path):
     text = "name: demo\ntarget: local\npartitions: [{name: t, nodes: 4, spares: 1, instance: p5.48xlarge}]\n"
     (tmp_path / "c.yaml").write_text(text)
     assert run(validate, "c.yaml").stdout == (
@@ -51,7 +51,7 @@ def test_validate_says_in_a_line_what_it_is(run, tmp_path):
     )
 
 
-def test_validate_raises_all_problems_for_the_one_printer(run, tmp_path):
+def test_validate_reports_all_problems(run, tmp_path):
     (tmp_path / "c.yaml").write_text("name: A\ntarget: b\npartitions: []\n")
     with pytest.raises(SpecError) as caught:
         run(validate, "c.yaml")
@@ -78,18 +78,18 @@ def test_init_does_not_overwrite(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["Bad Name", "a # b", "x\ntarget: ssh", "", "'q'"])
-def test_init_refuses_a_name_that_will_not_do(run, tmp_path, name):
+def test_init_refuses_an_invalid_cluster_name(run, tmp_path, name):
     with pytest.raises(DalsegnoError):
         run(init, "--name", name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_init_of_an_unknown_target(run):
+def test_init_refuses_an_unknown_target(run):
     with pytest.raises(UsageError, match="there is no target `aws`"):
         run(init, "--target", "aws")
 
 
-def test_init_into_a_folder_names_a_file_in_it(run, tmp_path):
+def test_init_into_a_folder_suggests_a_file_in_it(run, tmp_path):
     with pytest.raises(DalsegnoError) as caught:
         run(init, ".")
     assert caught.value.hint == "name a file in it: `cluster.yaml`"

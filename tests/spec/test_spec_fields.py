@@ -65,7 +65,7 @@ IN_THE_PARTITION = {
 
 
 @pytest.mark.parametrize("line", IN_THE_PARTITION)
-def test_a_faulty_value_in_a_partition(faults, line):
+def test_invalid_value_in_a_partition_is_refused(faults, line):
     what, hint = IN_THE_PARTITION[line]
     assert faults(f"{BASE}    {line}\n") == [(6, what, hint)]
 
@@ -145,31 +145,31 @@ AT_THE_TOP = {
 
 
 @pytest.mark.parametrize("line", AT_THE_TOP)
-def test_a_faulty_value_elsewhere(faults, line):
+def test_invalid_value_in_other_sections_is_refused(faults, line):
     what, hint = AT_THE_TOP[line]
     assert faults(f"{BASE}{line}\n") == [(6, what, hint)]
 
 
 @pytest.mark.parametrize("name", ["Demo", "1demo", "de mo", "demo'", "a" * 41, "dé", "demo#1", '"demo\\nx"'])
-def test_a_cluster_name_becomes_a_table_prefix(faults, name):
+def test_cluster_name_must_be_a_valid_table_prefix(faults, name):
     (fault,) = faults(BASE.replace("demo", name))
     assert fault[0] == 1
     assert fault[2] == "use lowercase letters, digits, `-` and `_`, starting with a letter, at most 40"
 
 
 @pytest.mark.parametrize("name", ["DEFAULT", "default", "ALL", "localhost"])
-def test_slurm_keeps_some_names_for_itself(faults, name):
+def test_reserved_names_are_refused(faults, name):
     hint = "the name is reserved; choose another name"
     assert faults(BASE.replace("train", name)) == [(4, f"`name` of partition `{name}` cannot be `{name}`", hint)]
 
 
-def test_a_name_that_yaml_reads_as_something_else(faults):
+def test_name_that_yaml_reads_as_another_type_is_refused(faults):
     assert faults(BASE.replace("train", "on")) == [
         (4, "`name` of partition 1 must be text, not `true`", "put it in quotes")
     ]
 
 
-def test_the_three_keys_a_file_cannot_do_without(faults):
+def test_missing_required_keys_are_reported(faults):
     assert faults("head: {}\n") == [
         (1, "the cluster file needs `name`", "add `name: demo`"),
         (1, "the cluster file needs `target`", "add `target: local`"),
@@ -177,19 +177,19 @@ def test_the_three_keys_a_file_cannot_do_without(faults):
     ]
 
 
-def test_a_key_with_nothing_after_it_is_as_good_as_not_there(faults):
+def test_key_without_value_counts_as_not_given(faults):
     assert faults(BASE + "slurm:\nusers:\nhead:\n  cpus:\n") == []
     assert faults(BASE.replace("name: demo", "name:")) == [(1, "the cluster file needs `name`", "add `name: demo`")]
 
 
-def test_slurms_own_words_that_yaml_reads_as_false(cluster):
+def test_slurm_keywords_that_yaml_reads_as_false_are_accepted(cluster):
     found = cluster(
         BASE + "    oversubscribe: no\n    preempt_mode: off\nhealth: {mode: off, checks: {zombies: off}}\n"
     )
     assert (found.partitions[0].oversubscribe, found.partitions[0].preempt_mode) == ("NO", "OFF")
 
 
-def test_a_misspelt_target_is_guessed(faults):
+def test_misspelt_target_gets_a_suggestion(faults):
     assert faults(BASE.replace("local", "parallel-cluster")) == [
         (
             2,

@@ -62,7 +62,7 @@ def read(text):
 
 @QUICK
 @given(st.text(max_size=200))
-def test_any_text(text):
+def test_any_text_gives_a_cluster_or_a_spec_error(text):
     read(text)
 
 
@@ -72,13 +72,13 @@ def test_any_text(text):
 @example("? ? ?")
 @example("<<: {<<: <<}")
 @example("!!binary x: 1")
-def test_text_that_looks_like_yaml(text):
+def test_any_yaml_gives_a_cluster_or_a_spec_error(text):
     read(text)
 
 
 @settings(QUICK, max_examples=120)
 @given(st.data())
-def test_a_good_file_with_a_few_letters_changed(data):
+def test_file_with_changed_characters_gives_a_cluster_or_a_spec_error(data):
     text = data.draw(st.sampled_from(FILES))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(text)))
@@ -102,7 +102,7 @@ KEYS = st.sampled_from(list(ClusterSpec.model_fields))
 
 @settings(QUICK, max_examples=120)
 @given(st.data())
-def test_a_good_file_with_a_value_replaced_by_any_other(data):
+def test_file_with_a_replaced_value_gives_a_cluster_or_a_spec_error(data):
     import yaml
 
     tree = yaml.safe_load(FULL)
@@ -127,5 +127,5 @@ def replace_somewhere(tree, data):
         return
 
 
-def test_the_file_they_are_made_from_is_good():
+def test_base_file_of_the_fuzz_tests_is_valid():
     assert read(FULL) is not None

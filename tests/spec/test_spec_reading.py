@@ -39,16 +39,16 @@ def only_problem(text):
         ("é", "é"),
     ],
 )
-def test_a_scalar_is_what_a_person_would_take_it_for(text, value):
+def test_scalars_have_the_expected_types(text, value):
     assert read_document(f"a: {text}", "c.yaml").data == {"a": value}
 
 
-def test_every_value_knows_its_line():
+def test_every_value_has_its_line():
     lines = read_document("a: 1\nb:\n  - x\n  - c: 2\n", "c.yaml").lines
     assert lines == {(): 1, ("a",): 1, ("b",): 2, ("b", 0): 3, ("b", 1): 4, ("b", 1, "c"): 4}
 
 
-def test_anchors_aliases_and_merges():
+def test_anchors_aliases_and_merge_keys_are_resolved():
     text = "x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\nz: {<<: [*x, {c: 4}]}\n"
     assert read_document(text, "c.yaml").data == {
         "x": {"a": 1, "b": 2},
@@ -57,7 +57,7 @@ def test_anchors_aliases_and_merges():
     }
 
 
-def test_keys_that_begin_with_x_are_the_users_own():
+def test_keys_with_x_prefix_are_ignored():
     text = "x-node: &node {cpus: 4, memory: 4G}\n" + SMALLEST.replace("{name", "{<<: *node, name")
     assert parse_spec(text).partitions[0].cpus == 4
 
@@ -77,7 +77,7 @@ def test_keys_that_begin_with_x_are_the_users_own():
         ("- " * 10000, "c.yaml:1", f"the file is nested more than {MAX_DEPTH} levels deep"),
     ],
 )
-def test_what_is_no_cluster_file(text, where, what):
+def test_text_that_is_not_a_cluster_file_is_refused(text, where, what):
     assert only_problem(text) == (where, what)
 
 
@@ -90,13 +90,13 @@ def test_broken_yaml_names_the_line(text, line):
     assert where in (f"c.yaml:{line}", f"c.yaml:{line + 1}")
 
 
-def test_a_billion_laughs_are_not_laughed():
+def test_alias_expansion_is_limited():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     assert only_problem("\n".join(lines)) == ("c.yaml:5", "the file expands to more than 100,000 values")
 
 
-def test_aliases_cannot_make_it_deeper_either():
+def test_alias_depth_is_limited():
     lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 60)]
     assert only_problem("\n".join(lines))[1] == f"the file is nested more than {MAX_DEPTH} levels deep"
 
@@ -116,22 +116,22 @@ def test_aliases_cannot_make_it_deeper_either():
         ("head: {<<: 3}", 4, "`<<` must name a mapping, or a list of them"),
     ],
 )
-def test_lesser_faults_have_their_line(addition, line, what):
+def test_document_problems_have_their_line(addition, line, what):
     assert only_problem(SMALLEST + addition) == (f"c.yaml:{line}", what)
 
 
-def test_a_number_as_a_key_is_just_an_unknown_key():
+def test_number_as_key_is_an_unknown_key():
     assert only_problem(SMALLEST + "1: x") == ("c.yaml:4", "the cluster file has no setting `1`")
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_is_reported(tmp_path):
     with pytest.raises(SpecError) as caught:
         load_spec(tmp_path / "no.yaml")
     assert caught.value.what == "the file does not exist"
     assert caught.value.hint == "`dalsegno init` writes a starter file"
 
 
-def test_a_folder_a_binary_and_a_huge_file(tmp_path):
+def test_folder_binary_and_huge_file_are_refused(tmp_path):
     (tmp_path / "binary").write_bytes(b"\x7fELF\x02\xff\xfe\x00")
     (tmp_path / "huge").write_bytes(b"#" * 2_000_000)
     for name, what in (
@@ -145,6 +145,6 @@ def test_a_folder_a_binary_and_a_huge_file(tmp_path):
         assert caught.value.what == what
 
 
-def test_a_byte_order_mark_is_no_fault(tmp_path):
+def test_byte_order_mark_is_accepted(tmp_path):
     (tmp_path / "c.yaml").write_bytes(b"\xef\xbb\xbf" + SMALLEST.encode())
     assert load_spec(tmp_path / "c.yaml").name == "demo"

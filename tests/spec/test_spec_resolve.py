@@ -3,7 +3,7 @@
 from dalsegno.spec.facts import Account, Local, Node, Reservation, Storage, Switch, User
 
 
-def test_the_smallest_file(cluster):
+def test_smallest_file_gets_defaults(cluster):
     found = cluster("name: demo\ntarget: local\npartitions: [{name: train, nodes: 4}]")
     assert (found.name, found.target, found.head, found.logins) == ("demo", "local", "head", ())
     assert found.nodes == tuple(Node(f"train-{n}", cpus=2, memory_mib=1945) for n in (1, 2, 3, 4))
@@ -13,7 +13,7 @@ def test_the_smallest_file(cluster):
     assert train.time_limit_min is None
 
 
-def test_an_instance_type_brings_its_sizes(cluster):
+def test_sizes_come_from_the_instance_type(cluster):
     found = cluster("name: demo\ntarget: local\npartitions: [{name: t, nodes: 1, instance: ml.p5.48xlarge}]")
     assert found.nodes[0] == Node(
         "t-1",
@@ -26,7 +26,7 @@ def test_an_instance_type_brings_its_sizes(cluster):
     )
 
 
-def test_plain_sizes_with_gpus(cluster):
+def test_plain_sizes_with_gpus_are_used(cluster):
     found = cluster(
         "name: demo\ntarget: local\npartitions: [{name: t, nodes: 1, cpus: 8, memory: 64G, gpus: 4, gpu_type: l4}]"
     )
@@ -39,7 +39,7 @@ def test_trainium_is_counted_as_neuron(cluster):
     assert (node.gres, node.gpus, node.gpu_type) == ("neuron", 16, "trainium")
 
 
-def test_a_flexible_shape_takes_the_sizes_of_the_file(cluster):
+def test_flexible_shape_uses_sizes_of_the_file(cluster):
     node = cluster(
         "name: demo\ntarget: local\n"
         "partitions: [{name: t, nodes: 1, instance: VM.Standard.E4.Flex, cpus: 16, memory: 100G}]"
@@ -47,19 +47,19 @@ def test_a_flexible_shape_takes_the_sizes_of_the_file(cluster):
     assert (node.cpus, node.memory_mib) == (16, 97280)
 
 
-def test_ssh_hosts_without_sizes_are_asked_later(cluster):
+def test_ssh_hosts_without_sizes_have_zero_sizes(cluster):
     found = cluster("name: demo\ntarget: ssh\nhead: {name: mgmt}\npartitions: [{name: t, nodes: 'gpu[01-02]'}]")
     assert found.nodes == (Node("gpu01", cpus=0, memory_mib=0), Node("gpu02", cpus=0, memory_mib=0))
     assert found.head == "mgmt"
 
 
-def test_spares_come_after_the_others_and_belong_to_the_partition(cluster):
+def test_spares_are_numbered_last_in_their_partition(cluster):
     found = cluster("name: demo\ntarget: local\npartitions: [{name: t, nodes: 2, spares: 1}]")
     assert [(node.name, node.spare) for node in found.nodes] == [("t-1", False), ("t-2", False), ("t-3", True)]
     assert found.partitions[0].nodes == ("t-1", "t-2", "t-3")
 
 
-def test_a_partition_over_another_ones_nodes(cluster):
+def test_partition_shares_nodes_of_another(cluster):
     found = cluster("""
         name: demo
         target: local
@@ -80,7 +80,7 @@ def test_node_names_are_host_names(cluster):
     assert cluster("name: d\ntarget: local\npartitions: [{name: Big_GPU, nodes: 1}]").nodes[0].name == "big-gpu-1"
 
 
-def test_a_partition_with_everything(cluster):
+def test_partition_with_all_settings(cluster):
     found = cluster("""
         name: demo
         target: local
@@ -119,7 +119,7 @@ def test_a_partition_with_everything(cluster):
 BASE = "name: demo\ntarget: local\npartitions: [{name: t, nodes: 5}]\n"
 
 
-def test_a_qos_that_preempts_switches_preemption_on(cluster):
+def test_preempting_qos_turns_preemption_on(cluster):
     assert cluster(BASE).slurm.preempt_by == ""
     slurm = cluster(BASE + "slurm: {qos: [{name: high, preempts: low}, {name: low}]}").slurm
     assert (slurm.preempt_by, slurm.preempt_mode) == ("qos", "REQUEUE")
@@ -135,12 +135,12 @@ def test_a_qos(cluster):
     assert qos.group_tres == {"node": 2}
 
 
-def test_without_accounting_nothing_weighs_that_lives_in_the_database(cluster):
+def test_priority_weights_of_the_database_are_zero_without_accounting(cluster):
     priority = cluster(BASE + "slurm: {accounting: false, priority: {age: 5}}").slurm.priority
     assert (priority.age, priority.fair_share, priority.qos) == (5, 0, 0)
 
 
-def test_a_topology_is_built(cluster):
+def test_topology_is_generated_from_nodes_per_switch(cluster):
     assert cluster(BASE + "slurm: {topology: {nodes_per_switch: 2}}").slurm.topology == (
         Switch("leaf-1", nodes=("t-1", "t-2")),
         Switch("leaf-2", nodes=("t-3", "t-4")),
@@ -150,7 +150,7 @@ def test_a_topology_is_built(cluster):
     assert len(cluster(BASE + "slurm: {topology: {nodes_per_switch: 9}}").slurm.topology) == 1
 
 
-def test_a_topology_is_taken(cluster):
+def test_topology_of_the_file_is_used(cluster):
     text = "slurm: {topology: {switches: [{name: s, nodes: 't-[1-5]'}, {name: top, switches: s}]}}"
     assert cluster(BASE + text).slurm.topology == (
         Switch("s", nodes=("t-1", "t-2", "t-3", "t-4", "t-5")),
@@ -158,7 +158,7 @@ def test_a_topology_is_taken(cluster):
     )
 
 
-def test_people(cluster):
+def test_accounts_and_users_are_resolved(cluster):
     found = cluster(
         BASE + "accounts: [{name: ml, fair_share: 3}]\n"
         "users: [{name: ann, accounts: ml, uid: 2000, admin: true}, {name: bob, groups: [wheel]}]"
@@ -179,7 +179,7 @@ def test_users_without_accounting_have_no_accounts(cluster):
     assert found.accounts == ()
 
 
-def test_reservations_logins_and_the_local_block(cluster):
+def test_reservations_logins_and_local_block_are_resolved(cluster):
     found = cluster(
         BASE + "reservations: [{name: r, nodes: 't-[1-2]', users: root, duration: 2h, flags: 'maint,flex'}]\n"
         "login: {count: 2}\nlocal: {hosts: loopback}\n"
@@ -191,7 +191,7 @@ def test_reservations_logins_and_the_local_block(cluster):
     assert found.local == Local(hosts="loopback")
 
 
-def test_storage_of_another_target(cluster):
+def test_storage_of_another_target_is_resolved(cluster):
     found = cluster(
         "name: demo\ntarget: ssh\nhead: {name: mgmt}\npartitions: [{name: t, nodes: 'gpu[01-02]'}]\n"
         "storage: [{name: s, mount: /s, home: true}]\n"

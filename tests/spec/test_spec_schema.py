@@ -11,7 +11,7 @@ from dalsegno.spec.targets import TARGETS
 SCHEMA = json_schema()
 
 
-def test_it_says_what_a_file_needs():
+def test_schema_lists_required_keys():
     assert SCHEMA["required"] == ["name", "target", "partitions"]
     assert SCHEMA["additionalProperties"] is False
     assert SCHEMA["properties"]["target"]["enum"] == list(TARGETS)
@@ -46,7 +46,7 @@ def allows(schema, value):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_starter_of_a_target_is_a_good_file_in_both_eyes(target):
+def test_starter_is_valid_for_schema_and_model(target):
     text = starter(target, "my-cluster")
     spec = parse_spec(text)
     assert (spec.name, spec.target) == ("my-cluster", target)
@@ -54,7 +54,7 @@ def test_the_starter_of_a_target_is_a_good_file_in_both_eyes(target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_a_starter_has_in_comments_is_good_too(target):
+def test_commented_parts_of_a_starter_are_valid(target):
     text = starter(target)
     asides = [part for part in text.split("\n\n") if all(line.startswith("#") for line in part.splitlines())]
     for aside in asides:
@@ -62,7 +62,7 @@ def test_what_a_starter_has_in_comments_is_good_too(target):
         parse_spec(f"{text}\n{block}\n")
 
 
-def test_an_unknown_target_is_guessed():
+def test_unknown_target_gets_a_suggestion():
     with pytest.raises(UsageError) as caught:
         starter("hyperpd")
     assert (caught.value.what, caught.value.hint) == ("there is no target `hyperpd`", "did you mean `hyperpod`?")

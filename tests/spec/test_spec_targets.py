@@ -30,7 +30,7 @@ ssh: {hosts: {head: 10.0.0.1, "train-[1-2]": "10.0.0.[2-3]"}}
 
 
 @pytest.mark.parametrize("text", [PARALLELCLUSTER, HYPERPOD, OCI, SSH])
-def test_the_plain_ones_are_fine(faults, text):
+def test_minimal_files_of_all_targets_are_valid(faults, text):
     assert faults(text) == []
 
 
@@ -194,10 +194,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("text", "fault", "hint"), CASES, ids=[case[1][1][:60] for case in CASES])
-def test_what_a_platform_will_not_take(faults, text, fault, hint):
+def test_settings_that_a_platform_refuses_are_reported(faults, text, fault, hint):
     assert (*fault, hint) in faults(text)
     assert len(faults(text)) == 1 or "does not match" in fault[1]
 
 
-def test_hosts_with_names_of_their_own_need_no_addresses(faults):
+def test_hosts_with_real_names_need_no_addresses(faults):
     assert faults("name: a\ntarget: ssh\nhead: {name: mgmt1}\npartitions: [{name: gpu, nodes: 'gpu[001-064]'}]\n") == []

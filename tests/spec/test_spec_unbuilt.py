@@ -32,14 +32,14 @@ def test_every_field_of_a_built_target_becomes_a_fact_or_is_refused():
     assert {path for path in silent if path not in REFUSED and path.split(".")[0] not in REFUSED} == set()
 
 
-def test_every_fact_is_read_outside_of_the_spec():
+def test_every_fact_is_read_outside_the_spec_package():
     read = attributes(file for file in SOURCE.rglob("*.py") if "spec" not in file.relative_to(SOURCE).parts)
     classes = [each for each in vars(facts).values() if dataclasses.is_dataclass(each) and each is not facts.Storage]
     unread = {f"{each.__name__}.{field.name}" for each in classes for field in dataclasses.fields(each)}
     assert {name for name in unread if name.split(".")[1] not in read} == UNREAD_FACTS
 
 
-def test_every_entry_of_the_table_is_a_field_of_the_model():
+def test_every_unimplemented_field_exists_in_the_model():
     blocks = dict(_children(ClusterSpec))
     for path in REFUSED:
         block, _, field = path.partition(".")

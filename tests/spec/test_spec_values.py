@@ -33,12 +33,12 @@ from dalsegno.spec.targets import addresses
         ("UNLIMITED", None),
     ],
 )
-def test_a_time_in_our_words_and_in_slurms(text, seconds):
+def test_times_in_our_format_and_in_slurms(text, seconds):
     assert parse_time(text, bare_s=60) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2x", "h", "1h x", "1--2", True, None, 1.5, [], "-5m", "²"])
-def test_what_is_no_time(text):
+def test_invalid_time_is_refused(text):
     with pytest.raises(ValueError):
         parse_time(text, bare_s=60)
 
@@ -47,12 +47,12 @@ def test_what_is_no_time(text):
     ("text", "mib"),
     [("512M", 512), ("64G", 65536), ("2048 GiB", 2097152), ("2T", 2097152), ("1.5g", 1536), ("64 GB", 65536)],
 )
-def test_a_size_with_its_unit(text, mib):
+def test_sizes_with_units(text, mib):
     assert parse_size_mib(text) == mib
 
 
 @pytest.mark.parametrize("text", ["64", 64, "G", "-1G", "64 Gbit", "", None, "1e3G"])
-def test_what_is_no_size(text):
+def test_invalid_size_is_refused(text):
     with pytest.raises(ValueError):
         parse_size_mib(text)
 
@@ -67,7 +67,7 @@ def test_what_is_no_size(text):
         ("r[1-2]-n[1-2]", ["r1-n1", "r1-n2", "r2-n1", "r2-n2"]),
     ],
 )
-def test_a_hostlist_spelled_out(text, names):
+def test_host_lists_are_expanded(text, names):
     assert list(expand(text)) == names
 
 
@@ -75,14 +75,14 @@ def test_a_hostlist_spelled_out(text, names):
     "text",
     ["", "n[", "n]", "n[]", "n[a]", "n[3-1]", "n[1-999999999]", "n 1", "n;1", "[1-2][", "n[1-300][1-300]", "n[1-2]x"],
 )
-def test_what_is_no_list_of_nodes(text):
+def test_invalid_node_list_is_refused(text):
     file = f"name: a\ntarget: local\npartitions: [{{name: p, nodes: {text!r}}}]\n"
     with pytest.raises(SpecError):
         parse_spec(file, "cluster.yaml")
 
 
 @given(st.text(alphabet="n[]0123456789-,x ", max_size=30))
-def test_any_text_is_a_hostlist_or_refused(text):
+def test_any_text_is_a_host_list_or_refused(text):
     try:
         names = expand(text)
     except ValueError:
@@ -91,7 +91,7 @@ def test_any_text_is_a_hostlist_or_refused(text):
     assert all(name and " " not in name and "[" not in name for name in names)
 
 
-def test_names_and_addresses_pair_up():
+def test_names_and_addresses_are_paired():
     assert addresses("t-[1-2]", "10.0.0.[8-9]") == {"t-1": "10.0.0.8", "t-2": "10.0.0.9"}
     assert addresses("t-[1-2]", "") == {"t-1": "t-1", "t-2": "t-2"}
     assert addresses("head", "2001:db8::1") == {"head": "2001:db8::1"}

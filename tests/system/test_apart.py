@@ -10,17 +10,17 @@ import pytest
 from dalsegno.system.apart import Late, NoAnswer, Patient, ask, slowness_at
 
 
-def test_an_answer_is_what_the_command_says() -> None:
+def test_ask_returns_the_output() -> None:
     done = ask(["sh", "-c", "cat; echo oh >&2; exit 3"], stdin="hello")
     assert (done.stdout, done.stderr, done.exit_code) == ("hello", "oh\n", 3)
 
 
-def test_a_command_that_is_not_there_is_no_answer() -> None:
+def test_missing_command_raises_no_answer() -> None:
     with pytest.raises(NoAnswer, match="not on this machine"):
         ask(["no-such-command"])
 
 
-def test_one_that_hangs_is_given_up_with_all_it_started() -> None:
+def test_hanging_command_is_killed_with_its_children() -> None:
     began = time.monotonic()
     with pytest.raises(Late, match=r"within 0.2 s"):
         ask(["sh", "-c", "sleep 600 & wait"], timeout_s=0.2)
@@ -28,7 +28,7 @@ def test_one_that_hangs_is_given_up_with_all_it_started() -> None:
     assert ask(["sh", "-c", "echo well"]).stdout == "well\n"
 
 
-def test_a_call_that_hangs_is_left_and_not_made_twice() -> None:
+def test_hanging_call_is_abandoned_and_not_repeated() -> None:
     door = threading.Event()
     calls = []
 
@@ -52,11 +52,11 @@ def test_a_call_that_hangs_is_left_and_not_made_twice() -> None:
             continue
 
 
-def test_what_a_call_raises_is_raised() -> None:
+def test_exception_of_a_call_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         Patient("sum", lambda: 1 / 0).within(60)
 
 
 @pytest.mark.parametrize(("pace", "factor"), [(0.003, 1.0), (0.02, 1.0), (0.2, 10.0), (5.0, 30.0)])
-def test_time_limits_grow_with_what_an_empty_program_takes(pace: float, factor: float) -> None:
+def test_time_limits_scale_with_the_machine_speed(pace: float, factor: float) -> None:
     assert slowness_at(pace) == pytest.approx(factor)

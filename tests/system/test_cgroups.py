@@ -47,7 +47,7 @@ NO_FREEZER = "cgroup /sys/fs/cgroup/systemd cgroup rw,name=systemd 0 0\ncgroup2 
     ],
     ids=["v1", "v1+systemd", "hybrid", "hybrid+systemd", "v2", "v2+systemd", "v2-read-only", "no-freezer", "none", ""],
 )
-def test_the_kind_of_machine_follows_from_its_mounts(mounts: str, systemd: bool, expected: CgroupTree):
+def test_cgroup_hierarchies_are_read_from_mounts(mounts: str, systemd: bool, expected: CgroupTree):
     assert find_cgroups(mounts, systemd=systemd) == expected
 
 
@@ -62,7 +62,7 @@ def test_the_kind_of_machine_follows_from_its_mounts(mounts: str, systemd: bool,
     ],
     ids=["machine", "container", "container-with-processes", "processes-of-outside", "passed-on-already"],
 )
-def test_the_root_of_a_container_passes_no_controllers_on_while_processes_are_in_it(
+def test_container_root_with_processes_offers_only_enabled_controllers(
     tmp_path: Path, kind: str | None, processes: str, passed_on: str, expected: set[str]
 ):
     (tmp_path / "cgroup.controllers").write_text("cpuset memory\n")
@@ -73,17 +73,17 @@ def test_the_root_of_a_container_passes_no_controllers_on_while_processes_are_in
     assert controllers_below(tmp_path) == expected
 
 
-def test_with_systemd_a_cluster_of_v2_lives_in_its_scope():
+def test_cgroup_v2_cluster_is_in_its_systemd_scope():
     scope = "/sys/fs/cgroup/system.slice/dalsegno-0a.scope"
     assert find_cgroups(V2, systemd=True).place("0a") == CgroupPlace(scope, "dalsegno-0a.scope", (scope,))
 
 
-def test_without_systemd_a_cluster_has_a_folder_at_the_root():
+def test_cluster_folder_is_at_the_root_without_systemd():
     assert find_cgroups(V2, systemd=False).place("0a") == CgroupPlace("/sys/fs/cgroup/dalsegno-0a")
     assert find_cgroups(V1, systemd=False).place("0a") == CgroupPlace("/sys/fs/cgroup/freezer/dalsegno-0a")
 
 
-def test_with_systemd_and_v1_daemons_leave_the_login_session_and_nodes_have_the_freezer():
+def test_cgroup_v1_with_systemd_uses_scope_and_freezer():
     place = find_cgroups(HYBRID, systemd=True).place("0a")
     assert place.base == "/sys/fs/cgroup/freezer/dalsegno-0a"
     assert place.unit_folders == (
@@ -94,7 +94,7 @@ def test_with_systemd_and_v1_daemons_leave_the_login_session_and_nodes_have_the_
 
 @pytest.mark.parametrize("mounts", [V1, HYBRID, V2])
 @pytest.mark.parametrize("systemd", [True, False])
-def test_every_folder_of_a_cluster_is_found_again(tmp_path: Path, mounts: str, systemd: bool):
+def test_all_cgroup_folders_of_a_cluster_are_found(tmp_path: Path, mounts: str, systemd: bool):
     place = find_cgroups(mounts.replace("/sys/fs/cgroup", str(tmp_path)), systemd=systemd).place("0a")
     made = {Path(folder) for folder in (place.base, *place.unit_folders) if folder}
     for folder in made:
@@ -108,12 +108,12 @@ def test_every_folder_of_a_cluster_is_found_again(tmp_path: Path, mounts: str, s
     assert other.is_dir()
 
 
-def test_a_plain_users_cluster_leaves_the_session_only_where_the_users_systemd_lasts(tmp_path: Path):
+def test_plain_user_leaves_the_session_only_with_linger(tmp_path: Path):
     (tmp_path / "ada").touch()
     assert bool(user_scope_command("ada", tmp_path)) == SYSTEMD_RUNS.is_dir()
     assert user_scope_command("bob", tmp_path) == []
 
 
 @pytest.mark.skipif(SYSTEMD_RUNS.is_dir(), reason="systemd runs here")
-def test_without_systemd_nothing_ends_with_the_session():
+def test_nothing_ends_with_the_session_without_systemd():
     assert not ends_with_session(FakeRunner({}), "bob")

@@ -23,23 +23,23 @@ from dalsegno.system.files import (
 )
 
 
-def test_a_file_is_written_with_just_the_rights_asked_for(tmp_path: Path):
+def test_file_is_written_with_the_requested_mode(tmp_path: Path):
     write_atomic(tmp_path / "secret", "x", 0o600)
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path) == ["secret"]
 
 
-def test_a_full_disk_names_the_file_and_the_way_out():
+def test_full_disk_error_names_the_file_and_a_hint():
     error = explain(OSError(errno.ENOSPC, "No space left on device"), Path("/var/x"))
     assert error.what == "no space left to write /var/x" and "DALSEGNO_HOME" in error.hint
 
 
-def test_only_a_change_is_written(tmp_path: Path):
+def test_unchanged_file_is_not_written(tmp_path: Path):
     assert write_if_changed(tmp_path / "a", "1")
     assert not write_if_changed(tmp_path / "a", "1")
 
 
-def test_a_damaged_file_of_ours_is_an_error_that_says_what_to_do(tmp_path: Path):
+def test_damaged_file_raises_an_error_with_a_hint(tmp_path: Path):
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(DalsegnoError) as caught:
         read_json(tmp_path / "state.json")
@@ -47,7 +47,7 @@ def test_a_damaged_file_of_ours_is_an_error_that_says_what_to_do(tmp_path: Path)
     assert read_json(tmp_path / "missing.json") is None
 
 
-def test_a_second_holder_of_a_lock_is_told_at_once(tmp_path: Path):
+def test_second_holder_of_a_lock_gets_an_error(tmp_path: Path):
     with (
         locked(tmp_path / "lock", "cluster demo"),
         pytest.raises(DalsegnoError, match="another `dalsegno` is working on cluster demo"),
@@ -58,7 +58,7 @@ def test_a_second_holder_of_a_lock_is_told_at_once(tmp_path: Path):
         pass
 
 
-def test_folders_that_nobody_may_enter_are_removed_too(tmp_path: Path):
+def test_folders_without_permissions_are_removed(tmp_path: Path):
     (tmp_path / "tree/work/inner").mkdir(parents=True)
     (tmp_path / "tree/work/inner").chmod(0o000)
     (tmp_path / "tree/work").chmod(0o500)
@@ -66,7 +66,7 @@ def test_folders_that_nobody_may_enter_are_removed_too(tmp_path: Path):
     assert not (tmp_path / "tree").exists()
 
 
-def test_removing_what_is_gone_is_fine(tmp_path: Path):
+def test_removing_a_missing_tree_is_no_error(tmp_path: Path):
     remove_tree(tmp_path / "nothing")
 
 
@@ -90,7 +90,7 @@ def disk_calls(work: Callable[[], object]) -> list[str]:
     return seen
 
 
-def test_a_durable_write_syncs_the_file_before_it_gets_its_name_and_the_folder_after(tmp_path: Path):
+def test_durable_write_syncs_file_then_renames_then_syncs_folder(tmp_path: Path):
     whole = ["fsync", "replace", "fsync of a folder"]
     assert disk_calls(lambda: write_atomic(tmp_path / "a", "text")) == whole
     assert disk_calls(lambda: write_atomic(tmp_path / "a", "text", durable=False)) == ["replace"]
@@ -102,7 +102,7 @@ def test_a_durable_write_syncs_the_file_before_it_gets_its_name_and_the_folder_a
     assert disk_calls(write_nameless) == whole
 
 
-def test_what_is_closed_to_other_users_is_found_on_the_way(tmp_path: Path) -> None:
+def test_first_path_part_closed_to_others_is_found(tmp_path: Path) -> None:
     clone = tmp_path / "home/clone"
     clone.mkdir(parents=True)
     (clone / "file").write_text("")

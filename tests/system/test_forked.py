@@ -26,13 +26,13 @@ def heard(forked: Forked) -> bytes:
     return said
 
 
-def test_it_speaks_and_ends():
+def test_forked_process_sends_data_and_ends():
     forked = fork(lambda sock: sock.sendall(b"well"))
     assert heard(forked) == b"well"
     eventually(forked.ended)
 
 
-def test_it_has_nothing_of_ours_open():
+def test_forked_process_has_no_inherited_files():
     held, other = socket.socketpair()
     forked = fork(lambda sock: sock.sendall(" ".join(os.listdir("/proc/self/fd")).encode()))
     open_there = {int(number) for number in heard(forked).split()}
@@ -42,14 +42,14 @@ def test_it_has_nothing_of_ours_open():
     held.close()
 
 
-def test_one_that_fails_ends_and_says_why_on_stderr(capfd: pytest.CaptureFixture[str]):
+def test_failed_forked_process_writes_traceback(capfd: pytest.CaptureFixture[str]):
     forked = fork(lambda sock: sock.sendall(str(1 / 0).encode()))
     assert heard(forked) == b""
     eventually(forked.ended)
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
-def test_one_that_hangs_is_killed_with_what_it_has_started():
+def test_hanging_forked_process_is_killed_with_its_children():
     def hang(sock: socket.socket) -> None:
         child = subprocess.Popen(["sleep", "100"])
         sock.sendall(str(child.pid).encode())
@@ -65,7 +65,7 @@ def test_one_that_hangs_is_killed_with_what_it_has_started():
     forked.kill()  # again is fine
 
 
-def test_it_does_not_outlive_us_however_we_end():
+def test_forked_process_does_not_outlive_its_parent():
     code = (
         "import os, signal, time; from dalsegno.system.apart import fork;"
         "forked = fork(lambda sock: time.sleep(100)); print(forked.pid, flush=True);"

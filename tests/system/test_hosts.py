@@ -71,13 +71,13 @@ def test_a_service_that_ends_is_reported_with_its_code_and_not_restarted(folder:
     assert not running(folder, "fails")
 
 
-def test_a_program_that_is_not_there_is_reported(folder: Path):
+def test_missing_program_is_reported(folder: Path):
     start(folder, service("ghost", folder, "/no/such/program"))
     eventually(lambda: "ghost" in service_facts(folder))
     assert "No such file" in fact(folder, "ghost").error
 
 
-def test_another_revision_restarts_only_that_service(folder: Path):
+def test_new_revision_restarts_only_its_service(folder: Path):
     start(folder, service("a", folder, "/bin/sleep", "60"), service("b", folder, "/bin/sleep", "60"))
     eventually(lambda: running(folder, "b"))
     before = set(descendants(host_process(folder).pid))  # type: ignore[union-attr]
@@ -87,7 +87,7 @@ def test_another_revision_restarts_only_that_service(folder: Path):
     assert len(before & after) == 1 and len(after) == 2
 
 
-def test_a_service_on_hold_is_left_as_it_is(folder: Path):
+def test_service_on_hold_is_not_changed(folder: Path):
     start(folder, service("on", folder, "/bin/sleep", "60"), service("off", folder, "/bin/sleep", "60", hold=True))
     eventually(lambda: running(folder, "on"))
     change(
@@ -100,7 +100,7 @@ def test_a_service_on_hold_is_left_as_it_is(folder: Path):
     assert fact(folder, "on").revision == "1" and running(folder, "on") and not running(folder, "off")
 
 
-def test_a_service_no_longer_named_is_stopped(folder: Path):
+def test_service_removed_from_the_plan_is_stopped(folder: Path):
     start(folder, service("a", folder, "/bin/sleep", "60"))
     eventually(lambda: running(folder, "a"))
     change(folder)
@@ -114,7 +114,7 @@ def test_orphans_are_adopted_and_reaped(folder: Path):
     eventually(lambda: descendants(host.pid) == [])
 
 
-def test_a_terminated_host_takes_its_services_along(folder: Path):
+def test_terminated_host_stops_its_services(folder: Path):
     host = start(folder, service("a", folder, "/bin/sleep", "60"))
     eventually(lambda: running(folder, "a"))
     send(host, signal.SIGTERM)
@@ -122,7 +122,7 @@ def test_a_terminated_host_takes_its_services_along(folder: Path):
     assert marked(str(folder)) == [] and not running(folder, "a")
 
 
-def test_a_damaged_plan_changes_nothing(folder: Path):
+def test_damaged_plan_is_ignored(folder: Path):
     start(folder, service("a", folder, "/bin/sleep", "60"))
     eventually(lambda: running(folder, "a"))
     (folder / "plan.json").write_text("{")
@@ -131,12 +131,12 @@ def test_a_damaged_plan_changes_nothing(folder: Path):
     assert running(folder, "a")
 
 
-def test_a_process_is_not_mistaken_for_a_later_one_with_its_pid():
+def test_process_is_identified_by_pid_and_start_time():
     here = Process(os.getpid(), start_ticks(os.getpid()) or 0)
     assert here.alive() and not Process(here.pid, here.start + 1).alive()
 
 
-def test_a_log_that_grows_is_set_aside_and_the_service_goes_on_writing_to_it(folder: Path):
+def test_long_log_is_rotated_while_the_service_writes(folder: Path):
     """The service never opens its log again: what it has is a handle that appends."""
     talk = "while read line < go; do head -c $line /dev/zero | tr '\\0' x; echo end-$line; done"
     os.mkfifo(folder / "go")
@@ -153,7 +153,7 @@ def test_a_log_that_grows_is_set_aside_and_the_service_goes_on_writing_to_it(fol
     assert (folder / "talk.log.1").read_bytes()[-30:].endswith(b"end-19000000\n"), "the newest part was kept"
 
 
-def test_a_log_that_is_a_link_or_has_another_name_is_not_touched(tmp_path: Path):
+def test_linked_log_is_not_rotated(tmp_path: Path):
     foreign = tmp_path / "foreign"
     foreign.write_bytes(b"x" * 100)
     (tmp_path / "a.log").symlink_to(foreign)
@@ -163,7 +163,7 @@ def test_a_log_that_is_a_link_or_has_another_name_is_not_touched(tmp_path: Path)
     assert foreign.stat().st_size == 100 and not list(tmp_path.glob("*.1"))
 
 
-def test_a_link_in_the_place_of_an_old_log_is_replaced_and_not_followed(tmp_path: Path):
+def test_link_at_the_rotated_log_is_replaced(tmp_path: Path):
     foreign = tmp_path / "foreign"
     foreign.write_text("precious")
     (tmp_path / "a.log").write_bytes(b"x" * 100)
@@ -173,5 +173,5 @@ def test_a_link_in_the_place_of_an_old_log_is_replaced_and_not_followed(tmp_path
     assert (tmp_path / "a.log").stat().st_size == 0
 
 
-def test_a_host_waits_for_its_cable_while_the_others_boot_also_on_the_slowest_machine():
+def test_link_wait_exceeds_boot_limit_on_the_slowest_machine():
     assert boot_limit_s(128, MOST_PATIENT) < LINK_WAIT_S

@@ -6,7 +6,7 @@ from pathlib import Path
 from dalsegno.system.kernel import listening_ports, parse_listening
 
 
-def test_a_port_is_there_while_somebody_listens_on_it():
+def test_port_is_listed_while_it_has_a_listener():
     with socket.create_server(("127.0.0.1", 0)) as server:
         ports = {server.getsockname()[1]}
         assert ports <= listening_ports()

@@ -3,6 +3,6 @@
 from dalsegno.system.machine import gpu_files
 
 
-def test_gpus_are_numbered_devices_in_the_order_of_their_numbers():
+def test_gpu_files_are_sorted_by_number():
     names = ["null", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "nvidia0"]
     assert gpu_files(names) == ("/dev/nvidia0", "/dev/nvidia2", "/dev/nvidia10")

@@ -19,7 +19,7 @@ child.kill()
 """
 
 
-def test_many_files_are_for_us_and_the_usual_ones_for_those_we_start():
+def test_children_get_the_previous_file_limit():
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     done = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=100)
     assert done.stdout.split() == ["2000", "2000", "300", "2000"], done.stderr

@@ -28,7 +28,7 @@ print(give_back_cleared("libother.so"))
 """
 
 
-def test_what_holds_nothing_but_zeros_is_given_back_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_zero_pages_are_released_and_others_kept(tmp_path: Path) -> None:
     (tmp_path / "table.c").write_text(TABLE)
     library = tmp_path / "libtable.so.1.2"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "table.c")], check=True)
@@ -40,7 +40,7 @@ def test_what_holds_nothing_but_zeros_is_given_back_and_the_rest_is_kept(tmp_pat
     assert same == "True" and nothing == "0"
 
 
-def test_a_module_is_compiled_by_another_process_before_it_is_imported(tmp_path: Path) -> None:
+def test_module_is_compiled_in_another_process(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text("answer = 42\n")
     user = (
         "import importlib.util, os, sys; from dalsegno.system.memory import compile_apart;"

@@ -26,7 +26,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("way")
-def test_a_file_has_its_name_when_it_is_whole_and_takes_the_place_of_an_old_one(tmp_path: Path):
+def test_nameless_file_is_named_when_complete(tmp_path: Path):
     (tmp_path / "image").write_text("old")
     with nameless(tmp_path / "image") as handle:
         os.write(handle, b"new")
@@ -36,20 +36,20 @@ def test_a_file_has_its_name_when_it_is_whole_and_takes_the_place_of_an_old_one(
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_file_that_is_not_finished_is_not_there(tmp_path: Path, error: type[BaseException]):
+def test_unfinished_nameless_file_leaves_nothing(tmp_path: Path, error: type[BaseException]):
     with pytest.raises(error), nameless(tmp_path / "image") as handle:
         os.write(handle, b"half")
         raise error
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_that_is_missing_is_told(tmp_path: Path):
+def test_missing_folder_raises_an_error(tmp_path: Path):
     with pytest.raises(DalsegnoError) as caught, nameless(tmp_path / "no" / "image"):
         pass
     assert caught.value.hint
 
 
-def test_who_waits_is_told_so_and_comes_after(tmp_path: Path):
+def test_waiting_for_a_lock_calls_back_and_takes_it_next(tmp_path: Path):
     order: list[str] = []
     waiting = threading.Event()
 
@@ -66,6 +66,6 @@ def test_who_waits_is_told_so_and_comes_after(tmp_path: Path):
     assert order == ["first", "second"]
 
 
-def test_those_who_share_a_lock_do_not_wait(tmp_path: Path):
+def test_shared_lock_holders_do_not_wait(tmp_path: Path):
     with in_turn(tmp_path / "lock", shared=True), in_turn(tmp_path / "lock", pytest.fail, shared=True):
         pass

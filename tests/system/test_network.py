@@ -8,7 +8,7 @@ OUT = "eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
 SIX = f"{'0' * 32} 00 {'0' * 32} 00 %s 00000400 00000001 00000000 00000003     %s\n"
 
 
-def test_a_host_without_a_default_route_reaches_its_own_networks_alone():
+def test_host_without_default_route_reaches_only_its_networks():
     assert not has_default_route("")
     assert not has_default_route(HEAD + OWN + SIX % ("0" * 32, "lo"))
     assert has_default_route(HEAD + OWN + OUT)

@@ -47,20 +47,20 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_streams_notes_and_the_code_are_the_program_s(started: list[subprocess.Popen[str]]):
+def test_streams_notes_and_exit_code_are_those_of_the_program(started: list[subprocess.Popen[str]]):
     process = start(started, 'cat; eval "echo a note >&$NOTES"; exit 7')
     out, err = process.communicate("text", timeout=PATIENCE_S)
     assert (out, process.returncode) == ("text", 7)
     assert "notes='a note\\n', asked=False" in err
 
 
-def test_it_ends_by_the_signal_that_the_program_ended_by(started: list[subprocess.Popen[str]]):
+def test_stand_in_ends_by_the_signal_of_the_program(started: list[subprocess.Popen[str]]):
     process = start(started, "kill -KILL $$")
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGKILL
 
 
-def test_a_signal_is_passed_on_and_one_to_end_is_remembered(started: list[subprocess.Popen[str]]):
+def test_signals_are_forwarded_and_end_requests_recorded(started: list[subprocess.Popen[str]]):
     script = "trap 'echo one' USR1; trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done"
     process = start(started, script)
     assert line(process) == "ready"
@@ -71,7 +71,7 @@ def test_a_signal_is_passed_on_and_one_to_end_is_remembered(started: list[subpro
     assert process.returncode == 9 and "asked=True" in err
 
 
-def test_what_was_ignored_before_stays_ignored(started: list[subprocess.Popen[str]]):
+def test_ignored_signals_stay_ignored(started: list[subprocess.Popen[str]]):
     process = start(started, "echo ready; read word; echo $word", ["nohup"])
     assert line(process) == "ready"
     process.send_signal(signal.SIGHUP)
@@ -79,7 +79,7 @@ def test_what_was_ignored_before_stays_ignored(started: list[subprocess.Popen[st
     assert out == "on\n" and "asked=False" in err
 
 
-def test_a_hangup_is_told_apart_from_other_wishes(started: list[subprocess.Popen[str]]):
+def test_hangup_is_distinguished_from_other_signals(started: list[subprocess.Popen[str]]):
     process = start(started, "trap 'exit 9' HUP; echo ready; while :; do sleep 0.05; done")
     assert line(process) == "ready"
     process.send_signal(signal.SIGHUP)
@@ -87,13 +87,13 @@ def test_a_hangup_is_told_apart_from_other_wishes(started: list[subprocess.Popen
     assert process.returncode == 9 and "asked=False, hung_up=True" in err
 
 
-def test_a_program_that_is_said_to_hang_is_ended(started: list[subprocess.Popen[str]]):
+def test_hanging_program_is_killed(started: list[subprocess.Popen[str]]):
     process = start(started, 'eval "echo hangs >&$NOTES"; exec sleep 1000')
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1 and "code=1, notes='hangs" in err
 
 
-def test_the_program_does_not_outlive_it(started: list[subprocess.Popen[str]]):
+def test_program_does_not_outlive_the_stand_in(started: list[subprocess.Popen[str]]):
     process = start(started, "echo $$; exec sleep 1000")
     child = int(line(process))
     process.kill()

@@ -13,7 +13,7 @@ NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
-def test_root_gets_none_of_the_callers_environment_but_what_is_named():
+def test_sudo_passes_only_named_variables():
     env = {"PYTHONPATH": "/tmp/evil", "LD_PRELOAD": "x.so", "TERM": "xterm", "DALSEGNO_HOME": "/tmp", "PATH": "/tmp"}
     argv = sudo_command(["/usr/bin/python3", "-I", "up"], env, 1000, 1001)
     assert argv[1:5] == ["-n", "--", "/usr/bin/env", "-i"]
@@ -35,7 +35,7 @@ def test_root_gets_none_of_the_callers_environment_but_what_is_named():
         (1, 1, "sudo requires a password"),
     ],
 )
-def test_why_sudo_is_of_no_use_is_said(unshare: int, plain: int, expected: str):
+def test_sudo_refusal_gives_the_reason(unshare: int, plain: int, expected: str):
     def answer(argv: tuple[str, ...], stdin: str | None) -> Completed:
         assert argv[1:3] == ("-n", "--")
         return Completed(argv, unshare if "--mount" in argv else plain)
@@ -44,13 +44,13 @@ def test_why_sudo_is_of_no_use_is_said(unshare: int, plain: int, expected: str):
 
 
 @as_root
-def test_the_person_behind_root_is_who_asked_sudo():
+def test_caller_is_the_user_of_sudo():
     assert caller({"SUDO_UID": "1000"}) == 1000
     assert caller({"SUDO_UID": "nobody"}) == caller({}) == 0
 
 
 @as_root
-def test_files_for_the_caller_are_written_with_the_callers_rights(tmp_path: Path):
+def test_files_are_written_with_the_rights_of_the_caller(tmp_path: Path):
     tmp_path.chmod(0o755)
     own = tmp_path / "own"
     own.mkdir()
