@@ -71,7 +71,7 @@ def imported(name: str, folder: Path, **rest: object) -> Path:
 
 
 def kept(folder: Path) -> list[str]:
-    """Return the names of all files beside finished images."""
+    """Return the names of all files in the folder for images."""
     return sorted(path.name for path in (folder / "store/images").iterdir())
 
 

@@ -129,7 +129,7 @@ def request_server(path: Path, selector: selectors.BaseSelector, answer: Answer)
     return RequestServer(listen_at(path, 0o666), selector, answer, lambda cause, detail: None, MOST_ANSWER)
 
 
-class House:
+class UserSocketSite:
     """A user socket that records requests, with callers in this process."""
 
     def __init__(self, folder: Path, cost_s: float = 0.0) -> None:
@@ -168,78 +168,78 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    one = House(tmp_path)
+def site(tmp_path: Path) -> Iterator[UserSocketSite]:
+    one = UserSocketSite(tmp_path)
     yield one
     one.close()
 
 
-def test_one_request_per_connection_is_answered_per_turn(house: House):
-    house.call(pack({"n": 1}) * 500)
+def test_one_request_per_connection_is_answered_per_turn(site: UserSocketSite):
+    site.call(pack({"n": 1}) * 500)
     for turn in range(10):
-        before = len(house.asked)
-        house.turn()
-        assert len(house.asked) - before <= 1, turn
-    assert len(house.asked) <= 10
+        before = len(site.asked)
+        site.turn()
+        assert len(site.asked) - before <= 1, turn
+    assert len(site.asked) <= 10
 
 
-def test_user_with_many_connections_gets_one_answer_per_turn(house: House):
+def test_user_with_many_connections_gets_one_answer_per_turn(site: UserSocketSite):
     for _ in range(30):
-        house.call(pack({"n": 1}) * 10)
+        site.call(pack({"n": 1}) * 10)
     for _ in range(10):
-        before = len(house.asked)
-        house.turn()
-        assert len(house.asked) - before <= 1
+        before = len(site.asked)
+        site.turn()
+        assert len(site.asked) - before <= 1
 
 
-def test_all_requests_are_answered_in_the_end_and_in_order(house: House):
-    sock = house.call(b"".join(pack({"n": n}) for n in range(20)))
+def test_all_requests_are_answered_in_the_end_and_in_order(site: UserSocketSite):
+    sock = site.call(b"".join(pack({"n": n}) for n in range(20)))
     reader, heard = Reader(), list[Message]()
     while len(heard) < 20:
-        house.turn()
+        site.turn()
         with contextlib.suppress(BlockingIOError):
             heard += reader.feed(sock.recv(1 << 20))
     assert [message["answer"]["n"] for message in heard] == list(range(20))
 
 
-def test_caller_that_does_not_read_answers_gets_no_more(house: House):
-    house.call(pack({"n": 1}) * 500)
+def test_caller_that_does_not_read_answers_gets_no_more(site: UserSocketSite):
+    site.call(pack({"n": 1}) * 500)
     for _ in range(200):
-        house.turn()
-    assert len(house.asked) < 20 and all(len(caller.unsent) < 1 << 17 for caller in house.door.callers.all())
+        site.turn()
+    assert len(site.asked) < 20 and all(len(caller.unsent) < 1 << 17 for caller in site.door.callers.all())
 
 
-def test_one_user_cannot_take_all_connections(house: House):
+def test_one_user_cannot_take_all_connections(site: UserSocketSite):
     for _ in range(MOST_CALLERS + 10):
-        house.call()
-        house.turn()
-    assert len(house.door.callers) == MOST_PER_USER
+        site.call()
+        site.turn()
+    assert len(site.door.callers) == MOST_PER_USER
 
 
 @as_root
 def test_answer_time_is_charged_to_the_asking_user(tmp_path: Path):
     tmp_path.chmod(0o755)
-    house = House(tmp_path, cost_s=0.2)
+    site = UserSocketSite(tmp_path, cost_s=0.2)
     try:
-        house.call(pack({"root": 1}) * 500)
-        uid = house.door.callers
-        house.turn()
+        site.call(pack({"root": 1}) * 500)
+        uid = site.door.callers
+        site.turn()
         (caller,) = uid.all()
         caller.uid = NOBODY  # as the kernel reports for another user
         began = time.monotonic()
         while time.monotonic() - began < 1.5:
-            house.turn()
+            site.turn()
             with contextlib.suppress(BlockingIOError):
-                house.callers[0].recv(1 << 20)
-        spent = 0.2 * len(house.asked)
+                site.callers[0].recv(1 << 20)
+        spent = 0.2 * len(site.asked)
         assert spent < 1.9, "a burst of a second, and then a tenth of the time"
-        asked = len(house.asked)
-        house.call(pack({"root": 2}))
+        asked = len(site.asked)
+        site.call(pack({"root": 2}))
         for _ in range(3):
-            house.turn()
-        assert house.asked[asked:] == [{"root": 2}], "another user does not wait"
+            site.turn()
+        assert site.asked[asked:] == [{"root": 2}], "another user does not wait"
     finally:
-        house.close()
+        site.close()
 
 
 @pytest.mark.parametrize(
@@ -249,12 +249,12 @@ def test_answer_time_is_charged_to_the_asking_user(tmp_path: Path):
         b"\0\0\xea\x60" + b'{"a":' * 12_000, b"\0\0\x10\x00" + b'{"a":' + b"9" * 4091, b"\0\0\0\0",
     ],
 )  # fmt: skip
-def test_malformed_message_gets_one_error_and_ends_the_connection(house: House, data: bytes):
-    sock = house.call(data + pack({"after": "it"}))
+def test_malformed_message_gets_one_error_and_ends_the_connection(site: UserSocketSite, data: bytes):
+    sock = site.call(data + pack({"after": "it"}))
     heard = b""
     sock.settimeout(0.01)
     for _ in range(500):
-        house.turn()
+        site.turn()
         try:
             more = sock.recv(1 << 20)
         except TimeoutError:
@@ -267,17 +267,17 @@ def test_malformed_message_gets_one_error_and_ends_the_connection(house: House, 
     else:
         raise AssertionError("the connection is still open")
     (answer,) = Reader().feed(heard)
-    assert "not a message" in answer["error"] and house.asked == []
+    assert "not a message" in answer["error"] and site.asked == []
 
 
-def test_slow_caller_is_disconnected(house: House):
-    house.call(b"\0\0\0\x09half")
-    house.turn()
-    (caller,) = house.door.callers.all()
+def test_slow_caller_is_disconnected(site: UserSocketSite):
+    site.call(b"\0\0\0\x09half")
+    site.turn()
+    (caller,) = site.door.callers.all()
     assert caller.until <= time.monotonic() + CALL_S
     caller.until = 0.0
-    house.turn()
-    assert len(house.door.callers) == 0
+    site.turn()
+    assert len(site.door.callers) == 0
 
 
 def test_long_answer_is_sent_and_accepted(tmp_path: Path):

@@ -62,7 +62,7 @@ def ada(target: LocalTarget) -> Iterator[SlurmClient]:
     eventually(lambda: not [job for job in target.slurm.jobs() if job.uid == UID])
 
 
-def comes_back(text: str) -> str:
+def as_read_back(text: str) -> str:
     """Return a text as a command's output is read: invalid UTF-8 replaced, one kind of line end, stripped."""
     decoded = os.fsencode(text).decode(errors="replace")
     return decoded.replace("\r\n", "\n").replace("\r", "\n").strip()
@@ -86,7 +86,10 @@ def test_text_of_a_user_stays_within_its_own_job(
     assert queue.unreadable == 0 and {one.id for one in queue.jobs} == {*before, job}
     for found in (next(one for one in queue.jobs if one.id == job), target.slurm.job(job)):
         check_owner(found)
-        assert (found.name, found.comment) == (comes_back(name), "" if is_nothing(comment) else comes_back(comment))
+        assert (found.name, found.comment) == (
+            as_read_back(name),
+            "" if is_empty_value(comment) else as_read_back(comment),
+        )
     ada.cancel(job)
 
 
@@ -98,9 +101,9 @@ def check_owner(job: JobInfo) -> None:
     assert (job.uid, job.partition) == (UID, "lab")
 
 
-def is_nothing(text: str) -> bool:
+def is_empty_value(text: str) -> bool:
     """Whether Slurm writes this text for an empty field, so that it cannot be distinguished."""
-    return comes_back(text).lower() in ("", "(null)", "null", "n/a", "none", "unknown", "n/s", "invalid", "not_set")
+    return as_read_back(text).lower() in ("", "(null)", "null", "n/a", "none", "unknown", "n/s", "invalid", "not_set")
 
 
 def test_odd_job_names_stop_neither_status_nor_recovery(shared: Cli, target: LocalTarget, ada: SlurmClient):
@@ -119,9 +122,9 @@ def test_odd_job_names_stop_neither_status_nor_recovery(shared: Cli, target: Loc
         answer = shared.run(*words)
         assert answer.code == 0 and not unsafe(answer.out + answer.err), words
 
-    heals(shared, "train-3")
+    check_node_recovers(shared, "train-3")
     ada.cancel(*running)
-    heals(shared, "train-2")
+    check_node_recovers(shared, "train-2")
 
 
 def test_job_history_assigns_odd_names_to_their_owner(target: LocalTarget, ada: SlurmClient):
@@ -138,7 +141,7 @@ def unsafe(text: str) -> list[str]:
     return [letter for letter in text if not letter.isprintable() and letter != "\n"]
 
 
-def heals(cli: Cli, node: str) -> None:
+def check_node_recovers(cli: Cli, node: str) -> None:
     """Check that a node without power is replaced and returned: the controller can read the queue."""
     socket = cli.home / "clusters/shared/run/controller.sock"
 

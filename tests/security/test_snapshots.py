@@ -323,7 +323,7 @@ def test_torchrun_without_munge_serves_no_snapshots_under_a_guessable_key(tmp_pa
             for pid in (node.pid, *descendants(node.pid))
         ]
         assert len({door.port for door in doors}) >= 3, "the coordinator's, and each agent's"
-        assert [door for door in doors if any(is_let_in(door, run, key) for key in (guessed, b""))] == []
+        assert [door for door in doors if any(is_accepted(door, run, key) for key in (guessed, b""))] == []
     finally:
         launcher.close()
         sweep(run)  # killed agents leave their snapshots
@@ -342,7 +342,7 @@ def listening(pid: int) -> list[tuple[str, int]]:
     return sorted({("127.0.0.1", int(row[1].rpartition(":")[2], 16)) for row in ours})
 
 
-def is_let_in(address: KeeperAddress, run: str, secret: bytes) -> bool:
+def is_accepted(address: KeeperAddress, run: str, secret: bytes) -> bool:
     """Return whether a keeper at this address accepts us as part of its run."""
     try:
         dial(address, run, secret).close()

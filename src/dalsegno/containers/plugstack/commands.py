@@ -274,7 +274,7 @@ def _reconfigure(hosts: Sequence[HostFacts], edits: Sequence[_Edit]) -> list[Com
 
 
 def _group(items: Sequence[tuple[str, str, tuple[str, ...], str]]) -> list[CommandStep]:
-    """Join hosts that need the same commands, in the order in which the first of them stands."""
+    """Join hosts that need the same commands, ordered by the first host of each group."""
     groups: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
     for host, purpose, commands, caution in items:
         groups.setdefault((purpose, commands, caution), []).append(host)
