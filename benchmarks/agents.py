@@ -68,7 +68,7 @@ class Player:
         node = f"n{self.number}"
         self.findings = Findings(node, "boot-1")
         whom = Whom(HEAD, self.port, secret(node), NodeHello(node, "boot-1", 1.0))
-        self.link = ControllerLink(whom, self.selector, lambda message: None, self.turned, lambda text: None)
+        self.link = ControllerLink(whom, self.selector, lambda message: None, self.turned)
         for check in range(CHECKS):
             self.findings.note(Finding(f"check-{check}", passed("no fault"), time.time()))
 
@@ -145,7 +145,7 @@ class Controller:
 
     def __init__(self, nodes: int) -> None:
         self.selector = selectors.DefaultSelector()
-        self.agents = AgentTable(self.selector, secret, lambda text: print(text, file=sys.stderr))
+        self.agents = AgentTable(self.selector, secret)
         self.port = self.agents.open(HEAD, 0)
         self.agents.expect({f"n{number}": NodeAddress(address(number), 6818) for number in range(nodes)})
 

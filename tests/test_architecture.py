@@ -24,7 +24,7 @@ PAGE = ROOT / "docs/architecture.md"
 
 # ---- the table: what each room may import, beside itself
 
-LAYER_1 = ("errors", "printable", "hostlist", "image_name", "programs", "system", "wire", "hardware")
+LAYER_1 = ("errors", "printable", "log", "hostlist", "image_name", "programs", "system", "wire", "hardware")
 UP_TO_2 = (*LAYER_1, "spec")
 UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
 UP_TO_4 = (*UP_TO_3, "node_agent", "users", "runs")
@@ -39,12 +39,13 @@ UP_TO_7 = (*UP_TO_5, "inject", "targets", "observe", "recovery", "train", "demo"
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "printable": (),
+    "log": ("printable",),
     "wire": (),  # runs on nodes where nothing but Python 3.9 may be
     "train": ("wire",),
     "hostlist": ("errors",),
     "image_name": ("errors", "hardware"),
     "programs": (),  # it loads the program it is asked for by name, whatever its room
-    "system": ("errors",),
+    "system": ("errors", "log"),
     "hardware": ("errors",),
     "spec": ("errors", "hostlist", "image_name", "hardware"),
     "slurm": UP_TO_2,
@@ -101,15 +102,12 @@ PRINTING = re.compile(
 )
 MAY_PRINT = {
     "cli/": "the one printer",
-    "system/guest/": "the first process of a host: what it prints is the host's log",
+    "system/guest/init.py": "boots hosts, and prints how each of them did for who called it",
     "runs/agent/script.py": "ends a script as Python itself would, `sys.exit('why')` included",
     "runs/auto_resume/program.py": "stands in srun's place, and speaks on stderr as srun does",
     "health/readers/nvml_apart.py": "a program of its own, whose answer is what it prints",
     "inject/worker_program.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
-    "targets/local/machine_room.py": "a daemon: what it prints is its log",
-    "recovery/controller.py": "a daemon: what it prints is its log",
-    "node_agent/agent.py": "a daemon: what it prints is its log",
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
 }
 

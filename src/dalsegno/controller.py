@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.log import start_logging
 from dalsegno.recovery.act import remedies_of
-from dalsegno.recovery.controller import say, serve
+from dalsegno.recovery.controller import log, serve
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import SLURM_USERS
 from dalsegno.slurm.client import SlurmClient
@@ -27,9 +28,10 @@ GONE_S = 3.0  # what comes back within it was a cable, not a host; one without p
 
 def main(arguments: list[str]) -> int:
     """`controller STATE-FOLDER [--agents HOST:PORT]`."""
+    start_logging("controller")
     folder, *rest = arguments
     if rest and (len(rest) != 2 or rest[0] != "--agents" or not rest[1].rpartition(":")[2].isdecimal()):
-        say("controller STATE-FOLDER [--agents HOST:PORT]")
+        log.error("usage: controller STATE-FOLDER [--agents HOST:PORT]")
         return 2
     return serve(Path(folder), LocalSite(Path(folder), os.environ), rest[1] if rest else "")
 

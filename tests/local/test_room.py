@@ -44,7 +44,7 @@ def folder(short: Path) -> Folder:
 
 @pytest.fixture
 def room(folder: Folder) -> Iterator[MachineRoomServer]:
-    made = MachineRoomServer(folder, lambda text: None)
+    made = MachineRoomServer(folder)
     yield made
     made.listener.close()
 
@@ -92,7 +92,7 @@ def test_up_waits_for_a_started_action(folder: Folder):
 
 
 def test_partly_created_cluster_has_no_nodes(short: Path):
-    room = MachineRoomServer(folder_of(short, phase=ApplyStage.MAKING), lambda text: None)
+    room = MachineRoomServer(folder_of(short, phase=ApplyStage.MAKING))
     assert "is being changed" in str(ask(room, do="reboot", node="train-1")["error"])
     assert ask(room, do="power", node="train-1")["on"] is False, "to look is always allowed"
     room.listener.close()

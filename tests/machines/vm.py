@@ -160,9 +160,9 @@ class Machine:
     def boot(self, *, systemd: bool = True, cores: int = 2, memory_gib: int = 6) -> None:
         """Start the machine on a copy of the disk that keeps only what changed, and wait until it answers."""
         self.run_folder.mkdir(parents=True, exist_ok=True)
-        overlay = self.run_folder / "overlay.qcow2"
-        if not overlay.exists():
-            run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(self.vm / "disk.img"), str(overlay)])
+        overlay, disk = self.run_folder / "overlay.qcow2", self.vm / "disk.img"
+        if not overlay.exists() or overlay.stat().st_mtime < disk.stat().st_mtime:
+            run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(disk), str(overlay)])
         kernel = "root=/dev/vda rw console=ttyS0 quiet" + ("" if systemd else " init=/usr/local/sbin/plain-init")
         run(
             [

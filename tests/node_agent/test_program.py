@@ -25,7 +25,7 @@ from dalsegno.system.children import MARK, descendants, marked
 from tests.recovery.played_agents import NODES, Scene, secret_of
 
 HEAVY = {
-    "pydantic", "click", "torch", "numpy", "yaml", "rich", "asyncio", "sqlite3", "argparse", "http", "email", "logging",
+    "pydantic", "click", "torch", "numpy", "yaml", "rich", "asyncio", "sqlite3", "argparse", "http", "email",
     "ssl", "xml", "tempfile", "multiprocessing", "concurrent", "unittest",
 }  # fmt: skip
 ASKED_KIB = 30_000_000 // 1024  # limit for each of its processes

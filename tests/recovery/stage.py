@@ -21,8 +21,10 @@ SOURCE = Path(__file__).parents[2] / "src"
 SERVE = """
 import os, sys
 from pathlib import Path
-from dalsegno.recovery.controller import Controller, say
-Controller(Path(sys.argv[1]), (sys.executable, "-I", sys.argv[2]), os.environ, say).serve()
+from dalsegno.log import start_logging
+from dalsegno.recovery.controller import Controller
+start_logging("controller")
+Controller(Path(sys.argv[1]), (sys.executable, "-I", sys.argv[2]), os.environ).serve()
 """
 COORDINATE = """
 import json, os, sys, time

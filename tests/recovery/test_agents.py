@@ -151,7 +151,7 @@ def test_many_strangers_do_not_block_an_agent(scene: Scene):
 
 def test_a_port_in_use_is_an_error_with_a_hint(scene: Scene):
     with selectors.DefaultSelector() as selector, pytest.raises(DalsegnoError, match="cannot listen") as caught:
-        AgentTable(selector, secret_of, print).open("127.0.0.1", scene.port)
+        AgentTable(selector, secret_of).open("127.0.0.1", scene.port)
     assert "ss -ltnp" in caught.value.hint
 
 

@@ -137,7 +137,7 @@ def test_invalid_requests_are_refused(answers: Answers, store: Journal, request_
 
 def test_the_controller_answers_over_its_socket(folder: Path, store: Journal):
     drained(store, "n1", 100.0)
-    controller = Controller(folder, (), {}, lambda text: None)
+    controller = Controller(folder, (), {})
     asked = threading.Thread(target=lambda: answered.append(ask(folder / SOCKET, {"events": 0}, 5)))
     answered: list[Message] = []
     asked.start()
@@ -147,13 +147,14 @@ def test_the_controller_answers_over_its_socket(folder: Path, store: Journal):
     assert answered[0]["events"][0]["text"] == "drained: xid[79] Xid 79"
 
 
-def test_a_refused_request_is_logged_once_and_changes_nothing(folder: Path, store: Journal):
-    logged = list[str]()
-    controller = Controller(folder, (), {}, logged.append)
+def test_a_refused_request_is_logged_once_and_changes_nothing(
+    folder: Path, store: Journal, caplog: pytest.LogCaptureFixture
+):
+    controller = Controller(folder, (), {})
     for request in ({"automation": "pause"}, {"forgive": "GPU-a"}, {"start": "/root"}):
         assert "error" in controller.answer(STRANGER, request)
     controller.close()
-    assert len([line for line in logged if line.startswith(f"refused: request of uid {STRANGER}")]) == 1
+    assert len([line for line in caplog.messages if line.startswith(f"refused: request of uid {STRANGER}")]) == 1
     assert store.events() == [] and not store.look().paused
 
 

@@ -29,7 +29,7 @@ SLEEP = ("/bin/sh", "-c", "exec sleep 100")  # further arguments distinguish the
 def keeper(tmp_path: Path) -> Iterator[CoordinatorKeeper]:
     env = {"PATH": os.defpath, "DALSEGNO_MARK": str(tmp_path)}
     with selectors.DefaultSelector() as selector:
-        keeper = CoordinatorKeeper(Records(tmp_path), SLEEP, env, selector, lambda text: None)
+        keeper = CoordinatorKeeper(Records(tmp_path), SLEEP, env, selector)
         keeper.begin()
         yield keeper
         end(marked(str(tmp_path)))

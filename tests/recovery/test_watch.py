@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,6 @@ from tests.waiting import eventually
 class FakeSite:
     cluster: FakeCluster
     changing: bool = False
-    logged: list[str] = field(default_factory=list)
     watch: NodeWatch | None = None
 
     def run_round(self) -> None:
@@ -75,7 +74,7 @@ def folder() -> Iterator[Path]:
 def site(folder: Path) -> Iterator[FakeSite]:
     """A cluster of four nodes with a running recovery loop."""
     one = FakeSite(FakeCluster.of(4))
-    one.watch = NodeWatch(folder, one, FakeAgents(one.cluster), one.logged.append)
+    one.watch = NodeWatch(folder, one, FakeAgents(one.cluster))
     one.watch.start()
     eventually(lambda: _seen(folder))
     yield one
@@ -90,12 +89,12 @@ def _seen(folder: Path) -> bool:
         store.close()
 
 
-def test_a_request_starts_a_round_at_once_and_a_lost_node_returns(site: FakeSite):
+def test_a_request_starts_a_round_at_once_and_a_lost_node_returns(site: FakeSite, caplog: pytest.LogCaptureFixture):
     site.cluster.power_off("n2")
     site.run_round()
     eventually(lambda: site.cluster.nodes["n2"].effects[-1:] == ["resume"])
     assert site.cluster.nodes["n2"].effects == ["down", "evidence", "replace", "validate", "resume"]
-    assert site.cluster.forbidden == [] and site.logged == []
+    assert site.cluster.forbidden == [] and caplog.messages == []
 
 
 def test_nothing_is_done_while_up_is_running(site: FakeSite):
@@ -109,13 +108,13 @@ def test_nothing_is_done_while_up_is_running(site: FakeSite):
     eventually(lambda: "resume" in site.cluster.nodes["n2"].effects)
 
 
-def test_a_missing_answer_of_slurm_is_logged_once_and_nothing_is_done(site: FakeSite):
+def test_a_missing_answer_of_slurm_is_logged_once_and_nothing_is_done(site: FakeSite, caplog: pytest.LogCaptureFixture):
     site.cluster.slurm_answers = False
     site.cluster.power_off("n2")
     for _ in range(3):
         site.run_round()
-    eventually(lambda: site.logged)
-    assert len(site.logged) == 1 and "no action on nodes" in site.logged[0]
+    eventually(lambda: caplog.messages)
+    assert len(caplog.messages) == 1 and "no action on nodes" in caplog.messages[0]
     assert site.cluster.nodes["n2"].effects == []
     site.cluster.slurm_answers = True
     site.run_round()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import random
 import selectors
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,13 +31,15 @@ from dalsegno.health.wire import (
     is_node_name,
     read_secret,
 )
+from dalsegno.log import start_logging
 from dalsegno.node_agent.findings import Findings
 from dalsegno.node_agent.orders import Do, Duties, OrderProcesses
 from dalsegno.node_agent.worker import CHECK_S, CheckWatch, Make
-from dalsegno.printable import logged
 from dalsegno.system.files import read_text
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
 from dalsegno.wire.handshake import TAG_BYTES, ClientHandshake, Session
+
+log = logging.getLogger("node-agent")
 
 # The connection to the controller. It never blocks.
 
@@ -76,11 +78,10 @@ class ControllerLink:
         selector: selectors.BaseSelector,
         heard: Callable[[Message], None],
         turned: Callable[[bool], None],
-        say: Callable[[str], None],
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.state, self._whom = LinkState.DOWN, whom
-        self._selector, self._heard, self._turned, self._say, self._chance = selector, heard, turned, say, chance
+        self._selector, self._heard, self._turned, self._chance = selector, heard, turned, chance
         self._sock: socket.socket | None = None
         self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
         self._handshake = ClientHandshake(AGENT, CONTROLLER)
@@ -178,7 +179,7 @@ class ControllerLink:
         self._session = session
         self._reader.most_bytes = MOST_BYTES + TAG_BYTES
         self.state, self._up_at, self._logged_why = LinkState.UP, now, ""
-        self._say(f"connected to {self._whom.host}:{self._whom.port}")
+        log.info("connected to %s:%d", self._whom.host, self._whom.port)
         self._turned(True)
 
     def _flush(self) -> None:
@@ -206,7 +207,7 @@ class ControllerLink:
         self._due = now + self._pause_s * (0.5 + self._chance())  # many agents must not connect all at once
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
         if why != self._logged_why:
-            self._say(f"no connection to {self._whom.host}:{self._whom.port}: {why}")
+            log.warning("no connection to %s:%d: %s", self._whom.host, self._whom.port, why)
             self._logged_why = why
         if was_up:
             self._turned(False)
@@ -216,22 +217,18 @@ MOST_REST_S = 600.0
 
 
 def main(arguments: Sequence[str]) -> int:
+    start_logging("node-agent")
     try:
         options = parse_options(arguments)
         secret = read_secret(options.secret)
     except DalsegnoError as error:
-        say(f"cannot start: {error.what}; {error.hint}")
+        log.error("cannot start: %s; %s", error.what, error.hint)
         return error.exit_code
     duties = Duties(options.node, options.boot)
     agent = NodeAgent(options, secret, duties.looks, duties.do)
     duties.findings, duties.address, duties.settings = agent.findings.all, agent.link_address, agent.watch.settings
     agent.serve()
     return 0
-
-
-def say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {logged(text)}\n")
-    sys.stderr.flush()
 
 
 @dataclass(frozen=True)
@@ -278,7 +275,7 @@ class NodeAgent:
         self.findings = Findings(options.node, options.boot)
         started = time.clock_gettime(time.CLOCK_BOOTTIME)  # independent of the wall clock
         whom = Whom(options.host, options.port, secret, NodeHello(options.node, options.boot, started))
-        self.link = ControllerLink(whom, self.selector, self._on_message, self._on_link_change, say)
+        self.link = ControllerLink(whom, self.selector, self._on_message, self._on_link_change)
         self.watch = CheckWatch(make, self.selector, self.findings.note, self._on_round, time.time, check_s)
         self.orders = OrderProcesses(do, self.selector, self._send, self.link.room)
         self._beat_at = 0.0
@@ -326,7 +323,7 @@ class NodeAgent:
         try:
             self._carry_out(read_order(message), time.monotonic())
         except BadReport as error:
-            say(f"invalid message of the controller: {error}")
+            log.warning("invalid message of the controller: %s", error)
 
     def _carry_out(self, order: Order, now: float) -> None:
         if order.do == "rest":

@@ -6,6 +6,7 @@ returns when to call again.
 
 from __future__ import annotations
 
+import logging
 import selectors
 import time
 from collections import deque
@@ -30,6 +31,8 @@ from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.presence import LOOK_S, Attendance
 from dalsegno.recovery.probes import NodeAddress, Probes, family_of
 from dalsegno.wire.frames import Message
+
+log = logging.getLogger("controller.agents")
 
 # Orders and their answers, which arrive in parts
 
@@ -174,8 +177,6 @@ class Orders:
 RESTART_S = 4.0  # how long the services of a node may take to restart
 OLD_BOOTS = 32  # remembered per node
 
-Say = Callable[[str], None]
-
 
 @dataclass
 class _Known:
@@ -201,11 +202,11 @@ class AgentTable:
         self,
         selector: selectors.BaseSelector,
         secret_of: Callable[[str], bytes | None],
-        say: Say,
+        warn: Callable[[str], None] = log.warning,
         changed: Callable[[str], None] = lambda node: None,
         stranger_s: float = STRANGER_S,
     ) -> None:
-        self._complaints, self._changed, self._say = Complaints(say), changed, say
+        self._complaints, self._changed = Complaints(warn), changed
         self._attendance, self._known = Attendance(), dict[str, _Known]()
         self._probes = Probes(selector, self._probed)
         self._door = AgentDoor(selector, secret_of, self, self._complaints, stranger_s)

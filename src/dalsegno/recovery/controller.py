@@ -5,22 +5,21 @@ It may be killed at any time. Coordinators survive it, and the next controller r
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.here import slurm_conf
-from dalsegno.printable import logged
 from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agent_view import views_message
 from dalsegno.recovery.answers import Answers
 from dalsegno.recovery.client import MOST_ANSWER
 from dalsegno.recovery.complaints import Complaints
-from dalsegno.recovery.coordinators import CoordinatorKeeper, Records, RunRecord, Say, check_folder, check_may_ask
+from dalsegno.recovery.coordinators import CoordinatorKeeper, Records, RunRecord, check_folder, check_may_ask
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.policy import ControllerSite, Policy
 from dalsegno.recovery.watch import JOURNAL, NodeWatch
@@ -29,6 +28,8 @@ from dalsegno.system.files import locked, make_folder
 from dalsegno.system.network import listen_at
 from dalsegno.wire.frames import Message
 from dalsegno.wire.requests import RequestServer
+
+log = logging.getLogger("controller")
 
 # Below the cluster's state folder.
 SOCKET, RUNS, LOCK, SECRETS = "run/controller.sock", "controller/runs", "controller/lock", "secret/agents"
@@ -40,31 +41,28 @@ def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
         make_folder(folder / "controller", 0o700)
         allow_many_files()
         with locked(folder / LOCK, "this cluster's controller"):
-            controller = Controller(folder, own_launcher(), os.environ, say)
+            controller = Controller(folder, own_launcher(), os.environ)
             if agents_at:
                 host, _, port = agents_at.rpartition(":")
                 controller.nodes.open_when_possible(host.strip("[]"), int(port))
             controller.watch_nodes(site)
             controller.serve()
     except DalsegnoError as error:
-        say(f"the controller stops: {error}")
+        log.error("the controller stops: %s", error)
     return 1
-
-
-def say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {logged(text)}\n")
-    sys.stderr.flush()
 
 
 class Controller:
     """Answers requests and supervises coordinators. `launcher` is the command line in front of a program's name."""
 
-    def __init__(self, folder: Path, launcher: Sequence[str], env: Mapping[str, str], say: Say) -> None:
+    def __init__(self, folder: Path, launcher: Sequence[str], env: Mapping[str, str]) -> None:
         self.selector = selectors.DefaultSelector()
-        self.keeper = CoordinatorKeeper(Records(folder / RUNS), launcher, env, self.selector, say)
+        self.keeper = CoordinatorKeeper(Records(folder / RUNS), launcher, env, self.selector)
         self.keeper.begin()
-        self.folder, self.say, self.complaints = folder, say, Complaints(say)
-        self.nodes = NodeLink(self.selector, folder / SECRETS, slurm_conf(env), say, lambda node: self.request_round())
+        self.folder, self.complaints = folder, Complaints(log.warning)
+        self.nodes = NodeLink(
+            self.selector, folder / SECRETS, slurm_conf(env), changed=lambda node: self.request_round()
+        )
         self.watch: NodeWatch | None = None
         self.answers = Answers(
             folder / JOURNAL,
@@ -73,12 +71,12 @@ class Controller:
             lambda node: self.watch.partitions.get(node, ()) if self.watch else (),
         )
         listener = listen_at(folder / SOCKET, 0o666)  # every user may call; the kernel says who calls
-        self.requests = RequestServer(listener, self.selector, self.answer, Complaints(say).log, MOST_ANSWER)
-        say(f"controller {os.getpid()} started with {len(self.keeper.known)} runs")
+        self.requests = RequestServer(listener, self.selector, self.answer, Complaints(log.warning).log, MOST_ANSWER)
+        log.info("controller %d started with %d runs", os.getpid(), len(self.keeper.known))
 
     def watch_nodes(self, site: ControllerSite) -> None:
         """Start to watch and repair the nodes, in a separate thread."""
-        self.watch = NodeWatch(self.folder, site, self.nodes, self.say, lambda: dict(self.keeper.known))
+        self.watch = NodeWatch(self.folder, site, self.nodes, lambda: dict(self.keeper.known))
         self.watch.start()
 
     def request_round(self) -> None:

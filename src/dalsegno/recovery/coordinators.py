@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pwd
 import re
 import selectors
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
@@ -23,6 +24,8 @@ from dalsegno.runs.coordinator.program import MOST_SHORT_LIVES, SHORT_LIFE_S
 from dalsegno.runs.folder import RunFolder
 from dalsegno.system.children import Child, Identity, Process, arguments, find, owner, start
 from dalsegno.system.files import make_folder, read_json, write_atomic
+
+log = logging.getLogger("controller.runs")
 
 # Records of runs: one small file each, so that a controller crash loses none
 
@@ -239,7 +242,6 @@ def _is_run_of(folder: str, uid: int) -> bool:
 # Starting and restarting coordinators
 
 
-Say = Callable[[str], None]
 PROGRAM = "run-coordinator"
 MOST_GIVEN_UP = 64  # per user that are remembered
 
@@ -265,9 +267,8 @@ class CoordinatorKeeper:
         launcher: Sequence[str],
         env: Mapping[str, str],
         selector: selectors.BaseSelector,
-        say: Say,
     ) -> None:
-        self.records, self.launcher, self.env, self.selector, self.say = records, launcher, env, selector, say
+        self.records, self.launcher, self.env, self.selector = records, launcher, env, selector
         self.known: dict[str, RunRecord] = {}
         self.watched: dict[str, WatchedCoordinator] = {}
         self.due: dict[str, float] = {}  # run -> when to start its coordinator (monotonic)
@@ -276,7 +277,7 @@ class CoordinatorKeeper:
         """Take over the runs of an earlier controller: watch coordinators that run, start the others."""
         records, wrong = self.records.read()
         for line in wrong:
-            self.say(line)
+            log.warning(line)
         orphans = self._orphans() if any(not record.lives() for record in records.values()) else {}
         for record in records.values():
             orphan = orphans.get((self._argv(record), record.uid))
@@ -318,9 +319,8 @@ class CoordinatorKeeper:
         elif step.do is Do.WATCH:
             self._take_over(step.record)
         elif step.do is Do.GIVE_UP:
-            self.say(
-                f"{run}: its coordinator ended early {step.record.short_lives} times in a row; not restarted again"
-            )
+            times = step.record.short_lives
+            log.error("%s: coordinator ended early %d times in a row; not restarted again", run, times)
             self._save(step.record)
             given_up = [each for each in self.known.values() if each.given_up and each.uid == step.record.uid]
             for old in given_up[:-MOST_GIVEN_UP]:
@@ -341,14 +341,14 @@ class CoordinatorKeeper:
         record = replace(record, pid=child.process.pid, start=child.process.start)
         self.known[record.run] = record
         self._save(record)
-        self.say(f"{record.run}: coordinator {record.pid} of uid {record.uid} started")
+        log.info("%s: coordinator %d of uid %d started", record.run, record.pid, record.uid)
         self._watch(record.run, WatchedCoordinator(child.fd, time.monotonic(), child))
 
     def _restart(self, record: RunRecord) -> None:
         try:
             self._start(record)
         except DalsegnoError as error:
-            self.say(f"{record.run}: {error}")
+            log.error("%s: %s", record.run, error)
             self._do(on_coordinator_end(record, None, 0.0))
 
     def _take_over(self, record: RunRecord) -> None:
@@ -361,7 +361,7 @@ class CoordinatorKeeper:
             os.close(fd)
             self._do(on_coordinator_end(record, None, SHORT_LIFE_S))
             return
-        self.say(f"{record.run}: coordinator {record.pid} taken over")
+        log.info("%s: coordinator %d taken over", record.run, record.pid)
         self._watch(record.run, WatchedCoordinator(fd, time.monotonic()))
 
     def _watch(self, run: str, watched: WatchedCoordinator) -> None:
@@ -376,7 +376,7 @@ class CoordinatorKeeper:
         # The age of a coordinator that was taken over is unknown, but it has outlived a controller.
         lived_s = time.monotonic() - watched.since if watched.child else SHORT_LIFE_S
         step = on_coordinator_end(self.known[run], code, lived_s)
-        self.say(f"{run}: coordinator ended with code {'unknown' if code is None else code}; {step.do.value}")
+        log.info("%s: coordinator ended with code %s; %s", run, "unknown" if code is None else code, step.do.value)
         self._do(step)
 
     def _save(self, record: RunRecord) -> None:
@@ -384,7 +384,7 @@ class CoordinatorKeeper:
         try:
             self.records.write(record)
         except DalsegnoError as error:
-            self.say(f"{record.run}: {error}")
+            log.error("%s: %s", record.run, error)
 
     def _argv(self, record: RunRecord) -> tuple[str, ...]:
         return (*self.launcher, PROGRAM, record.folder)

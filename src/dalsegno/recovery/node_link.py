@@ -6,6 +6,7 @@ The connections belong to the controller's loop. Other threads pass their calls 
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import secrets
 import selectors
@@ -25,9 +26,11 @@ from dalsegno.health.settings import ANSWER_S, PARTNER_S, PORT_S
 from dalsegno.node_agent.collective import DIED
 from dalsegno.recovery.agent_server import Roster
 from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.agents import AgentTable, OrderAnswer, OrderEnd, Say
+from dalsegno.recovery.agents import AgentTable, OrderAnswer, OrderEnd
 from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.facts import Validation
+
+log = logging.getLogger("controller.agents")
 
 # Validation of a node, alone and then with a known good partner, with a secret for this one time
 
@@ -125,14 +128,13 @@ class NodeLink:
         selector: selectors.BaseSelector,
         secrets: Path,
         slurm_conf: Path,
-        say: Say,
+        warn: Callable[[str], None] = log.warning,
         changed: Callable[[str], None] = lambda node: None,
         roster_s: float = ROSTER_S,
     ) -> None:
         self._roster_s = roster_s
         self._roster = Roster(secrets, slurm_conf)
-        self._agents = AgentTable(selector, self._roster.secret_of, say, changed)
-        self._say = say
+        self._agents = AgentTable(selector, self._roster.secret_of, warn, changed)
         self._to_open: tuple[str, int] | None = None
         self._validations: dict[str, Validation] = {}
         self._validating: dict[str, str] = {}
@@ -158,7 +160,7 @@ class NodeLink:
             self._to_open = None
         except DalsegnoError as error:
             if self._to_open is None:
-                self._say(f"{error.what}; retrying every {self._roster_s:g} s. {error.hint}")
+                log.error("%s; retrying every %g s. %s", error.what, self._roster_s, error.hint)
             self._to_open = (host, port)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -26,6 +27,8 @@ from dalsegno.recovery.run_hints import CheckNews, with_hint
 from dalsegno.recovery.spares import is_owed
 from dalsegno.recovery.store import Journal
 from dalsegno.runs.coordinator.node_loss import drained_for_repair
+
+log = logging.getLogger("controller.recovery")
 
 Work = Callable[[], None]
 
@@ -151,7 +154,6 @@ AFTER_SILENCE_S = 2.0  # when Slurm did not answer
 AT_ONCE = 20  # rounds without a pause while there is something to do
 MOST_SLOW = 8  # slow actions at a time
 
-Say = Callable[[str], None]
 Runs = Callable[[], Mapping[str, RunRecord]]  # runs of the controller
 TIDY_S = 24 * 3600.0  # how often old rows are deleted, beside when a controller starts
 
@@ -159,8 +161,8 @@ TIDY_S = 24 * 3600.0  # how often old rows are deleted, beside when a controller
 class NodeWatch:
     """Watches and repairs the nodes of one cluster until it is closed."""
 
-    def __init__(self, folder: Path, site: ControllerSite, agents: NodeAgents, say: Say, runs: Runs = dict) -> None:
-        self.folder, self.site, self.agents, self.say, self.runs = folder, site, agents, say, runs
+    def __init__(self, folder: Path, site: ControllerSite, agents: NodeAgents, runs: Runs = dict) -> None:
+        self.folder, self.site, self.agents, self.runs = folder, site, agents, runs
         self._round_requested, self._closed = threading.Event(), False
         self._pool = ThreadPoolExecutor(MOST_SLOW, thread_name_prefix="repair")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
@@ -187,7 +189,7 @@ class NodeWatch:
             store = Journal(self.folder / JOURNAL)
             store.tidy()
         except DalsegnoError as error:
-            self.say(f"recovery is not running: {error.what}. {error.hint}")
+            log.error("recovery is not running: %s. %s", error.what, error.hint)
             return
         site, evidence = self.site, self.folder / EVIDENCE
         hands = Hands(site.slurm, self.agents, site.target, evidence, site.slurm_users)
@@ -203,9 +205,7 @@ class NodeWatch:
                 self._complain(f"no action on nodes: {error.what}")
                 pause_s = CALM_S
             except Exception:  # an unexpected error must not end recovery for good
-                import traceback
-
-                self.say(f"a recovery round failed\n{traceback.format_exc()}")
+                log.exception("a recovery round failed")
                 pause_s = CALM_S
             self._round_requested.wait(pause_s)
             self._round_requested.clear()
@@ -256,7 +256,7 @@ class NodeWatch:
     def _complain(self, text: str) -> None:
         """Log a problem once, until it changes."""
         if text != self._complaint:
-            self.say(text)
+            log.warning(text)
         self._complaint = text
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import secrets
 import selectors
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dalsegno.log import start_logging
 from dalsegno.runs.agent.evidence import environment, own_processes
 from dalsegno.runs.agent.link import CoordinatorLink, Heart, beat_key
 from dalsegno.runs.agent.log_stream import LogStream, left_folders
@@ -36,6 +38,8 @@ from dalsegno.train.memory import files
 from dalsegno.train.memory.files import sweep_abandoned
 from dalsegno.train.memory.safe import parse_word
 from dalsegno.wire.frames import Message
+
+log = logging.getLogger("run-agent")
 
 # Leftovers of killed agents on this node
 
@@ -211,6 +215,7 @@ class RunAgent:
             return
         self.snapshots.take_secret(self.link.secret)
         self.heart.aim(self.link.peer, self.link.port, beat_key(self.link.session))
+        log.info("connected to %s:%d", self.link.peer, self.link.port)
         self.watched, self.cut_off = self.link.sock, False
         self.selector.register(self.link.sock, selectors.EVENT_READ, self._read_coordinator)
 
@@ -364,6 +369,9 @@ class RunAgent:
         self.looked_at = time.monotonic()
         if home in answered:
             return
+        log.warning(
+            "the coordinator at %s:%d does not answer; %d of %d peers do", *home, len(answered), len(self.peers)
+        )
         self.cut_off = (len(answered) + 1) * 2 <= max(len(self.peers) + 1, 2)
         if self.cut_off:
             self.workers.end()
@@ -388,6 +396,7 @@ def main(arguments: list[str]) -> int:
     """Run `run-agent RUN`, with the run's secret and the coordinator's addresses on standard input."""
     connect = json.load(sys.stdin)
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    start_logging(f"run-agent@{node}", level=logging.WARNING)  # what srun prints must stay easy to find
     agent = RunAgent(connect, node)
     code = agent.serve()
     if agent.final_command:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dalsegno.log import start_logging
 from dalsegno.programs import launcher
 from dalsegno.runs.coordinator.allocation import SlurmStaff
 from dalsegno.runs.coordinator.coordinator import Coordinator
@@ -88,12 +89,13 @@ def main(arguments: list[str]) -> int:
             return supervise([*launcher(), "run-coordinator", KEPT, str(folder.root)])
         code = _serve(folder)
     except Exception:  # the last line of defence: the log has it, and the coordinator is started again
-        traceback.print_exc()
+        logging.getLogger("coordinator").exception("the coordinator crashed")
         return CRASHED
     return code if in_batch else 0
 
 
 def _serve(folder: RunFolder) -> int:
+    start_logging("coordinator", folder.coordinator_log)
     status = read_status(folder.status)
     if status is not None and status.over:
         return status.exit_code or 0  # a previous coordinator finished the run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -45,6 +46,7 @@ def shortage(missing: int, coming: Collection[str], waits: bool, refused: str) -
 
 # Status file and journal
 
+log = logging.getLogger("coordinator")
 
 NOTE_S = 30.0  # how long a note is shown; it stays in the journal
 
@@ -73,6 +75,7 @@ class StatusWriter:
         self._written: RunStatus | None = None
 
     def journal(self, event: RunEvent, **what: object) -> None:
+        log.info("%s %s", event.value, " ".join(f"{name}={value}" for name, value in what.items()))
         with contextlib.suppress(OSError):  # a full disk must not end the run
             journal.append(self.site.folder.journal, time.time(), event, **what)
 

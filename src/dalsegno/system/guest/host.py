@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
 import stat
-import sys
 import time
 from collections.abc import Collection
 from typing import Any
 
 from dalsegno.system.guest.kernel import MS_BIND, give_address, link_exists, mount, unmount
+
+log = logging.getLogger("init")
 
 Plan = dict[str, Any]  # a written `HostPlan`, read without its class to keep this program small
 Fact = dict[str, Any]
@@ -101,7 +103,7 @@ class GuestHost:
                         unmount(target)
                     mount(source, target, "", MS_BIND)
             except OSError as error:  # the file is missing for a moment: its return is signalled again
-                sys.stderr.write(f"{target} not mounted again: {error}\n")
+                log.warning("%s not mounted again: %s", target, error)
 
     def revive(self) -> None:
         """Restart dead services with `keep` that are due and still in the plan."""
@@ -118,7 +120,7 @@ class GuestHost:
             with open(self.plan_path) as file:
                 self.plan = json.load(file)
         except (OSError, ValueError) as error:
-            sys.stderr.write(f"plan not read again: {error}\n")
+            log.warning("plan not read again: %s", error)
             return
         self.reconnect()
         self.reconcile()
@@ -130,7 +132,7 @@ class GuestHost:
         try:
             give_address(self.plan["interface"], self.plan["address"])
         except OSError as error:  # the link is gone again: that must not end the host
-            sys.stderr.write(f"address not set: {error}\n")
+            log.warning("address not set: %s", error)
 
     def reconcile(self) -> None:
         """Stop services that are not in the plan or have changed, and start missing ones, except those on hold."""
@@ -147,9 +149,11 @@ class GuestHost:
         try:
             pid = spawn(service)
         except OSError as error:
+            log.error("%s not started: %s", name, error)
             self.facts[name] = {"exit_code": 127, "error": str(error), "revision": revision, "ended": time.time()}
             self.note_death(name)
             return
+        log.info("%s started, PID %d", name, pid)
         self.running[name] = (pid, revision)
         self.facts[name] = {"pid": pid, "revision": revision, "started": time.time()}
 
@@ -175,6 +179,7 @@ class GuestHost:
             pid, code = found
             for name in [name for name, (service, _) in self.running.items() if service == pid]:
                 del self.running[name]
+                log.info("%s ended with code %d", name, code)
                 self.facts[name] = {**self.facts[name], "pid": 0, "exit_code": code, "ended": time.time()}
                 self.note_death(name)
                 ended = True
@@ -191,7 +196,7 @@ class GuestHost:
         try:
             write_json(os.path.join(self.plan["dir"], "services.json"), self.facts)
         except OSError as error:  # a full disk must not end the host
-            sys.stderr.write(f"services.json not written: {error}\n")
+            log.warning("services.json not written: %s", error)
 
 
 def _is_stale(wanted: Fact | None, revision: str) -> bool:
@@ -208,16 +213,16 @@ def _next_ended() -> tuple[int, int] | None:
 
 
 def spawn(service: Fact) -> int:
-    log = os.open(service["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    output = os.open(service["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    streams = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
+    streams = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, output, 2)]
     argv = service["argv"]
     try:
         return os.posix_spawn(
             argv[0], argv, service["env"], file_actions=streams, setsid=True, setsigmask=[], setsigdef=[signal.SIGPIPE]
         )
     finally:
-        os.close(log)
+        os.close(output)
         os.close(null)
 
 
@@ -248,7 +253,7 @@ def rotate(path: str, most_bytes: int = MOST_LOG_BYTES, old: int = OLD_LOGS) -> 
             os.replace(temp, f"{path}.1")
         os.ftruncate(source, 0)
     except OSError as error:  # on a full disk, truncate anyway: space for new lines matters more
-        sys.stderr.write(f"{path} not rotated: {error}\n")
+        log.warning("%s not rotated: %s", path, error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             os.ftruncate(source, 0)
     finally:

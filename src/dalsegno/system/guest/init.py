@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from dalsegno.log import start_logging
 from dalsegno.system.guest.host import SIGNALS, GuestHost, Plan, write_json, write_text
 from dalsegno.system.guest.kernel import (
     MS_BIND,
@@ -74,6 +76,7 @@ def _become_host(plan_path: str, plan: Plan, result: int) -> NoReturn:
     try:
         os.setsid()
         _redirect(plan["log"])
+        start_logging("init")
         _separate(plan)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         name_process(f"ds:{plan['name']}")
@@ -90,7 +93,7 @@ def _become_host(plan_path: str, plan: Plan, result: int) -> NoReturn:
         GuestHost(plan_path, plan).live()
         os._exit(0)
     except BaseException as error:  # whatever it is, this child must not continue as the parent's program
-        sys.stderr.write(f"{plan['name']}: {error}\n")
+        logging.getLogger("init").error("%s: %s", plan["name"], error)
         _report_failure(result, error)
         os._exit(1)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import logging
 import os
 import socket
 import struct
-import sys
 import time
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWCGROUP = (
@@ -110,7 +110,7 @@ def acknowledge_quickly(name: str, address: str, bits: int) -> None:
         _replace_route(name, network, bits, own, table=254, scope=253, kind=1)  # to the others: main, link, unicast
         _replace_route(name, own, 32, own, table=255, scope=254, kind=2)  # to ourselves: local, host, local
     except OSError as error:
-        sys.stderr.write(f"quick acknowledgement not set: {error}\n")  # slower, not wrong
+        logging.getLogger("init").warning("quick acknowledgement not set: %s", error)  # slower, not wrong
 
 
 def quiet_ipv6() -> None:

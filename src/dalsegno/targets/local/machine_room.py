@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -22,7 +22,7 @@ from typing import Any
 
 from dalsegno.errors import DalsegnoError, TargetError, UsageError
 from dalsegno.health.result import Remedy
-from dalsegno.printable import logged
+from dalsegno.log import start_logging
 from dalsegno.system.files import locked, make_folder, read_text, remove_tree, write_atomic
 from dalsegno.system.network import listen_at
 from dalsegno.system.processes import LocalRunner
@@ -32,6 +32,8 @@ from dalsegno.targets.local.nodes import LocalNodes, open_nodes
 from dalsegno.targets.local.placement import ROOM
 from dalsegno.targets.local.rack import power_off, power_on
 from dalsegno.wire.peer import uid_of
+
+log = logging.getLogger("machine-room")
 
 # ---- What the machine room does to a node: its GPUs reset, its host booted anew, another machine in its place.
 
@@ -79,25 +81,21 @@ WORK: Mapping[str, Callable[[LocalNodes, str], None]] = {"reboot": reboot, "repl
 
 def main(arguments: list[str]) -> int:
     """`machine-room STATE-FOLDER`: serves until it is killed."""
+    start_logging("machine-room")
     folder = Folder(Path(arguments[0]))
     try:
         with locked(folder.host(ROOM) / "lock", "this cluster's machine room", wait_s=5.0):
-            MachineRoomServer(folder, say).serve()
+            MachineRoomServer(folder).serve()
     except DalsegnoError as error:
-        say(f"cannot go on: {error}")
+        log.error("the machine room stops: %s", error)
     return 1
-
-
-def say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {logged(text)}\n")
-    sys.stderr.flush()
 
 
 class MachineRoomServer:
     """A thread for each caller; never two at work on one node."""
 
-    def __init__(self, folder: Folder, say: Callable[[str], None]) -> None:
-        self.folder, self.say = folder, say
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
         self.busy: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self.listener = listen_at(folder.room_socket, 0o600)
 
@@ -121,12 +119,10 @@ class MachineRoomServer:
             word, node = _parse(line)
             return self.power(node) if word == "power" else self.do(word, node)
         except DalsegnoError as error:
-            self.say(f"refused uid {uid}: {error.what}")
+            log.warning("refused uid %d: %s", uid, error.what)
             return {"error": error.what, "hint": error.hint}
         except Exception as error:  # whatever one request runs into, the others must be served
-            import traceback
-
-            self.say(traceback.format_exc())
+            log.exception("a request of uid %d failed", uid)
             return {"error": f"the machine room failed: {error}", "hint": "its log says why; ask again"}
 
     def power(self, node: str) -> dict[str, Any]:
@@ -142,7 +138,7 @@ class MachineRoomServer:
             nodes.node(node)
             began = time.monotonic()
             WORK[word](nodes, node)
-            self.say(f"{word} {node}: {time.monotonic() - began:.2f} s")
+            log.info("%s %s: %.2f s", word, node, time.monotonic() - began)
         return self.power(node)
 
     @contextlib.contextmanager
