@@ -18,9 +18,10 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from dalsegno.runs.agent.script import become_program, run_script
+from dalsegno.runs.agent.store import serve_store
 from dalsegno.train.contract import AGENT
 from dalsegno.wire.frames import FileReader, Message, send
 from dalsegno.wire.peer import uid_of
@@ -60,26 +61,6 @@ def _accept_own_user(listener: socket.socket) -> socket.socket | None:
         if uid_of(sock) == os.getuid():
             return sock
         sock.close()
-
-
-# The store of one generation: a process of its own, on a socket that the agent has opened
-
-
-def serve_store(task: dict[str, Any]) -> None:
-    """Hold torch's TCPStore on the first file of the task until killed."""
-    hold(task["files"][0], task["port"])
-
-
-def hold(listening: int, port: int) -> None:
-    from torch.distributed import TCPStore
-
-    store = TCPStore("localhost", port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
-    while store is not None:
-        signal.pause()
-
-
-if __name__ == "__main__":
-    hold(int(sys.argv[1]), int(sys.argv[2]))
 
 
 # The parent process
