@@ -5,13 +5,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dalsegno.bench.ladder import HEADERS, read_report, rows, why_nots
+from dalsegno.bench.ladder import HEADERS, describe_unmeasured, read_report, table_rows
 from dalsegno.bench.timeline import LEGEND, draw, render_svg
 from tests.bench.reports import DATA_PARALLEL, DDP, RING, report
 
 
 def test_row_has_median_ratio_to_ddp_and_traffic_of_the_busiest_rank():
-    assert rows(report(RING, DDP)) == [
+    assert table_rows(report(RING, DDP)) == [
         ["ring", "30.0 ms", "1.50", "4", "2", "16.00 MiB", "17.00 MiB"],
         ["ddp", "20.0 ms", "1.00", "3", "~6", "~16.00 MiB", "-"],  # computed, not over TCP
     ]
@@ -19,8 +19,8 @@ def test_row_has_median_ratio_to_ddp_and_traffic_of_the_busiest_rank():
 
 def test_unmeasured_rung_has_a_reason_instead_of_times():
     only = report(DATA_PARALLEL)
-    assert rows(only) == [["data-parallel", *["-"] * (len(HEADERS) - 1)]]
-    assert why_nots(only) == ["data-parallel was not measured: here there are no GPUs"]
+    assert table_rows(only) == [["data-parallel", *["-"] * (len(HEADERS) - 1)]]
+    assert describe_unmeasured(only) == ["data-parallel was not measured: here there are no GPUs"]
 
 
 def test_headline_names_processes_backend_and_gradients():

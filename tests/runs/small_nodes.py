@@ -13,7 +13,17 @@ from dalsegno.runs.coordinator.group import Members, Shape, form_group
 from dalsegno.runs.coordinator.memory import MemoryTable
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
 from dalsegno.train.keeper.holdings import StoredSnapshot as OnNode
-from dalsegno.train.keeper.plan import COPIES, OWN, SHARED, KeeperAddress, KeepOrder, key_of, slot_for, spent, to_send
+from dalsegno.train.keeper.plan import (
+    COPIES,
+    OWN,
+    SHARED,
+    KeeperAddress,
+    KeepOrder,
+    choose_slot,
+    choose_to_send,
+    find_unneeded,
+    key_of,
+)
 from dalsegno.train.memory.files import SlotName
 from dalsegno.train.memory.record import ABSENT, Extent, SnapshotRecord, free_slots
 from dalsegno.train.memory.safe import NOWHERE, Safe, parse_word
@@ -67,7 +77,7 @@ class Node:
         copies = [self.memory.get((one.rank, slot, True)) for slot in range(COPIES)]
         if copy in copies:
             return True
-        slot = slot_for(copies, [each is not None for each in copies], self.keep, self.safe)
+        slot = choose_slot(copies, [each is not None for each in copies], self.keep, self.safe)
         if slot is not None:
             self.memory[one.rank, slot, True] = copy
         return slot is not None
@@ -80,7 +90,7 @@ class Node:
 
     def look(self) -> None:
         """Update the node as its keeper does after each change."""
-        for one in spent(self.held(), self.safe):
+        for one in find_unneeded(self.held(), self.safe):
             del self.memory[one.rank, one.name.slot, one.copy]
 
 
@@ -166,7 +176,7 @@ class Cluster:
         node = self.nodes[name]
         buddy = next((each for each in self.nodes.values() if each.address == node.keep.buddy), None)
         sent = {key for key, address in node.sent.items() if address == node.keep.buddy}
-        one = to_send(node.held(), node.keep, sent, node.safe)
+        one = choose_to_send(node.held(), node.keep, sent, node.safe)
         if buddy is not None and one is not None and buddy.receive(one):
             node.sent[key_of(one)] = node.keep.buddy
             buddy.look()

@@ -40,7 +40,7 @@ from dalsegno.train.memory.files import (
     alive_name,
     find_folder,
     hold,
-    left_by,
+    list_run_files,
     open_own,
     own_folder,
     sweep,
@@ -49,7 +49,7 @@ from dalsegno.train.memory.files import (
 from dalsegno.train.memory.slots import Slot, Slots, write
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from dalsegno.train.ranks import OwnBoard
-from dalsegno.train.resume import from_memory
+from dalsegno.train.resume import resume_from_memory
 from dalsegno.train.state import Objects, TrainingState, take
 from dalsegno.wire.frames import BadFrame, Reader, send
 from tests.security.other_user import as_user
@@ -225,7 +225,7 @@ def test_agent_of_another_user_is_not_asked_for_snapshots(run: str, loaded: Path
 
     def resume() -> bool:
         model = Objects({"model": torch.nn.Linear(2, 2)})
-        return from_memory(model, AgentLink(name), Path("/nonexistent"), OwnBoard(), 0, print) is None
+        return resume_from_memory(model, AgentLink(name), Path("/nonexistent"), OwnBoard(), 0, print) is None
 
     assert as_user(VICTIM, resume)
     thread.join(10)
@@ -282,7 +282,7 @@ def test_locks_of_other_users_do_not_affect_sweeping(run: str) -> None:
     def train() -> None:
         folder = own_folder()
         os.close(hold(run, 0, folder))
-        assert left_by(run) == [alive_name(run, 0)]
+        assert list_run_files(run) == [alive_name(run, 0)]
 
     as_user(VICTIM, train)
     assert as_user(ATTACKER, sweep_abandoned) == []

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from dalsegno.train.disk.commit import commit
 from dalsegno.train.disk.load import open_checkpoint
-from dalsegno.train.disk.write import print_of, write_share
+from dalsegno.train.disk.write import fingerprint, write_share
 from dalsegno.train.memory.slots import Slots
 from dalsegno.train.state import Objects, Piece, TrainingState, take
 
@@ -74,9 +74,9 @@ def test_parameters_that_differ_between_ranks_are_warned_of_by_name(tmp_path: Pa
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64])
 def test_fingerprint_depends_on_values_not_on_memory_layout(dtype: Any) -> None:
     values = torch.arange(12).reshape(3, 4).to(dtype)
-    assert print_of(values) == print_of(values.t().contiguous().t())
-    assert print_of(values) != print_of(values.flip(0))
-    assert isinstance(print_of(torch.empty(0, dtype=dtype)), int) and isinstance(print_of(values[0, 0]), int)
+    assert fingerprint(values) == fingerprint(values.t().contiguous().t())
+    assert fingerprint(values) != fingerprint(values.flip(0))
+    assert isinstance(fingerprint(torch.empty(0, dtype=dtype)), int) and isinstance(fingerprint(values[0, 0]), int)
 
 
 def test_snapshot_with_rank_statistics_does_not_count_as_sharded(tmp_path: Path) -> None:

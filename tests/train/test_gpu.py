@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU and DALSEGNO_GPU_TESTS=yes", allow_module_level=True)
 
-from dalsegno.train.memory.files import own_folder, slots_of, sweep
+from dalsegno.train.memory.files import list_slots, own_folder, sweep
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from dalsegno.train.saver import SaverTerms
 from dalsegno.train.snapshots import Keeping
@@ -67,7 +67,7 @@ def keeping(tmp_path: Path, said: list[str]) -> Iterator[Keeping]:
 
 
 def held() -> dict[int, dict[str, Any]]:
-    found = [open_snapshot(own_folder() / str(name)) for name in slots_of(RUN)]
+    found = [open_snapshot(own_folder() / str(name)) for name in list_slots(RUN)]
     states = [state_of(each) for each in found if each is not None]
     return {state.step: {piece.key: piece.tensor.clone() for piece in state.pieces} for state in states}
 

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.memory.files import own_folder, safe_name, slots_of, sweep
+from dalsegno.train.memory.files import list_slots, own_folder, safe_name, sweep
 from dalsegno.train.memory.safe import Safe, write_safe
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from dalsegno.train.saver import SaverTerms
@@ -63,7 +63,7 @@ class Training:
 
 
 def snapshots() -> list[Any]:
-    found = [open_snapshot(own_folder() / str(name)) for name in slots_of(RUN)]
+    found = [open_snapshot(own_folder() / str(name)) for name in list_slots(RUN)]
     return [each for each in found if each is not None]
 
 

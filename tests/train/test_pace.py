@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.train.options import Auto, Never, Seconds, Steps
-from dalsegno.train.schedule import RETRY_S, Due, Leader, due, soon
+from dalsegno.train.schedule import RETRY_S, Due, Leader, due, next_common_step
 
 
 def test_intervals_in_steps_need_no_board() -> None:
@@ -37,9 +37,9 @@ def test_rank_past_the_stop_step_still_stops() -> None:
 
 
 def test_soon_is_after_every_rank_has_read_the_board() -> None:
-    assert soon(100, step_s=0.05) == 111
-    assert soon(100, step_s=10.0) == 102
-    assert soon(100, step_s=10.0, world=1) == 100, "a single rank stops at once"
+    assert next_common_step(100, step_s=0.05) == 111
+    assert next_common_step(100, step_s=10.0) == 102
+    assert next_common_step(100, step_s=10.0, world=1) == 100, "a single rank stops at once"
 
 
 def test_leader_turns_a_time_into_a_step() -> None:

@@ -10,12 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.train.nested import empty_out
-from dalsegno.train.state import put_together, take
+from dalsegno.train.state import rebuild_state, take
 
 
 def again(nested: dict[str, Any]) -> dict[str, Any]:
     state = take(nested, own=None, step=0, rank=0, world=1)
-    return put_together(state.shell, {piece.key: piece.tensor for piece in state.pieces})
+    return rebuild_state(state.shell, {piece.key: piece.tensor for piece in state.pieces})
 
 
 def same(one: Any, other: Any) -> bool:

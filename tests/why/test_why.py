@@ -19,7 +19,7 @@ from dalsegno.why import (
     explain_job,
     explain_node,
     explain_run,
-    in_order,
+    merge_timelines,
     moments_of_job,
     moments_of_node,
     moments_of_run,
@@ -336,7 +336,7 @@ def test_timeline_of_a_run_omits_entries_without_text():
 
 def test_sources_are_merged_into_one_timeline():
     late, early = Moment(2.0, "run", "b"), Moment(1.0, "slurm", "a")
-    assert in_order([late], [early], [late]) == (early, late)
+    assert merge_timelines([late], [early], [late]) == (early, late)
 
 
 def test_timeline_of_a_node_has_checks_and_actions():
@@ -345,7 +345,7 @@ def test_timeline_of_a_node_has_checks_and_actions():
         "events": [{"at": 3.0, "text": "drained: gpu-ecc 4 errors"}],
         "checks": [{"at": 2.0, "check": "gpu-ecc", "verdict": "failed", "text": "4 errors"}],
     }
-    assert in_order(read_care(told).moments) == (
+    assert merge_timelines(read_care(told).moments) == (
         Moment(2.0, "check", "gpu-ecc failed: 4 errors"),
         Moment(3.0, "controller", "drained: gpu-ecc 4 errors"),
     )

@@ -158,7 +158,7 @@ NOTES = (
 )
 
 
-def rows(report: LadderReport) -> list[list[str]]:
+def table_rows(report: LadderReport) -> list[list[str]]:
     return [_row(report, each) for each in report.rungs]
 
 
@@ -182,7 +182,7 @@ def mib(size: int) -> str:
     return f"{size / 2**20:.2f} MiB"
 
 
-def why_nots(report: LadderReport) -> list[str]:
+def describe_unmeasured(report: LadderReport) -> list[str]:
     return [f"{each.name} was not measured: {each.why_not}" for each in report.rungs if each.why_not]
 
 

@@ -119,7 +119,7 @@ class Contestant:
         wire.watch.on = False
 
 
-def names(ask: LadderAsk) -> list[tuple[str, str, float | None]]:
+def list_rungs(ask: LadderAsk) -> list[tuple[str, str, float | None]]:
     """Return the name, the rung and the bucket cap in MiB (None: torch's default) of each row."""
     caps = ask.bucket_caps_mb
     return [
@@ -144,7 +144,7 @@ def why_not(rung: str, place: RankDevice) -> str:
     return why_not_measured(torch.cuda.device_count() if place.device.type == "cuda" else 0)
 
 
-def enter(name: str, rung: str, cap_mb: float | None, ask: LadderAsk, place: RankDevice) -> Contestant:
+def create_contestant(name: str, rung: str, cap_mb: float | None, ask: LadderAsk, place: RankDevice) -> Contestant:
     """Create a contestant with a new model. All have the same weights and data."""
     watch = CudaWatch() if place.device.type == "cuda" else Watch()
     model = make_model(ask.model_mb, ask.layers).to(place.device)
@@ -177,8 +177,8 @@ def measure(ask: LadderAsk, meeting: str, each_round: EachRound) -> LadderReport
 
 
 def _measure(ask: LadderAsk, place: RankDevice, each_round: EachRound) -> LadderReport | None:
-    rows = [(*row, why_not(row[1], place)) for row in names(ask)]
-    contestants = [enter(name, rung, cap, ask, place) for name, rung, cap, why in rows if not why]
+    rows = [(*row, why_not(row[1], place)) for row in list_rungs(ask)]
+    contestants = [create_contestant(name, rung, cap, ask, place) for name, rung, cap, why in rows if not why]
     for contestant in contestants * WARM_UP_ROUNDS:
         contestant.step(place)
     for number in range(ask.steps):

@@ -129,8 +129,8 @@ def _show(report: LadderReport) -> None:
     from dalsegno.bench import ladder, timeline
 
     out.data(f"{report.headline}\n")
-    out.table(ladder.HEADERS, ladder.rows(report))
-    for line in (*ladder.NOTES, *ladder.why_nots(report)):
+    out.table(ladder.HEADERS, ladder.table_rows(report))
+    for line in (*ladder.NOTES, *ladder.describe_unmeasured(report)):
         out.talk(line)
     out.data("\n" + timeline.draw(report.rungs))
 

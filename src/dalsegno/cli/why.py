@@ -92,7 +92,7 @@ def _node_names(slurm: SlurmHere) -> list[str]:
 def _explain_run(run: RunFolder, slurm: SlurmHere) -> Explanation:
     from dalsegno.cli.statusline import status_of
     from dalsegno.runs import journal
-    from dalsegno.why import Explanation, explain_run, in_order, moments_of_run, nodes_of_run
+    from dalsegno.why import Explanation, explain_run, merge_timelines, moments_of_run, nodes_of_run
     from dalsegno.why.run import aftermath_s
 
     status, entries = status_of(run), list(journal.read(run.journal))
@@ -101,13 +101,21 @@ def _explain_run(run: RunFolder, slurm: SlurmHere) -> Explanation:
     own = tuple(moments_of_run(entries))
     until = own[-1].at + aftermath_s(status) if own and status.over else None
     around = _node_moments(nodes_of_run(entries), slurm, own[0].at if own else 0.0, until)
-    return Explanation(f"run {run.run}", explain_run(status, entries), in_order(own, around))
+    return Explanation(f"run {run.run}", explain_run(status, entries), merge_timelines(own, around))
 
 
 def _explain_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Explanation:
     from dalsegno.runs import journal
     from dalsegno.runs.comment import read_comment
-    from dalsegno.why import Explanation, explain_job, in_order, moments_of_job, moments_of_run, nodes_given, within
+    from dalsegno.why import (
+        Explanation,
+        explain_job,
+        merge_timelines,
+        moments_of_job,
+        moments_of_run,
+        nodes_given,
+        within,
+    )
     from dalsegno.why.job import aftermath_s
 
     job = _find_job(label, slurm)
@@ -121,7 +129,7 @@ def _explain_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) ->
     own = within(moments_of_run(entries), job.submitted_at or 0.0, until)
     verdict = explain_job(job, run.run if run else "")
     return Explanation(
-        f"job {label}", verdict, in_order(moments_of_job(job), own, around, _controller_moments(job, slurm))
+        f"job {label}", verdict, merge_timelines(moments_of_job(job), own, around, _controller_moments(job, slurm))
     )
 
 
@@ -152,11 +160,13 @@ def _controller_moments(job: JobInfo, slurm: SlurmHere) -> list[Moment]:
 
 
 def _explain_node(name: str, slurm: SlurmHere) -> Explanation:
-    from dalsegno.why import Care, Explanation, explain_node, in_order, moments_of_node
+    from dalsegno.why import Care, Explanation, explain_node, merge_timelines, moments_of_node
 
     node, care = slurm.client.node(name), _care(name, slurm) or Care()
     slurms = moments_of_node(node, _events(name, slurm))
-    return Explanation(f"node {name}", explain_node(node, care), in_order(_injected(name, slurm), slurms, care.moments))
+    return Explanation(
+        f"node {name}", explain_node(node, care), merge_timelines(_injected(name, slurm), slurms, care.moments)
+    )
 
 
 def _events(node: str, slurm: SlurmHere) -> list[NodeEvent]:

@@ -15,7 +15,7 @@ from dalsegno.health.telemetry import telemetry_path
 from dalsegno.system import children
 from dalsegno.system.apart import NoAnswer, ask
 from dalsegno.train.contract import RUN
-from dalsegno.train.memory.files import ALONE, SHM, every_folder, last_written, run_of, sweep_all
+from dalsegno.train.memory.files import ALONE, SHM, last_written, list_user_folders, run_of, sweep_all
 
 MOST_BYTES = 256 << 10  # of one file: its end matters most
 COMMAND_S = 5.0
@@ -105,7 +105,7 @@ class MemoryOfRuns:
         if now < self._due:
             return []
         self._due, fresh = now + EVERY_S, time.time() - FRESH_S
-        folders = [(uid, path) for uid, path in every_folder(self._folder) if self._uid in (0, uid)]
+        folders = [(uid, path) for uid, path in list_user_folders(self._folder) if self._uid in (0, uid)]
         written = [((uid, run), at) for uid, path in folders for run, at in last_written(path, uid).items()]
         old = [run for run, at in written if at < fresh and not run[1].startswith(ALONE)]
         unused = set(old) - running(old)

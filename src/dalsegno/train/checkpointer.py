@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Union
 from dalsegno.train import contract
 from dalsegno.train.agent import find_agent
 from dalsegno.train.disk.folder import Visitor, open_folder
-from dalsegno.train.disk.format import numbered
+from dalsegno.train.disk.format import checkpointer_name
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.files import ALONE, sweep_abandoned, sweep_rank
 from dalsegno.train.options import (
@@ -30,10 +30,10 @@ from dalsegno.train.options import (
 from dalsegno.train.progress import ProgressReporter
 from dalsegno.train.rank_state import Own, digest, seed_for, take_randomness
 from dalsegno.train.ranks import locate_process, open_board, with_run_name
-from dalsegno.train.resume import Resumed, fix_layouts, from_disk, from_memory
+from dalsegno.train.resume import Resumed, fix_layouts, resume_from_disk, resume_from_memory
 from dalsegno.train.saver import SaverTerms
-from dalsegno.train.schedule import READ_S, Leader, StepClock, due, soon
-from dalsegno.train.signals import SaveWish, take_turn
+from dalsegno.train.schedule import READ_S, Leader, StepClock, due, next_common_step
+from dalsegno.train.signals import SaveWish, replace_active
 from dalsegno.train.snapshots import Keeping
 from dalsegno.train.state import Objects, TrainingState, take
 
@@ -204,9 +204,11 @@ class Checkpointer:
     def _resume(self) -> Resumed | None:
         rank = self._where.rank
         found = (
-            from_memory(self._objects, self._agent, self.folder, self._board, rank, self._warn) if self._agent else None
+            resume_from_memory(self._objects, self._agent, self.folder, self._board, rank, self._warn)
+            if self._agent
+            else None
         )
-        found = found or from_disk(self._objects, self.folder, self._board, rank, self._where.world, self._warn)
+        found = found or resume_from_disk(self._objects, self.folder, self._board, rank, self._where.world, self._warn)
         if found is not None:
             self.step = found.step
             digests = [digest(found.own.get("random")), digest(take_randomness())]
@@ -222,7 +224,7 @@ class Checkpointer:
     def _start_keeping(self, keep: int, keep_every: int | None) -> Keeping:
         """Start snapshots and saves under a name of their own: a notebook cell may be run twice."""
         where, number = self._where, self._number
-        run = numbered(where.run, number)
+        run = checkpointer_name(where.run, number)
         sweep_abandoned()
         terms = SaverTerms(
             str(self.folder), run, where.generation, where.rank, where.world,
@@ -240,7 +242,7 @@ class Checkpointer:
                 "this Checkpointer's loop has ended", hint="create another one: it resumes from the last save"
             )
         self._begun = True
-        take_turn(self.folder, self)
+        replace_active(self.folder, self)
         atexit.register(self._say_unfinished)
         self._own.restore_randomness()
         self._signal.listen(self._signals)
@@ -251,7 +253,7 @@ class Checkpointer:
     def _follow_board(self) -> None:
         """Write what this rank knows to the board, and read it at intervals."""
         now = time.monotonic()
-        ahead = soon(self.step, self._clock.fastest_s, self._where.world)
+        ahead = next_common_step(self.step, self._clock.fastest_s, self._where.world)
         if self._signal.received is not None:
             self._board.write("stop", ahead, replace=False)
         elif now - self._read_at < READ_S:

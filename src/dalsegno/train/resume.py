@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dalsegno.train.agent import AgentLink
-from dalsegno.train.disk.load import FoundCheckpoint, newest_but, none_is_whole, open_checkpoint
+from dalsegno.train.disk.load import FoundCheckpoint, all_damaged_error, find_newest_except, open_checkpoint
 from dalsegno.train.disk.verify import byte_faults, check, list_steps
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.snapshot import Snapshot, SnapshotVerdict, judge, open_snapshot, state_of
@@ -50,10 +50,10 @@ def find_together(folder: Path, board: Board, rank: int, world: int, warn: Warn)
 def _find_newest(folder: Path, damaged: list[str], warn: Warn) -> FoundCheckpoint | CheckpointError | None:
     """Find the newest checkpoint by file sizes. Return an error instead of raising it, so that all ranks get it."""
     try:
-        found = newest_but(damaged, folder, warn)
+        found = find_newest_except(damaged, folder, warn)
     except CheckpointError as error:
         return error
-    return none_is_whole(folder, damaged) if found is None and damaged else found
+    return all_damaged_error(folder, damaged) if found is None and damaged else found
 
 
 def _name_or_error(found: FoundCheckpoint | CheckpointError | None) -> tuple[str | None, tuple[str, str] | None]:
@@ -87,7 +87,7 @@ class Resumed:
     source: str  # "memory" or "disk"
 
 
-def from_memory(
+def resume_from_memory(
     objects: Objects, agent: AgentLink, folder: Path, board: Board, rank: int, warn: Warn
 ) -> Resumed | None:
     """Load from memory on all ranks or on none: None if one rank cannot, or if the checkpoint on disk is newer."""
@@ -153,7 +153,7 @@ def _whole(piece: Piece, layouts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     raise CheckpointError(f"{piece.key} was sharded and no longer is", hint="save to disk and resume from there")
 
 
-def from_disk(objects: Objects, folder: Path, board: Board, rank: int, world: int, warn: Warn) -> Resumed | None:
+def resume_from_disk(objects: Objects, folder: Path, board: Board, rank: int, world: int, warn: Warn) -> Resumed | None:
     found = find_together(folder, board, rank, world, warn)
     if found is None:
         return None

@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dalsegno.train.agent import find_agent
-from dalsegno.train.disk.commit import commit, moved_on
+from dalsegno.train.disk.commit import commit, has_moved_on
 from dalsegno.train.disk.format import TemporaryName
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.files import is_current, sweep_rank
-from dalsegno.train.memory.snapshot import held_snapshot, state_of
+from dalsegno.train.memory.snapshot import hold_snapshot, state_of
 from dalsegno.train.state import TrainingState
 
 
@@ -86,7 +86,7 @@ def serve(sock: socket.socket, alive: int | None = None) -> None:
 
 def save(request: Request, overtaken: Callable[[], bool], warn: Warn) -> str:
     """Save a snapshot from memory. Return an empty string, or why it failed."""
-    with held_snapshot(Path(request.slot)) as snapshot:
+    with hold_snapshot(Path(request.slot)) as snapshot:
         if snapshot is None or snapshot.record.step != request.step:
             return f"the snapshot of step {request.step} is gone"
         why = write(request, state_of(snapshot))
@@ -118,7 +118,7 @@ def finish(request: Request, warn: Warn, overtaken: Callable[[], bool] = lambda:
         commit(
             Path(terms.folder), request.step, terms.world, terms.run, terms.generation, grant,
             keep=terms.keep, every=terms.keep_every, warn=warn,
-            abandoned=lambda missing: overtaken() and moved_on(Path(terms.folder), ours, missing),
+            abandoned=lambda missing: overtaken() and has_moved_on(Path(terms.folder), ours, missing),
         )  # fmt: skip
     except CheckpointError as error:
         return str(error)

@@ -45,7 +45,7 @@ def _by_start(step: int, start: list[int] | None) -> bool:
     return start is not None and step >= start[0] and (step - start[0]) % start[1] == 0
 
 
-def soon(step: int, step_s: float, world: int = 2) -> int:
+def next_common_step(step: int, step_s: float, world: int = 2) -> int:
     """Return the next step before which every rank will have read the board. `step_s`: of the fastest steps.
 
     A single rank need not wait for others. If a step takes longer than the interval between two reads, every rank reads

@@ -61,7 +61,7 @@ class Ends(Protocol):
 _at_work: weakref.WeakValueDictionary[Path, Ends] = weakref.WeakValueDictionary()
 
 
-def take_turn(folder: Path, newcomer: Ends) -> None:
+def replace_active(folder: Path, newcomer: Ends) -> None:
     older = _at_work.get(folder)
     if older is not None and older is not newcomer:
         older.end()

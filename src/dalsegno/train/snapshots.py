@@ -17,7 +17,7 @@ from dalsegno.train.errors import NoRoom
 from dalsegno.train.memory.cuda import Copier
 from dalsegno.train.memory.files import hold
 from dalsegno.train.memory.room import describe_use
-from dalsegno.train.memory.slots import Draft, Pair, Slot, Slots, copy_now, needs_bytes
+from dalsegno.train.memory.slots import Draft, Pair, Slot, Slots, compute_needed_bytes, copy_now
 from dalsegno.train.saver import Request, SaverTerms, save_here
 from dalsegno.train.saver_client import Saver, SaveResult
 from dalsegno.train.state import TrainingState
@@ -336,7 +336,7 @@ class Keeping:
         self._mover.prepare(self._slots.slots, state)
         self._prepared = True
         if self._agent is not None:
-            needed = self._ranks_here * needs_bytes(state, SLOTS)
+            needed = self._ranks_here * compute_needed_bytes(state, SLOTS)
             self._say(describe_use(needed, SLOTS, self._ranks_here))
 
     def _note(self, result: SaveResult) -> None:

@@ -110,7 +110,7 @@ def take(
     return TrainingState(step, rank, world, pieces, pickle.dumps(shell), pickle.dumps(own), values)
 
 
-def put_together(
+def rebuild_state(
     shell: bytes, tensors: Mapping[str, torch.Tensor], unpickle: Unpickle = pickle.loads
 ) -> dict[str, Any]:
     """Rebuild the nested state dicts, for `load_state_dict`."""
@@ -135,7 +135,7 @@ class Objects:
     """The objects to save, by the names that the script gave them."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
-        self._named = {name: unwrapped(each) for name, each in named.items() if each is not None}
+        self._named = {name: unwrap(each) for name, each in named.items() if each is not None}
         for name, each in self._named.items():
             _check(name, each)
 
@@ -172,7 +172,7 @@ class Objects:
 
     def restore(self, shell: bytes, tensors: Mapping[str, torch.Tensor], unpickle: Unpickle = pickle.loads) -> None:
         """Load a saved state. The tensors may be views of a file: only modules, which copy, get those."""
-        saved = put_together(shell, _copied(tensors, self._copying()), unpickle)
+        saved = rebuild_state(shell, _copied(tensors, self._copying()), unpickle)
         for name, each in self._named.items():
             if name not in saved:
                 hint = "leave it out, start from scratch with --fresh, or use another folder"
@@ -189,7 +189,7 @@ class Objects:
         return tuple(f"{name}." for name, each in self._named.items() if isinstance(each, torch.nn.Module))
 
 
-def unwrapped(thing: Any) -> Any:
+def unwrap(thing: Any) -> Any:
     """Return what DDP and torch.compile have wrapped, so that a checkpoint fits with and without them."""
     while True:
         if isinstance(thing, torch.nn.parallel.DistributedDataParallel):

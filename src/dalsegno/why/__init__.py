@@ -1,6 +1,6 @@
 """Explain a node, a run or a job: one timeline, a verdict in a sentence, and the next command."""
 
-from dalsegno.why.answer import Conclusion, Explanation, Moment, in_order, within
+from dalsegno.why.answer import Conclusion, Explanation, Moment, merge_timelines, within
 from dalsegno.why.job import explain_job, moments_of_job
 from dalsegno.why.node import Care, explain_node, moments_of_node, read_care
 from dalsegno.why.run import explain_run, moments_of_run, nodes_given, nodes_of_run
@@ -13,7 +13,7 @@ __all__ = [
     "explain_job",
     "explain_node",
     "explain_run",
-    "in_order",
+    "merge_timelines",
     "moments_of_job",
     "moments_of_node",
     "moments_of_run",

@@ -34,7 +34,7 @@ class Explanation:
     moments: tuple[Moment, ...] = ()
 
 
-def in_order(*sources: Iterable[Moment]) -> tuple[Moment, ...]:
+def merge_timelines(*sources: Iterable[Moment]) -> tuple[Moment, ...]:
     """Merge several sources into one timeline without duplicates."""
     once = dict.fromkeys(moment for source in sources for moment in source)
     return tuple(sorted(once, key=lambda moment: moment.at))

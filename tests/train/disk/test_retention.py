@@ -4,26 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.train.disk.folder import Retention, left_behind, namesakes, remove_namesakes, to_remove
+from dalsegno.train.disk.folder import Retention, choose_removals, find_leftovers, find_namesakes, remove_namesakes
 from dalsegno.train.disk.format import TemporaryName, step_name, trash_name
 from tests.train.disk.states import filled, names, save, share_of, write_share
 
 
 def test_last_k_checkpoints_stay() -> None:
-    assert to_remove([10, 20, 30, 40], newest=40, keep=Retention(2)) == [10, 20]
-    assert to_remove([10], newest=10, keep=Retention(3)) == []
+    assert choose_removals([10, 20, 30, 40], newest=40, keep=Retention(2)) == [10, 20]
+    assert choose_removals([10], newest=10, keep=Retention(3)) == []
 
 
 def test_every_mth_step_is_never_removed() -> None:
-    assert to_remove(range(0, 100, 10), newest=90, keep=Retention(1, every=30)) == [10, 20, 40, 50, 70, 80]
+    assert choose_removals(range(0, 100, 10), newest=90, keep=Retention(1, every=30)) == [10, 20, 40, 50, 70, 80]
 
 
 def test_checkpoint_just_written_is_never_removed() -> None:
-    assert to_remove([10, 20], newest=20, keep=Retention(0)) == [10]
+    assert choose_removals([10, 20], newest=20, keep=Retention(0)) == [10]
 
 
 def test_later_steps_of_another_history_are_ignored() -> None:
-    assert to_remove([10, 20, 30, 40, 50], newest=30, keep=Retention(2)) == [10]
+    assert choose_removals([10, 20, 30, 40, 50], newest=30, keep=Retention(2)) == [10]
 
 
 def test_leftovers_of_killed_savers_are_recognized_by_age() -> None:
@@ -32,7 +32,7 @@ def test_leftovers_of_killed_savers_are_recognized_by_age() -> None:
     living = [ours, TemporaryName(40, "run-a", 4), TemporaryName(10, "run-a", 5)]
     trash = trash_name(5, "ab")
     everything = [each.name for each in (*older, *living)] + [trash, "latest", step_name(10), ".step-mine.tmp", "notes"]
-    assert left_behind(everything, ours) == sorted([*(each.name for each in older), trash])
+    assert find_leftovers(everything, ours) == sorted([*(each.name for each in older), trash])
 
 
 def test_shares_of_an_earlier_start_with_the_same_name_are_removed(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_shares_of_an_earlier_start_with_the_same_name_are_removed(tmp_path: Pat
 
 def test_older_generations_are_not_removed_as_namesakes() -> None:
     older, same, newer = (TemporaryName(7, "run-a", generation).name for generation in (2, 3, 4))
-    assert namesakes([older, same, newer, "latest"], "run-a", generation=3) == [same, newer]
+    assert find_namesakes([older, same, newer, "latest"], "run-a", generation=3) == [same, newer]
 
 
 def test_commit_removes_old_checkpoints_and_keeps_other_files(tmp_path: Path) -> None:

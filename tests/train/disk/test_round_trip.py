@@ -17,7 +17,7 @@ from dalsegno.train.disk.commit import commit
 from dalsegno.train.disk.load import find_newest
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.state import Piece, TrainingState, put_together
+from dalsegno.train.state import Piece, TrainingState, rebuild_state
 from tests.train.disk.states import names, save, yes
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -203,4 +203,4 @@ def _newest(folder: Path) -> Any:
 def load(found: Any) -> dict[str, Any]:
     tensors = {key: torch.empty(size, dtype=dtype) for key, (size, dtype) in found.sizes.items()}
     found.fill(tensors)
-    return put_together(found.shell, tensors)
+    return rebuild_state(found.shell, tensors)

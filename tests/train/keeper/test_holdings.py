@@ -10,7 +10,7 @@ from dalsegno.train.keeper.holdings import holdings
 from dalsegno.train.memory import slots
 from dalsegno.train.memory.files import SlotName
 from dalsegno.train.memory.slots import Slot, Slots
-from dalsegno.train.memory.snapshot import Incoming, checksum, open_snapshot, outgoing
+from dalsegno.train.memory.snapshot import Incoming, checksum, open_snapshot, pack_part
 from tests.train.memory.states import filled
 
 
@@ -21,7 +21,7 @@ def test_holdings_list_snapshots_and_copies_but_not_partial_ones(shm: Path) -> N
     checksum(slots.slots[0].path)
     snapshot = open_snapshot(slots.slots[1].path)
     assert snapshot
-    header, part = outgoing(snapshot)
+    header, part = pack_part(snapshot)
     coming = Incoming(shm / str(SlotName("a", 2, 0, copy=True)), header)
     assert len(holdings("a", shm)) == 2
     coming.buffer[:] = part

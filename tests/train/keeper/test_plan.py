@@ -14,13 +14,13 @@ from dalsegno.train.keeper.plan import (
     SHARED,
     KeeperAddress,
     KeepOrder,
+    choose_slot,
+    choose_to_send,
+    choose_to_sum,
     find_own,
     find_shared,
+    find_unneeded,
     key_of,
-    slot_for,
-    spent,
-    to_send,
-    to_sum,
 )
 from dalsegno.train.memory.files import SlotName
 from dalsegno.train.memory.record import ABSENT, Extent, SnapshotRecord, free_slots
@@ -46,67 +46,67 @@ def sent(*these: StoredSnapshot) -> set[tuple[int, int]]:
 
 def test_newest_snapshot_of_this_node_is_checksummed_first() -> None:
     old, new, done, copy = held(1, summed=False), held(2, summed=False), held(3), held(4, copy=True, summed=False)
-    assert to_sum([old, new, done, copy]) == new
-    assert to_sum([old, done, copy]) == to_sum([old, new], failed=sent(new)) == old
-    assert to_sum([done, copy]) is None
+    assert choose_to_sum([old, new, done, copy]) == new
+    assert choose_to_sum([old, done, copy]) == choose_to_sum([old, new], failed=sent(new)) == old
+    assert choose_to_sum([done, copy]) is None
 
 
 def test_newest_snapshot_is_sent_and_older_ones_are_skipped() -> None:
     first, second, third = (held(step) for step in (1, 2, 3))
-    assert to_send([first, second, third], KEEP, sent()) == third
-    assert to_send([first, second, third], KEEP, sent(third)) is None
-    assert to_send([first, second, third], KEEP, sent(first)) == third
+    assert choose_to_send([first, second, third], KEEP, sent()) == third
+    assert choose_to_send([first, second, third], KEEP, sent(third)) is None
+    assert choose_to_send([first, second, third], KEEP, sent(first)) == third
 
 
 def test_skipped_snapshot_is_sent_later_if_it_may_become_safe() -> None:
     snapshots = [held(step) for step in (1, 2, 3, 4)]
-    assert to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, (1, 1)), skipped=True) == snapshots[2]
-    assert to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, (1, 1))) is None
-    assert to_send(snapshots, KEEP, sent(*snapshots[2:]), Safe(1, (1, 3)), skipped=True) is None
+    assert choose_to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, (1, 1)), skipped=True) == snapshots[2]
+    assert choose_to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, (1, 1))) is None
+    assert choose_to_send(snapshots, KEEP, sent(*snapshots[2:]), Safe(1, (1, 3)), skipped=True) is None
 
 
 def test_ranks_are_served_in_turn() -> None:
     behind, ahead, newest = held(4, rank=1), held(4, rank=0), held(5, rank=0)
-    assert to_send([behind, ahead, newest], KEEP, sent()) == newest
-    assert to_send([behind, ahead, newest], KEEP, sent(ahead)) == behind
-    assert to_send([behind, ahead, newest], KEEP, sent(ahead, behind)) == newest
+    assert choose_to_send([behind, ahead, newest], KEEP, sent()) == newest
+    assert choose_to_send([behind, ahead, newest], KEEP, sent(ahead)) == behind
+    assert choose_to_send([behind, ahead, newest], KEEP, sent(ahead, behind)) == newest
 
 
 def test_copies_and_snapshots_without_checksums_are_not_sent() -> None:
-    assert to_send([held(1, copy=True), held(2, summed=False)], KEEP, sent()) is None
+    assert choose_to_send([held(1, copy=True), held(2, summed=False)], KEEP, sent()) is None
 
 
 def test_abandoned_steps_are_not_sent() -> None:
     resumed, given_up = held(5, generation=1), held(6, generation=1)
     later = replace(KEEP, generation=2, resumed=5)
-    assert to_send([resumed, given_up], later, sent()) == resumed
-    assert to_send([resumed, given_up], replace(later, resumed=None), sent()) is None
-    assert to_send([resumed, given_up], replace(KEEP, generation=2), sent()) == given_up
+    assert choose_to_send([resumed, given_up], later, sent()) == resumed
+    assert choose_to_send([resumed, given_up], replace(later, resumed=None), sent()) is None
+    assert choose_to_send([resumed, given_up], replace(KEEP, generation=2), sent()) == given_up
 
 
 def test_copy_is_written_beside_the_newest_without_a_third_file() -> None:
-    assert slot_for([None, None, None], [False, False, False], KEEP, None) == 0
-    assert slot_for([record(1), None, None], [True, False, False], KEEP, None) == 1
-    assert slot_for([record(1), record(2), None], [True, True, False], KEEP, None) == 0
-    assert slot_for([None, record(2), None], [True, True, False], KEEP, None) == 0
+    assert choose_slot([None, None, None], [False, False, False], KEEP, None) == 0
+    assert choose_slot([record(1), None, None], [True, False, False], KEEP, None) == 1
+    assert choose_slot([record(1), record(2), None], [True, True, False], KEEP, None) == 0
+    assert choose_slot([None, record(2), None], [True, True, False], KEEP, None) == 0
 
 
 def test_copy_that_may_become_safe_is_not_overwritten() -> None:
     two = [record(1), record(2), None]
-    assert slot_for(two, [True, True, False], KEEP, Safe(1, (1, 1))) == 2
-    assert slot_for([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 1))) is None
-    assert slot_for([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 2))) == 0
-    assert slot_for([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 1), floor=3)) == 1
+    assert choose_slot(two, [True, True, False], KEEP, Safe(1, (1, 1))) == 2
+    assert choose_slot([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 1))) is None
+    assert choose_slot([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 2))) == 0
+    assert choose_slot([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 1), floor=3)) == 1
 
 
 def test_copy_of_the_resumed_step_stays_until_a_newer_step_is_safe() -> None:
     copies, later = [record(5), record(6), record(7, generation=2)], replace(KEEP, generation=2, resumed=5)
-    assert slot_for(copies, [True] * 3, later, Safe(2, resumed=(1, 5))) == 1
-    assert slot_for(copies, [True] * 3, later, Safe(2, (1, 6), resumed=(1, 5))) is None
-    assert slot_for(copies, [True] * 3, later, Safe(2, (2, 7), resumed=(1, 5))) == 0
-    assert slot_for([record(5), None, None], [True, False, False], replace(later, resumed=None), None) == 0
+    assert choose_slot(copies, [True] * 3, later, Safe(2, resumed=(1, 5))) == 1
+    assert choose_slot(copies, [True] * 3, later, Safe(2, (1, 6), resumed=(1, 5))) is None
+    assert choose_slot(copies, [True] * 3, later, Safe(2, (2, 7), resumed=(1, 5))) == 0
+    assert choose_slot([record(5), None, None], [True, False, False], replace(later, resumed=None), None) == 0
     untold = replace(KEEP, generation=2)
-    assert slot_for([record(5), record(6), None], [True, True, False], untold, None) == 0
+    assert choose_slot([record(5), record(6), None], [True, True, False], untold, None) == 0
 
 
 def test_local_snapshot_is_preferred_and_shared_parts_come_from_any_rank() -> None:
@@ -121,8 +121,13 @@ def test_local_snapshot_is_preferred_and_shared_parts_come_from_any_rank() -> No
 def test_fetched_parts_are_not_needed_when_a_newer_step_is_safe() -> None:
     own, shared, copy = (held(5, copy=True, slot=slot) for slot in (OWN, SHARED, 0))
     newer = [held(6, generation=2, copy=is_copy) for is_copy in (False, True)]
-    assert spent([own, shared, copy, held(5), *newer], Safe(2, (2, 6), resumed=(1, 5))) == [own, shared]
-    assert spent([own], Safe(2, resumed=(1, 5))) == spent([own], NOTHING_SAFE) == spent([own], None) == []
+    assert find_unneeded([own, shared, copy, held(5), *newer], Safe(2, (2, 6), resumed=(1, 5))) == [own, shared]
+    assert (
+        find_unneeded([own], Safe(2, resumed=(1, 5)))
+        == find_unneeded([own], NOTHING_SAFE)
+        == find_unneeded([own], None)
+        == []
+    )
 
 
 def test_files_of_a_moved_rank_are_removed_when_the_new_generation_has_a_safe_step() -> None:
@@ -131,9 +136,9 @@ def test_files_of_a_moved_rank_are_removed_when_the_new_generation_has_a_safe_st
     lives = [held(4, rank=0), held(7, rank=0, generation=2, slot=1)]
     copied = [held(5, rank=3, copy=True), held(6, rank=3, generation=2, copy=True, slot=1)]
     every = [*moved, *lives, *copied]
-    assert spent(every, None) == spent(every, NOTHING_SAFE) == []
-    assert spent(every, Safe(2, (1, 4), resumed=(1, 5))) == []
-    assert spent(every, Safe(2, (2, 6), resumed=(1, 5))) == moved
+    assert find_unneeded(every, None) == find_unneeded(every, NOTHING_SAFE) == []
+    assert find_unneeded(every, Safe(2, (1, 4), resumed=(1, 5))) == []
+    assert find_unneeded(every, Safe(2, (2, 6), resumed=(1, 5))) == moved
 
 
 class Model:
@@ -152,8 +157,8 @@ class Model:
     def send(self, rank: int, skipped_too: bool) -> bool:
         """Send a snapshot and return whether one arrived."""
         mine = [StoredSnapshot(SlotName("a", rank, n), one, True) for n, one in enumerate(self.local[rank]) if one]
-        one = to_send(mine, KEEP, self.sent[rank], self.safe, skipped_too)
-        slot = slot_for(self.copies[rank], [True] * COPIES, KEEP, self.safe)
+        one = choose_to_send(mine, KEEP, self.sent[rank], self.safe, skipped_too)
+        slot = choose_slot(self.copies[rank], [True] * COPIES, KEEP, self.safe)
         if one is None or slot is None:
             return False
         self.copies[rank][slot] = one.record

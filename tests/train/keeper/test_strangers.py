@@ -16,7 +16,7 @@ import pytest
 from dalsegno.train.keeper.books import unlimited
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.keeper.wire import CALLED, CALLER, PIECE, Channel, dial
-from dalsegno.train.memory.record import HEADER, Extent, SnapshotRecord, SnapshotSums, of_own_part
+from dalsegno.train.memory.record import HEADER, Extent, SnapshotRecord, SnapshotSums, record_of_own_part
 from dalsegno.wire.client import read_frame
 from dalsegno.wire.frames import Message, parse, send
 from dalsegno.wire.handshake import BadProof, Session, nonce, prove
@@ -132,7 +132,7 @@ def test_slow_sender_is_disconnected() -> None:
 
 def offered(length: int, rank: int = 0, world: int = 1) -> Message:
     own = Extent(HEADER, length, 2, 0)
-    record = of_own_part(SnapshotRecord(1, 1, 1, rank, world, own, own))
+    record = record_of_own_part(SnapshotRecord(1, 1, 1, rank, world, own, own))
     return {"offer": 1, "header": (record.pack() + SnapshotSums(1, 0, 0).pack()).hex()}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.memory.files import hold, is_current, left_by, sweep_abandoned
+from dalsegno.train.memory.files import hold, is_current, list_run_files, sweep_abandoned
 from dalsegno.train.memory.slots import Slots
 from tests.train.memory.processes import fork
 from tests.train.memory.states import filled
@@ -25,9 +25,9 @@ steps = Checkpointer(sys.argv[1], model=model, disk_every=1)
 for step in steps.steps(1000):
     steps.done()
     if step == 3:
-        from dalsegno.train.memory.files import left_by
+        from dalsegno.train.memory.files import list_run_files
         from dalsegno.train.memory.files import find_folder
-        print(find_folder(), *left_by(steps._where.run), flush=True)
+        print(find_folder(), *list_run_files(steps._where.run), flush=True)
         time.sleep(600)
 """
 
@@ -41,9 +41,9 @@ def test_snapshots_of_a_killed_training_are_removed_by_the_next_one(shm: Path) -
     pid = fork(train)
     os.waitpid(pid, 0)
     Slots("launched", 0, 1, folder=shm).write(filled(1))  # by a launcher's run, which has no lock
-    assert left_by("a", shm) == ["a.0.0", "a.0.1", "a.0.alive"]
+    assert list_run_files("a", shm) == ["a.0.0", "a.0.1", "a.0.alive"]
     assert sweep_abandoned(shm) == [("a", 0)]
-    assert left_by("a", shm) == [] and left_by("launched", shm) == ["launched.0.0", "launched.0.1"]
+    assert list_run_files("a", shm) == [] and list_run_files("launched", shm) == ["launched.0.0", "launched.0.1"]
 
 
 def test_snapshots_stay_while_a_process_that_inherited_the_lock_lives(shm: Path) -> None:
@@ -53,7 +53,7 @@ def test_snapshots_stay_while_a_process_that_inherited_the_lock_lives(shm: Path)
     assert sweep_abandoned(shm) == [], "this process holds the lock"
     with subprocess.Popen(["sleep", "600"], pass_fds=[fd]) as saver:
         os.close(fd)
-        assert sweep_abandoned(shm) == [] and len(left_by("a", shm)) == 3
+        assert sweep_abandoned(shm) == [] and len(list_run_files("a", shm)) == 3
         saver.kill()
     assert sweep_abandoned(shm) == [("a", 0)]
 

@@ -17,7 +17,7 @@ from dalsegno.train.memory.snapshot import (
     SnapshotVerdict,
     checksum,
     open_snapshot,
-    outgoing,
+    pack_part,
     state_of,
     verify,
 )
@@ -88,14 +88,14 @@ def test_own_part_survives_the_copy_to_a_buddy(shm: Path) -> None:
     wanted = filled(5, rank=1, world=2)
     write(Slot(shm / "zero"), filled(5, rank=0, world=2), generation=1)
     write(Slot(shm / "one"), wanted, generation=1)
-    receive(shm / "copy", *outgoing(taken(shm / "one")))
+    receive(shm / "copy", *pack_part(taken(shm / "one")))
     assert verify(shm / "copy") == SnapshotVerdict.WHOLE
     assert same(state_of(taken(shm / "zero"), taken(shm / "copy")), wanted)
 
 
 def test_copy_changed_in_transit_is_detected(shm: Path) -> None:
     write(Slot(shm / "one"), filled(5), generation=1)
-    header, part = outgoing(taken(shm / "one"))
+    header, part = pack_part(taken(shm / "one"))
     changed = bytearray(part)
     changed[-100] ^= 1
     receive(shm / "copy", header, memoryview(changed))
@@ -104,7 +104,7 @@ def test_copy_changed_in_transit_is_detected(shm: Path) -> None:
 
 def test_partial_copy_is_an_empty_slot(shm: Path) -> None:
     write(Slot(shm / "one"), filled(5), generation=1)
-    header, part = outgoing(taken(shm / "one"), SnapshotSums(0, 0, 0))
+    header, part = pack_part(taken(shm / "one"), SnapshotSums(0, 0, 0))
     coming = Incoming(shm / "copy", header)
     coming.buffer[:100] = part[:100]
     coming.abandon()

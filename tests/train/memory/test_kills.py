@@ -19,7 +19,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.memory.files import slots_of, sweep
+from dalsegno.train.memory.files import list_slots, sweep
 from dalsegno.train.memory.slots import Slots
 from dalsegno.train.memory.snapshot import SnapshotVerdict, checksum, open_snapshot, state_of, verify
 from tests.train.memory.processes import fork
@@ -32,7 +32,7 @@ _STEP = struct.Struct("<q")
 
 def found(folder: Path) -> list[int]:
     """Return the stored steps, after checking that each is consistent."""
-    snapshots = [open_snapshot(folder / str(slot)) for slot in slots_of("a", folder)]
+    snapshots = [open_snapshot(folder / str(slot)) for slot in list_slots("a", folder)]
     for snapshot in filter(None, snapshots):
         state = state_of(snapshot)
         assert state.step == state.values["step"] == snapshot.record.step

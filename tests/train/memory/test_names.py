@@ -15,11 +15,11 @@ from dalsegno.train.memory.files import (
     SlotName,
     alive_name,
     create_own,
-    left_by,
+    list_run_files,
+    list_slots,
     parse_slot,
     remove_folder,
     safe_name,
-    slots_of,
     sweep,
 )
 
@@ -61,15 +61,15 @@ def test_run_finds_and_sweeps_only_its_own_files(tmp_path: Path) -> None:
     ]  # fmt: skip
     for name in mine + others:
         (tmp_path / name).touch()
-    assert slots_of("a", tmp_path) == [SlotName("a", 0, 0), SlotName("a", 2, 1, copy=True)]
-    assert left_by("a", tmp_path) == sorted(mine)
+    assert list_slots("a", tmp_path) == [SlotName("a", 0, 0), SlotName("a", 2, 1, copy=True)]
+    assert list_run_files("a", tmp_path) == sorted(mine)
     assert sweep("a", tmp_path) == 4
     assert sorted(os.listdir(tmp_path)) == sorted(others)
     assert sweep("a", tmp_path) == 0
 
 
 def test_missing_folder_has_no_slots(tmp_path: Path) -> None:
-    assert slots_of("a", tmp_path / "none") == []
+    assert list_slots("a", tmp_path / "none") == []
 
 
 def test_file_is_created_while_other_runs_remove_the_empty_folder(tmp_path: Path) -> None:

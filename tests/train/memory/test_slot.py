@@ -14,7 +14,7 @@ from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.layout import lay_out
 from dalsegno.train.memory.record import HEADER, Extent, SnapshotRecord, SnapshotSums, parse_record, parse_sums
 from dalsegno.train.memory.slots import Slot, begin, copy_now, write
-from dalsegno.train.memory.snapshot import Incoming, held_snapshot, open_snapshot, outgoing, read_record, state_of
+from dalsegno.train.memory.snapshot import Incoming, hold_snapshot, open_snapshot, pack_part, read_record, state_of
 from tests.train.memory.processes import in_child
 from tests.train.memory.states import filled, piece, same, state
 
@@ -129,7 +129,7 @@ def test_changes_to_loaded_tensors_do_not_change_the_slot(shm: Path) -> None:
 
 def test_slot_held_by_a_reader_is_not_overwritten(shm: Path) -> None:
     write(Slot(shm / "s"), filled(1), generation=1)
-    with held_snapshot(shm / "s") as snapshot:
+    with hold_snapshot(shm / "s") as snapshot:
         assert snapshot and snapshot.record.step == 1
         in_child(lambda: expect(write(Slot(shm / "s"), filled(2), generation=1) is None))
     in_child(lambda: expect(write(Slot(shm / "s"), filled(2), generation=1) is not None))
@@ -148,7 +148,7 @@ def test_lost_rank_is_restored_with_another_ranks_shared_part(shm: Path) -> None
     write(Slot(shm / "lost"), lost, generation=1)
     whole = open_snapshot(shm / "lost")
     assert whole
-    header, part = outgoing(whole)
+    header, part = pack_part(whole)
     copy = Incoming(shm / "one", header)
     copy.buffer[:] = part
     copy.commit()

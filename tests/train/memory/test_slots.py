@@ -9,11 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.train.errors import NoRoom
-from dalsegno.train.memory.files import left_by, safe_name
+from dalsegno.train.memory.files import list_run_files, safe_name
 from dalsegno.train.memory.room import FreeMemory
 from dalsegno.train.memory.safe import Safe, write_safe
-from dalsegno.train.memory.slots import Slots, needs_bytes
-from dalsegno.train.memory.snapshot import held_snapshot
+from dalsegno.train.memory.slots import Slots, compute_needed_bytes
+from dalsegno.train.memory.snapshot import hold_snapshot
 from tests.train.memory.processes import in_child
 from tests.train.memory.states import filled
 
@@ -55,7 +55,7 @@ def test_snapshot_is_skipped_while_the_only_free_slot_is_read(shm: Path) -> None
         mine = Slots("a", rank=0, generation=1, folder=shm)
         assert mine.write(filled(3)) is None and mine.skipped == 1
 
-    with held_snapshot(slots.slots[0].path):
+    with hold_snapshot(slots.slots[0].path):
         in_child(try_to_write)
     assert slots.write(filled(3)) and steps(slots) == [3, 2]
 
@@ -64,11 +64,11 @@ def test_memory_use_matches_the_estimate_from_the_start(shm: Path) -> None:
     state = filled(1, elements=100_000)
     slots = Slots("a", rank=0, generation=1, folder=shm)
     slots.prepare(state)
-    used = sum((shm / name).stat().st_blocks * 512 for name in left_by("a", shm))
-    assert used == needs_bytes(state)
+    used = sum((shm / name).stat().st_blocks * 512 for name in list_run_files("a", shm))
+    assert used == compute_needed_bytes(state)
     for step in range(5):
         slots.write(filled(step, elements=100_000))
-    assert sum((shm / name).stat().st_blocks * 512 for name in left_by("a", shm)) == used
+    assert sum((shm / name).stat().st_blocks * 512 for name in list_run_files("a", shm)) == used
 
 
 def test_too_large_snapshot_is_refused_before_creation(shm: Path) -> None:
@@ -76,7 +76,7 @@ def test_too_large_snapshot_is_refused_before_creation(shm: Path) -> None:
     slots = Slots("a", rank=0, generation=1, folder=shm, read_room=lambda folder: tight)
     with pytest.raises(NoRoom, match="snapshots in memory need 3 MiB more"):
         slots.prepare(filled(1, elements=50_000))
-    assert left_by("a", shm) == []
+    assert list_run_files("a", shm) == []
 
 
 def test_existing_slots_need_no_more_memory(shm: Path) -> None:

@@ -71,7 +71,7 @@ def sweep_stale(now: float | None = None, folder: Path | None = None) -> list[st
     """
     sweep_abandoned(folder)
     before = (time.time() if now is None else now) - STALE_S
-    old = [run for run in files.forgotten(before, folder) if not run.startswith(files.ALONE)]
+    old = [run for run in files.find_forgotten_runs(before, folder) if not run.startswith(files.ALONE)]
     alive = {entry.partition(b"=")[2] for pid in own_processes() for entry in environment(pid)} if old else set()
     gone = [run for run in old if run.encode() not in alive]
     for run in gone:

@@ -95,7 +95,7 @@ def gather_parts(temporary: Path, world: int, timeout_s: float, abandoned: Aband
         time.sleep(_PAUSE_S)
 
 
-def moved_on(folder: Path, ours: TemporaryName, ranks: Sequence[int]) -> bool:
+def has_moved_on(folder: Path, ours: TemporaryName, ranks: Sequence[int]) -> bool:
     """Return whether one of these ranks is writing a newer step of the generation, so its share will not come."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):

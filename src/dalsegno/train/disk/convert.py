@@ -17,7 +17,7 @@ from dalsegno.train.disk.folder import lock_folder
 from dalsegno.train.disk.load import FoundCheckpoint
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.state import put_together, take
+from dalsegno.train.state import rebuild_state, take
 
 NOTE = "dalsegno"  # the entry of a plain file that keeps the step
 _NO_PICKLE = (
@@ -31,7 +31,7 @@ _OWN = "the state of each rank: random states, position in the data"
 def to_torch_file(found: FoundCheckpoint, target: Path) -> list[str]:
     """Write a file for torch.load with the nested state dicts. Return what was not kept."""
     try:
-        nested = put_together(found.shell, _tensors(found), found.unpickle)
+        nested = rebuild_state(found.shell, _tensors(found), found.unpickle)
     except (ImportError, AttributeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{found.path} holds objects of your own classes: {error}", "set PYTHONPATH") from error
     _write_beside(target, lambda path: _torch_save({**nested, NOTE: {"step": found.step}}, path))

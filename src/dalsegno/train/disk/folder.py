@@ -23,9 +23,9 @@ from dalsegno.train.disk.format import (
     LOCK,
     MANIFEST,
     TemporaryName,
+    checkpointer_name,
     is_of,
     is_trash,
-    numbered,
     parse_step,
     parse_temporary,
     trash_name,
@@ -210,7 +210,7 @@ class ReadLock:
 
 
 @contextlib.contextmanager
-def removing(checkpoint: Path) -> Iterator[bool]:
+def lock_for_removal(checkpoint: Path) -> Iterator[bool]:
     """Lock out new readers. Yield whether no process reads the checkpoint."""
     fd = os.open(checkpoint / MANIFEST, os.O_RDWR | os.O_CLOEXEC)  # NFS needs it open for writing
     try:
@@ -238,14 +238,14 @@ class Retention(NamedTuple):
     every: int | None = None  # steps that are multiples of this are never removed
 
 
-def to_remove(steps: Collection[int], newest: int, keep: Retention) -> list[int]:
+def choose_removals(steps: Collection[int], newest: int, keep: Retention) -> list[int]:
     """Return the steps to remove, up to the one just written. Later steps belong to another history and stay."""
     ours = sorted(step for step in steps if step <= newest)
     old = ours[: -max(1, keep.last)]
     return [step for step in old if not (keep.every and step % keep.every == 0)]
 
 
-def left_behind(names: Collection[str], ours: TemporaryName) -> list[str]:
+def find_leftovers(names: Collection[str], ours: TemporaryName) -> list[str]:
     """Return the folders of killed savers and of interrupted removals.
 
     The caller holds the lock, so folders of other runs are stale. Of our own run, the older ones are.
@@ -255,7 +255,7 @@ def left_behind(names: Collection[str], ours: TemporaryName) -> list[str]:
     return sorted([*dead, *(name for name in names if is_trash(name))])
 
 
-def namesakes(names: Collection[str], run: str, generation: int) -> list[str]:
+def find_namesakes(names: Collection[str], run: str, generation: int) -> list[str]:
     """Return the folders of an earlier start that have this one's names: torchrun counts from 0 each time."""
     found = {name: temporary for name in names if (temporary := parse_temporary(name))}
     return sorted(name for name, each in found.items() if each.run == run and each.generation >= generation)
@@ -264,14 +264,14 @@ def namesakes(names: Collection[str], run: str, generation: int) -> list[str]:
 def remove_namesakes(folder: Path, run: str, generation: int) -> None:
     """Remove them before the first save, so that shares of two starts are never merged. The caller holds the lock."""
     with report_disk_errors("cannot clean up", folder):
-        for name in namesakes(os.listdir(folder), run, generation):
+        for name in find_namesakes(os.listdir(folder), run, generation):
             remove_tree(folder / name)
 
 
 def tidy(folder: Path, ours: TemporaryName, keep: Retention, warn: Callable[[str], None]) -> None:
     """Remove leftovers and old checkpoints after a commit. Failed removals are retried after the next one."""
     try:
-        for name in left_behind(os.listdir(folder), ours):
+        for name in find_leftovers(os.listdir(folder), ours):
             remove_tree(folder / name)
         _retain(folder, ours.step, keep)
     except OSError as error:
@@ -281,13 +281,13 @@ def tidy(folder: Path, ours: TemporaryName, keep: Retention, warn: Callable[[str
 def _retain(folder: Path, newest: int, keep: Retention) -> None:
     whole = [path for path in list_steps(folder) if not faults_of(path, every_byte=False)]
     steps = {step: path for path in whole if (step := parse_step(path.name)) is not None}
-    for step in to_remove(steps, newest, keep):
+    for step in choose_removals(steps, newest, keep):
         if steps[step].name != _latest(folder):
             _remove(steps[step], step)
 
 
 def _remove(checkpoint: Path, step: int) -> None:
-    with removing(checkpoint) as alone:
+    with lock_for_removal(checkpoint) as alone:
         if alone:
             trash = checkpoint.with_name(trash_name(step, uuid.uuid4().hex[:8]))
             os.rename(checkpoint, trash)
@@ -330,7 +330,7 @@ def open_folder(folder: Path, who: Visitor, warn: Warn) -> Path | None:
     with report_disk_errors("cannot create", folder):
         os.makedirs(folder, exist_ok=True)
     lock_folder(folder, who.run, warn)
-    remove_namesakes(folder, numbered(who.run, who.number), who.generation)
+    remove_namesakes(folder, checkpointer_name(who.run, who.number), who.generation)
     if not who.fresh:
         return None
     if who.is_first:

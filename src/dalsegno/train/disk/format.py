@@ -42,7 +42,7 @@ class TemporaryName(NamedTuple):
         return f".{step_name(self.step)}.{quote(self.run, safe='')}.g{self.generation}.tmp"
 
 
-def numbered(run: str, number: int) -> str:
+def checkpointer_name(run: str, number: int) -> str:
     """Return the name under which a process's n-th checkpointer writes."""
     return f"{run}.{number}" if number else run
 

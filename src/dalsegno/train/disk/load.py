@@ -179,13 +179,13 @@ def find_newest(folder: Path, warn: Callable[[str], None], trust: bool | None = 
     can perhaps be repaired.
     """
     damaged: list[str] = []
-    found = newest_but(damaged, folder, warn, every_byte=True, trust=trust)
+    found = find_newest_except(damaged, folder, warn, every_byte=True, trust=trust)
     if found is None and damaged:
-        raise none_is_whole(folder, damaged)
+        raise all_damaged_error(folder, damaged)
     return found
 
 
-def newest_but(
+def find_newest_except(
     damaged: list[str],
     folder: Path,
     warn: Callable[[str], None],
@@ -204,7 +204,7 @@ def newest_but(
     return None
 
 
-def none_is_whole(folder: Path, damaged: Sequence[str]) -> CheckpointError:
+def all_damaged_error(folder: Path, damaged: Sequence[str]) -> CheckpointError:
     return CheckpointError(
         f"all checkpoints in {folder} are damaged: {', '.join(damaged)}",
         hint="`dalsegno ckpt verify` shows details; --fresh moves them aside and starts from scratch",

@@ -173,13 +173,13 @@ SAMPLES = 1024  # elements of each tensor that are read
 _FACTOR = 0x9E3779B97F4A7C1  # odd and large: swapped neighbours change the sum
 
 
-def prints_of(state: TrainingState) -> dict[str, int]:
+def fingerprint_shared(state: TrainingState) -> dict[str, int]:
     """Return the fingerprints of all shared tensors; none if there is one rank."""
     shared = [piece for piece in state.pieces if piece.shared] if state.world > 1 else []
-    return {piece.key: print_of(piece.tensor) for piece in shared}
+    return {piece.key: fingerprint(piece.tensor) for piece in shared}
 
 
-def print_of(tensor: torch.Tensor) -> int:
+def fingerprint(tensor: torch.Tensor) -> int:
     flat = tensor.detach().flatten()
     some = flat[:: max(1, flat.numel() // SAMPLES)].cpu().resolve_conj().resolve_neg().contiguous()
     numbers = some.view(torch.uint8).to(torch.int64)
@@ -200,7 +200,7 @@ def describe_difference(parts: Sequence[RankPart]) -> str:
     )
 
 
-def paths_in(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep, ...]]:
+def find_paths(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep, ...]]:
     """Return the path of each key in the nested state, which torch needs to rebuild it without a model."""
     try:
         nested = pickle.loads(shell)
@@ -253,8 +253,10 @@ def _write(temporary: Path, state: TrainingState) -> None:
     with ChecksummedFile(temporary / name) as file:
         entries = write_entries(file, state)
         mark = file.finish()
-    paths = paths_in(state.shell, {*state.values, *(piece.key for piece in state.pieces)}) if state.rank == 0 else {}
-    part = RankPart(state.rank, state.world, name, mark, entries, str(torch.__version__), paths, prints_of(state))
+    paths = find_paths(state.shell, {*state.values, *(piece.key for piece in state.pieces)}) if state.rank == 0 else {}
+    part = RankPart(
+        state.rank, state.world, name, mark, entries, str(torch.__version__), paths, fingerprint_shared(state)
+    )
     write_durably(temporary / part_name(state.rank), render_part(part))
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from dalsegno.train.keeper.holdings import StoredSnapshot, holdings
-from dalsegno.train.keeper.plan import KeeperAddress, KeepOrder, Sent, key_of, spent
-from dalsegno.train.memory.files import SlotName, safe_name, slots_of
+from dalsegno.train.keeper.plan import KeeperAddress, KeepOrder, Sent, find_unneeded, key_of
+from dalsegno.train.memory.files import SlotName, list_slots, safe_name
 from dalsegno.train.memory.safe import Safe, read_safe
 from dalsegno.wire.frames import Message
 
@@ -42,7 +42,7 @@ class Books:
     def refresh(self) -> None:
         """Wake waiting threads after a change, and report the snapshots to the agent."""
         with self.changed:
-            self.remove(one.name for one in spent(self.held(), self.safe()))
+            self.remove(one.name for one in find_unneeded(self.held(), self.safe()))
             self.changed.notify_all()
             kept = [one.to_message(not one.copy and key_of(one) in self.sent()) for one in self.held()]
             if kept != self._reported:
@@ -91,7 +91,7 @@ class Books:
         """Remove all copies of these ranks, with partial ones."""
         if self.keep is not None:
             with self.changed:
-                self.remove(name for name in slots_of(self.keep.run, self.folder) if name.copy and name.rank in ranks)
+                self.remove(name for name in list_slots(self.keep.run, self.folder) if name.copy and name.rank in ranks)
                 self.refresh()
 
 

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.train.memory.files import SlotName, find_folder, open_own, slots_of
+from dalsegno.train.memory.files import SlotName, find_folder, list_slots, open_own
 from dalsegno.train.memory.record import ABSENT, HEADER, SnapshotRecord, parse_record, parse_sums
 
 
@@ -54,7 +54,7 @@ def holdings(run: str, folder: Path | None = None) -> list[StoredSnapshot]:
     folder = folder or find_folder()
     if folder is None:
         return []
-    found = (_held(name, folder / str(name)) for name in slots_of(run, folder))
+    found = (_held(name, folder / str(name)) for name in list_slots(run, folder))
     return [held for held in found if held is not None]
 
 

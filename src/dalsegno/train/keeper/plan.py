@@ -117,13 +117,13 @@ OWN, SHARED = 3, 4  # slots for the parts that were fetched for it
 Sent = tuple[int, int]  # a rank and the `seq` of its snapshot
 
 
-def to_sum(held: Iterable[StoredSnapshot], failed: Collection[Sent] = ()) -> StoredSnapshot | None:
+def choose_to_sum(held: Iterable[StoredSnapshot], failed: Collection[Sent] = ()) -> StoredSnapshot | None:
     """Return the newest snapshot of this node without checksums."""
     without = [one for one in held if not one.copy and not one.summed and key_of(one) not in failed]
     return max(without, key=_place, default=None)
 
 
-def to_send(
+def choose_to_send(
     held: Sequence[StoredSnapshot],
     keep: KeepOrder,
     sent: Collection[Sent],
@@ -145,7 +145,7 @@ def key_of(one: StoredSnapshot) -> Sent:
     return one.rank, one.record.seq
 
 
-def slot_for(
+def choose_slot(
     copies: Sequence[SnapshotRecord | None], made: Sequence[bool], keep: KeepOrder, safe: Safe | None
 ) -> int | None:
     """Return the slot for the next copy of a rank; None while all are needed. Existing files are used first."""
@@ -164,7 +164,7 @@ def find_shared(held: Iterable[StoredSnapshot], generation: int, step: int) -> S
     return min(fit, key=lambda one: one.copy, default=None)
 
 
-def spent(held: Sequence[StoredSnapshot], safe: Safe | None) -> list[StoredSnapshot]:
+def find_unneeded(held: Sequence[StoredSnapshot], safe: Safe | None) -> list[StoredSnapshot]:
     """Return the snapshots that are no longer needed.
 
     These are the parts fetched to start from, once the run has a newer safe step; and those of a rank that now runs or

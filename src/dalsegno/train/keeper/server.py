@@ -13,12 +13,12 @@ from pathlib import Path
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.keeper.books import Books, unlimited
 from dalsegno.train.keeper.holdings import StoredSnapshot
-from dalsegno.train.keeper.plan import COPIES, find_own, find_shared, slot_for
+from dalsegno.train.keeper.plan import COPIES, choose_slot, find_own, find_shared
 from dalsegno.train.keeper.wire import CALLED, CALLER, IDLE_S, PROOF_S, STALL_S, Channel
 from dalsegno.train.memory.record import ABSENT, SnapshotRecord, parse_record, parse_sums
 from dalsegno.train.memory.room import FreeMemory, check_room, read_room
 from dalsegno.train.memory.slots import capacity_for
-from dalsegno.train.memory.snapshot import Incoming, held_snapshot, outgoing, read_header, read_record
+from dalsegno.train.memory.snapshot import Incoming, hold_snapshot, pack_part, read_header, read_record
 from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
@@ -36,12 +36,12 @@ def give(channel: Channel, message: Message, books: Books) -> None:
 
 def _give(channel: Channel, message: Message, books: Books, one: StoredSnapshot, shared: bool) -> bool:
     path = books.path_of(one)
-    with held_snapshot(path) as snapshot:
+    with hold_snapshot(path) as snapshot:
         if snapshot is None or snapshot.record != one.record:
             return False
         sums = parse_sums(read_header(path)) if one.summed else None
         with channel.at_work():
-            header, part = outgoing(snapshot, sums, shared)
+            header, part = pack_part(snapshot, sums, shared)
         same = message.get("header") == header.hex()
         start = min(max(0, int(message.get("at", 0))), len(part)) if same else 0
         channel.send({"header": header.hex(), "at": start})
@@ -94,7 +94,7 @@ class Receiving:
         copies = [read_record(path) for path in paths]
         if record in copies:
             return {"have": True}
-        slot = slot_for(copies, [path.exists() for path in paths], keep, self._books.safe())
+        slot = choose_slot(copies, [path.exists() for path in paths], keep, self._books.safe())
         if slot is None:
             return {"later": True}
         return self._receive(channel, paths[slot], header, record)

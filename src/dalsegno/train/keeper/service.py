@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from dalsegno.train.keeper.books import Books
-from dalsegno.train.keeper.plan import Drop, Fetch, KeepOrder, Order, Sent, key_of, parse_order, to_sum
+from dalsegno.train.keeper.plan import Drop, Fetch, KeepOrder, Order, Sent, choose_to_sum, key_of, parse_order
 from dalsegno.train.keeper.server import KeeperServer
 from dalsegno.train.keeper.transfer import Fetching, Sending
 from dalsegno.train.memory.files import own_folder
@@ -28,10 +28,10 @@ def sum_for_ever(books: Books) -> None:
     failed: set[Sent] = set()
     while True:
         with books.changed:
-            one = to_sum(books.held(), failed)
+            one = choose_to_sum(books.held(), failed)
             while one is None:
                 books.changed.wait()
-                one = to_sum(books.held(), failed)
+                one = choose_to_sum(books.held(), failed)
         if checksum(books.path_of(one)) is None:
             failed.add(key_of(one))
         else:

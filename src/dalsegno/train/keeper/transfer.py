@@ -21,15 +21,15 @@ from dalsegno.train.keeper.plan import (
     KeeperAddress,
     KeepOrder,
     Sent,
+    choose_to_send,
     find_own,
     find_shared,
     key_of,
-    to_send,
 )
 from dalsegno.train.keeper.server import make_room
 from dalsegno.train.keeper.wire import Channel, dial
 from dalsegno.train.memory.record import ABSENT, SnapshotRecord, SnapshotSums, parse_record, parse_sums
-from dalsegno.train.memory.snapshot import Incoming, held_snapshot, outgoing, read_header
+from dalsegno.train.memory.snapshot import Incoming, hold_snapshot, pack_part, read_header
 from dalsegno.wire.frames import BadFrame, Message
 
 
@@ -259,7 +259,7 @@ class Sending:
         now = time.monotonic()
         self._aside = {key: until for key, until in self._aside.items() if until > now}
         held, sent = self._books.held(), self._books.sent() | self._aside.keys()
-        return to_send(held, keep, sent, self._books.safe(), skipped=now - self._moved > _SKIPPED_S)
+        return choose_to_send(held, keep, sent, self._books.safe(), skipped=now - self._moved > _SKIPPED_S)
 
     def _rest(self, seconds: float) -> None:
         """Wait, but no longer than until a new order or a newer snapshot."""
@@ -268,10 +268,10 @@ class Sending:
 
     def _send(self, keep: KeepOrder, buddy: KeeperAddress, one: StoredSnapshot) -> TransferOutcome:
         path = self._books.path_of(one)
-        with held_snapshot(path) as snapshot:
+        with hold_snapshot(path) as snapshot:
             if snapshot is None or key_of(one) != (snapshot.record.rank, snapshot.record.seq):
                 return TransferOutcome.GONE
-            header, _ = outgoing(snapshot, _sums(read_header(path), snapshot.record.seq))
+            header, _ = pack_part(snapshot, _sums(read_header(path), snapshot.record.seq))
             try:
                 channel = self._connect(keep, buddy)
                 channel.send({"offer": keep.generation, "header": header.hex()})

@@ -52,7 +52,7 @@ def own_folder(shm: Path = SHM) -> Path:
     )
 
 
-def every_folder(shm: Path = SHM) -> list[tuple[int, Path]]:
+def list_user_folders(shm: Path = SHM) -> list[tuple[int, Path]]:
     """Return the snapshot folders of all users, each with its owner according to the kernel, not to the name."""
     found = []
     for name in _listed(shm):
@@ -221,13 +221,13 @@ def parse_alive(name: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found and _RUN.fullmatch(found[1]) else None
 
 
-def slots_of(run: str, folder: Path | None = None) -> list[SlotName]:
+def list_slots(run: str, folder: Path | None = None) -> list[SlotName]:
     """Return every slot of the run in this user's folder, with copies, whatever it holds."""
     found = (parse_slot(name) for name in _files_of(folder, os.getuid()))
     return sorted(slot for slot in found if slot and slot.run == run)
 
 
-def left_by(run: str, folder: Path | None = None, uid: int | None = None) -> list[str]:
+def list_run_files(run: str, folder: Path | None = None, uid: int | None = None) -> list[str]:
     """Return the names of all files of the run in the user's folder."""
     return sorted(name for name in _files_of(folder, os.getuid() if uid is None else uid) if run_of(name) == run)
 
@@ -251,13 +251,13 @@ def sweep_rank(run: str, rank: int, folder: Path | None = None) -> int:
     folder = folder or find_folder()
     if folder is None:
         return 0
-    slots = [str(slot) for slot in slots_of(run, folder) if slot.rank == rank and not slot.copy]
+    slots = [str(slot) for slot in list_slots(run, folder) if slot.rank == rank and not slot.copy]
     gone = remove_from(folder, [*slots, alive_name(run, rank)], os.getuid())
     remove_folder(folder)
     return gone
 
 
-def forgotten(before: float, folder: Path | None = None) -> list[str]:
+def find_forgotten_runs(before: float, folder: Path | None = None) -> list[str]:
     """Return this user's runs without a file written since that time (seconds since 1970)."""
     return sorted(run for run, at in last_written(folder, os.getuid()).items() if at < before)
 

@@ -99,12 +99,12 @@ def sums_are_damaged(header: bytes) -> bool:
     return any(header[SUMS_AT:HEADER]) and parse_sums(header) is None
 
 
-def of_own_part(record: SnapshotRecord) -> SnapshotRecord:
+def record_of_own_part(record: SnapshotRecord) -> SnapshotRecord:
     """Return the record of a copy that holds only the own part, at the start of its file."""
     return replace(record, shared=ABSENT, own=replace(record.own, at=HEADER))
 
 
-def of_shared_part(record: SnapshotRecord) -> SnapshotRecord:
+def record_of_shared_part(record: SnapshotRecord) -> SnapshotRecord:
     """Return the record of a copy that holds only the shared part, at the start of its file."""
     return replace(record, shared=replace(record.shared, at=HEADER), own=ABSENT)
 

@@ -55,7 +55,7 @@ def create(path: Path, size: int) -> int:
     return fd
 
 
-def adopt(path: Path) -> int | None:
+def open_existing(path: Path) -> int | None:
     """Open an existing file of ours; None if there is none."""
     return open_own(path, os.O_RDWR)
 
@@ -97,7 +97,7 @@ class Slot:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = adopt(path)
+        self._fd = open_existing(path)
         self._mapping: mmap.mmap | None = None
         self._views: Views | None = None
         self.on_release: Callable[[], None] | None = None  # called before the slot is unmapped
@@ -201,7 +201,7 @@ def begin(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout 
     if not slot.begin():
         return None
     pairs = _put(slot, layout.own, layout.own_at, state) + _put(slot, layout.shared, HEADER, state)
-    return Draft(slot, pairs, record_of(state, layout, generation))
+    return Draft(slot, pairs, make_record(state, layout, generation))
 
 
 def write(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout | None = None) -> SnapshotRecord | None:
@@ -220,7 +220,7 @@ def copy_now(pairs: Iterable[Pair]) -> None:
             target.copy_(source)
 
 
-def record_of(state: TrainingState, layout: SlotLayout, generation: int) -> SnapshotRecord:
+def make_record(state: TrainingState, layout: SlotLayout, generation: int) -> SnapshotRecord:
     shared, own = _extent(layout.shared, HEADER), _extent(layout.own, layout.own_at)
     # The monotonic clock does not go back until a reboot, which clears the memory: numbers are unique.
     ids = (state.step, generation, state.rank, state.world)
@@ -250,7 +250,7 @@ def _put(slot: Slot, part: LaidOutPart, at: int, state: TrainingState) -> list[P
 SLOTS = 2
 
 
-def needs_bytes(state: TrainingState, slots: int = SLOTS) -> int:
+def compute_needed_bytes(state: TrainingState, slots: int = SLOTS) -> int:
     """Return the memory that one rank's snapshots take in total."""
     return slots * capacity_for(lay_out(state).total)
 

@@ -29,10 +29,10 @@ from dalsegno.train.memory.record import (
     Extent,
     SnapshotRecord,
     SnapshotSums,
-    of_own_part,
-    of_shared_part,
     parse_record,
     parse_sums,
+    record_of_own_part,
+    record_of_shared_part,
     sums_are_damaged,
 )
 from dalsegno.train.memory.slots import Slot, map_to_read
@@ -69,7 +69,7 @@ def open_snapshot(path: Path) -> Snapshot | None:
 
 
 @contextlib.contextmanager
-def held_snapshot(path: Path) -> Iterator[Snapshot | None]:
+def hold_snapshot(path: Path) -> Iterator[Snapshot | None]:
     """Open the snapshot and keep it from being overwritten; writers skip the slot. The lock ends with this process."""
     fd = open_own(path)
     if fd is None:
@@ -169,7 +169,7 @@ def checksum(path: Path, threads: int = 2) -> SnapshotSums | None:
     snapshot = open_snapshot(path)
     if snapshot is None:
         return None
-    sums = sums_of(snapshot, threads)
+    sums = compute_sums(snapshot, threads)
     fd = open_own(path, os.O_RDWR)
     if fd is None:
         return None
@@ -201,16 +201,16 @@ def judge(snapshot: Snapshot, threads: int = 2) -> SnapshotVerdict:
     sums = parse_sums(header)
     if sums is None or sums.seq != snapshot.record.seq:
         return SnapshotVerdict.UNCHECKED
-    return SnapshotVerdict.WHOLE if sums_of(snapshot, threads) == sums else SnapshotVerdict.DAMAGED
+    return SnapshotVerdict.WHOLE if compute_sums(snapshot, threads) == sums else SnapshotVerdict.DAMAGED
 
 
-def sums_of(snapshot: Snapshot, threads: int = 2) -> SnapshotSums:
+def compute_sums(snapshot: Snapshot, threads: int = 2) -> SnapshotSums:
     record: SnapshotRecord = snapshot.record
-    shared, own = (sum_of(snapshot.part(extent), threads) for extent in (record.shared, record.own))
+    shared, own = (compute_sum(snapshot.part(extent), threads) for extent in (record.shared, record.own))
     return SnapshotSums(record.seq, shared, own)
 
 
-def sum_of(part: memoryview, threads: int = 2) -> int:
+def compute_sum(part: memoryview, threads: int = 2) -> int:
     """Return the checksum of the chunks' checksums, which are computed in parallel."""
     chunks = [part[at : at + _CHUNK] for at in range(0, len(part), _CHUNK)]
     if len(chunks) < 2 or threads < 2:
@@ -226,12 +226,12 @@ def _combine(sums: Iterable[int]) -> int:
 # Copies for other nodes
 
 
-def outgoing(snapshot: Snapshot, sums: SnapshotSums | None = None, shared: bool = False) -> tuple[bytes, memoryview]:
+def pack_part(snapshot: Snapshot, sums: SnapshotSums | None = None, shared: bool = False) -> tuple[bytes, memoryview]:
     """Return the header, with the checksum, and the bytes to send: the own part, or the shared part."""
     record, whole = _of_part(snapshot.record, shared), snapshot.record
     part = snapshot.part(whole.shared if shared else whole.own)
     known = None if sums is None else sums.shared if shared else sums.own
-    crc = sum_of(part) if known is None else known
+    crc = compute_sum(part) if known is None else known
     return record.pack() + (
         SnapshotSums(record.seq, crc, 0) if shared else SnapshotSums(record.seq, 0, crc)
     ).pack(), part
@@ -257,7 +257,7 @@ class Incoming:
     def is_whole(self) -> bool:
         """Return whether the bytes match the sender's checksum."""
         sent = self._sums.own if self.record.shared == ABSENT else self._sums.shared
-        return sum_of(self.buffer) == sent
+        return compute_sum(self.buffer) == sent
 
     def commit(self) -> None:
         """Commit the copy with the sender's checksum."""
@@ -270,7 +270,7 @@ class Incoming:
 
 
 def _of_part(record: SnapshotRecord, shared: bool) -> SnapshotRecord:
-    return of_shared_part(record) if shared else of_own_part(record)
+    return record_of_shared_part(record) if shared else record_of_own_part(record)
 
 
 def _is_one_part(record: SnapshotRecord) -> bool:
