@@ -174,7 +174,7 @@ def test_a_missing_partner_is_reported_with_the_number_of_strangers():
     with pytest.raises(NotMet) as info:
         answer("127.0.0.1", b"once", knock, 2.0)
     assert info.value.result.code == "unreachable"
-    assert str(info.value) == "the other node did not connect; 1 other callers did not know the secret"
+    assert str(info.value) == "the other node did not connect; callers without the secret: 1"
     strangers[0].close()
 
 

@@ -95,7 +95,7 @@ def play(story: Callable[[FakeCluster], None], folder: Path, dies_at: tuple[int,
     """Play the whole story with one crash; the next controller continues with the same file."""
     MortalStore.commits, MortalStore.dies_at = 0, (0, "")
     spares = frozenset({"n2"}) if story is spare_in_need else frozenset()
-    clinic = Clinic(FakeCluster.of(4), Policy(spares=spares, boot_s=4, told_s=3, validate_s=4), folder, MortalStore)
+    clinic = Clinic(FakeCluster.of(4), Policy(spares=spares, boot_s=4, begin_s=3, validate_s=4), folder, MortalStore)
     clinic.round()
     MortalStore.commits, MortalStore.dies_at = 0, dies_at
     story(clinic.cluster)

@@ -275,9 +275,7 @@ class Notes:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.steps: list[TrainedStep] = []
-        self.last: TrainedStep | None = (
-            None  # of the newest generation: a lost node may still write a step of the one before
-        )
+        self.last: TrainedStep | None = None  # of the newest generation: a lost node may still write older steps
         self.weights = ""  # digest of the final weights
         self._read_to = 0
 

@@ -122,9 +122,7 @@ def _member(kind: type[_E], entry: Mapping[str, Any], key: str) -> _E:
 
 
 MOST_PART = 32 << 10  # characters of a file that one message carries
-MOST_PART_BYTES = (
-    96 << 10
-)  # the same as JSON, where a character may take twelve bytes; well below the controller's limit
+MOST_PART_BYTES = 96 << 10  # as JSON, where a character may take twelve bytes; well below the controller's limit
 _FILE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BEAT: Message = {"beat": True}
 

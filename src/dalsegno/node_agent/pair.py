@@ -126,7 +126,7 @@ def answer(address: str, secret: bytes, listens: Callable[[int], None], knock_s:
             listener.turn(until)
         if listener.found is not None:
             return listener.found
-    called = f"; {listener.refusals} other callers did not know the secret" if listener.refusals else ""
+    called = f"; callers without the secret: {listener.refusals}" if listener.refusals else ""
     raise NotMet(f"the other node did not connect{called}", "unreachable")
 
 
@@ -151,7 +151,7 @@ def call(address: str, port: int, secret: bytes, knock_s: float = KNOCK_S) -> so
 
 
 class _PairListener:
-    """Hears all callers side by side, until one has proved that it knows the secret: `found` is its socket."""
+    """Handles callers in parallel until one proves that it knows the secret; `found` is its socket."""
 
     def __init__(self, address: str, secret: bytes, knock_s: float) -> None:
         self._secret, self._selector = secret, selectors.DefaultSelector()

@@ -133,7 +133,7 @@ def end_loan(slurm: SlurmActions, node: str) -> None:
 
 @dataclass(frozen=True)
 class Hands:
-    """What actions are carried out with. The type of `target` tells what it can do."""
+    """The interfaces that actions use. The type of `target` determines what it supports."""
 
     slurm: SlurmActions
     agents: NodeAgents
@@ -262,7 +262,7 @@ def _recall(action: Recall, hands: Hands) -> str:
     return f"taken back: job {action.job} did not start on it"
 
 
-MOST_RESET_S = 120.0  # the agent uses its GPUs again by itself after that
+MOST_RESET_S = 120.0  # the agent resumes its checks by itself after that
 HIGHEST = str(2**32 - 3)  # the two values above have a special meaning
 
 

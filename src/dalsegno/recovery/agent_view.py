@@ -30,7 +30,7 @@ class AgentView:
 
     node: str
     presence: Presence = Presence.NEVER
-    since: float = 0.0  # when `presence` became what it is
+    since: float = 0.0  # when `presence` last changed
     heard: float = 0.0  # the agent's last message; 0: none
     report: NodeReport | None = None
     boot: str = ""  # changes with every boot of the host

@@ -180,7 +180,7 @@ OLD_BOOTS = 32  # remembered per node
 
 @dataclass
 class _Known:
-    """What is known of one node beside its signs of life. Times are seconds since 1970."""
+    """The state of one node apart from its signs of life. Times are seconds since 1970."""
 
     place: NodeAddress
     presence: Presence = Presence.NEVER

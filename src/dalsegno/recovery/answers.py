@@ -143,7 +143,7 @@ def node_message(own: NodeBook) -> Message:
 
 
 def partitions_of(book: Book) -> list[str]:
-    """Return the partitions of which a node was ever taken out of service."""
+    """Return the partitions that ever had a node taken out of service."""
     return sorted({partition for mark in book.marks for partition in mark.partitions})
 
 

@@ -70,7 +70,7 @@ class Controller:
             lambda: self.watch.policy if self.watch else Policy(),
             lambda node: self.watch.partitions.get(node, ()) if self.watch else (),
         )
-        listener = listen_at(folder / SOCKET, 0o666)  # every user may call; the kernel says who calls
+        listener = listen_at(folder / SOCKET, 0o666)  # every user may connect; the kernel identifies the user
         self.requests = RequestServer(listener, self.selector, self.answer, Complaints(log.warning).log, MOST_ANSWER)
         log.info("controller %d started with %d runs", os.getpid(), len(self.keeper.known))
 

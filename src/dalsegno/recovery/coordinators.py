@@ -164,9 +164,7 @@ def on_request(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None
 
 
 MOST_RUNS = 500  # each costs a process and an open file; the usual limit of those is 1024
-MOST_RUNS_OF_A_USER = (
-    64  # about 30 MB each on the head node; an eighth of the limit above, so that one user cannot exhaust it
-)
+MOST_RUNS_OF_A_USER = 64  # about 30 MB each on the head node; one user cannot exhaust the limit above
 PASSED_ON = ("PATH", "SLURM_CONF", "LC_ALL", "DALSEGNO_MARK")
 
 

@@ -104,9 +104,7 @@ def is_doubtful(node: NodeFacts, facts: Facts, book: Book, now: float) -> bool:
     node has been heard since."""
     if not node.gone:
         return False
-    silent_since = (
-        node.agent.heard or node.agent.since
-    )  # silence that began while contact was lost may lead to a verdict only now
+    silent_since = node.agent.heard or node.agent.since  # the verdict may follow only after contact is regained
     missed_blindly = silent_since <= book.saw_at and now < book.saw_at + SETTLE_S
     return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, book))
 
@@ -226,7 +224,7 @@ def _resume(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:
     rebuild = pending.how in (Remedy.REBOOT.value, Remedy.REPLACE.value)
     if rebuild and node.connected and node.agent.boot != pending.boot:
         yield Found(node.name, pending.id)
-    elif rebuild and this.now - pending.at < (this.policy.told_s if node.connected else this.policy.boot_s):
+    elif rebuild and this.now - pending.at < (this.policy.begin_s if node.connected else this.policy.boot_s):
         return
     else:
         yield Again(node.name, pending.id)
@@ -268,7 +266,7 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
     if suspicion := find_suspicion(node, own, this.policy, quick):
         if is_reported(suspicion.about, own):
             return None
-        if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # which it still is
+        if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # it keeps that phase
             return _remark(own, suspicion.text, about=suspicion.about)
         relapses = count_relapse(own, this.policy, this.now)
         return Turn(node.name, NodePhase.SUSPECTED, suspicion.text, relapses=relapses, about=suspicion.about)

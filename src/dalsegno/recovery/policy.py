@@ -36,17 +36,12 @@ class Policy:
     gone_remedy: Remedy = Remedy.REPLACE
     gone_s: float = 0.0  # how long a lost node may come back by itself unless it is certainly off; clouds: 60
     boot_s: float = 60.0  # from the order to the first report; clouds: 1800
-    told_s: float = 15.0  # from the order until the target has begun, or never will
+    begin_s: float = 15.0  # from the order until the target has begun, or never will
     validate_s: float = PHASE_S  # for checks, load and the pair test
     removal_s: float = 600.0  # for Slurm to remove a node from its jobs
     person_s: float = 600.0  # for a fault that only an administrator can repair, before the node is given up
     burn_in_s: float = 86400.0  # how often a spare is validated
-    steady_s: tuple[float, ...] = (
-        5.0,
-        20.0,
-        80.0,
-        300.0,
-    )  # time without faults after the first suspicion, the second ...
+    steady_s: tuple[float, ...] = (5.0, 20.0, 80.0, 300.0)  # without faults, after the first suspicion, the second ...
     relapse_s: float = 600.0  # ... if it was in service for less than this in between
     retry_s: float = 2.0  # after a failed action; doubled each time
     capacity_s: float = 600.0  # after a refused replacement
@@ -91,7 +86,7 @@ class ControllerSite(Protocol):
 
     @property
     def target(self) -> object:
-        """The target, which may support resetting, rebooting and replacing nodes; its type tells."""
+        """The target. Its type determines whether it can reset, reboot and replace nodes."""
         ...
 
     @property

@@ -115,7 +115,7 @@ class Probes:
 
     def _take_answer(self, probe: _Probe, sock: socket.socket) -> None:
         if sock not in probe.socks:
-            return  # closed in this very turn
+            return  # closed earlier in the same turn
         slurmd = probe.socks.pop(sock)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         self._selector.unregister(sock)

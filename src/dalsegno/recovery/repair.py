@@ -139,7 +139,7 @@ def _decide_drained(case: Case) -> Action | None:
 
 
 def _return_for_runs(case: Case) -> Action | None:
-    """Return a node whose external fault is over before a run has left it: leaving would cost the run a restart."""
+    """Return the node to service if its external fault is over before a run has left it: that saves a restart."""
     jobs, check = case.node.jobs, case.fault.check
     stay = bool(jobs) and not any(is_plain(job) or case.name in nodes_left(job.comment) for job in jobs)
     well = check in case.policy.passing and _is_over(case) and not reported_faults(case.node, case.policy)

@@ -1,4 +1,4 @@
-"""The recovery loop: observe, decide, act, in a thread of its own, so that nothing else waits for Slurm."""
+"""The recovery loop: observe, decide, act, in its own thread, so that nothing else waits for Slurm."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from dalsegno.health.result import Remedy, Result, failed, passed, unknown, warn
 from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import NoAnswer
 
-NOBODY_KEEPS_S = 16.0  # the kernel reports this error if no daemon synchronizes the clock
+UNSYNCHRONIZED_S = 16.0  # the kernel reports this error if no daemon synchronizes the clock
 # Listed one by one: a dead file server would block a query for all, and mounted images are always full.
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "bcachefs")
 DF = ("df", "--output=target,fstype,pcent,ipcent", *(word for kind in _LOCAL for word in ("-t", kind)))
@@ -83,7 +83,7 @@ def ask_clock(world: NodeWorld) -> ClockOffset:
         return ClockOffset(telemetry.clock_skew_s)
     if world.has("chronyc"):
         return parse_chronyc(world.run(("chronyc", "-c", "tracking")).stdout)
-    return ClockOffset(None, world.clock_error_s() < NOBODY_KEEPS_S)
+    return ClockOffset(None, world.clock_error_s() < UNSYNCHRONIZED_S)
 
 
 def parse_chronyc(text: str) -> ClockOffset:
