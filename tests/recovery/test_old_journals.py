@@ -59,7 +59,7 @@ def test_old_events_are_read_and_new_ones_are_added(old: Path):
 def test_answers_of_other_versions_are_read():
     event = {"id": 3, "at": 5.0, "node": "n1", "kind": "someday", "text": "job 7 runs again on n2"}
     assert read_event(event) == Event(3, 5.0, "n1", EventKind.UNKNOWN, str(event["text"]), EventStage.INFO, (7,))
-    assert (NodePhase.told("mending"), NodePhase.told("someday"), NodePhase.told(None)) == (
+    assert (NodePhase.parse("mending"), NodePhase.parse("someday"), NodePhase.parse(None)) == (
         NodePhase.REPAIRING,
         NodePhase.UNKNOWN,
         NodePhase.UNKNOWN,

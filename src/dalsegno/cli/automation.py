@@ -48,5 +48,5 @@ def describe_mode(automation: str, mode: str) -> str:
 def _why(node: dict[str, Any]) -> str:
     from dalsegno.recovery.phase import NodePhase
 
-    suspected = NodePhase.told(node["phase"]) is NodePhase.SUSPECTED
+    suspected = NodePhase.parse(node["phase"]) is NodePhase.SUSPECTED
     return str(node["note"] or node["reason"] if suspected else node["reason"])

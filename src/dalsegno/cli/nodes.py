@@ -76,7 +76,7 @@ def with_other_drains(node: dict[str, Any], others: dict[str, str]) -> dict[str,
     """Return the controller's view of a node, marked as left alone if somebody else took it out of service."""
     from dalsegno.recovery.phase import NodePhase
 
-    ours = NodePhase.told(node["phase"]) not in (NodePhase.IN_SERVICE, NodePhase.SUSPECTED)
+    ours = NodePhase.parse(node["phase"]) not in (NodePhase.IN_SERVICE, NodePhase.SUSPECTED)
     if ours or node["node"] not in others:
         return node
     reason = "; ".join(filter(None, (others[node["node"]], node["reason"] or node["note"])))

@@ -59,7 +59,7 @@ def _needs_attention(node: Mapping[str, Any]) -> bool:
     """Return whether a node is in a phase that Slurm's states do not show or that needs an administrator."""
     from dalsegno.recovery.phase import NodePhase
 
-    return NodePhase.told(node["phase"]) in (NodePhase.SUSPECTED, NodePhase.GIVEN_UP)
+    return NodePhase.parse(node["phase"]) in (NodePhase.SUSPECTED, NodePhase.GIVEN_UP)
 
 
 def _show(status: ClusterStatus) -> None:

@@ -141,7 +141,7 @@ def already_hurt(faults: Sequence[InjectedFault], nodes: Sequence[Mapping[str, A
         f"{node} was injected with {' and '.join(names)} before: the drill does not clear that"
         for node, names in injected.items()
     ]
-    suspected = [node for node in nodes if NodePhase.told(node.get("phase")) is NodePhase.SUSPECTED]
+    suspected = [node for node in nodes if NodePhase.parse(node.get("phase")) is NodePhase.SUSPECTED]
     return found + [f"{node['node']} is suspected: {node['note']}" for node in suspected]
 
 
@@ -161,7 +161,7 @@ def worth_waiting(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]
     """Return those that may still be repaired. `nodes` is the controller's answer: a node that is still in service has
     an unnoticed fault, and one that was given up needs an administrator."""
     return [
-        blow for blow in missing if _may_be_repaired(blow, NodePhase.told(nodes.get(blow.node, {}).get("phase")), now)
+        blow for blow in missing if _may_be_repaired(blow, NodePhase.parse(nodes.get(blow.node, {}).get("phase")), now)
     ]
 
 

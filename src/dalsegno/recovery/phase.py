@@ -25,7 +25,7 @@ class NodePhase(Enum):
         return cls.REPAIRING if value == "mending" else None
 
     @classmethod
-    def told(cls, value: object) -> NodePhase:
+    def parse(cls, value: object) -> NodePhase:
         """Return the phase that a controller reports; UNKNOWN if this version does not know it."""
         try:
             return cls(value)

@@ -38,7 +38,7 @@ class Care:
 def read_care(answer: Mapping[str, Any]) -> Care:
     """Parse the controller's answer. Unknown values, from another version, are tolerated."""
     own = answer.get("node", {})
-    phase = NodePhase.told(own["phase"]) if "phase" in own else None
+    phase = NodePhase.parse(own["phase"]) if "phase" in own else None
     return Care(
         phase,
         str(own.get("note", "")),
