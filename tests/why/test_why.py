@@ -132,7 +132,7 @@ def test_node_drained_by_the_controller_names_the_fault_and_the_repair():
     )
 
 
-SPENT = "it was rebooted for that 2 times within a day: no more reboots"
+SPENT = "it was rebooted 2 times for this fault within a day, the limit"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_paused_repair_names_the_resume_command():
 
 
 def test_suspected_and_abandoned_nodes_are_explained():
-    spent = "gpu-count 7 of 8 GPUs; left as it is: 4 nodes were taken out; `dalsegno automation resume` allows more"
+    spent = "gpu-count 7 of 8 GPUs; no action: 4 nodes were taken out; `dalsegno automation resume` resets it"
     assert explain_node(node(), Care(NodePhase.SUSPECTED, spent, HeldAction.HOUR)) == Conclusion(
         f"gpu-3 is in service but suspected: {spent}", "dalsegno automation resume"
     )
@@ -368,10 +368,10 @@ def test_slurm_drain_under_the_owners_name_is_recognized():
 
 def test_slurm_drain_that_is_not_repaired_names_the_reason():
     drained = node(NodeFlag.DRAIN, reason="Prolog error", reason_user="root")
-    stays = "Slurm has taken it out of service (Prolog error); stays so: 4 nodes of gpu were taken out within the hour"
+    stays = "Slurm has taken it out of service (Prolog error); it stays out: 4 nodes of gpu were taken out in the hour"
     found = explain_node(drained, Care(NodePhase.IN_SERVICE, stays, HeldAction.HOUR))
     assert found.sentence.endswith(f"; {stays}") and found.next == "dalsegno automation resume"
-    person = "Slurm has taken it out of service again, 3 times today (Prolog error): a person is needed"
+    person = "Slurm has taken it out of service again, 3 times today (Prolog error): an administrator must look at it"
     assert explain_node(drained, Care(NodePhase.IN_SERVICE, person, about=Topic.SLURM_DRAIN)).sentence.endswith(
         f"; {person}"
     )
