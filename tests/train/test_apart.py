@@ -32,22 +32,22 @@ def state_of(model: Any, rank: int, world: int = 4) -> TrainingState:
 
 def written(folder: Path, models: list[Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the tensors of the checkpoint that these ranks write, and the warnings."""
-    said: list[str] = []
+    warned: list[str] = []
     for rank, model in enumerate(models):
         write_share(folder, state_of(model, rank, len(models)), "run", 1)
-    path = commit(folder, 7, len(models), "run", 1, lambda: True, warn=said.append)
+    path = commit(folder, 7, len(models), "run", 1, lambda: True, warn=warned.append)
     with open_checkpoint(path) as found:
         tensors = {key: torch.empty(size, dtype=dtype) for key, (size, dtype) in found.sizes.items()}
         found.fill(tensors)
-    return tensors, said
+    return tensors, warned
 
 
 def test_statistics_on_disk_are_those_of_the_first_rank(tmp_path: Path) -> None:
     models = [trained(rank) for rank in range(4)]
-    tensors, said = written(tmp_path, models)
+    tensors, warned = written(tmp_path, models)
     expected = {f"model.{key}": tensor for key, tensor in models[0].state_dict().items()}
     assert [key for key in expected if not torch.equal(tensors[key], expected[key])] == []
-    assert said == []
+    assert warned == []
 
 
 def test_snapshot_keeps_the_statistics_of_each_rank() -> None:
@@ -66,8 +66,8 @@ def test_parameters_that_differ_between_ranks_are_warned_of_by_name(tmp_path: Pa
     models = [trained(rank) for rank in range(3)]
     with torch.no_grad():
         models[2][0].weight[5, 1] += 1e-6
-    _, said = written(tmp_path, models)
-    (warning,) = said
+    _, warned = written(tmp_path, models)
+    (warning,) = warned
     assert "ranks 0 and 2 have different values of model.0.weight:" in warning
 
 

@@ -54,13 +54,13 @@ class Training:
 
 
 @pytest.fixture
-def said() -> list[str]:
+def warned() -> list[str]:
     return []
 
 
 @pytest.fixture
-def keeping(tmp_path: Path, said: list[str]) -> Iterator[Keeping]:
-    kept = Keeping(SaverTerms(str(tmp_path), RUN, 1, 0, 1, keep=3), None, None, ranks_here=1, warn=said.append)
+def keeping(tmp_path: Path, warned: list[str]) -> Iterator[Keeping]:
+    kept = Keeping(SaverTerms(str(tmp_path), RUN, 1, 0, 1, keep=3), None, None, ranks_here=1, warn=warned.append)
     yield kept
     kept.close()
     sweep(RUN)
@@ -90,15 +90,15 @@ def torn(training: Training, keeping: Keeping, step: Callable[[], None], steps: 
     return wrong
 
 
-def test_optimizer_step_waits_for_the_copy(keeping: Keeping, said: list[str]) -> None:
+def test_optimizer_step_waits_for_the_copy(keeping: Keeping, warned: list[str]) -> None:
     training = Training()
     training.step()
     keeping.step_done()
     assert torn(training, keeping, training.step, range(1, 6)) == {}
-    assert sorted(held()) == [3, 4, 5] and said == []
+    assert sorted(held()) == [3, 4, 5] and warned == []
 
 
-def test_snapshots_are_consistent_with_cuda_graph_steps(keeping: Keeping, said: list[str]) -> None:
+def test_snapshots_are_consistent_with_cuda_graph_steps(keeping: Keeping, warned: list[str]) -> None:
     """The first snapshot begins after an announced step, as before a capture."""
     training = Training()
     for _ in range(3):
@@ -107,4 +107,4 @@ def test_snapshots_are_consistent_with_cuda_graph_steps(keeping: Keeping, said: 
     replay = training.captured()
     assert torn(training, keeping, replay, range(1, 6)) == {}
     assert sorted(held()) == [3, 4, 5]
-    assert [warning for warning in said if "CUDA graph" in warning] == said and len(said) == 1
+    assert [warning for warning in warned if "CUDA graph" in warning] == warned and len(warned) == 1

@@ -22,14 +22,14 @@ RUN = f"test-keeping.{os.getpid()}"
 
 
 @pytest.fixture
-def said() -> list[str]:
+def warned() -> list[str]:
     return []
 
 
 @pytest.fixture
-def keeping(tmp_path: Path, said: list[str]) -> Iterator[Keeping]:
+def keeping(tmp_path: Path, warned: list[str]) -> Iterator[Keeping]:
     terms = SaverTerms(str(tmp_path), RUN, 1, 0, 1, keep=3)
-    kept = Keeping(terms, None, None, ranks_here=1, warn=said.append)
+    kept = Keeping(terms, None, None, ranks_here=1, warn=warned.append)
     yield kept
     kept.close()
     sweep(RUN)
@@ -126,7 +126,7 @@ def test_tensors_are_copied_at_once_if_no_optimizer_announces_changes(keeping: K
 
 
 def test_copy_is_dropped_after_an_unannounced_step_and_later_ones_are_synchronous(
-    keeping: Keeping, said: list[str], under_way: None
+    keeping: Keeping, warned: list[str], under_way: None
 ) -> None:
     training = Training()
     training.step()
@@ -135,16 +135,16 @@ def test_copy_is_dropped_after_an_unannounced_step_and_later_ones_are_synchronou
     swap(training)
     keeping.step_done()
     assert steps_held() == []
-    assert "call settle()" in said[0] and keeping.counted.skipped == 1
+    assert "call settle()" in warned[0] and keeping.counted.skipped == 1
     assert keeping.collect_results(), "a later save will be tried"
     before = training.values()
     keeping.keep(training.state(2), training.objects.steady(), save=False)
     training.step()
     keeping.step_done()
-    assert differing(before, held(2)) == [] and len(said) == 2
+    assert differing(before, held(2)) == [] and len(warned) == 2
 
 
-def test_copy_is_dropped_if_parameters_change_during_it(keeping: Keeping, said: list[str], under_way: None) -> None:
+def test_copy_is_dropped_if_parameters_change_during_it(keeping: Keeping, warned: list[str], under_way: None) -> None:
     training = Training()
     training.step()
     keeping.step_done()
@@ -152,10 +152,10 @@ def test_copy_is_dropped_if_parameters_change_during_it(keeping: Keeping, said: 
     training.model.load_state_dict({key: tensor * 2 for key, tensor in training.model.state_dict().items()})
     training.step()
     keeping.step_done()
-    assert steps_held() == [] and len(said) == 1
+    assert steps_held() == [] and len(warned) == 1
 
 
-def test_settle_before_a_manual_change_keeps_the_snapshot(keeping: Keeping, said: list[str]) -> None:
+def test_settle_before_a_manual_change_keeps_the_snapshot(keeping: Keeping, warned: list[str]) -> None:
     training = Training()
     training.step()
     keeping.step_done()
@@ -165,7 +165,7 @@ def test_settle_before_a_manual_change_keeps_the_snapshot(keeping: Keeping, said
     swap(training)
     training.step()
     keeping.step_done()
-    assert differing(before, held(1)) == [] and said == []
+    assert differing(before, held(1)) == [] and warned == []
 
 
 def test_no_snapshot_is_skipped_while_a_slot_is_free(keeping: Keeping) -> None:
@@ -184,7 +184,7 @@ def test_state_is_saved_synchronously_if_memory_is_short(tmp_path: Path, keeping
 
 
 def test_synchronous_save_does_not_wait_for_an_earlier_running_save(
-    tmp_path: Path, keeping: Keeping, said: list[str]
+    tmp_path: Path, keeping: Keeping, warned: list[str]
 ) -> None:
     training = Training()
     write_safe(own_folder() / safe_name(RUN), Safe(1))  # no slot may be overwritten
@@ -194,4 +194,4 @@ def test_synchronous_save_does_not_wait_for_an_earlier_running_save(
     assert keeping.busy and steps_held() == [1, 2, 3]
     keeping.keep(training.state(4), training.objects.steady(), save=True)
     assert (tmp_path / "step-000000000004" / "MANIFEST.json").exists()
-    assert keeping.wait(4, 60.0) and said == []
+    assert keeping.wait(4, 60.0) and warned == []

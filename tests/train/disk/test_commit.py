@@ -119,9 +119,9 @@ def test_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None
 def test_users_own_file_named_latest_is_kept_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "latest").mkdir()
     (tmp_path / "latest" / "mine").touch()
-    said: list[str] = []
-    save(tmp_path, filled(7), 7, warn=said.append)
-    assert "does not point at the newest checkpoint" in said[0] and (tmp_path / "latest" / "mine").exists()
+    warned: list[str] = []
+    save(tmp_path, filled(7), 7, warn=warned.append)
+    assert "does not point at the newest checkpoint" in warned[0] and (tmp_path / "latest" / "mine").exists()
     assert names(tmp_path) == ["latest", step_name(7)]
 
 

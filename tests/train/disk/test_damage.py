@@ -26,11 +26,11 @@ def two(tmp_path: Path) -> Path:
 
 
 def newest(folder: Path) -> tuple[int | None, list[str]]:
-    said: list[str] = []
-    found = find_newest(folder, said.append)
+    warned: list[str] = []
+    found = find_newest(folder, warned.append)
     if found:
         found.close()
-    return (found.step if found else None), said
+    return (found.step if found else None), warned
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -43,8 +43,8 @@ def test_any_flipped_bit_is_detected_and_the_previous_checkpoint_is_used(two: Pa
         (two / name).write_bytes(flipped)
         (fault,) = faults_of(two)
         assert fault.startswith(name)
-        step, (said,) = newest(two.parent)
-        assert step == 10 and name in said and two.name in said
+        step, (warned,) = newest(two.parent)
+        assert step == 10 and name in warned and two.name in warned
     (two / name).write_bytes(whole)
     assert newest(two.parent) == (20, [])
 
@@ -59,8 +59,8 @@ def test_truncated_file_is_detected(two: Path, name: str, length: int) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_missing_file_is_detected(two: Path, name: str) -> None:
     (two / name).unlink()
-    step, (said,) = newest(two.parent)
-    assert step == 10 and f"{name} cannot be read: No such file" in said
+    step, (warned,) = newest(two.parent)
+    assert step == 10 and f"{name} cannot be read: No such file" in warned
 
 
 def test_too_long_file_is_detected(two: Path) -> None:

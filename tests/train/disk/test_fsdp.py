@@ -32,8 +32,8 @@ def test_shards_are_loaded_on_another_number_of_ranks(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     for rank in ranks:
-        _, said = rank.communicate(timeout=200)
-        assert rank.returncode == 0, said.decode()[-2000:]
+        _, output = rank.communicate(timeout=200)
+        assert rank.returncode == 0, output.decode()[-2000:]
     state = {"model": {key: torch.zeros(size) for key, size in sizes.items()}}
     dcp.load(state, checkpoint_id=sharded / "latest")
     whole = torch.load(sharded / "whole.pt")

@@ -92,9 +92,9 @@ def test_stale_lock_of_a_lost_host_does_not_stop_its_own_run(tmp_path: Path) -> 
     try:
         record = tmp_path / ".dalsegno.lock"
         record.write_text(record.read_text().replace(os.uname().nodename, "gpu-7-that-was"))
-        said: list[str] = []
-        lock_folder(tmp_path, "run-a", said.append, wait_s=0.1).release()
-        assert "still locked by an earlier process of this run" in said[0] and "gpu-7-that-was" in said[0]
+        warned: list[str] = []
+        lock_folder(tmp_path, "run-a", warned.append, wait_s=0.1).release()
+        assert "still locked by an earlier process of this run" in warned[0] and "gpu-7-that-was" in warned[0]
     finally:
         end(child)
 

@@ -29,7 +29,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.name = folder.name
-        self.folder, self.pid, self.kept, self.heard = folder, 0, [], []  # type: ignore[var-annotated]
+        self.folder, self.pid, self.kept, self.received = folder, 0, [], []  # type: ignore[var-annotated]
         self.all_kept: list[list[Message]] = []
         self._slots: dict[tuple[int, int], Slots] = {}
 
@@ -77,10 +77,10 @@ class Node:
             self.order({"snapshot": {"path": "", "rank": state.rank, "step": state.step}, "generation": generation})
 
     def fetch(self, rank: int, step: int, own: Any = (), shared: Any = (), generation: int = 1) -> Message:
-        number = len(self.heard)
+        number = len(self.received)
         what = {"number": number, "rank": rank, "generation": generation, "step": step}
         self.order({"fetch": {**what, "own": [*own], "shared": [*shared]}})
-        return self.until(lambda: next((one for one in self.heard if one.get("fetched") == number), None))
+        return self.until(lambda: next((one for one in self.received if one.get("fetched") == number), None))
 
     def until(self, found: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
         """Receive messages until the condition is true, and return its value."""
@@ -102,7 +102,7 @@ class Node:
             self._note(message)
 
     def _note(self, message: Message) -> None:
-        self.heard.append(message)
+        self.received.append(message)
         self.port = message.get("keeper", self.port)
         if "kept" in message:
             self.kept = message["kept"]

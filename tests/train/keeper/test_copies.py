@@ -187,7 +187,7 @@ def test_replaced_generation_is_refused_and_its_agent_gets_the_reason(node: NewN
     other.ready()
     one.keep(other.address, generation=1)
     one.commit(filled(1))
-    one.until(lambda: [message for message in one.heard if "replaced this generation" in message.get("trouble", "")])
+    one.until(lambda: [message for message in one.received if "replaced this generation" in message.get("trouble", "")])
     assert one.sent() == [] and other.copies() == []
     one.keep(other.address, generation=2, resumed=1)
     one.until(one.sent)

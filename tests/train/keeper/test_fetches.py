@@ -40,8 +40,8 @@ def test_each_part_is_fetched_from_its_holder(node: NewNode) -> None:
     one, other, third = three(node, state)
     answer = third.fetch(2, 5, own=[other.address], shared=[one.address])
     assert answer["ok"] and answer["why"] == "" and same(loaded(answer), state)
-    told = [(kept["copy"], kept["own"], kept["shared"], kept["summed"]) for kept in third.kept]
-    assert told == [(True, True, False, True), (True, False, True, True)]
+    listed = [(kept["copy"], kept["own"], kept["shared"], kept["summed"]) for kept in third.kept]
+    assert listed == [(True, True, False, True), (True, False, True, True)]
     again = third.fetch(2, 5)
     assert [again[part] for part in ("own", "shared")] == [answer[part] for part in ("own", "shared")]
 
@@ -104,7 +104,7 @@ def test_fetch_waits_for_a_holder_whose_keeper_is_starting(node: NewNode) -> Non
     third.listen(0.2)
     one.start(port)
     one.keep()
-    answer = third.until(lambda: next((heard for heard in third.heard if heard.get("fetched") == 7), None))
+    answer = third.until(lambda: next((received for received in third.received if received.get("fetched") == 7), None))
     assert answer["ok"] and same(loaded(answer), filled(5))
 
 
@@ -128,7 +128,7 @@ def test_shared_part_is_fetched_once_for_several_ranks(node: NewNode) -> None:
     for rank in range(4):
         what = {"number": rank, "rank": rank, "generation": 1, "step": 3}
         third.order({"fetch": {**what, "own": [one.address], "shared": [one.address]}})
-    done = third.until(lambda: len(answers := [one for one in third.heard if "fetched" in one]) == 4 and answers)
+    done = third.until(lambda: len(answers := [one for one in third.received if "fetched" in one]) == 4 and answers)
     assert all(same(loaded(answer), filled(3, elements=200_000, rank=answer["fetched"], world=4)) for answer in done)
     assert len({answer["shared"] for answer in done}) == 1 and len(os.listdir(third.folder)) == 5
 

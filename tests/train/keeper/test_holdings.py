@@ -26,8 +26,8 @@ def test_holdings_list_snapshots_and_copies_but_not_partial_ones(shm: Path) -> N
     assert len(holdings("a", shm)) == 2
     coming.buffer[:] = part
     coming.commit()
-    told = [(one.record.step, one.copy, one.own, one.shared, one.summed) for one in holdings("a", shm)]
-    assert told == [(7, False, True, True, True), (7 + 1, True, True, False, True), (8, False, True, True, False)]
+    listed = [(one.record.step, one.copy, one.own, one.shared, one.summed) for one in holdings("a", shm)]
+    assert listed == [(7, False, True, True, True), (7 + 1, True, True, False, True), (8, False, True, True, False)]
 
 
 def test_holdings_ignore_files_that_are_not_valid_snapshots_of_the_run(shm: Path) -> None:
@@ -43,5 +43,5 @@ def test_holdings_ignore_files_that_are_not_valid_snapshots_of_the_run(shm: Path
 
 def test_holdings_does_not_import_torch() -> None:
     code = "import sys, dalsegno.train.keeper.holdings, dalsegno.train.keeper; print('torch' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
-    assert said.stdout == "False\n"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert output.stdout == "False\n"

@@ -40,32 +40,32 @@ def test_keeper_with_another_secret_can_neither_send_nor_fetch(node: NewNode) ->
     assert stranger.sent() == [] and [copy.rank for copy in other.copies()] == [0]
 
 
-def says(node: Node, data: bytes) -> bytes:
+def exchange(node: Node, data: bytes) -> bytes:
     """Return all that a caller receives who sends this and disconnects."""
     with node.call() as sock:
         sock.sendall(data)
         with contextlib.suppress(OSError):  # the keeper has already disconnected
             sock.shutdown(socket.SHUT_WR)
-        heard = b""
+        received = b""
         while True:
             try:
                 more = sock.recv(4096)
             except ConnectionResetError:
-                return heard
+                return received
             if not more:
-                return heard
-            heard += more
+                return received
+            received += more
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", struct.pack("!I", 1 << 31), struct.pack("!I", 2) + b"[]"]
+    "sent", [b"", b"GET / HTTP/1.1\r\n\r\n", struct.pack("!I", 1 << 31), struct.pack("!I", 2) + b"[]"]
 )
-def test_stranger_receives_only_a_nonce(node: NewNode, said: bytes) -> None:
+def test_stranger_receives_only_a_nonce(node: NewNode, sent: bytes) -> None:
     one = node("one")
     one.keep()
     one.commit(filled(1))
     one.until(lambda: one.kept)
-    assert len(says(one, said)) < 100
+    assert len(exchange(one, sent)) < 100
     assert one.fetch(0, 1)["ok"]
 
 

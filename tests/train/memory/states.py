@@ -41,8 +41,8 @@ def same(one: TrainingState, other: TrainingState) -> bool:
 
 def _same_piece(one: Piece, other: Piece) -> bool:
     a, b = one.tensor, other.tensor
-    told = replace(one, tensor=None) == replace(other, tensor=None) and (a.dtype, a.shape) == (b.dtype, b.shape)
-    return bool(told and torch.equal(_raw(a), _raw(b)))
+    alike = replace(one, tensor=None) == replace(other, tensor=None) and (a.dtype, a.shape) == (b.dtype, b.shape)
+    return bool(alike and torch.equal(_raw(a), _raw(b)))
 
 
 def _raw(tensor: Any) -> Any:

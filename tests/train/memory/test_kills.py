@@ -41,18 +41,18 @@ def found(folder: Path) -> list[int]:
     return [snapshot.record.step for snapshot in snapshots if snapshot]
 
 
-def write_for_ever(folder: Path, generation: int, resumed: int, elements: int, told: int) -> None:
+def write_for_ever(folder: Path, generation: int, resumed: int, elements: int, pipe: int) -> None:
     slots = Slots("a", 0, generation, resumed, folder=folder)
     for step in range(resumed + 1, 1 << 40):
         record = slots.write(filled(step, elements=elements))
         assert record
-        os.write(told, _STEP.pack(step))
+        os.write(pipe, _STEP.pack(step))
         if step % 3 == 0:
             checksum(slots.slots[slots.records().index(record)].path)
 
 
 def killed_after(delay_s: float, act: Callable[[int], None]) -> int:
-    """Run it in a process until its first output, then a while longer, then kill it. Return its last complete line."""
+    """Run it in a process until its first output and a while longer, then kill it. Return its last reported step."""
     reads, writes = os.pipe()
     pid = fork(lambda: act(writes))
     os.close(writes)
@@ -60,9 +60,9 @@ def killed_after(delay_s: float, act: Callable[[int], None]) -> int:
     time.sleep(delay_s)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    with os.fdopen(reads, "rb") as said:
-        words = said.read()
-    return int(_STEP.unpack_from(words, len(words) // _STEP.size * _STEP.size - _STEP.size)[0])
+    with os.fdopen(reads, "rb") as output:
+        data = output.read()
+    return int(_STEP.unpack_from(data, len(data) // _STEP.size * _STEP.size - _STEP.size)[0])
 
 
 @pytest.mark.timeout(600)
@@ -71,8 +71,8 @@ def test_writer_killed_at_random_moments_leaves_a_complete_step(shm: Path) -> No
     for generation in range(1, ROUNDS + 1):
         elements = drawn.choice([20_000, 100_000, 100_000, 400_000])
 
-        def act(told: int, generation: int = generation, resumed: int = newest, elements: int = elements) -> None:
-            write_for_ever(shm, generation, resumed, elements, told)
+        def act(pipe: int, generation: int = generation, resumed: int = newest, elements: int = elements) -> None:
+            write_for_ever(shm, generation, resumed, elements, pipe)
 
         acknowledged = killed_after(drawn.uniform(0, 0.03), act)
         left = found(shm)

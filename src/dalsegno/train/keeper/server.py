@@ -133,7 +133,7 @@ LIMITS = ServerLimits(strangers=32, stranger_s=PROOF_S, stranger_bytes=1 << 10)
 
 
 class KeeperServer:
-    """Accepts the keepers of the same run. One thread hears strangers; each keeper that proves itself gets its own."""
+    """Accepts the keepers of the same run. One thread serves unauthenticated callers; each keeper then gets its own."""
 
     def __init__(self, books: Books, listener: socket.socket) -> None:
         self._books, self._listener = books, listener
@@ -172,7 +172,7 @@ class KeeperServer:
         return ""
 
     def came(self, peer: Connection[str]) -> None:
-        """Hand the connection to a thread of its own: what follows is bulk data, read and written blocking."""
+        """Pass the connection to its own thread, because bulk data is read and written with blocking calls."""
         if not self._calls.acquire(blocking=False):
             raise OSError("too many calls")
         try:
@@ -188,13 +188,13 @@ class KeeperServer:
             raise
 
     def said(self, peer: Connection[str], message: Message) -> None:
-        """Never called: connections are detached as soon as they are proved."""
+        """Do nothing: connections are detached as soon as they are authenticated."""
 
     def gone(self, peer: Connection[str]) -> None:
-        """A peer that could not be detached."""
+        """Do nothing for a peer that could not be detached."""
 
     def refused(self, cause: str, detail: str) -> None:
-        """Strangers are not worth a line in the log."""
+        """Do not log strangers."""
 
     def _call(self, channel: Channel) -> None:
         try:
