@@ -1,4 +1,4 @@
-"""What all tests share: the golden-file comparison, and the mark and time limit of tests on the real cluster."""
+"""Shared by all tests: the golden-file comparison, and the marker and time limit of cluster tests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dalsegno.system.apart import slowness
 TESTS = Path(__file__).parent
 CLUSTER_TIMEOUT_S = 600
 
-# Other tests are at work beside: no example is judged by its time. The same examples each time: what fails, fails of a
-# change and not by chance. The long form looks for others.
+# No deadline, because other tests run at the same time. The same examples every time, so that a failure is due to a
+# change; only the long profile tries new ones.
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("long" if os.environ.get("DALSEGNO_LONG") else "suite")
 
-# Whoever starts the suite in the background may have interrupts ignored, and what tests start would inherit that.
+# A background shell may have set SIGINT to ignored, which processes started by tests would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
@@ -34,7 +34,7 @@ if not os.environ.get("DALSEGNO_GPU_TESTS"):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything below tests/cluster is a cluster test, without saying so in each file."""
+    """Mark everything below tests/cluster as a cluster test."""
     for item in items:
         if TESTS / "cluster" in item.path.parents:
             item.add_marker(pytest.mark.cluster)
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def golden() -> Callable[[str, str], None]:
-    """`golden("slurm/minimal.conf", text)` compares with tests/golden; UPDATE_GOLDEN=1 writes it instead."""
+    """Return a function that compares a text with a file in tests/golden; UPDATE_GOLDEN=1 writes it instead."""
 
     def compare(name: str, text: str) -> None:
         path = TESTS / "golden" / name

@@ -1,9 +1,9 @@
-"""Lanes, side by side, of one pytest: each takes the next files that no other has taken.
+"""Run pytest in several parallel processes, called lanes. Each lane takes the next test file that no other has taken.
 
-`python -m tests.lanes WHICH --lanes 3 ARGS...` runs `pytest -m WHICH ARGS...` so. It collects once and forks a process
-for each lane. Files share nothing but the machine, and most tests on real clusters wait more than they work. After
-`--beside waits` those with that mark, which do little else, for Slurm's look at time limits once a minute, say, have a
-lane of their own. Files whose tests have a cluster in common, the fixture `shared`, are one lane's: it is made once.
+`python -m tests.lanes WHICH --lanes 3 ARGS...` runs `pytest -m WHICH ARGS...` this way. It collects once and forks a
+process per lane. Files share nothing but the machine, and most cluster tests wait more than they work. With `--beside
+waits`, tests with that marker get a lane of their own: they mostly wait, for example for Slurm's time-limit check once
+a minute. All files that use the fixture `shared` run in one lane, so that its cluster is created once.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from pathlib import Path
 import pytest
 
 IN_COMMON = "shared"
-LONGEST = ("test_run_faults.py", "test_train.py", "test_gpt.py", "test_blocks_on_cluster.py")  # a minute or more: first
-
-# In pytest --------------------------------------------------------------------------------------------------
+# These take a minute or more, so they start first.
+LONGEST = ("test_run_faults.py", "test_train.py", "test_gpt.py", "test_blocks_on_cluster.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--lanes", type=int, default=0, help="how many processes take test files side by side")
-    parser.addoption("--beside", default="", metavar="MARK", help="tests of this mark have a lane of their own")
+    parser.addoption("--lanes", type=int, default=0, help="number of processes that run test files in parallel")
+    parser.addoption("--beside", default="", metavar="MARK", help="run tests with this marker in a lane of their own")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Forks the lanes and waits for them. It runs no test itself: some look at all processes below theirs."""
+    """Fork the lanes and wait for them. The parent runs no test, because some inspect all child processes."""
     options = session.config.option
     if not options.lanes or session.testsfailed or options.collectonly:
         return None
@@ -42,7 +41,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     lanes = [taken(rest, folder) for _ in range(options.lanes)] + [iter(own)] * bool(own)
     told = [folder / f"told-{number}" for number in range(len(lanes))]
     pids = []
-    gc.freeze()  # what is here by now is nobody's garbage, and is not looked through again and again
+    gc.freeze()  # objects that exist now need not be collected in every lane
     for items, path in zip(lanes, told, strict=True):
         pids.append(forked(session, None if not pids else path))
         if not pids[-1]:
@@ -52,14 +51,14 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     for path in told[1:]:
         print(path.read_text(), flush=True)
     shutil.rmtree(folder)
-    session.config.pluginmanager.unregister(name="terminalreporter")  # each lane has told its own
+    session.config.pluginmanager.unregister(name="terminalreporter")  # each lane prints its own report
     return True
 
 
 def forked(session: pytest.Session, told: Path | None) -> int:
-    """A lane; 0 in it. One is to be seen while it runs, the others when all have ended."""
+    """Fork a lane; return 0 in the child. With a file, its output goes there; otherwise it is shown live."""
     capture = session.config.pluginmanager.getplugin("capturemanager")
-    capture.stop_global_capturing()  # or all would capture into the same file
+    capture.stop_global_capturing()  # otherwise all lanes would capture to the same file
     sys.stdout.flush()
     sys.stderr.flush()
     if told is not None:
@@ -70,14 +69,14 @@ def forked(session: pytest.Session, told: Path | None) -> int:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
     if pid == 0 and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)  # the parent's threads did not come along
+        sys.modules["torch"].set_num_threads(1)  # the parent's threads do not exist in the child
     capture.start_global_capturing()
     capture.suspend_global_capture()
     return pid
 
 
 def run(session: pytest.Session, items: Iterator[pytest.Item]) -> None:
-    """As pytest's own loop, but that what comes next is known only when it was taken."""
+    """Run tests as pytest's own loop does, but take the next test only when needed."""
     item = next(items, None)
     while item is not None:
         following = next(items, None)
@@ -90,7 +89,7 @@ def run(session: pytest.Session, items: Iterator[pytest.Item]) -> None:
 
 
 def taken(items: Sequence[pytest.Item], folder: Path) -> Iterator[pytest.Item]:
-    """The tests of each file, or of files with a cluster in common, that nobody had taken when its turn came."""
+    """Yield the tests of each file, or of all files with the shared cluster, that no other lane has taken."""
     shared = {item.path for item in items if IN_COMMON in getattr(item, "fixturenames", ())}
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -109,7 +108,7 @@ def take(mark: Path) -> bool:
 
 
 def ended(pid: int) -> int:
-    """How it did. An interrupt reaches the lanes too; they clean up, and that is waited for."""
+    """Return a lane's exit code. An interrupt reaches the lanes too, and their cleanup is awaited."""
     while True:
         try:
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

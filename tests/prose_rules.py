@@ -1,4 +1,4 @@
-"""Rules that read source text: which code decides by a sentence, and which states are plain strings."""
+"""Rules on source text: which code compares messages, and which states are plain strings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATES = {"phase", "state", "status", "stage", "kind", "role", "cause"}
 
 
 class Module(NamedTuple):
-    """One module, parsed: its dotted name, its statements, and all nodes of its tree."""
+    """A parsed module: its dotted name, its statements, and all nodes of its tree."""
 
     name: str
     file: str
@@ -26,7 +26,7 @@ class Module(NamedTuple):
 
 
 def constants_of(modules: Iterable[Module]) -> dict[str, tuple[str, ...]]:
-    """Return the sentences in each module's constants, by full name. Of a dict, its keys count: they are looked up."""
+    """Return the sentences in each module's constants, by full name. In a dict only the keys count."""
     found: dict[str, tuple[str, ...]] = {}
     for module in modules:
         for node in module.body:
@@ -64,7 +64,7 @@ def states_as_text(module: Module) -> list[str]:
 
 
 def _compared(node: ast.AST) -> Iterator[ast.expr]:
-    """Both sides of a comparison, the arguments of a test or search, the pattern of a `case`."""
+    """Yield both sides of a comparison, the arguments of a test or search, or the pattern of a `case`."""
     if isinstance(node, ast.Compare):
         yield from (node.left, *node.comparators)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TESTS:
@@ -74,7 +74,7 @@ def _compared(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _sentences(node: ast.expr) -> Iterator[str]:
-    """The sentences that a literal holds; nothing for any other expression, and of a dict only its keys."""
+    """Yield the sentences in a literal; nothing for any other expression, and only the keys of a dict."""
     if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)):
         text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
         yield from [text] if SENTENCE.search(text) else []
@@ -105,7 +105,7 @@ def _imported(module: Module) -> Iterator[tuple[str, str]]:
 
 
 def _looped_over(module: Module, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The variables of loops over a constant, each as the constant; of the items of a dict, the key."""
+    """Yield the variables of loops over a constant, with the constant's name; for dict items, the key."""
     for node in module.nodes:
         if isinstance(node, (ast.For, ast.comprehension)):
             target, over = node.target, node.iter
@@ -125,7 +125,7 @@ def _full_name(node: ast.expr, known: Mapping[str, str]) -> str:
 
 
 def _type_names(annotation: ast.expr) -> set[str]:
-    """`str` in `str`, `str | None` and `Optional[str]`; not in `tuple[str, ...]`, which is no state."""
+    """Return the type names in `str`, `str | None` and `Optional[str]`, but not in `tuple[str, ...]`."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         return _type_names(ast.parse(annotation.value, mode="eval").body)
     if isinstance(annotation, ast.BinOp):

@@ -1,7 +1,7 @@
-"""The rooms and their doors: imports point down, only `system/` starts processes, only `cli/` prints, and nothing
-decides by a sentence that we wrote ourselves.
+"""Architecture rules: packages import only what the table allows, only `system/` starts processes, only `cli/` prints,
+and no code compares our own messages.
 
-The rules read source text, so each one is also tried on a tiny bad example.
+The rules read source text, and each one is also tested on a small bad example.
 """
 
 from __future__ import annotations
@@ -149,11 +149,9 @@ STATES_OF_OTHERS = {
     "targets/base.py:NodeStatus.state": "sinfo's word, shown to people",
 }
 
-# ---- reading sources
-
 
 class Source(NamedTuple):
-    """One module: its dotted name, its file below the package, its imports, and the names it mentions."""
+    """A module: its dotted name, its file below the package, its imports, and the names it uses."""
 
     module: str
     file: str
@@ -167,7 +165,7 @@ class Source(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A full name a module imports or calls: `dalsegno.spec.load_spec`, `os.fork`, `print`."""
+    """A full name that a module imports or uses: `dalsegno.spec.load_spec`, `os.fork`, `print`."""
 
     name: str
     line: int
@@ -176,7 +174,7 @@ class Use(NamedTuple):
 def source(file: str, text: str) -> Source:
     dotted = f"{PACKAGE}.{file.removesuffix('.py').replace('/', '.')}"
     tree = ast.parse(text)
-    nodes = list(ast.walk(tree))  # once: it is most of what all rules take
+    nodes = list(ast.walk(tree))  # once, because it takes most of the time
     imported = tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
     named = tuple(node for node in nodes if isinstance(node, ast.Name | ast.Attribute))
     name = dotted.removesuffix(".__init__")
@@ -188,49 +186,46 @@ def read_sources() -> list[Source]:
     return [source(path.relative_to(SRC).as_posix(), path.read_text()) for path in sorted(SRC.rglob("*.py"))]
 
 
-def imports(of: Source) -> Iterator[Use]:
-    """Every import, wherever it stands: in functions and under TYPE_CHECKING too."""
-    for node in of.imported:
+def imports(source: Source) -> Iterator[Use]:
+    """Yield every import, also in functions and under TYPE_CHECKING."""
+    for node in source.imported:
         if isinstance(node, ast.Import):
             yield from (Use(alias.name, node.lineno) for alias in node.names)
         else:
-            base = _base(of, node)
+            base = _base(source, node)
             yield from (Use(f"{base}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def calls(of: Source) -> Iterator[Use]:
-    """Every name or attribute, with its first part replaced by what the module imported under that name."""
-    known = dict(_known_names(of))
-    for node in of.named:
+def calls(source: Source) -> Iterator[Use]:
+    """Yield every name or attribute, with its first part replaced by what was imported under that name."""
+    known = dict(_known_names(source))
+    for node in source.named:
         first, *rest = _words(node)
         yield Use(".".join([known.get(first, first), *rest]), node.lineno)
 
 
 def _words(node: ast.expr) -> list[str]:
-    """`a.b.c` as its words; what is not a name itself, such as a call, begins with an empty one."""
+    """Split `a.b.c` into its words. An expression that is not a name, such as a call, starts with an empty one."""
     if isinstance(node, ast.Attribute):
         return [*_words(node.value), node.attr]
     return [node.id if isinstance(node, ast.Name) else ""]
 
 
-def _known_names(of: Source) -> Iterator[tuple[str, str]]:
-    for node in of.imported:
+def _known_names(source: Source) -> Iterator[tuple[str, str]]:
+    for node in source.imported:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2
         else:
             for alias in node.names:
-                yield alias.asname or alias.name, f"{_base(of, node)}.{alias.name}"
+                yield alias.asname or alias.name, f"{_base(source, node)}.{alias.name}"
 
 
-def _base(of: Source, node: ast.ImportFrom) -> str:
+def _base(source: Source, node: ast.ImportFrom) -> str:
     if not node.level:
         return node.module or ""
-    folder = of.module.split(".") if of.file.endswith("__init__.py") else of.module.split(".")[:-1]
+    folder = source.module.split(".") if source.file.endswith("__init__.py") else source.module.split(".")[:-1]
     return ".".join([*folder[: len(folder) + 1 - node.level], *([node.module] if node.module else [])])
-
-
-# ---- the rules: sources in, faults out
 
 
 def wrong_imports(sources: Iterable[Source]) -> list[str]:
@@ -253,7 +248,7 @@ def unknown_rooms(sources: Iterable[Source]) -> list[str]:
 
 
 def behind_doors(sources: Iterable[Source], closed: re.Pattern[str], open_to: Mapping[str, str]) -> list[str]:
-    """Uses of what only the files in `open_to` may do."""
+    """Return uses of `closed` names in files that are not in `open_to`."""
     faults = {
         f"{src.file}:{use.line}: {use.name}"
         for src in sources
@@ -265,7 +260,7 @@ def behind_doors(sources: Iterable[Source], closed: re.Pattern[str], open_to: Ma
 
 
 def cycle(sources: Iterable[Source]) -> list[str]:
-    """Modules that import each other in a ring, the first also last; [] if there is none."""
+    """Return modules that import each other in a cycle, the first also last; [] if there is none."""
     graph = _import_graph(list(sources))
     done: set[str] = set()
 
@@ -289,7 +284,7 @@ def _import_graph(sources: list[Source]) -> dict[str, set[str]]:
 
 
 def _module_of(name: str, modules: set[str]) -> str:
-    """The module that importing this name loads: `dalsegno.spec` for `dalsegno.spec.load_spec`."""
+    """Return the module that importing this name loads: `dalsegno.spec` for `dalsegno.spec.load_spec`."""
     while name and name not in modules:
         name = name.rpartition(".")[0]
     return name
@@ -300,7 +295,7 @@ def module(file: str, text: str) -> Module:
 
 
 def prose(modules: Iterable[Module]) -> list[str]:
-    """Decisions that are taken by comparing or parsing a sentence, outside of the doors."""
+    """Return comparisons with messages in files that are not allowed to make them."""
     modules = list(modules)
     constants = constants_of(modules)
     closed = [each for each in modules if not each.file.startswith(tuple(MAY_READ_SENTENCES))]
@@ -308,15 +303,13 @@ def prose(modules: Iterable[Module]) -> list[str]:
 
 
 def plain_states(modules: Iterable[Module]) -> list[str]:
-    """States of ours that are held as plain strings."""
+    """Return states of our own that are plain strings."""
     found = [fault for each in modules for fault in states_as_text(each)]
     named = {fault: f"{fault.partition(':')[0]}:{fault.rpartition(' ')[2]}" for fault in found}
     return [fault for fault in found if not named[fault].startswith(tuple(STATES_OF_OTHERS))]
 
 
-# ---- the package keeps the rules
-
-
+# The package follows the rules
 def test_every_package_is_in_the_import_table():
     assert unknown_rooms(read_sources()) == []
 
@@ -376,7 +369,7 @@ def test_up_does_not_import_fault_injection():
 
 
 def shared_classes(sources: Iterable[Source]) -> dict[str, list[str]]:
-    """Class names that more than one module defines, and those modules."""
+    """Return class names that more than one module defines, and those modules."""
     found: dict[str, list[str]] = {}
     for each in sources:
         for node in each.parsed.body:
@@ -385,9 +378,7 @@ def shared_classes(sources: Iterable[Source]) -> dict[str, list[str]]:
     return {name: files for name, files in found.items() if len(files) > 1}
 
 
-# ---- and each rule can fail
-
-
+# Each rule finds a bad example
 def test_forbidden_import_is_found_anywhere_in_a_module():
     at_the_top = source("spec/model.py", "from dalsegno.slurm.versions import Version")
     in_a_function = source("slurm/client.py", "def f():\n    import dalsegno.targets.base")

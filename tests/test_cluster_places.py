@@ -1,4 +1,4 @@
-"""Where clusters are kept and how one is named."""
+"""Tests of where clusters are stored and how one is chosen."""
 
 from pathlib import Path
 

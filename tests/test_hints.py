@@ -1,4 +1,4 @@
-"""Every error says how to mend it. The rule reads source text, and is tried on a bad example."""
+"""Every error has a hint. The rule reads source text, and is also tested on a bad example."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from pathlib import Path
 from dalsegno import errors
 
 SRC = Path(__file__).parent.parent / "src" / "dalsegno"
-ERRORS = {name for name, kind in vars(errors).items() if isinstance(kind, type)} - {"SpecError"}  # it has its Problems
+# SpecError has Problems, which have hints.
+ERRORS = {name for name, kind in vars(errors).items() if isinstance(kind, type)} - {
+    "SpecError"
+}  # its Problems have hints
 ERRORS |= {"RunLost"}
 MAKES_ONE = re.compile(rf"\b(?:{'|'.join(ERRORS)})\s*\(")
 
 
 def files() -> Iterable[Path]:
-    """All but the training library, whose errors are its own."""
+    """Return all files except those of the training library, which has its own errors."""
     return [path for path in sorted(SRC.rglob("*.py")) if SRC / "train" not in path.parents]
 
 
 def without_hint(text: str) -> list[int]:
-    """Lines on which an error is made without one; `**` may hold it."""
-    if not MAKES_ONE.search(text):  # most files do not, and are not worth their parsing
+    """Return the lines on which an error is created without a hint; `**` may contain it."""
+    if not MAKES_ONE.search(text):  # skips parsing most files
         return []
     return [
         node.lineno
@@ -31,7 +34,7 @@ def without_hint(text: str) -> list[int]:
         and isinstance(node.func, ast.Name)
         and node.func.id in ERRORS
         and not {"hint", None} & {word.arg for word in node.keywords}
-        and len(node.args) < 3  # a Problem's third
+        and len(node.args) < 3  # the third argument of Problem
     ]
 
 

@@ -1,4 +1,4 @@
-"""Host lists, both ways, by example and against Slurm's own reading of them."""
+"""Tests of host lists, by example and against Slurm's own commands."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def brackets(draw: st.DrawFn) -> str:
 
 @st.composite
 def short_lists(draw: st.DrawFn) -> str:
-    """One word with at most two brackets: with three, Slurm 22.05 counts in an order of its own."""
+    """Return a word with at most two brackets: with three, Slurm 22.05 uses another order."""
     word = draw(st.sampled_from(["n", "gpu-", "rack0x"])) + draw(brackets())
     return word + "x" + draw(brackets()) if draw(st.booleans()) else word
 
@@ -101,7 +101,7 @@ def test_expand_accepts_or_refuses_any_text(text: str) -> None:
 
 @pytest.fixture(scope="module")
 def slurm_conf(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """scontrol wants a slurm.conf even to count; it asks nobody."""
+    """Return a slurm.conf, which scontrol needs even to expand host lists."""
     if shutil.which("scontrol") is None:
         pytest.skip("no scontrol on this machine")
     path: Path = tmp_path_factory.mktemp("hostlist") / "slurm.conf"

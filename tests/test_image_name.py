@@ -1,4 +1,4 @@
-"""What users write for an image, and what it means."""
+"""Tests of image names."""
 
 import pytest
 from hypothesis import example, given

@@ -1,4 +1,4 @@
-"""Lanes run every test once, and what fails in any has failed."""
+"""Tests of the lanes: every test runs once, and a failure in any lane fails the suite."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def test_each_file_is_run_by_one_lane(tmp_path: Path):
 def test_every_test_runs_once_and_a_failure_fails_the_suite(tmp_path: Path, word: str, code: int):
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\npython_functions = try_*\nmarkers = waits\n"
-    )  # the settings are the tests' own
+    )  # the settings of our own suite
     for name in "abcd":
         mark = "@pytest.mark.waits\n" if name == "c" else ""
         body = f"    open({str(tmp_path / name)!r}, 'x')\n    assert {word if name == 'd' else True}\n"

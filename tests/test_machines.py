@@ -1,4 +1,4 @@
-"""The machines of `./test --long`: what they are asked to run is there."""
+"""The tests that `./test --long` runs on machines exist."""
 
 from tests.machines.__main__ import HANDFUL
 from tests.machines.chroot import CLONE

@@ -1,4 +1,4 @@
-"""Text of others' making, made safe to show."""
+"""Tests of escaping untrusted text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wait that most tests of processes lean on."""
+"""Tests of `eventually`, which most process tests use."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Waiting for what must happen: for the condition itself, never for a fixed time."""
+"""Wait for a condition, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# What takes a moment on an idle machine may take a hundred times as long on one with ten times the work it can do.
+# An action that is instant on an idle machine may take a hundred times as long on an overloaded one.
 PATIENCE_S = 60.0
 
 
 def eventually(true: Callable[[], T], timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> T:
-    """Ask until it is true, and give what was found.
+    """Call until the result is true, and return it.
 
-    What cannot be looked at yet is not true yet: a file that is not there, a key that nobody has written, a line that
-    is only half written. An assertion that fails in between is the end: what it says cannot become true any more.
+    A missing file, a missing key or a partly written line counts as not true yet. A failed assertion in the callable
+    ends the wait: it states something that cannot become true any more.
     """
     until = time.monotonic() + timeout_s
     while True:

@@ -1,4 +1,4 @@
-"""Run folders to show, follow and end, as `run` and a coordinator leave them."""
+"""Run folders for tests, as `run` and a coordinator write them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_run(
 
 
 def tell(run: RunFolder, **fields: Any) -> None:
-    """What a coordinator would write."""
+    """Write a status as a coordinator would."""
     write_status(run.status, status(run=run.run, **fields))
 
 

@@ -1,4 +1,4 @@
-"""`nodes`, `events` and `automation`, with a controller that answers from a real journal."""
+"""Tests of `nodes`, `events` and `automation` with a controller that answers from a real journal."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Invoke = Callable[..., Result]
 
 @pytest.fixture
 def invoke() -> Iterator[Invoke]:
-    """Commands as on a shell of a cluster whose controller knows one drained node."""
+    """Return a function that runs commands on a cluster whose controller knows one drained node."""
     root = Path(tempfile.mkdtemp(prefix="ds-", dir="/tmp"))
     (root / "controller").mkdir()
     (root / "run").mkdir()
-    (root / "slurm.conf").touch()  # with nothing in it Slurm's commands give up at once
+    (root / "slurm.conf").touch()  # empty, so that Slurm's commands fail at once
     store, action = Journal(root / JOURNAL), Drain("gpu-2", NodeFault("xid", Remedy.REBOOT, "Xid 79", "79"))
     store.end(store.begin(action, 1e9), action, "drained: xid[79] Xid 79", "", 1e9, Policy(), ())
     store.record_gpus("gpu-2", [GpuIdentity(0, "GPU-abc", "17", "H100")], 1e9)

@@ -1,4 +1,4 @@
-"""`dalsegno containers check` where it can be tried without a cluster."""
+"""Tests of `dalsegno containers check` without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of `dalsegno containers check`: hosts with the same result are named together."""
+"""Tests of the report of `dalsegno containers check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`down` where there is nothing of that name."""
+"""Tests of `down` for a cluster that does not exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dalsegno.cli.main import cli
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose file names `heal`, while the cluster that is up is `hc`."""
+    """Return a home with cluster `hc`, in a folder whose cluster file names `heal`."""
     (tmp_path / "home/clusters/hc").mkdir(parents=True)
     (tmp_path / "home/clusters/hc/state.json").write_text("{}")
     (tmp_path / "cluster.yaml").write_text("name: heal\n")

@@ -1,4 +1,4 @@
-"""Following a run: its lines to stdout, its story to stderr, its exit code to the caller; and ways to leave it."""
+"""Tests of following a run: output on stdout, messages on stderr, the exit code, and ways to leave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cli.runs import end, make_run, members, say, tell
 from tests.waiting import PATIENCE_S, eventually
 
 SOURCE = Path(__file__).parents[2] / "src"
-# What `run` does once a run is handed over. Slurm is never asked: the coordinator has just spoken.
+# Follows as `run` does after submission. Slurm is never queried, because the coordinator's status is recent.
 FOLLOW = """
 import sys
 from pathlib import Path
@@ -197,12 +197,12 @@ def read_until(fd: int, text: str) -> str:
 
 
 def drain(fd: int) -> str:
-    """All until the other side is gone."""
+    """Read until the other side is closed."""
     seen = b""
     try:
         while data := os.read(fd, 4096):
             seen += data
-    except OSError:  # Linux's word for that
+    except OSError:  # Linux reports a closed terminal this way
         pass
     os.close(fd)
     return seen.decode()

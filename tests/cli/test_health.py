@@ -1,4 +1,4 @@
-"""`dalsegno health` on this machine, whatever it is."""
+"""Tests of `dalsegno health` on this machine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dalsegno.health.telemetry import healthy, telemetry_text, with_gpu
 from dalsegno.spec.facts import CheckSetting, Health
 
 CONF = "NodeName=gpu-1 Port=1 Gres=gpu:h100:2\nAuthType=auth/none\n"
-# What else this machine may have to say is not for a test to know.
+# Other checks depend on the machine that runs the tests.
 ONLY_ECC = Health(checks={name: CheckSetting(enabled=False) for name in ("disk", "inodes", "memory", "slurmd")})
 
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This machine plays a node with simulated GPUs."""
+    """Make this machine look like a node with simulated GPUs."""
     (tmp_path / "slurm.conf").write_text(CONF)
     (tmp_path / "health.json").write_text(settings_text(ONLY_ECC))
     (tmp_path / "telemetry.json").write_text(telemetry_text(healthy("gpu-1", 2, "h100")))

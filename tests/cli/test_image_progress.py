@@ -1,4 +1,4 @@
-"""How far an import is: a bar where there is a terminal, plain lines where there is none."""
+"""Tests of import progress: a bar in a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 

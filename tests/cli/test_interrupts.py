@@ -1,4 +1,4 @@
-"""A command that is told to end while it works: it tidies up first, unless it is told twice."""
+"""Tests of interrupted commands: they clean up first, unless they are interrupted twice."""
 
 from __future__ import annotations
 

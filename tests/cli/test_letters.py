@@ -1,4 +1,4 @@
-"""A short option means one thing in all commands, and what Slurm means by it."""
+"""A short option means the same in all commands and in Slurm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dalsegno.cli.main import COMMANDS
 
 
 def meanings(letter: str) -> set[str]:
-    """The long spellings that go with it, over all commands."""
+    """Return the long options that belong to a short one, over all commands."""
     commands = [import_module(f"dalsegno.cli.{name}").command for name in COMMANDS]
     options = [option for command in commands for option in command.params if isinstance(option, click.Option)]
     return {

@@ -1,4 +1,4 @@
-"""`nodes`: what the controller says of a node, and who else has a word in it."""
+"""Tests of `nodes`: the controller's view combined with drains by others."""
 
 from __future__ import annotations
 

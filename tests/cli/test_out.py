@@ -1,4 +1,4 @@
-"""What the one printer writes to a terminal: no colour where none is wanted, and no line that wraps."""
+"""Tests of terminal output: colour, line width and escaping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dalsegno.cli import out
 
 
 def on_terminal(code: str, columns: int, **env: str) -> str:
-    """What a terminal so wide gets from a program."""
+    """Return what a terminal of this width receives from a program."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
@@ -27,7 +27,7 @@ def on_terminal(code: str, columns: int, **env: str) -> str:
     try:
         while more := os.read(ours, 65536):
             said += more
-    except OSError:  # the other end is closed, and all is read
+    except OSError:  # the other end is closed and everything was read
         pass
     os.close(ours)
     assert done.returncode == 0, said
@@ -41,7 +41,7 @@ def test_no_color_turns_colour_off():
 
 
 def test_replaced_line_fits_the_terminal():
-    """One that wraps leaves a row behind each time: only the last of its rows can be cleared."""
+    """A line that wraps cannot be cleared completely: only its last row can."""
     drawn = on_terminal("out.replace_line('x' * 100)", 40, NO_COLOR="1").removeprefix(out.ERASE)
     assert drawn == "x" * 39
     steps = on_terminal("with out.progress() as say: say('y' * 100)", 40, NO_COLOR="1")
@@ -52,7 +52,7 @@ HOSTILE = "\x1b]0;title\x07\x1b[2Jred\x9b31m\r\u202e\x08"
 
 
 def test_escape_codes_in_text_do_not_reach_the_terminal():
-    """Whoever wrote it: a job's name, a reason, a path, a message of another program."""
+    """This holds for all text: job names, reasons, paths, messages of other programs."""
     code = (
         f"t = {HOSTILE!r}\n"
         "out.talk(t); out.data(t); out.step(t); out.step(t, bold=True); out.heading(t)\n"

@@ -1,4 +1,4 @@
-"""What Slurm said when it refused a job leads to a hint that helps."""
+"""Tests of the hints after Slurm refused a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of `run`: Slurm's and torchrun's own words, into one request."""
+"""Tests of the command line of `run`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dalsegno.runs.submit.values import Gpus, NodeCount
 
 
 def read(*words: str) -> RunRequest:
-    """The request of a command line."""
+    """Return the request of a command line."""
     found: list[RunRequest] = []
 
     @click.command(context_settings=dict(RUN_SETTINGS))

@@ -1,4 +1,4 @@
-"""The commands `runs`, `logs` and `cancel` on folders of runs."""
+"""Tests of `runs`, `logs` and `cancel` on run folders."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_cancel_with_one_unknown_run_cancels_nothing(call: Call, tmp_path: Path)
     assert not run.cancel.exists()
 
 
-# ---- one run
+# Show
 
 
 def progress_of(run: RunFolder, **figures: float) -> None:

@@ -1,4 +1,4 @@
-"""A Slurm that gives no answer is told from one that says no."""
+"""Tests that a missing answer of Slurm is distinguished from a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slurm's commands in hints work where they are typed."""
+"""Tests that Slurm commands in hints work in the user's shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run fares, in words."""
+"""Tests of the status text of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`submit` tells a job file from an sbatch script, and both from anything else."""
+"""Tests that `submit` distinguishes job files, sbatch scripts and other files."""
 
 from __future__ import annotations
 

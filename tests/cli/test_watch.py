@@ -1,4 +1,4 @@
-"""While a run has no coordinator, Slurm's queue tells of it; and nobody waits for ever for one that is gone."""
+"""Tests of watching a run: Slurm's queue shows a run without coordinator, and a lost run is detected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.cli.runs import end, make_run, status, tell
 
 
 class Answers:
-    """A queue that gives its answers one after the other, the last one for ever."""
+    """A queue that returns its answers one after the other and then repeats the last one."""
 
     def __init__(self, *answers: list[JobInfo] | DalsegnoError) -> None:
         self.left = list(answers)

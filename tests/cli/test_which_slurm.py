@@ -1,4 +1,4 @@
-"""Which Slurm a run goes to, and where its folder is: told by the environment, the same for every command."""
+"""Tests of which Slurm a run uses and where its folder is, from the environment."""
 
 from __future__ import annotations
 

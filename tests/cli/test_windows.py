@@ -1,6 +1,7 @@
-"""What needs no Linux works where POSIX is missing: nothing that the command line imports may take it for granted.
+"""Tests that commands which need no Linux work on Windows.
 
-There is no Windows here. What Python lacks there is taken away in a process of its own, before our code is imported.
+There is no Windows here. Instead, modules that Python lacks there are removed in a separate process before our code is
+imported.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def test_faulty_cluster_file_is_explained_on_windows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["plan", "up", "ls", "status", "down", "runs", "events", "shell", "env", "why"])
 def test_commands_that_need_linux_say_so_on_windows(tmp_path: Path, command: str) -> None:
-    """Or find nothing: there is no local cluster."""
+    """Or they find nothing, because there is no local cluster."""
     (tmp_path / "cluster.yaml").write_text(FILE)
     done = dalsegno(tmp_path, command)
     assert "Traceback" not in done.stderr
@@ -80,7 +81,7 @@ def test_plan_of_a_local_cluster_names_linux_on_windows(tmp_path: Path) -> None:
 
 
 def test_every_command_can_be_imported_on_windows(tmp_path: Path) -> None:
-    """One that needs Linux still has to show its help."""
+    """A command that needs Linux must still show its help."""
     script = AS_ON_WINDOWS.replace(
         "main()\n",
         "import importlib\nfrom dalsegno.cli.main import COMMANDS\n"

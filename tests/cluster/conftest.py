@@ -1,4 +1,4 @@
-"""One real cluster for all tests here, made through the command line as a user would, and checked for leftovers."""
+"""Fixtures for real clusters, which are created through the command line and checked for leftovers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ users:
   - {name: cem, accounts: [cem], qos: [normal, low, medium, high]}
 """
 
-# Six nodes for the runs of one test module: they are broken there, so that no others share them.
+# Six nodes for the runs of one test module, not shared because its tests break them.
 FOR_RUNS = """
 name: one
 target: local
@@ -58,7 +58,7 @@ health: {mode: observe}  # what is broken here stays so
 """
 
 
-PINGED_S = 200  # slurmctld asks its nodes every 100 s: one that did not hear the last time is `idle*` until the next
+PINGED_S = 200  # slurmctld pings its nodes every 100 s: a node that missed the last ping is `idle*` until the next
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Cli:
-    """`dalsegno` as a command, with a home of its own; optionally as another user of the machine."""
+    """The `dalsegno` command with its own home, optionally as another user of the machine."""
 
     home: Path
     uid: int = 0
 
     @property
     def become(self) -> list[str]:
-        """The words before a command of this user's."""
+        """Return the prefix that runs a command as this user."""
         if self.uid == os.geteuid():
             return []
         return ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
@@ -87,7 +87,7 @@ class Cli:
 
     @property
     def env(self) -> dict[str, str]:
-        """`python3` is the one that runs the tests, and temporary files are where a test can look for them."""
+        """Return an environment in which `python3` is the one that runs the tests and TMPDIR is known to them."""
         path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
         own = {"DALSEGNO_HOME": self.home, "HOME": self.home, "TMPDIR": self.home / "tmp", "PYTHONPATH": SOURCE}
         return {**os.environ, "PATH": path, **{name: str(value) for name, value in own.items()}}
@@ -121,7 +121,7 @@ class Cli:
 
 
 def leftovers(home: Path) -> list[str]:
-    """Everything on the machine that still belongs to clusters of this home."""
+    """Return everything on the machine that still belongs to clusters of this home."""
     from dalsegno.system.cgroups import cluster_folders
     from dalsegno.system.children import environment, find
     from dalsegno.targets.local.folder import Folder
@@ -142,7 +142,7 @@ def leftovers(home: Path) -> list[str]:
 
 
 def units_of(cluster_id: str) -> list[str]:
-    """Return the systemd units of a cluster; none where systemd does not run."""
+    """Return the systemd units of a cluster; none if systemd does not run."""
     if not SYSTEMD_RUNS.is_dir() or os.geteuid() != 0:
         return []
     listed = ["systemctl", "list-units", "--all", "--plain", "--no-legend", "--full", f"dalsegno-{cluster_id}*"]
@@ -150,7 +150,7 @@ def units_of(cluster_id: str) -> list[str]:
 
 
 def make_home(prefix: str) -> Path:
-    home = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # short: sockets live below it
+    home = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # short, because sockets are below it
     home.chmod(0o755)
     return home
 
@@ -162,7 +162,7 @@ def end_all(cli: Cli) -> None:
 
 @pytest.fixture(scope="session")
 def cache() -> Iterator[Path]:
-    """MariaDB's empty database is made once for all homes."""
+    """Return a cache for MariaDB's empty database, which is created once for all homes."""
     folder = make_home("ds-cache-")
     yield folder
     shutil.rmtree(folder)
@@ -173,7 +173,7 @@ AnyCli = TypeVar("AnyCli", bound=Cli)
 
 @contextmanager
 def taken_down(cli: AnyCli) -> Iterator[AnyCli]:
-    """Afterwards, whatever happened: its clusters are taken down, its home is removed, and what is left is told."""
+    """Afterwards, remove its clusters and its home, and report leftovers."""
     try:
         yield cli
     finally:
@@ -184,7 +184,7 @@ def taken_down(cli: AnyCli) -> Iterator[AnyCli]:
 
 
 def at_home(cache: Path) -> Cli:
-    """`dalsegno` with a new home."""
+    """Yield `dalsegno` with a new home."""
     home = make_home("ds-")
     (home / "cache").symlink_to(cache)
     (home / "tmp").mkdir()
@@ -194,14 +194,14 @@ def at_home(cache: Path) -> Cli:
 
 @pytest.fixture
 def cli(cache: Path) -> Iterator[Cli]:
-    """A home for one test."""
+    """Return `dalsegno` with a home for one test."""
     with taken_down(at_home(cache)) as cli:
         yield cli
 
 
 @pytest.fixture(scope="session")
 def shared(cache: Path) -> Iterator[Cli]:
-    """The cluster that tests share; they leave it as they found it."""
+    """Return the cluster that tests share and leave unchanged."""
     with taken_down(at_home(cache)) as cli:
         cli.ok("up", cli.file(SHARED))
         yield cli
@@ -209,7 +209,7 @@ def shared(cache: Path) -> Iterator[Cli]:
 
 @pytest.fixture(scope="module")
 def cluster_for_runs(cache: Path) -> Iterator[Cli]:
-    """Six virtual hosts for the runs of one module (see `runs.py`); each test leaves all of them up."""
+    """Return six virtual hosts for the runs of one module (see `runs.py`). Each test leaves all of them up."""
     with taken_down(at_home(cache)) as cli:
         cli.ok("up", cli.file(FOR_RUNS))
         yield cli

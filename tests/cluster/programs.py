@@ -1,4 +1,4 @@
-"""Processes of a cluster by the program that they are."""
+"""Find processes of a cluster by their program."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from dalsegno.system.children import ancestors, arguments
 
 
 def programs(pids: Iterable[int], matches: Callable[[list[str]], bool]) -> list[int]:
-    """Whose words match; not what one of them has just forked, and what bears its words until it starts a program."""
+    """Return the processes whose arguments match, without children that have forked but not yet called exec."""
     found = [pid for pid in pids if matches(arguments(pid))]
     return [pid for pid in found if arguments(pid) not in [arguments(parent) for parent in ancestors(pid)[:1]]]

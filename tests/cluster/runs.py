@@ -1,7 +1,7 @@
-"""Runs on the real cluster, as tests see them: started through the command line, watched, broken, and looked for.
+"""Runs on a real cluster for tests.
 
-A test starts one with `Run.start(cli, folder, "-N", "4", script=DDP)`, in a cluster such as `cluster_for_runs`. What is
-asked of it is read from the run's own folder and from /proc: processes of virtual hosts are seen from the machine.
+A test starts one with `Run.start(cli, folder, "-N", "4", script=DDP)`, on a cluster such as `cluster_for_runs`. Its
+state is read from the run folder and from /proc, which shows the processes of virtual hosts.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tests.cluster.conftest import Cli
 from tests.cluster.programs import programs
 from tests.waiting import eventually
 
-LONG_S = 180.0  # for what takes some seconds on a machine that has nothing else to do
+LONG_S = 180.0  # for what takes some seconds on an idle machine
 FEW_S = 90.0
 
-# Trains a Linear over gloo until its stop file is there. Every completed step is a line in its log, and one in a file
+# Trains a Linear over gloo until its stop file exists. Every completed step is a line in its log, and one in a file
 # that all ranks of all generations share: generation, rank, step, pid, time. A thread writes such lines with step 0,
-# whatever becomes of the other ranks: so it is seen when a rank does not end that should have.
+# whatever happens to the other ranks, which shows whether a rank fails to end.
 DDP = """
 import os, sys, threading, time
 import torch
@@ -76,7 +76,7 @@ dist.destroy_process_group()
 
 
 class Step(NamedTuple):
-    """A completed step of one rank, or only a sign of its life: then `step` is 0."""
+    """A completed step of one rank; with step 0, only a sign that it is alive."""
 
     generation: int
     rank: int
@@ -86,7 +86,7 @@ class Step(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """What a cluster's hosts have open: TCP ports that listen, and files in shared memory."""
+    """The listening TCP ports and shared-memory files of a cluster's hosts."""
 
     ports: frozenset[tuple[str, int]]
     memory: frozenset[tuple[str, str]]
@@ -94,7 +94,7 @@ class Footprint(NamedTuple):
 
 @dataclass
 class Run:
-    """A run that was started; `work` is the folder it was started in."""
+    """A started run; `work` is the folder it was started in."""
 
     cli: Cli
     work: Path
@@ -105,7 +105,7 @@ class Run:
 
     @classmethod
     def start(cls, cli: Cli, work: Path, *options: str, script: str = DDP, args: tuple[str, ...] | None = None) -> Run:
-        """`dalsegno run --detach OPTIONS train.py ARGS`; a script of one's own gets just the arguments one gives."""
+        """Start `dalsegno run --detach OPTIONS train.py ARGS`. A custom script gets only the given arguments."""
         work.mkdir(parents=True, exist_ok=True)
         (work / "train.py").write_text(script)
         given = (str(work / "stop"), str(work / "steps")) if args is None else args
@@ -117,7 +117,7 @@ class Run:
     def id(self) -> str:
         return self.folder.run
 
-    # What it says of itself
+    # Status
 
     @property
     def status(self) -> RunStatus:
@@ -127,23 +127,23 @@ class Run:
         return status
 
     def journal(self, event: str = "", since: float = 0.0) -> list[Entry]:
-        """Entries, of one kind if it is named, from a time on (seconds since 1970)."""
+        """Return journal entries, of one kind if it is given, from a time on (seconds since 1970)."""
         entries = read(self.folder.journal)
         return [each for each in entries if each["at"] >= since and event in ("", each["event"])]
 
     @property
     def generation(self) -> int:
-        """The latest that was formed; 0 before the first."""
+        """The latest generation; 0 before the first."""
         return max((each["generation"] for each in self.journal("generation")), default=0)
 
     @property
     def restarts(self) -> int:
-        """What failures of workers have cost."""
+        """The number of restarts after worker failures."""
         return int(self.journal("generation")[-1]["restarts"])
 
     @property
     def nodes(self) -> list[str]:
-        """Of the latest generation, by group rank."""
+        """The nodes of the latest generation, by group rank."""
         return list(self.journal("generation")[-1]["nodes"])
 
     @property
@@ -155,12 +155,12 @@ class Run:
         return path.read_text() if path.exists() else ""
 
     def steps(self, rank: int | None = None, generation: int | None = None) -> list[Step]:
-        """Completed steps of the DDP script, of one rank and one generation if they are named."""
+        """Return completed steps of the DDP script, of one rank and generation if they are given."""
         found = [each for each in self.writes() if each.step and rank in (None, each.rank)]
         return [each for each in found if generation in (None, each.generation)]
 
     def writes(self) -> list[Step]:
-        """All that the DDP script wrote, in the order in which it was written, by whichever generation."""
+        """Return all lines of the DDP script, of all generations, in the order in which they were written."""
         if (self.work / "steps").exists():
             with open(self.work / "steps", "rb") as file:
                 file.seek(self._read_to)
@@ -170,7 +170,7 @@ class Run:
         return self._steps
 
     def assert_fenced(self) -> None:
-        """Nothing of a generation was written after the first step of the next."""
+        """Check that no generation wrote anything after the first step of the next one."""
         writes = self.writes()
         first = {each.generation: number for number, each in reversed(list(enumerate(writes))) if each.step}
         for old, new in pairwise(sorted(first)):
@@ -181,7 +181,7 @@ class Run:
     # Waiting
 
     def wait_for(self, true: Callable[[], object], timeout_s: float = FEW_S) -> None:
-        """What must happen; if it does not, the run's journal tells what did."""
+        """Wait for a condition; on failure, show the run's journal."""
         try:
             eventually(true, timeout_s)
         except AssertionError as error:
@@ -197,8 +197,10 @@ class Run:
         self.wait_for(lambda: self.generation >= number, timeout_s)
 
     def wait_for_step(self, generation: int = 0, after: float = 0.0, timeout_s: float = FEW_S) -> float:
-        """Until every rank of this generation, or of a later one, has completed a step after this time (seconds since
-        1970). Gives when the last of them did so first."""
+        """Wait until every rank of this or a later generation has completed a step after this time (Unix seconds).
+
+        Return when the last rank did so.
+        """
         found: list[float] = []
 
         def stepped() -> bool:
@@ -209,7 +211,7 @@ class Run:
         return max(found)
 
     def _first_steps(self, generation: int, after: float) -> list[float]:
-        """Of every rank of this generation; empty while one of them has made none."""
+        """Return the first step of every rank of this generation; empty while one is missing."""
         formed = [each for each in self.journal("generation") if each["generation"] == generation]
         first: dict[int, float] = {}
         for step in self.steps(generation=generation):
@@ -221,10 +223,10 @@ class Run:
     def wait_for_spares(self, number: int, timeout_s: float = LONG_S) -> None:
         self.wait_for(lambda: len(self.spares) >= number, timeout_s)
 
-    # Its processes, by their PIDs on the machine
+    # Processes, by their PIDs on the machine
 
     def processes(self) -> list[int]:
-        """Everything that carries the run's id, in its arguments or its environment."""
+        """Return all processes with the run's id in their arguments or environment."""
         mark = re.compile(rf"(?<![\w-]){re.escape(self.id)}(?![\w-])")
         return [
             process.pid
@@ -237,22 +239,22 @@ class Run:
         ]
 
     def workers(self) -> dict[int, int]:
-        """By rank."""
+        """Return the workers by rank."""
         named = {comm(pid): pid for pid in self.processes()}
         return {int(name[4:]): pid for name, pid in named.items() if name.startswith("ds:w")}
 
     def agents(self) -> dict[str, int]:
-        """By node."""
+        """Return the agents by node."""
         found = [pid for pid in self.processes() if arguments(pid)[-2:] == ["run-agent", self.id]]
-        return {node_of(pid): pid for pid in found if comm(pid) != "srun"}  # which has the agents' command line
+        return {node_of(pid): pid for pid in found if comm(pid) != "srun"}  # it has the agents' command line
 
     def warm_parents(self) -> dict[str, int]:
-        """By node: the children of the agents."""
+        """Return the children of the agents by node."""
         agents = set(self.agents().values())
         return {node_of(pid): pid for pid in self.processes() if parent_of(pid) in agents}
 
     def sruns(self) -> list[int]:
-        """Of the agents, oldest first; each has a child of the same name, which is not listed."""
+        """Return the sruns of the agents, oldest first, without their child processes of the same name."""
         found = [pid for pid in self.processes() if comm(pid) == "srun"]
         return [pid for pid in found if parent_of(pid) not in found]
 
@@ -260,19 +262,19 @@ class Run:
         found = programs(self.processes(), lambda words: "run-coordinator" in words)
         return found[0] if found else None
 
-    # Its snapshots
+    # Snapshots
 
     def safe(self) -> Safe:
-        """The newest word on what no single node takes along, of all that its hosts have heard."""
+        """Return the newest step that its hosts know to survive the loss of any single node."""
         name = f"dalsegno.*/{self.id}.safe"
         found = [each for host in _hosts(self.cli).values() for each in Path(_shared_memory(host)).glob(name)]
         words = [read_safe(path) or NOTHING_SAFE for path in found]
         return max(words, key=lambda word: (word.generation, word.place), default=NOTHING_SAFE)
 
-    # Its end
+    # End
 
     def finish(self, timeout_s: float = LONG_S) -> int:
-        """Ask the script to end, and give the run's exit code."""
+        """Ask the script to end, and return the run's exit code."""
         (self.work / "stop").touch()
         return self.wait_for_end(timeout_s)
 
@@ -283,9 +285,11 @@ class Run:
         return code
 
     def no_trace(self) -> None:
-        """Nothing of it is left anywhere; what is, is told."""
+        """Check that nothing of the run is left anywhere."""
         try:
-            eventually(lambda: not self.traces(), LONG_S)  # node agents free what it left where it had lost the node
+            eventually(
+                lambda: not self.traces(), LONG_S
+            )  # node agents free its shared memory on nodes that it had lost
         except AssertionError:
             raise AssertionError(f"left behind: {self.traces()}; {self.tail()}") from None
 
@@ -302,18 +306,18 @@ class Run:
         ]
 
     def _shown(self, host: str, name: str) -> str:
-        """Return a name in a host's shared memory; of a folder, what is in it too."""
+        """Return a name in a host's shared memory, for a folder with its content."""
         with contextlib.suppress(OSError, KeyError):
             return f"{name} {sorted(os.listdir(Path(_shared_memory(_hosts(self.cli)[host])) / name))}"
         return name
 
     def _temporary_files(self) -> list[Path]:
-        """Where $TMPDIR points to, and where careless programs write. Not torch's cache of compiled code."""
+        """Return files in $TMPDIR and other temporary folders, except torch's cache of compiled code."""
         own = [path for path in (self.cli.home / "tmp").iterdir() if not path.name.startswith("torchinductor_")]
         return [*own, *(path for path in Path("/tmp").iterdir() if self.id in path.name)]
 
     def _in_cgroups(self) -> list[int]:
-        """Whatever its environment or name is by now: Slurm's cgroup of a job holds all that came from it."""
+        """Return the processes in the cgroups of its jobs, whatever their name or environment is."""
         jobs = {each["job"] for each in self.journal("granted")}
         places = cluster_folders(_folder(self.cli).id)
         folders = [path for place in places for job in jobs for path in place.rglob(f"job_{job}")]
@@ -322,7 +326,7 @@ class Run:
 
 
 def footprint(cli: Cli) -> Footprint:
-    """Of all hosts of the cluster that live."""
+    """Return the footprint of all live hosts of the cluster."""
     alive = _hosts(cli)
     ports = {(name, port) for name, process in alive.items() for port in _listening(process)}
     memory = {(name, each) for name, process in alive.items() for each in os.listdir(_shared_memory(process))}
@@ -335,7 +339,7 @@ def _folder(cli: Cli) -> Folder:
 
 
 def _hosts(cli: Cli) -> dict[str, Process]:
-    """Those that live. Not the room that boots them: it is on the machine itself, with whatever else runs there."""
+    """Return the live hosts, except the machine room, which runs on the machine itself."""
     folders = [path for path in sorted((_folder(cli).root / "hosts").iterdir()) if path.name != ROOM]
     hosts = {path.name: host_process(path) for path in folders}
     return {name: process for name, process in hosts.items() if process is not None}
@@ -356,19 +360,19 @@ def comm(pid: int) -> str:
 
 
 def parent_of(pid: int) -> int:
-    """0 if there is no such process."""
+    """Return the parent's PID; 0 if there is no such process."""
     after_name = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return int(after_name[1]) if after_name else 0
 
 
 def node_of(pid: int) -> str:
-    """Of a process that Slurm started."""
+    """Return the node of a process that Slurm started."""
     name = b"SLURMD_NODENAME="
     return next((each[len(name) :].decode() for each in environment(pid) if each.startswith(name)), "")
 
 
 def now() -> float:
-    """On the clock of journals and steps."""
+    """Return the time on the clock of journals and steps."""
     return time.time()
 
 

@@ -1,4 +1,4 @@
-"""Control groups on the machine at hand: steps are tracked by them, and with cgroup v2 held to what they asked for."""
+"""Tests of cgroups on this machine: steps are tracked by them and, with cgroup v2, limited to their request."""
 
 import os
 import shutil
@@ -45,18 +45,18 @@ def srun(cli: Cli, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def said(step: subprocess.CompletedProcess[str]) -> str:
-    """Return the output of a step that went well; pytest shows that of any other."""
+    """Return the output of a successful step."""
     assert step.returncode == 0, step
     return step.stdout
 
 
 def works(cli: Cli) -> bool:
-    """Return whether a step says its line. srun of 22.05 exits with 0 also when a task could not be launched."""
+    """Return whether a step prints its line. srun of 22.05 exits with 0 even if a task could not be launched."""
     return said(srun(cli, "echo", "here")) == "here\n"
 
 
 def steps(cli: Cli) -> list[str]:
-    """Return the folders of steps that there still are."""
+    """Return the remaining folders of steps."""
     found = cluster_folders(Folder(cli.home / "clusters/one").id)
     return [str(path) for folder in found for path in folder.rglob("step_*")]
 
@@ -121,7 +121,7 @@ def test_cluster_scope_survives_a_daemon_reload(one: Cli):
 
 
 def controllers_of_hosts(cli: Cli) -> dict[str, str]:
-    """Return what each host of cgroup v2 may pass on to its steps; nothing for v1."""
+    """Return the controllers that each cgroup v2 host can enable for its steps; {} for v1."""
     found = cluster_folders(Folder(cli.home / "clusters/one").id)
     paths = [path for folder in found for path in folder.glob("*/system.slice/cgroup.subtree_control")]
     return {str(path): path.read_text() for path in paths}
@@ -129,7 +129,7 @@ def controllers_of_hosts(cli: Cli) -> dict[str, str]:
 
 @with_systemd
 def test_cluster_outlives_its_creating_service_and_down_leaves_no_unit(cache: Path):
-    """systemd kills what is left of a service when its command ends, as logind may do with a login session."""
+    """systemd kills the remaining processes of a service when its command ends, as logind may do for a session."""
     with taken_down(at_home(cache)) as cli:
         service = [f"--setenv={name}={value}" for name, value in cli.env.items()]
         start = ["systemd-run", "--quiet", "--wait", "--pipe", "--collect", *service]

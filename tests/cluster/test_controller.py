@@ -1,4 +1,4 @@
-"""The controller as a daemon of a real cluster: there for everyone, and back when it is killed."""
+"""Tests of the controller as a daemon of a real cluster."""
 
 import json
 import os
@@ -25,14 +25,14 @@ print(json.dumps(ask(Path(os.environ["DALSEGNO_CONTROLLER"]), json.loads(sys.arg
 
 
 def ask_from(cli: Cli, request: object, *how: str) -> dict[str, object]:
-    """As a user on a host of the cluster asks."""
+    """Send a request as a user on a host of the cluster."""
     said = cli.ok("shell", *how, "--", sys.executable, "-I", "-c", ASK, str(SOURCE), json.dumps(request))
     answer: dict[str, object] = json.loads(said)
     return answer
 
 
 def controller_pid(cli: Cli) -> int | None:
-    """Its PID on the machine: the head itself knows it by another."""
+    """Return its PID on the machine, which differs from the one on the head."""
     head = host_process(cli.home / "clusters/shared/hosts/head")
     assert head is not None
     found = programs(descendants(head.pid), lambda words: "controller" in words)
@@ -70,5 +70,5 @@ def test_loopback_cluster_has_a_controller_until_down(cli: Cli):
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: controller_answers(path))
     assert cli.status("one")["phase"] == "up"
-    cli.ok("down", "one")  # and the fixture looks for leftovers
+    cli.ok("down", "one")  # the fixture checks for leftovers
     assert not controller_answers(path)

@@ -1,4 +1,4 @@
-"""`dalsegno demo` as a newcomer sees it in a plain pipe: a host loses power, a GPU falls off the bus, all is mended."""
+"""Test of `dalsegno demo` in a pipe: a host loses power, a GPU falls off the bus, and all is repaired."""
 
 from __future__ import annotations
 

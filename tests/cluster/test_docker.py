@@ -1,4 +1,4 @@
-"""`dalsegno demo --scene docker`: with a real Docker where one is installed; the demo itself installs it if asked."""
+"""Tests of `dalsegno demo --scene docker`, with a real Docker if one is installed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_docker_container_outlives_its_job_and_srun_container_does_not(cache: Pa
     assert facts["after scancel, node idle"] == ("STILL RUNS", "gone")
     docker, ours = facts["its cgroup"]
     assert "/docker/" in docker and "job_" not in docker
-    if look_at_cgroups().version:  # else Slurm follows parents, and has no cgroups here
+    if look_at_cgroups().version:  # otherwise Slurm tracks by parent process, without cgroups
         assert ours.endswith("/job_2/step_0")
     assert "job 2 was given the GPU that the program of job 1 still had" in answer.out
     assert of_a_docker() == before
@@ -57,7 +57,7 @@ def test_ctrl_c_while_docker_runs_leaves_nothing(cache: Path):
             before.append(line)
             if "now: scancel 1" in line:
                 break
-        demo.send_signal(signal.SIGSTOP)  # while we look
+        demo.send_signal(signal.SIGSTOP)  # while the test inspects it
         assert {"dockerd", "containerd-shim-runc-v2", "sleep"} <= of_docker(cli), before
         demo.send_signal(signal.SIGINT)
         demo.send_signal(signal.SIGCONT)
@@ -68,7 +68,7 @@ def test_ctrl_c_while_docker_runs_leaves_nothing(cache: Path):
 
 
 def test_docker_scene_is_refused_before_anything_is_created(cache: Path):
-    """Root without the right to make namespaces; or no Docker at all."""
+    """The cases are root without the right to create namespaces, and no Docker."""
     with taken_down(at_home(cache)) as cli:
         powerless = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
         done = subprocess.run(
@@ -80,7 +80,7 @@ def test_docker_scene_is_refused_before_anything_is_created(cache: Path):
 
 
 def of_docker(cli: Cli) -> set[str]:
-    """Daemon, helpers and programs in containers that were started for this home's cluster."""
+    """Return Docker's daemon, helpers and container programs that were started for this home's cluster."""
     mark = f"DALSEGNO_MARK={cli.home}/clusters/dalsegno-demo/docker/docker.sock".encode()
     group = f"dalsegno-{Folder(cli.home / 'clusters/dalsegno-demo').id}/docker/"
 
@@ -91,7 +91,7 @@ def of_docker(cli: Cli) -> set[str]:
 
 
 def of_a_docker() -> set[str]:
-    """What the machine's own Docker would have there."""
+    """Return the files that the machine's own Docker would have."""
     names = ("run/docker*", "run/containerd*", "run/runc*", "var/lib/docker*", "etc/docker/*")
     return {str(path) for name in names for path in Path("/").glob(name)}
 

@@ -1,4 +1,4 @@
-"""The examples on a cluster: ddp.sbatch as people would submit it and with one word more, and `dalsegno run`."""
+"""Tests of the examples on a cluster: ddp.sbatch with and without Dal Segno's launcher, and `dalsegno run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks under real Slurm, without our controller: as its prolog and HealthCheckProgram, as the page says."""
+"""Tests of health checks as Slurm's prolog and HealthCheckProgram, without our controller."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ health: {{mode: off}}
 
 
 def write_script(cli: Cli, name: str) -> None:
-    """As on the page, but for where our command is. Where Slurm's file and a node's telemetry are, nobody tells it."""
+    """Write the script of the documentation, with the path of our command. It gets no path of Slurm's files."""
     found = re.search(rf"cat > {name} <<'END'\n(.*?)^END$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert found
     ours = cli.home / "clusters/one/bin/dalsegno"
@@ -63,7 +63,7 @@ def test_health_checks_a_node_by_name(cli: Cli) -> None:
 
 
 def test_real_faults_are_found_on_a_virtual_host(cli: Cli) -> None:
-    """A mount that hangs, a disk that is full, munge and slurmd that are dead."""
+    """The faults are a hanging mount, a full disk, and dead munge and slurmd."""
     for fault in ("fs-hang", "disk-full", "munge-dead", "slurmd-dead"):
         cli.ok("inject", fault, "train-3")
     answer = cli.run("health", "--node", "train-3", "--json")
@@ -78,10 +78,10 @@ def test_slurm_health_check_drains_a_node_with_a_reason(cli: Cli) -> None:
 
 
 def test_prolog_check_keeps_jobs_off_a_busy_node(cli: Cli) -> None:
-    """Of what only a node without jobs must not have, Slurm's health check beside them says nothing."""
+    """Slurm's health check beside jobs does not report what matters only on an idle node."""
     assert cli.ok("shell", "--", "srun", "-w", "train-1", "--gpus=1", "hostname").strip() == "train-1"
     told = cli.home / "clusters/one/hosts/train-1/telemetry.json"
     write_telemetry(told, with_gpu(read_telemetry(told), 0, memory_used_mib=4000))
     job = cli.ok("shell", "--", "sbatch", "--parsable", "-w", "train-1", "--gpus=1", "--wrap", "hostname").strip()
     eventually(lambda: reason(cli, "train-1") == "Prolog error")
-    eventually(lambda: "JobState=PENDING" in cli.ok("shell", "--", "scontrol", "show", "job", job))  # put back next
+    eventually(lambda: "JobState=PENDING" in cli.ok("shell", "--", "scontrol", "show", "job", job))  # restored below

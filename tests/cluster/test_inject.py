@@ -1,4 +1,4 @@
-"""Breaking real virtual hosts: what their peers see, and that all of it can be mended."""
+"""Tests of fault injection on virtual hosts: what their peers see, and that every fault can be undone."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ peer, _ = sock.accept()
 print("in", flush=True)
 time.sleep(1000)
 """
-# Prints what becomes of a connection to a host until two seconds after it is asked: "silence", or how it ended.
+# Prints the state of a connection to a host two seconds after a request: "silence", or how it ended.
 CONNECT = """
 import socket, sys
 sock = socket.create_connection((sys.argv[1], 9999), 60)
@@ -59,7 +59,7 @@ def folder(cli: Cli) -> Folder:
 
 
 def inside(cli: Cli, host: str) -> list[str]:
-    """As `dalsegno shell --node` goes in, but quicker."""
+    """Run a command on a host, faster than `dalsegno shell --node`."""
     process = host_process(folder(cli).host(host))
     assert process is not None
     return ["nsenter", "-t", str(process.pid), "-m", "-u", "-i", "-n", "-p", "--"]
@@ -77,7 +77,7 @@ def target_of(cli: Cli) -> LocalTarget:
 
 @contextmanager
 def on(cli: Cli, host: str, script: str, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """A Python script on a host, whose lines can be read as they come."""
+    """Start a Python script on a host and read its lines as they arrive."""
     argv = [*inside(cli, host), sys.executable, "-I", "-u", "-c", script, *args]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -93,14 +93,14 @@ def next_line(process: subprocess.Popen[str]) -> str:
 
 
 def what_became(peer: subprocess.Popen[str]) -> str:
-    """Of its connection."""
+    """Return what happened to its connection."""
     assert peer.stdin is not None
     print(file=peer.stdin, flush=True)
     return next_line(peer)
 
 
 def reaches(cli: Cli, host: str) -> bool:
-    """Whether slurmd's port on a host answers another host."""
+    """Return whether slurmd's port on a host answers another host."""
     script = f"import socket; socket.create_connection(({host!r}, 6818), 0.3)"
     return in_host(cli, "head", sys.executable, "-I", "-c", script).code == 0
 
@@ -112,12 +112,12 @@ partitions:
   - {name: train, nodes: 2, cpus: 2, memory: 2G, gpus: 2, gpu_type: h100}
 slurm: {accounting: false}
 health: {mode: observe}
-"""  # what is broken here is not to be mended behind our backs
+"""  # automation must not repair what these tests break
 
 
 @pytest.fixture(scope="module")
 def two(cache: Path) -> Iterator[Cli]:
-    """Each test leaves both nodes up, with nothing injected."""
+    """Return a cluster of two nodes. Each test leaves both up, with nothing injected."""
     with taken_down(at_home(cache)) as cli:
         cli.ok("up", cli.file(FILE))
         yield cli
@@ -141,7 +141,7 @@ def test_power_cut_closes_no_connection_and_up_boots_the_host(two: Cli):
 
 def test_network_cut_drops_all_packets_and_ends_by_itself(two: Cli):
     eventually(lambda: reaches(two, "train-2"))
-    target_of(two).inject(FAULTS["net-cut"], "train-2", FaultOptions(for_s=5))  # the command's own end may take as long
+    target_of(two).inject(FAULTS["net-cut"], "train-2", FaultOptions(for_s=5))  # the command itself may take as long
     assert not reaches(two, "train-2")
     eventually(lambda: reaches(two, "train-2"))
     two.ok("inject", "net-cut", "train-2", "--for", "0.1s")
@@ -166,7 +166,7 @@ def test_timer_of_an_earlier_cut_does_not_end_a_later_one(two: Cli):
     two.ok("inject", "net-cut", "train-2", "--for", "1s")
     two.ok("inject", "net-cut", "train-2")
     mark = str(two.home / "clusters/one/hosts/train-2/faults/net-cut.json")
-    eventually(lambda: not find(lambda pid: mark in arguments(pid)))  # its time is over
+    eventually(lambda: not find(lambda pid: mark in arguments(pid)))  # its timer has expired
     assert not reaches(two, "train-2")
     assert "undoes the faults injected into 1 host (train-2)" in two.ok("plan")
     two.ok("up")
@@ -214,7 +214,7 @@ def test_worker_kill_affects_only_one_worker(two: Cli):
 
 
 def state_of(pid: int) -> str:
-    """As ps writes it; "" if it is gone."""
+    """Return the process state as ps shows it; "" if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0].strip("ZX")
     except OSError:
@@ -222,7 +222,7 @@ def state_of(pid: int) -> str:
 
 
 def start_workers(cli: Cli) -> None:
-    """Ranks 4 to 6 on train-2, named as a run's agent names them."""
+    """Start ranks 4 to 6 on train-2, with the variables that a run's agent sets."""
     script = cli.home / "worker.py"
     script.write_text(WORKER)
     job = f"srun sh -c 'for rank in 6 5 4; do {sys.executable} -I {script} $rank & done; wait'"
@@ -288,7 +288,7 @@ while True:  # until it was heard
 
 
 def arrives(cli: Cli, sender: str, receiver: str) -> int:
-    """How many of 500 packets of 1000 bytes do."""
+    """Return how many of 500 packets of 1000 bytes arrive."""
     mark = token_hex(8)
     with on(cli, receiver, COUNT, mark) as counting:
         assert next_line(counting) == "ready"
@@ -297,7 +297,7 @@ def arrives(cli: Cli, sender: str, receiver: str) -> int:
 
 
 def findings(cli: Cli, node: str) -> list[list[str]]:
-    """What its agent says of its checks, where all is not well."""
+    """Return the check results of a node's agent that did not pass."""
     views = ask(cli.home / "clusters/one/run/controller.sock", {"agents": True}, 60)["agents"]
     return [found[:2] for each in views if each["node"] == node for found in each["findings"]]
 
@@ -325,7 +325,7 @@ def test_link_down_is_injected(two: Cli):
     assert telemetry(two, "train-2").ports[0].state == "DOWN" and not reaches(two, "train-2")
     two.ok("inject", "link-down", "train-2", "--clear")
     two.ok("inject", "link-flap", "train-2", "--count", "2")
-    eventually(lambda: reaches(two, "train-2"))  # Linux looks at cables once a second
+    eventually(lambda: reaches(two, "train-2"))  # Linux checks the carrier once a second
     assert len(telemetry(two, "train-2").ports[0].flaps) == 2
     two.ok("inject", "--clear", "train-2")
     assert telemetry(two, "train-2").ports[0].flaps == ()
@@ -348,7 +348,7 @@ def test_disk_faults_affect_only_one_node(two: Cli):
 
 
 def test_killed_daemons_stay_dead_until_cleared(two: Cli):
-    """The agent too, which its host would start again."""
+    """This includes the agent, which its host would otherwise restart."""
     for fault, daemon in (("agent-dead", "node-agent"), ("slurmd-dead", "slurmd")):
         two.ok("inject", fault, "train-2")
         assert not runs(two, "train-2", daemon)
@@ -378,7 +378,7 @@ def test_gpu_faults_are_injected(two: Cli):
     assert two.ok(*list_gpus) == before
 
 
-# What is injected -> the check that finds it.
+# Injected fault -> the check that finds it
 FOUND = {
     ("xid", FaultOptions(code=48)): "xid",
     ("ecc", FaultOptions()): "gpu-ecc",
@@ -397,7 +397,7 @@ FOUND = {
 
 
 def test_health_finds_every_injected_fault(two: Cli):
-    """All at once; one by one they would take a minute."""
+    """All are injected at once, because one by one they would take a minute."""
     health = ("health", "--node", "train-2", "--json")
     assert failed_checks(two.run(*health)) == set()
     for fault, options in FOUND:
@@ -411,7 +411,7 @@ def failed_checks(answer: Answer) -> set[str]:
     return {each["check"] for each in json.loads(answer.out)["findings"] if each["verdict"] == "failed"}
 
 
-# The machine room --------------------------------------------------------------------------------------------------
+# Machine room
 
 
 def test_machine_room_reboots_and_replaces_a_node(two: Cli):
@@ -444,7 +444,7 @@ def test_machine_room_reboots_and_replaces_a_node(two: Cli):
 
 
 def back(cli: Cli, remedy: Callable[[str], None], node: str) -> None:
-    """Until Slurm gives the node work again. It is set down before: that is the order."""
+    """Wait until Slurm schedules jobs on the node again. It must be set DOWN before."""
     slurm = target_of(cli).slurm
     slurm.set_down([node], "dalsegno:test")
     remedy(node)
@@ -458,7 +458,7 @@ def back(cli: Cli, remedy: Callable[[str], None], node: str) -> None:
 
 
 def test_killed_machine_room_leaves_no_partial_host(two: Cli):
-    """At some moment or other of its work; the next one finds what is there and makes it whole."""
+    """It is killed at various moments of its work; its successor completes the host."""
     room = MachineRoom(folder(two).root)
     for delay_s in (0.0, 0.02, 0.05, 0.08):
         threading.Thread(target=ask_in_vain, args=(room,), daemon=True).start()
@@ -472,7 +472,7 @@ def test_killed_machine_room_leaves_no_partial_host(two: Cli):
 
 
 def ask_in_vain(room: MachineRoom) -> None:
-    """Or not, if it is quick."""
+    """Send a request that may fail because the machine room is killed."""
     with suppress(TargetError):
         room.reboot("train-2")
 

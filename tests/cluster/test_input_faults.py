@@ -1,4 +1,4 @@
-"""Whatever is wrong with the machine, the home, the file or the command line: words and an exit code, no traceback."""
+"""Tests that problems with the machine, the home, the file or the command line give a message and no traceback."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def small(name: str = "one", slurm: str = "accounting: false") -> str:
 
 @dataclass(frozen=True)
 class Bounded(Cli):
-    """`dalsegno` started by another command that takes something away from it, or with more in its environment."""
+    """The `dalsegno` command under another command that restricts it, or with a changed environment."""
 
     before: tuple[str, ...] = ()
     more: tuple[tuple[str, str], ...] = ()
@@ -46,7 +46,7 @@ class Bounded(Cli):
         return {**super().env, **dict(self.more)}
 
     def refused(self, *args: str, code: int = 1, cwd: Path | None = None, timeout_s: float = 30) -> str:
-        """What it says when it says no."""
+        """Return the error message of a refused command."""
         answer = self.run(*args, cwd=cwd, timeout_s=timeout_s)
         assert answer.code == code, answer
         assert answer.err.startswith("error: ") and answer.out == "", answer
@@ -62,9 +62,9 @@ def bounded(cli: Cli, *before: str, home: Path | None = None, **more: str) -> Bo
     return Bounded(home or cli.home, cli.uid, before=before, more=tuple(more.items()))
 
 
-# The machine -----------------------------------------------------------------------------------------------
+# The machine
 
-# In a mount namespace that ends with the command; the file that the links lead to, as distributions use alternatives.
+# Hides a program in a mount namespace that ends with the command. Links are resolved, because of alternatives.
 HIDE = 'mount --bind /dev/null "$1" && shift && exec "$@"'
 
 
@@ -110,15 +110,15 @@ def test_virtual_hosts_without_namespaces_are_refused(cli: Cli):
     container = bounded(cli, "setpriv", "--bounding-set=-sys_admin")
     said = container.refused("up", cli.file(small() + "local: {hosts: virtual}\n"))
     assert "no virtual hosts here: this kernel or container does not permit namespaces" in said
-    assert "local: {hosts: loopback}" in said and "sudo" not in said  # root already
+    assert "local: {hosts: loopback}" in said and "sudo" not in said  # already root
     assert not (cli.home / "clusters/one").exists()
 
 
-# The home --------------------------------------------------------------------------------------------------
+# The home
 
 
 def home_of_length(cli: Cli, socket_length: int) -> Path:
-    """A home in which munge's socket has a path of so many letters."""
+    """Return a home in which the path of munge's socket has this length."""
     rest = len(str(Folder(Path("/clusters/one")).munge_socket))
     path = cli.home / ("x" * (socket_length - rest - len(str(cli.home)) - 1))
     assert len(str(Folder(path / "clusters/one").munge_socket)) == socket_length
@@ -133,7 +133,7 @@ def test_home_too_long_for_a_socket_is_refused_early(cli: Cli):
 
 
 def test_a_home_just_short_enough_runs_jobs(cli: Cli):
-    """Sockets of job steps have longer paths than munge's: who comes up must be able to run something."""
+    """Sockets of job steps have longer paths than munge's: a cluster that comes up must be able to run jobs."""
     far = bounded(cli, home=home_of_length(cli, SOCKET_PATH_MAX))
     answer = plain(far.run("up", cli.file(small()), cwd=cli.home))
     try:
@@ -147,7 +147,7 @@ def test_a_home_just_short_enough_runs_jobs(cli: Cli):
 
 @pytest.mark.parametrize("letter", [",", "#", "%", '"', "\\", ":", "=", "["])
 def test_home_that_slurm_files_cannot_contain_is_refused_early(cli: Cli, letter: str):
-    """Of all ASCII, these were seen to break munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf."""
+    """These ASCII characters break munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf."""
     strange = bounded(cli, home=cli.home / f"a{letter}b")
     said = strange.refused("plan", cli.file(small(slurm="")), cwd=cli.home)
     assert "DALSEGNO_HOME" in said and letter in said.splitlines()[0]
@@ -195,7 +195,7 @@ def test_home_that_is_a_file_or_inaccessible_is_reported(cli: Cli):
         assert "ermission denied" in stranger.refused(*words, cwd=Path("/")) or "may not" in stranger.refused(*words)
 
 
-# The file --------------------------------------------------------------------------------------------------
+# The cluster file
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_unimplemented_target_validates_and_up_refuses_it(tmp_path: Path, target
     assert f"target `{target}` is not built yet" in cli.refused("up")
 
 
-# The command line ------------------------------------------------------------------------------------------
+# The command line
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_no_command_at_all_shows_the_help(tmp_path: Path):
     assert answer.code == 2 and (answer.out + answer.err).startswith("Usage: dalsegno")
 
 
-# Two small clusters that are only looked at ----------------------------------------------------------------
+# Two small clusters that are only read
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +271,7 @@ def test_cluster_option_overrides_the_variable(pair: Bounded):
 
 
 def test_shell_with_cluster_environment_uses_that_cluster(pair: Bounded):
-    """After `eval "$(dalsegno env)"` no name is needed; inside a host there is nothing to be seen, and that is said."""
+    """After `eval "$(dalsegno env)"` no name is needed. Inside a host no cluster is visible, which is reported."""
     exported = json.loads(pair.ok("env", "-M", "two", "--json"))
     assert replace(pair, more=tuple(exported.items())).ok("status").startswith("two (local) is up")
     inside = plain(pair.run("shell", "-M", "two", "--", *pair.argv("status")))
@@ -314,7 +314,7 @@ def test_closed_pipe_is_no_error(pair: Bounded, words: list[str]):
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("words", [["status", "-M", "one"], ["up", "one.yaml"], ["shell", "-M", "one", "--", "true"]])
 def test_closed_streams_do_not_matter(pair: Bounded, words: list[str], closed: str):
-    """As cron jobs and daemons start commands."""
+    """Cron jobs and daemons start commands this way."""
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *pair.argv(*words)], env=pair.env, cwd=pair.home,
         capture_output=True, text=True, timeout=PATIENCE_S,
@@ -326,7 +326,7 @@ def test_full_disk_on_stdout_is_reported(pair: Bounded):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             pair.argv("status", "-M", "one"),
-            env={**pair.env, "PYTHONUNBUFFERED": ""},  # what is buffered is tried again at exit
+            env={**pair.env, "PYTHONUNBUFFERED": ""},  # buffered output is written again at exit
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -336,7 +336,7 @@ def test_full_disk_on_stdout_is_reported(pair: Bounded):
 
 
 def test_a_lock_file_left_behind_does_not_matter(pair: Bounded):
-    """Its holder is what locks, not the file."""
+    """The lock is held by a process, not by the file."""
     lock = pair.home / "locks/one.lock"
     assert lock.exists()
     lock.write_text("4242\n")
@@ -355,14 +355,14 @@ def test_damaged_state_file_is_reported(pair: Bounded, file: str, text: str):
     try:
         for words in (["status", "-M", "one"], ["plan", "one.yaml"], ["shell", "-M", "one", "--", "true"]):
             plain(pair.run(*words))
-        assert "two " in plain(pair.run("ls")).out  # the others are still there to be seen
+        assert "two " in plain(pair.run("ls")).out  # the others are still shown
     finally:
         path.write_text(good)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", "null"])
 def test_up_with_damaged_state_does_not_recreate_the_cluster(pair: Bounded, text: str):
-    """It would end every job and throw the accounting database away."""
+    """It would end every job and delete the accounting database."""
     path = pair.home / "clusters/two/state.json"
     good, first = path.read_text(), host_process(pair.home / "clusters/two/hosts/head")
     path.write_text(text)
@@ -375,7 +375,7 @@ def test_up_with_damaged_state_does_not_recreate_the_cluster(pair: Bounded, text
     assert first is not None and still == first
 
 
-# Clusters of their own -------------------------------------------------------------------------------------
+# Separate clusters
 
 
 @pytest.mark.parametrize("text", ["{", "null"])
@@ -402,7 +402,7 @@ def test_up_ended_by_sigterm_is_finished_by_up(cli: Cli):
 
 
 def test_up_killed_just_after_the_cluster_was_registered_is_finished_by_up(cli: Cli):
-    """slurmdbd knows the cluster already, our state does not: what a kill between the two leaves behind."""
+    """A kill leaves the cluster registered in slurmdbd but not in our state."""
     cli.ok("up", cli.file(small(slurm="")))
     path = cli.home / "clusters/one/state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "phase": "making", "registered": False}))
@@ -412,7 +412,7 @@ def test_up_killed_just_after_the_cluster_was_registered_is_finished_by_up(cli: 
 
 
 def test_unknown_tres_limit_is_refused_and_fixed_by_up(cli: Cli):
-    """Only Slurm knows which licenses there are: sacctmgr's own words come through, and the cluster can be mended."""
+    """Only Slurm knows which licenses exist: sacctmgr's message is shown, and the cluster can be fixed."""
     limit = "enforce: [limits], qos: [{name: low, max_tres_per_user: {license/nothing: 1}}]"
     said = plain(cli.run("up", cli.file(small(slurm=limit))))
     assert said.code == 1 and "no TRES known by type license/nothing" in said.err, said

@@ -1,4 +1,4 @@
-"""Node agents on real virtual hosts: all are known, and what befalls one is seen at once and told apart."""
+"""Tests of node agents on virtual hosts: faults are detected at once and distinguished."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def is_now(cli: Cli, node: str, presence: str) -> bool:
 @pytest.mark.alone
 def test_node_agents_use_little_cpu(three: Cli):
     before, began = [ticks(three, n) for n in (1, 2, 3)], time.monotonic()
-    time.sleep(8)  # what is measured
+    time.sleep(8)  # the measured interval
     taken = sum(ticks(three, n) for n in (1, 2, 3)) - sum(before)
     percent = taken * 100 / os.sysconf("SC_CLK_TCK") / 3 / (time.monotonic() - began)
     assert percent < 1.0, "of one processor, each"
 
 
 def ticks(cli: Cli, number: int) -> int:
-    """The processor's time that an agent, its processes and those that have ended have taken."""
+    """Return the CPU time of an agent and its children, including ended ones."""
     host = host_process(cli.home / f"clusters/one/hosts/train-{number}")
     assert host is not None
     own = [pid for pid in descendants(host.pid) if "node-agent" in arguments(pid)]
@@ -94,7 +94,7 @@ def test_dead_agent_is_restarted_and_its_node_stays(three: Cli):
 
 
 def test_paused_controller_blames_no_agent(three: Cli):
-    """On a machine with very much to do an agent may be late by itself, and is tried again."""
+    """On a busy machine an agent may be late by itself; then the test tries again."""
     assert any(stands_still_unnoticed(three) for _ in range(3))
 
 
@@ -103,7 +103,7 @@ def stands_still_unnoticed(cli: Cli) -> bool:
     before = [view(cli, f"train-{n}") for n in (1, 2, 3)]
     controller = pid_of(cli, "head", "controller")
     os.kill(controller, signal.SIGSTOP)
-    time.sleep(2.5)  # more than it takes to lose a node
+    time.sleep(2.5)  # longer than the timeout for a lost node
     os.kill(controller, signal.SIGCONT)
     eventually(lambda: all(view(cli, f"train-{n}")["heard"] > before[0]["heard"] + 3 for n in (1, 2, 3)))
     return [view(cli, f"train-{n}")["since"] for n in (1, 2, 3)] == [each["since"] for each in before]
@@ -149,5 +149,5 @@ def test_agents_reconnect_to_a_restarted_controller(three: Cli):
 def _answers(cli: Cli) -> bool:
     try:
         return bool(view(cli, "train-1"))
-    except (DalsegnoError, KeyError):  # it is on its way up
+    except (DalsegnoError, KeyError):  # the host is booting
         return False

@@ -1,4 +1,4 @@
-"""What the file says of partitions, QOS, people, reservations and controllers is what Slurm does with jobs."""
+"""Tests that Slurm applies the partitions, QOS, users, reservations and controllers of the cluster file."""
 
 import json
 import os
@@ -73,7 +73,7 @@ slurm: {accounting: false, backup_controller: true}
 
 @dataclass(frozen=True)
 class Site:
-    """One cluster, and the words people use on it."""
+    """A cluster and the commands that users run on it."""
 
     cli: Cli
     name: str
@@ -91,7 +91,7 @@ class Site:
         return answer.out.strip()
 
     def ask(self, *command: str) -> str:
-        """A command of Slurm's straight from the machine, as after `eval "$(dalsegno env)"`: quicker, for polling."""
+        """Run a Slurm command directly, as after `eval "$(dalsegno env)"`, which is fast enough for polling."""
         env = {**os.environ, "SLURM_CONF": str(self.folder / "etc/slurm.conf")}
         return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
 
@@ -99,7 +99,7 @@ class Site:
         return self.ok("sbatch", "--parsable", "-o", "/dev/null", *args, "--wrap", script, user=user)
 
     def job(self, job: str, field: str) -> str:
-        """One of squeue's fields: %T state, %r reason, %N nodes …"""
+        """Return one of squeue's fields: %T state, %r reason, %N nodes …"""
         return self.ask("squeue", "-h", "-j", job, "-o", field)
 
     def comes_to(self, job: str, state: str) -> None:
@@ -110,16 +110,16 @@ class Site:
         return next(line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == name)
 
     def clear(self) -> None:
-        """Nothing runs and nothing waits: the state in which tests find the cluster and leave it."""
+        """Cancel all jobs, so that every test starts with an empty queue."""
         jobs = self.ask("squeue", "-h", "-o", "%A").split()
         if jobs:
-            self.run("scancel", *jobs)  # one that has just ended is fine
+            self.run("scancel", *jobs)  # one may have ended already
             eventually(lambda: self.ask("squeue", "-h") == "")
 
 
 @pytest.fixture(scope="module")
 def home(cache: Path) -> Iterator[Cli]:
-    """A home for all clusters of this file."""
+    """Return a home for all clusters of this file."""
     with taken_down(at_home(cache)) as cli:
         yield cli
 
@@ -142,7 +142,7 @@ def tiers(home: Cli) -> Site:
     return Site(home, "two")
 
 
-# Partitions ------------------------------------------------------------------------------------------------
+# Partitions
 
 
 def test_job_without_partition_uses_the_default(site: Site):
@@ -166,7 +166,7 @@ def test_a_job_over_the_partitions_node_limit_is_refused(site: Site):
 
 def test_only_allowed_accounts_may_use_a_partition(site: Site):
     assert site.ok("srun", "-p", "vision", "hostname", user="ada").startswith("work-")
-    for claim in ((), ("-A", "vision")):  # bob's own account, and one he has no part in
+    for claim in ((), ("-A", "vision")):  # bob's own account, and one he is not in
         answer = site.run("srun", "-p", "vision", *claim, "hostname", user="bob")
         assert answer.code == 1 and "Invalid account" in answer.err
 
@@ -192,7 +192,7 @@ def test_nodes_are_chosen_by_feature(site: Site):
 
 
 def test_node_with_lowest_weight_is_allocated_first(site: Site):
-    """Without weights cheap-1 would be taken: it is alone on its switch, and so leaves the others together."""
+    """Without weights cheap-1 would be allocated, because it is alone on its switch."""
     assert site.ok("srun", "hostname", user="ada") == "work-1"
 
 
@@ -213,7 +213,7 @@ def test_spares_are_drained_with_our_reason_and_get_no_jobs(site: Site):
     assert spare["spare"] is True and spare["reason"].startswith("dalsegno:spare")
 
 
-# Who goes first --------------------------------------------------------------------------------------------
+# Priority and preemption
 
 
 def test_job_of_higher_qos_starts_first(site: Site):
@@ -234,7 +234,7 @@ def test_preempted_job_is_requeued_and_runs_later(site: Site):
     normal = site.submit("-p", "work", "-N1", "--exclusive", user="bob")
     high = site.submit(*both, "-q", "high", user="bob")
     site.comes_to(high, "RUNNING")
-    assert site.job(normal, "%T") == "PENDING"  # only the QOS that may push aside did
+    assert site.job(normal, "%T") == "PENDING"  # only the preempting QOS preempted
     site.comes_to(low, "PENDING")
     site.ask("scancel", normal, high)
     eventually(lambda: started_now(site, low))
@@ -242,8 +242,9 @@ def test_preempted_job_is_requeued_and_runs_later(site: Site):
 
 
 def started_now(site: Site, job: str) -> bool:
-    """Whether a requeued job runs. Slurm sets its start time to when the old credential expires, and may do so after
-    the job is shown as pending; an administrator's earlier start time is therefore set again until the job runs.
+    """Return whether a requeued job runs, and set its start time until it does.
+
+    Slurm sets the start time to when the old credential expires, possibly after the job is shown as pending.
     """
     state = site.job(job, "%T")
     if state == "PENDING":
@@ -258,7 +259,10 @@ def test_short_job_is_backfilled(site: Site):
     short = site.submit("-p", "work", "-N1", "--exclusive", "-t", "1", user="ada")
     site.comes_to(short, "RUNNING")
     assert int(site.job(large, "%Q")) > int(site.job(short, "%Q"))
-    assert (site.job(large, "%T"), site.job(long, "%T")) == ("PENDING", "PENDING")  # the long one would delay the large
+    assert (site.job(large, "%T"), site.job(long, "%T")) == (
+        "PENDING",
+        "PENDING",
+    )  # the long one would delay the large one
 
 
 def test_job_over_the_user_limit_of_a_qos_waits(site: Site):
@@ -286,11 +290,11 @@ def test_job_of_higher_tier_requeues_jobs_of_lower_tier(tiers: Site):
     tiers.comes_to(low, "PENDING")
     assert "Restarts=1" in tiers.ask("scontrol", "show", "job", low)
     second = tiers.submit("-p", "urgent", "--exclusive")
-    eventually(lambda: tiers.job(second, "%T %r") == "PENDING Resources")  # equals are not pushed aside
+    eventually(lambda: tiers.job(second, "%T %r") == "PENDING Resources")  # jobs of the same tier are not preempted
     tiers.clear()
 
 
-# Reservations, topology, raw settings ----------------------------------------------------------------------
+# Reservations, topology, raw settings
 
 
 def test_reservation_excludes_other_users(site: Site):
@@ -312,7 +316,7 @@ def test_raw_settings_override_ours(site: Site):
     assert site.setting("SchedulerParameters") == "batch_sched_delay=0,sched_interval=1,bf_interval=1"
 
 
-# People and doors ------------------------------------------------------------------------------------------
+# Users, login nodes and slurmrestd
 
 
 def test_job_runs_as_a_user_who_exists_only_on_the_cluster(site: Site):
@@ -326,7 +330,7 @@ def test_job_runs_as_a_user_who_exists_only_on_the_cluster(site: Site):
 
 
 def test_root_can_become_a_machine_user_with_another_group_name(site: Site):
-    """`nobody` is in `nogroup`, and has the machine's home, not one of the cluster's."""
+    """`nobody` is in `nogroup` and has a home of the machine, not of the cluster."""
     said = site.ok("sh", "-c", "id -un; id -gn; echo $HOME", user="nobody")
     assert said.split() == ["nobody", "nogroup", "/nonexistent"]
 
@@ -356,7 +360,7 @@ sys.stdout.write(answer.read().decode())
 
 
 def ask_rest(site: Site, path: str, *enter: str, uid: int = NOBODY) -> tuple[str, str]:
-    """(HTTP status, body) as a user of the machine hears it; `enter` are the words that go into a host first."""
+    """Return (HTTP status, body) for a user of the machine; `enter` is the prefix that enters a host."""
     become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     argv = [*enter, *become, "/usr/bin/python3", "-I", "-c", ASK, str(site.folder / "run/rest/slurmrestd.sock"), path]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd="/", check=False)
@@ -369,18 +373,18 @@ def test_slurmrestd_answers_on_its_socket(site: Site, where: str, uid: int):
     process = host_process(site.folder / "hosts" / where)
     enter = ["nsenter", "-t", str(process.pid), "--mount", "--uts", "--pid", "--"] if process else []
     _, pages = ask_rest(site, "/openapi/v3", *enter, uid=uid)
-    newest = max(re.findall(r"/slurm\\?/(v0\.0\.\d+)\\?/", pages))  # each release of Slurm has others
+    newest = max(re.findall(r"/slurm\\?/(v0\.0\.\d+)\\?/", pages))  # the version differs between releases of Slurm
     status, body = ask_rest(site, f"/slurm/{newest}/nodes/", *enter, uid=uid)
     assert status == "200", (status, body)
     names = {node["name"] for node in json.loads(body)["nodes"]}
     assert names == {"work-1", "work-2", "work-3", "cheap-1", "class-1"}
 
 
-# Changing the file -----------------------------------------------------------------------------------------
+# Changes of the file
 
 
 def service_pids(site: Site) -> dict[str, object]:
-    """Every daemon's PID on its host: the same before and after means that nothing was restarted."""
+    """Return every daemon's PID on its host, which shows whether anything was restarted."""
     found = {}
     for path in sorted((site.folder / "hosts").glob("*/services.json")):
         facts = json.loads(path.read_text())
@@ -401,7 +405,7 @@ def test_users_qos_and_reservations_change_without_a_restart(site: Site):
         assert site.job(job, "%T") == "RUNNING"
         qos = site.ask("sacctmgr", "-nP", "show", "qos", "calm,fresh", "format=name,priority")
         assert qos.split() == ["calm|30", "fresh|5"]
-        # The new one is there for all: in accounting, on every node, with a home; and may use the new QOS at once.
+        # The new user exists in accounting and on every node, has a home, and may use the new QOS at once.
         home = site.ok("srun", "-q", "fresh", "-A", "sound", "sh", "-c", "cd && pwd", user="cem")
         assert home == f"{site.folder}/home/cem"
         assert site.ok("srun", "-p", "class", "--reservation=course", "hostname", user="bob") == "class-1"
@@ -453,11 +457,11 @@ def test_accounting_can_be_turned_off(tiers: Site):
     assert tiers.ok("srun", "hostname") == "scavenge-1"
 
 
-# A second controller ---------------------------------------------------------------------------------------
+# Backup controller
 
 
 def daemon(host: Path, program: str) -> Process:
-    """A daemon of a host, as a process of the machine."""
+    """Return a daemon of a host as a process of the machine."""
     first = host_process(host)
     assert first is not None
     found = programs(descendants(first.pid), lambda words: any(word.endswith(f"/{program}") for word in words[:1]))
@@ -468,7 +472,7 @@ def daemon(host: Path, program: str) -> Process:
 
 
 def saved(site: Site) -> Callable[[], bool]:
-    """Slurm writes its queue down every few seconds; what a killed controller had not written is lost."""
+    """Return whether Slurm has saved its queue since now: a killed controller loses unsaved jobs."""
     path, known = site.folder / "slurmctld/job_state", ""
     known = str(path.stat().st_mtime_ns) if path.exists() else ""
     return lambda: path.exists() and str(path.stat().st_mtime_ns) != known
@@ -485,7 +489,7 @@ def test_the_backup_controller_takes_over_and_up_brings_the_primary_back(home: C
     eventually(saved(pair))
     assert end([daemon(pair.folder / "hosts/head", "slurmctld")]) == []
     eventually(lambda: "slurmctld on head (ended with code -9)" in str(home.status("pair")["problems"]))
-    assert pair.ok("sinfo", "-h", "-o", "%D") == "2"  # waits for the backup, some 6 s
+    assert pair.ok("sinfo", "-h", "-o", "%D") == "2"  # waits about 6 s for the backup
     assert "Slurmctld(primary) at head is DOWN" in pair.run("scontrol", "ping").out
     assert pair.job(job, "%T") == "RUNNING"
     status = home.status("pair")
@@ -493,8 +497,8 @@ def test_the_backup_controller_takes_over_and_up_brings_the_primary_back(home: C
     assert home.ok("plan", "pair.yaml").splitlines() == ["starts slurmctld on head", "restarts nothing", "ends no job"]
     home.ok("up", "pair.yaml")
     both = ["Slurmctld(primary) at head is UP", "Slurmctld(backup) at head-backup is UP"]
-    eventually(lambda: pair.run("scontrol", "ping").out.splitlines() == both)  # the backup has to step back first
+    eventually(lambda: pair.run("scontrol", "ping").out.splitlines() == both)  # the backup has to hand back first
     assert home.status("pair")["phase"] == "up"
     last.touch()
-    eventually(lambda: out.exists() and out.read_text() == "done\n")  # the same start of the job, to its end
+    eventually(lambda: out.exists() and out.read_text() == "done\n")  # the job was not restarted
     home.ok("down", "pair")

@@ -1,4 +1,4 @@
-"""The cluster looks after itself: real hosts are broken, and come back by themselves."""
+"""Tests of automatic recovery: broken hosts return to service by themselves."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def state(cli: Cli, node: str) -> str:
 
 
 def heals(cli: Cli, node: str, breaking: Callable[[], object]) -> dict[str, float]:
-    """Break it, and wait until it is back in service: when each kind of event was first told, from the break on."""
+    """Break a node and wait until it is back in service; return when each kind of event was first reported."""
     before, began = last_event(cli), time.time()
     breaking()
     eventually(lambda: any(each["kind"] == "return" for each in events(cli, node, before)), 100)
-    eventually(lambda: state(cli, node) == "idle", PINGED_S)  # for a moment `idle*`, until Slurm has heard of it again
+    eventually(lambda: state(cli, node) == "idle", PINGED_S)  # `idle*` for a moment, until the node has answered Slurm
     found = events(cli, node, before)
     return {each["kind"]: each["at"] - began for each in reversed(found) if each["stage"] != "begun"}
 
@@ -128,13 +128,15 @@ def test_xid_79_drains_the_node_and_a_killed_controller_continues(cluster: Cli):
     assert "slurmd" in (bundle / "slurmd.log").read_text()
     assert [line.split()[0] for line in (bundle / "jobs.txt").read_text().splitlines()] == [job]
     assert "check       xid failed: Xid 79" in cluster.ok("why", "train-3")
-    eventually(lambda: "check       xid passed" in cluster.ok("why", "train-3"))  # its agent looks beside validation
+    eventually(
+        lambda: "check       xid passed" in cluster.ok("why", "train-3")
+    )  # its agent runs checks besides validation
 
 
 def answers(cli: Cli) -> bool:
     try:
         return bool(request(cli, {"nodes": True}).get("nodes"))
-    except DalsegnoError:  # on its way up
+    except DalsegnoError:  # booting
         return False
 
 
@@ -205,13 +207,13 @@ def test_a_node_with_quick_job_failures_is_drained_and_validated(cluster: Cli):
 
 def test_no_action_while_slurmctld_does_not_answer(cluster: Cli):
     log, before = cluster.home / "clusters/one/hosts/head/controller.log", last_event(cluster)
-    seen = len(log.read_text())  # it is said once
+    seen = len(log.read_text())  # reported once
     os.kill(daemon_pid(cluster, "head", "slurmctld"), 9)
     cluster.ok("inject", "xid", "79", "train-2")
     eventually(lambda: "Slurm does not answer; no action on nodes" in log.read_text()[seen:], 100)
     eventually(lambda: any(each["verdict"] == "failed" for each in told_of_agent(cluster, "train-2")), 100)
     assert {each["kind"] for each in events(cluster, "train-2", before)} <= {"turn", "note"}
-    cluster.ok("up")  # which undoes what was injected, too
+    cluster.ok("up")  # which also clears injected faults
     eventually(lambda: phase(cluster, "train-2") == "in service" and state(cluster, "train-2") == "idle", PINGED_S)
 
 
@@ -237,7 +239,7 @@ def test_replaced_gpus_are_refused_until_forgiven(cluster: Cli):
 
 def test_disconnected_controller_changes_no_node(cluster: Cli):
     nodes = ("train-1", "train-2", "train-3", SPARE)
-    eventually(lambda: all(heard_in(cluster, node) for node in nodes))  # else it would be missed already
+    eventually(lambda: all(heard_in(cluster, node) for node in nodes))  # otherwise it would already be missing
     before, folder = last_event(cluster), cluster.home / "clusters/one"
     switch = host_process(folder / "hosts/switch")
     assert switch is not None
@@ -260,7 +262,7 @@ def test_disconnected_controller_changes_no_node(cluster: Cli):
 
 
 def heard_in(cli: Cli, node: str) -> bool:
-    """Its agent speaks, and nobody suspects it."""
+    """Return whether its agent is heard and the node is not suspected."""
     return view(cli, node)["presence"] == "connected" and phase(cli, node) in ("in service", "spare")
 
 
@@ -279,11 +281,11 @@ def test_job_that_loses_a_node_restarts_without_the_requeue_delay(cluster: Cli):
     cluster.ok("shell", "--", "scancel", job)
 
 
-# srun --auto-resume=1 -----------------------------------------------------------------------------------------
+# srun --auto-resume=1
 
 
 def stepping(cluster: Cli, name: str) -> tuple[Path, str]:
-    """A file in which the tasks of a step sign, and the step's command: it ends when there is a file beside it."""
+    """Return a file in which the tasks of a step write lines, and a command that ends when a second file exists."""
     signed = cluster.home / "tmp" / name
     task = f"echo $SLURMD_NODENAME >> {signed}; until test -e {signed}.last; do sleep 0.05; done"
     return signed, f"sh -c '{task}'"
@@ -294,7 +296,7 @@ def lines(path: Path) -> list[str]:
 
 
 def submit(cluster: Cli, name: str, script: str, *options: str) -> tuple[str, Path]:
-    """The job, and the file of what it says."""
+    """Submit a job; return its id and its output file."""
     path, out = cluster.home / "tmp" / f"{name}.sh", cluster.home / "tmp" / f"{name}.out"
     path.write_text(f"#!/bin/bash\n#SBATCH --open-mode=append\n#SBATCH -o {out}\n{script}\n")
     return cluster.ok("shell", "--", "sbatch", "--parsable", *options, str(path)).strip(), out
@@ -339,7 +341,7 @@ def test_auto_resume_restarts_the_step_on_remaining_nodes(cluster: Cli):
 
 
 def test_auto_resume_requests_a_new_allocation_but_not_after_a_failure(cluster: Cli):
-    """At the same time, since each is looked at for a while."""
+    """Both run at the same time, because each is observed for a while."""
     fails = f"srun --auto-resume=1 sh -c 'echo once >> {cluster.home}/tmp/fails; exit 7'"
     own, _ = submit(cluster, "fails", fails, "-w", "train-3")
     signed, step = stepping(cluster, "plain")
@@ -366,7 +368,7 @@ def test_auto_resume_requeues_after_a_drained_node_but_not_after_cancel(cluster:
     cancel_one_that_stays_ended(cluster)
 
     def ends_well() -> bool:
-        """Slurm has a requeued job wait for half a minute, unless it is told, again and again."""
+        """Wait for the job, setting its start time repeatedly: Slurm delays a requeued job by half a minute."""
         cluster.run("shell", "--", "scontrol", "update", f"jobid={job}", "StartTime=now")
         return "ends well" in lines(out)
 
@@ -385,11 +387,11 @@ def cancel_one_that_stays_ended(cluster: Cli) -> None:
     assert "auto-resume" not in out.read_text() and len(lines(signed)) == 2
 
 
-# Runs of srun's own tasks --------------------------------------------------------------------------------------
+# Runs of srun's own tasks
 
 
 def test_run_of_srun_tasks_keeps_a_suspected_node_until_it_ends(cluster: Cli):
-    """It ends with the first node that is taken from it, and names none that it could do without."""
+    """Such a run ends with its first lost node, and names no node that it could leave."""
     program, go = cluster.home / "waits.py", cluster.home / "go"
     program.write_text(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.1)\n")
 
@@ -399,7 +401,7 @@ def test_run_of_srun_tasks_keeps_a_suspected_node_until_it_ends(cluster: Cli):
             eventually(lambda: all(state(cluster, f"train-{n}") in ("mixed", "allocated") for n in (1, 2, 3)), 100)
             cluster.ok("inject", "xid", "48", "train-1")
             eventually(lambda: phase(cluster, "train-1") != "in service")
-            until = time.monotonic() + 3  # some rounds of the controller's
+            until = time.monotonic() + 3  # several rounds of the controller
             while time.monotonic() < until:
                 assert phase(cluster, "train-1") == "drained" and run.poll() is None
             go.touch()
@@ -412,7 +414,7 @@ def test_run_of_srun_tasks_keeps_a_suspected_node_until_it_ends(cluster: Cli):
     heals(cluster, "train-1", break_under_it)
 
 
-# Spares -------------------------------------------------------------------------------------------------------
+# Spares
 
 
 def test_spare_is_lent_to_a_run_and_returned(cluster: Cli):
@@ -421,7 +423,7 @@ def test_spare_is_lent_to_a_run_and_returned(cluster: Cli):
         return cluster.ok("shell", "--", *words, "--wrap", "sleep 1000").strip()
 
     run, go_on = run_that_loses_a_node(cluster)
-    full = [ask_for_a_node("plain") for _ in range(3)]  # the third waits
+    full = [ask_for_a_node("plain") for _ in range(3)]  # the third is pending
     eventually(lambda: state(cluster, "train-2") == "allocated" and state(cluster, "train-3") == "allocated")
     assert phase(cluster, SPARE) == "spare"
     joins = ask_for_a_node("dalsegno:join", run)
@@ -432,10 +434,10 @@ def test_spare_is_lent_to_a_run_and_returned(cluster: Cli):
     eventually(lambda: node() == f"RUNNING {SPARE}")
     running_since, saved = time.time(), cluster.home / "clusters/one/slurmctld/job_state"
     given_back = f"given back to job {joins}: Slurm had drained it again"
-    for read_again in (("shell", "--", "scontrol", "reconfigure"), ("up",)):  # slurm.conf says that it is a spare
+    for read_again in (("shell", "--", "scontrol", "reconfigure"), ("up",)):  # it is a spare in slurm.conf
         before = last_event(cluster)
         if read_again == ("up",):
-            eventually(lambda: saved.stat().st_mtime > running_since)  # else Slurm forgets the job itself
+            eventually(lambda: saved.stat().st_mtime > running_since)  # otherwise Slurm forgets the job
             os.kill(daemon_pid(cluster, "head", "slurmctld"), 9)
         cluster.ok(*read_again)
         eventually(lambda before=before: given_back in [each["text"] for each in events(cluster, SPARE, before)], 100)
@@ -449,7 +451,7 @@ def test_spare_is_lent_to_a_run_and_returned(cluster: Cli):
 
 
 def run_that_loses_a_node(cluster: Cli) -> tuple[str, Path]:
-    """A run that keeps its drained node until a file is there, and asks for no other by itself."""
+    """Start a run that keeps its drained node until a file exists, and does not request another."""
     program, go_on = cluster.home / "keeps.py", cluster.home / "go-on"
     program.write_text(f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.1)\n")
     words = ("--framework", "plain", "--sbatch-arg=--nodelist=train-1", "--nproc-per-node", "1")

@@ -1,4 +1,4 @@
-"""What breaks while a cluster runs, and what `up` makes of it."""
+"""Tests of repairing a running cluster with `up`."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.waiting import eventually
 
 
 def daemon_pid(cli: Cli, host: str, name: str) -> int:
-    """Its PID on the machine: the host itself knows it by another."""
+    """Return its PID on the machine, which differs from the one on the host."""
     process = host_process(cli.home / "clusters/one/hosts" / host)
     assert process is not None
     return next(pid for pid in descendants(process.pid) if _name(pid).strip() == name.encode())
@@ -41,7 +41,7 @@ def test_queue_is_unknown_without_slurmctld(cli: Cli):
 
 
 def test_job_of_a_new_cluster_survives_a_killed_slurmctld(cli: Cli):
-    """Backfill does not have its starts saved: the main scheduler must be the one that starts jobs."""
+    """Slurm does not save jobs started by backfill at once, so the main scheduler must start them."""
     cli.ok("up", cli.file(small(1)))
     script = f"until [ -e {cli.home}/last ]; do sleep 0.1; done; echo done $SLURM_RESTART_COUNT"
     cli.ok("shell", "--", "sbatch", "-o", str(cli.home / "out"), "--wrap", script)
@@ -73,7 +73,7 @@ def test_up_finishes_an_up_that_was_interrupted_at_its_end(cli: Cli):
 
 
 def test_up_connects_a_host_without_a_link(cli: Cli):
-    """As a kill -9 between the boot of a host and its cable leaves it."""
+    """This is the state after a kill -9 between the boot of a host and its connection."""
     cli.ok("up", cli.file(small(2)))
     state_file = cli.home / "clusters/one/state.json"
     state = json.loads(state_file.read_text())
@@ -98,7 +98,7 @@ def test_running_job_continues_when_a_lost_host_is_rebooted(cli: Cli):
     eventually(lambda: out.exists() and "train-1" in out.read_text() and "train-2" in out.read_text())
     kill_host(cli, "train-2")
     cli.ok("up")
-    assert idle_nodes(cli) == 1  # train-2 is back, and train-1 still holds the job
+    assert idle_nodes(cli) == 1  # train-2 is back, and the job still runs on train-1
     (cli.home / "last").touch()
     eventually(lambda: "train-1 ends" in out.read_text())
     cli.ok("down", "one")

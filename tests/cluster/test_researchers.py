@@ -1,6 +1,6 @@
-"""Three researchers share four GPUs: a scene of `dalsegno demo`, on the shared cluster and by itself.
+"""Tests of the scene `researchers` of `dalsegno demo`, on the shared cluster and by itself.
 
-Slurm works fair share out once a minute: both are played at once, so that this minute is waited for once.
+Slurm computes fair share once a minute: both run at once, so that this minute is spent only once.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.waits
 
 @pytest.fixture(scope="module")
 def demo(cache: Path) -> Iterator[subprocess.Popen[str]]:
-    """Without virtual hosts and users: as one who may not make namespaces would see it."""
+    """Run the demo without virtual hosts and users, as without the right to create namespaces."""
     with taken_down(at_home(cache)) as cli:
         powerless = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
         process = subprocess.Popen(
@@ -29,7 +29,7 @@ def demo(cache: Path) -> Iterator[subprocess.Popen[str]]:
         try:
             yield process
         finally:
-            process.terminate()  # if it still plays
+            process.terminate()  # if it still runs
             process.communicate()
 
 

@@ -1,4 +1,4 @@
-"""A cluster run wholly by a user without root: processes on loopback ports."""
+"""Tests of a cluster of a user without root: processes on loopback ports."""
 
 import importlib.util
 import json
@@ -42,7 +42,7 @@ slurm: {{accounting: {accounting}}}
 
 @dataclass(frozen=True)
 class Rootless(Cli):
-    """With a copy of the program that this user may read, wherever the checkout lies."""
+    """The command line of a user without root, with a copy of the program that this user may read."""
 
     def argv(self, *args: str) -> list[str]:
         return [*self.become, str(Path(sys.executable).resolve()), "-m", "dalsegno", *args]
@@ -73,7 +73,7 @@ def user() -> Iterator[Rootless]:
     (home / "tmp").mkdir()
     for folder in (home, home / "tmp"):
         os.chown(folder, uid, uid)
-    home.chmod(0o700)  # as homes are: munged must not mind
+    home.chmod(0o700)  # like real homes: munged must accept it
     with taken_down(Rootless(home, uid)) as cli:
         yield cli
 
@@ -99,7 +99,7 @@ def test_nodes_are_added(user: Rootless):
     user.ok("up", user.file(FILE.format(name="two", accounting="false")))
     user.ok("up", user.file(FILE.format(name="two", accounting="false").replace("nodes: 3", "nodes: 5")))
     assert user.ok("shell", "--", "srun", "-N5", "true") == ""
-    room = MachineRoom(user.home / "clusters/two")  # without root, a node that is booted anew is slurmd started anew
+    room = MachineRoom(user.home / "clusters/two")  # without root, rebooting a node restarts its slurmd
     mark = room.boot_id("train-2")
     room.reboot("train-2")
     assert room.boot_id("train-2") != mark
@@ -128,7 +128,7 @@ def test_jobs_survive_the_death_of_the_daemon_supervisor(user: Rootless):
 def test_used_port_is_avoided(user: Rootless):
     file = user.file(FILE.format(name="one", accounting="false"))
     user.ok("up", file)
-    port = ports(user)["train-2"]  # in the middle of what the same cluster would take again
+    port = ports(user)["train-2"]  # within the range that the same cluster would use again
     user.ok("down", "one")
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -156,7 +156,7 @@ def test_virtual_hosts_without_root_are_refused(user: Rootless):
 
 
 def test_machine_with_only_loopback_address_gets_an_error(user: Rootless):
-    """Slurm's daemons end with a riddle there."""
+    """Slurm's daemons would exit with an obscure error."""
     user.file(FILE.format(name="one", accounting="false"))
     script = 'ip link set lo up; exec "$@"'
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Twenty faults in one run, at random and also while it still recovers from the last: it goes on, and ends well."""
+"""Test of a run with twenty random faults, some of them during a recovery."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.cluster.runs import LONG_S, Run, kill, now
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 FAULTS = 20
-SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "11"))  # another one makes other faults, in another order
-NODES = [f"train-{number}" for number in range(1, 6)]  # one of the six stays: where nothing is left, nothing recovers
-PATIENCE_S = 4.0  # the most to wait for a recovery before the next fault comes
+SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "11"))  # determines the faults and their order
+NODES = [f"train-{number}" for number in range(1, 6)]  # one of the six nodes stays up: without any, nothing recovers
+PATIENCE_S = 4.0  # longest wait for a recovery before the next fault
 
 
 @dataclass
 class Chaos:
-    """What can be done to a run; each says to whom it was done, or nothing while there is nobody: it recovers."""
+    """Faults for a run. Each returns its victim, or nothing if there is none because the run recovers."""
 
     run: Run
     dice: random.Random
@@ -57,7 +57,7 @@ class Chaos:
         return self._cut(3)
 
     def power_off(self) -> str:
-        """And on again, as somebody would who finds it dark."""
+        """Cut the power of a host and boot it again."""
         node = self.dice.choice(NODES)
         self.target.power_off(node)
         self.run.cli.ok("up")
@@ -79,7 +79,7 @@ class Chaos:
         return name
 
     def plan(self) -> list[Callable[[], str]]:
-        """Each kind at least once; srun, whose death takes all its agents along, no more than twice."""
+        """Plan each fault at least once, but kill srun, and with it all agents, at most twice."""
         often = [self.kill_worker, self.kill_agent, self.kill_warm_parent, self.kill_coordinator]
         often += [self.cut_shortly, self.cut, self.power_off]
         faults = [*often, self.kill_srun, self.kill_srun]
@@ -108,7 +108,7 @@ def test_a_run_survives_twenty_random_faults(cluster_for_runs: Cli):
 
 
 def do(run: Run, dice: random.Random, number: int, fault: Callable[[], str]) -> None:
-    """One fault, and then a time that is sometimes too short for the recovery, else about as long as it takes."""
+    """Inject one fault, then wait for a time that is sometimes too short for the recovery."""
     at = now()
     done: list[str] = []
     run.wait_for(lambda: done.append(fault()) or done[-1])

@@ -1,4 +1,4 @@
-"""A cluster that is taken down under its runs: they end with it, read so afterwards, and harm no cluster after it."""
+"""Tests of removing a cluster with active runs: they end with it and do not affect a later cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUICK = ("--framework", "jax", "--preload", "json", "-N", "2")  # forked workers
 
 @pytest.fixture
 def run(cli: Cli) -> Run:
-    """Under way on two nodes."""
+    """Return a run that trains on two nodes."""
     cli.ok("up", cli.file(CLUSTER))
     run = Run.start(cli, cli.home / "work", *QUICK, script=WAITS, args=())
     run.wait_for(lambda: run.status.phase is RunPhase.RUNNING and run.log(1))
@@ -42,7 +42,7 @@ def run(cli: Cli) -> Run:
 
 
 def told(run: Run) -> dict[str, object]:
-    """By `dalsegno runs --json`."""
+    """Return the run's entry in `dalsegno runs --json`."""
     return next(each for each in json.loads(run.cli.ok("runs", "--json")) if each["run"] == run.id)
 
 
@@ -81,7 +81,7 @@ def test_down_lists_consequences_and_cancels_runs(run: Run):
 
 
 def test_run_of_removed_cluster_is_lost_and_cancel_affects_no_other_job(run: Run):
-    """As one reads whose end nobody could write down: another user's, say."""
+    """The end of such a run could not be recorded, as for another user's run."""
     before = run.folder.status.read_text()
     run.cli.ok("down", "one")
     forget_the_end(run, before)

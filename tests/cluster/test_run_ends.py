@@ -1,4 +1,4 @@
-"""How runs end, and how they do not: by their own exit code, by a bug, by their user, or not at all, in another job."""
+"""Tests of how runs end: by their exit code, by a bug, by their user, or not at all because they continue elsewhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print("life", flush=True)
 while not os.path.exists(STOP):
     time.sleep(0.02)
 """
-# Runs until its stop file is there. Told to leave, it saves its step and says 75: go on later.
+# Runs until its stop file exists. When told to leave, it saves its step and exits with 75 to continue later.
 SAVES = """
 import os, signal, sys, time
 stop, rank, told = sys.argv[1], os.environ["JAX_PROCESS_ID"], []
@@ -79,14 +79,14 @@ def tiers(cache: Path) -> Iterator[Cli]:
 
 @pytest.fixture
 def work(tiers: Cli, request: pytest.FixtureRequest) -> Path:
-    """A folder of the test's own that all hosts see. Its name has a space in it."""
+    """Return a folder that all hosts see, with a space in its name."""
     folder: Path = tiers.home / f"w {request.node.name.partition('[')[0][:40]}{os.urandom(2).hex()}"
     folder.mkdir()
     return folder
 
 
 def follow(cli: Cli, work: Path, script: str, *options: str, args: tuple[str, ...] = ()) -> tuple[Answer, Run]:
-    """`dalsegno run` to its end."""
+    """Run `dalsegno run` to its end."""
     (work / "train.py").write_text(script)
     before = footprint(cli)
     answer = cli.run("run", *options, "train.py", *args, cwd=work)
@@ -98,7 +98,7 @@ def newest(cli: Cli) -> str:
 
 
 def detached(cli: Cli, work: Path, script: str, *options: str) -> Run:
-    """A run of workers that wait for the stop file, once all of them do."""
+    """Start a run whose workers wait for the stop file; return when all of them do."""
     run = Run.start(cli, work, *QUICK, *options, script=script, args=(str(work / "stop"),))
     run.wait_for(
         lambda: run.status.phase is RunPhase.RUNNING and all(run.log(rank) for rank in range(run.status.world_size))
@@ -107,7 +107,7 @@ def detached(cli: Cli, work: Path, script: str, *options: str) -> Run:
 
 
 def facts(run: Run) -> dict[str, object]:
-    """Of `dalsegno runs --json`."""
+    """Return the run's entry in `dalsegno runs --json`."""
     return next(each for each in json.loads(run.cli.ok("runs", "--json", "--all")) if each["run"] == run.id)
 
 
@@ -116,7 +116,7 @@ def in_slurms_books(cli: Cli, job: int) -> tuple[str, str]:
     return next(each for each in words if "JobState=" in each), next(each for each in words if "ExitCode=" in each)
 
 
-# ---- by itself
+# Exit codes and errors
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_torch_error_file_is_reported_without_follow_up_errors(tiers: Cli, work:
     run.no_trace()
 
 
-# ---- by its user
+# Cancellation
 
 RUNS_AWAY = (
     """
@@ -254,12 +254,12 @@ def sleepers(seconds: str) -> list[int]:
     return [process.pid for process in find(lambda pid: arguments(pid) == ["sleep", seconds])]
 
 
-# ---- not at all: it goes on in another job
+# Continuation in another job
 
 
 @pytest.mark.waits
 def test_run_longer_than_its_job_continues_without_losing_steps(tiers: Cli, work: Path):
-    """Slurm sends the signal up to a minute early, so at once."""
+    """Slurm may send the signal up to a minute early, which here means at once."""
     run = detached(tiers, work, SAVES, "-N", "2", "-t", "1", "--signal-lead", "15")
     run.wait_for_generation(2, LONG_S)
     run.wait_for(lambda: all(run.log(rank) for rank in (0, 1)))
@@ -271,7 +271,7 @@ def test_run_longer_than_its_job_continues_without_losing_steps(tiers: Cli, work
 
 
 def assert_no_step_was_lost(run: Run) -> None:
-    """Every generation begins where the one before has saved; one that had to leave while it formed said nothing."""
+    """Check that every generation starts where the previous one saved. One that left while forming has no steps."""
     for rank in (0, 1):
         logs = [run.log(rank, generation).split() for generation in range(1, run.generation + 1)]
         said = [words for words in logs if words]
@@ -350,7 +350,7 @@ def test_preempted_srun_program_is_restarted(tiers: Cli, work: Path, controller:
 
 
 def preempt(cli: Cli) -> str:
-    """A job that takes all nodes."""
+    """Submit a job that takes all nodes."""
     words = ["sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1000"]
     job = cli.ok("shell", "--", *words).strip()
     eventually(lambda: job_states(cli).get(job) == "RUNNING")
@@ -358,7 +358,7 @@ def preempt(cli: Cli) -> str:
 
 
 def start_now(cli: Cli, job: str) -> None:
-    """Slurm holds a requeued job back until its old credential cannot be used any more."""
+    """Start a requeued job now: Slurm delays it until its old credential has expired."""
     eventually(lambda: job_states(cli).get(job) == "PENDING")
 
     def begun() -> bool:
@@ -377,7 +377,7 @@ def job_states(cli: Cli) -> dict[str, str]:
     return {job: state for job, state in (line.split() for line in lines)}
 
 
-# ---- not by itself: it hangs
+# Hangs
 
 HANGS = """
 import os, sys, time
@@ -406,7 +406,7 @@ def test_hanging_run_saves_stacks_and_restarts(tiers: Cli, work: Path):
     run.no_trace()
 
 
-# ---- what it leaves to read
+# Logs
 
 TELLS = """
 import os, sys

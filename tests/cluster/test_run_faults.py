@@ -1,6 +1,6 @@
-"""One run after another fault: what breaks costs as little as it may, and what does not break costs nothing.
+"""Tests of faults in one run: each costs as little as possible, and harmless ones cost nothing.
 
-The tests on `run` go on with the same run, in order; each leaves it with four nodes at work.
+The tests on `run` use the same run, in order. Each leaves it with four nodes in training.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.cluster.runs import LONG_S, Run, kill, now
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-# Alone on the machine it is 1.5 s until a dead host is known to be dead, and 2.5 s until the next step: benchmarks
-# measure that. Others may be at work here; without us it is Slurm that notices, after minutes.
+# On an idle machine a dead host is detected after 1.5 s, and the next step follows after 2.5 s: benchmarks measure
+# that. Here other tests may run; Slurm alone would need minutes.
 DETECTED_S = 20.0
 STEPPED_S = 60.0
 
@@ -33,13 +33,13 @@ def long_run(cluster_for_runs: Cli) -> Run:
 
 @pytest.fixture
 def run(long_run: Run) -> Run:
-    """The run, whole: four nodes that make steps, and two that wait."""
+    """Return the run with four nodes in training and two spares."""
     return whole(long_run, spares=2)
 
 
 @pytest.fixture
 def with_a_spare(long_run: Run) -> Run:
-    """The same, where one that waits is enough: the other, booted again, may still import torch beside the test."""
+    """Return the run with at least one spare; the other, rebooted, may still import torch."""
     return whole(long_run, spares=1)
 
 
@@ -52,12 +52,12 @@ def whole(run: Run, spares: int) -> Run:
 
 
 def power_off(cli: Cli, node: str) -> None:
-    """At once: the command needs a moment to start, and there are faults that have to meet."""
+    """Cut the power at once: the command takes a moment to start, and some faults must coincide."""
     LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache").power_off(node)
 
 
 def broken(run: Run, fault: Callable[[], object]) -> float:
-    """Do something to a run that ends its generation; gives how long it took until all ranks had made a step."""
+    """Break a run so that its generation ends; return how long it took until all ranks had made a step."""
     before, at = run.generation, now()
     fault()
     took = run.wait_for_step(before + 1, at, timeout_s=LONG_S) - at
@@ -66,8 +66,10 @@ def broken(run: Run, fault: Callable[[], object]) -> float:
 
 
 def dark_for(run: Run, node: str, rank: int, generation: int) -> tuple[float, float]:
-    """After a host lost its power: how long until that was known, and until the next step. The last thing its rank
-    wrote tells when it was."""
+    """Return how long after a power cut it was detected, and how long until the next step.
+
+    The time of the power cut is that of the last line of its rank.
+    """
     dark_at = [each.at for each in run.writes() if (each.generation, each.rank) == (generation, rank)][-1]
     lost_at = next(each["at"] for each in run.journal("lost", since=dark_at) if each["node"] == node)
     known, stepped = lost_at - dark_at, run.wait_for_step(generation + 1, dark_at, LONG_S) - dark_at
@@ -97,7 +99,7 @@ def test_killed_worker_costs_one_restart_and_keeps_ranks(run: Run):
 def test_killed_srun_is_restarted_in_the_same_job(run: Run):
     before, jobs = run.agents(), run.status.jobs
     (srun,) = run.sruns()
-    # They import torch again, six beside each other: on a busy machine that alone took 90 s, as when they first came.
+    # Six agents import torch again at once, which took 90 s on a busy machine, as at the first start.
     imported_s = max(each["seconds"] for each in run.journal("ready"))
     assert broken(run, lambda: kill(srun)) < STEPPED_S + imported_s
     run.wait_for_spares(2)
@@ -125,7 +127,7 @@ def test_killed_slurmd_restarts_nothing(run: Run):
 
 
 def stop_slurmd(cli: Cli, node: str) -> None:
-    cli.ok("shell", "--node", node, "--", "pkill", "-9", "-x", "slurmd")  # all that it sees is this host
+    cli.ok("shell", "--node", node, "--", "pkill", "-9", "-x", "slurmd")  # it sees only this host
 
 
 def test_agent_stopped_for_three_seconds_restarts_nothing(run: Run):
@@ -169,7 +171,7 @@ def test_a_killed_warm_parent_costs_no_restart(run: Run):
 def test_killed_agent_is_replaced_by_a_spare_and_its_workers_end(run: Run):
     nodes, restarts, jobs, lost_worker = run.nodes, run.restarts, run.status.jobs, run.workers()[1]
     broken(run, lambda: kill(run.agents()[nodes[1]]))
-    run.wait_for(lambda: not os.path.exists(f"/proc/{lost_worker}"))  # ended, and buried by its host
+    run.wait_for(lambda: not os.path.exists(f"/proc/{lost_worker}"))  # ended, and reaped by its host
     assert run.nodes == [nodes[0], run.nodes[1], *nodes[2:]] and run.nodes[1] != nodes[1]
     run.wait_for_spares(2)
     assert nodes[1] in run.spares
@@ -213,7 +215,7 @@ def test_two_hosts_lost_at_once_are_replaced_by_two_spares(run: Run):
 def test_host_lost_during_worker_stop_does_not_delay_the_next_generation(with_a_spare: Run):
     run = with_a_spare
     nodes, generation = run.nodes, run.generation
-    kill(run.agents()[nodes[3]], signal.SIGSTOP)  # it lives, and does not say that it has stopped its worker
+    kill(run.agents()[nodes[3]], signal.SIGSTOP)  # it is alive but does not report that its worker stopped
     kill(run.workers()[0])
     run.wait_for(lambda: run.journal("failed")[-1]["generation"] == generation)
     run.wait_for(lambda: not {0, 1, 2} & set(run.workers()))
@@ -246,7 +248,7 @@ def test_one_node_job_joins_a_run_without_spare_even_during_its_start(cluster_fo
     run = Run.start(cluster_for_runs, cluster_for_runs.home / "alone", "-N", "2", "-J", "alone")
     run.wait_for(lambda: len(run.warm_parents()) == 2, LONG_S)
     first = sorted(run.agents())
-    power_off(run.cli, first[1])  # its warm parent still imports
+    power_off(run.cli, first[1])  # its warm parent is still importing
     run.wait_for_step(timeout_s=LONG_S)
     assert first[0] in run.nodes and first[1] not in run.nodes
     nodes, generation = run.nodes, run.generation

@@ -1,4 +1,4 @@
-"""What programs of every framework find: peers, ranks, variables. No framework is needed for it but an MPI."""
+"""Tests of the variables that programs of each framework get. Only an MPI needs to be installed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def work(cluster_for_runs: Cli) -> Path:
-    """A folder that all hosts see."""
+    """Return a folder that all hosts see."""
     folder = cluster_for_runs.home / f"work-{os.urandom(2).hex()}"
     folder.mkdir()
     return folder
 
 
 def follow(cli: Cli, work: Path, *words: str) -> tuple[Answer, Run]:
-    """`dalsegno run` to its end, after which nothing of it is left."""
+    """Run `dalsegno run` to its end and check that nothing of it is left."""
     before, known = footprint(cli), runs(cli)
     answer = cli.run("run", *words, cwd=work)
     (name,) = runs(cli) - known
@@ -39,15 +39,15 @@ def runs(cli: Cli) -> set[str]:
 
 
 def said(answer: Answer) -> dict[int, dict[str, object]]:
-    """What each rank printed as JSON."""
+    """Return what each rank printed as JSON."""
     assert answer.code == 0, answer.err
     lines = [line.partition("] ") for line in answer.out.splitlines()]
     return {int(rank[1:]): json.loads(text) for rank, _, text in lines}
 
 
-# ---- tensorflow and jax
+# TensorFlow and JAX
 
-# Listens where the others were told to find it, and finds all of them.
+# Listens at its own address and connects to all others.
 MEETS = """
 import json, os, socket, time
 def meet(addresses, own):
@@ -115,7 +115,7 @@ def test_jax_gets_coordinator_and_process_id(cluster_for_runs: Cli, work: Path):
         assert {name: int(str(each[name])) for name in (*place, *sizes)} == {**place, **sizes}
 
 
-# ---- any program
+# Plain programs
 
 TASK = """#!/bin/sh
 echo "$SLURM_PROCID of $SLURM_NTASKS on $(hostname) with $# arguments: $1, rank ${RANK-none}"
@@ -129,7 +129,7 @@ def test_plain_program_has_slurm_variables_and_its_exit_code(cluster_for_runs: C
     words = ("--framework", "plain", "-N2", "--nproc-per-node=2", "./task", "a b", str(code))
     answer, _ = follow(cluster_for_runs, work, *words)
     assert answer.code == code, answer.err
-    if code == 0:  # else the first that ends so takes the others along
+    if code == 0:  # otherwise the first that exits with this code ends the others
         assert sorted(answer.out.splitlines()) == [
             f"[{rank}] {rank} of 4 on train-{rank // 2 + 1} with 2 arguments: a b, rank none" for rank in range(4)
         ]
@@ -158,7 +158,7 @@ def test_torch_variables_reach_a_shell_script_without_preload(cluster_for_runs: 
     assert run.generation == 1
 
 
-# ---- what is imported ahead
+# Preload
 
 IMPORTS = "import sys, os\nprint('pid', os.getpid(), 'slow' in sys.modules, flush=True)\n"
 
@@ -188,7 +188,7 @@ def test_failed_preload_is_reported_in_one_line(cluster_for_runs: Cli, work: Pat
     assert answer.out.split()[-1] == str("thread" in note)
 
 
-# ---- MPI
+# MPI
 
 HELLO = r"""
 #include <mpi.h>
@@ -211,7 +211,7 @@ int main(int argc, char **argv) {
 
 @pytest.fixture(scope="module")
 def hello(cluster_for_runs: Cli) -> Path:
-    """Open MPI's hello, with one exchange among all ranks, from the distribution's compiler."""
+    """Compile an Open MPI program with one exchange among all ranks."""
     folder = cluster_for_runs.home / "mpi"
     folder.mkdir()
     (folder / "hello.c").write_text(HELLO)

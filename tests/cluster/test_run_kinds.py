@@ -1,4 +1,4 @@
-"""Runs of all kinds of users on all kinds of clusters: with our controller and without it, with root and without."""
+"""Tests of runs with and without our controller, and with and without root."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 QUICK = ("--framework", "jax", "--preload", "json")
-# Waits for its stop file, which holds the exit code.
+# Waits for its stop file, which contains the exit code.
 WAITS = """
 import os, sys, time
 print("pid", os.getpid(), flush=True)
@@ -36,7 +36,7 @@ sys.exit(int(open(sys.argv[1]).read() or 0))
 
 @dataclass(frozen=True)
 class Person(Cli):
-    """`dalsegno` as an ordinary user of the cluster has it, on one of its hosts; with our controller or without it."""
+    """The `dalsegno` command of an ordinary user on a host of the cluster, with or without our controller."""
 
     user: str = "ada"
     controller: bool = True
@@ -47,7 +47,7 @@ class Person(Cli):
         return super().argv("shell", "-u", self.user, "--", *env, sys.executable, "-m", "dalsegno", *args)
 
     def begin(self, work: Path, script: str, *options: str) -> Run:
-        """A run whose workers wait for the stop file, once all of them do. Root looks after it."""
+        """Start a run whose workers wait for the stop file; return when all of them do. Root inspects it."""
         root = Cli(self.home, self.uid)
         before = footprint(root)
         (work / "train.py").write_text(script)
@@ -66,7 +66,7 @@ def ada(cluster_for_runs: Cli) -> Person:
 
 @pytest.fixture
 def stranger(ada: Person) -> Person:
-    """She, on a Slurm that knows nothing of us."""
+    """Return the user on a Slurm without Dal Segno."""
     return replace(ada, controller=False)
 
 
@@ -84,7 +84,7 @@ def end_with(run: Run, code: int) -> int:
     return run.wait_for_end()
 
 
-# ---- an ordinary user of a cluster of ours
+# An ordinary user of our cluster
 
 
 def test_run_belongs_to_its_user_and_its_secret_is_private(ada: Person, work: Path):
@@ -123,7 +123,7 @@ def test_other_users_cannot_cancel_a_run(ada: Person, work: Path):
     run.no_trace()
 
 
-# ---- a Slurm that knows nothing of us
+# A Slurm without Dal Segno
 
 
 def test_batch_step_restarts_the_coordinator_without_controller(stranger: Person, work: Path):
@@ -148,7 +148,7 @@ def test_batch_step_restarts_the_coordinator_without_controller(stranger: Person
 
 
 def coordinators(run: Run) -> list[int]:
-    """The one that keeps, and the one that is kept."""
+    """Return the supervising process and the coordinator itself."""
     found = programs(run.processes(), lambda words: "run-coordinator" in words)
     return sorted(found, key=lambda pid: "--kept" in arguments(pid))
 
@@ -235,17 +235,17 @@ def test_run_resumes_in_its_requeued_job_after_losing_the_coordinator_host(stran
     (job,) = run.status.jobs
     root.ok("inject", "power-off", run.nodes[0])
     state = ("shell", "--", "squeue", "-h", "-j", str(job), "-o", "%T")
-    run.wait_for(lambda: "RUNNING" not in root.ok(*state), LONG_S)  # the agents that are left have given it up
+    run.wait_for(lambda: "RUNNING" not in root.ok(*state), LONG_S)  # the remaining agents have ended
     root.ok("up")
     run.wait_for(lambda: "PENDING" in root.ok(*state), LONG_S)
-    root.ok("shell", "--", "scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm holds it back for two minutes
+    root.ok("shell", "--", "scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm delays it by two minutes
     run.wait_for_generation(2, LONG_S)
     assert run.status.jobs == (job,)
     assert run.finish() == 0
     run.no_trace()
 
 
-# ---- no root at all
+# Without root
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +282,7 @@ subprocess.run(["sh", "-c", f"env -i setsid sh -c 'env -i setsid sleep {seconds}
 
 @pytest.mark.parametrize("how", ["cancel", "scancel", "worker-kill"])
 def test_no_process_escapes_without_root(user: Rootless, how: str):
-    """proctrack/linuxproc loses sight of what starts a session of its own; the agents do not."""
+    """proctrack/linuxproc does not track processes in a new session; the agents do."""
     seconds = str(70_000 + os.getpid() + len(how))
     work = user.home / f"work-{how}"
     work.mkdir()

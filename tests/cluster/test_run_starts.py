@@ -1,4 +1,4 @@
-"""Runs that start while a node is off of which Slurm does not know yet, and one that leaves a node to be mended."""
+"""Tests of runs that start while a node is down unknown to Slurm, and of one that leaves a node to be repaired."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 def start_without(cli: Cli, off: str, name: str, *options: str) -> Run:
-    """A run that is asked for after this node has lost its power."""
+    """Start a run after this node has lost its power."""
     before = footprint(cli)
     cli.ok("inject", "power-off", off)
     run = Run.start(cli, cli.home / name, *options, "--exclude", "train-5,train-6", "-J", name)
@@ -22,8 +22,10 @@ def start_without(cli: Cli, off: str, name: str, *options: str) -> Run:
 
 
 def granted_without(cli: Cli, off: str, name: str, *options: str) -> Run:
-    """The same, where Slurm has given it that node too. It asks its nodes every few seconds whether they are there: one
-    that was asked in between is not given to anybody, and then all is tried again."""
+    """Start a run to which Slurm has allocated the dead node.
+
+    Slurm pings its nodes every few seconds. If it notices the dead node first, try again.
+    """
     for attempt in "abcde":
         run = start_without(cli, off, f"{name}-{attempt}", *options)
         run.wait_for(lambda: run.journal("granted") or noticed(cli, off))  # noqa: B023
@@ -39,7 +41,7 @@ def noticed(cli: Cli, node: str) -> bool:
 
 
 def held(run: Run) -> str:
-    """Nodes that Slurm has given to the run."""
+    """Return the nodes that Slurm has allocated to the run."""
     return run.cli.ok("shell", "--", "squeue", "-h", "-n", run.id, "-o", "%N")
 
 

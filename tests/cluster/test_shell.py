@@ -1,4 +1,4 @@
-"""The cluster's Slurm commands at hand: for root, for a plain user of the machine, from any folder."""
+"""Tests of the cluster's Slurm commands for root, for a plain user of the machine, and in any folder."""
 
 import json
 import os
@@ -51,11 +51,11 @@ def test_dalsegno_command_works_for_users_and_in_steps(shared: Cli):
 
 
 def test_host_names_resolve_also_from_mapped_ipv6_addresses(shared: Cli):
-    """torch's store listens on both protocols, asks so, and warns of every caller without a name."""
+    """torch's store listens on IPv4 and IPv6, and warns about every peer without a name."""
     words = shared.ok("shell", "--", "getent", "hosts", "train-2").split()
     assert words[1:] == ["train-2"] and words[0].count(".") == 3
     named = shared.ok("shell", "--", "getent", "hosts", f"::ffff:{words[0]}").split()[1:]
-    assert named in (["train-2.ipv4"], ["train-2"])  # newer glibc finds the line of the shorter form
+    assert named in (["train-2.ipv4"], ["train-2"])  # newer glibc finds the line of the IPv4 form
 
 
 def test_slurm_assigns_simulated_gpus(shared: Cli):
@@ -144,7 +144,7 @@ STEPS = "srun sh -c 'sleep 1; date +%s.%N' & sleep 0.5; srun date +%s.%N; wait"
 
 @pytest.mark.parametrize("where", ["shell", "user's shell", "login node", "machine"])
 def test_pending_step_starts_when_the_previous_one_ends(shared: Cli, where: str):
-    """slurmctld must find the srun that waits, wherever it is. If it does not, srun asks again after two minutes."""
+    """slurmctld must reach the waiting srun on any host. Otherwise srun retries only after two minutes."""
     salloc = ["salloc", "-Q", "-J", "waits", "-p", "lab", "sh", "-c", STEPS]
     if where == "machine":
         words = ["bash", "-c", 'eval "$1"; shift; exec "$@"', "bash", shared.ok("env"), *salloc]
@@ -207,7 +207,7 @@ def test_status_shows_nodes_daemons_and_queue(shared: Cli):
 
 
 def test_reading_commands_start_quickly(shared: Cli):
-    """A coarse guard against a heavy import, in the processor's time; benchmarks/up.py measures."""
+    """A coarse guard against heavy imports, in CPU time; benchmarks/up.py measures exactly."""
     for words in (["--help"], ["status"]):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         shared.ok(*words)

@@ -1,4 +1,4 @@
-"""A node that is twenty times slower than usual is slow, and not broken: no check blames it, and nothing is drained."""
+"""Tests that a node twenty times slower than usual fails no check and is not drained."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ health: {per_hour: 100, max_out: 100%}
 """
 SLOW_S = 240 if os.environ.get("DALSEGNO_LONG") else 25
 PERIOD_US, QUOTA_US = 100_000, 2_500  # a fortieth of one core, which the busy job on the node shares
-# The checks that ask others, over and over, from inside the node. It prints all that did not pass.
+# Repeats the checks that contact other daemons, from inside the node, and prints all that did not pass.
 CHECKS = """
 import os, sys, time
 from dalsegno.health.check import Context
@@ -77,7 +77,7 @@ def host_pid(cli: Cli, node: str) -> int:
 
 @contextlib.contextmanager
 def slowed(cli: Cli, node: str) -> Iterator[Path]:
-    """Give all processes of a node a small share of one processor; yields the cgroup that holds them to it."""
+    """Limit all processes of a node to a small share of one CPU; yield their cgroup."""
     root = Path("/sys/fs/cgroup/cpu")
     if not (root / "cpu.cfs_quota_us").exists():
         pytest.skip("needs the cpu controller of cgroup v1 to slow a node down")
@@ -132,7 +132,7 @@ def test_healthy_node_that_is_slow_stays_in_service(cluster: Cli) -> None:
 
 
 class LateOnce(LocalNode):
-    """The node, whose first `unmunge` is so slow that its time is over when munged has decoded the credential."""
+    """A node whose first `unmunge` times out after munged has decoded the credential."""
 
     late = 0
 
@@ -145,7 +145,7 @@ class LateOnce(LocalNode):
 
 
 def test_munge_check_decodes_fresh_credential_after_timeout(cluster: Cli) -> None:
-    """Sent once more, the first one would be called replayed."""
+    """Sent again, the first credential would count as replayed."""
     conf = cluster.home / "clusters/one/etc/slurm.conf"
     node = LateOnce(machine_here({**cluster.env, "SLURM_CONF": str(conf)}, "train-1").expected, cluster.env)
     assert judge_munge(ask_munge(node)).verdict is Verdict.PASSED and node.late

@@ -1,4 +1,4 @@
-"""Submitting on a real Slurm: anybody's sbatch script unchanged, and what a run would ask for."""
+"""Tests of submitting to a real Slurm: unchanged sbatch scripts, and the requests of runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ echo "$SLURM_JOB_NAME on $SLURM_JOB_NUM_NODES nodes: $*"
 
 @pytest.fixture
 def folder(shared: Cli) -> Path:
-    """One that the cluster's hosts see too."""
+    """Return a folder that the cluster's hosts see too."""
     folder = shared.home / "work"
     folder.mkdir(exist_ok=True)
     return folder
@@ -44,7 +44,7 @@ def test_refusal_by_slurm_is_reported(shared: Cli, folder: Path) -> None:
 
 
 def runs_in(cli: Cli) -> list[str]:
-    """Other tests may have left some."""
+    """Return the runs in a home; other tests may have left some."""
     home = cli.home / "runs"
     return sorted(os.listdir(home)) if home.exists() else []
 
@@ -77,7 +77,7 @@ def test_job_file_is_equivalent_to_the_command_line(shared: Cli, folder: Path) -
 
 
 def without_id(text: str) -> str:
-    """The run's id is another each time."""
+    """Remove the run's id, which is different each time."""
     ids = {word.partition("=")[2] for word in text.split() if word.startswith("--job-name=")}
     for run in ids:
         text = text.replace(run, "RUN")
@@ -99,7 +99,7 @@ def test_impossible_request_is_refused_before_anything_is_created(shared: Cli, f
 
 
 def test_slurm_of_the_shell_is_used_without_cluster_name(shared: Cli, folder: Path) -> None:
-    """As on a cluster that knows nothing of us: all there is, is SLURM_CONF."""
+    """As on a cluster without Dal Segno, there is only SLURM_CONF."""
     (folder / "train.py").write_text("")
     exported = json.loads(shared.ok("env", "--json"))
     elsewhere = Cli(folder, os.geteuid())

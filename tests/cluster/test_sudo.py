@@ -1,4 +1,4 @@
-"""A user with sudo gets virtual hosts, and the cluster is that user's."""
+"""Tests of clusters of a user with sudo."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ slurm: {{accounting: false}}
 health: {{mode: "off"}}
 """
 STRANGER = NOBODY - 1
-# sudo's rules and root's clusters are this test's own: what it changes is seen by nobody else.
+# In a mount namespace of its own, so that its sudo rules and root's clusters affect nothing else.
 ENTER = """
 mount --bind "$1/sudoers.d" /etc/sudoers.d && mkdir -p /var/lib/dalsegno && mount --bind "$1/state" /var/lib/dalsegno &&
 echo ready && exec cat
@@ -37,7 +37,7 @@ pytestmark = [
 
 
 class Person:
-    """A user of the machine in a world where sudo knows the one, and not the other."""
+    """A user of the machine in a namespace where sudo allows only one of two users."""
 
     def __init__(self, world: int, home: Path, uid: int) -> None:
         self.world, self.home, self.uid = world, home, uid
@@ -68,7 +68,7 @@ def people() -> Iterator[tuple[Person, Person]]:
     rule.write_text(f"#{NOBODY} ALL=(ALL:ALL) NOPASSWD: ALL\n")
     rule.chmod(0o440)
     argv = ["unshare", "--mount", "--propagation=private", "sh", "-c", ENTER, "sh", str(home)]
-    # It lasts as long as this end of its input is open: on a slow machine, longer than any time that could be named.
+    # It lasts as long as this end of its input is open, because no fixed time is long enough on a slow machine.
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as world:
         assert world.stdout is not None
         assert world.stdout.readline() == "ready\n"

@@ -1,4 +1,4 @@
-"""`srun dalsegno torchrun` in people's own batch scripts, on a real Slurm with several hosts."""
+"""Tests of `srun dalsegno torchrun` in batch scripts on several hosts."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ time.sleep(600)
 
 @pytest.fixture
 def folder(shared: Cli) -> Path:
-    """One that the cluster's hosts see too."""
+    """Return a folder that the cluster's hosts see too."""
     folder = shared.home / "work"
     folder.mkdir(exist_ok=True)
     return folder
 
 
 def submit(shared: Cli, folder: Path, name: str, script: str, flags: str = "") -> tuple[str, Path]:
-    """The job's number, and its output."""
+    """Submit a batch script; return the job id and its output file."""
     (folder / f"{name}.py").write_text(script)
     dalsegno = f"{sys.executable} -m dalsegno"
     text = BATCH.format(
@@ -98,8 +98,10 @@ def test_scancel_leaves_no_process(shared: Cli, folder: Path) -> None:
 
 
 def of_job(job: str, folder: Path) -> list[str]:
-    """Processes anywhere on this machine, so on all the hosts, that were started for it. Other clusters have jobs of
-    the same number, but from other folders."""
+    """Return the processes of a job on all hosts of this machine.
+
+    Other clusters may have jobs with the same id, but from other folders.
+    """
     marks, found = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_SUBMIT_DIR={folder}".encode()}, []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

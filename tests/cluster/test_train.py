@@ -1,4 +1,4 @@
-"""A training with the library loses nodes and processes, and ends with the very weights of an undisturbed one."""
+"""Tests that training with the library ends with the weights of an undisturbed run in spite of lost nodes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STEPS = 200
 EACH = 17  # steps for each of eleven faults
 SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "7"))
 
-# Plain DDP over several buckets, with dropout, a batch norm and random data: whatever is not restored shows in the
-# weights and in the statistics, which each rank gathers from its own batches. Every rank's every loss goes to one file,
-# bit for bit: generation, rank, step, loss. A file `losses.until`, says before which step to wait: a
-# machine that is slow to break has not missed the training then.
+# Plain DDP over several buckets, with dropout, batch norm and random data: any state that is not restored changes the
+# weights or the statistics of each rank. Every loss of every rank is written exactly to one file: generation, rank,
+# step, loss. The file `losses.until` contains the step before which to wait, so that training does not end before a
+# fault on a slow machine.
 EXACT = """
 import hashlib, os, sys, time
 import torch, torch.distributed as dist
@@ -70,7 +70,7 @@ print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
 
 
 class Training:
-    """One such run, in a folder of its own."""
+    """One such run in its own folder."""
 
     def __init__(self, cli: Cli, work: Path, steps: int, pause_s: float, *options: str, until: int = STEPS) -> None:
         self.losses_file = work / "losses"
@@ -80,7 +80,7 @@ class Training:
         self.run = Run.start(cli, work, *nodes, *options, script=EXACT, args=args)
 
     def losses(self) -> list[tuple[int, int, int, str]]:
-        """Generation, rank, step and loss."""
+        """Return generation, rank, step and loss of every line."""
         lines = self.losses_file.read_text().splitlines() if self.losses_file.exists() else []
         return [(int(g), int(rank), int(step), loss) for g, rank, step, loss in (line.split() for line in lines)]
 
@@ -98,7 +98,7 @@ class Training:
         return {line.split()[1] for log in logs for line in log.splitlines() if line.startswith("weights")}
 
     def starts(self) -> dict[int, tuple[str, int]]:
-        """From what and from which step each generation went on, of those that came so far."""
+        """Return the source and step from which each generation so far resumed."""
         found = {}
         for generation in range(1, self.run.generation + 1):
             for line in self.run.log(0, generation).splitlines():
@@ -110,7 +110,7 @@ class Training:
         return [source for source, _ in self.starts().values()]
 
     def has_copies(self) -> bool:
-        """Of a step of the present generation, on two nodes."""
+        """Return whether a step of the current generation has copies on two nodes."""
         safe = self.run.safe()
         return safe.place[0] == safe.generation == self.run.generation
 
@@ -132,14 +132,14 @@ def test_weights_are_bit_identical_after_nine_kills_and_two_power_cuts(
     target = LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache")
     faults = ["worker"] * 7 + ["agent", "srun", "power", "power"]
     dice.shuffle(faults)
-    safe: dict[int, int] = {}  # the step that was, before a generation was made to end
+    safe: dict[int, int] = {}  # the step before the generation was ended
     for number, fault in enumerate(faults):
         reached = training.step()
         training.wait_before((number + 1) * EACH)
         run.wait_for(lambda reached=reached: training.step() > reached + 3, LONG_S)  # type: ignore[misc]
         time.sleep(dice.random() * 0.3)
         if fault != "worker" or number == 0:
-            run.wait_for(training.has_copies, LONG_S)  # two nodes lost one after the other may take a step along
+            run.wait_for(training.has_copies, LONG_S)  # two nodes lost in a row may cost a step
         safe[run.generation] = max(0, run.safe().place[1], *safe.values())
         if fault == "power":
             target.power_off(dice.choice(run.nodes))
@@ -163,7 +163,7 @@ def test_weights_are_bit_identical_after_nine_kills_and_two_power_cuts(
 
 
 def kill_one(run: Run, kind: str, dice: random.Random) -> bool:
-    """An error while there is none: the run still recovers from the fault before."""
+    """Kill one process; raise an error if there is none because the run still recovers."""
     victims = {"worker": run.workers, "agent": run.agents, "srun": run.sruns}[kind]()
     kill(dice.choice(sorted(victims.values() if isinstance(victims, dict) else victims)))
     return True
@@ -173,12 +173,12 @@ def test_shrinking_and_growing_run_resumes_from_memory(cluster_for_runs: Cli, tm
     cli = cluster_for_runs
     training = Training(cli, tmp_path, 40, 0.02, "-N", "3:4", "--exclude", "train-5,train-6", until=10)
     run = training.run
-    run.wait_for(lambda: len(run.nodes) == 4, LONG_S)  # one that comes very late finds the others at work
+    run.wait_for(lambda: len(run.nodes) == 4, LONG_S)  # a very late node finds the others training
     whole = run.generation
     training.wait_before(20)
     run.wait_for(lambda: training.step() > 5 and training.has_copies(), LONG_S)
     LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache").power_off(run.nodes[-1])
-    training.wait_before(30)  # each generation has steps to make, of which there are copies then
+    training.wait_before(30)  # each generation makes steps and copies of them
     run.wait_for(lambda: whole + 1 in training.starts() and training.has_copies(), LONG_S)
     cli.ok("up")
     run.wait_for(lambda: whole + 2 in training.starts(), LONG_S)
@@ -195,7 +195,7 @@ def test_all_ranks_save_the_same_step_when_a_node_must_leave(
     training = Training(cluster_for_runs, tmp_path, STEPS, 0.02, until=20)
     run = training.run
     run.wait_for(lambda: training.step() > 10, LONG_S)
-    os.kill(next(iter(run.agents().values())), signal.SIGUSR2)  # what Slurm sends before the time limit
+    os.kill(next(iter(run.agents().values())), signal.SIGUSR2)  # the signal that Slurm sends before the time limit
     run.wait_for(lambda: run.journal("signal"))
     training.wait_before(STEPS)
     assert run.wait_for_end(2 * LONG_S) == 0, run.tail()

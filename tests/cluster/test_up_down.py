@@ -1,4 +1,4 @@
-"""A cluster comes, changes and goes, and can be interrupted anywhere on the way."""
+"""Tests of creating, changing and removing a cluster, with interruptions."""
 
 import os
 import shutil
@@ -57,7 +57,7 @@ def test_down_removes_what_a_killed_up_left(cli: Cli, when: str):
 
 
 def interrupt(cli: Cli, when: str, how: signal.Signals) -> None:
-    """Start `up` and end it the moment it says that it has come to this step."""
+    """Start `up` and end it when it reports this step."""
     process = cli.start("up")
     assert process.stdout is not None
     for line in process.stdout:
@@ -94,7 +94,7 @@ def test_two_clusters_with_equal_node_names_do_not_conflict(cli: Cli):
                 cli.ok("shell", "-M", name, "--", "squeue", "-h", "-o", "%j %T").strip() == f"{name} RUNNING"
             )
         )
-    assert cli.run("status").code == 2  # which of the two?
+    assert cli.run("status").code == 2  # two clusters: a name is required
     cli.ok("shell", "-M", "one", "--", "scancel", "-n", "one")  # job 1 of both: same id, same node names, same user
     eventually(lambda: cli.ok("shell", "-M", "one", "--", "squeue", "-h") == "")
     cli.ok("down", "one")
@@ -192,7 +192,9 @@ def test_dead_head_is_booted_with_its_jobs(cli: Cli):
     cli.ok("shell", "--", "sbatch", "-N2", "-o", "/dev/null", "--wrap", "srun sleep 1000")
     eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
     running_since, saved = time.time(), cli.home / "clusters/one/slurmctld/job_state"
-    eventually(lambda: saved.exists() and saved.stat().st_mtime > running_since)  # Slurm saves every few seconds
+    eventually(
+        lambda: saved.exists() and saved.stat().st_mtime > running_since
+    )  # Slurm saves its state every few seconds
     kill_host(cli, "head")
     assert cli.status("one")["phase"] == "degraded"
     cli.ok("up")
@@ -219,7 +221,7 @@ def test_a_second_up_at_the_same_time_is_refused(cli: Cli):
     cli.file(small(2, accounting=True))
     first = cli.start("up")
     assert first.stdout is not None and any("booting" in line for line in iter(first.stdout.readline, ""))
-    first.send_signal(signal.SIGSTOP)  # however long the second one takes to start
+    first.send_signal(signal.SIGSTOP)  # however long the second `up` takes to start
     second = cli.run("up")
     first.send_signal(signal.SIGCONT)
     assert second.code == 1 and "another `dalsegno` is working on cluster one" in second.err
@@ -228,7 +230,7 @@ def test_a_second_up_at_the_same_time_is_refused(cli: Cli):
 
 
 def test_full_disk_is_reported_and_leaves_nothing(cli: Cli):
-    """On a file system of 2 MB: no room for the database."""
+    """The file system has 2 MB, too little for the database."""
     disk = cli.home / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=755", "none", str(disk)], check=True)

@@ -1,4 +1,4 @@
-"""`dalsegno why` on a real Slurm: a node, a job that waits, one that failed, and what is not there."""
+"""Tests of `dalsegno why` on a real Slurm: a node, a pending job, a failed job, and an unknown name."""
 
 from __future__ import annotations
 

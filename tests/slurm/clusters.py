@@ -1,4 +1,4 @@
-"""Example clusters and where they live, for the golden files."""
+"""Example clusters and layouts for the golden files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _smallest() -> tuple[Cluster, Layout]:
 
 
 def _shared() -> tuple[Cluster, Layout]:
-    """Loopback nodes with GPUs, two partitions over the same ones."""
+    """Return loopback nodes with GPUs and two partitions that share them."""
     gpu = nodes("n", 256, cpus=192, memory_mib=2_000_000, gpus=8, gpu_type="h100", instance="p5.48xlarge")
     partitions = (
         Partition("train", names(gpu), default=True, time_limit_min=2880),

@@ -1,4 +1,4 @@
-"""The accounting database brought to what the cluster file says: only what differs is told to sacctmgr."""
+"""Tests of the sacctmgr commands that bring the accounting database up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client: what it asks, what it makes of the answers, and that no failure looks like an empty cluster."""
+"""Tests of the Slurm client: its commands, their results, and that no failure looks like an empty cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def recorded(name: str) -> str:
 
 @dataclass
 class Slurm:
-    """A Slurm that answers each command from a table, by the words the command line holds."""
+    """A Slurm that answers each command from a table, by words in its command line."""
 
     answers: Mapping[str, str | Completed]
     calls: list[tuple[tuple[str, ...], str | None, Mapping[str, str] | None, float | None]] = field(
@@ -52,7 +52,7 @@ class Slurm:
 
 
 def _marked(answer: str, env: Mapping[str, str]) -> str:
-    """A recorded answer with the marks that this question asks for."""
+    """Return a recorded answer with the separators that this query uses."""
     if "SQUEUE_FORMAT2" not in env:
         return answer
     first, *_, last = env["SQUEUE_FORMAT2"].split(",")
@@ -181,7 +181,7 @@ def test_forgotten_job_raises_not_there() -> None:
 
 
 def test_separators_are_not_on_the_command_line() -> None:
-    """Other users can read the command line while squeue runs, and could put the marks into a job's comment."""
+    """Other users can read the command line while squeue runs, and could put the separators in a job's comment."""
     slurm, fake = client({"squeue": recorded("squeue")})
     slurm.jobs()
     argv, _, env, _ = fake.calls[0]

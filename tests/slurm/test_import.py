@@ -1,4 +1,4 @@
-"""Importing `dalsegno.slurm` loads no heavy library."""
+"""Test that importing `dalsegno.slurm` loads no heavy library."""
 
 from __future__ import annotations
 

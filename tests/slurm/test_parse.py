@@ -1,4 +1,4 @@
-"""Slurm's answers as facts, from outputs that tests/recorded/record.py recorded on the real thing, of each release."""
+"""Tests of parsing Slurm's output, recorded from each release by tests/recorded/record.py."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def history(text: str) -> Sequence[JobInfo]:
 
 @dataclass(frozen=True)
 class Recording:
-    """What one release of Slurm answered."""
+    """The recorded output of one release of Slurm."""
 
     folder: Path
 
@@ -85,7 +85,7 @@ def slurm(request: pytest.FixtureRequest) -> Recording:
     ],
 )
 def test_a_node_has_a_state_and_flags(slurm: Recording, name: str, state: NodeState, flags: set[NodeFlag]) -> None:
-    node = slurm.nodes()[name]  # which of them are planned for a waiting job is up to the scheduler
+    node = slurm.nodes()[name]  # the scheduler decides which of them are planned for a pending job
     assert (node.state, node.flags - {NodeFlag.PLANNED}) == (state, frozenset(flags))
 
 
@@ -256,11 +256,11 @@ def test_excluded_nodes_are_parsed(slurm: Recording) -> None:
     assert parse_excluded("\x1e\n", PLAIN) == () == parse_excluded("", PLAIN)
 
 
-# What users write into their jobs
+# Text of users
 
 
 def answer(marks: Separators, *texts: str) -> str:
-    """What squeue writes of jobs 1, 2, 3 … with these names."""
+    """Return the output of squeue for jobs 1, 2, 3 … with these names."""
     fields = [word.partition(":")[0] for word in jobs_env(marks)["SQUEUE_FORMAT2"].split(",")]
     usual = {"UserID": "1000", "UserName": "ada", "State": "RUNNING", "NodeList": "n1"}
     jobs = [{**dict.fromkeys(fields, ""), **usual, "JobID": str(id), "Name": name} for id, name in enumerate(texts, 1)]
@@ -348,7 +348,7 @@ def test_job_states_in_all_spellings(text: str, state: JobState) -> None:
     assert parse_job_state(text) is state
 
 
-# The rest
+# Other commands
 
 
 def test_partitions_have_nodes_and_states(slurm: Recording) -> None:

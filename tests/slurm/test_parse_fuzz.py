@@ -1,4 +1,4 @@
-"""Whatever Slurm answers, whole, cut off or mangled: facts, or a ParseError, and nothing else."""
+"""Tests that any output of Slurm, complete, truncated or mangled, gives facts or a ParseError."""
 
 from __future__ import annotations
 

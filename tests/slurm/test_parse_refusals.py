@@ -1,4 +1,4 @@
-"""What Slurm refuses and why it drains nodes, read from its own words."""
+"""Tests of classifying Slurm's refusals and the reasons for which it drains nodes."""
 
 import pytest
 

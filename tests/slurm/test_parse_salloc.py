@@ -1,4 +1,4 @@
-"""What salloc says."""
+"""Tests of parsing salloc's output."""
 
 from dalsegno.slurm.parse.salloc import SallocAnswer, read_answer
 

@@ -1,4 +1,4 @@
-"""What srun says of nodes on which it could not start anything."""
+"""Tests of parsing srun's error messages."""
 
 from dalsegno.slurm.parse.srun import (
     ended_on,

@@ -1,4 +1,4 @@
-"""What only the real commands can tell: that they accept the files we write."""
+"""Tests that Slurm's own commands accept the files we write."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(shutil.which("scontrol") is None, reason="no Slu
 
 
 def read_by_scontrol(cluster: Cluster, layout: Layout, folder: Path) -> Completed:
-    """scontrol reads the whole file before it does anything, and then asks nobody for host names."""
-    env = {"PATH": PATH}  # of Slurm's programs only the daemons tell their version without a slurm.conf
+    """Run `scontrol show hostnames`, which reads the whole slurm.conf first and contacts no daemon."""
+    env = {"PATH": PATH}  # only Slurm's daemons print their version without a slurm.conf
     here = Version.parse(LocalRunner().run(["slurmd", "-V"], env=env).stdout)
     conf = folder / "slurm.conf"
     conf.write_text(render_slurm_conf(cluster, layout, here))
@@ -31,7 +31,7 @@ def read_by_scontrol(cluster: Cluster, layout: Layout, folder: Path) -> Complete
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_slurm_reads_our_files(name: str, tmp_path: Path) -> None:
     cluster, layout = CLUSTERS[name]
-    here = replace(layout, slurm_user="root", slurmd_user="root")  # scontrol looks them up
+    here = replace(layout, slurm_user="root", slurmd_user="root")  # scontrol resolves them
     done = read_by_scontrol(cluster, here, tmp_path)
     assert (done.exit_code, done.stderr) == (0, "")
 

@@ -1,4 +1,4 @@
-"""Slurm's files from facts: whole files against golden ones, and the rules that are easy to break one by one."""
+"""Tests of Slurm's files: whole files against golden files, and single rules that are easy to break."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_a_plugin_below_a_folder_with_a_blank_is_refused() -> None:
         render_plugstack_conf(cluster, layout, HERE)
 
 
-# What releases differ in
+# Differences between releases
 
 
 @pytest.mark.parametrize(

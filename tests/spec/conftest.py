@@ -1,4 +1,4 @@
-"""Reading faulty cluster files in a line."""
+"""Fixtures for cluster files."""
 
 from collections.abc import Callable
 from textwrap import dedent
@@ -15,7 +15,7 @@ Faults = Callable[[str], list[tuple[int, str, str]]]
 
 @pytest.fixture
 def faults() -> Faults:
-    """All problems of a cluster file as (line, what, hint); [] for a good one."""
+    """Return a function that gives all problems of a cluster file as (line, what, hint); [] for a valid one."""
 
     def read(text: str) -> list[tuple[int, str, str]]:
         try:
@@ -29,5 +29,5 @@ def faults() -> Faults:
 
 @pytest.fixture
 def cluster() -> Callable[[str], Cluster]:
-    """A good cluster file, resolved."""
+    """Return a function that resolves a valid cluster file."""
     return lambda text: resolve(parse_spec(dedent(text)))

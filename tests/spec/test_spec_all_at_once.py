@@ -1,4 +1,4 @@
-"""Every fault of a file at once, and no echo of one fault in another place."""
+"""Tests that all errors of a file are reported at once, and that no error causes another."""
 
 TEN = """\
 name: Demo

@@ -1,4 +1,4 @@
-"""Values that are each fine and together impossible: the message, the line, the hint."""
+"""Tests of values that are valid alone but not together: message, line and hint."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def one(faults, text):
     return fault
 
 
-# --- machines ---------------------------------------------------------------------------------------------------------
+# Machines
 
 MACHINES = {
     "instance: p5.4xlarge, gpus: 8": (
@@ -102,7 +102,7 @@ def test_head_node_is_checked_as_a_machine(faults):
     )
 
 
-# --- partitions -------------------------------------------------------------------------------------------------------
+# Partitions
 
 PARTITIONS = {
     "- {name: a}": (4, "partition `a` has no nodes", "add `nodes: 4`, or `nodes_from:` with another partition's name"),
@@ -238,7 +238,7 @@ def test_more_nodes_than_slurm_supports_are_refused(faults):
     assert one(faults, text) == (3, "the cluster has 65,538 nodes", "Slurm takes at most 65,536")
 
 
-# --- policy, people, topology, reservations: one more block below a good file --------------------------------
+# Policy, users, topology, reservations: one more block below a valid file
 
 BLOCKS = {
     "slurm: {qos: [{name: high, preempts: lwo}, {name: low}]}": (
@@ -437,7 +437,7 @@ def test_invalid_storage_is_refused(faults, block):
     assert one(faults, f"{SSH}{NAMED}{block}\n") == (5, *STORAGE[block])
 
 
-# --- fields that no code acts on yet ----------------------------------------------------------------------------------
+# Unimplemented fields
 
 UNBUILT = {
     "monitoring: {port: 9090}": "`monitoring` is not built yet",
@@ -479,7 +479,7 @@ accounts: [{name: b, group_tres: {gres/gpu: 4}}]
     ]
 
 
-# --- health -----------------------------------------------------------------------------------------------------------
+# Health
 
 HEALTH = {
     "zombie: off": ("there is no health check `zombie`", "did you mean `zombies`?"),

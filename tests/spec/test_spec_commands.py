@@ -1,4 +1,4 @@
-"""The commands `init`, `validate` and `schema`."""
+"""Tests of `init`, `validate` and `schema`."""
 
 import json
 

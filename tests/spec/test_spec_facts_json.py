@@ -1,4 +1,4 @@
-"""Facts to JSON and back."""
+"""Tests of converting facts to JSON and back."""
 
 import json
 import subprocess

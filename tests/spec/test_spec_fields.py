@@ -1,4 +1,4 @@
-"""One value that is wrong by itself: the message, the line, the hint."""
+"""Tests of single invalid values: message, line and hint."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whatever the file holds: a cluster, or SpecError with lines; never a traceback."""
+"""Tests that any file gives a cluster or a SpecError with lines, never a traceback."""
 
 import string
 
@@ -112,7 +112,7 @@ def test_file_with_a_replaced_value_gives_a_cluster_or_a_spec_error(data):
 
 
 def replace_somewhere(tree, data):
-    """Walks down a random way and puts a random value, or a random known key, there."""
+    """Walk down a random path and put a random value, or a random known key, there."""
     while True:
         keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
         if not keys:

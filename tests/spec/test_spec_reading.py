@@ -1,4 +1,4 @@
-"""From text to values: what YAML is taken, what is refused, and on which line."""
+"""Tests of reading YAML into values with line numbers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""From the cluster file to facts."""
+"""Tests of resolving a cluster file into facts."""
 
 from dalsegno.spec.facts import Account, Local, Node, Reservation, Storage, Switch, User
 

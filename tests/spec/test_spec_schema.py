@@ -1,4 +1,4 @@
-"""The schema for editors, and the starter files."""
+"""Tests of the JSON schema and the starter files."""
 
 import pytest
 import yaml
@@ -25,7 +25,7 @@ def test_every_key_is_described(name):
 
 
 def allows(schema, value):
-    """A structural check, enough for the starters: the shapes, the keys and the words."""
+    """Return whether a value matches the schema in types, keys and enums, which is enough for the starters."""
     if "$ref" in schema:
         return allows(SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], value)
     if "anyOf" in schema:

@@ -1,4 +1,4 @@
-"""What each platform will not take, found before it is asked."""
+"""Tests of settings that a platform would refuse."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""No field of the cluster file is accepted in silence: code reads it, or the file is refused."""
+"""Tests that every field of the cluster file is read by code or refused."""
 
 import ast
 import dataclasses
@@ -14,7 +14,7 @@ from dalsegno.spec.unbuilt import UNBUILT_FIELDS, UNBUILT_TARGETS
 
 SOURCE = Path(dalsegno.__file__).parent
 REFUSED = {each.path for each in UNBUILT_FIELDS}
-# Facts that nothing reads: the field of the first is refused, and the sizes of the second come from the catalog.
+# Facts that no code reads: the field of the first is refused, and the sizes of the second come from the catalog.
 UNREAD_FACTS = {"User.ssh_keys", "Node.instance"}
 
 

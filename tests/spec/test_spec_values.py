@@ -1,4 +1,4 @@
-"""Times, sizes, shares and hostlists as people write them."""
+"""Tests of times, sizes, shares and host lists."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Questions that may hang: answered in time, or given up."""
+"""Tests of commands and calls that may hang."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_hanging_call_is_abandoned_and_not_repeated() -> None:
         try:
             assert patient.within(60) == "well"
             break
-        except Late:  # the thread that was left is about to end
+        except Late:  # the abandoned thread is about to end
             continue
 
 

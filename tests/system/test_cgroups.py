@@ -1,4 +1,4 @@
-"""Which control groups a machine has, read from its mounts, and where a cluster's own go."""
+"""Tests of finding cgroup hierarchies and the place of a cluster's folders."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Tests of atomic writes, locks and removal of trees."""
 
 import errno
 import os
@@ -70,11 +70,11 @@ def test_removing_a_missing_tree_is_no_error(tmp_path: Path):
     remove_tree(tmp_path / "nothing")
 
 
-# What survives a crash of the machine
+# Durability
 
 
 def disk_calls(work: Callable[[], object]) -> list[str]:
-    """The calls that matter to a crash, in their order, as the interpreter sees them."""
+    """Return the calls that matter in a crash, in order, from the interpreter's audit events."""
     seen: list[str] = []
 
     def note(frame: FrameType, event: str, called: object) -> None:

@@ -1,4 +1,4 @@
-"""Parts of a program in processes of their own."""
+"""Tests of forked processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_forked_process_has_no_inherited_files():
     held, other = socket.socketpair()
     forked = fork(lambda sock: sock.sendall(" ".join(os.listdir("/proc/self/fd")).encode()))
     open_there = {int(number) for number in heard(forked).split()}
-    assert held.fileno() not in open_there - {3} and len(open_there) <= 5  # three streams, its socket, the listing
+    assert (
+        held.fileno() not in open_there - {3} and len(open_there) <= 5
+    )  # three streams, its socket, the directory listing
     other.close()
     assert held.recv(1) == b"", "nobody else holds our other end"
     held.close()
@@ -62,7 +64,7 @@ def test_hanging_forked_process_is_killed_with_its_children():
     forked.kill()
     eventually(forked.ended)
     eventually(lambda: start_ticks(child) is None)
-    forked.kill()  # again is fine
+    forked.kill()  # a second kill is no error
 
 
 def test_forked_process_does_not_outlive_its_parent():

@@ -1,4 +1,4 @@
-"""A host's first process: keeps its services, reaps the rest. Here without namespaces, so that any user can run it."""
+"""Tests of a host's first process, without namespaces, so that any user can run them."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def change(folder: Path, *services: Service) -> None:
 
 
 def fact(folder: Path, name: str) -> ServiceFact:
-    """As the host last wrote it; of what it has not written yet nothing is known."""
+    """Return a service's entry as the host last wrote it; not running if there is none yet."""
     return service_facts(folder).get(name) or ServiceFact(name, running=False)
 
 
@@ -62,7 +62,7 @@ def running(folder: Path, name: str) -> bool:
 def test_services_run_and_their_output_is_kept(folder: Path):
     start(folder, service("talk", folder, "/bin/sh", "-c", "echo hello; exec sleep 60"))
     eventually(lambda: "hello" in (folder / "talk.log").read_text())
-    eventually(lambda: running(folder, "talk"))  # it may speak before the host has written down that it runs
+    eventually(lambda: running(folder, "talk"))  # its output may appear before its entry in services.json
 
 
 def test_a_service_that_ends_is_reported_with_its_code_and_not_restarted(folder: Path):
@@ -137,7 +137,7 @@ def test_process_is_identified_by_pid_and_start_time():
 
 
 def test_long_log_is_rotated_while_the_service_writes(folder: Path):
-    """The service never opens its log again: what it has is a handle that appends."""
+    """The service never reopens its log: it appends to an open file."""
     talk = "while read line < go; do head -c $line /dev/zero | tr '\\0' x; echo end-$line; done"
     os.mkfifo(folder / "go")
     start(folder, service("talk", folder, "/bin/sh", "-c", f"cd {folder}; {talk}"))

@@ -1,4 +1,4 @@
-"""Who listens, as the kernel says."""
+"""Tests of listening ports."""
 
 import socket
 from pathlib import Path

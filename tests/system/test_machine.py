@@ -1,4 +1,4 @@
-"""What we read off a machine."""
+"""Tests of facts about the machine."""
 
 from dalsegno.system.machine import gpu_files
 

@@ -1,4 +1,4 @@
-"""A process that needs many open files does not hand that on."""
+"""Tests of the limit on open files."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Memory that is held for nothing: a library's large table that was cleared and is hardly used."""
+"""Tests of releasing unused memory, such as a library's large zeroed table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large files that get their name when they are whole, and locks that are waited for."""
+"""Tests of files that are named when complete, and of locks that are awaited."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from dalsegno.system.files import in_turn, nameless
 
 @pytest.fixture(params=["as this file system can", "where it cannot"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some file systems have no files without a name: there it is a hidden one."""
+    """Run with and without O_TMPFILE: some file systems need a hidden file instead."""
     if request.param == "where it cannot":
         real = os.open
 

@@ -1,4 +1,4 @@
-"""Networks of a host."""
+"""Tests of network routes."""
 
 from dalsegno.system.network import has_default_route
 

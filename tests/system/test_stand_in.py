@@ -1,4 +1,4 @@
-"""A program under a stand-in: signals, streams and its end are as without one."""
+"""Tests that a program under a stand-in has the same signals, streams and end as without one."""
 
 from __future__ import annotations
 

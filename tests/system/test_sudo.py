@@ -1,4 +1,4 @@
-"""Root's rights through sudo: what root is told, and whose the command stays."""
+"""Tests of getting root's rights through sudo."""
 
 import os
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_files_are_written_with_the_rights_of_the_caller(tmp_path: Path):
     own = tmp_path / "own"
     own.mkdir()
     os.chown(own, NOBODY, NOBODY)
-    for folder in tmp_path.parents:  # pytest's folders are for their owner alone
+    for folder in tmp_path.parents:  # only the owner may enter pytest's folders
         if folder.stat().st_uid == 0 and str(folder).startswith("/tmp/pytest"):
             folder.chmod(0o755)
     as_caller(lambda: (own / "page").touch(), {"SUDO_UID": str(NOBODY)})
