@@ -47,7 +47,7 @@ def invoke() -> Iterator[Invoke]:
 
 
 def _serve(root: Path, stop: threading.Event) -> None:
-    controller = Controller(root, (), {}, lambda text: None)
+    controller = Controller(root, (), {})
     while not stop.is_set():
         controller.turn(0.02)
     controller.close()
