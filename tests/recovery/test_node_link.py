@@ -149,7 +149,7 @@ def test_a_replaced_machine_needs_the_new_secret(linked: Linked):
 
 
 PAIR = Finding("pair", passed("fast"), 1.0)
-BROKEN = Finding("pair-collective", failed("the all-reduce broke off", Remedy.DRAIN, "broken"), 1.0)
+BROKEN = Finding("pair-collective", failed("the all-reduce failed", Remedy.DRAIN, "broken"), 1.0)
 
 
 def begun(linked: Linked, agent: Caller, partner: Caller) -> tuple[int, int]:

@@ -151,7 +151,7 @@ def _carry_out(order: Message, channels: list[socket.socket], numbers: Numbers) 
             secret = bytes.fromhex(order["secret"])
             sums = all_reduce.with_other(channels[0], order["rank"], kind, secret, within_s, numbers)
     except Exception as error:  # raised by a library; it must be reported
-        return {"error": f"the all-reduce broke off: {_one_line(error)}"}
+        return {"error": f"the all-reduce failed: {_one_line(error)}"}
     return {**asdict(sums), "size": sums.size}
 
 
