@@ -37,7 +37,7 @@ class NodeProcess:
     parent: int
     user: str
     name: str
-    words: str
+    args: str
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class DockerStage:
 def play(stage: DockerStage, command: str, say: Say, export: str = "") -> Ending:
     """Submit a job, look at its program, cancel the job, and look again once Slurm has nothing on the node."""
     before = {process.pid for process in find(stage)}
-    words = ["--gpus=1", f"--output={stage.output}", f"--export=ALL{export and ','}{export}", f"--wrap={command}"]
-    job = stage.researcher.submit(args=words)
+    args = ["--gpus=1", f"--output={stage.output}", f"--export=ALL{export and ','}{export}", f"--wrap={command}"]
+    job = stage.researcher.submit(args=args)
     say(f"job {job}: {command}")
     pid = until(lambda: _started(stage, job, before), WAIT_S, f"`{PROGRAM}` of job {job} on {stage.node}")
     sight = look(stage, job, pid)
@@ -109,7 +109,7 @@ def _is_idle(stage: DockerStage) -> bool:
 def find(stage: DockerStage) -> list[NodeProcess]:
     """Return the processes of the program; Slurm starts it with its path, Docker without."""
     name = PROGRAM.split()[0]
-    return [each for each in processes(stage) if each.name == name and each.words.endswith(PROGRAM)]
+    return [each for each in processes(stage) if each.name == name and each.args.endswith(PROGRAM)]
 
 
 def look(stage: DockerStage, job: int, pid: int) -> ProgramSight:
@@ -132,9 +132,9 @@ def processes(stage: DockerStage) -> list[NodeProcess]:
 def parse_ps(text: str) -> list[NodeProcess]:
     found = []
     for line in text.splitlines():
-        pid, parent, user, name, words = [*line.split(None, 4), "", "", "", "", ""][:5]
+        pid, parent, user, name, args = [*line.split(None, 4), "", "", "", "", ""][:5]
         if pid.isdigit() and parent.isdigit():
-            found.append(NodeProcess(int(pid), int(parent), user, name, words))
+            found.append(NodeProcess(int(pid), int(parent), user, name, args))
     return found
 
 
@@ -218,8 +218,8 @@ class Docker:
         cwd: str | None = None,
         timeout_s: float | None = None,
     ) -> Completed:
-        words = [self.client, "--host", self.host, *argv[1:]]
-        return self.inner.run(words, stdin=stdin, env=env, cwd=cwd, timeout_s=timeout_s)
+        command = [self.client, "--host", self.host, *argv[1:]]
+        return self.inner.run(command, stdin=stdin, env=env, cwd=cwd, timeout_s=timeout_s)
 
 
 @contextlib.contextmanager
@@ -228,9 +228,9 @@ def daemon(on_node: OnNode, folder: Path, group: str, cgroup: str) -> Iterator[D
     dockerd, client = find_programs()
     docker = Docker(client, folder / "docker.sock", LocalRunner())
     log = folder / "dockerd.log"
-    words = [*ALONE, dockerd, *PLAIN, f"--host={docker.host}", f"--group={group}", f"--cgroup-parent={cgroup}"]
+    command = [*ALONE, dockerd, *PLAIN, f"--host={docker.host}", f"--group={group}", f"--cgroup-parent={cgroup}"]
     mark = str(docker.socket)
-    argv, env = on_node(words, {"PATH": os.environ.get("PATH", os.defpath), MARK: mark})
+    argv, env = on_node(command, {"PATH": os.environ.get("PATH", os.defpath), MARK: mark})
     child = start(argv, env, output=log)
     try:
         _wait_until_it_answers(docker, child, log)

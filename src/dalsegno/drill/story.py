@@ -293,10 +293,10 @@ class Notes:
             self._take(line.split())
         return self.steps[before:]
 
-    def _take(self, words: list[str]) -> None:
-        if len(words) == 5 and words[0] == "step":
-            step = TrainedStep(float(words[1]), int(words[2]), float(words[3]), int(words[4]))
+    def _take(self, fields: list[str]) -> None:
+        if len(fields) == 5 and fields[0] == "step":
+            step = TrainedStep(float(fields[1]), int(fields[2]), float(fields[3]), int(fields[4]))
             self.steps.append(step)
             self.last = step if self.last is None or step.generation >= self.last.generation else self.last
-        elif len(words) == 2 and words[0] == "weights":
-            self.weights = words[1]
+        elif len(fields) == 2 and fields[0] == "weights":
+            self.weights = fields[1]

@@ -191,13 +191,13 @@ class FolderWorld:
         return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
 
     def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
-        words = " ".join(argv)
-        files = (path for path in (self.folder / "commands").glob("*") if words.startswith(_parse_name(path)[0]))
+        command = " ".join(argv)
+        files = (path for path in (self.folder / "commands").glob("*") if command.startswith(_parse_name(path)[0]))
         file = max(files, key=lambda path: len(path.name), default=None)
         if file is None:
             raise NoAnswer(f"`{argv[0]}` is not on this machine")
         if file.name.endswith(".hangs"):
-            raise apart.Late(f"`{words}` gave no answer within {timeout_s:g} s")
+            raise apart.Late(f"`{command}` gave no answer within {timeout_s:g} s")
         return Completed(tuple(argv), _parse_name(file)[1], file.read_text(errors="replace"))
 
     def pace_s(self) -> float:
@@ -225,5 +225,5 @@ class FolderWorld:
 
 def _parse_name(path: Path) -> tuple[str, int]:
     """Return a command's first words, with `+` in place of the slash, and its exit code."""
-    words, _, code = path.name.replace("+", "/").removesuffix(".hangs").partition(".exit")
-    return words, int(code or 0)
+    command, _, code = path.name.replace("+", "/").removesuffix(".hangs").partition(".exit")
+    return command, int(code or 0)

@@ -74,7 +74,7 @@ def named_action(event: XidEvent) -> Remedy | None:
     if found:
         return _ACTIONS.get(found[1].strip().lower())
     lower = event.text.lower() if event.xid == SAYS_ITSELF else ""
-    return next((remedy for words, remedy in _ACTIONS.items() if words != "none" and words in lower), None)
+    return next((remedy for action, remedy in _ACTIONS.items() if action != "none" and action in lower), None)
 
 
 def remedy_for(xid: int, count: int, repeats: float, a100: bool) -> Remedy:

@@ -249,14 +249,14 @@ class FakeSlurm:
         if "ReqNodeList" in settings:
             self.cluster.queue[job.id] = replace(job, reservation=settings["ReqNodeList"])
 
-    def scontrol(self, *words: str) -> str:
+    def scontrol(self, *args: str) -> str:
         self._answers()
-        settings = dict(word.split("=", 1) for word in words if "=" in word)
-        if words[0] == "create":
+        settings = dict(word.split("=", 1) for word in args if "=" in word)
+        if args[0] == "create":
             self.cluster.reservations[settings["ReservationName"]] = settings["Users"]
-        elif words[0] == "delete" and self.cluster.reservations.pop(settings["ReservationName"], None) is None:
-            raise CommandFailed(("scontrol", *words), 1, "Requested reservation is invalid")
-        return " ".join(words)
+        elif args[0] == "delete" and self.cluster.reservations.pop(settings["ReservationName"], None) is None:
+            raise CommandFailed(("scontrol", *args), 1, "Requested reservation is invalid")
+        return " ".join(args)
 
     def _answers(self) -> None:
         if not self.cluster.slurm_answers:

@@ -295,7 +295,7 @@ GPU_LINK_CHECKS = (
 
 @dataclass(frozen=True)
 class XidLog:
-    said: KernelSaid
+    kernel: KernelSaid
     a100: bool
 
 
@@ -304,7 +304,7 @@ def ask_xids(world: NodeWorld) -> XidLog:
 
 
 def judge_xid(log: XidLog, *, window_s: float = 86400, repeats: float = 3) -> Result:
-    recent = [event for event in events(log.said.lines) if event.at > log.said.now - window_s]
+    recent = [event for event in events(log.kernel.lines) if event.at > log.kernel.now - window_s]
     gpus = sorted({event.gpu for event in recent})
     found = [_of_gpu([event for event in recent if event.gpu == gpu], repeats, log.a100) for gpu in gpus]
     if not found:

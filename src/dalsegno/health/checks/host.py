@@ -189,12 +189,12 @@ CRITICAL = 2  # syslog level: lines of this level and below are reported unless 
 
 class KernelSign(NamedTuple):
     name: str
-    words: re.Pattern[str]
+    pattern: re.Pattern[str]
     remedy: Remedy
 
 
-def _sign(name: str, words: str, remedy: Remedy) -> KernelSign:
-    return KernelSign(name, re.compile(words), remedy)
+def _sign(name: str, pattern: str, remedy: Remedy) -> KernelSign:
+    return KernelSign(name, re.compile(pattern), remedy)
 
 
 SIGNS = (
@@ -222,10 +222,10 @@ OURS = (
 )  # fmt: skip
 
 
-def judge_kernel_log(said: KernelSaid, *, window_s: float = 3600) -> Result:
-    recent = [line for line in said.lines if line.at > said.now - window_s]
+def judge_kernel_log(log: KernelSaid, *, window_s: float = 3600) -> Result:
+    recent = [line for line in log.lines if line.at > log.now - window_s]
     for sign in SIGNS:
-        if line := next((line for line in reversed(recent) if sign.words.search(line.text)), None):
+        if line := next((line for line in reversed(recent) if sign.pattern.search(line.text)), None):
             watch = sign.remedy is Remedy.WATCH
             return warned(line.text, sign.name) if watch else failed(line.text, sign.remedy, sign.name)
     strange = [line for line in recent if line.level <= CRITICAL and not _is_allowed(line.text)]
@@ -235,12 +235,12 @@ def judge_kernel_log(said: KernelSaid, *, window_s: float = 3600) -> Result:
 
 
 def _is_allowed(text: str) -> bool:
-    return any(words.search(text) for words in ALLOWED)
+    return any(pattern.search(text) for pattern in ALLOWED)
 
 
-def judge_oom(said: KernelSaid, *, window_s: float = 3600) -> Result:
+def judge_oom(log: KernelSaid, *, window_s: float = 3600) -> Result:
     """Judge out-of-memory kills. A job that exceeds its own limit is its user's problem; an exhausted node is not."""
-    kills = [found for line in said.lines if line.at > said.now - window_s and (found := _OOM.search(line.text))]
+    kills = [found for line in log.lines if line.at > log.now - window_s and (found := _OOM.search(line.text))]
     if ours := [kill for kill in kills if kill[3].startswith(OURS)]:
         return failed(f"out of memory, the kernel killed {ours[-1][3]}", Remedy.REBOOT, ours[-1][3])
     whole = [kill for kill in kills if kill[1] == "Out of memory"]

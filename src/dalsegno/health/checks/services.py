@@ -34,7 +34,7 @@ def ask_slurmd(world: NodeWorld) -> tuple[str, bool]:
 class MungeAnswer:
     """The output of unmunge or of the command that failed. `late`: munged did not answer in time."""
 
-    said: str
+    output: str
     late: bool = False
 
 
@@ -48,10 +48,10 @@ def ask_munge(world: NodeWorld) -> MungeAnswer:
         made = world.run(("munge", "-n", *socket), timeout_s=timeout_s)
         if made.exit_code == 0:
             made = world.run(("unmunge", *socket), stdin=made.stdout, timeout_s=timeout_s)
-        said = made.stdout + made.stderr
-        if _TOO_SLOW.search(said):
-            raise Late(" ".join(said.split()))
-        return said
+        output = made.stdout + made.stderr
+        if _TOO_SLOW.search(output):
+            raise Late(" ".join(output.split()))
+        return output
 
     try:
         return MungeAnswer(ask_twice(world, encode_and_decode))
@@ -100,7 +100,7 @@ def judge_slurmd(answer: tuple[str, bool]) -> Result:
 
 
 def judge_munge(answer: MungeAnswer) -> Result:
-    text = answer.said
+    text = answer.output
     if answer.late:
         return failed(f"munge: {text}", Remedy.REBOOT)
     if re.search(r"^STATUS:\s+Success", text, re.MULTILINE):

@@ -259,10 +259,10 @@ def _is_tried(world: NodeWorld, gpu: GpuFacts) -> bool:
 
 def _is_our_agents(world: NodeWorld, pid: int) -> bool:
     try:
-        words, status = world.read(f"/proc/{pid}/cmdline").split("\0"), world.read(f"/proc/{pid}/status")
+        argv, status = world.read(f"/proc/{pid}/cmdline").split("\0"), world.read(f"/proc/{pid}/status")
     except NoAnswer:
         return False
-    return "node-agent" in words[:4] and "\nUid:\t0\t" in status
+    return "node-agent" in argv[:4] and "\nUid:\t0\t" in status
 
 
 def ask_heat(world: NodeWorld) -> tuple[Heat, ...]:
