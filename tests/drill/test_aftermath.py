@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.schedule import NOTICED_S, still_out, waited_for, worth_waiting
+from dalsegno.drill.schedule import NOTICED_S, describe_waiting, find_repairable, find_unreturned
 from dalsegno.drill.story import RETURNED, Blow, DrillMark
 
 XID, CUT = Blow(1, "xid 79", "n1", 10.0), Blow(2, "net-cut", "n2", 20.0)
@@ -11,22 +11,22 @@ KILL = Blow(3, "worker-kill", "n3", 30.0, heals=False)
 
 def test_a_node_is_out_until_it_returns_after_its_last_fault():
     again = Blow(4, "net-cut", "n1", 40.0)
-    assert still_out([XID, CUT, KILL], [DrillMark(15.0, RETURNED, "n1")]) == [CUT]
-    assert still_out([XID, again], [DrillMark(15.0, RETURNED, "n1")]) == [again]
-    assert still_out([XID, again], [DrillMark(55.0, RETURNED, "n1")]) == []
+    assert find_unreturned([XID, CUT, KILL], [DrillMark(15.0, RETURNED, "n1")]) == [CUT]
+    assert find_unreturned([XID, again], [DrillMark(15.0, RETURNED, "n1")]) == [again]
+    assert find_unreturned([XID, again], [DrillMark(55.0, RETURNED, "n1")]) == []
 
 
 def test_unnoticed_faults_and_given_up_nodes_are_not_waited_for():
     nodes = {"n1": {"phase": "in service"}, "n2": {"phase": "repairing"}}
-    assert worth_waiting([XID, CUT], nodes, 12.0) == [XID, CUT], "it may still be noticed"
-    assert worth_waiting([XID, CUT], nodes, 10.0 + NOTICED_S) == [CUT]
-    assert worth_waiting([CUT], {"n2": {"phase": "given up"}}, 21.0) == []
-    assert worth_waiting([CUT], {}, 90.0) == [CUT], "the controller does not answer at present"
+    assert find_repairable([XID, CUT], nodes, 12.0) == [XID, CUT], "it may still be noticed"
+    assert find_repairable([XID, CUT], nodes, 10.0 + NOTICED_S) == [CUT]
+    assert find_repairable([CUT], {"n2": {"phase": "given up"}}, 21.0) == []
+    assert find_repairable([CUT], {}, 90.0) == [CUT], "the controller does not answer at present"
 
 
 def test_the_status_line_names_nodes_and_faults():
     nodes = {"n1": {"phase": "validating"}}
-    assert waited_for([XID, Blow(4, "net-cut", "n1", 40.0), CUT], nodes) == (
+    assert describe_waiting([XID, Blow(4, "net-cut", "n1", 40.0), CUT], nodes) == (
         "the run is over; waiting for n1 (xid 79 and net-cut), which is validating; "
         "n2 (net-cut), which is out of service"
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.drill.schedule import KINDS, chosen, draw
+from dalsegno.drill.schedule import KINDS, draw, select_kinds
 from dalsegno.errors import UsageError
 
 
@@ -22,8 +22,8 @@ def test_the_requested_number_is_drawn_and_every_kind_occurs(count: int, seed: i
 
 
 def test_the_kinds_of_faults_can_be_restricted():
-    assert {lot.kind.fault for lot in draw(9, 7, chosen(["xid", "power-off"]))} == {"xid", "power-off"}
-    assert list(chosen([])) == list(KINDS)
+    assert {lot.kind.fault for lot in draw(9, 7, select_kinds(["xid", "power-off"]))} == {"xid", "power-off"}
+    assert list(select_kinds([])) == list(KINDS)
     with pytest.raises(UsageError, match="unknown fault `power-of`") as refused:
-        chosen(["power-of"])
+        select_kinds(["power-of"])
     assert refused.value.hint == "did you mean `power-off`?"

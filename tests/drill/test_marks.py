@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, DrillMark, marks_of_controller, marks_of_run, troubles_of
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, DrillMark, find_troubles, marks_of_controller, marks_of_run
 from dalsegno.recovery.event import Event, EventKind, EventStage
 from dalsegno.wire.frames import Message
 
@@ -58,9 +58,9 @@ def test_faults_of_the_undisturbed_run_are_reported():
     formed = [{"at": 1.0, "event": "generation", "generation": 1, "nodes": ["n1"]}]
     failed = {"at": 2.0, "event": "failed", "node": "n1", "rank": 3, "what": "failed: CheckpointError"}
     again = {"at": 3.0, "event": "generation", "generation": 2, "nodes": ["n1"]}
-    assert troubles_of(formed) == ""
-    assert troubles_of([*formed, failed]) == "n1: rank 3 failed: CheckpointError"
-    assert troubles_of([*formed, failed, again]) == (
+    assert find_troubles(formed) == ""
+    assert find_troubles([*formed, failed]) == "n1: rank 3 failed: CheckpointError"
+    assert find_troubles([*formed, failed, again]) == (
         "it restarted 1 time, first because of n1: rank 3 failed: CheckpointError"
     )
-    assert troubles_of([*formed, again]) == "it restarted 1 time"
+    assert find_troubles([*formed, again]) == "it restarted 1 time"

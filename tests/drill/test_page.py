@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from dalsegno.demo.survival import NOTES, OTHERS, beside, without_places
+from dalsegno.demo.survival import NOTES, OTHERS, compare, remove_paths
 from dalsegno.drill.report import render_page, render_picture, seconds
 from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, DrillMark, TrainedStep
 
@@ -57,7 +57,7 @@ def test_the_page_shows_figures_loss_curve_and_time_out_of_service():
 
 
 def test_the_demo_page_compares_other_tools_and_says_that_hosts_are_virtual():
-    words = parsed(render_page(DRILL, "the demo", beside(DRILL))).words
+    words = parsed(render_page(DRILL, "the demo", compare(DRILL))).words
     ours = words[words.index("dalsegno run, with a spare (just now)") + 1 :]
     assert {"Comparison", *(word for line in OTHERS for word in line), *NOTES} <= set(words)
     assert any("virtual" in note for note in NOTES) and any("measured once" in note for note in NOTES)
@@ -90,5 +90,5 @@ def test_the_picture_ends_with_the_last_event():
 
 def test_the_demo_page_names_no_file_of_the_removed_cluster():
     saved = DrillMark(52.0, "evidence", "n1", "evidence saved: /h o/clusters/demo/controller/evidence/n1/2026")
-    page = render_page(without_places(replace(DRILL, marks=(*MARKS, saved)), "/h o/clusters/demo"))
+    page = render_page(remove_paths(replace(DRILL, marks=(*MARKS, saved)), "/h o/clusters/demo"))
     assert "evidence saved<" in page and "/h o" not in page

@@ -42,7 +42,7 @@ def play(place: ClusterPlace, report: str | None, runs: list[RunFolder], keep: b
     """`runs`: gets those of which nobody will want to know more."""
     from dalsegno.cli.drill import View, write_page
     from dalsegno.cli.drill_stage import Theatre
-    from dalsegno.demo.survival import LOTS, SEED, beside, without_places
+    from dalsegno.demo.survival import LOTS, SEED, compare, remove_paths
     from dalsegno.drill.report import render_page
 
     out.heading("A small GPT trains on four nodes; a fifth stands by")
@@ -54,8 +54,8 @@ def play(place: ClusterPlace, report: str | None, runs: list[RunFolder], keep: b
         runs += theatre.traces.runs
         raise
     _show(drill)
-    shown = drill if keep else without_places(drill, str(place.folder))
-    write_page(_page(report), render_page(shown, "Dal Segno: the demo", beside(drill)))
+    shown = drill if keep else remove_paths(drill, str(place.folder))
+    write_page(_page(report), render_page(shown, "Dal Segno: the demo", compare(drill)))
     out.data(f"\nall of it as a page, with a picture: {_page(report)}")
     if not drill.survived:
         raise SystemExit(1)
@@ -63,7 +63,7 @@ def play(place: ClusterPlace, report: str | None, runs: list[RunFolder], keep: b
 
 
 def _show(drill: Drill) -> None:
-    from dalsegno.demo.survival import beside
+    from dalsegno.demo.survival import compare
     from dalsegno.drill.report import COLUMNS, rows, sentences
 
     out.heading("What it cost")
@@ -72,7 +72,7 @@ def _show(drill: Drill) -> None:
     for line in sentences(drill):
         out.data(line)
     out.heading("Beside it")
-    compared = beside(drill)
+    compared = compare(drill)
     out.table(compared.head, compared.lines)
     for note in compared.notes:
         out.data(note)

@@ -68,11 +68,11 @@ def command(
 
     from dalsegno.cli.drill_stage import Theatre
     from dalsegno.drill.report import as_json, render_page
-    from dalsegno.drill.schedule import chosen, draw
+    from dalsegno.drill.schedule import draw, select_kinds
 
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     path = Path(report or f"drill-{seed}.html").absolute()
-    kinds = chosen(only)
+    kinds = select_kinds(only)
     check_page(path)
     theatre = Theatre.open(name, nodes, spares, with_spares)
     view = View(SAY_EVERY_S)

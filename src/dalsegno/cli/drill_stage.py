@@ -16,15 +16,15 @@ from dalsegno.drill.report import counted
 from dalsegno.drill.schedule import (
     FaultKind,
     Lot,
-    already_hurt,
     cast,
-    left_undone,
-    mends,
-    still_out,
-    waited_for,
-    worth_waiting,
+    describe_waiting,
+    find_existing_faults,
+    find_repairable,
+    find_unreturned,
+    repairs_nodes,
+    warn_of_missing_repairs,
 )
-from dalsegno.drill.story import Blow, Drill, DrillMark, Notes, TrainedStep, troubles_of
+from dalsegno.drill.story import Blow, Drill, DrillMark, Notes, TrainedStep, find_troubles
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.goodput import read_progress
@@ -103,17 +103,17 @@ class Training:
         """Until every node that was to be mended is in service again; one that is not by then is told of as it is.
         Gives those that the controller may not mend, and why: they are not waited for."""
         until, told_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
-        while (missing := still_out(blows, self.ears.marks)) and time.monotonic() < until:
+        while (missing := find_unreturned(blows, self.ears.marks)) and time.monotonic() < until:
             nodes = {str(node["node"]): node for node in self.ears.nodes()}
             self.look(at_once=True)  # after that: a node that is in service again was said to be so before
-            missing = still_out(missing, self.ears.marks)
+            missing = find_unreturned(missing, self.ears.marks)
             held = held_back(nodes.values())
-            coming = [blow for blow in worth_waiting(missing, nodes, time.time()) if blow.node not in held]
+            coming = [blow for blow in find_repairable(missing, nodes, time.time()) if blow.node not in held]
             if not coming:
                 break
             if time.monotonic() - told_at >= TELL_EVERY_S:
                 told_at = time.monotonic()
-                say(waited_for(coming, nodes))
+                say(describe_waiting(coming, nodes))
             time.sleep(0.1)
         return {blow.node: held[blow.node] for blow in missing if blow.node in held}
 
@@ -155,7 +155,7 @@ class Theatre:
         total = sum(lot.after_steps for lot in lots) + (ROOM_FOR_SPARES if self.with_spares else ROOM) * len(lots)
         home = runs_home()
         clear_leftovers(home, _end_abandoned)
-        for line in already_hurt(self.traces.target.injected(), nodes_known_to(self.slurm.controller)):
+        for line in find_existing_faults(self.traces.target.injected(), nodes_known_to(self.slurm.controller)):
             say(line)
         with drill_folder(home) as folder, self.traces.removed(say):
             reference = self._undisturbed(folder, total, say, tell) if compare else None
@@ -174,9 +174,9 @@ class Theatre:
     def _foresee(self, training: Training, lots: Sequence[Lot], say: Say) -> bool:
         """Say what will not be mended; False if nothing will."""
         told = training.ears.automation()
-        if undone := left_undone(lots, told, _default_partitions(self.slurm)):
+        if undone := warn_of_missing_repairs(lots, told, _default_partitions(self.slurm)):
             say(undone)
-        return self.heals and mends(told)
+        return self.heals and repairs_nodes(told)
 
     def _undisturbed(
         self, folder: Path, total: int, say: Say, tell: Callable[[Training, list[DrillMark]], None]
@@ -184,7 +184,7 @@ class Theatre:
         say(f"the undisturbed run to compare with: {total} steps")
         training = self._start(folder / "undisturbed", total, 0.0, tell)
         code = training.end(END_S + total)
-        troubles = troubles_of(journal.read(training.folder.journal))
+        troubles = find_troubles(journal.read(training.folder.journal))
         if code or not training.notes.weights:
             how = f"ended with code {code}" if code else "noted no weights to compare with"
             raise DalsegnoError(

@@ -27,13 +27,13 @@ NOTES = (
 )
 
 
-def without_places(drill: Drill, folder: str) -> Drill:
+def remove_paths(drill: Drill, folder: str) -> Drill:
     """Return the drill without paths into the cluster's folder, which is removed while the page stays."""
     under = re.compile(rf":? ?{re.escape(folder)}\S*")
     return replace(drill, marks=tuple(replace(mark, text=under.sub("", mark.text)) for mark in drill.marks))
 
 
-def beside(drill: Drill) -> Comparison:
+def compare(drill: Drill) -> Comparison:
     """Compare our time, as just measured, with that of other tools."""
     cut = next((each for each in drill.recoveries if each.blow.fault == "power-off"), None)
     ours = seconds(cut.resumed_s) if cut else "not run"

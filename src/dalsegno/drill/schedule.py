@@ -50,7 +50,7 @@ class Lot:
     node: int  # index among the nodes in training, modulo their number
 
 
-def chosen(names: Sequence[str]) -> Sequence[FaultKind]:
+def select_kinds(names: Sequence[str]) -> Sequence[FaultKind]:
     """Return the kinds with these names; all kinds if no name is given."""
     known = [kind.fault for kind in KINDS]
     for name in names:
@@ -101,7 +101,9 @@ _MODES = {"observe": "the controller only observes (`mode: observe` in the clust
           "off": "the controller does nothing (`mode: off` in the cluster file)"}  # fmt: skip
 
 
-def left_undone(lots: Sequence[Lot], automation: Mapping[str, Any] | None, partitions: Sequence[str]) -> str:
+def warn_of_missing_repairs(
+    lots: Sequence[Lot], automation: Mapping[str, Any] | None, partitions: Sequence[str]
+) -> str:
     """Return a warning if the controller will not repair everything, else "". `automation` is its answer, or None if
     there is no controller."""
     if not any(lot.kind.heals for lot in lots):
@@ -115,7 +117,7 @@ def left_undone(lots: Sequence[Lot], automation: Mapping[str, Any] | None, parti
     return _warn_of_budget(sum(lot.kind.heals for lot in lots), automation, partitions)
 
 
-def mends(automation: Mapping[str, Any] | None) -> bool:
+def repairs_nodes(automation: Mapping[str, Any] | None) -> bool:
     """Return whether the controller repairs nodes, so that waiting for them makes sense."""
     return automation is not None and automation.get("automation") != "paused" and automation.get("mode") not in _MODES
 
@@ -132,7 +134,7 @@ def _warn_of_budget(faults: int, automation: Mapping[str, Any], partitions: Sequ
     )
 
 
-def already_hurt(faults: Sequence[InjectedFault], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+def find_existing_faults(faults: Sequence[InjectedFault], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what is wrong before the drill starts, one sentence each. `nodes` is the controller's answer."""
     injected: dict[str, list[str]] = {}
     for fault in faults:
@@ -151,13 +153,13 @@ def already_hurt(faults: Sequence[InjectedFault], nodes: Sequence[Mapping[str, A
 NOTICED_S = 20.0  # a fault that was not noticed by then will not be
 
 
-def still_out(blows: Sequence[Blow], marks: Sequence[DrillMark]) -> list[Blow]:
+def find_unreturned(blows: Sequence[Blow], marks: Sequence[DrillMark]) -> list[Blow]:
     """Return the faults whose node should be repaired and has not returned since."""
     returned = {mark.node: mark.at for mark in sorted(marks, key=lambda mark: mark.at) if mark.what == RETURNED}
     return [blow for blow in blows if blow.heals and returned.get(blow.node, 0.0) <= blow.at]
 
 
-def worth_waiting(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]], now: float) -> list[Blow]:
+def find_repairable(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]], now: float) -> list[Blow]:
     """Return those that may still be repaired. `nodes` is the controller's answer: a node that is still in service has
     an unnoticed fault, and one that was given up needs an administrator."""
     return [
@@ -171,7 +173,7 @@ def _may_be_repaired(blow: Blow, phase: NodePhase, now: float) -> bool:
     return phase is not NodePhase.GIVEN_UP
 
 
-def waited_for(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]]) -> str:
+def describe_waiting(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a status line: `the run is over; waiting for n1 (xid 79), which is validating`"""
     faults: dict[str, list[str]] = {}
     for blow in missing:
