@@ -22,7 +22,7 @@ MOST_SLOWER = 20.0
 class Checkup:
     """Runs the checks of a node repeatedly, each at its own interval.
 
-    >>> checkup = Checkup(CHECKS, Machine(expected), settings)
+    >>> checkup = Checkup(CHECKS, LocalNode(expected), settings)
     >>> while True: report(checkup.due(Context.CONTINUOUS)); sleep(1)
     """
 

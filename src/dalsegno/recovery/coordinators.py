@@ -88,7 +88,7 @@ class Records:
 
 
 def _record(value: object) -> RunRecord:
-    """Parse a record. Fields that are present must have the right type; missing and unknown fields are allowed."""
+    """Parse a record. Types are checked; unknown fields are ignored, and optional ones may be missing."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     known = {field.name: field.type for field in fields(RunRecord)}
