@@ -50,8 +50,8 @@ class CommandFailed(DalsegnoError):
 
         on = f" on {host}" if host else ""
         tail = "\n".join(f"  {line}" for line in stderr.strip().splitlines()[-10:])
-        said = f":\n{tail}" if tail else ""
-        super().__init__(f"`{shlex.join(argv)}`{on} ended with code {exit_code}{said}", hint=hint)
+        output = f":\n{tail}" if tail else ""
+        super().__init__(f"`{shlex.join(argv)}`{on} ended with code {exit_code}{output}", hint=hint)
         self.argv = tuple(argv)
         self.command_exit_code = exit_code
         self.stderr = stderr

@@ -32,7 +32,7 @@ def test_a_place_where_no_page_can_be_is_refused_before_the_drill(tmp_path: Path
     with pytest.raises(UsageError, match="there is no folder") as refused:
         check_page(tmp_path / "no" / "page.html")
     assert "--report" in refused.value.hint
-    with pytest.raises(UsageError, match="the report cannot go to /proc/page"):
+    with pytest.raises(UsageError, match="the report cannot be written to /proc/page"):
         check_page(Path("/proc/page.html"))
     with pytest.raises(UsageError, match="it is a folder"):
         check_page(tmp_path)
@@ -54,6 +54,6 @@ def test_a_pipe_is_fine_before_somebody_reads_it_and_who_reads_it_already_is_not
 
 
 def test_a_place_that_is_gone_at_the_end_is_told_with_what_helps(tmp_path: Path):
-    with pytest.raises(DalsegnoError, match="the report cannot go to") as refused:
+    with pytest.raises(DalsegnoError, match="the report cannot be written to") as refused:
         write_page(tmp_path / "gone" / "page.html", "told")
     assert "--report" in refused.value.hint

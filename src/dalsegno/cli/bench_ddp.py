@@ -179,7 +179,7 @@ def _rank(folder: Path, rank: int, processes: int) -> Rank:
 
 def _wait(folder: Path, ranks: Sequence[Child], say: Say) -> None:
     """Wait until all ranks have ended. The first failure ends the others, which would wait for it forever."""
-    poll, said = select.poll(), ""
+    poll, shown = select.poll(), ""
     left = {child.fd: rank for rank, child in enumerate(ranks)}
     for fd in left:
         poll.register(fd, select.POLLIN)
@@ -189,9 +189,9 @@ def _wait(folder: Path, ranks: Sequence[Child], say: Say) -> None:
             rank = left.pop(fd)
             _check(rank, ranks[rank].poll(), _log(folder, rank))
         now = _text(folder / PROGRESS)
-        if now and now != said:
+        if now and now != shown:
             say(now)
-        said = now
+        shown = now
 
 
 def _check(rank: int, code: int | None, log: Path) -> None:

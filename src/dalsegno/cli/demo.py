@@ -24,15 +24,15 @@ SCENES = ("survival", "researchers", "docker")
 
 @click.command()
 @click.option("--keep", is_flag=True, help="Leave the cluster up afterwards.")
-@click.option("--scene", type=click.Choice(SCENES), default="survival", show_default=True, help="What is played.")
-@click.option("--report", type=click.Path(dir_okay=False), help="survival: the page. Default: dalsegno-demo.html here.")
+@click.option("--scene", type=click.Choice(SCENES), default="survival", show_default=True, help="Scenario to run.")
+@click.option("--report", type=click.Path(dir_okay=False), help="survival: report file. Default: dalsegno-demo.html.")
 def command(keep: bool, scene: str, report: str | None) -> None:
     """Start a real Slurm cluster on this machine, run a scenario on it, and remove it again.
 
     \b
     survival     a small GPT trains on four nodes; one loses power, a GPU of another falls off the bus
     researchers  three people share four GPUs: priorities, accounting, fair share (needs no PyTorch)
-    docker       a cancelled job's program in Docker lives on; in our container it is gone (needs root and Docker)
+    docker       a cancelled job's Docker container keeps running; our container ends (needs root and Docker)
     """
     from importlib import resources
 

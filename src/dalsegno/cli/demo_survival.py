@@ -29,8 +29,8 @@ def check(report: str | None) -> None:
 
     if not find_python(os.environ, "torch"):
         raise NotThere(
-            "there is no PyTorch for the training of the demo",
-            hint="`./dalsegno setup --torch` installs it; `dalsegno demo --scene researchers` does without",
+            "the demo needs PyTorch for its training",
+            hint="install it with `./dalsegno setup --torch`, or run `dalsegno demo --scene researchers` without it",
         )
 
 

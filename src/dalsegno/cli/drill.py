@@ -29,18 +29,20 @@ if TYPE_CHECKING:
 
 
 SAY_EVERY_S = 10.0
-ELSEWHERE = "`--report FILE` names another place"
+ELSEWHERE = "choose another file with `--report FILE`"
 
 
 @click.command()
-@click.option("--faults", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
-@click.option("--seed", type=int, help="Draws the same faults again. Default: another each time.")
-@click.option("--nodes", "-N", type=click.IntRange(1, 512), help="How many train. Default: 4, if there are so many.")
-@click.option("--spares", type=click.IntRange(0, 64), help="How many more stand by. Default: 1, if there is one more.")
-@click.option("--report", type=click.Path(dir_okay=False), help="Where the page goes. Default: drill-SEED.html here.")
-@click.option("--only", multiple=True, metavar="FAULT", help="Only this kind of fault; may be given again.")
-@click.option("--with-spares", is_flag=True, help="Strike only while the spares stand by: each fault by itself.")
-@click.option("--no-compare", is_flag=True, help="Leave out the undisturbed run, and with it the look at the weights.")
+@click.option("--faults", type=click.IntRange(1, 1000), default=5, show_default=True, help="Number of faults.")
+@click.option("--seed", type=int, help="Seed of the random faults. Default: a new one each time.")
+@click.option(
+    "--nodes", "-N", type=click.IntRange(1, 512), help="Nodes in training. Default: 4, or fewer if not available."
+)
+@click.option("--spares", type=click.IntRange(0, 64), help="Spare nodes. Default: 1 if available, else 0.")
+@click.option("--report", type=click.Path(dir_okay=False), help="Report file. Default: drill-SEED.html.")
+@click.option("--only", multiple=True, metavar="FAULT", help="Only this kind of fault; may be repeated.")
+@click.option("--with-spares", is_flag=True, help="Inject a fault only while all spares are ready.")
+@click.option("--no-compare", is_flag=True, help="Skip the undisturbed run and the comparison of weights.")
 @cluster_option
 @json_option
 def command(
@@ -57,8 +59,8 @@ def command(
 ) -> None:
     """Train a small model on the cluster, inject faults, and report what each one cost.
 
-    Exit code 0: the run survived, nothing is left behind, and its weights are those of an undisturbed run, bit for bit.
-    Then its runs are removed, and the report is what stays; else they are kept.
+    Exits 0 if the run survived, nothing is left behind, and its weights equal those of an undisturbed run bit for bit.
+    Then the runs are removed and only the report is kept. Otherwise the runs are kept.
 
     \b
     dalsegno drill --faults 10 --seed 7
@@ -146,7 +148,7 @@ def _write_page(path: Path, text: str) -> None:
 
 
 def _no_page(path: Path, why: str) -> str:
-    return f"the report cannot go to {path}: {why}"
+    return f"the report cannot be written to {path}: {why}"
 
 
 def _show(drill: Drill) -> None:

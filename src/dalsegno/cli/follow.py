@@ -77,8 +77,8 @@ class Screen:
         self._quiet = quiet
         self._live = sys.stderr.isatty() and not quiet
         self._colour = sys.stdout.isatty()
-        self._told: RunStatus | None = None
-        self._said: set[str] = set()
+        self._shown: RunStatus | None = None
+        self._reported: set[str] = set()
         self._announced = 0  # the last generation that was reported
         self._drawn = ""
         self._drawn_at = 0.0
@@ -102,9 +102,9 @@ class Screen:
 
     def status(self, status: RunStatus, now: float) -> None:
         self.ranks = max(self.ranks, status.world_size)
-        changed = status != self._told
-        news = sentences(self._told, status, self._cause(), self._announced) if changed else []
-        self._told = status
+        changed = status != self._shown
+        news = sentences(self._shown, status, self._cause(), self._announced) if changed else []
+        self._shown = status
         if status.phase is RunPhase.RUNNING:
             self._announced = max(self._announced, status.generation)
         if self._quiet:
@@ -119,7 +119,7 @@ class Screen:
     def generations(self, up_to: int = sys.maxsize) -> None:
         """Report generations that ended before we read a status that showed them."""
         story = list(journal.read(self._story)) if self._story and not self._quiet else []
-        for number, text in new_generations(story, self._announced, cause_was_shown(self._told)).items():
+        for number, text in new_generations(story, self._announced, cause_was_shown(self._shown)).items():
             if number <= up_to:
                 self._announced = number
                 self.talk(text)
@@ -129,14 +129,14 @@ class Screen:
         """Report notes in the journal that we saw in no status, because the next status replaced them too soon."""
         noted = journal.read(self._story) if self._story else ()
         for text in [str(entry.get("text")) for entry in noted if entry.get("event") == RunEvent.NOTE]:
-            if text not in self._said:
+            if text not in self._reported:
                 self.talk(text)
 
     def _cause(self) -> Cause:
         return last_cause(journal.read(self._story)) if self._story else NOTHING
 
     def talk(self, text: str) -> None:
-        self._said.add(text)
+        self._reported.add(text)
         self.clear()
         out.talk(text)
 
@@ -217,7 +217,7 @@ class Follower:
     watch: RunWatch
     screen: Screen
     cancel: Callable[[], None]
-    hint: Callable[[RunStatus], str]  # where to look after an end that is not a good one
+    hint: Callable[[RunStatus], str]  # where to look after a failed run
     repeats: Repeats = field(default_factory=Repeats)
 
     def follow(self) -> int:

@@ -119,11 +119,11 @@ def verdict_of(image: str, store: ImageStore, bar: ImportBar) -> ImageVerdict:
     if image.endswith(".sqsh") and path.is_file() and path not in [each.path for each in store.all()]:
         return _file_verdict(path, store, bar)
     stored = find_image(store, image)
-    told = ImageVerdict(stored.names[0] if stored.names else stored.record.hex[:12], as_json(stored))
+    verdict = ImageVerdict(stored.names[0] if stored.names else stored.record.hex[:12], as_json(stored))
     sha256, fault = _read(stored.path, bar)
     if not fault and sha256 != stored.record.sha256:
         fault = "damaged; remove it and import it again"
-    return replace(told, fault=fault)
+    return replace(verdict, fault=fault)
 
 
 def _file_verdict(path: Path, store: ImageStore, bar: ImportBar) -> ImageVerdict:
@@ -132,14 +132,14 @@ def _file_verdict(path: Path, store: ImageStore, bar: ImportBar) -> ImageVerdict
 
     sha256, fault = _read(path, bar)
     written, name = store.written(path), store.find_name_of(sha256)
-    told = ImageVerdict(str(path), {"path": str(path), "sha256": sha256, "names": [name] if name else []}, fault)
+    verdict = ImageVerdict(str(path), {"path": str(path), "sha256": sha256, "names": [name] if name else []}, fault)
     if fault or name:
-        return replace(told, praise=f"whole: {name}")
+        return replace(verdict, praise=f"whole: {name}")
     if written:
-        return replace(told, fault=f"differs from what was written there for {written.name}; import it again")
-    if said := check_squashfs(path, LocalRunner()):
-        return replace(told, fault=f"damaged: {said}")
-    return replace(told, praise="readable to its end; its origin is unknown, so the content cannot be compared")
+        return replace(verdict, fault=f"differs from what was written there for {written.name}; import it again")
+    if damage := check_squashfs(path, LocalRunner()):
+        return replace(verdict, fault=f"damaged: {damage}")
+    return replace(verdict, praise="readable to its end; its origin is unknown, so the content cannot be compared")
 
 
 def _read(path: Path, bar: ImportBar) -> tuple[str, str]:

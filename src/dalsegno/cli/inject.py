@@ -22,20 +22,24 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("words", nargs=-1, metavar="FAULT [CODE] NODE")
 @cluster_option
-@click.option("--for", "for_", metavar="TIME", help="Undo it after 5s, 300ms, 2m … Default: not by itself.")
-@click.option("--clear", is_flag=True, help="Undo what was injected: everywhere, into a NODE, or one FAULT of a NODE.")
-@click.option("--gpu", type=click.IntRange(0, 63), metavar="I", help="Which GPU of the node. Default: 0.")
-@click.option("--count", type=click.IntRange(1, 1000), metavar="N", help="How many errors, links, flaps or machines.")
-@click.option("--percent", type=float, metavar="P", help="net-loss: how many of a hundred packets. Default: 30.")
-@click.option("--rate", metavar="RATE", help="net-slow: 500kbit, 10mbit … Default: 1mbit.")
-@click.option("--by", metavar="TIME", help="clock-skew: how much. Default: 5m.")
+@click.option("--for", "for_", metavar="TIME", help="Undo the fault after this time: 5s, 300ms, 2m. Default: never.")
+@click.option("--clear", is_flag=True, help="Undo injected faults: all, those of a NODE, or one FAULT of a NODE.")
+@click.option("--gpu", type=click.IntRange(0, 63), metavar="I", help="Index of the GPU. Default: 0.")
+@click.option("--count", type=click.IntRange(1, 1000), metavar="N", help="Number of errors, links, flaps or machines.")
+@click.option("--percent", type=float, metavar="P", help="net-loss: percentage of lost packets. Default: 30.")
+@click.option("--rate", metavar="RATE", help="net-slow: bandwidth, such as 500kbit or 10mbit. Default: 1mbit.")
+@click.option("--by", metavar="TIME", help="clock-skew: clock offset. Default: 5m.")
 @click.option(
-    "--until", type=click.Choice(["reset", "reboot", "replace"]), help="What of these helps against it; less does not."
+    "--until", type=click.Choice(["reset", "reboot", "replace"]), help="Weakest action that repairs the fault."
 )
-@click.option("--same-gpus", "same", is_flag=True, default=None, help="bad-replacement: it has the old GPUs.")
-@click.option("--run", metavar="RUN", help="Workers: of this run. Default: of any there.")
-@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Workers: this rank. Default: the lowest there.")
-@click.option("--allow-real-nodes", is_flag=True, help="On a cluster that is not ours: break workers of your own runs.")
+@click.option(
+    "--same-gpus", "same", is_flag=True, default=None, help="bad-replacement: the new machine has the old GPUs."
+)
+@click.option("--run", metavar="RUN", help="Run of the worker. Default: any run on the node.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="R", help="Rank of the worker. Default: the lowest on the node."
+)
+@click.option("--allow-real-nodes", is_flag=True, help="Allow faults in your own runs on real nodes.")
 @click.option("--list", "list_", is_flag=True, help="List the faults.")
 @json_option
 def command(

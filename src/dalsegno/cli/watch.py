@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dalsegno.slurm.facts import JobInfo
 
 GONE = "lost: its cluster is gone"
-SILENT_S = 30.0  # after this long without a new status, ask Slurm whether the coordinator's job is there
+SILENT_S = 30.0  # after this long without a new status, ask Slurm whether the coordinator's job exists
 LOST_S = 120.0  # a live coordinator writes its status every ten seconds
 GONE_S = 5.0  # a coordinator's last status may arrive just after its job has left the queue
 TAKEN_DOWN_S = 2.0  # a `down` in progress writes the last status of each run itself
@@ -79,7 +79,7 @@ class RunWatch:
             raise RunLost(f"run {self._run.run} is {GONE}", hint=hint)
 
     def _with_queue_state(self, status: RunStatus) -> RunStatus:
-        """Add Slurm's reason to the status of a waiting run. In other phases the coordinator's status stands."""
+        """Add Slurm's reason to the status of a waiting run. In other phases, keep the coordinator's status."""
         if self._queued is None or status.phase is not RunPhase.WAITING:
             return status
         phase, message = self._queued
@@ -107,7 +107,7 @@ class RunWatch:
         )
 
     def _ask_queue(self, status: RunStatus, now: float) -> None:
-        with contextlib.suppress(DalsegnoError):  # a Slurm that does not answer now says nothing about the run
+        with contextlib.suppress(DalsegnoError):  # no answer of Slurm says nothing about the run
             jobs = jobs_of(self._run, self._queue.jobs())
             self._queued = queue_phase(jobs)
             # The controller restarts a coordinator on the head node, also while the run has no job.

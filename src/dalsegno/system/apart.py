@@ -155,7 +155,7 @@ MOST_PATIENT = 30.0
 def slowness() -> float:
     """Return how many times longer than usual this machine takes, from 1 to 30, measured once, to scale time limits.
 
-    A limit is there to end a wait for something that will not happen. On a machine that does everything more slowly, a
+    A limit ends a wait for something that will not happen. On a machine that does everything more slowly, a
     healthy daemon needs more time by the same factor.
     """
     return slowness_at(min(pace_s(most_s=5.0) for _ in range(3)))

@@ -274,7 +274,7 @@ def locked(path: Path, who: str, *, shared: bool = False, wait_s: float = 0.1) -
     except ImportError:
         raise DalsegnoError("clusters on this machine need Linux", hint="use a remote target from here") from None
     make_folder(path.parent)
-    # Mode 0600: whoever may open the file could hold the lock. Root must not follow another user's link.
+    # Mode 0600: a user who can open the file could hold the lock. Root must not follow another user's link.
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
         until = time.monotonic() + wait_s
         while not _take(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):

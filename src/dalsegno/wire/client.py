@@ -1,4 +1,4 @@
-"""The handshake and frames on a blocking socket. Not a byte beyond a frame is read: what follows may be bulk data."""
+"""The handshake and frames on a blocking socket. Nothing beyond a frame is read, because bulk data may follow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LENGTH_BYTES = 4
 def prove_as_client(
     sock: socket.socket, handshake: ClientHandshake, secret: bytes, *names: str, fields: Message, until: float
 ) -> Session:
-    """Run the handshake until both sides have proved themselves. `fields` tell the server who calls."""
+    """Run the handshake until both sides have proved themselves. `fields` identify the client to the server."""
     greeting = parse(read_frame(sock, HANDSHAKE_BYTES, until))
     send(sock, {**fields, **handshake.answer(greeting, secret, *names)})
     return handshake.finish(parse(read_frame(sock, HANDSHAKE_BYTES, until)))
@@ -30,7 +30,7 @@ def read_frame(sock: socket.socket, most_bytes: int, until: float | None = None)
 
 
 def read_exactly(sock: socket.socket, count: int, until: float | None = None) -> bytes:
-    """Return so many bytes; TimeoutError after `until` (monotonic), ConnectionError if the peer closes before."""
+    """Return `count` bytes. Raises TimeoutError after `until` (monotonic), ConnectionError if the peer closes."""
     data = bytearray()
     while len(data) < count:
         if until is not None:

@@ -1,4 +1,4 @@
-"""The handshake by which two sides prove that they know a secret, and the seals on what they say afterwards.
+"""The handshake by which two sides prove that they know a secret, and the sealing of later messages.
 
     server   {"nonce": S, ...}
     client   {"nonce": C, "proof": P, ...}      P covers both nonces and the names that matter

@@ -39,7 +39,7 @@ class Caller:
     reader: Reader = field(default_factory=lambda: Reader(MOST_BYTES))
     received: int = 0
     request: bytes | None = None  # waiting for its answer
-    broken: str = ""  # why its input cannot be parsed any further; the last answer says so
+    broken: str = ""  # why its input cannot be parsed; sent in the last answer
     finished: bool = False
     unsent: bytearray = field(default_factory=bytearray)
 
@@ -56,7 +56,7 @@ class Caller:
 class RequestServer:
     """Accepts callers and answers them with `answer`. `turn` is called in every turn of the loop.
 
-    `complain` receives failures of ours, with a traceback. An answer has at most `most_answer` bytes.
+    `complain` receives our own failures, with a traceback. An answer has at most `most_answer` bytes.
     """
 
     def __init__(

@@ -180,7 +180,7 @@ class BoundedServer(Generic[W]):
         return int(listener.getsockname()[1])
 
     def listen_on(self, listener: socket.socket) -> None:
-        """Accept the callers of a socket that listens already."""
+        """Accept connections on a listening socket."""
         self._listener = listener
         listener.setblocking(False)
         self._watcher.watch(listener, READ, lambda events: self._accept())
@@ -220,9 +220,9 @@ class BoundedServer(Generic[W]):
             peer.sock.close()
 
     def detach(self, peer: Connection[W]) -> socket.socket:
-        """Give a proved peer's socket away, blocking, to a host that goes on by itself; its session stays valid.
+        """Return a proved peer's socket, in blocking mode, for use without this server. Its session stays valid.
 
-        BadFrame for a peer that has sent more than its proof: nobody would read it.
+        Raises BadFrame if the peer has sent more than its proof, which would be lost.
         """
         if not peer.reader.is_empty:
             raise BadFrame("it sent more than its proof")

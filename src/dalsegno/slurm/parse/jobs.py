@@ -103,7 +103,7 @@ class JobList:
 
 
 def jobs_env(marks: Separators, *, paths: bool = False) -> dict[str, str]:
-    """Return the environment for squeue: the format is there because other users can read a command line."""
+    """Return squeue's environment with the format, which is not an argument because other users can read those."""
     return {"SQUEUE_FORMAT2": long_format(_names(paths), marks)}
 
 
