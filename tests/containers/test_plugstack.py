@@ -337,6 +337,7 @@ def test_folders_of_enroot_that_users_cannot_write_to_are_named_and_opened(tmp_p
         assert ask_in(tmp_path, {**slurm, "ENROOT_SYSCONF_PATH": str(tmp_path)}).closed == ()
 
 
+@pytest.mark.cluster  # real processes: too slow for the unit part
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_our_command_is_reported_only_if_no_other_user_can_change_it(tmp_path: Path, slurm: dict[str, str]):
     program, link = tmp_path / "program", tmp_path / "bin/dalsegno"

@@ -115,6 +115,7 @@ DDP = """
 """
 
 
+@pytest.mark.cluster  # processes with torch: too slow for the unit part
 @pytest.mark.timeout(300)
 def test_ranks_exit_after_destroying_a_process_group_in_use(tmp_path: Path):
     """torch joins a group's threads under Python's lock when it destroys the group, which sometimes never returns.

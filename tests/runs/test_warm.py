@@ -130,6 +130,7 @@ def test_files_are_passed_to_workers(agent: Agent, tmp_path: Path):
     listening.close()
 
 
+@pytest.mark.cluster  # real processes: too slow for the unit part
 def test_warm_parent_survives_500_restarts(agent: Agent, tmp_path: Path):
     path = script(tmp_path, "pass")
     assert [agent.run(path) for _ in range(500)] == [0] * 500

@@ -43,6 +43,7 @@ def convert(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.cluster  # processes with torch: too slow for the unit part
 @pytest.mark.parametrize("target", ["plain.pt", "plain.safetensors"])
 def test_convert_runs_no_code_in_a_checkpoint(tmp_path: Path, loaded: Path, target: str) -> None:
     source = poisoned(tmp_path / "theirs", loaded)
@@ -53,12 +54,14 @@ def test_convert_runs_no_code_in_a_checkpoint(tmp_path: Path, loaded: Path, targ
         assert "--trust" in done.stderr
 
 
+@pytest.mark.cluster  # processes with torch: too slow for the unit part
 def test_convert_with_trust_loads_everything(tmp_path: Path, loaded: Path) -> None:
     source = poisoned(tmp_path / "ours", loaded)
     done = convert(str(source), str(tmp_path / "all.pt"), "--trust")
     assert done.returncode == 0 and loaded.exists(), done.stderr
 
 
+@pytest.mark.cluster  # processes with torch: too slow for the unit part
 def test_convert_without_trust_loads_what_trainings_usually_save(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -72,6 +75,7 @@ def test_convert_without_trust_loads_what_trainings_usually_save(tmp_path: Path)
     assert torch.load(tmp_path / "plain.pt", weights_only=True)["dalsegno"] == {"step": 2}
 
 
+@pytest.mark.cluster  # processes with torch: too slow for the unit part
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can create files of other users")
 @pytest.mark.parametrize("how", ["owner", "mode"])
 def test_a_training_resumes_from_a_strangers_checkpoint_without_running_its_code(
@@ -85,6 +89,7 @@ def test_a_training_resumes_from_a_strangers_checkpoint_without_running_its_code
     assert not loaded.exists()
 
 
+@pytest.mark.cluster  # processes with torch: too slow for the unit part
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can create files of other users")
 def test_a_training_resumes_from_a_colleagues_plain_checkpoint(tmp_path: Path) -> None:
     for total in (2, 4):

@@ -24,7 +24,10 @@ from dalsegno.runs.status import read_status
 from tests.cli.runs import end, make_run, say
 from tests.security.other_user import as_user
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two other users")
+pytestmark = [
+    pytest.mark.cluster,  # starts the CLI as several users
+    pytest.mark.skipif(os.getuid() != 0, reason="only root can be two other users"),
+]
 
 VICTIM, ATTACKER = 64211, 64212
 SECRET = "only root may read this"

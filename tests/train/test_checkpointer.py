@@ -168,6 +168,7 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> str:
     return output
 
 
+@pytest.mark.cluster  # processes with torch: too slow for the unit part
 @pytest.mark.parametrize("loop", [WHILE, WITH, HUGGING_FACE, LIGHTNING], ids=["while", "with", "hf", "lightning"])
 def test_custom_loop_stops_at_a_signal_and_resumes_with_the_same_numbers(
     tmp_path: Path, loop: str, at_once: str
@@ -197,6 +198,7 @@ def test_begin_installs_signal_handlers_and_an_error_saves_nothing(tmp_path: Pat
     assert signal.getsignal(signal.SIGTERM) == before and not (tmp_path / "latest").exists()
 
 
+@pytest.mark.cluster  # processes with torch: too slow for the unit part
 def test_script_that_ends_without_finish_prints_what_was_saved(tmp_path: Path) -> None:
     script = write_loop(tmp_path, WHILE.replace("    ckpt.finish()\n", ""))
     argv = [sys.executable, str(script), str(tmp_path / "ckpt"), "-1"]

@@ -30,6 +30,7 @@ def check_copies(node: Node, beside: Path, elements: int) -> list[int]:
     return [copy.record.step for copy in node.copies()]
 
 
+@pytest.mark.cluster  # real processes: too slow for the unit part
 @pytest.mark.timeout(600)
 def test_sender_and_receiver_killed_at_random_moments_lose_no_acknowledged_copy(node: NewNode, shm: Path) -> None:
     drawn, elements = random.Random(), 60_000
