@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.follow import prefixed
+from dalsegno.cli.follow import format_line
 from dalsegno.runs import journal
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.logs import Line
@@ -64,17 +64,17 @@ def follow(run: RunFolder) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def test_lines_have_a_rank_prefix_if_there_are_several_ranks() -> None:
-    assert prefixed(Line(1, 3, "a"), 4) == "[3] a"
-    assert prefixed(Line(1, 3, "a"), 11) == "[ 3] a"
-    assert prefixed(Line(1, 0, "a"), 1) == "a"
-    assert prefixed(Line(1, 0, " 10%\r 20%\r"), 1) == " 20%", "of a bar that moves, its last place"
-    assert prefixed(Line(1, 0, "a"), 2, colour=True) == "\x1b[36m[0] \x1b[0ma"
+    assert format_line(Line(1, 3, "a"), 4) == "[3] a"
+    assert format_line(Line(1, 3, "a"), 11) == "[ 3] a"
+    assert format_line(Line(1, 0, "a"), 1) == "a"
+    assert format_line(Line(1, 0, " 10%\r 20%\r"), 1) == " 20%", "of a bar that moves, its last place"
+    assert format_line(Line(1, 0, "a"), 2, colour=True) == "\x1b[36m[0] \x1b[0ma"
 
 
 def test_escape_codes_reach_only_the_owner_of_the_run() -> None:
     line = Line(1, 0, "\x1b[32mgreen\x1b[0m")
-    assert prefixed(line, 1) == "\x1b[32mgreen\x1b[0m"
-    assert prefixed(line, 1, foreign=True) == "\\x1b[32mgreen\\x1b[0m"
+    assert format_line(line, 1) == "\x1b[32mgreen\x1b[0m"
+    assert format_line(line, 1, foreign=True) == "\\x1b[32mgreen\\x1b[0m"
 
 
 def test_follow_prints_output_and_returns_exit_code(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.cli.nodes import taken_by_others, with_other_drains
+from dalsegno.cli.nodes import find_other_drains, with_other_drains
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 
 
@@ -15,7 +15,7 @@ def told(name: str, phase: str, note: str = "") -> dict[str, str]:
 
 
 def test_node_drained_by_someone_else_is_not_shown_as_in_service():
-    others = taken_by_others([
+    others = find_other_drains([
         node("gpu-1", "new RAM"),
         node("gpu-2", "dalsegno:drain:disk full"),
         node("gpu-3", "Prolog error", "ada"),

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.run import RUN_SETTINGS, fields_given, misplaced, run_options
+from dalsegno.cli.run import RUN_SETTINGS, find_misplaced, read_fields, run_options
 from dalsegno.cli.run import command as run
 from dalsegno.errors import UsageError
 from dalsegno.runs.submit.options import OPTIONS, make_request
@@ -26,7 +26,7 @@ def read(*words: str) -> RunRequest:
     @click.argument("script")
     @click.argument("args", nargs=-1, type=click.UNPROCESSED)
     def command(script: str, args: tuple[str, ...], **given: Any) -> None:
-        found.append(make_request(script, args, fields_given(given)))
+        found.append(make_request(script, args, read_fields(given)))
 
     done = CliRunner().invoke(command, list(words), standalone_mode=False)
     if done.exception:
@@ -114,7 +114,7 @@ def test_help_shows_actual_defaults(word: str) -> None:
     ],
 )
 def test_run_options_after_the_script_are_found(args: list[str], found: list[str]) -> None:
-    assert misplaced(args) == found
+    assert find_misplaced(args) == found
 
 
 def test_run_options_after_the_script_give_a_warning() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.cli.statusline import Cause, clock, farewell, last_cause, live_text, sentences
+from dalsegno.cli.statusline import Cause, clock, describe_changes, describe_end, last_cause, live_text
 from dalsegno.runs.status import NodeRole, RunCause, RunNodeStatus, RunPhase
 from tests.cli.runs import members, status
 
@@ -25,20 +25,20 @@ def test_run_smaller_than_requested_is_reported() -> None:
         message="runs on 3 of 4 nodes",
     )  # fmt: skip
     assert "smaller than requested: this changes the effective batch" in live_text(smaller, 100.0)
-    assert sentences(RUNS, smaller) == [
+    assert describe_changes(RUNS, smaller) == [
         "generation 2: 3 nodes, 6 processes; smaller than the 4 nodes requested, which changes the effective batch"
     ]
 
 
 def test_changes_are_reported_once() -> None:
     handed = status(phase=RunPhase.WAITING, message="handed over", cause=RunCause.HANDED_OVER)
-    assert sentences(None, handed) == ["run train-k3f9x is handed over"]
-    assert sentences(handed, WAITS) == ["run train-k3f9x waits in the queue: Priority"]
-    assert sentences(WAITS, WAITS) == []
+    assert describe_changes(None, handed) == ["run train-k3f9x is handed over"]
+    assert describe_changes(handed, WAITS) == ["run train-k3f9x waits in the queue: Priority"]
+    assert describe_changes(WAITS, WAITS) == []
     starts = status(phase=RunPhase.STARTING, wanted_nodes=4)
-    assert sentences(WAITS, starts) == ["run train-k3f9x starts on 4 nodes"]
-    assert sentences(starts, RUNS) == ["generation 1: 4 nodes, 8 processes"]
-    assert sentences(RUNS, RUNS) == []
+    assert describe_changes(WAITS, starts) == ["run train-k3f9x starts on 4 nodes"]
+    assert describe_changes(starts, RUNS) == ["generation 1: 4 nodes, 8 processes"]
+    assert describe_changes(RUNS, RUNS) == []
 
 
 def test_cause_of_restart_is_reported_once() -> None:
@@ -46,10 +46,10 @@ def test_cause_of_restart_is_reported_once() -> None:
     stopped = status(phase=RunPhase.RESTARTING, generation=1, started=130.0)
     forming = status(phase=RunPhase.RESTARTING, generation=2, started=130.0)
     again = status(generation=2, world_size=8, nproc_per_node=2, wanted_nodes=4)
-    assert sentences(RUNS, stopped, cause) == [f"run train-k3f9x restarts: {cause.text}"]
-    assert sentences(stopped, forming, cause) == []
-    assert sentences(forming, again, cause) == ["generation 2: 4 nodes, 8 processes"]
-    assert sentences(RUNS, again, cause) == [f"generation 2: 4 nodes, 8 processes ({cause.text})"], (
+    assert describe_changes(RUNS, stopped, cause) == [f"run train-k3f9x restarts: {cause.text}"]
+    assert describe_changes(stopped, forming, cause) == []
+    assert describe_changes(forming, again, cause) == ["generation 2: 4 nodes, 8 processes"]
+    assert describe_changes(RUNS, again, cause) == [f"generation 2: 4 nodes, 8 processes ({cause.text})"], (
         "too quick to be seen"
     )
 
@@ -84,38 +84,38 @@ def test_lost_spare_is_not_the_cause() -> None:
 def test_lost_spare_is_reported_without_restart() -> None:
     whole = status(generation=1, nodes=(*members("n1"), RunNodeStatus("n12", NodeRole.SPARE)), world_size=1)
     alone = status(generation=1, nodes=members("n1"), world_size=1, lost_nodes=1)
-    assert sentences(whole, alone) == ["spare n12 is lost"]
-    assert sentences(whole, alone, Cause("n1 is lost: silence", "n1")) == ["spare n12 is lost"]
+    assert describe_changes(whole, alone) == ["spare n12 is lost"]
+    assert describe_changes(whole, alone, Cause("n1 is lost: silence", "n1")) == ["spare n12 is lost"]
 
 
 def test_no_restart_is_reported_while_undecided() -> None:
     cause = Cause("rank 1 on n2 failed: ValueError", "n2")
     stopping = status(phase=RunPhase.STOPPING, generation=1, started=130.0, nodes=RUNS.nodes)
     restarts = status(phase=RunPhase.RESTARTING, generation=1, started=130.0, nodes=RUNS.nodes)
-    assert sentences(RUNS, stopping, cause) == []
-    assert sentences(stopping, restarts, cause) == [f"run train-k3f9x restarts: {cause.text}"]
+    assert describe_changes(RUNS, stopping, cause) == []
+    assert describe_changes(stopping, restarts, cause) == [f"run train-k3f9x restarts: {cause.text}"]
 
 
 def test_lost_node_is_named() -> None:
     lost = status(phase=RunPhase.RESTARTING, generation=1, started=130.0, nodes=members("n1", "n3", "n4"), lost_nodes=1)
-    assert sentences(RUNS, lost) == ["node n2 is lost", "run train-k3f9x restarts"]
-    assert sentences(RUNS, lost, Cause("n2 is lost: silence", "n2")) == [
+    assert describe_changes(RUNS, lost) == ["node n2 is lost", "run train-k3f9x restarts"]
+    assert describe_changes(RUNS, lost, Cause("n2 is lost: silence", "n2")) == [
         "run train-k3f9x restarts: n2 is lost: silence"
     ]
-    assert sentences(lost, lost) == []
+    assert describe_changes(lost, lost) == []
     left = status(generation=1, nodes=members("n1"), world_size=2, nproc_per_node=2)
-    assert sentences(RUNS, left) == [], "a node whose job is over is not lost"
+    assert describe_changes(RUNS, left) == [], "a node whose job is over is not lost"
 
 
 def test_coordinator_message_is_reported_once() -> None:
     noted = status(generation=1, message="the warm parent holds threads: tokenizers")
-    assert sentences(RUNS, noted) == ["the warm parent holds threads: tokenizers"]
-    assert sentences(noted, noted) == []
+    assert describe_changes(RUNS, noted) == ["the warm parent holds threads: tokenizers"]
+    assert describe_changes(noted, noted) == []
 
 
 def test_final_message_of_a_run() -> None:
     done = status(phase=RunPhase.ENDED, started=100.0, ended=3725.0, exit_code=0, generation=1)
-    assert farewell(done) == "run train-k3f9x is done after 1:00:25"
+    assert describe_end(done) == "run train-k3f9x is done after 1:00:25"
     failed = status(
         phase=RunPhase.ENDED,
         started=100.0,
@@ -126,7 +126,7 @@ def test_final_message_of_a_run() -> None:
         message="rank 0: ValueError",
     )
     assert (
-        farewell(failed)
+        describe_end(failed)
         == "run train-k3f9x ended with code 1 after 1:00, 3 generations, 1 node lost: rank 0: ValueError"
     )
 

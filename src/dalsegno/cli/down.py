@@ -40,7 +40,7 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
     may_change(place)
     with place.lock(), interruptible():
         target, runs = open_local(place), runs_on(place)
-        if not _agreed(place.name, target.removal().sentences([run.run for run in runs]), yes):
+        if not _confirm(place.name, target.removal().sentences([run.run for run in runs]), yes):
             out.talk(f"{place.name} was not changed")
             raise SystemExit(1)
         started = time.monotonic()
@@ -61,7 +61,7 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
             out.advise(f"{named}existing clusters: {', '.join(others)}; to remove one: `dalsegno down {others[0]}`")
 
 
-def _agreed(name: str, consequences: list[str], yes: bool) -> bool:
+def _confirm(name: str, consequences: list[str], yes: bool) -> bool:
     """Show the consequences and, in a terminal, ask for confirmation. A script is not asked."""
     for line in consequences:
         out.talk(line)

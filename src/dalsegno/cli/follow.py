@@ -23,11 +23,11 @@ from dalsegno.cli.statusline import (
     NOTHING,
     Cause,
     cause_was_shown,
-    farewell,
+    describe_changes,
+    describe_end,
     last_cause,
     live_text,
     new_generations,
-    sentences,
 )
 from dalsegno.cli.watch import RunWatch, is_over
 from dalsegno.printable import lines
@@ -49,7 +49,7 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright
 _REDRAW_S = 0.5
 
 
-def prefixed(line: Line, ranks: int, colour: bool = False, *, foreign: bool = False) -> str:
+def format_line(line: Line, ranks: int, colour: bool = False, *, foreign: bool = False) -> str:
     """Return `[ 3] text`, padded to the largest rank. With a single rank there is no prefix."""
     shown = line.text.rstrip("\r").rpartition("\r")[2]  # the final state of a progress bar
     shown = lines(shown) if foreign else shown
@@ -96,14 +96,14 @@ class Screen:
                 self.generations(line.generation)
             self.clear()
             self.ranks = max(self.ranks, (line.rank or 0) + 1)
-            text = prefixed(line, 1 if self._bare else self.ranks, self._colour, foreign=self._foreign)
+            text = format_line(line, 1 if self._bare else self.ranks, self._colour, foreign=self._foreign)
             sys.stdout.buffer.write(text.encode("utf-8", "replace") + b"\n")
         sys.stdout.buffer.flush()
 
     def status(self, status: RunStatus, now: float) -> None:
         self.ranks = max(self.ranks, status.world_size)
         changed = status != self._shown
-        news = sentences(self._shown, status, self._cause(), self._announced) if changed else []
+        news = describe_changes(self._shown, status, self._cause(), self._announced) if changed else []
         self._shown = status
         if status.phase is RunPhase.RUNNING:
             self._announced = max(self._announced, status.generation)
@@ -252,11 +252,11 @@ class Follower:
         self.screen.notes()
         self.screen.clear()
         if status.exit_code == 0:
-            out.talk(farewell(status))
+            out.talk(describe_end(status))
             return 0
         if status.report and not (self.repeats.has_shown(status.report) and _same_destination()):
             out.talk(status.report.rstrip("\n"))
-        out.error(farewell(status), hint=self.hint(status))
+        out.error(describe_end(status), hint=self.hint(status))
         return status.exit_code or 1
 
     def _answer(self, number: int) -> int | None:

@@ -73,7 +73,7 @@ def command(
     elif list_:
         _list(json_)
     else:
-        _here(context, next((option for option, on in forms.items() if on), ""))
+        _check_here(context, next((option for option, on in forms.items() if on), ""))
 
 
 def _on_node(name: str | None, node: str | None, context: str, options: list[str]) -> None:
@@ -98,13 +98,13 @@ def _note_reset() -> None:
     out.talk("errors in the kernel log until now are ignored")
 
 
-def _here(context: str, form: str) -> None:
+def _check_here(context: str, form: str) -> None:
     from dalsegno.health.here import env_here
     from dalsegno.health.result import Verdict
     from dalsegno.health.runner import drain_reason, result_line
 
     env = env_here()
-    node, findings = _look(context, env)
+    node, findings = _run_checks(context, env)
     if form in ("--line", "--drain"):
         out.data(result_line(node, findings))
     elif form == "--reason":
@@ -130,7 +130,7 @@ def _drain(node: str, why: str, env: Mapping[str, str]) -> None:
         slurm.drain(node, why)
 
 
-def _look(context: str, env: Mapping[str, str]) -> tuple[str, list[Finding]]:
+def _run_checks(context: str, env: Mapping[str, str]) -> tuple[str, list[Finding]]:
     from dalsegno.health.cache import cache_file, keep, read_kept
     from dalsegno.health.check import Context
     from dalsegno.health.checks import CHECKS
@@ -187,7 +187,7 @@ def _list(json_: bool) -> None:
     from dalsegno.health.here import settings_here
 
     settings = _settings(settings_here)
-    rows = [_described(check, settings) for check in CHECKS]
+    rows = [_describe_check(check, settings) for check in CHECKS]
     if json_:
         out.as_json(rows)
         return
@@ -198,7 +198,7 @@ def _list(json_: bool) -> None:
     out.table(["CHECK", "EVERY", "THRESHOLDS", "WHAT"], table)
 
 
-def _described(check: Check, settings: Settings) -> dict[str, Any]:
+def _describe_check(check: Check, settings: Settings) -> dict[str, Any]:
     from dalsegno.health.settings import every_s, is_enabled, thresholds
 
     return {

@@ -73,7 +73,7 @@ def import_(
     enroot = "" if own else program("enroot") or ""
     with _bar(quiet, "what was downloaded is kept; run the same command again to continue") as bar:
         importer = Importer(
-            _store(), bar, arch=architecture(arch), compression=compression, plain_http=plain_http, enroot=enroot,
+            _open_store(), bar, arch=architecture(arch), compression=compression, plain_http=plain_http, enroot=enroot,
             or_kept=or_kept,
         )  # fmt: skip
         try:
@@ -127,7 +127,7 @@ def build(
         raise UsageError(f"invalid working directory {workdir!r}", hint="write a path that starts with `/`")
     with _bar(quiet) as bar:
         config = Config(env=env, workdir=workdir, cmd=tuple(shlex.split(cmd)))
-        made = Builder(_store(), bar, compression).build_folder(folder, config, output, force)
+        made = Builder(_open_store(), bar, compression).build_folder(folder, config, output, force)
     out.data(str(made if isinstance(made, Path) else made.path))
 
 
@@ -158,7 +158,7 @@ def from_venv(
                     f"{each} is on sys.path but outside the environment, so it is left out; add it: `--add {each}`"
                 )
         layer = build.make_venv_layer(python, extra, runner)
-        builder = Builder(_store(), bar, compression)
+        builder = Builder(_open_store(), bar, compression)
         made = builder.build(layer, build.make_venv_config(python), str(python.prefix), output, force)
     out.data(str(made if isinstance(made, Path) else made.path))
 
@@ -167,7 +167,7 @@ def from_venv(
 @json_option
 def ls(json_: bool) -> None:
     """List the images in the store, newest first."""
-    found = _store().all()
+    found = _open_store().all()
     if json_:
         out.as_json([image_verdict.as_json(each) for each in found])
     elif not found:
@@ -184,7 +184,7 @@ def show(image: str, json_: bool) -> None:
     if image.endswith(".sqsh") and Path(image).is_file():
         _show_file(Path(image), json_)
         return
-    found = find_image(_store(), image)
+    found = find_image(_open_store(), image)
     if json_:
         out.as_json(image_verdict.as_json(found))
     else:
@@ -210,7 +210,7 @@ def rm(images: tuple[str, ...]) -> None:
     For an image with several names, only the given name is removed, and the image with its last name. Give the digest
     to remove all names at once.
     """
-    store = _store()
+    store = _open_store()
     for each in images:
         store.find(each)  # fail before anything is removed
     for each in images:
@@ -237,7 +237,7 @@ def gc(layers: bool, json_: bool) -> None:
     from dalsegno.cluster import unpacked_homes
     from dalsegno.containers.named import sweep_unpacked
 
-    swept = _store().sweep(layers)
+    swept = _open_store().sweep(layers)
     with _bar(quiet=True):
         unpacked = [sweep_unpacked(folder) for folder in unpacked_homes()]
     folders, freed = sum(each.files for each in unpacked), sum(each.size for each in unpacked)
@@ -262,7 +262,7 @@ def verify(images: tuple[str, ...], json_: bool) -> None:
     A .sqsh file outside the store is compared with what was written there, or with the store. An unknown one is only
     read to its end.
     """
-    store = _store()
+    store = _open_store()
     with _bar(quiet=json_) as bar:
         verdicts = [verdict_of(each, store, bar) for each in images or [str(each.path) for each in store.all()]]
     if json_:
@@ -274,7 +274,7 @@ def verify(images: tuple[str, ...], json_: bool) -> None:
         raise SystemExit(1)
 
 
-def _store() -> ImageStore:
+def _open_store() -> ImageStore:
     """Return the image store. If it belongs to another user, write to our own and read theirs too."""
     from dalsegno.cluster import home, images_home
     from dalsegno.containers.store import open_store

@@ -37,7 +37,7 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
     if context.invoked_subcommand:
         return
     answer = ask_controller(find_controller(name), {"nodes": True})
-    others = taken_by_others(_seen_by_slurm(name), slurm_users_of(answer)) if answer["nodes"] else {}
+    others = find_other_drains(_slurm_nodes(name), slurm_users_of(answer)) if answer["nodes"] else {}
     nodes = [with_other_drains(node, others) for node in answer["nodes"]]
     if json_:
         out.as_json(nodes)
@@ -45,10 +45,10 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
     if not nodes:
         out.talk("the controller has not seen a node yet")
         return
-    out.table(["NODE", "PHASE", "SINCE", "VALIDATED", "REASON"], [_row(node) for node in sorted(nodes, key=_by_name)])
+    out.table(["NODE", "PHASE", "SINCE", "VALIDATED", "REASON"], [_row(node) for node in sorted(nodes, key=_sort_key)])
 
 
-def _seen_by_slurm(name: str | None) -> list[NodeInfo]:
+def _slurm_nodes(name: str | None) -> list[NodeInfo]:
     """Return Slurm's nodes; [] if Slurm does not answer, so that the controller's view is still shown."""
     from dalsegno.cluster import find_slurm, silence
 
@@ -59,7 +59,7 @@ def _seen_by_slurm(name: str | None) -> list[NodeInfo]:
         return []
 
 
-def taken_by_others(nodes: Iterable[NodeInfo], slurm_users: Collection[str]) -> dict[str, str]:
+def find_other_drains(nodes: Iterable[NodeInfo], slurm_users: Collection[str]) -> dict[str, str]:
     """Return the nodes that neither we nor Slurm took out of service, with who did it and why."""
     from dalsegno.recovery.reason import Owner, owner
 
@@ -83,18 +83,18 @@ def with_other_drains(node: dict[str, Any], others: dict[str, str]) -> dict[str,
     return {**node, "phase": LEFT_ALONE, "reason": reason}
 
 
-def _by_name(node: dict[str, Any]) -> tuple[str, int]:
+def _sort_key(node: dict[str, Any]) -> tuple[str, int]:
     stem = node["node"].rstrip("0123456789")
     return stem, int(node["node"][len(stem) :] or 0)
 
 
-def _excused(node: dict[str, Any]) -> str:
+def _describe_ignored(node: dict[str, Any]) -> str:
     excused = ", ".join(node.get("excused", ()))
     return f"{excused}: ignored, because an administrator returned the node" if excused else ""
 
 
 def _row(node: dict[str, Any]) -> list[str]:
-    reason = node["reason"] or _excused(node) or node["note"]
+    reason = node["reason"] or _describe_ignored(node) or node["note"]
     return [node["node"], node["phase"], format_time(node["since"]), format_time(node["validated_at"]), reason]
 
 
@@ -107,7 +107,7 @@ def show(node: str, name: str | None, json_: bool) -> None:
     from dalsegno.recovery.reason import slurm_users_of
 
     answer = ask_controller(find_controller(name), {"node": node})
-    others = taken_by_others(_seen_by_slurm(name), slurm_users_of(answer))
+    others = find_other_drains(_slurm_nodes(name), slurm_users_of(answer))
     answer["node"] = with_other_drains(answer["node"], others)
     if json_:
         out.as_json(answer)

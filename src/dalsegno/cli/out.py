@@ -151,6 +151,6 @@ def parse_time(text: str) -> float:
 
 file_argument = click.argument("file", type=click.Path(), default="cluster.yaml", metavar="[FILE]")
 cluster_option = click.option(
-    "--cluster", "-M", "name", metavar="NAME", help="Which cluster; default: $DALSEGNO_CLUSTER, or the only one."
+    "--cluster", "-M", "name", metavar="NAME", help="Cluster to use. Default: $DALSEGNO_CLUSTER, or the only one."
 )
 json_option = click.option("--json", "json_", is_flag=True, help="Print JSON.")

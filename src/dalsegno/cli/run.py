@@ -45,7 +45,7 @@ _ABOUT_THE_RUN = frozenset(
 )
 
 
-def misplaced(args: Iterable[str]) -> list[str]:
+def find_misplaced(args: Iterable[str]) -> list[str]:
     """Return the options of `dalsegno run` among the script's arguments, up to a `--`."""
     ours = {
         spelling: each.flag
@@ -62,7 +62,7 @@ def misplaced(args: Iterable[str]) -> list[str]:
     return found
 
 
-def fields_given(given: Mapping[str, Any]) -> dict[str, object]:
+def read_fields(given: Mapping[str, Any]) -> dict[str, object]:
     """Return the request fields that were given on the command line."""
     fields = {each.target: _read(each, given[each.word]) for each in OPTIONS if given[each.word] not in (None, ())}
     words = given[_ONE_WORD]
@@ -128,9 +128,9 @@ def command(script: str, args: tuple[str, ...], cluster: str | None, dry_run: bo
 
     from dalsegno.runs.submit.options import make_request, options_from_env
 
-    if late := misplaced(args):
+    if late := find_misplaced(args):
         words = " and ".join(f"`{word}`" for word in late)
         out.warn(f"{words} after {script} is passed to the script, not to `dalsegno run`")
         out.advise(f"put options for `dalsegno run` before the script: `dalsegno run {late[0]} … {script}`")
-    request = make_request(script, args, options_from_env(os.environ), fields_given(given))
+    request = make_request(script, args, options_from_env(os.environ), read_fields(given))
     raise SystemExit(hand_over(request, cluster, dry_run))

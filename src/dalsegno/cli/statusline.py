@@ -44,7 +44,9 @@ def live_text(status: RunStatus, now: float) -> str:
     return "  ".join([*parts, clock(elapsed_s(status, now))])
 
 
-def sentences(before: RunStatus | None, after: RunStatus, cause: Cause = NOTHING, announced: int = 0) -> list[str]:
+def describe_changes(
+    before: RunStatus | None, after: RunStatus, cause: Cause = NOTHING, announced: int = 0
+) -> list[str]:
     """Return a message for each change from one status to the next.
 
     `cause` is what ended the last generation. Generations up to `announced` have been reported.
@@ -116,7 +118,7 @@ def _ends_generation(entry: Entry, members: Sequence[str]) -> bool:
     return entry.get("event") == RunEvent.FAILED and not entry.get("noise")
 
 
-def farewell(status: RunStatus) -> str:
+def describe_end(status: RunStatus) -> str:
     """Return the final message about a run that has ended."""
     took = clock(elapsed_s(status, status.ended or status.updated))
     facts = [f"after {took}"]
@@ -243,13 +245,13 @@ def facts_of(run: RunFolder, status: RunStatus) -> dict[str, Any]:
 
 def status_of(run: RunFolder) -> RunStatus | None:
     """Return a run's status; None with a warning if it cannot be read, and `lost` if its cluster is gone."""
-    from dalsegno.cli.watch import cluster_is_gone, lost
+    from dalsegno.cli.watch import cluster_is_gone, mark_lost
     from dalsegno.errors import DalsegnoError
     from dalsegno.runs.status import read_status
 
     try:
         status = read_status(run.status)
-        return lost(status) if status and not status.over and cluster_is_gone(run) else status
+        return mark_lost(status) if status and not status.over and cluster_is_gone(run) else status
     except (DalsegnoError, OSError) as error:
         out.warn(f"run {run.run} cannot be read: {error}")
         return None

@@ -131,7 +131,7 @@ def is_over(status: RunStatus) -> bool:
     return status.over and status.exit_code is not None
 
 
-def lost(status: RunStatus) -> RunStatus:
+def mark_lost(status: RunStatus) -> RunStatus:
     """Return the final status of a run whose cluster was removed before its end was recorded."""
     from dalsegno.runs.submit.prepare import given_up
 

@@ -32,7 +32,7 @@ _NOUNS = {
 }
 
 
-def call_value(path: KeyPath, data: Any) -> str:
+def name_value(path: KeyPath, data: Any) -> str:
     """Name the value at `path` for a message: "`nodes` of partition `train`", "`slurm.priority.age`"."""
     owner, rest = _split(path, data)
     if not rest:
@@ -89,18 +89,18 @@ _RANGES = {
 }
 
 
-def word_fault(error: ErrorDetails, path: KeyPath, data: Any, root: type[Section]) -> tuple[str, str]:
+def describe_error(error: ErrorDetails, path: KeyPath, data: Any, root: type[Section]) -> tuple[str, str]:
     """Return a message and a hint for a pydantic error. `path` is the place in `data`, without pydantic's marks."""
     kind = error["type"]
     if kind == "extra_forbidden":
-        return f"{call_value(path[:-1], data)} has no setting {show(path[-1])}", _unknown(root, path)
+        return f"{name_value(path[:-1], data)} has no setting {show(path[-1])}", _unknown(root, path)
     if kind == "missing":
         key = str(path[-1])
         example = _EXAMPLES.get(key) if len(path) == 1 else None
-        return f"{call_value(path[:-1], data)} needs `{key}`", f"add {example or f'`{key}:`'}"
-    subject = call_value(path, data)
+        return f"{name_value(path[:-1], data)} needs `{key}`", f"add {example or f'`{key}:`'}"
+    subject = name_value(path, data)
     if error["loc"][-1:] == ("[key]",):
-        subject = f"a key of {call_value(path[:-1], data)}"
+        subject = f"a key of {name_value(path[:-1], data)}"
     what, hint = _predicate(error)
     return f"{subject} {what}", hint
 
@@ -174,7 +174,7 @@ def _cut_all(errors: list[ErrorDetails], document: Document, cut: set[KeyPath]) 
 def _note(error: ErrorDetails, loc: _Loc, document: Document, cut: set[KeyPath]) -> None:
     path = _place_of(loc, document.data)
     missing = error["type"] == "missing"
-    what, hint = word_fault(error, loc, document.data, ClusterSpec)
+    what, hint = describe_error(error, loc, document.data, ClusterSpec)
     # A required value that was invalid, or under a misspelt key, has been reported already.
     if not (missing and path in cut):
         document.problems.append(Problem(what, document.where(path), hint))

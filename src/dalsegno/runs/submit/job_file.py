@@ -118,7 +118,7 @@ def _validated(document: Document) -> dict[str, Any]:
 
 
 def _problem(error: ErrorDetails, document: Document) -> Problem:
-    from dalsegno.spec.load import word_fault
+    from dalsegno.spec.load import describe_error
     from dalsegno.spec.section import hint_unknown
 
     key, kind = str(error["loc"][0]), error["type"]
@@ -131,7 +131,7 @@ def _problem(error: ErrorDetails, document: Document) -> Problem:
         return Problem(f"a job file needs `{key}`", document.where(()), f"add `{key}: train.py`")
     if kind == USAGE:
         return Problem(f"`{key}`: {error['ctx']['what']}", where, error["ctx"]["hint"])
-    what, hint = word_fault(error, (key,), document.data, JobFile)
+    what, hint = describe_error(error, (key,), document.data, JobFile)
     return Problem(what, where, hint)
 
 
