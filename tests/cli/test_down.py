@@ -23,7 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="asks as root, for whom no cluster is somebody else's")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may change every cluster")
 def test_down_of_unknown_cluster_lists_existing_ones(home: Path) -> None:
     done = CliRunner().invoke(cli, ["down", "--yes"])
     assert (done.exit_code, done.stderr.splitlines()) == (

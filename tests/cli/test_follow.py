@@ -67,7 +67,7 @@ def test_lines_have_a_rank_prefix_if_there_are_several_ranks() -> None:
     assert format_line(Line(1, 3, "a"), 4) == "[3] a"
     assert format_line(Line(1, 3, "a"), 11) == "[ 3] a"
     assert format_line(Line(1, 0, "a"), 1) == "a"
-    assert format_line(Line(1, 0, " 10%\r 20%\r"), 1) == " 20%", "of a bar that moves, its last place"
+    assert format_line(Line(1, 0, " 10%\r 20%\r"), 1) == " 20%", "the final state of a progress bar"
     assert format_line(Line(1, 0, "a"), 2, colour=True) == "\x1b[36m[0] \x1b[0ma"
 
 

@@ -11,12 +11,12 @@ from dalsegno.cli.asking import prefix_command, prefix_commands, shell_prefix
 
 def test_slurm_commands_get_a_shell_prefix_outside_a_cluster_shell(tmp_path: Path):
     env = {"DALSEGNO_HOME": str(tmp_path)}
-    assert shell_prefix(env=env) == "", "no cluster of ours: the machine's own Slurm"
+    assert shell_prefix(env=env) == "", "no cluster of Dal Segno: the Slurm of the machine"
     made = tmp_path / "clusters" / "one"
     made.mkdir(parents=True)
     (made / "state.json").touch()
     assert shell_prefix(env=env) == "dalsegno shell -- "
-    assert shell_prefix(env={**env, "SLURM_CONF": "/etc/slurm.conf"}) == "", "this shell has one"
+    assert shell_prefix(env={**env, "SLURM_CONF": "/etc/slurm.conf"}) == "", "this shell has a Slurm"
     assert shell_prefix("two", env) == "dalsegno shell --cluster two -- "
 
 

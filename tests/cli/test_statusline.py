@@ -50,7 +50,7 @@ def test_cause_of_restart_is_reported_once() -> None:
     assert describe_changes(stopped, forming, cause) == []
     assert describe_changes(forming, again, cause) == ["generation 2: 4 nodes, 8 processes"]
     assert describe_changes(RUNS, again, cause) == [f"generation 2: 4 nodes, 8 processes ({cause.text})"], (
-        "too quick to be seen"
+        "too short to be seen in a status"
     )
 
 
@@ -104,7 +104,7 @@ def test_lost_node_is_named() -> None:
     ]
     assert describe_changes(lost, lost) == []
     left = status(generation=1, nodes=members("n1"), world_size=2, nproc_per_node=2)
-    assert describe_changes(RUNS, left) == [], "a node whose job is over is not lost"
+    assert describe_changes(RUNS, left) == [], "a node whose job has ended is not lost"
 
 
 def test_coordinator_message_is_reported_once() -> None:

@@ -64,7 +64,7 @@ def test_recent_coordinator_status_needs_no_query(tmp_path: Path) -> None:
     tell(run, coordinator_pid=7, updated=200.0, message="")
     assert watch.look(201.0) == status(run="other-00000", coordinator_pid=7, updated=200.0)
     tell(run, coordinator_pid=7, updated=200.0, phase=RunPhase.ENDED)
-    assert not is_over(watch.look(201.0)), "it says that it ends, and clears up"
+    assert not is_over(watch.look(201.0)), "it has reported its end and still cleans up"
     end(run, 3)
     assert is_over(watch.look(9999.0))
     assert queue.asked == 0
@@ -77,7 +77,7 @@ def test_reason_of_waiting_run_comes_from_slurm(tmp_path: Path) -> None:
     tell(run, phase=RunPhase.WAITING, coordinator_pid=7, updated=200.0)
     assert watch.look(201.0).message == "Resources (job 12)"
     assert [(watch.look(now).phase, watch.look(now).message) for now in (205.0, 209.0)] == [(RunPhase.WAITING, "")] * 2
-    assert watch.look(999.0).phase is RunPhase.WAITING, "no job at all: its coordinator asks for one again"
+    assert watch.look(999.0).phase is RunPhase.WAITING, "no job: its coordinator requests another"
 
 
 def test_run_without_jobs_is_lost(tmp_path: Path) -> None:

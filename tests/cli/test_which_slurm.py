@@ -38,15 +38,15 @@ def test_run_keeps_its_slurm_in_any_shell() -> None:
 
 def test_cluster_is_identified_by_its_random_id(tmp_path: Path) -> None:
     saved = {"SLURM_CONF": str(tmp_path / "etc" / "slurm.conf")}
-    assert is_gone(saved, "a1b2"), "taken down"
-    assert not is_gone(saved, ""), "not one of ours: nobody can say"
+    assert is_gone(saved, "a1b2"), "removed"
+    assert not is_gone(saved, ""), "not created by Dal Segno: unknown"
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "cluster-id").write_text("a1b2")
     assert not is_gone(saved, "a1b2")
-    assert is_gone(saved, "c3d4"), "made anew under the same name"
+    assert is_gone(saved, "c3d4"), "recreated under the same name"
 
 
 def test_runs_folder_is_the_users_choice_else_beside_the_clusters(tmp_path: Path) -> None:
     assert runs_home({"DALSEGNO_RUNS": str(tmp_path / "mine")}) == tmp_path / "mine"
     assert runs_home({"DALSEGNO_HOME": str(tmp_path / "h")}) == tmp_path / "h" / "runs"
-    assert not (tmp_path / "h").exists(), "nothing is made by asking"
+    assert not (tmp_path / "h").exists(), "a query creates nothing"

@@ -26,7 +26,7 @@ health: {{mode: "off"}}
 """
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs virtual hosts"),
-    pytest.mark.skipif(CgroupTree() == TREE, reason="this machine has no control groups to use"),
+    pytest.mark.skipif(CgroupTree() == TREE, reason="this machine has no usable cgroups"),
 ]
 with_v2 = pytest.mark.skipif(TREE.version != 2, reason="this machine has no cgroup v2")
 with_systemd = pytest.mark.skipif(not TREE.systemd or shutil.which("systemctl") is None, reason="no systemd here")
@@ -91,7 +91,7 @@ def test_step_over_its_memory_limit_is_killed(one: Cli):
 
 
 @with_v2
-@pytest.mark.skipif("cpuset" not in TREE.controllers or (os.cpu_count() or 1) < 2, reason="no cores to hold")
+@pytest.mark.skipif("cpuset" not in TREE.controllers or (os.cpu_count() or 1) < 2, reason="no controller for cores")
 def test_step_has_the_requested_cores(one: Cli):
     count = "import os; print(len(os.sched_getaffinity(0)))"
     assert said(srun(one, "-c", "1", "python3", "-c", count)) == "1\n"

@@ -29,5 +29,5 @@ def test_training_survives_and_the_cluster_is_repaired(cache: Path):
         assert set(rows) == {"power-off", "xid"} and "not seen" not in "".join(rows.values()), said
         assert done.stderr.count("validated, and back in service") == 2
         assert "nothing of it is left" in done.stderr and "\x1b" not in said
-        assert list((cli.home / "runs").iterdir()) == [], "runs go with their cluster"
+        assert list((cli.home / "runs").iterdir()) == [], "runs are removed with their cluster"
         assert page.read_text().count('class="repairing"') == 2

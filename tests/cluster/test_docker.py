@@ -17,7 +17,7 @@ from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import Cli, at_home, taken_down
 
 WITH_DOCKER = pytest.mark.skipif(
-    program("dockerd") is None, reason="Docker is not installed: `./dalsegno demo --scene docker` does it"
+    program("dockerd") is None, reason="Docker is not installed; `./dalsegno demo --scene docker` installs it"
 )
 SCENE = ("demo", "--scene", "docker")
 

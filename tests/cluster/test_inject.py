@@ -177,7 +177,7 @@ def test_rebooted_host_is_not_cut_off(two: Cli):
     two.ok("inject", "net-cut", "train-2")
     two.ok("inject", "power-off", "train-2")
     (state,) = (line.split()[1] for line in two.ok("status").splitlines() if line.startswith("train-2"))
-    assert state == "off", "whatever Slurm still believes"
+    assert state == "off", "whatever state Slurm still shows"
     two.ok("up")
     assert idle_nodes(two) == 2
     eventually(lambda: reaches(two, "train-2"))
@@ -314,7 +314,7 @@ def test_packet_loss_and_delay_are_injected(two: Cli):
     two.ok("inject", "--clear", "train-2")
     two.ok("inject", "net-slow", "train-2", "--rate", "100kbit")
     for sender, receiver in (("train-1", "train-2"), ("train-2", "train-1")):
-        assert arrives(two, sender, receiver) < 300, "half a megabyte at once, at 12 kB a second"
+        assert arrives(two, sender, receiver) < 300, "half a megabyte at 12 kB/s"
     two.ok("inject", "--clear")
     eventually(lambda: arrives(two, "train-1", "train-2") > 475)
 
@@ -417,7 +417,7 @@ def failed_checks(answer: Answer) -> set[str]:
 def test_machine_room_reboots_and_replaces_a_node(two: Cli):
     room = MachineRoom(folder(two).root)
     script = f"from {MachineRoom.__module__} import *; print(MachineRoom(Path('{folder(two).root}')).is_on('train-2'))"
-    assert in_host(two, "head", sys.executable, "-c", script).out == "True\n", "where the controller is"
+    assert in_host(two, "head", sys.executable, "-c", script).out == "True\n", "the host of the controller"
     two.ok("inject", "gpu-lost", "train-2")
     two.ok("inject", "slow-gpu", "train-2")
     two.ok("inject", "slurmd-dead", "train-2")
@@ -425,7 +425,7 @@ def test_machine_room_reboots_and_replaces_a_node(two: Cli):
     back(two, room.reboot, "train-2")
     rebooted = telemetry(two, "train-2")
     assert room.boot_id("train-2") != mark and len(rebooted.gpus) == 2 == len(before.gpus) + 1
-    assert rebooted.gpus[0].throttle != (), "what sits deeper than a reboot reaches"
+    assert rebooted.gpus[0].throttle != (), "a fault that a reboot does not repair"
 
     secret = folder(two).agent_secret("train-2").read_text()
     two.ok("inject", "power-off", "train-2")

@@ -53,7 +53,7 @@ def test_node_agents_use_little_cpu(three: Cli):
     time.sleep(8)  # the measured interval
     taken = sum(ticks(three, n) for n in (1, 2, 3)) - sum(before)
     percent = taken * 100 / os.sysconf("SC_CLK_TCK") / 3 / (time.monotonic() - began)
-    assert percent < 1.0, "of one processor, each"
+    assert percent < 1.0, "share of one CPU per agent"
 
 
 def ticks(cli: Cli, number: int) -> int:
@@ -77,7 +77,7 @@ def test_power_cut_is_detected_and_next_boot_has_a_new_id(three: Cli):
     cut.wait()
     lost = view(three, "train-2")
     assert lost["since"] - at <= 1.5
-    assert (lost["host"], lost["slurmd"]) == (False, False), "by two witnesses"
+    assert (lost["host"], lost["slurmd"]) == (False, False), "neither host nor slurmd answers"
     assert all(is_now(three, node, "connected") for node in ("train-1", "train-3"))
     three.ok("up", str(three.home / "cluster.yaml"))
     eventually(lambda: is_now(three, "train-2", "connected"))

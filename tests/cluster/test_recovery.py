@@ -103,7 +103,7 @@ def test_host_without_power_is_replaced_validated_and_returned(cluster: Cli):
     assert (bundle / "jobs.txt").exists() and "findings" in (bundle / "report.json").read_text()
     eventually(lambda: len(request(cluster, {"node": "train-2"})["gpus"]) == 4)
     old = [gpu for gpu in request(cluster, {"node": "train-2"})["gpus"] if gpu["sent_away_at"]]
-    assert {gpu["uuid"] for gpu in old} == {gpu["uuid"] for gpu in passport}, "other GPUs, and the old ones are known"
+    assert {gpu["uuid"] for gpu in old} == {gpu["uuid"] for gpu in passport}, "new GPUs, and the old ones are recorded"
 
 
 def test_xid_79_drains_the_node_and_a_killed_controller_continues(cluster: Cli):
@@ -148,14 +148,16 @@ def test_other_drains_are_kept_and_paused_automation_does_nothing(cluster: Cli):
     cluster.ok("inject", "xid", "79", "train-1")
     eventually(lambda: any("an administrator keeps it" in each["text"] for each in events(cluster, "train-1", before)))
     assert "check       train-1: xid failed: Xid 79" in cluster.ok("why", job.strip()), (
-        "a job's story is its node's too"
+        "the history of a job includes its node"
     )
     cluster.ok("shell", "--", "scancel", job.strip())
     request(cluster, {"automation": "pause"})
     cluster.ok("shell", "--", "scontrol", "update", "node=train-1", "state=resume")
     cluster.ok("inject", "--clear", "train-1")
     eventually(lambda: any("accepted faults are over" in each["text"] for each in events(cluster, "train-1", before)))
-    assert not [each for each in events(cluster, "train-1", before) if "would" in each["text"]], "it was left to them"
+    assert not [each for each in events(cluster, "train-1", before) if "would" in each["text"]], (
+        "it was left to the administrator"
+    )
     cluster.ok("inject", "xid", "79", "train-1")
     eventually(lambda: any("paused; would drain it" in each["text"] for each in events(cluster, "train-1", before)))
     eventually(lambda: state(cluster, "train-1") == "idle")
@@ -234,7 +236,7 @@ def test_replaced_gpus_are_refused_until_forgiven(cluster: Cli):
     assert any("was replaced before and has come back" in text for text in told), told
     assert [text for text in told if text.startswith("replaced")] == ["replaced"] * 2
     assert "may be used again" in cluster.run("nodes", "forgive", "train-2").err
-    assert cluster.run("nodes", "forgive", "train-2").code == 1, "there is none any more"
+    assert cluster.run("nodes", "forgive", "train-2").code == 1, "no replaced GPU is left"
 
 
 def test_disconnected_controller_changes_no_node(cluster: Cli):

@@ -91,7 +91,7 @@ def test_run_of_removed_cluster_is_lost_and_cancel_affects_no_other_job(run: Run
     )  # fmt: skip
     run.cli.ok("up")
     other = run.cli.ok("shell", "--", "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 1000").strip()
-    assert other == str(run.status.jobs[0]), "the new cluster counts its jobs from 1 again"
+    assert other == str(run.status.jobs[0]), "job ids of the new cluster start at 1 again"
     again = run.cli.run("logs", "-f", run.id)
     assert (again.code, f"error: run {run.id} is lost: its cluster is gone" in again.err) == (1, True), again.err
     run.cli.ok("cancel", run.id)

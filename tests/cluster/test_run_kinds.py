@@ -93,7 +93,7 @@ def test_run_belongs_to_its_user_and_its_secret_is_private(ada: Person, work: Pa
     assert her not in (0, NOBODY)
     assert {owner(pid) for pid in run.processes()} == {her}
     assert {owner(pid) for pid in (*run.workers().values(), *run.agents().values(), run.coordinator() or 0)} == {her}
-    assert "SLURMD_NODENAME" not in node_of(run.coordinator() or 0), "it lives on the head"
+    assert "SLURMD_NODENAME" not in node_of(run.coordinator() or 0), "it runs on the head"
     for path in (run.folder.environment, run.folder.connect, run.folder.state):
         assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (her, 0o600)
         assert "Permission denied" in as_nobody("cat", str(path))
@@ -130,7 +130,7 @@ def test_batch_step_restarts_the_coordinator_without_controller(stranger: Person
     run = stranger.begin(work, WAITS, "-N", "3", "--max-restarts", "1")
     job = run.journal("submitted")[0]["job"]
     keeper, coordinator = coordinators(run)
-    assert node_of(coordinator) == run.nodes[0], "it lives in the job"
+    assert node_of(coordinator) == run.nodes[0], "it runs in the job"
 
     kill(run.workers()[2])
     run.wait_for_generation(2)
@@ -140,7 +140,7 @@ def test_batch_step_restarts_the_coordinator_without_controller(stranger: Person
     kill(coordinator)
     run.wait_for(lambda: len(run.journal("came back")) == 1 and len(run.journal("ready")) == 6)
     assert coordinators(run)[0] == keeper and coordinators(run)[1] != coordinator
-    assert (run.workers(), run.generation) == (workers, 2), "they did not notice"
+    assert (run.workers(), run.generation) == (workers, 2), "workers and generation are unchanged"
 
     assert end_with(run, 5) == 5
     eventually(lambda: "ExitCode=5:0" in run.cli.ok("shell", "--", "scontrol", "show", "job", str(job)))

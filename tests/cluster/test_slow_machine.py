@@ -125,7 +125,7 @@ def test_healthy_node_that_is_slow_stays_in_service(cluster: Cli) -> None:
     cluster.ok("shell", "--", "scancel", "--user=root")
     assert len(found) >= 5 and [line for line in found if line.startswith("failed")] == []
     events: list[dict[str, str]] = controller(cluster, events=0)["events"]  # type: ignore[assignment]
-    assert [each for each in events if each["kind"] not in ("turn", "note")] == [], "nothing was done to any node"
+    assert [each for each in events if each["kind"] not in ("turn", "note")] == [], "no action on any node"
     eventually(lambda: set(phases(cluster).values()) == {"in service"}, 100)
     states = json.loads(cluster.ok("status", "--json"))["nodes"]
     assert [(node["name"], node["reason"]) for node in states] == [("train-1", ""), ("train-2", "")]

@@ -110,4 +110,4 @@ def test_slurm_of_the_shell_is_used_without_cluster_name(shared: Cli, folder: Pa
     argv = elsewhere.argv("run", "--dry-run", "train.py")
     done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("#!/bin/bash\n"), "without a controller of ours it is a batch job"
+    assert done.stdout.startswith("#!/bin/bash\n"), "without our controller it is a batch job"

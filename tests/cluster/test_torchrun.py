@@ -79,7 +79,7 @@ def test_torchrun_in_a_batch_script_runs_on_two_hosts(shared: Cli, folder: Path)
     hosts = [line.split()[5] for line in lines]
     assert hosts[0] == hosts[1] != hosts[2] == hosts[3], "ranks follow the hosts' order"
     assert "ended with 0" in said(output)
-    assert "munge" not in said(output), "the cluster's munge tells the agents apart from strangers"
+    assert "munge" not in said(output), "the cluster's munge authenticates the agents"
 
 
 def test_killed_worker_is_restarted(shared: Cli, folder: Path) -> None:

@@ -152,7 +152,7 @@ def test_weights_are_bit_identical_after_nine_kills_and_two_power_cuts(
     assert training.weights() == undisturbed.weights()
     expected = {(rank, step): loss for _, rank, step, loss in undisturbed.losses()}
     seen = {(rank, step, loss) for _, rank, step, loss in training.losses()}
-    assert seen == {(rank, step, loss) for (rank, step), loss in expected.items()}, "the loss curve has a seam"
+    assert seen == {(rank, step, loss) for (rank, step), loss in expected.items()}, "the loss curve is not continuous"
     starts = training.starts()
     assert len(starts) > 7, "most faults cost a generation; a spare's agent, or two at once, do not"
     assert {"memory"} <= {source for generation, (source, _) in starts.items() if generation > 1} <= {"memory", "disk"}

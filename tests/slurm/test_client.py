@@ -157,7 +157,7 @@ def test_submit_passes_script_on_stdin_and_returns_id() -> None:
     assert slurm.submit("#!/bin/sh\ntrue\n", ["--nodes=2"]) == 42
     argv, stdin, env, _ = fake.calls[0]
     assert argv == ("sbatch", "--parsable", "--nodes=2") and stdin == "#!/bin/sh\ntrue\n"
-    assert env is not None and "SLURM_TIME_FORMAT" not in env, "it would end up in the job's environment"
+    assert env is not None and "SLURM_TIME_FORMAT" not in env, "it would be in the job's environment"
 
 
 def test_refused_job_shows_slurm_reason() -> None:

@@ -114,6 +114,6 @@ def test_first_path_part_closed_to_others_is_found(tmp_path: Path) -> None:
     (tmp_path / "home").chmod(0o700)
     assert closed_to_others(clone) == tmp_path / "home"
     (tmp_path / "link").symlink_to(clone)
-    assert closed_to_others(tmp_path / "link") == tmp_path / "home", "where it leads counts too"
+    assert closed_to_others(tmp_path / "link") == tmp_path / "home", "the target of a link counts too"
     (tmp_path / "home").chmod(0o711)
     assert closed_to_others(clone) is None, "it need not be listed"

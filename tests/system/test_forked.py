@@ -40,7 +40,7 @@ def test_forked_process_has_no_inherited_files():
         held.fileno() not in open_there - {3} and len(open_there) <= 5
     )  # three streams, its socket, the directory listing
     other.close()
-    assert held.recv(1) == b"", "nobody else holds our other end"
+    assert held.recv(1) == b"", "no other process holds the other end"
     held.close()
 
 

@@ -12,5 +12,5 @@ def test_port_is_listed_while_it_has_a_listener():
         assert ports <= listening_ports()
         assert server.getsockname()[1] in parse_listening(Path("/proc/net/tcp").read_text())
         with socket.create_connection(server.getsockname()) as caller:
-            assert caller.getsockname()[1] not in listening_ports(), "a connection is no listener"
+            assert caller.getsockname()[1] not in listening_ports(), "a connection is not a listener"
     assert not ports & listening_ports()
