@@ -192,7 +192,7 @@ def test_home_that_is_a_file_or_inaccessible_is_reported(cli: Cli):
     closed.mkdir(mode=0o700)
     stranger = replace(bounded(cli, home=closed), uid=65534)
     for words in (["up", str(file.home)], ["status"], ["ls"], ["down", "one"]):
-        assert "ermission denied" in stranger.refused(*words, cwd=Path("/")) or "may not" in stranger.refused(*words)
+        assert "ermission" in stranger.refused(*words, cwd=Path("/")) or "may not" in stranger.refused(*words)
 
 
 # The cluster file

@@ -190,14 +190,14 @@ class _PairListener:
     def admit(self, peer: Connection[str], who: str) -> str:
         return "" if self.found is None else "the other node is here already"
 
-    def came(self, peer: Connection[str]) -> None:
+    def on_connect(self, peer: Connection[str]) -> None:
         self.found = self._server.detach(peer)
         self.found.settimeout(None)
 
-    def said(self, peer: Connection[str], message: Message) -> None:
+    def on_message(self, peer: Connection[str], message: Message) -> None:
         """Never called: the connection is detached as soon as it is proved."""
 
-    def gone(self, peer: Connection[str]) -> None: ...
+    def on_disconnect(self, peer: Connection[str]) -> None: ...
 
-    def refused(self, cause: str, detail: str) -> None:
+    def on_refused(self, cause: str, detail: str) -> None:
         self.refusals += 1

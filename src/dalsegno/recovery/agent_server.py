@@ -44,9 +44,9 @@ class AgentHandler(Protocol):
     def admit(self, call: Call, hello: NodeHello) -> str:
         """Return why this agent is refused; "" if it is admitted."""
 
-    def came(self, call: Call) -> None: ...
-    def said(self, call: Call, message: Message) -> None: ...
-    def gone(self, call: Call) -> None: ...
+    def on_connect(self, call: Call) -> None: ...
+    def on_message(self, call: Call, message: Message) -> None: ...
+    def on_disconnect(self, call: Call) -> None: ...
 
 
 class AgentDoor:
@@ -73,7 +73,7 @@ class AgentDoor:
         self._server = BoundedServer(SelectorWatcher(selector), self, AGENT, CONTROLLER, limits)
         self.close, self.wake = self._server.close, self._server.wake
         self.send, self.drop = self._server.send, self._server.drop
-        self.came, self.gone = inside.came, inside.gone
+        self.on_connect, self.on_disconnect = inside.on_connect, inside.on_disconnect
 
     def open(self, host: str, port: int) -> int:
         """Listen and return the port. Port 0 selects a free one."""
@@ -103,13 +103,13 @@ class AgentDoor:
         why = self._inside.admit(call, hello)
         return f"agent of {hello.node}: {why}" if why else ""
 
-    def said(self, call: Call, message: Message) -> None:
+    def on_message(self, call: Call, message: Message) -> None:
         try:
-            self._inside.said(call, message)
+            self._inside.on_message(call, message)
         except BadReport as error:
             raise BadFrame(str(error)) from error
 
-    def refused(self, cause: str, detail: str) -> None:
+    def on_refused(self, cause: str, detail: str) -> None:
         self._complaints.log(cause, detail)
 
 

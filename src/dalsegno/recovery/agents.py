@@ -356,7 +356,7 @@ class AgentTable:
             return "a newer agent of the same boot is connected"
         return ""
 
-    def came(self, call: Call) -> None:
+    def on_connect(self, call: Call) -> None:
         hello = call.who
         assert hello is not None
         known = self._known[hello.node]
@@ -369,7 +369,7 @@ class AgentTable:
         self._send_settings(known)
         self._beat(hello.node, known)
 
-    def said(self, call: Call, message: Message) -> None:
+    def on_message(self, call: Call, message: Message) -> None:
         assert call.who is not None
         node = call.who.node
         known, word = self._known[node], parse_agent_message(message)
@@ -379,7 +379,7 @@ class AgentTable:
         elif isinstance(word, Reply) and not self._orders.take(node, word):
             self._complaints.log(f"unexpected answer of {node}")
 
-    def gone(self, call: Call) -> None:
+    def on_disconnect(self, call: Call) -> None:
         assert call.who is not None
         node = call.who.node
         known = self._known.get(node)

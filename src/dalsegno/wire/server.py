@@ -124,13 +124,13 @@ class MessageHandler(Protocol[W]):
     def admit(self, peer: Connection[W], who: W) -> str:
         """Return why this peer is not admitted; "" if it is."""
 
-    def came(self, peer: Connection[W]) -> None: ...
+    def on_connect(self, peer: Connection[W]) -> None: ...
 
-    def said(self, peer: Connection[W], message: Message) -> None: ...
+    def on_message(self, peer: Connection[W], message: Message) -> None: ...
 
-    def gone(self, peer: Connection[W]) -> None: ...
+    def on_disconnect(self, peer: Connection[W]) -> None: ...
 
-    def refused(self, cause: str, detail: str) -> None:
+    def on_refused(self, cause: str, detail: str) -> None:
         """Log that a peer was refused."""
 
 
@@ -197,7 +197,7 @@ class BoundedServer(Generic[W]):
     def wake(self, now: float) -> float | None:
         """Close the connections of strangers past their deadline; return the next deadline (monotonic)."""
         for stranger in self.strangers.overdue(now):
-            self._host.refused("a peer that did not authenticate in time", stranger.address)
+            self._host.on_refused("a peer that did not authenticate in time", stranger.address)
             self._refuse(stranger)
         if self._paused_until and now >= self._paused_until and self._listener is not None:
             self._paused_until = 0.0
@@ -283,7 +283,7 @@ class BoundedServer(Generic[W]):
         excess = self.strangers.add(peer)
         self._watcher.watch(sock, READ, lambda events: self._ready(peer, events))
         if excess is not None:
-            self._host.refused("too many peers that have not authenticated", excess.address)
+            self._host.on_refused("too many peers that have not authenticated", excess.address)
             self._refuse(excess)
         self._remind(until)
         self._try(peer, lambda: peer.queue({**self._host.greeting(), **handshake.greeting()}))
@@ -292,13 +292,13 @@ class BoundedServer(Generic[W]):
     def _identify(self, peer: Connection[W], hello: Message) -> None:
         proved = self._host.identify(hello, peer.handshake)
         if why := self._host.admit(peer, proved.who):
-            self._host.refused(why, peer.address)
+            self._host.on_refused(why, peer.address)
             self._refuse(peer)
             return
         self.strangers.remove(peer)
         peer.queue(peer.handshake.welcome(proved.session))
         peer.who, peer.session, peer.reader.most_bytes = proved.who, proved.session, self._limits.message_bytes
-        self._host.came(peer)
+        self._host.on_connect(peer)
 
     # Everyone
 
@@ -322,7 +322,7 @@ class BoundedServer(Generic[W]):
             elif not peer.allowance.spend():
                 raise BadFrame("it sends too many messages")
             else:
-                self._host.said(peer, peer.session.opener.open(body))
+                self._host.on_message(peer, peer.session.opener.open(body))
             if not peer.open:
                 return
 
@@ -347,12 +347,12 @@ class BoundedServer(Generic[W]):
         try:
             step()
         except BadFrame as error:
-            self._host.refused(f"a message of {self._name(peer)}", str(error))
+            self._host.on_refused(f"a message of {self._name(peer)}", str(error))
             self._refuse(peer)
         except OSError:
             self._refuse(peer)
         except Exception:  # whatever one peer's message causes, the others must still be served
-            self._host.refused(f"a message of {self._name(peer)}, which failed here", traceback.format_exc())
+            self._host.on_refused(f"a message of {self._name(peer)}, which failed here", traceback.format_exc())
             self._refuse(peer)
 
     def _name(self, peer: Connection[W]) -> str:
@@ -362,4 +362,4 @@ class BoundedServer(Generic[W]):
         known = peer.open and peer.who is not None
         self.drop(peer)
         if known:
-            self._host.gone(peer)
+            self._host.on_disconnect(peer)

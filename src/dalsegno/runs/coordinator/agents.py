@@ -87,10 +87,10 @@ class AgentServer:
     def admit(self, connection: Connection[str], name: str) -> str:
         return ""
 
-    def came(self, connection: Connection[str]) -> None:
+    def on_connect(self, connection: Connection[str]) -> None:
         """Wait for the first sealed message, which holds the details."""
 
-    def said(self, connection: Connection[str], message: Message) -> None:
+    def on_message(self, connection: Connection[str], message: Message) -> None:
         peer = self._peers.get(connection)
         if peer is not None:
             self._said(peer, message)
@@ -110,12 +110,12 @@ class AgentServer:
         )
         self._came(peer)
 
-    def gone(self, connection: Connection[str]) -> None:
+    def on_disconnect(self, connection: Connection[str]) -> None:
         peer = self._peers.pop(connection, None)
         if peer is not None:
             self._gone(peer)
 
-    def refused(self, cause: str, detail: str) -> None:
+    def on_refused(self, cause: str, detail: str) -> None:
         """Ignore it: unauthenticated peers are not worth a line in the run's log."""
 
     def _send(self, connection: Connection[str], message: Message) -> None:

@@ -171,7 +171,7 @@ class KeeperServer:
     def admit(self, peer: Connection[str], who: str) -> str:
         return ""
 
-    def came(self, peer: Connection[str]) -> None:
+    def on_connect(self, peer: Connection[str]) -> None:
         """Pass the connection to its own thread, because bulk data is read and written with blocking calls."""
         if not self._calls.acquire(blocking=False):
             raise OSError("too many calls")
@@ -187,13 +187,13 @@ class KeeperServer:
             self._calls.release()
             raise
 
-    def said(self, peer: Connection[str], message: Message) -> None:
+    def on_message(self, peer: Connection[str], message: Message) -> None:
         """Do nothing: connections are detached as soon as they are authenticated."""
 
-    def gone(self, peer: Connection[str]) -> None:
+    def on_disconnect(self, peer: Connection[str]) -> None:
         """Do nothing for a peer that could not be detached."""
 
-    def refused(self, cause: str, detail: str) -> None:
+    def on_refused(self, cause: str, detail: str) -> None:
         """Do not log strangers."""
 
     def _call(self, channel: Channel) -> None:
