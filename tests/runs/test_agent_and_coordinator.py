@@ -25,6 +25,7 @@ from dalsegno.runs.coordinator.messages import AgentHello, GrantAsked
 from dalsegno.runs.coordinator.saved_state import Saved, read_saved, write_saved
 from dalsegno.runs.coordinator.staff import NoStaff
 from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunPhase
 from dalsegno.system import children
 from dalsegno.train.memory.files import sweep
@@ -425,7 +426,7 @@ def test_full_disk_does_not_end_the_run(tmp_path: Path):
     site = SmallSite(RunFolder(tmp_path / "gone"))
     coordinator = Coordinator(site, lambda boss: NoStaff())
     coordinator.save_state()
-    coordinator.journal("began")
+    coordinator.journal(RunEvent.BEGAN)
     coordinator.note("a note")
 
 
