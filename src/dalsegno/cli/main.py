@@ -55,7 +55,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     },
     "Other": {
         "schema": "Print the cluster file's JSON schema for editors.",
-        "demo": "Show everything on this machine: training that survives faults.",
+        "demo": "Run a demonstration on this machine: training that survives faults.",
     },
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
