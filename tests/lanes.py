@@ -39,33 +39,33 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     own, rest = (list(compress(session.items, which)) for which in (waits, [not each for each in waits]))
     folder = Path(tempfile.mkdtemp(prefix="dalsegno-lanes-"))
     lanes = [taken(rest, folder) for _ in range(options.lanes)] + [iter(own)] * bool(own)
-    told = [folder / f"told-{number}" for number in range(len(lanes))]
+    outputs = [folder / f"output-{number}" for number in range(len(lanes))]
     pids = []
     gc.freeze()  # objects that exist now need not be collected in every lane
-    for items, path in zip(lanes, told, strict=True):
+    for items, path in zip(lanes, outputs, strict=True):
         pids.append(forked(session, None if not pids else path))
         if not pids[-1]:
             run(session, items)
             return True
     session.testsfailed = sum([ended(pid) != 0 for pid in pids])
-    for path in told[1:]:
+    for path in outputs[1:]:
         print(path.read_text(), flush=True)
     shutil.rmtree(folder)
     session.config.pluginmanager.unregister(name="terminalreporter")  # each lane prints its own report
     return True
 
 
-def forked(session: pytest.Session, told: Path | None) -> int:
+def forked(session: pytest.Session, output: Path | None) -> int:
     """Fork a lane; return 0 in the child. With a file, its output goes there; otherwise it is shown live."""
     capture = session.config.pluginmanager.getplugin("capturemanager")
     capture.stop_global_capturing()  # otherwise all lanes would capture to the same file
     sys.stdout.flush()
     sys.stderr.flush()
-    if told is not None:
-        told.touch()
+    if output is not None:
+        output.touch()
     pid = os.fork()
-    if pid == 0 and told is not None:
-        with told.open("a") as file:
+    if pid == 0 and output is not None:
+        with output.open("a") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
     if pid == 0 and "torch" in sys.modules:

@@ -350,8 +350,8 @@ def test_no_file_is_longer_than_450_lines():
 def test_the_command_line_starts_without_the_heavy_libraries():
     heavy = {"pydantic", "rich", "yaml", "torch", "boto3"}
     code = "import sys, dalsegno.cli.main; print(*{name.split('.')[0] for name in sys.modules})"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
-    assert heavy & set(said.stdout.split()) == set()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert heavy & set(done.stdout.split()) == set()
 
 
 def test_up_does_not_import_fault_injection():

@@ -45,7 +45,7 @@ def test_wrong_usage_exits_2_with_a_hint(tmp_path: Path):
     (tmp_path / "far.yaml").write_text(FILE)
     (tmp_path / "bad.yaml").write_text("name: far\ntarget: ssh\nnonsense: 1\n")
     far, bad = str(tmp_path / "far.yaml"), str(tmp_path / "bad.yaml")
-    for args, told in (
+    for args, message in (
         ([f"{far}x"], "the file does not exist"),
         ([bad], "nonsense"),
         (["-M", "nope"], "there is no cluster `nope`"),
@@ -57,7 +57,7 @@ def test_wrong_usage_exits_2_with_a_hint(tmp_path: Path):
         ([far, "--dry-run"], "error: `--dry-run` was removed"),
     ):
         refused = check(tmp_path, *args)
-        assert refused.returncode == 2 and told in refused.stderr and "hint: " in refused.stderr, refused
+        assert refused.returncode == 2 and message in refused.stderr and "hint: " in refused.stderr, refused
 
 
 def test_node_that_runs_the_check_is_counted_once():
@@ -67,11 +67,11 @@ def test_node_that_runs_the_check_is_counted_once():
 
 
 def test_missing_slurm_conf_is_reported_at_once(tmp_path: Path):
-    told = subprocess.run(
+    done = subprocess.run(
         words(), env={**env(tmp_path), "SLURM_CONF": "/nowhere/slurm.conf"}, capture_output=True, text=True,
         timeout=PATIENCE_S, check=False,
     )  # fmt: skip
-    assert told.returncode == 2 and "SLURM_CONF names /nowhere/slurm.conf, which is not there" in told.stderr
+    assert done.returncode == 2 and "SLURM_CONF names /nowhere/slurm.conf, which is not there" in done.stderr
 
 
 def test_slurm_without_slurm_conf_is_reported(tmp_path: Path):
@@ -84,19 +84,19 @@ def test_slurm_without_slurm_conf_is_reported(tmp_path: Path):
         (tmp_path / "bin" / name).chmod(0o755)
     here = {**env(tmp_path / "home"), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     here.pop("SLURM_CONF", None)
-    told = subprocess.run(words(), env=here, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(words(), env=here, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (
-        told.returncode == 1
-        and "error: Slurm's commands are installed here, but they find no slurm.conf" in told.stderr
+        done.returncode == 1
+        and "error: Slurm's commands are installed here, but they find no slurm.conf" in done.stderr
     )
-    assert "set SLURM_CONF" in told.stderr and "containers check FILE" in told.stderr
+    assert "set SLURM_CONF" in done.stderr and "containers check FILE" in done.stderr
 
 
 def test_bad_ssh_option_is_reported_once_for_all_hosts(tmp_path: Path):
     (tmp_path / "far.yaml").write_text(FILE)
-    told = check(tmp_path, str(tmp_path / "far.yaml"), "-o", "Nonsense=1")
-    assert told.returncode == 1 and "head,n-[1-3]: could not be asked: ssh: " in told.stdout
-    assert "Bad configuration option: nonsense" in told.stdout and "man ssh_config" in told.stdout
+    done = check(tmp_path, str(tmp_path / "far.yaml"), "-o", "Nonsense=1")
+    assert done.returncode == 1 and "head,n-[1-3]: could not be asked: ssh: " in done.stdout
+    assert "Bad configuration option: nonsense" in done.stdout and "man ssh_config" in done.stdout
 
 
 def test_ctrl_c_ends_the_check(tmp_path: Path):

@@ -57,8 +57,8 @@ def test_failed_check_exits_1(node: Path) -> None:
     line = run("--line")
     assert line.output.startswith("HEALTH_CHECK_RESULT:gpu-1:Failed:reset:gpu-ecc ") and line.exit_code == 1
     assert run("--reason").output.startswith("dalsegno:reset:gpu-ecc uncorrected memory errors on GPU 1")
-    told = json.loads(run("--json", "-x", "validation").output)
-    assert [each["remedy"] for each in told["findings"] if each["verdict"] == "failed"] == ["reset"]
+    report = json.loads(run("--json", "-x", "validation").output)
+    assert [each["remedy"] for each in report["findings"] if each["verdict"] == "failed"] == ["reset"]
 
 
 def test_damaged_telemetry_is_unknown_and_no_failure(node: Path) -> None:

@@ -10,7 +10,7 @@ def node(name: str, reason: str = "", user: str = "bob") -> NodeInfo:
     return NodeInfo(name, NodeState.IDLE, frozenset({NodeFlag.DRAIN}), reason=reason, reason_user=user)
 
 
-def told(name: str, phase: str, note: str = "") -> dict[str, str]:
+def node_view(name: str, phase: str, note: str = "") -> dict[str, str]:
     return {"node": name, "phase": phase, "reason": "", "note": note}
 
 
@@ -22,10 +22,12 @@ def test_node_drained_by_someone_else_is_not_shown_as_in_service():
         NodeInfo("gpu-4", NodeState.IDLE),
     ], {"ada"})  # fmt: skip
     assert others == {"gpu-1": "drained by bob: new RAM"}
-    shown = with_other_drains(told("gpu-1", "in service", "xid GPU 0 is off the bus"), others)
+    shown = with_other_drains(node_view("gpu-1", "in service", "xid GPU 0 is off the bus"), others)
     assert (shown["phase"], shown["reason"]) == ("left alone", "drained by bob: new RAM; xid GPU 0 is off the bus")
-    assert with_other_drains(told("gpu-4", "in service"), others)["phase"] == "in service"
+    assert with_other_drains(node_view("gpu-4", "in service"), others)["phase"] == "in service"
 
 
 def test_our_own_phase_takes_precedence_over_other_drains():
-    assert with_other_drains(told("gpu-1", "repairing"), {"gpu-1": "drained by bob: new RAM"})["phase"] == "repairing"
+    assert (
+        with_other_drains(node_view("gpu-1", "repairing"), {"gpu-1": "drained by bob: new RAM"})["phase"] == "repairing"
+    )

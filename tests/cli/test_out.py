@@ -23,15 +23,15 @@ def on_terminal(code: str, columns: int, **env: str) -> str:
     words = [sys.executable, "-c", f"from dalsegno.cli import out\n{code}"]
     done = subprocess.run(words, env={**plain, **env}, stdout=theirs, stderr=theirs, timeout=60)
     os.close(theirs)
-    said = b""
+    output = b""
     try:
         while more := os.read(ours, 65536):
-            said += more
+            output += more
     except OSError:  # the other end is closed and everything was read
         pass
     os.close(ours)
-    assert done.returncode == 0, said
-    return said.decode()
+    assert done.returncode == 0, output
+    return output.decode()
 
 
 def test_no_color_turns_colour_off():

@@ -16,7 +16,7 @@ salloc: error: Job submit/allocate failed: Requested node configuration is not a
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("message", "hint"),
     [
         (MEMORY, "--mem"),
         ("salloc: error: Job submit/allocate failed: Invalid feature specification\n", "--constraint"),
@@ -24,9 +24,9 @@ salloc: error: Job submit/allocate failed: Requested node configuration is not a
         ("salloc: error: something quite new\n", "salloc-1.log"),
     ],
 )
-def test_hint_matches_slurm_refusal(tmp_path: Path, said: str, hint: str) -> None:
+def test_hint_matches_slurm_refusal(tmp_path: Path, message: str, hint: str) -> None:
     run = make_run(tmp_path)
-    run.salloc_log(1).write_text(said)
+    run.salloc_log(1).write_text(message)
     assert hint in end_hint(run, status(message="Slurm refused: see above", cause=RunCause.REFUSED))
 
 

@@ -91,16 +91,16 @@ def test_unknown_option_before_the_script_is_refused() -> None:
 
 
 def test_help_lists_every_option() -> None:
-    said = CliRunner().invoke(run, ["--help"]).output
-    assert [option.flag for option in OPTIONS if not re.search(rf"{option.flag}[ ,]", said)] == []
-    assert [option.word for option in OPTIONS if option.kind.name != "FLAG" and option.shows not in said] == []
+    help_text = CliRunner().invoke(run, ["--help"]).output
+    assert [option.flag for option in OPTIONS if not re.search(rf"{option.flag}[ ,]", help_text)] == []
+    assert [option.word for option in OPTIONS if option.kind.name != "FLAG" and option.shows not in help_text] == []
 
 
 @pytest.mark.parametrize("word", ["nodes", "spares", "max_restarts", "framework", "signal_lead"])
 def test_help_shows_actual_defaults(word: str) -> None:
     option = next(each for each in OPTIONS if each.word == word)
-    told = option.help.partition("Default: ")[2].removesuffix(".")
-    assert option.parse(told) == getattr(RunRequest("train.py"), option.target)
+    default = option.help.partition("Default: ")[2].removesuffix(".")
+    assert option.parse(default) == getattr(RunRequest("train.py"), option.target)
 
 
 @pytest.mark.parametrize(

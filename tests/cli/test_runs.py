@@ -218,8 +218,8 @@ def test_show_in_json_has_status_and_progress(tmp_path: Path, call: Call) -> Non
     tell(run, phase=RunPhase.RUNNING, nodes=members("a"))
     assert json.loads(call(runs, "show", "--json").stdout)["progress"] is None
     progress_of(run, step_s=0.1)
-    told = json.loads(call(runs, "show", "--json").stdout)
-    assert (told["phase"], told["progress"]["account"]["step"]) == ("running", 1234)
+    shown = json.loads(call(runs, "show", "--json").stdout)
+    assert (shown["phase"], shown["progress"]["account"]["step"]) == ("running", 1234)
 
 
 def test_show_of_run_without_steps_names_checkpointer(tmp_path: Path, call: Call) -> None:

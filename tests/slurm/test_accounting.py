@@ -16,7 +16,7 @@ from tests.slurm.clusters import CLUSTERS
 EMPTY = Cluster("c", "local", (), ())
 
 
-def told(*, qos: tuple[Qos, ...] = (), found: AccountsInfo | None = None, **facts: object) -> list[str]:
+def commands_for(*, qos: tuple[Qos, ...] = (), found: AccountsInfo | None = None, **facts: object) -> list[str]:
     cluster = replace(EMPTY, slurm=Slurm(qos=qos), **facts)  # type: ignore[arg-type]
     return [" ".join(command) for command in accounting_commands(cluster, found)]
 
@@ -38,7 +38,7 @@ def test_new_database_gets_all_commands_in_a_valid_order() -> None:
 
 
 def test_cluster_without_users_needs_no_commands() -> None:
-    assert told() == []
+    assert commands_for() == []
 
 
 HIGH = {"Name": "high", "Priority": "10", "PreemptMode": "cluster", "MaxWall": "1-00:00:00", "UsageFactor": "1.000000"}
@@ -52,21 +52,23 @@ def test_up_to_date_database_needs_no_commands() -> None:
         users={"ann": {"DefaultAccount": "lab", "AdminLevel": "None"}},
     )
     high = Qos("high", 10, ("a", "b"), max_time_min=1440, max_tres_per_user={"cpu": 4, "gres/gpu": 8})
-    assert told(qos=(high,), accounts=(Account("lab"),), users=(User("ann", ("lab",), "lab"),), found=found) == []
+    assert (
+        commands_for(qos=(high,), accounts=(Account("lab"),), users=(User("ann", ("lab",), "lab"),), found=found) == []
+    )
 
 
 def test_limit_removed_from_the_file_is_removed_from_the_database() -> None:
     limited = {**HIGH, "MaxTRESPerUser": "cpu=4,gres/gpu=8", "MaxJobsPerUser": "3", "Preempt": "low"}
     found = AccountsInfo(qos={"high": limited}, accounts={"root": {"QOS": "high,normal"}})
     wanted = Qos("high", 10, max_tres_per_user={"cpu": 2})
-    assert told(qos=(wanted,), found=found) == [
+    assert commands_for(qos=(wanted,), found=found) == [
         "modify qos where name=high set Preempt= MaxWall=-1 MaxTRESPerUser=cpu=2,gres/gpu=-1 MaxJobsPerUser=-1"
     ]
 
 
 def test_account_can_move_to_another_parent() -> None:
     found = AccountsInfo(accounts={"lab": {"ParentName": "old", "Fairshare": "1"}})
-    assert told(accounts=(Account("lab", "new", 2),), found=found) == [
+    assert commands_for(accounts=(Account("lab", "new", 2),), found=found) == [
         "modify account where name=lab set parent=new Fairshare=2"
     ]
 
@@ -75,14 +77,14 @@ def test_user_can_join_a_second_account() -> None:
     found = AccountsInfo(
         members={("ann", "a"): {"Fairshare": "1"}}, users={"ann": {"DefaultAccount": "a", "AdminLevel": "None"}}
     )
-    assert told(users=(User("ann", ("a", "b"), "b"),), found=found) == [
+    assert commands_for(users=(User("ann", ("a", "b"), "b"),), found=found) == [
         "add user ann Account=b Fairshare=1",
         "modify user where name=ann set DefaultAccount=b",
     ]
 
 
 def test_account_cycle_does_not_hang() -> None:
-    assert len(told(accounts=(Account("a", "b"), Account("b", "a")))) == 2
+    assert len(commands_for(accounts=(Account("a", "b"), Account("b", "a")))) == 2
 
 
 def test_reservations_become_scontrol_commands() -> None:

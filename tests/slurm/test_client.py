@@ -161,8 +161,8 @@ def test_submit_passes_script_on_stdin_and_returns_id() -> None:
 
 
 def test_refused_job_shows_slurm_reason() -> None:
-    said = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
-    slurm, _ = client({"sbatch": fails(said)})
+    output = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
+    slurm, _ = client({"sbatch": fails(output)})
     with pytest.raises(CommandFailed, match="Requested node configuration is not available"):
         slurm.submit("#!/bin/sh")
 
@@ -189,8 +189,8 @@ def test_separators_are_not_on_the_command_line() -> None:
 
 
 def test_text_of_users_is_not_taken_for_an_answer_of_slurm() -> None:
-    said = recorded("nodes").splitlines(keepends=True)[0].replace("Partitions=", "Reason=GPU not found Partitions=")
-    assert client({"show node": said})[0].node("n1").name == "cpu-01"
+    output = recorded("nodes").splitlines(keepends=True)[0].replace("Partitions=", "Reason=GPU not found Partitions=")
+    assert client({"show node": output})[0].node("n1").name == "cpu-01"
     assert client({"show step 5.0": "StepId=5.0 Name=Job step 5.0 not found\n"})[0].has_step(5, 0)
 
 
@@ -202,9 +202,9 @@ def test_ended_step_is_distinguished_from_slurm_without_answer() -> None:
         client({"show step 5.0": fails(DOWN)})[0].has_step(5, 0)
 
 
-@pytest.mark.parametrize("said", ["Invalid job id specified", "Job/step already completing or completed"])
-def test_cancelling_an_ended_job_is_no_error(said: str) -> None:
-    slurm, fake = client({"scancel": fails(f"scancel: error: Kill job error on job id 5: {said}")})
+@pytest.mark.parametrize("output", ["Invalid job id specified", "Job/step already completing or completed"])
+def test_cancelling_an_ended_job_is_no_error(output: str) -> None:
+    slurm, fake = client({"scancel": fails(f"scancel: error: Kill job error on job id 5: {output}")})
     slurm.cancel(5, "6_1", signal="USR1")
     assert fake.argv == ("scancel", "--signal=USR1", "5", "6_1")
 
@@ -271,19 +271,19 @@ def test_adding_an_existing_entry_is_no_error() -> None:
 
 
 def test_many_sacctmgr_commands_run_in_one_process() -> None:
-    said = (
+    output = (
         "sacctmgr: add qos high\n Adding QOS(s)\n  high\n"
         'sacctmgr: add account a Description="x y"\n Nothing new added.\nsacctmgr: \n'
     )
-    slurm, fake = client({"sacctmgr": fails("", stdout=said)})
+    slurm, fake = client({"sacctmgr": fails("", stdout=output)})
     slurm.sacctmgr_all([["add", "qos", "high"], ["add", "account", "a", "Description=x y"]])
     assert fake.calls[0][1] == 'add qos high\nadd account a Description="x y"\n'
     assert len(fake.calls) == 1
 
 
 def test_failed_sacctmgr_commands_are_named() -> None:
-    said = "sacctmgr: add qos high\n Adding QOS(s)\n  high\nsacctmgr: add user z account=none\nsacctmgr: \n"
-    slurm, _ = client({"sacctmgr": fails(" This account 'none' doesn't exist.\n", stdout=said)})
+    output = "sacctmgr: add qos high\n Adding QOS(s)\n  high\nsacctmgr: add user z account=none\nsacctmgr: \n"
+    slurm, _ = client({"sacctmgr": fails(" This account 'none' doesn't exist.\n", stdout=output)})
     with pytest.raises(CommandFailed) as caught:
         slurm.sacctmgr_all([["add", "qos", "high"], ["add", "user", "z", "account=none"]])
     assert "not done: sacctmgr add user z account=none" in caught.value.what

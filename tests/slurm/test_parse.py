@@ -98,8 +98,8 @@ def test_node_with_too_few_resources_is_invalid(slurm: Recording) -> None:
 
 
 def test_node_of_suspended_job_stays_mixed(slurm: Recording) -> None:
-    told = NodeState.MIXED if slurm.version >= Version(23, 11) else NodeState.IDLE
-    assert slurm.nodes()["cpu-01"].state is told
+    expected = NodeState.MIXED if slurm.version >= Version(23, 11) else NodeState.IDLE
+    assert slurm.nodes()["cpu-01"].state is expected
 
 
 def test_node_has_all_fields(slurm: Recording) -> None:
@@ -313,10 +313,10 @@ def _columns(id: str, name: str) -> bytes:
 
 
 def test_node_events_come_from_accounting(slurm: Recording) -> None:
-    told = {event.node: event for event in parse_events(slurm.text("event"))}
-    assert told["n5"] == NodeEvent("n5", told["n5"].at, "DOWN", "root", "power supply, ticket #123")
-    assert told["n3"].reason == "dalsegno:replace:xid[79] GPU has fallen off the bus; State=IDLE"
-    assert {told[node].state for node in ("n3", "n11")} == {"DRAIN"}
+    events = {event.node: event for event in parse_events(slurm.text("event"))}
+    assert events["n5"] == NodeEvent("n5", events["n5"].at, "DOWN", "root", "power supply, ticket #123")
+    assert events["n3"].reason == "dalsegno:replace:xid[79] GPU has fallen off the bus; State=IDLE"
+    assert {events[node].state for node in ("n3", "n11")} == {"DRAIN"}
 
 
 def test_event_reason_can_contain_the_separator() -> None:

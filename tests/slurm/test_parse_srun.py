@@ -24,8 +24,8 @@ def test_only_the_unreachable_node_is_a_launch_failure():
 
 
 def test_messages_of_older_releases_are_parsed():
-    said = "srun: error: Task launch for 59.0 failed on node train-2: Socket timed out on send/recv operation\n"
-    assert launch_failures(said, 59, NODES) == {"train-2": "Socket timed out on send/recv operation"}
+    output = "srun: error: Task launch for 59.0 failed on node train-2: Socket timed out on send/recv operation\n"
+    assert launch_failures(output, 59, NODES) == {"train-2": "Socket timed out on send/recv operation"}
 
 
 def test_messages_about_other_jobs_and_nodes_are_ignored():

@@ -240,13 +240,13 @@ def test_a_plugin_below_a_folder_with_a_blank_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slurm", "told"),
+    ("slurm", "listed"),
     [(Version(22, 5, 8), True), (Version(22, 5, 6), False), (Version(22, 5, 9), False), (Version(26, 5, 5), False)],
 )
-def test_submit_hosts_are_listed_only_for_releases_that_need_them(slurm: Version, told: bool) -> None:
+def test_submit_hosts_are_listed_only_for_releases_that_need_them(slurm: Version, listed: bool) -> None:
     cluster, layout = CLUSTERS["smallest"]
     text = render_slurm_conf(cluster, replace(layout, submit_hosts={"login-shell": "10.0.0.1"}), slurm)
-    assert ("NodeName=login-shell NodeAddr=10.0.0.1 CPUs=1 State=FUTURE\n" in text) is told
+    assert ("NodeName=login-shell NodeAddr=10.0.0.1 CPUs=1 State=FUTURE\n" in text) is listed
 
 
 @pytest.mark.parametrize(

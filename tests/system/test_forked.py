@@ -18,24 +18,24 @@ from dalsegno.system.children import start_ticks
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-def heard(forked: Forked) -> bytes:
+def read_all(forked: Forked) -> bytes:
     forked.sock.settimeout(60)
-    said = b""
+    received = b""
     while data := forked.sock.recv(65536):
-        said += data
-    return said
+        received += data
+    return received
 
 
 def test_forked_process_sends_data_and_ends():
     forked = fork(lambda sock: sock.sendall(b"well"))
-    assert heard(forked) == b"well"
+    assert read_all(forked) == b"well"
     eventually(forked.ended)
 
 
 def test_forked_process_has_no_inherited_files():
     held, other = socket.socketpair()
     forked = fork(lambda sock: sock.sendall(" ".join(os.listdir("/proc/self/fd")).encode()))
-    open_there = {int(number) for number in heard(forked).split()}
+    open_there = {int(number) for number in read_all(forked).split()}
     assert (
         held.fileno() not in open_there - {3} and len(open_there) <= 5
     )  # three streams, its socket, the directory listing
@@ -46,7 +46,7 @@ def test_forked_process_has_no_inherited_files():
 
 def test_failed_forked_process_writes_traceback(capfd: pytest.CaptureFixture[str]):
     forked = fork(lambda sock: sock.sendall(str(1 / 0).encode()))
-    assert heard(forked) == b""
+    assert read_all(forked) == b""
     eventually(forked.ended)
     assert "ZeroDivisionError" in capfd.readouterr().err
 

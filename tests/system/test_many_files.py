@@ -13,8 +13,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (300, 2000))
 allow_many_files()
 child = start(["sleep", "100"], os.environ)
 lines = Path(f"/proc/{child.process.pid}/limits").read_text().splitlines()
-told = [line.split()[3:5] for line in lines if "open files" in line]
-print(*resource.getrlimit(resource.RLIMIT_NOFILE), *told[0])
+limits = [line.split()[3:5] for line in lines if "open files" in line]
+print(*resource.getrlimit(resource.RLIMIT_NOFILE), *limits[0])
 child.kill()
 """
 

@@ -22,8 +22,8 @@ def own_kib():
 
 table = ctypes.CDLL(sys.argv[1])
 table.clear()
-before, said = own_kib(), table.kept()
-print(give_back_cleared("libtable.so"), before - own_kib(), table.kept() == said)
+before, kept = own_kib(), table.kept()
+print(give_back_cleared("libtable.so"), before - own_kib(), table.kept() == kept)
 print(give_back_cleared("libother.so"))
 """
 
@@ -33,9 +33,9 @@ def test_zero_pages_are_released_and_others_kept(tmp_path: Path) -> None:
     library = tmp_path / "libtable.so.1.2"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "table.c")], check=True)
     env = {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    said = subprocess.run([sys.executable, "-c", USER, str(library)], env=env, capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    given, less_kib, same, nothing = said.stdout.split()
+    done = subprocess.run([sys.executable, "-c", USER, str(library)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    given, less_kib, same, nothing = done.stdout.split()
     assert 7 << 20 < int(given) < 8 << 20 and int(less_kib) > 7 << 10
     assert same == "True" and nothing == "0"
 
@@ -49,5 +49,5 @@ def test_module_is_compiled_in_another_process(tmp_path: Path) -> None:
         "import large; print(large.answer)"
     )
     env = {"PYTHONPATH": f"{Path(__file__).parents[2] / 'src'}:{tmp_path}"}
-    said = subprocess.run([sys.executable, "-B", "-c", user], env=env, capture_output=True, text=True)
-    assert said.stdout.split() == ["True", "False", "42"], said.stderr
+    done = subprocess.run([sys.executable, "-B", "-c", user], env=env, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False", "42"], done.stderr
