@@ -17,7 +17,7 @@ from typing import Any
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.coordinator import Coordinator
 from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.staff import NoStaff
+from dalsegno.runs.coordinator.node_source import NoNodeSource
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunStatus, read_status
 from dalsegno.system import children
@@ -54,7 +54,7 @@ class Played:
     # Participants
 
     async def coordinate(self, gather_s: float = 30.0) -> None:
-        self.coordinator = Coordinator(self.site, lambda boss: NoStaff(), gather_s)
+        self.coordinator = Coordinator(self.site, lambda _: NoNodeSource(), gather_s)
         self.task = asyncio.ensure_future(self.coordinator.serve())
         await self.until(self.folder.connect.exists)
 
@@ -65,7 +65,7 @@ class Played:
             try:
                 asyncio.set_event_loop(None)
                 asyncio._set_running_loop(None)
-                asyncio.new_event_loop().run_until_complete(Coordinator(self.site, lambda boss: NoStaff()).serve())
+                asyncio.new_event_loop().run_until_complete(Coordinator(self.site, lambda _: NoNodeSource()).serve())
             finally:
                 os._exit(1)
         await self.until(self.folder.connect.exists)

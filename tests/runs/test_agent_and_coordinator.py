@@ -22,8 +22,8 @@ from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.hangs import HangWatch
 from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.runs.coordinator.messages import AgentHello, GrantAsked
+from dalsegno.runs.coordinator.node_source import NoNodeSource
 from dalsegno.runs.coordinator.saved_state import Saved, read_saved, write_saved
-from dalsegno.runs.coordinator.staff import NoStaff
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunPhase
@@ -376,7 +376,7 @@ async def test_agent_and_workers_run_on_python_3_9(tmp_path: Path):
         assert run.log(0)[1] == "(3, 9)"
 
 
-class Callers(NoStaff):
+class Callers(NoNodeSource):
     """A staff from which no agent comes."""
 
     called: frozenset[str] = frozenset()
@@ -394,7 +394,7 @@ def test_successor_completes_an_interrupted_shutdown(tmp_path: Path):
     write_saved(site.folder.state, Saved(ended, used=("n1", "n3")))
 
     async def serve() -> int:
-        return await asyncio.wait_for(Coordinator(site, lambda boss: staff).serve(), 60.0)
+        return await asyncio.wait_for(Coordinator(site, lambda control: staff).serve(), 60.0)
 
     assert asyncio.run(serve()) == 3 and staff.called == {"n1", "n3"}
 
@@ -406,11 +406,11 @@ async def test_unreadable_state_restarts_the_run_and_releases_its_jobs(tmp_path:
         run.folder.connect.write_text(json.dumps({"secret": "00" * 32, "port": 1}))
         given_back: list[int] = []
 
-        class Staffed(NoStaff):
+        class Staffed(NoNodeSource):
             async def release_all(self, code: int | None = None) -> None:
                 given_back.append(len(given_back))
 
-        run.task = asyncio.ensure_future(Coordinator(run.site, lambda boss: Staffed()).serve())
+        run.task = asyncio.ensure_future(Coordinator(run.site, lambda control: Staffed()).serve())
         await run.until(lambda: "began" in run.events())
         assert given_back == [0]
         assert json.loads(run.folder.connect.read_text())["secret"] != "00" * 32, (
@@ -424,7 +424,7 @@ async def test_unreadable_state_restarts_the_run_and_releases_its_jobs(tmp_path:
 
 def test_full_disk_does_not_end_the_run(tmp_path: Path):
     site = SmallSite(RunFolder(tmp_path / "gone"))
-    coordinator = Coordinator(site, lambda boss: NoStaff())
+    coordinator = Coordinator(site, lambda control: NoNodeSource())
     coordinator.save_state()
     coordinator.journal(RunEvent.BEGAN)
     coordinator.note("a note")
@@ -433,7 +433,7 @@ def test_full_disk_does_not_end_the_run(tmp_path: Path):
 def test_commit_is_allowed_only_after_it_is_saved(tmp_path: Path):
     """Otherwise a successor could let an earlier generation commit over it."""
     site = SmallSite(RunFolder(tmp_path / "gone"))
-    coordinator = Coordinator(site, lambda boss: NoStaff())
+    coordinator = Coordinator(site, lambda control: NoNodeSource())
     coordinator.run = Run(Shape(1, 1, 1), generation=3)
     told: list[Any] = []
     peer = Peer("n1", AgentHello("n1", 1), "127.0.0.1", b"", told.append, lambda: None)

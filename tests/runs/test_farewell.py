@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from dalsegno.runs.coordinator.coordinator import shut_down
+from dalsegno.runs.coordinator.agents import RunAgents
 from dalsegno.runs.coordinator.events import Finish
 from dalsegno.runs.coordinator.memory import MemoryTable
-from dalsegno.runs.coordinator.staff import NoStaff
-from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.coordinator.node_source import NoNodeSource
+from dalsegno.runs.coordinator.shutdown import finish_agents
 
 
-class Nodes(NoStaff):
+class Nodes(NoNodeSource):
     """Starts agents on request, which connect a moment later."""
 
     def __init__(self, memory: MemoryTable, alive: Collection[str]) -> None:
@@ -32,35 +31,29 @@ class Nodes(NoStaff):
         self.swept_before_dismissed = self.called - self.memory.used
 
 
-class Ending:
-    """The part of a coordinator that shuts down."""
+class NoAgents:
+    """All agents are gone."""
 
-    def __init__(self, folder: Path, used: Collection[str], alive: Collection[str], suspended: bool = False) -> None:
-        self.memory, self.folder, self.suspended, self.is_shut_down = MemoryTable(), RunFolder(folder), suspended, False
-        self.staff, self.agents, self.status_writer = Nodes(self.memory, alive), self, self
-        self.peers: dict[str, object] = {}
-        self.memory.used.update(used)
+    peers: dict[str, object]
+
+    def __init__(self) -> None:
+        self.peers = {}
 
     def send_all(self, message: Any) -> None: ...
 
-    def save_state(self) -> None: ...
 
-    def run_suspended(self, coordinator: Any, why: str) -> None: ...
-
-    def ended(self, coordinator: Any, end: Finish) -> None: ...
-
-
-def end_run(ending: Any) -> None:
-    asyncio.run(shut_down(ending, Finish(0)))
+def end_run(used: Collection[str], alive: Collection[str], suspended: bool = False) -> Nodes:
+    memory = MemoryTable()
+    memory.used.update(used)
+    nodes = Nodes(memory, alive)
+    asyncio.run(finish_agents(cast(RunAgents, NoAgents()), memory, nodes, Finish(0), suspended=suspended))
+    return nodes
 
 
-def test_agent_is_recalled_to_sweep_a_node_whose_agent_was_killed(tmp_path: Path) -> None:
-    ending = Ending(tmp_path, used=["b", "c"], alive=["a", "b"])
-    end_run(ending)
-    assert ending.staff.called == ending.staff.swept_before_dismissed == {"b"}
+def test_agent_is_recalled_to_sweep_a_node_whose_agent_was_killed() -> None:
+    nodes = end_run(used=["b", "c"], alive=["a", "b"])
+    assert nodes.called == nodes.swept_before_dismissed == {"b"}
 
 
-def test_no_agent_is_recalled_when_the_run_is_suspended(tmp_path: Path) -> None:
-    ending = Ending(tmp_path, used=["a"], alive=["a"], suspended=True)
-    end_run(ending)
-    assert ending.staff.called == set()
+def test_no_agent_is_recalled_when_the_run_is_suspended() -> None:
+    assert end_run(used=["a"], alive=["a"], suspended=True).called == set()

@@ -14,7 +14,7 @@ from dalsegno.runs.coordinator.events import GenerationStopped, Joined, StoreOpe
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
 from dalsegno.runs.coordinator.goodput import (
     Goodput,
-    Pen,
+    ProgressWriter,
     TimeKind,
     add_time,
     record_change,
@@ -134,10 +134,10 @@ def test_growing_back_is_lost_time_but_not_a_failure() -> None:
 
 
 def test_successor_continues_the_account(tmp_path: Path) -> None:
-    pen = Pen(tmp_path / "progress.json")
+    pen = ProgressWriter(tmp_path / "progress.json")
     pen.record_step(Stepped(1, 7, {"saving_s": 0.5, "loss": 2.0}))
     pen.write(last=True)
-    after = Pen(tmp_path / "progress.json").progress
+    after = ProgressWriter(tmp_path / "progress.json").progress
     assert (after.step, after.figures["loss"]) == (7, 2.0)
     (tmp_path / "progress.json").write_text("{")
-    assert Pen(tmp_path / "progress.json").progress.step == 0
+    assert ProgressWriter(tmp_path / "progress.json").progress.step == 0

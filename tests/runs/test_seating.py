@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from dalsegno.runs.coordinator.actions import start_message
-from dalsegno.runs.coordinator.agents import Peer
+from dalsegno.runs.coordinator.agents import Peer, start_message
 from dalsegno.runs.coordinator.events import Start
 from dalsegno.runs.coordinator.group import Members, Shape, form_group
 from dalsegno.runs.coordinator.messages import AgentHello

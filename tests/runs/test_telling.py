@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.causes import read_failure
-from dalsegno.runs.coordinator.events import Finish
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.group import Shape, form_group
-from dalsegno.runs.coordinator.report import StatusWriter
-from dalsegno.runs.coordinator.staff import NoStaff
+from dalsegno.runs.coordinator.report import RunFacts, StatusWriter
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, RunStatus, read_status
 from tests.runs.small_site import SmallSite
@@ -24,30 +22,11 @@ RUNS = Run(SHAPE, phase=GenerationPhase.RUNNING, generation=1, ready=READY, grou
 FAILED = replace(RUNS, phase=GenerationPhase.STOPPING, failures=(read_failure(1, "n2", 1, "ValueError: x"),))
 
 
-class Short(NoStaff):
-    """A staff that has requested one more node from Slurm."""
-
-    def __init__(self, coming: tuple[str, ...] = ()) -> None:
-        super().__init__()
-        self._coming = frozenset(coming)
-
-    waits = property(lambda self: True)  # type: ignore[assignment]
-    coming = property(lambda self: self._coming)  # type: ignore[assignment]
-
-
-@dataclass
-class Known:
-    """A `RunView` for tests."""
-
-    run: Run
-    staff: NoStaff = field(default_factory=NoStaff)
-    started: float | None = 1.0
-    lost_nodes: int = 0
-    end: Finish | None = None
-
-    @property
-    def present(self) -> frozenset[str]:
-        return frozenset(self.run.ready)
+def known(run: Run, *, waits: bool = False, coming: tuple[str, ...] = ()) -> RunFacts:
+    return RunFacts(
+        run, started=1.0, ending=run.exit_code is not None, present=frozenset(run.ready),
+        waits=waits, coming=frozenset(coming),
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -55,40 +34,44 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path)
 
 
-def write_and_read(folder: RunFolder, known: Known) -> RunStatus:
-    StatusWriter(SmallSite(folder)).status(known)
+def write_and_read(folder: RunFolder, facts: RunFacts) -> RunStatus:
+    StatusWriter(SmallSite(folder)).status(facts)
     status = read_status(folder.status)
     assert status is not None
     return status
 
 
 def test_phase_is_stopping_until_the_restart_is_decided(folder: RunFolder):
-    assert write_and_read(folder, Known(RUNS)).phase is RunPhase.RUNNING
-    assert write_and_read(folder, Known(FAILED)).phase is RunPhase.STOPPING
+    assert write_and_read(folder, known(RUNS)).phase is RunPhase.RUNNING
+    assert write_and_read(folder, known(FAILED)).phase is RunPhase.STOPPING
     assert (
-        write_and_read(folder, Known(replace(FAILED, phase=GenerationPhase.GATHERING, failures=()))).phase
+        write_and_read(folder, known(replace(FAILED, phase=GenerationPhase.GATHERING, failures=()))).phase
         is RunPhase.RESTARTING
     )
     assert (
-        write_and_read(folder, Known(replace(FAILED, phase=GenerationPhase.ENDED, exit_code=1))).phase
+        write_and_read(folder, known(replace(FAILED, phase=GenerationPhase.ENDED, exit_code=1))).phase
         is RunPhase.ENDING
     )
 
 
 def test_phase_is_restarting_after_a_lost_node(folder: RunFolder):
     assert (
-        write_and_read(folder, Known(replace(RUNS, phase=GenerationPhase.STOPPING, lost_member=True))).phase
+        write_and_read(folder, known(replace(RUNS, phase=GenerationPhase.STOPPING, lost_member=True))).phase
         is RunPhase.RESTARTING
     )
 
 
 def test_gathering_run_shows_what_it_waits_for(folder: RunFolder):
     gathers = replace(RUNS, phase=GenerationPhase.GATHERING, ready=("n1",))
-    assert write_and_read(folder, Known(gathers, Short())).message == "waiting for 1 more node from Slurm"
-    assert write_and_read(folder, Known(gathers, Short(("n1", "n3")))).message == "waiting for n3 to be ready"
+    assert write_and_read(folder, known(gathers, waits=True)).message == "waiting for 1 more node from Slurm"
+    assert (
+        write_and_read(folder, known(gathers, waits=True, coming=("n1", "n3"))).message == "waiting for n3 to be ready"
+    )
     begins = replace(gathers, generation=0, group=None)
-    assert write_and_read(folder, Known(begins, Short(("n1", "n3")))).message == "", "starting agents need no message"
-    assert write_and_read(folder, Known(begins, Short())).message == "waiting for 1 more node from Slurm"
+    assert write_and_read(folder, known(begins, waits=True, coming=("n1", "n3"))).message == "", (
+        "starting agents need no message"
+    )
+    assert write_and_read(folder, known(begins, waits=True)).message == "waiting for 1 more node from Slurm"
 
 
 @pytest.mark.parametrize(("node", "was"), [("n1", "member"), ("n3", "spare"), ("n4", "starting")])

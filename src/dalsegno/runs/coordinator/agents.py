@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
+from dalsegno.runs.coordinator.events import Start
 from dalsegno.runs.coordinator.liveness import Pulse, Timing
 from dalsegno.runs.coordinator.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
+from dalsegno.runs.coordinator.site import RunTerms, Seats
+from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
 from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, LoopWatcher, Proved, ServerLimits
@@ -222,3 +225,26 @@ class RunAgents:
 
     def _probe_address(self, agent: str) -> tuple[str, int] | None:
         return self.peers[agent].probe if agent in self.peers else None
+
+
+# The order that starts a node's workers
+
+
+def start_message(
+    site: RunTerms, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None
+) -> Message | None:
+    """Return the message that starts a node's workers; None while a member is being lost, as a stop follows."""
+    group = order.group
+    if any(agent not in peers for agent in group.agents):
+        return None
+    hosts = tuple(peers[agent].host for agent in group.agents)
+    seats = Seats(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
+    first = next(place.first_rank for place in group.places if place.agent == order.agent)
+    found = peers[order.agent].hello.found
+    own = {RUN: site.folder.run, GENERATION: str(group.generation), WANTED_NODES: str(site.shape.max_nodes)}
+    workers = [
+        {"rank": rank, "env": {**site.worker_env(seats, rank, found), **own}}
+        for rank in range(first, first + group.nproc_per_node)
+    ]
+    others = [list(peer.probe) for name, peer in peers.items() if name != order.agent]
+    return {"start": {"generation": group.generation, "workers": workers, "peers": others, **(in_memory or {})}}

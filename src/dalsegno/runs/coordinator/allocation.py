@@ -23,10 +23,10 @@ from dalsegno.runs.coordinator.node_loss import (
     still_starting,
     usable_again,
 )
+from dalsegno.runs.coordinator.node_source import RunControl
 from dalsegno.runs.coordinator.saved_state import SavedJob, SavedStep
 from dalsegno.runs.coordinator.site import CoordinatorSite
 from dalsegno.runs.coordinator.slurm_jobs import AgentStep, Job, SlurmJobs
-from dalsegno.runs.coordinator.staff import Boss
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
 from dalsegno.slurm.facts import JobState, NodeInfo
@@ -35,10 +35,10 @@ from dalsegno.system.children import start_ticks
 ASK_AGAIN_S = 5.0
 
 
-class SlurmStaff:
+class SlurmNodeSource:
     """Keeps as many agents as the run wants, as far as Slurm grants nodes."""
 
-    def __init__(self, site: CoordinatorSite, coordinator: Boss) -> None:
+    def __init__(self, site: CoordinatorSite, coordinator: RunControl) -> None:
         self.site, self.coordinator = site, coordinator
         self.excluded: list[str] = []
         self.silent: dict[str, float] = {}  # lost silently, and when; their hosts are assumed dead
@@ -232,7 +232,7 @@ class SlurmStaff:
 
     @property
     def _some_started(self) -> bool:
-        return self._some_connected or bool(self.coordinator.generation)
+        return self._some_connected or bool(self.coordinator.run.generation)
 
     def _ask_for_missing(self, present: frozenset[str]) -> None:
         """Request a replacement for a missing node, once the run's own allocation is granted."""
@@ -244,7 +244,8 @@ class SlurmStaff:
             return
         there = self._available(present)
         may_ask = not self.waits and self._refusals.may_ask(self._not_to_join, time.monotonic())
-        wanted = self.coordinator.wanted + self.site.spares  # a spare that has taken a rank is no longer a spare
+        # A spare that has taken a rank is no longer a spare.
+        wanted = self.coordinator.run.shape.max_nodes + self.site.spares
         if len(there) < wanted and may_ask:  # one at a time, so that no two requests get the same node
             self._jobs.request(JobRole.JOIN, suspects=self._suspects, members=sorted(there))
             self.coordinator.save_state()
@@ -317,7 +318,8 @@ class SlurmStaff:
 
     def _leave_drained(self) -> None:
         """Leave nodes drained for repair and end their agents."""
-        for node in nodes_to_leave(self._vacating, self.coordinator.ready, self.coordinator.wanted):
+        run = self.coordinator.run
+        for node in nodes_to_leave(self._vacating, frozenset(run.ready), run.shape.max_nodes):
             self.silent[node] = time.time()
             self._tries.forget(node)
             self.coordinator.continue_without(node, f"drained for repair ({self._vacating[node]})")

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import secrets
 import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.agent.link import fallback_ports
-from dalsegno.runs.coordinator.actions import Gathering, exclude, execute
-from dalsegno.runs.coordinator.agents import Peer, RunAgents
-from dalsegno.runs.coordinator.events import Cancelled, Event, Finish, Joined, Left
+from dalsegno.runs.coordinator.agents import Peer, RunAgents, start_message
+from dalsegno.runs.coordinator.background import BackgroundTasks
+from dalsegno.runs.coordinator.connect import Connect, read_connect, write_connect
+from dalsegno.runs.coordinator.events import (
+    Cancelled,
+    Event,
+    Exclude,
+    Finish,
+    Joined,
+    Left,
+    OpenStore,
+    Order,
+    ReleaseNodes,
+    RunMoved,
+    Start,
+    StopGeneration,
+    Wait,
+    Waited,
+)
+from dalsegno.runs.coordinator.gathering import Gathering
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
-from dalsegno.runs.coordinator.goodput import Pen
+from dalsegno.runs.coordinator.goodput import ProgressWriter
 from dalsegno.runs.coordinator.hangs import HangWatch
 from dalsegno.runs.coordinator.memory import MemoryTable
 from dalsegno.runs.coordinator.messages import (
@@ -38,95 +51,17 @@ from dalsegno.runs.coordinator.messages import (
     Worked,
     to_event,
 )
-from dalsegno.runs.coordinator.report import RunView, StatusWriter
-from dalsegno.runs.coordinator.saved_state import Saved, write_saved
+from dalsegno.runs.coordinator.node_source import NodeSource, RunControl
+from dalsegno.runs.coordinator.report import RunFacts, StatusWriter
+from dalsegno.runs.coordinator.saved_state import Saved, find_saved, unfinished, write_saved
+from dalsegno.runs.coordinator.shutdown import finish_agents
 from dalsegno.runs.coordinator.site import CHECK_S, RunTerms
-from dalsegno.runs.coordinator.staff import BackgroundTasks, Boss, Staff
-from dalsegno.runs.coordinator.takeover import find_saved, reconcile, take_over
-from dalsegno.runs.folder import RunFolder, repair_hint
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
-from dalsegno.system.files import read_json, write_atomic
-from dalsegno.train.contract import SAVED, TERMINATED
+from dalsegno.train.contract import SAVED
 from dalsegno.wire.frames import Message
 
-# Connection file: address and secret by which agents find the coordinator
-
-
-@dataclass(frozen=True)
-class Connect:
-    secret: bytes
-    port: int = 0  # 0: any free port
-
-
-def read_connect(folder: RunFolder) -> Connect:
-    """Return the previous coordinator's secret and port, so that its agents reconnect, or a new secret."""
-    known: Any = read_json(folder.connect, repair_hint(folder.connect))
-    return Connect(bytes.fromhex(known["secret"]), known["port"]) if known else Connect(secrets.token_bytes(32))
-
-
-def write_connect(folder: RunFolder, connect: Connect) -> None:
-    data = {"run": folder.run, "secret": connect.secret.hex(), "addresses": own_addresses(), "port": connect.port}
-    write_atomic(folder.connect, json.dumps(data), mode=0o600)
-
-
-def own_addresses() -> list[str]:
-    """Return the addresses agents may connect to, those of the host name first."""
-    found: list[Any] = []
-    with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
-    addresses = [str(each[4][0]) for each in found]
-    outward = [address for address in addresses if not address.startswith("127.")]
-    return list(dict.fromkeys([*outward, *addresses, "127.0.0.1"]))
-
-
-# Shutdown
-
-
-SHUTDOWN_S = 3.0
-SWEEP_START_S = 10.0  # time for an agent to start that only cleans up its node
-
-
-class EndingCoordinator(RunView, Protocol):
-    """A coordinator that is shutting down."""
-
-    agents: RunAgents
-    memory: MemoryTable
-    status_writer: StatusWriter
-    folder: RunFolder
-    suspended: bool  # the coordinator ends but the run does not
-    is_shut_down: bool
-
-    def save_state(self) -> None: ...
-
-
-async def shut_down(coordinator: EndingCoordinator, end: Finish) -> int:
-    """Finish all agents, release the nodes and write the final status; return the exit code."""
-    coordinator.agents.send_all({"end": _end_message(end), "finish": end.code})
-    called = set() if coordinator.suspended else await coordinator.staff.recall_agents(coordinator.memory.used)
-    until = time.monotonic() + (SWEEP_START_S if called else SHUTDOWN_S)
-    while (coordinator.agents.peers or called & coordinator.memory.used) and time.monotonic() < until:
-        await asyncio.sleep(0.01)
-    if not coordinator.suspended:
-        await coordinator.staff.release_all(None if end.code == TERMINATED else end.code)
-    coordinator.save_state()
-    coordinator.is_shut_down = True  # connections that break from now on are not reported
-    if coordinator.suspended:
-        coordinator.status_writer.run_suspended(coordinator, end.why)
-    else:
-        coordinator.status_writer.ended(coordinator, end)
-        with contextlib.suppress(OSError):
-            coordinator.folder.state.unlink()
-    return end.code
-
-
-def _end_message(end: Finish) -> Message:
-    """Return how the run ended, for agents that report it to their own users."""
-    cause = end.cause
-    where = {"rank": cause.rank, "node": cause.node} if cause else {}
-    return {"code": end.code, "why": end.why, **where}
-
-
+ADOPT_S = 10.0  # agents that have not reconnected by then are lost
 GATHER_S = 30.0  # how long an elastic run waits for all its nodes before it starts with fewer
 
 
@@ -136,7 +71,7 @@ class Coordinator:
     def __init__(
         self,
         site: RunTerms,
-        staff: Callable[[Boss], Staff],
+        node_source: Callable[[RunControl], NodeSource],
         gather_s: float = GATHER_S,
         status_writer: StatusWriter | None = None,
     ) -> None:
@@ -145,12 +80,12 @@ class Coordinator:
         self.lost_nodes = 0
         self.started: float | None = None
         self.status_writer = status_writer or StatusWriter(site)
-        self.staff = staff(self)
+        self.node_source = node_source(self)
         self.agents: RunAgents
         self.gathering = Gathering(self, gather_s)
         self.hangs = HangWatch(self, site.hang_timeout_s)
         self.memory = MemoryTable()
-        self.progress_writer = Pen(site.folder.progress)
+        self.progress_writer = ProgressWriter(site.folder.progress)
         self.granted = 0  # the newest generation that was allowed to commit
         self.end: Finish | None = None
         self.suspended = False  # the coordinator ends but the run does not
@@ -161,19 +96,20 @@ class Coordinator:
 
     async def serve(self) -> int:
         """Coordinate the run until it has ended and return its exit code."""
-        saved = await find_saved(self.site, self.staff.release_all, self.note)
+        saved = await find_saved(self.site, self.node_source.release_all, self.note)
         await self.open()
         if saved is None:
             self.journal(RunEvent.BEGAN, host=socket.gethostname(), pid=os.getpid())
-            self.staff.begin()
+            self.node_source.begin()
         else:
-            await take_over(self, saved)
+            await self._take_over(saved)
         self._catch_signals()
         await self._background.until(self._over, self.agents.watch(), self._check(), self._ask_slurm())
         assert self.end is not None
-        code = await shut_down(self, self.end)
+        await finish_agents(self.agents, self.memory, self.node_source, self.end, suspended=self.suspended)
+        self._report_end(self.end)
         self.agents.close()
-        return code
+        return self.end.code
 
     def _catch_signals(self) -> None:
         """Handle Slurm's signals in a batch step. On the head node, signals end the coordinator and another takes
@@ -185,7 +121,7 @@ class Coordinator:
 
     def _start_leaving(self, job: int = 0, node: str = "") -> None:
         if not self.closing:
-            self.staff.leaving(job, node)
+            self.node_source.leaving(job, node)
 
     async def open(self) -> None:
         """Listen on the previous coordinator's port, or on one its agents try next, and write the connection file."""
@@ -204,6 +140,47 @@ class Coordinator:
                 self.note(f"cannot listen on port {port}: {error.strerror or error}; trying another one")
         return await self.agents.open(0)  # agents started from now on read this port
 
+    # Takeover
+
+    async def _take_over(self, saved: Saved) -> None:
+        """Continue the run from a saved state. Agents reconnect by themselves; those that do not are lost."""
+        self.run, self.granted = saved.run, saved.granted
+        self.lost_nodes, self.started = saved.lost_nodes, saved.started
+        self.node_source.excluded, self.node_source.silent = list(saved.excluded), dict(saved.silent)
+        self.memory.used.update(saved.used)
+        self.journal(RunEvent.CAME_BACK, host=socket.gethostname(), pid=os.getpid())
+        if await self.node_source.adopt(saved.jobs):
+            asyncio.get_running_loop().call_later(ADOPT_S, self._lose_missing)
+        else:
+            self._start_over()
+        for order in unfinished(self.run):
+            self._execute(order)
+        if self.run.pausing:
+            self.apply(Waited())
+
+    def _start_over(self) -> None:
+        for agent in self.run.ready:
+            self.apply(Left(agent))
+        self.apply(RunMoved())
+        self.node_source.begin()
+
+    def _lose_missing(self) -> None:
+        for agent in [agent for agent in self.run.ready if agent not in self.agents.peers]:
+            self.agents.lose(agent, "its agent did not reconnect", silent=False)
+
+    def _reconcile(self, peer: Peer) -> None:
+        """Bring an agent of the previous coordinator to the run's present state, without touching its workers."""
+        run = self.run
+        if run.group is None or peer.name not in run.group.agents:
+            return
+        if run.phase is GenerationPhase.OPENING and run.group.store_agent == peer.name:
+            peer.send({"open_store": run.generation})
+        elif run.phase is GenerationPhase.STOPPING and peer.name in run.waiting_for:
+            peer.send({"stop": run.generation})
+        elif run.phase is GenerationPhase.RUNNING and not peer.hello.still_runs(run.generation):
+            self.apply(Left(peer.name))  # its peers wait for workers that no longer exist
+            peer.send({"reset": True})
+
     # Agents
 
     def agent_came(self, peer: Peer) -> None:
@@ -211,7 +188,8 @@ class Coordinator:
             self.memory.used.discard(peer.name)
             peer.send({"finish": self.end.code})
             return
-        if not self.staff.agent_came(peer.name, again=bool(peer.hello.generation) and peer.name not in self.run.ready):
+        again = bool(peer.hello.generation) and peer.name not in self.run.ready
+        if not self.node_source.agent_came(peer.name, again):
             self.continue_without(peer.name, "it was lost, and Slurm has marked it down")
             return
         keeper = (peer.host, peer.hello.keeper) if peer.hello.keeper else None
@@ -228,19 +206,19 @@ class Coordinator:
         if peer.hello.generation == self.run.generation:
             for report in peer.hello.reports:
                 self.agent_said(peer, EndedWorker(report))
-        reconcile(self, peer)
+        self._reconcile(peer)
 
     def agent_said(self, peer: Peer, message: AgentMessage) -> None:
-        event = to_event(peer.name, message, self.hangs.age_s, healthy=peer.name not in self.staff.unhealthy)
+        event = to_event(peer.name, message, self.hangs.age_s, healthy=peer.name not in self.node_source.unhealthy)
         self.status_writer.record_message(self.run.generation, peer.name, message, event)
         if isinstance(message, Ready):
-            self.staff.agent_ready(peer.name)
+            self.node_source.agent_ready(peer.name)
             if not message.warm:
                 self.memory.forget_keeper(peer.name)
         elif isinstance(message, Cold):
             peer.send({"reset": True})  # orders in progress are void
         elif isinstance(message, Broken):
-            exclude(self, peer.name, message.why)
+            self._exclude(peer.name, message.why)
         elif isinstance(message, Signalled):
             self._start_leaving(peer.hello.job, peer.name)
         elif isinstance(message, Stepped):
@@ -284,7 +262,7 @@ class Coordinator:
         peer.send({"granted": {"number": asked.number, "ok": ok, "why": why}})
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
-        self.staff.agent_lost(agent, silent)
+        self.node_source.agent_lost(agent, silent)
         self.hangs.stacks_done(agent)
         self.memory.lost(agent)
         if not self.closing and agent not in self._left:
@@ -318,9 +296,47 @@ class Coordinator:
         self.memory.used.update(self.run.group.agents if self.run.group else ())
         self.save_state()  # before anything is executed: a successor must know of it
         for order in orders:
-            execute(self, order)
+            self._execute(order)
         self.gathering.watch()
         self.update_status()
+
+    def _execute(self, order: Order) -> None:
+        if isinstance(order, OpenStore):
+            self.status_writer.generation(self.run)
+            self.agents.send(order.agent, {"open_store": order.generation})
+        elif isinstance(order, Start):
+            self._start_workers(order)
+        elif isinstance(order, StopGeneration):
+            self.agents.send(order.agent, {"stop": order.generation})
+        elif isinstance(order, Wait):
+            self.journal(RunEvent.PAUSE, seconds=order.seconds)
+            asyncio.get_running_loop().call_later(order.seconds, self.apply, Waited())
+        elif isinstance(order, Exclude) and order.until_repaired:
+            self.node_source.leave_for_repair(order.agent)
+            self.continue_without(order.agent, order.why)
+        elif isinstance(order, Exclude):
+            self._exclude(order.agent, order.why)
+        elif isinstance(order, ReleaseNodes):
+            self.run_in_background(self._move())
+        elif isinstance(order, Finish):
+            self.finish(order)
+
+    def _start_workers(self, order: Start) -> None:
+        self.hangs.generation_started()
+        in_memory = self.memory.start(order.group, order.agent, time.monotonic())
+        message = start_message(self.site, order, self.agents.peers, in_memory)
+        if message is not None:
+            self.agents.send(order.agent, message)
+
+    def _exclude(self, agent: str, why: str) -> None:
+        """Do not use the node of this agent again."""
+        self.note(f"{agent}: {why}; the run continues without it")
+        self.node_source.excluded.append(agent)
+        self.agents.send(agent, {"finish": 0})
+
+    async def _move(self) -> None:
+        self.agents.send_all({"finish": 0})
+        await self.node_source.move()
 
     def finish(self, order: Finish) -> None:
         if self.end is None:
@@ -341,20 +357,20 @@ class Coordinator:
             await asyncio.sleep(CHECK_S)
             if self.folder.cancel.exists():
                 self.apply(Cancelled())
-            self.staff.check_agents()
+            self.node_source.check_agents()
             self.hangs.look()
             self._send_memory_updates()
             self.update_status()
 
     async def _ask_slurm(self) -> None:
         while True:
-            await asyncio.sleep(self.staff.ask_again_s)
-            await self.staff.ask_slurm()
+            await asyncio.sleep(self.node_source.ask_again_s)
+            await self.node_source.ask_slurm()
 
     def run_in_background(self, work: Awaitable[None]) -> None:
         self._background.run_in_background(work)
 
-    # Queries of the staff
+    # Queries of the source of nodes
 
     @property
     def closing(self) -> bool:
@@ -368,18 +384,6 @@ class Coordinator:
     def present(self) -> frozenset[str]:
         return frozenset(self.agents.peers)
 
-    @property
-    def ready(self) -> frozenset[str]:
-        return frozenset(self.run.ready)
-
-    @property
-    def wanted(self) -> int:
-        return self.run.shape.max_nodes
-
-    @property
-    def generation(self) -> int:
-        return self.run.generation
-
     # Reports
 
     def save_state(self) -> None:
@@ -392,9 +396,9 @@ class Coordinator:
             return True
         saved = Saved(
             run=self.run,
-            jobs=self.staff.saved(),
-            excluded=tuple(self.staff.excluded),
-            silent=dict(self.staff.silent),
+            jobs=self.node_source.saved(),
+            excluded=tuple(self.node_source.excluded),
+            silent=dict(self.node_source.silent),
             lost_nodes=self.lost_nodes,
             started=self.started,
             granted=self.granted,
@@ -406,12 +410,35 @@ class Coordinator:
             return False
         return True
 
+    def _report_end(self, end: Finish) -> None:
+        self.save_state()
+        self.is_shut_down = True  # connections that break from now on are not reported
+        if self.suspended:
+            self.status_writer.run_suspended(self._facts(), end.why)
+            return
+        self.status_writer.ended(self._facts(), end)
+        with contextlib.suppress(OSError):
+            self.folder.state.unlink()
+
+    def _facts(self) -> RunFacts:
+        source = self.node_source
+        return RunFacts(
+            self.run, self.started, self.lost_nodes, self.ending, self.present,
+            source.jobs, source.has_nodes, source.coming, source.waits, source.refused,
+        )  # fmt: skip
+
     def update_status(self) -> None:
         if not self.is_shut_down:
-            self.status_writer.status(self)
-            if self.staff.has_nodes and not self.started:
+            self.status_writer.status(self._facts())
+            if self.node_source.has_nodes and not self.started:
                 self.progress_writer.record_grant()
             self.progress_writer.write(last=self.end is not None)
+
+    def send(self, agent: str, message: Message) -> None:
+        self.agents.send(agent, message)
+
+    def last_output(self, generation: int) -> float:
+        return self.status_writer.last_output(generation)
 
     def note(self, text: str) -> None:
         self.status_writer.note(text)

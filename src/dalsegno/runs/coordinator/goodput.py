@@ -142,7 +142,7 @@ class TrainingProgress:
         return self.account.step
 
 
-class Pen:
+class ProgressWriter:
     """Writes the progress now and then, and continues a file of a previous coordinator."""
 
     def __init__(self, path: Path) -> None:

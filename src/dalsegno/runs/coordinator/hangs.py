@@ -9,15 +9,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
-from dalsegno.runs.coordinator.agents import RunAgents
 from dalsegno.runs.coordinator.events import Hung
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.messages import Work
-from dalsegno.runs.coordinator.report import StatusWriter
-from dalsegno.runs.coordinator.staff import Boss
-from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.coordinator.node_source import RunControl
 from dalsegno.runs.journal import RunEvent
 
 TIMES_THE_MEDIAN = 10
@@ -98,15 +94,6 @@ ASK_S = 5.0  # between two queries for the work of ranks that have not returned
 STACKS_S = 10.0  # a node needs at most seven; one that has not answered by then is stuck as well
 
 
-class HangView(Boss, Protocol):
-    """The coordinator as far as hangs need it."""
-
-    run: Run
-    agents: RunAgents
-    status_writer: StatusWriter
-    folder: RunFolder
-
-
 @dataclass(frozen=True)
 class Idle:
     """Some ranks have returned; the others are idle."""
@@ -132,9 +119,9 @@ class HangWatch:
     """Watches the run, one generation after the other."""
 
     def __init__(
-        self, coordinator: HangView, timeout_s: float | None, stacks_s: float = STACKS_S, idle_s: float = IDLE_S
+        self, control: RunControl, timeout_s: float | None, stacks_s: float = STACKS_S, idle_s: float = IDLE_S
     ) -> None:
-        self._coordinator, self._timeout_s, self._stacks_s, self._idle_s = coordinator, timeout_s, stacks_s, idle_s
+        self._control, self._timeout_s, self._stacks_s, self._idle_s = control, timeout_s, stacks_s, idle_s
         self._asked: set[str] = set()  # agents that have not captured their workers' stacks yet
         self._all_done = asyncio.Event()
         self.generation_started()
@@ -150,26 +137,26 @@ class HangWatch:
         return time.monotonic() - self._began
 
     def stepped(self, generation: int, step: int) -> None:
-        if generation == self._coordinator.run.generation:
+        if generation == self._control.run.generation:
             self._marks.step(step, time.monotonic())
 
     def stop_timer(self, generation: int) -> None:
         """Stop the timer: the script has no more steps to do."""
-        if generation == self._coordinator.run.generation:
+        if generation == self._control.run.generation:
             self._marks.stop_timer()
 
     def look(self) -> None:
         """Check for hangs and idle ranks. Called periodically."""
-        run = self._coordinator.run
+        run = self._control.run
         if run.phase is not GenerationPhase.RUNNING or self._hanging:
             return
         if self._timeout_s:
-            self._marks.record_output(self._coordinator.status_writer.last_output(run.generation))
+            self._marks.record_output(self._control.last_output(run.generation))
         self._look_for_idle(run)
         overdue_s = self._marks.overdue_s(time.monotonic())
         if overdue_s is not None:
             self._hanging = True
-            self._coordinator.run_in_background(self._end(run.generation, overdue_s))
+            self._control.run_in_background(self._end(run.generation, overdue_s))
 
     def _look_for_idle(self, run: Run) -> None:
         """Report when some ranks have returned and the others are idle: the run may never end. It is not ended."""
@@ -179,40 +166,40 @@ class HangWatch:
         if now - self._asked_at >= min(ASK_S, self._idle_s / 4):
             self._asked_at = now
             for agent in {run.group.agent_of(rank) for rank in left} if run.group else ():
-                self._coordinator.agents.send(agent, {"work": run.generation})
+                self._control.send(agent, {"work": run.generation})
         idle_s = self._activity.idle_s(left, now)
         if idle_s >= self._idle_s:
             self._idle_reported = True
-            self._coordinator.run_in_background(self._report_idle(run, left, idle_s))
+            self._control.run_in_background(self._report_idle(run, left, idle_s))
 
     async def _report_idle(self, run: Run, left: Sequence[int], idle_s: float) -> None:
         assert run.group is not None
         await self._capture_stacks(run.generation)
         where = {str(rank): run.group.agent_of(rank) for rank in left}
-        files = [str(self._coordinator.folder.stacks(run.generation, rank)) for rank in left]
+        files = [str(self._control.folder.stacks(run.generation, rank)) for rank in left]
         idle = Idle(run.generation, len(run.done), where, round(idle_s), files[0])
-        self._coordinator.note(idle.sentence())
-        self._coordinator.journal(RunEvent.IDLE, text=idle.sentence(), **dataclasses.asdict(idle))
+        self._control.note(idle.sentence())
+        self._control.journal(RunEvent.IDLE, text=idle.sentence(), **dataclasses.asdict(idle))
 
     def worked(self, generation: int, ranks: Mapping[int, Work]) -> None:
         """Record what a node's workers have done so far."""
-        if generation == self._coordinator.run.generation:
+        if generation == self._control.run.generation:
             for rank, work in ranks.items():
                 self._activity.record(rank, work, time.monotonic())
 
     async def _end(self, generation: int, overdue_s: float) -> None:
-        why = f"no step for {overdue_s:.0f} s; stacks of the ranks: {self._coordinator.folder.all_stacks}"
-        self._coordinator.note(why)
+        why = f"no step for {overdue_s:.0f} s; stacks of the ranks: {self._control.folder.all_stacks}"
+        self._control.note(why)
         await self._capture_stacks(generation)
-        self._coordinator.apply(Hung(generation, why, self.age_s))
+        self._control.apply(Hung(generation, why, self.age_s))
 
     async def _capture_stacks(self, generation: int) -> None:
         """Capture the stacks on all nodes at once, before the workers are killed."""
-        group = self._coordinator.run.group
-        self._asked = set(group.agents) & self._coordinator.present if group else set()
+        group = self._control.run.group
+        self._asked = set(group.agents) & self._control.present if group else set()
         self._all_done.clear()
         for agent in self._asked:
-            self._coordinator.agents.send(agent, {"stacks": generation})
+            self._control.send(agent, {"stacks": generation})
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._all_done.wait(), self._stacks_s)
 

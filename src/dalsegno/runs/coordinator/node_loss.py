@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from dalsegno.hostlist import compress
 from dalsegno.runs.comment import OURS, JobRole
 from dalsegno.runs.coordinator.events import Leaving
+from dalsegno.runs.coordinator.node_source import RunControl
 from dalsegno.runs.coordinator.site import ASK_SLURM_S, CoordinatorSite
 from dalsegno.runs.coordinator.slurm_jobs import SlurmJobs
-from dalsegno.runs.coordinator.staff import Boss
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 from dalsegno.slurm.render import SPARE_REASON
@@ -25,7 +25,7 @@ class Departure:
     """Moves a run off its nodes. `ask_for_next` requests the job in which the run continues."""
 
     def __init__(
-        self, site: CoordinatorSite, coordinator: Boss, jobs: SlurmJobs, ask_for_next: Callable[[], None]
+        self, site: CoordinatorSite, coordinator: RunControl, jobs: SlurmJobs, ask_for_next: Callable[[], None]
     ) -> None:
         self._site, self._coordinator, self._jobs, self._ask_for_next = site, coordinator, jobs, ask_for_next
 

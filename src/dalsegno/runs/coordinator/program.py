@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dalsegno.log import start_logging
 from dalsegno.programs import launcher
-from dalsegno.runs.coordinator.allocation import SlurmStaff
+from dalsegno.runs.coordinator.allocation import SlurmNodeSource
 from dalsegno.runs.coordinator.coordinator import Coordinator
 from dalsegno.runs.coordinator.liveness import MOST_GONE_S, Timing, read_gone_s
 from dalsegno.runs.coordinator.tasks import TaskRun
@@ -104,7 +104,7 @@ def _serve(folder: RunFolder) -> int:
 
 async def _coordinate(site: RunSite) -> int:
     if site.plan.request.has_agents:
-        return await Coordinator(site, lambda coordinator: SlurmStaff(site, coordinator)).serve()
+        return await Coordinator(site, lambda coordinator: SlurmNodeSource(site, coordinator)).serve()
     return await TaskRun(site, first_status(site.plan, user_name(), time.time())).serve()
 
 

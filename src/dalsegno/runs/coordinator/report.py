@@ -8,8 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
@@ -18,7 +17,6 @@ from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.group import in_order
 from dalsegno.runs.coordinator.messages import AgentMessage, Cold, LogPiece, Noted, Ready, Signalled
 from dalsegno.runs.coordinator.site import REFRESH_S, RunTerms
-from dalsegno.runs.coordinator.staff import Staff
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, read_status, write_status
 from dalsegno.system.machine import user_name
@@ -51,17 +49,20 @@ log = logging.getLogger("coordinator")
 NOTE_S = 30.0  # how long a note is shown; it stays in the journal
 
 
-class RunView(Protocol):
-    """The coordinator as far as its status reports it."""
+@dataclass(frozen=True)
+class RunFacts:
+    """What the status of a run is computed from."""
 
     run: Run
-    started: float | None
-    lost_nodes: int
-    staff: Staff
-    end: Finish | None
-
-    @property
-    def present(self) -> frozenset[str]: ...
+    started: float | None = None
+    lost_nodes: int = 0
+    ending: bool = False
+    present: frozenset[str] = frozenset()  # nodes whose agents are connected
+    jobs: tuple[int, ...] = ()
+    has_nodes: bool = True
+    coming: frozenset[str] = frozenset()  # nodes whose agents are connected or on their way
+    waits: bool = False  # for nodes from Slurm
+    refused: str = ""  # why Slurm grants no further node
 
 
 class StatusWriter:
@@ -138,41 +139,41 @@ class StatusWriter:
             names = ", ".join(sorted(set(threads)))
             self.note(f"threads of the warm parent on {node} do not exist in its workers: {names}")
 
-    def status(self, coordinator: RunView) -> None:
-        self._write(self._status(coordinator))
+    def status(self, facts: RunFacts) -> None:
+        self._write(self._status(facts))
 
-    def ended(self, coordinator: RunView, end: Finish) -> None:
+    def ended(self, facts: RunFacts, end: Finish) -> None:
         report = end.cause.traceback if end.cause else ""
         why = end.why or {0: "done", SAVED: "saved; can be resumed later"}.get(end.code, self._note)
         self.journal(RunEvent.ENDED, code=end.code, why=why)
-        ended = replace(self._status(coordinator), phase=RunPhase.ENDED, ended=time.time(), exit_code=end.code)
+        ended = replace(self._status(facts), phase=RunPhase.ENDED, ended=time.time(), exit_code=end.code)
         self._write(replace(ended, message=why, cause=end.about, report=report, nodes=(), jobs=()))
 
-    def run_suspended(self, coordinator: RunView, why: str) -> None:
+    def run_suspended(self, facts: RunFacts, why: str) -> None:
         """Report that this coordinator ends but the run does not: another one continues it after the requeue."""
-        self._write(replace(self._status(coordinator), phase=RunPhase.WAITING, message=why, nodes=()))
+        self._write(replace(self._status(facts), phase=RunPhase.WAITING, message=why, nodes=()))
         self.journal(RunEvent.RESTS, why=why)
 
-    def _status(self, coordinator: RunView) -> RunStatus:
-        run, group = coordinator.run, coordinator.run.group
+    def _status(self, facts: RunFacts) -> RunStatus:
+        run, group = facts.run, facts.run.group
         running = group is not None and run.phase is GenerationPhase.RUNNING
         return RunStatus(
             run=self.site.folder.run,
             name=self.site.name,
             user=user_name(),
-            phase=_phase(coordinator),
+            phase=_phase(facts),
             created=self.created,
             updated=time.time(),
             generation=run.generation,
             restarts=run.restarts,
-            lost_nodes=coordinator.lost_nodes,
+            lost_nodes=facts.lost_nodes,
             wanted_nodes=run.shape.max_nodes,
             world_size=group.world_size if running and group else 0,
             nproc_per_node=run.shape.nproc_per_node,
-            nodes=_nodes(coordinator),
-            jobs=coordinator.staff.jobs,
-            message=_message(coordinator) or self._fresh_note,
-            started=coordinator.started,
+            nodes=_nodes(facts),
+            jobs=facts.jobs,
+            message=_message(facts) or self._fresh_note,
+            started=facts.started,
             coordinator_host=socket.gethostname(),
             coordinator_pid=os.getpid(),
         )
@@ -193,38 +194,38 @@ class StatusWriter:
         return time.monotonic() - (time.time() - newest)
 
 
-def _phase(coordinator: RunView) -> RunPhase:
-    if coordinator.end is not None or coordinator.run.exit_code is not None:
+def _phase(facts: RunFacts) -> RunPhase:
+    if facts.ending:
         return RunPhase.ENDING
-    if coordinator.run.phase is GenerationPhase.RUNNING:
+    if facts.run.phase is GenerationPhase.RUNNING:
         return RunPhase.RUNNING
-    if not coordinator.staff.has_nodes:
+    if not facts.has_nodes:
         return RunPhase.WAITING
-    if coordinator.run.phase is GenerationPhase.STOPPING and coordinator.run.failures:
+    if facts.run.phase is GenerationPhase.STOPPING and facts.run.failures:
         return RunPhase.STOPPING
-    return RunPhase.RESTARTING if coordinator.started else RunPhase.STARTING
+    return RunPhase.RESTARTING if facts.started else RunPhase.STARTING
 
 
-def _message(coordinator: RunView) -> str:
-    run = coordinator.run
-    if run.phase is GenerationPhase.GATHERING and coordinator.staff.has_nodes:
-        return _shortage(coordinator)
+def _message(facts: RunFacts) -> str:
+    run = facts.run
+    if run.phase is GenerationPhase.GATHERING and facts.has_nodes:
+        return _shortage(facts)
     if run.phase is GenerationPhase.RUNNING and run.group and len(run.group.places) < run.shape.max_nodes:
         return f"running on {len(run.group.places)} of {run.shape.max_nodes} nodes: the effective batch is smaller"
     return ""
 
 
-def _shortage(coordinator: RunView) -> str:
-    run, staff = coordinator.run, coordinator.staff
-    coming = staff.coming - set(run.ready)
+def _shortage(facts: RunFacts) -> str:
+    run = facts.run
+    coming = facts.coming - set(run.ready)
     if not run.generation and len(run.ready) + len(coming) >= run.shape.max_nodes:
         return ""  # agents starting at the beginning are not worth a message
-    return shortage(run.shape.max_nodes - len(run.ready), coming, staff.waits, staff.refused)
+    return shortage(run.shape.max_nodes - len(run.ready), coming, facts.waits, facts.refused)
 
 
-def _nodes(coordinator: RunView) -> tuple[RunNodeStatus, ...]:
-    seats = _seats(coordinator.run)
-    return tuple(_node(coordinator.run, name, seats) for name in sorted(coordinator.present, key=in_order))
+def _nodes(facts: RunFacts) -> tuple[RunNodeStatus, ...]:
+    seats = _seats(facts.run)
+    return tuple(_node(facts.run, name, seats) for name in sorted(facts.present, key=in_order))
 
 
 def _seats(run: Run) -> dict[str, int]:

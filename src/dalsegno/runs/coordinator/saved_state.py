@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from dalsegno.errors import DalsegnoError
 from dalsegno.runs.comment import JobRole
-from dalsegno.runs.coordinator.causes import CauseKind, Failure
+from dalsegno.runs.coordinator.causes import CauseKind, Failure, first_cause
+from dalsegno.runs.coordinator.events import Finish, Order, ReleaseNodes
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.group import GroupPlace, Members
+from dalsegno.runs.coordinator.site import RunTerms
 from dalsegno.runs.folder import repair_hint
 from dalsegno.system.children import Process
 from dalsegno.system.files import damaged, read_json, write_atomic
@@ -136,3 +139,32 @@ def _job_from_json(data: Mapping[str, Any]) -> SavedJob:
     steps = tuple(SavedStep(Process(pid, start), tuple(nodes)) for pid, start, nodes in data["steps"])
     asking = Process(*data["asking"]) if data["asking"] else None
     return SavedJob(JobRole(data["role"]), data["job"], data["number"], asking, steps)
+
+
+# Takeover after a coordinator's death
+
+
+async def find_saved(
+    site: RunTerms, release: Callable[[], Awaitable[None]], note: Callable[[str], None]
+) -> Saved | None:
+    """Return the previous coordinator's state. If it is unreadable the run starts over and must not hold its nodes
+    twice.
+
+    Agents of the old jobs must not find this coordinator then. Those in its own job reconnect and start over.
+    """
+    try:
+        return read_saved(site.folder.state, Run(site.shape, site.max_restarts))
+    except DalsegnoError as error:
+        by_hand = f"`scancel --name={site.folder.run}`"
+        note(f"{error.what}; the run starts over and its jobs are cancelled, as with {by_hand}")
+    if site.own_job is None:
+        site.folder.connect.unlink(missing_ok=True)
+    await release()
+    return None
+
+
+def unfinished(run: Run) -> list[Order]:
+    """Return orders that the previous coordinator may not have completed: shutdown, or requesting the next job."""
+    if run.phase is GenerationPhase.ENDED:
+        return [Finish(run.exit_code or 0, first_cause(run.failures), run.why)]
+    return [ReleaseNodes()] if run.leaving and run.phase is GenerationPhase.GATHERING else []

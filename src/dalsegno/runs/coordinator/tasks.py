@@ -14,12 +14,11 @@ from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
 from dalsegno.runs.comment import JobRole
+from dalsegno.runs.coordinator.background import BackgroundTasks
 from dalsegno.runs.coordinator.generations import Run
-from dalsegno.runs.coordinator.saved_state import Saved, write_saved
+from dalsegno.runs.coordinator.saved_state import Saved, find_saved, write_saved
 from dalsegno.runs.coordinator.site import ASK_SLURM_S, CHECK_S, REFRESH_S, CoordinatorSite
 from dalsegno.runs.coordinator.slurm_jobs import AgentStep, Job, SlurmJobs
-from dalsegno.runs.coordinator.staff import BackgroundTasks
-from dalsegno.runs.coordinator.takeover import find_saved
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause, RunPhase, RunStatus, read_status, write_status
 from dalsegno.slurm.facts import JobState

@@ -22,9 +22,9 @@ from dalsegno.runs.coordinator.generations import Run
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.runs.coordinator.messages import AgentMessage, Broken
-from dalsegno.runs.coordinator.report import RunView, StatusWriter
+from dalsegno.runs.coordinator.node_source import NoNodeSource, RunControl
+from dalsegno.runs.coordinator.report import RunFacts, StatusWriter
 from dalsegno.runs.coordinator.site import Seats
-from dalsegno.runs.coordinator.staff import Boss, NoStaff
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
@@ -238,16 +238,16 @@ class TorchrunCoordinator(Coordinator):
             super().agent_said(peer, message)
 
 
-class JoinTimeout(NoStaff):
+class JoinTimeout(NoNodeSource):
     """Waits for agents that others start. As in torchrun, too few for too long end the run."""
 
     def __init__(self, least: int, join_s: float) -> None:
         super().__init__()
         self._least, self._join_s = least, join_s
         self._short_since: float | None = None
-        self._coordinator: Boss | None = None
+        self._coordinator: RunControl | None = None
 
-    def attach(self, coordinator: Boss) -> JoinTimeout:
+    def attach(self, coordinator: RunControl) -> JoinTimeout:
         self._coordinator = coordinator
         return self
 
@@ -285,8 +285,8 @@ class OutputWriter(StatusWriter):
             budget = f"{run.restarts} of {run.max_restarts} restarts used"
             self._talk(f"restarting on {nodes} node{'s' if nodes > 1 else ''} ({budget}){why}")
 
-    def status(self, coordinator: RunView) -> None:
+    def status(self, facts: RunFacts) -> None:
         """Do nothing: there is no status file."""
 
-    def ended(self, coordinator: RunView, end: Finish) -> None:
+    def ended(self, facts: RunFacts, end: Finish) -> None:
         """Do nothing: each agent reports the end on its own node."""

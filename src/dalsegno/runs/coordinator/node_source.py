@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Collection
-from typing import Any, Protocol
+from typing import Protocol
 
 from dalsegno.runs.coordinator.events import Event
+from dalsegno.runs.coordinator.generations import Run
 from dalsegno.runs.coordinator.saved_state import SavedJob
 from dalsegno.runs.coordinator.site import ASK_SLURM_S
+from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
+from dalsegno.wire.frames import Message
 
 
-class Boss(Protocol):
-    """The coordinator as its staff sees it."""
+class RunControl(Protocol):
+    """The coordinator as its parts see it: the source of nodes, the watch for hangs and the gathering of nodes."""
+
+    @property
+    def run(self) -> Run: ...
+
+    @property
+    def folder(self) -> RunFolder: ...
 
     def apply(self, event: Event) -> None: ...
+
+    def send(self, agent: str, message: Message) -> None: ...
+
+    def last_output(self, generation: int) -> float:
+        """Return when any rank last wrote output, on the monotonic clock."""
+        ...
 
     def save_state(self) -> None:
         """Save the present state for a successor."""
@@ -53,26 +67,13 @@ class Boss(Protocol):
         """Nodes whose agents are connected."""
         ...
 
-    @property
-    def ready(self) -> frozenset[str]:
-        """Nodes that take part or could do so at once."""
-        ...
-
     def continue_without(self, node: str, why: str) -> None:
         """Continue without this node, which is alive."""
         ...
 
-    @property
-    def wanted(self) -> int:
-        """The number of nodes of the full run."""
-        ...
 
-    @property
-    def generation(self) -> int: ...
-
-
-class Staff(Protocol):
-    """Provides agents. Every method may be called at any time, in any state."""
+class NodeSource(Protocol):
+    """Obtains nodes, starts agents there and gives nodes back. Every method may be called at any time, in any state."""
 
     excluded: list[str]  # nodes not to use (again)
     silent: dict[str, float]  # nodes assumed dead, and since when
@@ -149,7 +150,7 @@ class Staff(Protocol):
         ...
 
 
-class NoStaff:
+class NoNodeSource:
     """No source of agents: something else starts them, as with torchrun."""
 
     def __init__(self) -> None:
@@ -211,40 +212,3 @@ class NoStaff:
     @property
     def refused(self) -> str:
         return ""
-
-
-# Background tasks
-
-
-class BackgroundTasks:
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Future[None]] = set()
-        self._failures: list[BaseException] = []
-        self._failed = asyncio.Event()
-
-    def run_in_background(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Future[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._failures.append(error)
-            self._failed.set()
-
-    async def until(self, over: asyncio.Event, *loops: Awaitable[None]) -> None:
-        """Run the loops until `over` is set. Any failure is raised: a crash and a restart beat running half blind."""
-        work = (over.wait(), self._failure(), *loops)
-        every: set[asyncio.Future[Any]] = {asyncio.ensure_future(each) for each in work}
-        done, others = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
-        for task in others:
-            task.cancel()
-        for task in done:
-            task.result()
-
-    async def _failure(self) -> None:
-        """Wait for the first failure and raise it."""
-        await self._failed.wait()
-        raise self._failures[0]

@@ -13,12 +13,14 @@ import pytest
 
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.runs.comment import JobRole
-from dalsegno.runs.coordinator.allocation import SlurmStaff
+from dalsegno.runs.coordinator.allocation import SlurmNodeSource
 from dalsegno.runs.coordinator.events import Event, Leaving
+from dalsegno.runs.coordinator.generations import Run
+from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.node_loss import LONG_S, MOST_TRIES
+from dalsegno.runs.coordinator.node_source import RunControl
 from dalsegno.runs.coordinator.site import ASK_SLURM_S
 from dalsegno.runs.coordinator.slurm_jobs import AgentStep, Job
-from dalsegno.runs.coordinator.staff import Boss
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
@@ -55,10 +57,8 @@ class FakeCoordinator:
 
     closing: bool = False
     ending: bool = False
-    wanted: int = 1
-    generation: int = 1
+    run: Run = field(default_factory=lambda: Run(Shape(1, 1, 1), generation=1))
     present: frozenset[str] = frozenset()
-    ready: frozenset[str] = frozenset()
     begun: list[Awaitable[None]] = field(default_factory=list)
     heard: list[Event] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
@@ -82,7 +82,10 @@ class FakeCoordinator:
         self.begun.append(work)
 
 
-def looks(staff: SlurmStaff, slurm: PlayedSlurm, coordinator: FakeCoordinator, *states: NodeInfo) -> bool:
+Staffed = tuple[SlurmNodeSource, PlayedSlurm, FakeCoordinator]
+
+
+def looks(staff: SlurmNodeSource, slurm: PlayedSlurm, coordinator: FakeCoordinator, *states: NodeInfo) -> bool:
     """Let Slurm report these states in turn; return whether the node is used again."""
 
     async def all_of_them() -> None:
@@ -97,14 +100,14 @@ def looks(staff: SlurmStaff, slurm: PlayedSlurm, coordinator: FakeCoordinator, *
 
 
 @pytest.fixture
-def staffed(tmp_path: Path) -> tuple[SlurmStaff, PlayedSlurm, FakeCoordinator]:
+def staffed(tmp_path: Path) -> Staffed:
     coordinator, slurm = FakeCoordinator(), PlayedSlurm()
     site = PlayedSite(RunFolder(tmp_path / "train-x"), played=slurm)
-    return SlurmStaff(site, cast(Boss, coordinator)), slurm, coordinator
+    return SlurmNodeSource(site, cast(RunControl, coordinator)), slurm, coordinator
 
 
 def test_node_that_was_down_is_used_again_without_a_reboot(
-    staffed: tuple[SlurmStaff, PlayedSlurm, FakeCoordinator],
+    staffed: Staffed,
 ):
     staff, slurm, coordinator = staffed
     staff.agent_lost("n1", silent=True)
@@ -115,7 +118,7 @@ def test_node_that_was_down_is_used_again_without_a_reboot(
 
 
 def test_node_that_was_out_of_service_is_used_again_after_repair(
-    staffed: tuple[SlurmStaff, PlayedSlurm, FakeCoordinator],
+    staffed: Staffed,
 ):
     staff, slurm, coordinator = staffed
     staff.leave_for_repair("n1")
@@ -124,7 +127,7 @@ def test_node_that_was_out_of_service_is_used_again_after_repair(
 
 
 def test_replacement_request_is_cancelled_when_the_node_recovers(
-    staffed: tuple[SlurmStaff, PlayedSlurm, FakeCoordinator],
+    staffed: Staffed,
 ):
     staff, slurm, coordinator = staffed
     coordinator.present = frozenset({"n1"})
@@ -136,7 +139,7 @@ def test_replacement_request_is_cancelled_when_the_node_recovers(
 
 
 def test_returning_agent_is_refused_if_slurm_marked_its_node_down(
-    staffed: tuple[SlurmStaff, PlayedSlurm, FakeCoordinator],
+    staffed: Staffed,
 ):
     """The controller repairs that node next, whoever runs on it."""
     staff, slurm, coordinator = staffed
@@ -147,7 +150,7 @@ def test_returning_agent_is_refused_if_slurm_marked_its_node_down(
     assert looks(staff, slurm, coordinator, IDLE) and staff.agent_came("n1", again=True)
 
 
-def test_run_leaves_its_nodes_only_for_its_own_job(staffed: tuple[SlurmStaff, PlayedSlurm, FakeCoordinator]):
+def test_run_leaves_its_nodes_only_for_its_own_job(staffed: Staffed):
     """Slurm ends a cut-off agent when its node returns, which tells nothing about the others."""
     staff, slurm, coordinator = staffed
     staff._jobs.jobs += [Job(JobRole.MAIN, 1, 7), Job(JobRole.JOIN, 2, 8)]
@@ -166,9 +169,9 @@ def test_run_leaves_its_nodes_only_for_its_own_job(staffed: tuple[SlurmStaff, Pl
 REFUSED = "dalsegno: {}: container: image /fsx/a.sqsh: No such file or directory\n"
 
 
-def tried_too_often(staff: SlurmStaff, coordinator: FakeCoordinator, *refused: str) -> FakeCoordinator:
+def tried_too_often(staff: SlurmNodeSource, coordinator: FakeCoordinator, *refused: str) -> FakeCoordinator:
     """Simulate a run of two nodes on which no agent comes up; `refused` are nodes that refused the container."""
-    coordinator.generation = 0
+    coordinator.run = replace(coordinator.run, generation=0)
     staff.site.folder.agents_log.parent.mkdir(parents=True)
     staff.site.folder.agents_log.write_text("".join(REFUSED.format(node) for node in refused))
     staff._jobs.jobs.append(Job(JobRole.MAIN, 1, 7, nodes=("n1", "n2")))
@@ -181,7 +184,7 @@ def tried_too_often(staff: SlurmStaff, coordinator: FakeCoordinator, *refused: s
 
 
 def test_image_missing_on_all_nodes_ends_the_run_with_one_report(
-    staffed: tuple[SlurmStaff, PlayedSlurm, FakeCoordinator],
+    staffed: Staffed,
 ):
     staff, _, coordinator = staffed
     assert tried_too_often(staff, coordinator, "n1", "n2").noted == []
@@ -189,14 +192,14 @@ def test_image_missing_on_all_nodes_ends_the_run_with_one_report(
     assert coordinator.ends == [(NO_CONTAINER, why)]
 
 
-def test_image_missing_on_one_node_excludes_that_node(staffed: tuple[SlurmStaff, PlayedSlurm, FakeCoordinator]):
+def test_image_missing_on_one_node_excludes_that_node(staffed: Staffed):
     staff, _, coordinator = staffed
     tried_too_often(staff, coordinator, "n1")
     assert coordinator.noted[0].startswith("agents on n1 end right after they start (image /fsx/a.sqsh: No such file")
     assert [code for code, _ in coordinator.ends] == [1], "nothing is known of the other node"
 
 
-def test_image_that_started_before_does_not_end_the_run(staffed: tuple[SlurmStaff, PlayedSlurm, FakeCoordinator]):
+def test_image_that_started_before_does_not_end_the_run(staffed: Staffed):
     staff, _, coordinator = staffed
     staff.agent_came("n1", again=False)
     assert len(tried_too_often(staff, coordinator, "n1", "n2").noted) == 2 and coordinator.ends == []
@@ -213,7 +216,7 @@ class PlayedChild:
         return True
 
 
-def staffed_slowly(staff: SlurmStaff, coordinator: FakeCoordinator, times: int) -> AgentStep:
+def staffed_slowly(staff: SlurmNodeSource, coordinator: FakeCoordinator, times: int) -> AgentStep:
     """Let the staff check an overdue agent this many times, each long after the last."""
     step = AgentStep(cast(Child, PlayedChild()), ("n1",), began=time.monotonic() - 3 * LONG_S)
     staff._jobs.jobs.append(Job(JobRole.MAIN, 1, 7, ("n1",), steps=[step]))
@@ -230,7 +233,7 @@ def staffed_slowly(staff: SlurmStaff, coordinator: FakeCoordinator, times: int) 
 
 
 def test_slow_agent_is_not_started_twice(
-    staffed: tuple[SlurmStaff, PlayedSlurm, FakeCoordinator],
+    staffed: Staffed,
 ):
     """For example while a large image is imported. The site would record another request."""
     staff, _, coordinator = staffed
@@ -241,7 +244,7 @@ def test_slow_agent_is_not_started_twice(
 
 
 @pytest.mark.parametrize("why", ["its task has ended", "its slurmd was started since"])
-def test_agent_that_will_not_come_is_started_again(staffed: tuple[SlurmStaff, PlayedSlurm, FakeCoordinator], why: str):
+def test_agent_that_will_not_come_is_started_again(staffed: Staffed, why: str):
     staff, slurm, coordinator = staffed
     if why == "its task has ended":
         staff.site.folder.root.mkdir()

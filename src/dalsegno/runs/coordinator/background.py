@@ -1,0 +1,41 @@
+"""Background tasks of a coordinator. If one fails, the coordinator fails and is started again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+
+class BackgroundTasks:
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._failures: list[BaseException] = []
+        self._failed = asyncio.Event()
+
+    def run_in_background(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failures.append(error)
+            self._failed.set()
+
+    async def until(self, over: asyncio.Event, *loops: Awaitable[None]) -> None:
+        """Run the loops until `over` is set. Any failure is raised: a crash and a restart beat running half blind."""
+        work = (over.wait(), self._failure(), *loops)
+        every: set[asyncio.Future[Any]] = {asyncio.ensure_future(each) for each in work}
+        done, others = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
+        for task in others:
+            task.cancel()
+        for task in done:
+            task.result()
+
+    async def _failure(self) -> None:
+        """Wait for the first failure and raise it."""
+        await self._failed.wait()
+        raise self._failures[0]

@@ -1,0 +1,40 @@
+"""The connection file: the addresses and the secret by which agents find the coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from dalsegno.runs.folder import RunFolder, repair_hint
+from dalsegno.system.files import read_json, write_atomic
+
+
+@dataclass(frozen=True)
+class Connect:
+    secret: bytes
+    port: int = 0  # 0: any free port
+
+
+def read_connect(folder: RunFolder) -> Connect:
+    """Return the previous coordinator's secret and port, so that its agents reconnect, or a new secret."""
+    known: Any = read_json(folder.connect, repair_hint(folder.connect))
+    return Connect(bytes.fromhex(known["secret"]), known["port"]) if known else Connect(secrets.token_bytes(32))
+
+
+def write_connect(folder: RunFolder, connect: Connect) -> None:
+    data = {"run": folder.run, "secret": connect.secret.hex(), "addresses": own_addresses(), "port": connect.port}
+    write_atomic(folder.connect, json.dumps(data), mode=0o600)
+
+
+def own_addresses() -> list[str]:
+    """Return the addresses agents may connect to, those of the host name first."""
+    found: list[Any] = []
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
+    addresses = [str(each[4][0]) for each in found]
+    outward = [address for address in addresses if not address.startswith("127.")]
+    return list(dict.fromkeys([*outward, *addresses, "127.0.0.1"]))

@@ -1,0 +1,36 @@
+"""The end of a run: agents finish and sweep their nodes, then the nodes are released."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from dalsegno.runs.coordinator.agents import RunAgents
+from dalsegno.runs.coordinator.events import Finish
+from dalsegno.runs.coordinator.memory import MemoryTable
+from dalsegno.runs.coordinator.node_source import NodeSource
+from dalsegno.train.contract import TERMINATED
+from dalsegno.wire.frames import Message
+
+SHUTDOWN_S = 3.0
+SWEEP_START_S = 10.0  # time for an agent to start that only cleans up its node
+
+
+async def finish_agents(
+    agents: RunAgents, memory: MemoryTable, node_source: NodeSource, end: Finish, *, suspended: bool
+) -> None:
+    """Finish all agents and release the nodes. A suspended run keeps its nodes: another coordinator continues it."""
+    agents.send_all({"end": _end_message(end), "finish": end.code})
+    called = set() if suspended else await node_source.recall_agents(memory.used)
+    until = time.monotonic() + (SWEEP_START_S if called else SHUTDOWN_S)
+    while (agents.peers or called & memory.used) and time.monotonic() < until:
+        await asyncio.sleep(0.01)
+    if not suspended:
+        await node_source.release_all(None if end.code == TERMINATED else end.code)
+
+
+def _end_message(end: Finish) -> Message:
+    """Return how the run ended, for agents that report it to their own users."""
+    cause = end.cause
+    where = {"rank": cause.rank, "node": cause.node} if cause else {}
+    return {"code": end.code, "why": end.why, **where}
