@@ -315,7 +315,7 @@ def test_differing_command_lines_are_reported(torchrun: Launcher, port: int) -> 
     host = torchrun.start(*words, "train.py")
     eventually(lambda: _listens(port))
     other = torchrun.run(*words, "--nproc-per-node", "2", "train.py")
-    assert other.returncode == 1 and "--nproc-per-node 2, the others 1" in other.stderr
+    assert other.returncode == 1 and "--nproc-per-node is 2 here and 1 on the others" in other.stderr
     stranger = torchrun.run(
         "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "mine", "--rdzv-conf", "join_timeout=1",
         "--rdzv-endpoint", f"localhost:{port}", "train.py",
