@@ -19,6 +19,7 @@ from typing import NamedTuple
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import Entry, read
 from dalsegno.runs.status import NodeRole, RunStatus, read_status
+from dalsegno.system.apart import slowness
 from dalsegno.system.cgroups import cluster_folders
 from dalsegno.system.children import Process, arguments, environment, find
 from dalsegno.system.hosts import host_process
@@ -29,8 +30,8 @@ from tests.cluster.conftest import Cli
 from tests.cluster.programs import programs
 from tests.waiting import eventually
 
-LONG_S = 180.0  # for what takes some seconds on an idle machine
-FEW_S = 90.0
+LONG_S = 180.0 * slowness()  # for what takes some seconds on an idle machine
+FEW_S = 90.0 * slowness()
 
 # Trains a Linear over gloo until its stop file exists. Every completed step is a line in its log, and one in a file
 # that all ranks of all generations share: generation, rank, step, pid, time. A thread writes such lines with step 0,
