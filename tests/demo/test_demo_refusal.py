@@ -18,5 +18,5 @@ def test_an_existing_cluster_with_the_demo_name_is_not_touched(tmp_path: Path):
         [sys.executable, "-m", "dalsegno", "demo", "--scene", "researchers"], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(SOURCE), "DALSEGNO_HOME": str(tmp_path)}, check=False, timeout=60,
     )  # fmt: skip
-    assert done.returncode == 1 and "there is a cluster dalsegno-demo already" in done.stderr
+    assert done.returncode == 1 and "cluster dalsegno-demo already exists" in done.stderr
     assert "`dalsegno down dalsegno-demo`" in done.stderr and state.exists()

@@ -68,8 +68,8 @@ def _refuse_another(place: ClusterPlace) -> None:
 
     if place in places():
         raise DalsegnoError(
-            f"there is a cluster {place.name} already: kept, or of a demo that is under way or was killed",
-            hint=f"`dalsegno down {place.name}` removes it; `dalsegno drill -M {place.name}` plays on it",
+            f"cluster {place.name} already exists: kept, or left by a demo that is running or was killed",
+            hint=f"remove it with `dalsegno down {place.name}`, or use it with `dalsegno drill -M {place.name}`",
         )
 
 
