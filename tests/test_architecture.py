@@ -149,6 +149,11 @@ STATES_OF_OTHERS = {
     "targets/base.py:NodeStatus.state": "sinfo's word, shown to people",
 }
 
+A_TARGET = f"{PACKAGE}.targets.local"
+MAY_NAME_A_TARGET = {
+    "targets/registry.py": "opens a target from a cluster file or from a state folder, and imports it only then",
+    "programs.py": "daemons are started by name before anything is imported: a table of modules, as strings",
+}
 
 class Source(NamedTuple):
     """A module: its dotted name, its file below the package, its imports, and the names it uses."""
@@ -243,6 +248,24 @@ def _allowed(room: str, parts: list[str]) -> bool:
     return any(parts[: len(door.split("."))] == door.split(".") for door in MAY_IMPORT.get(room, ()))
 
 
+def named_targets(sources: Iterable[Source]) -> list[str]:
+    """Imports and strings that name a target, outside of the target itself."""
+    closed = [src for src in sources if not src.file.startswith(("targets/local/", *MAY_NAME_A_TARGET))]
+    imported = [
+        f"{src.file}:{use.line}: {use.name}"
+        for src in closed
+        for use in imports(src)
+        if f"{use.name}.".startswith(f"{A_TARGET}.")
+    ]
+    written = [
+        f"{src.file}:{node.lineno}: {node.value}"
+        for src in closed
+        for node in src.parsed.nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and A_TARGET in node.value
+    ]
+    return [*imported, *written]
+
+
 def unknown_rooms(sources: Iterable[Source]) -> list[str]:
     return [f"{src.file}: no room `{src.room}` in the table" for src in sources if src.room not in MAY_IMPORT]
 
@@ -316,6 +339,10 @@ def test_every_package_is_in_the_import_table():
 
 def test_imports_follow_the_import_table():
     assert wrong_imports(read_sources()) == []
+
+
+def test_only_the_registry_names_a_target():
+    assert named_targets(read_sources()) == []
 
 
 def test_no_import_cycles():
@@ -398,6 +425,17 @@ def test_access_to_one_module_does_not_allow_its_package():
     snapshot = source("runs/agent/env.py", "from dalsegno.train import snapshot")
     assert wrong_imports([contract, the_same]) == []
     assert wrong_imports([snapshot]) == ["runs/agent/env.py:1: `runs` may not import dalsegno.train.snapshot"]
+
+
+def test_a_target_that_is_named_outside_of_it_is_found():
+    imported = source("cli/up.py", "def f():\n    from dalsegno.targets.local import LocalTarget")
+    written = source("cluster.py", "import_module('dalsegno.targets.local.target')")
+    its_own = source("targets/local/plan.py", "from dalsegno.targets.local import folder")
+    other = source("cli/up.py", "from dalsegno.targets.localhost import x")
+    assert named_targets([imported, written, its_own, other]) == [
+        "cli/up.py:2: dalsegno.targets.local.LocalTarget",
+        "cluster.py:1: dalsegno.targets.local.target",
+    ]
 
 
 def test_package_missing_from_the_table_is_found():

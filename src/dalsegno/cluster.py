@@ -1,9 +1,8 @@
-"""Wiring: where clusters are kept, and how one is opened."""
+"""Wiring: find a cluster or a Slurm by name, environment or folder, and open it."""
 
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,17 +12,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dalsegno.errors import DalsegnoError, NotThere, TargetError, UsageError
-from dalsegno.spec.unbuilt import UNBUILT_TARGETS
-from dalsegno.system.files import locked, owner_name, read_text, user_of
+from dalsegno.errors import DalsegnoError, NotThere, UsageError
+from dalsegno.system.files import locked, owner_name, user_of
+from dalsegno.targets import registry
+from dalsegno.targets.folder import ClusterFolder, read_identity
 
 if TYPE_CHECKING:
     from dalsegno.slurm.client import SlurmClient
-    from dalsegno.targets.local import LocalTarget
+    from dalsegno.targets.base import Target
 
 ROOT_HOME = Path("/var/lib/dalsegno")
 ANSWER_S = 30.0  # of Slurm
-ROOM_S = 30.0  # a node is booted in one or two
+NODE_S = 30.0  # longer than a daemon of the target works on one node
 
 
 def home(env: Mapping[str, str] = os.environ) -> Path:
@@ -54,12 +54,11 @@ class ClusterPlace:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """For whoever changes the cluster: no one else does meanwhile, and the machine room of a local one begins
-        nothing new; what it has begun is waited for."""
-        locks = self.home / "locks"
+        """Keep others from changing the cluster. Daemons of its target start nothing on nodes, and are waited for."""
+        folder = ClusterFolder(self.folder)
         with (
-            locked(locks / f"{self.name}.lock", f"cluster {self.name}"),
-            locked(locks / f"{self.name}.room", f"a node of {self.name}", wait_s=ROOM_S),
+            locked(folder.lock, f"cluster {self.name}"),
+            locked(folder.node_lock, f"a node of {self.name}", wait_s=NODE_S),
         ):
             yield
 
@@ -104,15 +103,24 @@ def _ls_hint(known: Mapping[str, ClusterPlace]) -> str:
     return f"`dalsegno ls` shows: {', '.join(known)}" if known else "there are none yet; `dalsegno up` makes one"
 
 
-def open_local(place: ClusterPlace) -> LocalTarget:
-    from dalsegno.targets.local import LocalTarget
+def open_cluster(place: ClusterPlace) -> Target:
+    """Open a cluster that is there, whole or half-made."""
+    _refuse_inside_a_host()
+    return registry.open_existing(place.folder)
 
+
+def open_target(target: str, place: ClusterPlace) -> Target:
+    """Open the target that makes a cluster of this kind."""
+    _refuse_inside_a_host()
+    return registry.open_target(target, place.folder)
+
+
+def _refuse_inside_a_host() -> None:
     if inside_a_host():
         raise UsageError(
             "this shell is inside a host of a cluster, from where the cluster itself cannot be seen",
             hint="Slurm's own commands work here; for `dalsegno`, leave with `exit`",
         )
-    return LocalTarget(place.folder, cache=place.home / "cache")
 
 
 def inside_a_host() -> bool:
@@ -123,29 +131,9 @@ def inside_a_host() -> bool:
         return False
 
 
-def open_target(target: str, place: ClusterPlace) -> LocalTarget:
-    """The target that builds a cluster of this kind."""
-    if target in UNBUILT_TARGETS:
-        raise TargetError(
-            f"target `{target}` is not built yet: {UNBUILT_TARGETS[target]}",
-            hint="use `target: local` for now; `dalsegno validate` checks files for other targets",
-        )
-    if platform.system() != "Linux":
-        raise TargetError(
-            f"`target: local` needs Linux, and this is {platform.system()}", hint="use a remote target from here"
-        )
-    return open_local(place)
-
-
 def owner_of(place: ClusterPlace) -> int | None:
-    """Return the uid of the person whose cluster it is; None where that cannot be read."""
-    from dalsegno.targets.local.folder import Folder, read_state_leniently
-
-    state = read_state_leniently(Folder(place.folder))
-    try:
-        return place.folder.stat().st_uid or (state.owner if state else 0)
-    except OSError:
-        return None
+    """Return the uid of the person who made the cluster; None if that cannot be read."""
+    return registry.open_existing(place.folder).owner()
 
 
 def may_change(place: ClusterPlace) -> None:
@@ -181,7 +169,7 @@ def find_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
         return _ambient(env)
     if not (name or env.get("DALSEGNO_CLUSTER") or places(env)) and shutil.which("sinfo", path=env.get("PATH")):
         return _ambient(env)
-    target = open_local(find_place(name, env))
+    target = open_cluster(find_place(name, env))
     return SlurmHere({**env, **target.user_env(env)}, target.controller_socket)
 
 
@@ -208,42 +196,47 @@ def slurm_of(saved: Mapping[str, str], env: Mapping[str, str] = os.environ) -> S
 
 
 def cluster_id(env: Mapping[str, str]) -> str:
-    """What was drawn when the cluster of this environment was made; "" for one that is not ours."""
-    from dalsegno.targets.local.folder import IDENTITY
-
+    """Return the identity of the cluster that a shell with this environment uses; "" if Dal Segno did not make it."""
     conf = env.get("SLURM_CONF")
-    return (read_text(Path(conf).with_name(IDENTITY)) or "").strip() if conf else ""
+    return read_identity(Path(conf)) if conf else ""
+
+
+def folder_of(env: Mapping[str, str]) -> ClusterFolder | None:
+    """Return the state folder of the cluster that a shell with this environment uses; None if it is not one of ours."""
+    return ClusterFolder(Path(env["SLURM_CONF"]).parents[1]) if cluster_id(env) else None
 
 
 def silence(slurm: SlurmHere) -> DalsegnoError | None:
-    """That nobody answers for a cluster of ours, where that can be seen without asking: Slurm's own commands wait half
-    a minute for a slurmctld that is not there."""
-    from dalsegno.targets.local.folder import Folder
-    from dalsegno.targets.local.observe import controller_runs
-
+    """Return an error if slurmctld of a cluster of ours cannot answer. It is not asked: Slurm's own commands wait half
+    a minute for one that is not there."""
     conf = slurm.env.get("SLURM_CONF")
     if conf and not os.path.exists(conf):
         return UsageError(
             f"SLURM_CONF names {conf}, which is not there", hint="unset it, or name Slurm's own slurm.conf"
         )
-    if not cluster_id(slurm.env) or inside_a_host():
+    folder = folder_of(slurm.env)
+    if folder is None or inside_a_host():
         return None
-    folder = Folder(Path(slurm.env["SLURM_CONF"]).parents[1])
-    return None if controller_runs(folder) else no_answer(f" of {folder.name}")
+    return None if registry.open_existing(folder.root).slurm_runs() else no_answer(f" of {folder.name}")
 
 
 def way_into(slurm: SlurmHere) -> Callable[[str, Sequence[str]], tuple[list[str], dict[str, str]]] | None:
-    """How a command gets into a node of a cluster of ours on this machine, without Slurm; None for any other."""
+    """Return how a command gets onto a node of a cluster of ours without Slurm; None for any other cluster."""
     target = target_of(slurm)
-    return (lambda node, words: target.on_node(node, words, slurm.env, "/")) if target else None
-
-
-def target_of(slurm: SlurmHere) -> LocalTarget | None:
-    """The cluster on this machine whose Slurm it is; None for any other, and from inside one of its hosts."""
-    if not cluster_id(slurm.env) or inside_a_host():
+    if target is None:
         return None
-    folder = Path(slurm.env["SLURM_CONF"]).parents[1]
-    return open_local(ClusterPlace(folder.name, folder.parents[1]))
+
+    def enter(node: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        entry = target.on_node(node, words, slurm.env, "/")
+        return entry.argv, entry.env
+
+    return enter
+
+
+def target_of(slurm: SlurmHere) -> Target | None:
+    """Return the target of the cluster whose Slurm it is; None if it is not ours, and inside one of its hosts."""
+    folder = folder_of(slurm.env)
+    return None if folder is None or inside_a_host() else registry.open_existing(folder.root)
 
 
 def no_answer(of: str = "") -> DalsegnoError:
@@ -270,29 +263,24 @@ def images_home(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def unpacked_homes(env: Mapping[str, str] = os.environ) -> list[Path]:
-    """Where jobs of this user may have had to unpack images: on clusters of ours, and on this host of another."""
-    from dalsegno.targets.local.folder import Folder
-
-    clusters = sorted((home(env) / "clusters").glob("*/"))
-    here = Folder(Path(env["SLURM_CONF"]).parents[1]) if env.get("SLURM_CONF") and cluster_id(env) else None
-    folders = [*(Folder(each) for each in clusters), *([here] if here else [])]
-    kept = [*(each.unpacked for each in folders), Path("/var/lib/dalsegno/containers/unpacked")]
+    """Return where jobs of this user may have unpacked images: on clusters of ours, and on this host of another."""
+    here = folder_of(env)
+    clusters = [ClusterFolder(each) for each in sorted((home(env) / "clusters").glob("*/"))]
+    kept = [each.unpacked for each in [*clusters, *([here] if here else [])]]
+    kept.append(Path("/var/lib/dalsegno/containers/unpacked"))
     return [own for own in dict.fromkeys(path / str(os.geteuid()) for path in kept) if own.is_dir()]
 
 
 def _images_at_hand(env: Mapping[str, str]) -> str:
-    """Of the cluster this shell is on, else of the only one; "" if its file names none, or none of ours is at hand."""
-    from dalsegno.targets.local.desired import jobs_images
-    from dalsegno.targets.local.folder import Folder, read_applied
-
-    if env.get("SLURM_CONF") and not cluster_id(env):
+    """Return the image folder of the cluster this shell uses, else of the only one; "" if its file names none, or there
+    is no such cluster."""
+    here = folder_of(env)
+    if env.get("SLURM_CONF") and here is None:
         return ""
     try:
-        folder = Folder(Path(env["SLURM_CONF"]).parents[1] if env.get("SLURM_CONF") else find_place(env=env).folder)
-        applied = read_applied(folder)
+        return registry.open_existing(here.root if here else find_place(env=env).folder).job_images()
     except (DalsegnoError, OSError):
         return ""
-    return jobs_images(applied, folder) if applied else ""
 
 
 def runs_home(env: Mapping[str, str] = os.environ) -> Path:

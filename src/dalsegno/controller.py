@@ -1,4 +1,4 @@
-"""The controller's program: opens the cluster it stands in, and serves."""
+"""The controller's program: opens the cluster whose controller it is, and serves."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import owner_name
 from dalsegno.system.processes import LocalRunner
-from dalsegno.targets.local.folder import Folder, read_applied
-from dalsegno.targets.local.machine_room_client import MachineRoom
+from dalsegno.targets.base import Target
+from dalsegno.targets.folder import ClusterFolder, read_applied
+from dalsegno.targets.registry import open_existing
 
-SLURM_S = 15.0  # longer than it takes Slurm's commands to say that nobody answers
-BOOT_S = 30.0  # a virtual host boots in half a second
-GONE_S = 3.0  # what comes back within it was a cable, not a host; one without power is not waited for
+SLURM_S = 15.0  # longer than Slurm's commands take to report that nobody answers
 
 
 def main(arguments: list[str]) -> int:
@@ -33,14 +32,14 @@ def main(arguments: list[str]) -> int:
     if rest and (len(rest) != 2 or rest[0] != "--agents" or not rest[1].rpartition(":")[2].isdecimal()):
         log.error("usage: controller STATE-FOLDER [--agents HOST:PORT]")
         return 2
-    return serve(Path(folder), LocalSite(Path(folder), os.environ), rest[1] if rest else "")
+    return serve(Path(folder), ClusterSite(Path(folder), os.environ), rest[1] if rest else "")
 
 
-class LocalSite:
-    """A local cluster, from the files in its state folder; they are read again when they are others."""
+class ClusterSite:
+    """A cluster, from the files in its state folder; they are read again when they have changed."""
 
     def __init__(self, root: Path, env: Mapping[str, str]) -> None:
-        self.folder, self.env = Folder(root), env
+        self.folder, self.env = ClusterFolder(root), env
         self._read_at = 0
         self._cluster: Cluster | None = None
 
@@ -49,20 +48,19 @@ class LocalSite:
         return SlurmClient(LocalRunner(), self.env, timeout_s=SLURM_S)
 
     @cached_property
-    def target(self) -> MachineRoom:
-        return MachineRoom(self.folder.root)
+    def target(self) -> Target:
+        return open_existing(self.folder.root)
 
     @cached_property
     def slurm_users(self) -> frozenset[str]:
-        """Without root, slurmctld is its owner's."""
+        """Return the users that slurmctld may run as: without root, it is the cluster's owner."""
         return SLURM_USERS | {owner_name(self.folder.root)}
 
     def policy(self) -> Policy:
         cluster = self._look()
         spares = frozenset(node.name for node in cluster.nodes if node.spare)
-        return Policy.of(
-            cluster.health, remedies_of(self.target), spares, self.slurm_users, boot_s=BOOT_S, gone_s=GONE_S
-        )
+        remedies, times = remedies_of(self.target), self.target.node_times
+        return Policy.of(cluster.health, remedies, spares, self.slurm_users, boot_s=times.boot_s, gone_s=times.gone_s)
 
     def is_being_changed(self) -> bool:
         try:

@@ -24,8 +24,21 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` it is
 
 
 def launcher() -> tuple[str, ...]:
-    """The words before a program's name that start it wherever this file and this Python can be seen."""
+    """Return the words before a program's name that start it wherever this file and this Python can be read."""
     return (sys.executable, "-I", str(Path(__file__).resolve()))
+
+
+# By paths and not by `-m dalsegno`: neither the working folder nor a user's PYTHONPATH reaches into what is imported.
+_START = "import sys; sys.path[:0] = {own!r}; sys.path += {others!r}; from dalsegno.cli.main import main; main()"
+
+
+def own_argv() -> list[str]:
+    """Return the words before our arguments that start this very program, whatever the environment says."""
+    from importlib.util import find_spec
+
+    own, click = Path(__file__).resolve().parents[1], find_spec("click")
+    others = [str(Path(click.origin).parents[1])] if click and click.origin else []
+    return [sys.executable, "-I", "-c", _START.format(own=[str(own)], others=others)]
 
 
 def start(arguments: list[str]) -> int:

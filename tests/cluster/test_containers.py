@@ -74,18 +74,18 @@ class Contained:
         """Run a script as `dalsegno shell` does, without its start-up time; $I is the option that names the image."""
         words = ["sh", "-c", f"I=--container-image={self.image}\n{script}", "sh", *args]
         target = LocalTarget(self.cli.home / "clusters/one", self.cli.home / "cache")
-        argv, env = target.shell(words, self.cli.env, str(self.cli.home), None, self.user or None)
+        entry = target.shell(words, self.cli.env, str(self.cli.home), user=self.user or None)
         done = subprocess.run(
-            [*self.cli.become, *argv], env=env, cwd=self.cli.home, capture_output=True, text=True, timeout=timeout_s,
-            stdin=subprocess.DEVNULL, check=False,
+            [*self.cli.become, *entry.argv], env=entry.env, cwd=self.cli.home, capture_output=True, text=True,
+            timeout=timeout_s, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def on(self, host: str, *words: str) -> None:
         """Run a command as root on one of the hosts."""
         target = LocalTarget(self.cli.home / "clusters/one", self.cli.home / "cache")
-        argv, env = target.shell(words, self.cli.env, "/", host, None)
-        subprocess.run(argv, env=env, check=True, timeout=120)
+        entry = target.shell(words, self.cli.env, "/", host=host)
+        subprocess.run(entry.argv, env=entry.env, check=True, timeout=120)
 
     def lines(self, script: str) -> list[str]:
         answer = self.sh(script)

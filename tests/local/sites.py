@@ -6,8 +6,9 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import make_folder
 from dalsegno.system.machine import MachineFacts
 from dalsegno.system.processes import LocalRunner
+from dalsegno.targets.folder import write_applied
 from dalsegno.targets.local.fault_access import LocalAccess
-from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, write_applied, write_state
+from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, write_state
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes
 from tests.local.test_desired import ROOT, cluster, put
 

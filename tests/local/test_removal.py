@@ -1,7 +1,7 @@
 """What `down` says beforehand: runs, the jobs of others, the homes that go with the cluster."""
 
 from dalsegno.slurm.facts import JobInfo, JobState
-from dalsegno.targets.local.target import Removal
+from dalsegno.targets.base import Removal
 
 
 def job(number: int, name: str, user: str = "ada") -> JobInfo:

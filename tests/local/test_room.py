@@ -84,10 +84,10 @@ def test_request_during_up_or_down_is_refused(room: MachineRoomServer, folder: F
 
 
 def test_up_waits_for_a_started_action(folder: Folder):
-    at_work, up = locked(folder.room_lock, "room", shared=True), locked(folder.room_lock, "a node", wait_s=0.05)
+    at_work, up = locked(folder.node_lock, "room", shared=True), locked(folder.node_lock, "a node", wait_s=0.05)
     with at_work, pytest.raises(DalsegnoError), up:
         pass
-    with locked(folder.room_lock, "a node", wait_s=0.05):
+    with locked(folder.node_lock, "a node", wait_s=0.05):
         pass
 
 

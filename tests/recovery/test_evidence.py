@@ -50,7 +50,7 @@ class Asked(Silent):
     def __init__(self, *found: Mapping[str, str] | Exception) -> None:
         self.found = list(found)
 
-    def last_words(self, node: str) -> Mapping[str, str]:
+    def read_logs(self, node: str) -> Mapping[str, str]:
         found = self.found.pop()
         if isinstance(found, Exception):
             raise found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace
     from dalsegno.runs.folder import RunFolder
     from dalsegno.spec.facts import Cluster
-    from dalsegno.targets.local import LocalTarget
+    from dalsegno.targets.base import Plan, Target
 
 SCENES = ("survival", "researchers", "docker")
 
@@ -44,7 +45,7 @@ def command(keep: bool, scene: str, report: str | None) -> None:
     cluster = resolve(parse_spec(text, f"demo/{scene}.yaml"))
     place = place_named(cluster.name)
     target = open_target(cluster.target, place)
-    elevate_to_make(place, cluster)
+    elevate_to_make(place, cluster, target)
     may_change(place)
     _refuse_another(place)
     _check(scene, target, cluster, report)
@@ -52,8 +53,8 @@ def command(keep: bool, scene: str, report: str | None) -> None:
     with stoppable(), ExitStack() as afterwards:
         if not keep:
             afterwards.callback(_discard, runs)
-        _bring_up(target, cluster, place, None if keep else afterwards)
-        _play(scene, target, place, report, runs, keep)
+        plan = _bring_up(target, cluster, place, None if keep else afterwards)
+        _play(scene, target, plan, place, report, runs, keep)
     if keep:
         name = cluster.name
         out.talk(
@@ -63,7 +64,7 @@ def command(keep: bool, scene: str, report: str | None) -> None:
 
 
 def _refuse_another(place: ClusterPlace) -> None:
-    """A demo goes from nothing to nothing: it plays on no cluster that is there, and takes none of them down."""
+    """Refuse a cluster that is there already: a demo makes its own and takes it down."""
     from dalsegno.cluster import places
 
     if place in places():
@@ -73,8 +74,8 @@ def _refuse_another(place: ClusterPlace) -> None:
         )
 
 
-def _check(scene: str, target: LocalTarget, cluster: Cluster, report: str | None) -> None:
-    """What a scene needs, before anything is made."""
+def _check(scene: str, target: Target, cluster: Cluster, report: str | None) -> None:
+    """Check what a scene needs before anything is made."""
     if scene == "docker":
         from dalsegno.cli import demo_docker
 
@@ -86,26 +87,32 @@ def _check(scene: str, target: LocalTarget, cluster: Cluster, report: str | None
 
 
 def _play(
-    scene: str, target: LocalTarget, place: ClusterPlace, report: str | None, runs: list[RunFolder], keep: bool
+    scene: str,
+    target: Target,
+    plan: Plan,
+    place: ClusterPlace,
+    report: str | None,
+    runs: list[RunFolder],
+    keep: bool,
 ) -> None:
-    """`runs`: gets those that go with the cluster."""
+    """Play the scene; runs that go with the cluster are added to `runs`."""
     if scene == "researchers":
         from dalsegno.cli import demo_researchers
 
-        demo_researchers.play(target)
+        demo_researchers.play(target, plan)
     elif scene == "docker":
         from dalsegno.cli import demo_docker
 
-        demo_docker.play(target)
+        demo_docker.play(target, place)
     else:
         from dalsegno.cli import demo_survival
 
         demo_survival.play(place, report, runs, keep)
 
 
-def _bring_up(target: LocalTarget, cluster: Cluster, place: ClusterPlace, afterwards: ExitStack | None) -> None:
+def _bring_up(target: Target, cluster: Cluster, place: ClusterPlace, afterwards: ExitStack | None) -> Plan:
     from dalsegno.cli.demo_researchers import for_one_user
-    from dalsegno.targets.local.placement import LOOPBACK
+    from dalsegno.system.processes import LocalRunner
 
     out.heading("A cluster from one file")
     with place.lock():
@@ -113,8 +120,8 @@ def _bring_up(target: LocalTarget, cluster: Cluster, place: ClusterPlace, afterw
         if afterwards is not None:
             afterwards.callback(to_the_end, lambda: _take_down(target, place))
         plan = target.plan(cluster)
-        if plan.placement.hosts == LOOPBACK and cluster.users:
-            plan = target.plan(for_one_user(cluster, target.machine.user))
+        if plan.only_user and cluster.users:
+            plan = target.plan(for_one_user(cluster, plan.only_user))
         started = time.monotonic()
         for line in plan.sentences():
             out.step(line)
@@ -122,10 +129,12 @@ def _bring_up(target: LocalTarget, cluster: Cluster, place: ClusterPlace, afterw
             target.apply(plan, say)
     out.step(f"up after {time.monotonic() - started:.1f} s")
     out.data("$ sinfo")
-    out.data(target.ask("sinfo"))
+    entry = target.shell(["sinfo"], dict(os.environ), "/")
+    out.data(LocalRunner().run(entry.argv, env=entry.env, timeout_s=60).checked().stdout)
+    return plan
 
 
-def _take_down(target: LocalTarget, place: ClusterPlace) -> None:
+def _take_down(target: Target, place: ClusterPlace) -> None:
     started = time.monotonic()
     with place.lock():
         target.destroy(lambda text: None)

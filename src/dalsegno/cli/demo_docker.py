@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.cli import out
 from dalsegno.errors import TargetError
 
 if TYPE_CHECKING:
+    from dalsegno.cluster import ClusterPlace
     from dalsegno.demo.docker import DockerStage, Ending, OnNode
     from dalsegno.spec.facts import Cluster
-    from dalsegno.targets.local import LocalTarget
+    from dalsegno.targets.base import Target
 
 WHO, NODE = "ada", "gpu-1"
 
 
-def check(target: LocalTarget, cluster: Cluster) -> None:
-    """Before anything is made."""
+def check(target: Target, cluster: Cluster) -> None:
+    """Check what the scene needs before anything is made."""
     from dalsegno.demo.docker import find_programs
-    from dalsegno.targets.local.placement import LOOPBACK
 
     find_programs()
-    if target.plan(cluster).placement.hosts == LOOPBACK:
+    if target.plan(cluster).only_user:
         raise TargetError(
             "Docker's daemon runs as root alone, and this scene gives it a virtual host of its own",
             hint="use sudo, where namespaces are permitted; docs/containers.md shows what is to be seen",
         )
 
 
-def play(target: LocalTarget) -> None:
+def play(target: Target, place: ClusterPlace) -> None:
     from dalsegno.demo import docker as scene
     from dalsegno.demo.docker import daemon, give_to_docker, take_from_docker
+    from dalsegno.targets.folder import ClusterFolder
 
-    folder = target.folder.root / "docker"
+    folder = place.folder / "docker"
     folder.mkdir(mode=0o755)
     out.heading("The same program in two jobs, and both are cancelled")
     stage = _stage(target)
-    with daemon(_on_node(target), folder, _group(target), f"/dalsegno-{target.folder.id}/docker") as docker:
+    cgroup = f"/dalsegno-{ClusterFolder(place.folder).id}/docker"
+    with daemon(_on_node(target), folder, _as_researcher(target, ["id", "-g"]), cgroup) as docker:
         out.step(f"Docker's daemon runs on {NODE}, as a service of the node; {WHO} may use it")
         name, sqsh = give_to_docker(docker, folder), take_from_docker(docker, folder)
         command = f"srun {docker.client} run --rm --network=host -e CUDA_VISIBLE_DEVICES {name} {scene.PROGRAM}"
@@ -53,26 +56,31 @@ def play(target: LocalTarget) -> None:
         )
 
 
-def _stage(target: LocalTarget) -> DockerStage:
+def _stage(target: Target) -> DockerStage:
     from dalsegno.demo.docker import DockerStage
+    from dalsegno.system.processes import LocalRunner
 
     def ask(words: Sequence[str]) -> str:
-        argv, env = target.on_node(NODE, words, {"PATH": os.environ.get("PATH", os.defpath)}, "/")
-        return target.runner.run(argv, env=env, timeout_s=60).stdout
+        entry = target.on_node(NODE, words, {"PATH": os.environ.get("PATH", os.defpath)}, "/")
+        return LocalRunner().run(entry.argv, env=entry.env, timeout_s=60).stdout
 
-    return DockerStage(target.slurm, target.slurm_as(WHO), NODE, ask, target.folder.homes / WHO / "job.out")
+    home = Path(_as_researcher(target, ["printenv", "HOME"]))
+    return DockerStage(target.slurm, target.slurm_as(WHO), NODE, ask, home / "job.out")
 
 
-def _on_node(target: LocalTarget) -> OnNode:
+def _on_node(target: Target) -> OnNode:
     def enter(words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        return target.on_node(NODE, words, env, "/")
+        entry = target.on_node(NODE, words, env, "/")
+        return entry.argv, entry.env
 
     return enter
 
 
-def _group(target: LocalTarget) -> str:
-    argv, env = target.shell(["id", "-g"], dict(os.environ), "/", None, WHO)
-    return target.runner.run(argv, env=env, timeout_s=60).checked().stdout.strip()
+def _as_researcher(target: Target, words: Sequence[str]) -> str:
+    from dalsegno.system.processes import LocalRunner
+
+    entry = target.shell(words, dict(os.environ), "/", user=WHO)
+    return LocalRunner().run(entry.argv, env=entry.env, timeout_s=60).checked().stdout.strip()
 
 
 def _show(theirs: Ending, ours: Ending, still: bool) -> None:

@@ -11,29 +11,28 @@ from dalsegno.cli import out
 if TYPE_CHECKING:
     from dalsegno.demo.researchers import Lab, ScenarioOutcome
     from dalsegno.spec.facts import Cluster
-    from dalsegno.targets.local import LocalTarget
+    from dalsegno.targets.base import Plan, Target
 
 
-def play(target: LocalTarget) -> None:
+def play(target: Target, plan: Plan) -> None:
     from dalsegno.demo import researchers
 
     out.heading("Three researchers, four GPUs")
-    _show(researchers.play(_lab(target), out.step))
+    _show(researchers.play(_lab(target, plan), out.step))
 
 
 def for_one_user(cluster: Cluster, user: str) -> Cluster:
-    """Without virtual hosts there are no users but ours: it plays all three, each with an account of its own."""
+    """Let one user play all three researchers, each with an account of its own, where there are no other users."""
     accounts = tuple(account.name for account in cluster.accounts)
     return replace(
         cluster, users=(replace(cluster.users[0], name=user, accounts=accounts, default_account=accounts[0]),)
     )
 
 
-def _lab(target: LocalTarget) -> Lab:
+def _lab(target: Target, plan: Plan) -> Lab:
     from dalsegno.demo.researchers import Lab
 
-    virtual = target.status().facts["hosts"] == "virtual"
-    return Lab(target.slurm, target.slurm_as if virtual else lambda who: target.slurm)
+    return Lab(target.slurm, (lambda who: target.slurm) if plan.only_user else target.slurm_as)
 
 
 def _show(outcome: ScenarioOutcome) -> None:

@@ -28,7 +28,7 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
     """
     from dalsegno.cli.drill_traces import clear_leftovers
     from dalsegno.cli.last_runs import end_in_order, runs_on, write_ends
-    from dalsegno.cluster import find_place, may_change, open_local, place_named, places, runs_home
+    from dalsegno.cluster import find_place, may_change, open_cluster, place_named, places, runs_home
     from dalsegno.recovery.client import controller_answers
 
     wanted = cluster or name or os.environ.get("DALSEGNO_CLUSTER") or _name_in_this_folder()
@@ -39,7 +39,7 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
     elevate_to_change(place)
     may_change(place)
     with place.lock(), interruptible():
-        target, runs = open_local(place), runs_on(place)
+        target, runs = open_cluster(place), runs_on(place)
         if not _confirm(place.name, target.removal().sentences([run.run for run in runs]), yes):
             out.talk(f"{place.name} was not changed")
             raise SystemExit(1)

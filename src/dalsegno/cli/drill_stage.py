@@ -140,11 +140,11 @@ class Theatre:
 
     @classmethod
     def open(cls, name: str | None, nodes: int | None, spares: int | None, with_spares: bool = False) -> Theatre:
-        from dalsegno.cli.inject import open_breakable
+        from dalsegno.cli.inject import open_injectable
         from dalsegno.cluster import find_place, find_slurm
 
         place = find_place(name)
-        traces, slurm = Traces(open_breakable(place)), find_slurm(place.name)
+        traces, slurm = Traces(open_injectable(place)), find_slurm(place.name)
         return cls(place, slurm, traces, *cast(_in_service(slurm), nodes, spares), with_spares=with_spares)
 
     def perform(

@@ -1,4 +1,4 @@
-"""Going on as root, through sudo, where a cluster of the user's needs it."""
+"""Continue as root, through sudo, if a cluster of the user needs it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from dalsegno.errors import DalsegnoError
 if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace
     from dalsegno.spec.facts import Cluster
+    from dalsegno.targets.base import Target
 
 AGAIN = "`sudo -v`, then the same command again"
 
 
-def elevate_to_make(place: ClusterPlace, cluster: Cluster) -> None:
-    """Run this command again as root if it is to make virtual hosts, or changes a cluster that has them. Where sudo
-    refuses, a new cluster gets loopback nodes, and that is said."""
+def elevate_to_make(place: ClusterPlace, cluster: Cluster, target: Target) -> None:
+    """Run this command again as root if root makes a better cluster of this target, or made the one that it changes. If
+    sudo refuses, a new cluster gets what is possible without root, and the user is told."""
     if place.folder.exists():
         elevate_to_change(place)
         return
-    if not _may_elevate() or cluster.target != "local" or cluster.local.hosts == "loopback":
+    use = target.root_use(cluster)
+    if use is None or not _may_elevate():
         return
-    why_not = _go_on_as_root("virtual hosts need root")
-    if cluster.local.hosts == "auto":
-        out.talk(f"nodes will be processes on loopback ports, not virtual hosts: these need root, and {why_not}")
-        out.advise(f"for virtual hosts: {AGAIN}")
+    why_not = _go_on_as_root(f"{use.needs} need root")
+    if use.instead:
+        out.talk(f"nodes will be {use.instead}, not {use.needs}: these need root, and {why_not}")
+        out.advise(f"for {use.needs}: {AGAIN}")
 
 
 def elevate_to_change(place: ClusterPlace) -> None:
@@ -44,7 +46,7 @@ def elevate_to_change(place: ClusterPlace) -> None:
 
 
 def elevate_for_cluster(name: str | None) -> None:
-    """As `elevate_to_change`, for commands that may also be about a Slurm that is not ours."""
+    """Do the same as `elevate_to_change`, for commands that may also be about a Slurm that is not ours."""
     from dalsegno.cluster import find_place
 
     with contextlib.suppress(DalsegnoError):
@@ -53,15 +55,15 @@ def elevate_for_cluster(name: str | None) -> None:
 
 
 def _may_elevate() -> bool:
-    """Never with a home of the user's choice: root would work in a folder that others control."""
+    """Return False if the user has chosen the home: root would work in a folder that others control."""
     return platform.system() == "Linux" and os.geteuid() != 0 and not os.environ.get("DALSEGNO_HOME")
 
 
 def _go_on_as_root(why: str) -> str:
-    """Never returns if sudo lets us; else why it does not."""
+    """Execute this command through sudo; if sudo refuses, return why."""
+    from dalsegno.programs import own_argv
     from dalsegno.system.execute import become, refusal, sudo_command
     from dalsegno.system.processes import LocalRunner
-    from dalsegno.targets.local.shell import own_argv
 
     why_not = refusal(LocalRunner())
     if why_not:

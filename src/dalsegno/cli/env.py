@@ -17,9 +17,9 @@ def command(name: str | None, json_: bool) -> None:
     """Print shell commands that put the cluster's Slurm on your PATH: eval "$(dalsegno env)"."""
     import os
 
-    from dalsegno.cluster import find_place, open_local
+    from dalsegno.cluster import find_place, open_cluster
 
-    env = open_local(find_place(name)).user_env(dict(os.environ))
+    env = open_cluster(find_place(name)).user_env(dict(os.environ))
     if json_:
         out.as_json(env)
     else:

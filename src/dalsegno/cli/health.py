@@ -78,17 +78,18 @@ def command(
 
 def _on_node(name: str | None, node: str | None, context: str, options: list[str]) -> None:
     """Run the same command on the node."""
-    from dalsegno.cluster import find_place, open_local
+    from dalsegno.cluster import find_place, open_cluster
     from dalsegno.system.execute import become
 
     if node is None:
         raise UsageError("no node given", hint="add `--node NODE`; `dalsegno status` lists the nodes")
-    target = open_local(find_place(name))
+    target = open_cluster(find_place(name))
     try:
-        argv, env = target.on_node(node, ["dalsegno", "health", "-x", context, *options], dict(os.environ), os.getcwd())
+        words = ["dalsegno", "health", "-x", context, *options]
+        entry = target.on_node(node, words, dict(os.environ), os.getcwd())
     except NotThere as error:
         raise UsageError(error.what, hint=error.hint) from error
-    become(argv, env)
+    become(entry.argv, entry.env)
 
 
 def _note_reset() -> None:

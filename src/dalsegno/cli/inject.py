@@ -202,7 +202,7 @@ def _open(name: str | None, real: bool) -> CanInject:
             hint=f"with `--allow-real-nodes`, what hurts only a run of your own: {SAFE}",
         )
     place = find_place(name)
-    target = open_breakable(place)
+    target = open_injectable(place)
     if real:
         raise UsageError(
             f"{place.name} is a local cluster: it has no real nodes",
@@ -219,16 +219,10 @@ def _check_there(slurm: SlurmHere) -> None:
         raise meaning_of(fault) from None
 
 
-def open_breakable(place: ClusterPlace) -> CanInject:
-    from dalsegno.cluster import may_change, open_local
-    from dalsegno.targets.base import CanInject
+def open_injectable(place: ClusterPlace) -> CanInject:
+    from dalsegno.cluster import may_change, open_cluster
+    from dalsegno.targets.base import CanInject, require
 
     elevate_to_change(place)
     may_change(place)
-    target = open_local(place)
-    if not isinstance(target, CanInject):
-        raise UsageError(
-            f"nodes of {place.name} cannot be broken on purpose",
-            hint="name a cluster with `target: local`: `dalsegno ls` shows them",
-        )
-    return target
+    return require(open_cluster(place), CanInject)

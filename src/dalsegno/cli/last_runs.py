@@ -1,4 +1,4 @@
-"""The runs that a cluster takes with it when it is taken down: found, ended in order, and told of."""
+"""The runs that end with a cluster when it is taken down: find them, end them in order, and record how they ended."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def runs_on(place: ClusterPlace) -> list[RunOnCluster]:
 def _kept(place: ClusterPlace) -> Iterator[RunOnCluster]:
     from dalsegno.recovery.coordinators import Records
     from dalsegno.runs.folder import RunFolder
-    from dalsegno.targets.local.folder import Folder
+    from dalsegno.targets.folder import ClusterFolder
 
-    records = Records(Folder(place.folder).runs)
+    records = Records(ClusterFolder(place.folder).runs)
     if records.folder.is_dir():
         for record in records.read()[0].values():
             yield RunOnCluster(RunFolder(Path(record.folder)), record.uid)
@@ -67,11 +67,11 @@ def _kept(place: ClusterPlace) -> Iterator[RunOnCluster]:
 
 def _own(place: ClusterPlace) -> Iterator[RunFolder]:
     """Also those in a batch step, which no controller knows."""
-    from dalsegno.cluster import cluster_id, runs_home
+    from dalsegno.cluster import runs_home
     from dalsegno.runs.submit.prepare import list_runs, read_plan
-    from dalsegno.targets.local.folder import Folder
+    from dalsegno.targets.folder import ClusterFolder, read_identity
 
-    cluster = cluster_id({"SLURM_CONF": str(Folder(place.folder).slurm_conf)})
+    cluster = read_identity(ClusterFolder(place.folder).slurm_conf)
     for run in list_runs(runs_home()) if cluster else ():
         with contextlib.suppress(DalsegnoError, OSError):
             if is_under_way(run) and read_plan(run).cluster == cluster:

@@ -13,13 +13,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dalsegno.errors import Problem, UsageError
 from dalsegno.printable import lines, one_line
-from dalsegno.targets.base import Say
+
+if TYPE_CHECKING:
+    from dalsegno.targets.base import Say
 
 ERASE = "\r\x1b[2K"  # to the start of the line, and clear it
 USUAL_COLUMNS = 80

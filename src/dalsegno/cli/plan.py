@@ -23,10 +23,10 @@ def command(file: str, json_: bool) -> None:
     cluster = resolve(load_spec(Path(file)))
     place = place_named(cluster.name)
     target = open_target(cluster.target, place)
-    elevate_to_make(place, cluster)
+    elevate_to_make(place, cluster, target)
     may_change(place)  # a user who may not change the cluster cannot read all of its state either
     plan = target.plan(cluster)
-    consequences = [*plan.sentences(), *([plan.limits] if plan.fresh else [])]
+    consequences = [*plan.sentences(), *plan.details()]
     if json_:
         out.as_json(
             {

@@ -24,16 +24,16 @@ from dalsegno.cli.out import cluster_option
 @click.argument("command_", nargs=-1, metavar="[--] [COMMAND]...", type=click.UNPROCESSED)
 def command(name: str | None, host: str | None, user: str | None, command_: tuple[str, ...]) -> None:
     """Open a shell, or run COMMAND, with the cluster's Slurm commands. Exits with the command's exit code."""
-    from dalsegno.cluster import find_place, open_local
+    from dalsegno.cluster import find_place, open_cluster
     from dalsegno.system.execute import become, run_for_another
 
     place = find_place(name)
     if host or user:
         elevate_to_change(place)
-    target = open_local(place)
-    argv, env = target.shell(list(command_), dict(os.environ), os.getcwd(), host=host, user=user)
-    if user:
-        for line in target.closed_to_users():
-            out.warn(line)
-        raise SystemExit(run_for_another(argv, env, target.uid_of(user)))
-    become(argv, env)
+    target = open_cluster(place)
+    entry = target.shell(list(command_), dict(os.environ), os.getcwd(), host=host, user=user)
+    for line in entry.warnings:
+        out.warn(line)
+    if entry.uid is not None:
+        raise SystemExit(run_for_another(entry.argv, entry.env, entry.uid))
+    become(entry.argv, entry.env)

@@ -24,10 +24,10 @@ NAME_COLUMNS = 40
 @json_option
 def command(name: str | None, json_: bool) -> None:
     """Show the cluster's nodes, daemons and queue, and any problems."""
-    from dalsegno.cluster import find_place, open_local
+    from dalsegno.cluster import find_place, open_cluster
     from dalsegno.spec.facts import facts_to_json
 
-    target = open_local(find_place(name))
+    target = open_cluster(find_place(name))
     status = target.status()
     status = replace(status, problems=(*status.problems, *_problems(target.controller_socket)))
     if json_:

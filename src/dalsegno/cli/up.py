@@ -27,7 +27,7 @@ def command(file: str) -> None:
     cluster = resolve(load_spec(Path(file)))
     place = place_named(cluster.name)
     target = open_target(cluster.target, place)
-    elevate_to_make(place, cluster)
+    elevate_to_make(place, cluster, target)
     may_change(place)
     started = time.monotonic()
     with place.lock(), interruptible(), out.progress() as say:

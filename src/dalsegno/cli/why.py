@@ -180,10 +180,13 @@ def _events(node: str, slurm: SlurmHere) -> list[NodeEvent]:
 def _injected(node: str, slurm: SlurmHere) -> list[Moment]:
     """Return the faults that were injected into the node."""
     from dalsegno.cluster import target_of
+    from dalsegno.targets.base import CanInject
     from dalsegno.why import Moment
 
     target = target_of(slurm)
-    return [Moment(at, "inject", what) for at, what in target.injected_ever(node)] if target else []
+    if target is None or not isinstance(target, CanInject):
+        return []
+    return [Moment(at, "inject", what) for at, what in target.injection_history(node)]
 
 
 def _node_moments(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float | None) -> list[Moment]:

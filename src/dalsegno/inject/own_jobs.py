@@ -61,6 +61,10 @@ class OwnJobs:
             return self.clear(node)  # a worker is either stopped or slow: there is nothing else to keep
         return found if fault is None else []
 
+    def injection_history(self, node: str) -> Sequence[tuple[float, str]]:
+        """Return nothing: there is no folder of a cluster to keep a history in."""
+        return ()
+
     def _ask(self, job: str, node: str, what: str) -> list[InjectedFault]:
         answer = self._enter(job, node, WantedWorker(job, what))
         return [InjectedFault(str(fault), node, time.time()) for fault in answer.get("found", ())]

@@ -34,7 +34,7 @@ from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, write_reason
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 from dalsegno.slurm.parse.jobs import JobList
 from dalsegno.slurm.render import SPARE_REASON
-from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanTell
+from dalsegno.targets.base import CanReadLogs, CanReboot, CanReplace, CanReset
 
 # Protocols of what recovery depends on. The real ones are Slurm's client, the link to the node agents and a target.
 # Fakes of all three are in `fakes`.
@@ -279,15 +279,15 @@ def _take_evidence(action: TakeEvidence, id: str, at: float, hands: Hands) -> st
         "jobs.txt": "".join(f"{one_line(text)}\n" for text in lines),  # job names are user input
     }
     found = hands.agents.evidence(node)
-    instead = _last_words(node, hands) if is_empty(found) else {}
+    instead = _read_logs(node, hands) if is_empty(found) else {}
     return str(save_evidence(hands.evidence, node, merge_evidence(found, instead, own), at, id))
 
 
-def _last_words(node: str, hands: Hands) -> Mapping[str, str]:
+def _read_logs(node: str, hands: Hands) -> Mapping[str, str]:
     """Return what the target knows of a node whose agent does not answer. Incomplete evidence is better than none."""
-    if not isinstance(hands.target, CanTell):
+    if not isinstance(hands.target, CanReadLogs):
         return {INCOMPLETE: "machine: this target keeps no logs of a node that does not answer"}
     try:
-        return hands.target.last_words(node) or {INCOMPLETE: "machine: the target has no logs of it"}
+        return hands.target.read_logs(node) or {INCOMPLETE: "machine: the target has no logs of it"}
     except (DalsegnoError, OSError) as error:
         return {INCOMPLETE: f"machine: {error}"}

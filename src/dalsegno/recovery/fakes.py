@@ -335,7 +335,7 @@ class FakeTarget:
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
 
-    def last_words(self, node: str) -> Mapping[str, str]:
+    def read_logs(self, node: str) -> Mapping[str, str]:
         return {"console.log": "kernel panic"}
 
     def is_off(self, node: str) -> bool:

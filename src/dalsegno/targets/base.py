@@ -1,17 +1,24 @@
-"""What every target is: it plans, applies a plan, tells its status and takes the cluster down."""
+"""The contract of every target: plan, apply, status, shell, and what it can do to single nodes.
+
+Code outside `targets/` uses only this module, `registry` and `folder`. Abilities that not every target has are
+protocols of their own (`CanReplace`, `CanInject`): ask with `isinstance`, or get a clear error from `require`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from dalsegno.slurm.facts import JobState
+from dalsegno.errors import TargetError
+from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.spec.facts import Cluster
 
 if TYPE_CHECKING:  # an ordinary `up` imports nothing of fault injection
     from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
+    from dalsegno.slurm.client import SlurmClient
 
 Say = Callable[[str], None]  # one line of progress
 
@@ -22,14 +29,60 @@ class Plan(Protocol):
     @property
     def empty(self) -> bool: ...
 
+    @property
+    def only_user(self) -> str:
+        """The one account that all jobs run as; "" if the users of the cluster file have accounts of their own."""
+        ...
+
+    @property
+    def import_images(self) -> tuple[str, ...]:
+        """Container images to import once the cluster is up."""
+        ...
+
     def sentences(self) -> list[str]:
-        """The consequences, in words: "adds 2 nodes", "restarts nothing", "ends no job"."""
+        """Return the consequences: "adds 2 nodes", "restarts nothing", "ends no job"."""
+        ...
+
+    def details(self) -> list[str]:
+        """Return what `dalsegno plan` shows in addition."""
         ...
 
 
 @dataclass(frozen=True)
+class Removal:
+    """What `destroy` would take along: unfinished jobs, and home folders that are not empty."""
+
+    jobs: tuple[JobInfo, ...] = ()
+    homes: tuple[str, ...] = ()
+
+    def sentences(self, runs: Collection[str]) -> list[str]:
+        """`runs` are those known to be under way: their jobs are not listed again."""
+        return list(self._sentences(runs))
+
+    def _sentences(self, runs: Collection[str]) -> Iterator[str]:
+        others = [f"{job.label} of {job.user}" for job in self.jobs if job.name not in runs]
+        if runs:
+            yield f"ends {named('run', runs)}"
+        if others:
+            yield f"ends {named('job', others)}"
+        if self.homes:
+            yield f"deletes {named('home folder', self.homes)}, with all runs and checkpoints in them"
+
+
+def named(noun: str, names: Iterable[str]) -> str:
+    """Return `2 nodes (n1, n2)`, with the first names only if there are many."""
+    names = list(names)
+    shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+    return f"{counted(len(names), noun)} ({shown})"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+@dataclass(frozen=True)
 class DaemonStatus:
-    """A daemon of the cluster: where it should run, and whether it does."""
+    """A daemon of the cluster: the host it belongs on, and whether it runs."""
 
     host: str
     name: str
@@ -40,7 +93,7 @@ class DaemonStatus:
 @dataclass(frozen=True)
 class NodeStatus:
     name: str
-    state: str  # sinfo's word: "idle", "drained", "down*"; "off" where its host is; "unknown" where Slurm cannot say
+    state: str  # as sinfo writes it: "idle", "drained", "down*"; "off" if its host is; "unknown" if Slurm cannot say
     reason: str = ""
     partitions: tuple[str, ...] = ()
     gpus: int = 0
@@ -78,7 +131,7 @@ class ClusterPhase(Enum):
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """A cluster as it is now; `problems` say why it is not simply up."""
+    """The present state of a cluster; `problems` say why it is not simply up."""
 
     name: str
     target: str
@@ -90,18 +143,168 @@ class ClusterStatus:
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ClusterSummary:
+    """The line of `dalsegno ls`."""
+
+    target: str
+    phase: ClusterPhase
+    nodes: int
+
+
+@dataclass(frozen=True)
+class ShellEntry:
+    """The command to execute for a shell, or for one command, on the cluster."""
+
+    argv: list[str]
+    env: dict[str, str]
+    uid: int | None = None  # of the user of the cluster that it becomes
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RootUse:
+    """What a new cluster gets only if root makes it. `instead`: what others get; "" if nothing."""
+
+    needs: str
+    instead: str = ""
+
+
+@dataclass(frozen=True)
+class NodeTimes:
+    """How long nodes of this target take: `boot_s` to boot, `gone_s` of silence until a node counts as lost."""
+
+    boot_s: float
+    gone_s: float
+
+
 class Target(Protocol):
     """One cluster on one kind of machine."""
 
+    @property
+    def kind(self) -> str:
+        """The name of the target in cluster files."""
+        ...
+
+    def root_use(self, cluster: Cluster) -> RootUse | None:
+        """Return what root would add to a new cluster; None if it makes no difference."""
+        ...
+
     def plan(self, cluster: Cluster) -> Plan: ...
 
-    def apply(self, plan: Plan, say: Say) -> None: ...
+    def apply(self, plan: Plan, say: Say) -> None:
+        """Carry out a plan. If it is interrupted, the next plan continues from there."""
+        ...
+
+    def import_images(self, plan: Plan, say: Say) -> None:
+        """Import the plan's container images, while the cluster is up and may be used and changed."""
+        ...
+
+    def removal(self) -> Removal: ...
 
     def destroy(self, say: Say) -> bool:
         """Remove everything; False if there was nothing."""
         ...
 
-    def status(self) -> ClusterStatus: ...
+    def status(self) -> ClusterStatus:
+        """Return the state of the cluster, however broken it is."""
+        ...
+
+    def summary(self) -> ClusterSummary:
+        """Return the state in short, without asking a daemon."""
+        ...
+
+    def owner(self) -> int | None:
+        """Return the uid of the person who made the cluster; None if that cannot be read."""
+        ...
+
+    @property
+    def slurm(self) -> SlurmClient: ...
+
+    def slurm_as(self, user: str) -> SlurmClient:
+        """Return Slurm's commands as run by a user of the cluster."""
+        ...
+
+    def slurm_runs(self) -> bool:
+        """Return whether slurmctld can answer: Slurm's own commands wait half a minute for one that is not there."""
+        ...
+
+    @property
+    def controller_socket(self) -> Path: ...
+
+    def user_env(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that make a shell with `env` use this cluster."""
+        ...
+
+    def shell(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        *,
+        host: str | None = None,
+        user: str | None = None,
+    ) -> ShellEntry:
+        """Return the way to a shell, or to one command, on the login node, on the head or on `host`."""
+        ...
+
+    def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
+        """Return the way to run one command on a node, as a service of the node would run it."""
+        ...
+
+    def job_images(self) -> str:
+        """Return the folder where jobs find container images by name; "" if each user has a folder of their own."""
+        ...
+
+    @property
+    def node_times(self) -> NodeTimes: ...
+
+
+@runtime_checkable
+class CanReset(Protocol):
+    """A target that can reset a node's GPUs while the node stays up."""
+
+    def reset_gpus(self, node: str) -> None: ...
+
+
+@runtime_checkable
+class CanReboot(Protocol):
+    """A target that can reboot a node that is on, hangs or is off. Slurm must have set the node down before."""
+
+    def reboot(self, node: str) -> None: ...
+
+
+@runtime_checkable
+class CanReplace(Protocol):
+    """A target that can put another machine in a node's place, under the same name. When this returns, the old machine
+    is off and the new one is on its way. It may be called again for the same node."""
+
+    def replace(self, node: str) -> None: ...
+
+
+@runtime_checkable
+class CanResize(Protocol):
+    """A target that can change the number of a partition's nodes without a new cluster file."""
+
+    def resize(self, partition: str, nodes: int) -> None: ...
+
+
+@runtime_checkable
+class CanSeePower(Protocol):
+    """A target that knows whether a machine is off, as a BMC or a cloud's API does."""
+
+    def is_off(self, node: str) -> bool:
+        """Return whether it is certainly off, and so will not come back by itself. Never waits for long."""
+        ...
+
+
+@runtime_checkable
+class CanReadLogs(Protocol):
+    """A target that can read the console or the logs of a machine that does not answer any more."""
+
+    def read_logs(self, node: str) -> Mapping[str, str]:
+        """Return texts by file name, without waiting for the machine."""
+        ...
 
 
 @runtime_checkable
@@ -120,42 +323,26 @@ class CanInject(Protocol):
         """Undo all faults of a node that last, or only this one, and return them."""
         ...
 
-
-@runtime_checkable
-class CanReset(Protocol):
-    """A target that can reset a node's GPUs while the node stays up."""
-
-    def reset_gpus(self, node: str) -> None: ...
-
-
-@runtime_checkable
-class CanReboot(Protocol):
-    """A target that can boot a node anew, whether it is on, hangs or is off. Slurm must not count on it meanwhile."""
-
-    def reboot(self, node: str) -> None: ...
-
-
-@runtime_checkable
-class CanReplace(Protocol):
-    """A target that can put another machine in a node's place, under the same name. The old one is off when this
-    returns, and the new one on its way; both words may be said again."""
-
-    def replace(self, node: str) -> None: ...
-
-
-@runtime_checkable
-class CanSeePower(Protocol):
-    """A target that knows whether a machine is off, as a BMC or a cloud's API does."""
-
-    def is_off(self, node: str) -> bool:
-        """Whether that is certain: then it does not come back by itself. May not wait for an answer for long."""
+    def injection_history(self, node: str) -> Sequence[tuple[float, str]]:
+        """Return when faults were injected into a node, or undone by hand."""
         ...
 
 
-@runtime_checkable
-class CanTell(Protocol):
-    """A target that knows something of a machine that cannot speak any more: its console, its logs."""
+_Ability = TypeVar("_Ability")
+_ABILITIES: dict[type[Any], tuple[str, str]] = {  # what each is for, and what to do without it
+    CanReset: ("reset GPUs", "reboot or replace the node"),
+    CanReboot: ("reboot nodes", "reboot the machine by hand"),
+    CanReplace: ("replace nodes", "replace the machine by hand, then run `dalsegno up`"),
+    CanResize: ("resize partitions", "change `nodes` in the cluster file, then run `dalsegno up`"),
+    CanSeePower: ("see whether machines are off", ""),
+    CanReadLogs: ("read the logs of machines that are off", ""),
+    CanInject: ("inject faults", "use a cluster with `target: local`: `dalsegno ls` shows them"),
+}
 
-    def last_words(self, node: str) -> Mapping[str, str]:
-        """As files, by name. None of it may wait for the machine."""
-        ...
+
+def require(target: Target, ability: type[_Ability]) -> _Ability:
+    """Return the target as one that has this ability; raise TargetError if it has not."""
+    if isinstance(target, ability):
+        return target
+    purpose, instead = _ABILITIES[ability]
+    raise TargetError(f"target `{target.kind}` cannot {purpose}", hint=instead)

@@ -21,6 +21,7 @@ from dalsegno.system.hosts import HostPlan, boot, has_its_files, host_process, r
 from dalsegno.system.machine import MachineFacts
 from dalsegno.system.processes import Runner
 from dalsegno.targets.base import Say
+from dalsegno.targets.folder import write_applied
 from dalsegno.targets.local.accounting import fill_database, register_cluster, update_people, update_reservations
 from dalsegno.targets.local.daemons import (
     check_settings,
@@ -33,7 +34,7 @@ from dalsegno.targets.local.daemons import (
 from dalsegno.targets.local.desired import File
 from dalsegno.targets.local.drain import drain_and_wait, lost_nodes, set_down_and_wait, wait_for_nodes
 from dalsegno.targets.local.fault_access import clear_faults, write_hardware
-from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, write_applied, write_state
+from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, write_state
 from dalsegno.targets.local.machine_room import draw_secret
 from dalsegno.targets.local.network import plug_in, remove_hosts
 from dalsegno.targets.local.nodes import LocalNodes

@@ -1,63 +1,27 @@
-"""The state folder of a local cluster: every path in it has a name here."""
+"""The state folder of a local cluster: every path in it has a name here, or in `ClusterFolder`."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
 
 from dalsegno.errors import DalsegnoError, TargetError
-from dalsegno.spec.facts import Cluster, facts_from_json, facts_to_json
-from dalsegno.system.files import damaged, read_json, write_atomic
+from dalsegno.spec.facts import facts_to_json
+from dalsegno.system.files import write_atomic
+from dalsegno.targets.folder import ClusterFolder, read_facts
 from dalsegno.targets.local.placement import Placement
 
 STRANGE = ',#%"\\:=[]'  # each seen to break munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf
-IDENTITY = "cluster-id"  # beside slurm.conf, which is all that a run knows of its cluster
 SOCKET_PATH_MAX = 107  # a unix socket's name, less the closing zero
 
 
 @dataclass(frozen=True)
-class Folder:
-    """`root` is the cluster's own folder; all of the cluster is below it."""
-
-    root: Path
-
-    @property
-    def name(self) -> str:
-        return self.root.name
-
-    @property
-    def id(self) -> str:
-        """A short name for links and cgroups that two clusters never share."""
-        return hashlib.blake2b(str(self.root).encode(), digest_size=4).hexdigest()
-
-    @property
-    def state(self) -> Path:
-        """Placement and phase: written before anything is made, so that all of it can be found again."""
-        return self.root / "state.json"
-
-    @property
-    def applied(self) -> Path:
-        """The resolved cluster that was last brought up whole."""
-        return self.root / "cluster.json"
-
-    @property
-    def etc(self) -> Path:
-        return self.root / "etc"
-
-    @property
-    def slurm_conf(self) -> Path:
-        return self.etc / "slurm.conf"
-
-    @property
-    def identity(self) -> Path:
-        """Drawn when the cluster is made: another of the same name, whose jobs count from 1 again, has another."""
-        return self.slurm_conf.with_name(IDENTITY)
+class Folder(ClusterFolder):
+    """The paths of a local cluster; all of the cluster is below `root`."""
 
     @property
     def native(self) -> Path:
@@ -65,26 +29,8 @@ class Folder:
         return self.root / "native"
 
     @property
-    def unpacked(self) -> Path:
-        """Images for users whose kernel cannot mount them, a folder for each user."""
-        return self.root / "unpacked"
-
-    @property
-    def run(self) -> Path:
-        return self.root / "run"
-
-    @property
     def munge_socket(self) -> Path:
         return self.run / "munge.sock"
-
-    @property
-    def controller_socket(self) -> Path:
-        return self.run / "controller.sock"
-
-    @property
-    def runs(self) -> Path:
-        """A file for each run that the controller keeps: its coordinator's PID and start."""
-        return self.root / "controller" / "runs"
 
     @property
     def secret(self) -> Path:
@@ -152,16 +98,6 @@ class Folder:
         """Where the machine room is asked to boot, replace or reset a node."""
         return self.secret / "room.sock"
 
-    @property
-    def lock(self) -> Path:
-        """Held by an `up` or a `down`. Outside: it outlives the cluster."""
-        return self.root.parents[1] / "locks" / f"{self.name}.lock"
-
-    @property
-    def room_lock(self) -> Path:
-        """Held by the machine room while it works on a node."""
-        return self.lock.with_suffix(".room")
-
     def machine(self, node: str) -> Path:
         """Which machine has the node's name: drawn anew for each that takes its place."""
         return self.host(node) / "machine"
@@ -195,9 +131,6 @@ class Folder:
             )
 
 
-# ---- What a local cluster remembers of itself between commands.
-
-
 class ApplyStage(Enum):
     """How far the last command came."""
 
@@ -208,34 +141,19 @@ class ApplyStage(Enum):
 
 @dataclass(frozen=True)
 class ClusterState:
-    """`phase` says how far the last command came; `registered`, whether slurmdbd knows the cluster; `owner` is the uid
-    of the person whose it is: who made it, with sudo or without."""
+    """The state file. `phase` says how far the last command came; `registered`, whether slurmdbd knows the cluster;
+    `owner` is the uid of the person who made it, with sudo or without."""
 
     phase: ApplyStage
     placement: Placement
     slurm_version: str
     registered: bool = False
     owner: int = 0
-
-
-T = TypeVar("T")
-
-
-def _read(kind: type[T], path: Path) -> T | None:
-    """None only where there is no file: one that cannot be understood must not pass for a cluster that is not there."""
-    if not path.exists():
-        return None
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise damaged(path, "not a JSON object")
-    try:
-        return facts_from_json(kind, value)
-    except (DalsegnoError, TypeError, KeyError, ValueError, AttributeError) as error:
-        raise damaged(path, str(error)) from error
+    target: str = "local"
 
 
 def read_state(folder: Folder) -> ClusterState | None:
-    return _read(ClusterState, folder.state)
+    return read_facts(ClusterState, folder.state)
 
 
 def read_state_leniently(folder: Folder) -> ClusterState | None:
@@ -248,11 +166,3 @@ def read_state_leniently(folder: Folder) -> ClusterState | None:
 
 def write_state(folder: Folder, state: ClusterState) -> None:
     write_atomic(folder.state, json.dumps(facts_to_json(state), indent=1))
-
-
-def read_applied(folder: Folder) -> Cluster | None:
-    return _read(Cluster, folder.applied)
-
-
-def write_applied(folder: Folder, cluster: Cluster) -> None:
-    write_atomic(folder.applied, json.dumps(facts_to_json(cluster), indent=1))

@@ -144,7 +144,7 @@ class MachineRoomServer:
     @contextlib.contextmanager
     def _alone(self) -> Any:
         """Not beside an `up` or `down`: they do not begin while we work, and while they do, we refuse."""
-        with locked(self.folder.room_lock, f"{self.folder.name}", shared=True):
+        with locked(self.folder.node_lock, f"{self.folder.name}", shared=True):
             with locked(self.folder.lock, f"{self.folder.name}", shared=True):
                 pass  # nobody is: and whoever comes now waits for us
             yield

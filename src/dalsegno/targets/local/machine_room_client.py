@@ -18,7 +18,7 @@ LOOK_S = 1.0  # a look at its power is nearly for nothing
 
 
 class MachineRoom:
-    """A local cluster's `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanTell`. Slurm must have let
+    """A local cluster's `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanReadLogs`. Slurm must have let
     go of a node before it is touched.
 
     A room that dies over its work is asked again, for as long as its host takes to start another.
@@ -36,7 +36,7 @@ class MachineRoom:
     def replace(self, node: str) -> None:
         self._ask("replace", node)
 
-    def last_words(self, node: str) -> dict[str, str]:
+    def read_logs(self, node: str) -> dict[str, str]:
         """What its daemons logged and its simulated hardware said, from outside of it: it need not be on."""
         folder = self.folder.host(node)
         files = [*sorted(folder.glob("*.log")), self.folder.telemetry(node)]

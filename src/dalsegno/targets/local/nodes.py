@@ -12,7 +12,8 @@ from dalsegno.system.children import Process, arguments, descendants, environmen
 from dalsegno.system.files import locked
 from dalsegno.system.hosts import host_process, read_plan, reload, write_plan
 from dalsegno.system.processes import Runner
-from dalsegno.targets.local.folder import ApplyStage, Folder, read_applied, read_state
+from dalsegno.targets.folder import read_applied
+from dalsegno.targets.local.folder import ApplyStage, Folder, read_state
 from dalsegno.targets.local.network import port_name
 from dalsegno.targets.local.placement import SWITCH, VIRTUAL, Placement
 

@@ -8,9 +8,10 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.files import read_text
 from dalsegno.system.hosts import has_its_files, host_process, service_facts
+from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.desired import Desired
 from dalsegno.targets.local.fault_access import faults_of
-from dalsegno.targets.local.folder import ClusterState, Folder, read_applied
+from dalsegno.targets.local.folder import ClusterState, Folder
 from dalsegno.targets.local.plan import Observed, RunningJob
 
 

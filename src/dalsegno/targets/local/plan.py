@@ -9,6 +9,7 @@ from dalsegno.errors import TargetError
 from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import ServiceFact
+from dalsegno.targets.base import counted, named
 from dalsegno.targets.local.desired import Desired, File
 from dalsegno.targets.local.folder import ApplyStage, ClusterState
 from dalsegno.targets.local.placement import Placement
@@ -68,6 +69,7 @@ class LocalPlan:
     limits: str = ""  # what jobs are held to: for who asks what would be made, not for who makes it
     containers: bool | None = None  # they are switched on or off; None: they stay as they are
     no_containers: str = ""  # why there are none, where the file leaves it to the machine
+    only_user: str = ""  # the account that all jobs run as on loopback ports
 
     @property
     def empty(self) -> bool:
@@ -90,6 +92,9 @@ class LocalPlan:
             return ["nothing to do: the cluster is as the file says", *without]
         said = self.left_out if "etc/passwd" in self.write else ()
         return [*_changes(self), *said, *without, *_imports(self), _restarts(self), _jobs(self)]
+
+    def details(self) -> list[str]:
+        return [self.limits] if self.fresh else []
 
 
 def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Observed) -> LocalPlan:
@@ -206,14 +211,15 @@ def _refuse_impossible(before: Cluster, wanted: Cluster) -> None:
 def _creation(plan: LocalPlan) -> str:
     nodes = [node for node in plan.cluster.nodes if not node.spare]
     spares = len(plan.cluster.nodes) - len(nodes)
-    with_spares = f" and {_count(spares, 'spare')}" if spares else ""
+    with_spares = f" and {counted(spares, 'spare')}" if spares else ""
     gpus = sum(node.gpus for node in nodes)
     kind = "simulated " if plan.placement.gpus_simulated else ""
-    with_gpus = f" with {_count(gpus, f'{kind}GPU')}" if gpus else ""
+    with_gpus = f" with {counted(gpus, f'{kind}GPU')}" if gpus else ""
     with_accounting = "with" if plan.cluster.slurm.accounting else "without"
+    count = counted(len(nodes), f"{plan.placement.hosts} node")
     return (
-        f"creates {plan.cluster.name}: {_count(len(nodes), f'{plan.placement.hosts} node')}{with_gpus}{with_spares} in "
-        f"{_count(len(plan.cluster.partitions), 'partition')}, {with_accounting} accounting"
+        f"creates {plan.cluster.name}: {count}{with_gpus}{with_spares} in "
+        f"{counted(len(plan.cluster.partitions), 'partition')}, {with_accounting} accounting"
     )
 
 
@@ -261,14 +267,3 @@ def _jobs(plan: LocalPlan) -> str:
     if plan.wait_for:
         return f"waits for {named('job', plan.wait_for)} to end first; ends no job"
     return "ends no job"
-
-
-def named(noun: str, names: Iterable[str]) -> str:
-    """`2 nodes (n1, n2)`, and of many the first."""
-    names = list(names)
-    shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
-    return f"{_count(len(names), noun)} ({shown})"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

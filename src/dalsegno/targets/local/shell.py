@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from shlex import join
 from typing import NamedTuple
 
 from dalsegno.errors import TargetError, UsageError
-from dalsegno.programs import launcher
+from dalsegno.programs import launcher, own_argv
 from dalsegno.runs.auto_resume.decide import NOTES
 from dalsegno.runs.coordinator.liveness import NODE_TIMEOUT
 from dalsegno.system.children import Process
 from dalsegno.system.files import read_text
 from dalsegno.system.hosts import host_process
 from dalsegno.system.machine import program
+from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.daemons import slurm_env
-from dalsegno.targets.local.folder import ClusterState, Folder, read_applied, read_state
+from dalsegno.targets.local.folder import ClusterState, Folder, read_state
 from dalsegno.targets.local.placement import SHELL, VIRTUAL
 
 ON_ONE_MACHINE_S = "1.5"  # no real network lies between its hosts: a silent one is sooner known to be lost
@@ -126,27 +124,12 @@ def _host(folder: Folder, name: str | None, state: ClusterState | None) -> Proce
     return host_process(folder.host(chosen))
 
 
-# ---- `dalsegno` as one of the cluster's commands, for whoever has those in front of their PATH: in a job's step
-# too.
-
-
-# By paths and not by `-m dalsegno`: neither the working folder nor a user's PYTHONPATH reaches into what is imported.
-START = "import sys; sys.path[:0] = {own!r}; sys.path += {others!r}; from dalsegno.cli.main import main; main()"
-
 RESUME = "dalsegno-resume"
 
 
 def own_command() -> str:
     """A script that starts this very program with this very Python, wherever both can be seen."""
     return f'#!/bin/sh\nexec {join(own_argv())} "$@"\n'
-
-
-def own_argv() -> list[str]:
-    """Return the words before our arguments that start this very program, whatever the environment says."""
-    own, click = Path(__file__).resolve().parents[3], find_spec("click")
-    others = [str(Path(click.origin).parents[1])] if click and click.origin else []
-    start = START.format(own=[str(own)], others=others)
-    return [sys.executable, "-I", "-c", start]
 
 
 def resume_command() -> str:

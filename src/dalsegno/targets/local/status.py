@@ -12,9 +12,10 @@ from dalsegno.slurm.facts import JobInfo, NodeInfo
 from dalsegno.spec.facts import Cluster, Node
 from dalsegno.system.files import read_json
 from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, service_facts
-from dalsegno.targets.base import ClusterPhase, ClusterStatus, DaemonStatus, JobStatus, NodeStatus
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, ClusterSummary, DaemonStatus, JobStatus, NodeStatus
+from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.fault_access import faults_of
-from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, read_applied, read_state
+from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, read_state
 from dalsegno.targets.local.observe import controller_runs, host_folders
 from dalsegno.targets.local.placement import LOOPBACK, Placement
 
@@ -60,15 +61,15 @@ def _advice(state: ClusterState, applied: Cluster | None) -> list[str]:
     return ["it is half-made: `dalsegno up` finishes it, `dalsegno down` removes it"]
 
 
-def read_summary(folder: Folder) -> dict[str, str | int]:
+def read_summary(folder: Folder) -> ClusterSummary:
     try:
         state, applied = read_state(folder), read_applied(folder)
     except DalsegnoError:
-        return {"target": "local", "phase": ClusterPhase.DAMAGED.value, "nodes": 0}
+        return ClusterSummary("local", ClusterPhase.DAMAGED, 0)
     phase = _phase(state, [], applied) if state else ClusterPhase.GONE
     if phase is ClusterPhase.UP and applied and not _is_alive(folder, applied.head):
         phase = ClusterPhase.STOPPED
-    return {"target": "local", "phase": phase.value, "nodes": len(applied.nodes) if applied else 0}
+    return ClusterSummary("local", phase, len(applied.nodes) if applied else 0)
 
 
 def _is_alive(folder: Folder, host: str) -> bool:

@@ -1,11 +1,11 @@
-"""The local target: looks, plans, applies, tells, removes. The parts do the work; this joins them."""
+"""The local target: joins the modules that observe, plan, apply, report and remove."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,26 +21,27 @@ from dalsegno.system.hosts import PACKAGES
 from dalsegno.system.machine import DAEMONS, MachineFacts, look, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
 from dalsegno.system.processes import LocalRunner, Runner
-from dalsegno.targets.base import ClusterStatus, Plan, Say
+from dalsegno.targets.base import ClusterStatus, ClusterSummary, NodeTimes, Plan, Removal, RootUse, Say, ShellEntry
+from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.apply import ApplySite, apply
 from dalsegno.targets.local.daemons import NODE_PATH, node_env, slurm_env
-from dalsegno.targets.local.desired import desired, images_folder, limits_sentence
+from dalsegno.targets.local.desired import desired, images_folder, jobs_images, limits_sentence
 from dalsegno.targets.local.fault_access import LocalAccess, clear_faults
 from dalsegno.targets.local.folder import (
     ApplyStage,
     ClusterState,
     Folder,
-    read_applied,
     read_state,
     read_state_leniently,
     write_state,
 )
 from dalsegno.targets.local.images import import_all, present
+from dalsegno.targets.local.machine_room_client import MachineRoom
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes
 from dalsegno.targets.local.observe import controller_runs, observe
 from dalsegno.targets.local.people import People, shared_accounts
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
-from dalsegno.targets.local.plan import LocalPlan, make_plan, named
+from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.shell import enter, entrance, person_uid, user_env
 from dalsegno.targets.local.status import read_status, read_summary
 from dalsegno.targets.local.sweep import sweep
@@ -48,32 +49,9 @@ from dalsegno.targets.local.sweep import sweep
 if TYPE_CHECKING:
     from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
 
-# ---- What goes with a cluster that is taken down, in consequences. Pure, but for the looking.
-
-
-@dataclass(frozen=True)
-class Removal:
-    """`jobs` are those that are not over; `homes` the users' folders that hold something."""
-
-    jobs: tuple[JobInfo, ...] = ()
-    homes: tuple[str, ...] = ()
-
-    def sentences(self, runs: Collection[str]) -> list[str]:
-        """`runs` are those known to be under way: their jobs are not told of again."""
-        return list(self._sentences(runs))
-
-    def _sentences(self, runs: Collection[str]) -> Iterator[str]:
-        others = [f"{job.label} of {job.user}" for job in self.jobs if job.name not in runs]
-        if runs:
-            yield f"ends {named('run', runs)}"
-        if others:
-            yield f"ends {named('job', others)}"
-        if self.homes:
-            yield f"deletes {named('home folder', self.homes)}, with all runs and checkpoints in them"
-
 
 def look_at(folder: Folder, slurm: SlurmClient) -> Removal:
-    """Of a cluster that is damaged, what can be seen."""
+    """Return what can be seen, even if the cluster is damaged."""
     return Removal(_jobs(folder, slurm), _homes(folder))
 
 
@@ -90,10 +68,8 @@ def _homes(folder: Folder) -> tuple[str, ...]:
     return ()
 
 
-# ---- The local target: looks, plans, applies, tells, removes. The parts do the work; this joins them.
-
-
 STATUS_S = 5.0
+TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a virtual host boots in 0.5 s; a shorter silence was only a cable
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 
@@ -107,9 +83,18 @@ class LocalTarget:
         self.runner = runner or LocalRunner()
         self.slurm = self._client()
 
+    @property
+    def kind(self) -> str:
+        return "local"
+
     @cached_property
     def machine(self) -> MachineFacts:
         return look(self.runner)
+
+    def root_use(self, cluster: Cluster) -> RootUse | None:
+        if cluster.local.hosts == LOOPBACK:
+            return None
+        return RootUse("virtual hosts", "processes on loopback ports" if cluster.local.hosts == "auto" else "")
 
     def plan(self, cluster: Cluster) -> LocalPlan:
         self.folder.check([node.name for node in cluster.nodes])
@@ -131,7 +116,8 @@ class LocalTarget:
         plan = make_plan(cluster, placement, wanted, replace(seen, images=images))
         left_out = (*plan.left_out, *self._fall_back(cluster, placement))
         limits = limits_sentence(cluster, placement, self.machine)
-        return replace(plan, left_out=left_out, limits=limits, no_containers=no_containers)
+        only_user = self.machine.user if placement.hosts == LOOPBACK else ""
+        return replace(plan, left_out=left_out, limits=limits, no_containers=no_containers, only_user=only_user)
 
     def _settle_containers(self, cluster: Cluster) -> tuple[Cluster, str]:
         """Whether there are any, where the file leaves it to the machine; and why not."""
@@ -159,8 +145,7 @@ class LocalTarget:
         return []
 
     def apply(self, plan: Plan, say: Say) -> None:
-        if not isinstance(plan, LocalPlan):
-            raise TypeError(f"not a plan of the local target: {plan!r}")
+        plan = _own(plan)
         if not plan.changes:
             return
         if plan.blocked:
@@ -181,8 +166,8 @@ class LocalTarget:
             say("that failed: putting the cluster back as it was")
             self._put_back(site, before, state, error)
 
-    def import_images(self, plan: LocalPlan, say: Say) -> None:
-        """Those that the plan names. The cluster is up already, and may be used and changed meanwhile."""
+    def import_images(self, plan: Plan, say: Say) -> None:
+        plan = _own(plan)
         import_all(images_folder(plan.cluster, self.folder), plan.import_images, say, plan.cluster.name)
 
     def _put_back(self, site: ApplySite, before: Cluster, state: ClusterState, error: DalsegnoError) -> NoReturn:
@@ -204,7 +189,6 @@ class LocalTarget:
         ) from error
 
     def removal(self) -> Removal:
-        """What `destroy` would take along."""
         return look_at(self.folder, self._client(self._way_in(), timeout_s=STATUS_S))
 
     def destroy(self, say: Say) -> bool:
@@ -224,19 +208,35 @@ class LocalTarget:
         except DalsegnoError:
             return []  # a cluster that is damaged: its status is what we are about to tell
 
-    def summary(self) -> dict[str, str | int]:
-        """The line of `ls`: cheap, asks no daemon."""
+    def summary(self) -> ClusterSummary:
         return read_summary(self.folder)
 
+    def owner(self) -> int | None:
+        state = read_state_leniently(self.folder)
+        try:
+            return self.folder.root.stat().st_uid or (state.owner if state else 0)
+        except OSError:
+            return None
+
+    def slurm_runs(self) -> bool:
+        return controller_runs(self.folder)
+
     def user_env(self, env: Mapping[str, str]) -> dict[str, str]:
-        """What puts this cluster into a shell that has `env`."""
         return user_env(self.folder, env)
 
     def shell(
-        self, command: Sequence[str], env: Mapping[str, str], cwd: str, host: str | None, user: str | None
-    ) -> tuple[list[str], dict[str, str]]:
-        """What to become for a shell, or one command, on the cluster."""
-        return enter(self.folder, command, env, cwd, host=host, user=user)
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        *,
+        host: str | None = None,
+        user: str | None = None,
+    ) -> ShellEntry:
+        argv, full = enter(self.folder, command, env, cwd, host=host, user=user)
+        if user is None:
+            return ShellEntry(argv, full)
+        return ShellEntry(argv, full, person_uid(self.folder, user), tuple(self.closed_to_users()))
 
     def closed_to_users(self) -> list[str]:
         """What keeps the cluster's users from running anything of ours: a clone below /root, for instance."""
@@ -246,23 +246,42 @@ class LocalTarget:
         fix = "move the clone to a folder that all may read, such as /opt, and run its set-up there"
         return [f"the cluster's users cannot read {closed}, so their runs will fail: {fix}"]
 
-    def uid_of(self, user: str) -> int:
-        """The uid of a user on the cluster's hosts."""
-        return person_uid(self.folder, user)
-
-    def on_node(
-        self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str
-    ) -> tuple[list[str], dict[str, str]]:
-        """What to become for one command on a node, as a service of the node would run it."""
+    def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
         nodes = self._nodes()
         nodes.node(node)
         argv, full = enter(self.folder, command, env, cwd, host=node if nodes.virtual else None)
-        return argv, {**full, "SLURMD_NODENAME": node, **node_env(self.folder, node)}
+        return ShellEntry(argv, {**full, "SLURMD_NODENAME": node, **node_env(self.folder, node)})
 
     @property
     def controller_socket(self) -> Path:
-        """Where the cluster's controller is asked to keep a run."""
         return self.folder.controller_socket
+
+    def job_images(self) -> str:
+        applied = read_applied(self.folder)
+        return jobs_images(applied, self.folder) if applied else ""
+
+    @property
+    def node_times(self) -> NodeTimes:
+        return TIMES
+
+    @cached_property
+    def _room(self) -> MachineRoom:
+        return MachineRoom(self.folder.root)
+
+    def reset_gpus(self, node: str) -> None:
+        self._room.reset_gpus(node)
+
+    def reboot(self, node: str) -> None:
+        self._room.reboot(node)
+
+    def replace(self, node: str) -> None:
+        self._room.replace(node)
+
+    def is_off(self, node: str) -> bool:
+        return self._room.is_off(node)
+
+    def read_logs(self, node: str) -> Mapping[str, str]:
+        return self._room.read_logs(node)
 
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
         from dalsegno.inject.injection import inject
@@ -281,8 +300,7 @@ class LocalTarget:
         nodes = self._nodes()
         return [one for node in nodes.cluster.nodes for one in injected(LocalAccess(nodes), node.name)]
 
-    def injected_ever(self, node: str) -> list[tuple[float, str]]:
-        """Return when faults were injected into a node, or undone by hand."""
+    def injection_history(self, node: str) -> list[tuple[float, str]]:
         from dalsegno.inject.records import read_history
 
         return read_history(self.folder.faults(node))
@@ -294,11 +312,10 @@ class LocalTarget:
         return open_nodes(self.runner, self.folder)
 
     def ask(self, *argv: str) -> str:
-        """What a command of Slurm's prints, as it prints it."""
+        """Return the output of one of Slurm's commands."""
         return self.runner.run(argv, env={"PATH": NODE_PATH, **slurm_env(self.folder)}, timeout_s=60).checked().stdout
 
     def slurm_as(self, user: str) -> SlurmClient:
-        """Slurm as one of the cluster's users speaks to it (root, virtual hosts)."""
         return self._client(entrance(self.folder, "/", user=user))
 
     def _client(self, prefix: Sequence[str] = (), timeout_s: float = 30) -> SlurmClient:
@@ -340,3 +357,9 @@ class LocalTarget:
         """Each cluster looks from a place of its own, so that two that come up at once do not choose the same."""
         start = FIRST_PORT + int(self.folder.id, 16) % ((LAST_PORT - FIRST_PORT) // 2)
         return first_free_run(count, start, LAST_PORT, taken) or first_free_run(count, FIRST_PORT, LAST_PORT, taken)
+
+
+def _own(plan: Plan) -> LocalPlan:
+    if not isinstance(plan, LocalPlan):
+        raise TypeError(f"not a plan of the local target: {plan!r}")
+    return plan

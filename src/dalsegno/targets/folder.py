@@ -1,0 +1,122 @@
+"""The state folder of a cluster: the part that is the same for every target."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.spec.facts import Cluster, facts_from_json, facts_to_json
+from dalsegno.system.files import damaged, read_json, read_text, write_atomic
+
+IDENTITY = "cluster-id"  # beside slurm.conf, which is all that a run knows of its cluster
+OLDEST_TARGET = "local"  # of state files that do not name their target
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ClusterFolder:
+    """`root` is the cluster's own folder, HOME/clusters/NAME."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def id(self) -> str:
+        """A short name for links and cgroups that two clusters never share."""
+        return hashlib.blake2b(str(self.root).encode(), digest_size=4).hexdigest()
+
+    @property
+    def state(self) -> Path:
+        """Written by the target before it makes anything, so that all of it can be found again."""
+        return self.root / "state.json"
+
+    @property
+    def applied(self) -> Path:
+        """The resolved cluster file of the last `up` that was completed."""
+        return self.root / "cluster.json"
+
+    @property
+    def etc(self) -> Path:
+        return self.root / "etc"
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.etc / "slurm.conf"
+
+    @property
+    def identity(self) -> Path:
+        """Random, made with the cluster: a later cluster of the same name, whose job ids start at 1, has another."""
+        return self.slurm_conf.with_name(IDENTITY)
+
+    @property
+    def unpacked(self) -> Path:
+        """Images for users whose kernel cannot mount them, a folder for each user."""
+        return self.root / "unpacked"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def controller_socket(self) -> Path:
+        return self.run / "controller.sock"
+
+    @property
+    def runs(self) -> Path:
+        """A file for each run that the controller keeps: its coordinator's PID and start."""
+        return self.root / "controller" / "runs"
+
+    @property
+    def lock(self) -> Path:
+        """Held by an `up` or a `down`. It is outside the folder, because it outlives the cluster."""
+        return self.root.parents[1] / "locks" / f"{self.name}.lock"
+
+    @property
+    def node_lock(self) -> Path:
+        """Held by a daemon of the target while it works on a node."""
+        return self.lock.with_suffix(".room")
+
+
+def read_applied(folder: ClusterFolder) -> Cluster | None:
+    return read_facts(Cluster, folder.applied)
+
+
+def write_applied(folder: ClusterFolder, cluster: Cluster) -> None:
+    write_atomic(folder.applied, json.dumps(facts_to_json(cluster), indent=1))
+
+
+def read_facts(kind: type[T], path: Path) -> T | None:
+    """Return None only if there is no file: a damaged one must not look like a cluster that is not there."""
+    if not path.exists():
+        return None
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise damaged(path, "not a JSON object")
+    try:
+        return facts_from_json(kind, value)
+    except (DalsegnoError, TypeError, KeyError, ValueError, AttributeError) as error:
+        raise damaged(path, str(error)) from error
+
+
+def read_target(folder: ClusterFolder) -> str:
+    """Return the name of the target that made the cluster, also of one that is half-made or damaged."""
+    for path in (folder.state, folder.applied):
+        try:
+            value = read_json(path)
+        except (DalsegnoError, OSError, ValueError):
+            continue
+        if isinstance(value, dict) and isinstance(value.get("target"), str):
+            return str(value["target"])
+    return OLDEST_TARGET
+
+
+def read_identity(slurm_conf: Path) -> str:
+    """Return the identity of the cluster that this slurm.conf belongs to; "" if Dal Segno did not make it."""
+    return (read_text(slurm_conf.with_name(IDENTITY)) or "").strip()

@@ -1,0 +1,35 @@
+"""Opens targets. This is the only module outside a target that imports one, and only when it is asked for."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dalsegno.errors import TargetError
+from dalsegno.spec.unbuilt import UNBUILT_TARGETS
+from dalsegno.targets.folder import ClusterFolder, read_target
+
+if TYPE_CHECKING:
+    from dalsegno.targets.base import Target
+
+
+def open_target(kind: str, folder: Path) -> Target:
+    """Return the target that makes a cluster of this kind in this state folder."""
+    if kind in UNBUILT_TARGETS:
+        raise TargetError(
+            f"target `{kind}` is not built yet: {UNBUILT_TARGETS[kind]}",
+            hint="use `target: local` for now; `dalsegno validate` checks files for other targets",
+        )
+    if platform.system() != "Linux":
+        raise TargetError(
+            f"`target: local` needs Linux, and this is {platform.system()}", hint="use a remote target from here"
+        )
+    from dalsegno.targets.local import LocalTarget
+
+    return LocalTarget(folder, cache=folder.parents[1] / "cache")
+
+
+def open_existing(folder: Path) -> Target:
+    """Return the target of a cluster that is there, whole or half-made."""
+    return open_target(read_target(ClusterFolder(folder)), folder)
