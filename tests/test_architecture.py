@@ -155,6 +155,7 @@ MAY_NAME_A_TARGET = {
     "programs.py": "daemons are started by name before anything is imported: a table of modules, as strings",
 }
 
+
 class Source(NamedTuple):
     """A module: its dotted name, its file below the package, its imports, and the names it uses."""
 

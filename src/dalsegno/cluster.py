@@ -27,7 +27,7 @@ NODE_S = 30.0  # longer than a daemon of the target works on one node
 
 
 def home(env: Mapping[str, str] = os.environ) -> Path:
-    """Where new clusters are kept: $DALSEGNO_HOME, or the place that fits who we are."""
+    """Return where new clusters are kept: $DALSEGNO_HOME, or the default for root or for a user."""
     if env.get("DALSEGNO_HOME"):
         return Path(env["DALSEGNO_HOME"]).resolve()  # one folder, one name: processes are found by it
     if getattr(os, "geteuid", lambda: 1)() == 0:  # Windows has none
@@ -37,7 +37,7 @@ def home(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def homes(env: Mapping[str, str] = os.environ) -> list[Path]:
-    """Where clusters are looked for: a cluster made with sudo is found by everyone."""
+    """Return where clusters are looked for: everyone also finds those that were made with sudo."""
     return list(dict.fromkeys([home(env)] if env.get("DALSEGNO_HOME") else [home(env), ROOT_HOME]))
 
 
@@ -64,7 +64,7 @@ class ClusterPlace:
 
 
 def places(env: Mapping[str, str] = os.environ) -> list[ClusterPlace]:
-    """Every cluster there is, whole or half-made, one of each name."""
+    """Return every cluster, whole or half-made, one of each name."""
     found: dict[str, ClusterPlace] = {}
     for base in homes(env):
         for folder in sorted((base / "clusters").glob("*/state.json")):
@@ -73,7 +73,7 @@ def places(env: Mapping[str, str] = os.environ) -> list[ClusterPlace]:
 
 
 def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> ClusterPlace:
-    """The cluster of this name, of $DALSEGNO_CLUSTER, or the only one there is."""
+    """Return the cluster of this name, of $DALSEGNO_CLUSTER, or the only one."""
     wanted = name or env.get("DALSEGNO_CLUSTER") or ""
     known = {place.name: place for place in places(env)}
     if wanted in known:
@@ -85,7 +85,7 @@ def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
         )
     if not known:
         raise NotThere(
-            "there is no cluster yet", hint="`dalsegno init` writes a cluster file, `dalsegno up` makes it real"
+            "there is no cluster yet", hint="`dalsegno init` writes a cluster file, `dalsegno up` creates the cluster"
         )
     if len(known) > 1:
         raise UsageError(f"there are {len(known)} clusters: {', '.join(known)}", hint="name one with --cluster NAME")
@@ -93,9 +93,9 @@ def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
 
 
 def place_named(name: str, env: Mapping[str, str] = os.environ) -> ClusterPlace:
-    """Where a cluster of this name is, or would be made."""
+    """Return where a cluster of this name is, or would be made."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise UsageError(f"`{name}` is no name of a cluster", hint="`dalsegno ls` shows their names")
+        raise UsageError(f"invalid cluster name `{name}`", hint="`dalsegno ls` shows their names")
     return {place.name: place for place in places(env)}.get(name) or ClusterPlace(name, home(env))
 
 
@@ -124,7 +124,7 @@ def _refuse_inside_a_host() -> None:
 
 
 def inside_a_host() -> bool:
-    """Whether the first process here is one of ours: then PIDs have other names than on the machine."""
+    """Return whether we run inside a host of a cluster, where PIDs differ from those of the machine."""
     try:
         return Path("/proc/1/comm").read_text(errors="replace").startswith("ds:")
     except OSError:
@@ -137,7 +137,7 @@ def owner_of(place: ClusterPlace) -> int | None:
 
 
 def may_change(place: ClusterPlace) -> None:
-    """Refuse early what only the owner can do."""
+    """Refuse early what only the owner may do."""
     if place.folder.exists() and not os.access(place.folder, os.W_OK):
         owner = owner_of(place)
         name = user_of(owner) if owner is not None else owner_name(place.folder)
@@ -146,7 +146,7 @@ def may_change(place: ClusterPlace) -> None:
 
 @dataclass(frozen=True)
 class SlurmHere:
-    """A Slurm that runs can be handed to, ours or somebody's: what its commands need in their environment."""
+    """A Slurm cluster, ours or not: the environment that its commands need."""
 
     env: Mapping[str, str]
     controller: Path | None = None  # the socket of our own controller, where there may be one
@@ -156,7 +156,7 @@ class SlurmHere:
         return self.client_within(ANSWER_S)
 
     def client_within(self, timeout_s: float) -> SlurmClient:
-        """One that waits no longer for an answer."""
+        """Return a client with this limit on the time of an answer."""
         from dalsegno.slurm.client import SlurmClient
         from dalsegno.system.processes import LocalRunner
 
@@ -164,7 +164,7 @@ class SlurmHere:
 
 
 def find_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> SlurmHere:
-    """The cluster of this name, else the one this shell is on already, else our only one, else the machine's own."""
+    """Return the cluster of this name, else the one this shell uses, else our only one, else the machine's own."""
     if not name and env.get("SLURM_CONF"):
         return _ambient(env)
     if not (name or env.get("DALSEGNO_CLUSTER") or places(env)) and shutil.which("sinfo", path=env.get("PATH")):
@@ -174,7 +174,7 @@ def find_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
 
 
 def foreign_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> SlurmHere | None:
-    """The Slurm that commands would go to, where it is somebody's; None where it is a cluster of ours."""
+    """Return the Slurm that commands would use, if it is not ours; None if it is."""
     if env.get("SLURM_CONF"):
         ours = bool(name or env.get("DALSEGNO_CONTROLLER"))
     else:
@@ -190,7 +190,7 @@ def _ambient(env: Mapping[str, str]) -> SlurmHere:
 
 
 def slurm_of(saved: Mapping[str, str], env: Mapping[str, str] = os.environ) -> SlurmHere:
-    """The Slurm of a run, from the environment that was saved with it; whatever shell we are in now."""
+    """Return the Slurm of a run, from the environment that was saved with it, whatever this shell uses."""
     kept = {key: value for key, value in env.items() if key not in _SAYS_WHICH}
     return _ambient({**kept, **{key: saved[key] for key in _SAYS_WHICH if key in saved}})
 
@@ -245,9 +245,9 @@ def no_answer(of: str = "") -> DalsegnoError:
 
 
 def is_gone(saved: Mapping[str, str], cluster: str) -> bool:
-    """Whether the cluster of a run, of this id, has been taken down, though there may be another of its name.
+    """Return whether the cluster with this id has been taken down, even if there is another of its name.
 
-    Of one that is not ours, whose settings may be kept elsewhere by now, nobody can say.
+    False for a cluster that is not ours: its slurm.conf may only have moved.
     """
     return bool(cluster) and cluster_id(saved) != cluster
 
@@ -256,7 +256,7 @@ _SAYS_WHICH = ("SLURM_CONF", "PATH", "DALSEGNO_CONTROLLER")
 
 
 def images_home(env: Mapping[str, str] = os.environ) -> Path:
-    """Where images are kept: $DALSEGNO_IMAGES, else where jobs of the cluster at hand have theirs, else in our home."""
+    """Return where images are kept: $DALSEGNO_IMAGES, else where jobs of this shell's cluster look, else our home."""
     if env.get("DALSEGNO_IMAGES"):
         return Path(env["DALSEGNO_IMAGES"]).absolute()
     return Path(_images_at_hand(env) or home(env) / "images")
@@ -284,7 +284,7 @@ def _images_at_hand(env: Mapping[str, str]) -> str:
 
 
 def runs_home(env: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's runs are: $DALSEGNO_RUNS, or beside the clusters, or in the user's own folder."""
+    """Return where this user's runs are: $DALSEGNO_RUNS, or beside the clusters, or in the user's own folder."""
     if env.get("DALSEGNO_RUNS"):
         return Path(env["DALSEGNO_RUNS"]).absolute()
     beside = home(env) / "runs"
@@ -292,5 +292,5 @@ def runs_home(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def _may_write(folder: Path) -> bool:
-    """Also where it is not there yet: nothing is made by asking."""
+    """Return whether the folder can be written or made; asking makes nothing."""
     return os.access(next(each for each in (folder, *folder.parents) if each.exists()), os.W_OK)

@@ -234,7 +234,7 @@ def test_unimplemented_target_validates_and_up_refuses_it(tmp_path: Path, target
         (["xyzzy"], 2, "no command `xyzzy`"),
         (["up", "--nonsense"], 2, "No such option"),
         (["status", "extra"], 2, "unexpected extra argument"),
-        (["down", "../../etc"], 2, "`../../etc` is no name of a cluster"),
+        (["down", "../../etc"], 2, "invalid cluster name `../../etc`"),
         (["status", "-M", "../../etc"], 1, "there is no cluster `../../etc`"),
         (["shell", "-M", "nothing", "--", "true"], 1, "there is no cluster `nothing`"),
         (["status"], 1, "there is no cluster yet"),

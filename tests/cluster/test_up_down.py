@@ -119,7 +119,7 @@ def test_nodes_are_added_under_a_running_job(cli: Cli):
     eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
     plan = cli.ok("plan", cli.file(small(4)))
     assert plan.splitlines() == [
-        "adds 2 nodes (train-3, train-4)", "restarts slurmctld and 2 slurmd; running jobs go on", "ends no job",
+        "adds 2 nodes (train-3, train-4)", "restarts slurmctld and 2 slurmd; running jobs continue", "ends no job",
     ]  # fmt: skip
     cli.ok("up")
     assert cli.ok("shell", "--", "srun", "-N2", "-w", "train-[3-4]", "hostname").split().__len__() == 2

@@ -104,16 +104,19 @@ def test_the_faults_are_listed():
         (["xdi", "79", "train-1"], "did you mean `xid`?"),
         (["foo", "train-1"], "`dalsegno inject --list` shows them"),
         (["power-off"], "of which node?"),
-        (["power-off", "train-1", "--for", "5s"], "`--for` says nothing to `power-off`"),
-        (["net-cut", "train-1", "--rank", "0"], "`--rank` says nothing to `net-cut`"),
+        (["power-off", "train-1", "--for", "5s"], "`--for` has no effect on `power-off`"),
+        (["net-cut", "train-1", "--rank", "0"], "`--rank` has no effect on `net-cut`"),
         (["net-cut", "train-1", "--for", "5s", "--clear"], "do not go together"),
         (["xid", "train-1"], "`xid` needs a code"),
         (["xid", "79"], "of which node?"),
-        (["xid", "abc", "train-1"], "`abc` is no code: `xid` has a number such as `dalsegno inject xid 79 train-1`"),
+        (
+            ["xid", "abc", "train-1"],
+            "invalid code `abc`: `xid` needs a number such as `dalsegno inject xid 79 train-1`",
+        ),
         (["xid", "79", "train-1", "train-2"], "such as `dalsegno inject xid 79 NODE`"),
         (["ecc", "train-1", "train-2"], "one node at a time"),
         (["ecc", "79", "train-2"], "one node at a time"),
-        (["slow-gpu", "train-1", "--percent", "3"], "`--percent` says nothing to `slow-gpu`"),
+        (["slow-gpu", "train-1", "--percent", "3"], "`--percent` has no effect on `slow-gpu`"),
     ],
 )
 def test_misunderstandings_are_told(args: list[str], words: str):

@@ -184,7 +184,7 @@ def test_interrupted_up_is_repeated_even_if_nothing_is_missing():
 def test_adding_nodes_does_not_affect_others():
     made = plan(cluster(4), running(cluster(2)))
     assert made.sentences() == [
-        "adds 2 nodes (train-3, train-4)", "restarts slurmctld and 2 slurmd; running jobs go on", "ends no job",
+        "adds 2 nodes (train-3, train-4)", "restarts slurmctld and 2 slurmd; running jobs continue", "ends no job",
     ]  # fmt: skip
     assert made.boot == ("train-3", "train-4") and made.remove_hosts == ()
     assert not [name for name in made.write if name.startswith("hosts/train-1/")]
@@ -201,7 +201,7 @@ def test_removed_nodes_are_drained_and_only_their_jobs_awaited():
     made = plan(cluster(2), replace(running(cluster(3)), jobs=jobs))
     assert made.sentences() == [
         "drains and removes 1 node (train-3)",
-        "restarts slurmctld and 2 slurmd; running jobs go on",
+        "restarts slurmctld and 2 slurmd; running jobs continue",
         "waits for 1 job (7) to end first; ends no job",
     ]
     assert (made.remove_nodes, made.remove_hosts, made.boot) == (("train-3",), ("train-3",), ())
@@ -294,7 +294,7 @@ def test_reconfigurable_change_restarts_nothing(wanted: Cluster):
 def test_change_read_at_start_restarts_only_slurm_daemons(wanted: Cluster):
     made = plan(wanted, running(BASE))
     assert set(made.restart) == {("head", "slurmctld"), ("train-1", "slurmd"), ("train-2", "slurmd")}
-    assert made.sentences()[-2:] == ["restarts slurmctld and 2 slurmd; running jobs go on", "ends no job"]
+    assert made.sentences()[-2:] == ["restarts slurmctld and 2 slurmd; running jobs continue", "ends no job"]
     assert not made.reconfigure
 
 
@@ -315,7 +315,7 @@ def test_backup_controller_gets_a_host_and_daemons_restart():
         ("24.11.5", "restarts nothing"),
         (
             "22.05.8",
-            "restarts slurmctld and 2 slurmd; running jobs go on",
+            "restarts slurmctld and 2 slurmd; running jobs continue",
         ),  # it calls no srun on a host it has no line of
     ],
 )
@@ -397,8 +397,8 @@ def test_dead_host_is_booted_with_its_services():
 
 
 def test_injected_faults_are_cleared():
-    made = plan(BASE, replace(running(BASE), broken=("train-2", "removed-long-ago")))
-    assert made.mend == ("train-2",) and not made.empty
+    made = plan(BASE, replace(running(BASE), faulty=("train-2", "removed-long-ago")))
+    assert made.clear_faults == ("train-2",) and not made.empty
     assert made.sentences() == ["undoes the faults injected into 1 host (train-2)", "restarts nothing", "ends no job"]
 
 

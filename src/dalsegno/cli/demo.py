@@ -1,4 +1,4 @@
-"""`dalsegno demo`: the product on this machine, from nothing to nothing."""
+"""`dalsegno demo`: make a cluster on this machine, play a scene on it, and remove it."""
 
 from __future__ import annotations
 

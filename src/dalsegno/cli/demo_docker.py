@@ -103,6 +103,6 @@ def _show(theirs: Ending, ours: Ending, still: bool) -> None:
 
 
 def _short(cgroup: str) -> str:
-    """Without the part that every process of a virtual host has; a container's long id is cut."""
+    """Return the end of a cgroup path, without the part that all of a virtual host share; long ids are cut."""
     parts = [part[:12] if len(part) == 64 else part for part in cgroup.split("/")]
     return "/".join(parts[-4:])

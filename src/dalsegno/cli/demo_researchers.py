@@ -52,7 +52,7 @@ def _show(outcome: ScenarioOutcome) -> None:
     plain = "utf" not in (sys.stdout.encoding or "").lower()
     out.data("\n" + (draw(bars, solid="#", dotted=".") if plain else draw(bars)))
     out.data(f"dee was refused: {outcome.refusal}\n")
-    out.data("what accounting tells:")
+    out.data("accounting:")
     rows = [
         [str(job.id), job.name, job.user, job.qos, str(job.gpus), f"{job.elapsed_s} s", job.state.name] for job in jobs
     ]

@@ -1,4 +1,4 @@
-"""The scene of a training that survives: a host loses its power, a GPU falls off the bus, the cluster mends itself."""
+"""The scene of a training that survives: a host loses power, a GPU falls off the bus, the cluster repairs itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAY_EVERY_S = 2.0
 
 
 def check(report: str | None) -> None:
-    """Before anything is made."""
+    """Check what the scene needs before anything is made."""
     from dalsegno.cli.drill import check_page
     from dalsegno.runs.submit.program import find_python
 
@@ -39,7 +39,7 @@ def _page(report: str | None) -> Path:
 
 
 def play(place: ClusterPlace, report: str | None, runs: list[RunFolder], keep: bool) -> None:
-    """`runs`: gets those of which nobody will want to know more."""
+    """Play the scene; runs that can be removed with the cluster are added to `runs`."""
     from dalsegno.cli.drill import View, write_page
     from dalsegno.cli.drill_stage import Theatre
     from dalsegno.demo.survival import LOTS, SEED, compare, remove_paths

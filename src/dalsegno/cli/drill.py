@@ -1,4 +1,4 @@
-"""`dalsegno drill`: a game day. A small training, faults by lot, and a report of what each cost."""
+"""`dalsegno drill`: train a small model, inject random faults, and report what each cost."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def command(
 
 
 def _part(traces: Traces, survived: bool) -> None:
-    """Of a drill that went well the report is all; what went wrong can be looked into."""
+    """Remove the runs of a drill that went well; keep those of one that did not."""
     from dalsegno.cluster import runs_home
 
     if survived:
@@ -102,7 +102,7 @@ def _part(traces: Traces, survived: bool) -> None:
 
 
 def check_page(path: Path) -> None:
-    """Before anything is begun: can the page be written when all is done? The caller's rights decide, not sudo's."""
+    """Check, before anything starts, that the page can be written, with the caller's rights and not sudo's."""
     from dalsegno.system.execute import as_caller
 
     as_caller(lambda: _check_page(path))
@@ -127,7 +127,7 @@ def _check_page(path: Path) -> None:
 
 
 def write_page(path: Path, text: str) -> None:
-    """What is no plain file, such as /dev/null or a pipe, is written to; a file is replaced as a whole."""
+    """Replace a file as a whole; write to what is no plain file, such as /dev/null or a pipe."""
     from dalsegno.system.execute import as_caller
 
     as_caller(lambda: _write_page(path, text))
@@ -161,14 +161,11 @@ def _show(drill: Drill) -> None:
         out.data(line)
 
 
-# ---- A drill as it happens: a line that stays below on a terminal, else one now and then.
-
-
 DRAW_EVERY_S = 0.2
 
 
 class View:
-    """`every_s`: how often training is told of where no line can be drawn anew."""
+    """Shows a drill while it runs. `every_s`: how often a line is printed if it cannot be drawn over."""
 
     def __init__(self, every_s: float) -> None:
         self._live, self._every_s = sys.stderr.isatty(), every_s
@@ -215,7 +212,7 @@ class View:
 
 
 def now(step: TrainedStep | None, status: RunStatus) -> str:
-    """Where training is. The last step may be of a generation that is over, and the next has none yet."""
+    """Return the progress of training. The last step may be of a generation that is over."""
     if step is None:
         return f"the run is {status.phase.value}"
     if status.phase is not RunPhase.RUNNING:

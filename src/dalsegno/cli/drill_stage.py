@@ -1,4 +1,4 @@
-"""Where a drill is played: a cluster whose nodes can be broken, and a run that trains on it."""
+"""The stage of a drill: a cluster that faults can be injected into, and a run that trains on it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SCRIPT = Path(drill.__file__).with_name("training.py")
 
 @dataclass
 class Training:
-    """A run of the drill's own script: a stage for `play`."""
+    """A run of the drill's own script, as `play` sees it."""
 
     folder: RunFolder
     notes: Notes
@@ -100,8 +100,8 @@ class Training:
         return status.exit_code
 
     def all_back(self, blows: Sequence[Blow], timeout_s: float, say: Say) -> dict[str, str]:
-        """Until every node that was to be mended is in service again; one that is not by then is told of as it is.
-        Gives those that the controller may not mend, and why: they are not waited for."""
+        """Wait until every node to be repaired is in service again, or the time is over. Return the nodes that the
+        controller may not repair, and why: they are not waited for."""
         until, told_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
         while (missing := find_unreturned(blows, self.ears.marks)) and time.monotonic() < until:
             nodes = {str(node["node"]): node for node in self.ears.nodes()}
@@ -120,7 +120,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Reference:
-    """What came of the undisturbed run."""
+    """The outcome of the undisturbed run."""
 
     weights: str
     troubles: str  # that it had all the same
@@ -172,7 +172,7 @@ class Theatre:
             return _account(training, seed, started, blows, code, reference, held)
 
     def _foresee(self, training: Training, lots: Sequence[Lot], say: Say) -> bool:
-        """Say what will not be mended; False if nothing will."""
+        """Report what will not be repaired; return False if nothing will."""
         told = training.ears.automation()
         if undone := warn_of_missing_repairs(lots, told, _default_partitions(self.slurm)):
             say(undone)
@@ -230,7 +230,7 @@ def _end_abandoned(run: RunFolder) -> None:
 
 
 def _in_service(slurm: SlurmHere) -> int:
-    """Nodes of the default partition, to which a run comes that names none."""
+    """Return the number of nodes in service in the default partition, which runs use if they name none."""
     from dalsegno.cluster import silence
 
     if (silent := silence(slurm)) is not None:
@@ -272,7 +272,7 @@ def _account(
 
 
 def _orphans(run: str) -> int:
-    """Processes of the run that are still there a moment after its end: its id is the name of all its jobs."""
+    """Return how many processes of the run are left a moment after its end. All its jobs are named after it."""
     from dalsegno.system.children import environment, find
 
     until = time.monotonic() + ORPHANS_S
@@ -283,7 +283,7 @@ def _orphans(run: str) -> int:
 
 
 def _nodes_of(entries: Sequence[journal.Entry]) -> tuple[str, ...]:
-    """All that ever were the run's."""
+    """Return all nodes that the run ever had."""
     return tuple(
         sorted({node for entry in entries if entry.get("event") == RunEvent.GRANTED for node in entry["nodes"]})
     )

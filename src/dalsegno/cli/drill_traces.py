@@ -1,4 +1,4 @@
-"""What a drill has put into the world: noted before it is done, and taken back however the drill ends."""
+"""The runs and faults of a drill, noted before they start and undone however the drill ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Strike:
 
 @dataclass
 class Traces:
-    """Runs and faults of this drill; those of others are not its affair."""
+    """Runs and faults of this drill; those of others are left alone."""
 
     target: CanInject
     runs: list[RunFolder] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Traces:
 
     @contextmanager
     def removed(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Afterwards; where the drill was cut short, what was done about it is said in a line."""
+        """Undo everything afterwards; if the drill was interrupted, report in a line what was undone."""
         try:
             yield
         except BaseException:
@@ -79,7 +79,7 @@ class Traces:
         self._undo()
 
     def discard(self, home: Path) -> None:
-        """Its runs, when all of them that anybody will ask for stands in the report."""
+        """Remove its runs, once the report has everything about them."""
         from dalsegno.runs.submit.prepare import discard_run
 
         for run in self.runs:
@@ -99,7 +99,7 @@ class Traces:
             self.done.append(error.what)
 
     def _undo(self) -> None:
-        """What was there before ours is left."""
+        """Undo the faults of this drill; those that were there before are left."""
         own = {(each.kind.fault, each.node): each.at for each in self.strikes}
         for fault in self.target.injected():
             if fault.at >= own.get((fault.fault, fault.node), float("inf")):
@@ -110,7 +110,7 @@ class Traces:
                     self.done.append(f"{fault.fault} on {fault.node} is not undone: {error.what}")
 
     def _left_off(self) -> list[str]:
-        """A host without power is no fault to undo, but one to mend."""
+        """Report hosts without power: that is repaired, not undone."""
         if self.ears is not None:
             self.ears.listen()
         cuts = {each.node: each.at for each in self.strikes if each.kind.fault == "power-off"}
@@ -119,17 +119,13 @@ class Traces:
         return [f"{node} may still be off: {mends}" for node in gone]
 
 
-# ---- The folder that a drill trains in: gone with the drill, or, where that was killed, with the next drill or
-# `down`.
-
-
 PREFIX = ".drill-"  # the dot: it is no run
 LOCK = "lock"  # held for as long as the drill lives, however it ends
 
 
 @contextmanager
 def drill_folder(home: Path) -> Iterator[Path]:
-    """Where all nodes see it. It has its name only once it is locked: nobody takes it for a dead drill's."""
+    """Make a folder that all nodes see. It gets its name when it is locked, so that it is not taken for a leftover."""
     home.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=".new-drill-", dir=home))
     with locked(made / LOCK, "this drill"):
@@ -162,15 +158,12 @@ def _training_in(folder: Path, home: Path) -> list[RunFolder]:
     return [run for run in under_way if folder in Path(read_plan(run).request.chdir).parents]
 
 
-# ---- What a drill hears of: what the run's coordinator and the cluster's controller note, as it is noted.
-
-
 EVERY_S = 0.2
 ANSWER_S = 2.0
 
 
 class Ears:
-    """`controller` is its socket; a cluster without one is told of by the run alone."""
+    """Reads what the run and the controller note. `controller` is its socket; None if the cluster has no controller."""
 
     def __init__(self, run: RunFolder, controller: Path | None) -> None:
         self.marks: list[DrillMark] = []
@@ -178,7 +171,7 @@ class Ears:
         self._entries, self._event, self._next = 0, self._last_event(), 0.0
 
     def listen(self, at_once: bool = False) -> list[DrillMark]:
-        """What is new since the last time; without haste only now and then."""
+        """Return what is new since the last call; unless `at_once`, look only every 0.2 s."""
         if time.monotonic() < self._next and not at_once:
             return []
         self._next = time.monotonic() + EVERY_S
@@ -187,11 +180,11 @@ class Ears:
         return new
 
     def is_back(self, node: str, since: float) -> bool:
-        """Whether it was returned to service after that."""
+        """Return whether it was returned to service after that."""
         return any(mark.what == RETURNED and mark.node == node and mark.at > since for mark in self.marks)
 
     def automation(self) -> dict[str, Any] | None:
-        """What the controller says of itself; None where there is none."""
+        """Return the state of automation; None if there is no controller."""
         if self._controller is None:
             return None
         with contextlib.suppress(DalsegnoError):
@@ -199,7 +192,7 @@ class Ears:
         return {}
 
     def nodes(self) -> list[dict[str, Any]]:
-        """What the controller says of each; none where it does not answer now."""
+        """Return what the controller knows about each node; empty if it does not answer now."""
         return nodes_known_to(self._controller)
 
     def _of_run(self) -> list[DrillMark]:
@@ -216,7 +209,7 @@ class Ears:
         return max((int(event["id"]) for event in self._events(-1)), default=0)
 
     def _events(self, since: int) -> list[dict[str, Any]]:
-        """None where the controller does not answer now: it is asked again."""
+        """Return new events; none if the controller does not answer now, and it is asked again."""
         if self._controller is None:
             return []
         with contextlib.suppress(DalsegnoError):
@@ -225,12 +218,12 @@ class Ears:
 
 
 def held_back(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Nodes that the controller will not mend soon, and why."""
+    """Return nodes that the controller will not repair soon, and why."""
     return {str(node["node"]): str(node["note"]) for node in nodes if HeldAction.of(node.get("held_back")).lasting}
 
 
 def nodes_known_to(controller: Path | None) -> list[dict[str, Any]]:
-    """What the controller says of each node; nothing where there is none, or it does not answer now."""
+    """Return what the controller knows about each node; empty if there is none or it does not answer now."""
     if controller is None:
         return []
     with contextlib.suppress(DalsegnoError):

@@ -1,4 +1,4 @@
-"""`dalsegno inject`: break a node or a worker on purpose, and see what happens."""
+"""`dalsegno inject`: inject a fault into a node or a worker."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _inject(words: Sequence[str], options: FaultOptions, name: str | None, real:
 
 
 def read_words(words: Sequence[str], options: FaultOptions) -> tuple[InjectableFault, str, FaultOptions]:
-    """`xid 79 gpu-2`: a fault, a code where it has one, a node."""
+    """Parse `xid 79 gpu-2`: a fault, a code if it has one, a node."""
     from dataclasses import replace
 
     from dalsegno.inject.faults import find_fault
@@ -128,7 +128,7 @@ def read_words(words: Sequence[str], options: FaultOptions) -> tuple[InjectableF
         options = replace(options, code=int(codes[0][:9]))
     elif "code" in fault.options and len(rest) > 1:
         raise UsageError(
-            f"`{rest[0]}` is no code: `{fault.name}` has a number",
+            f"invalid code `{rest[0]}`: `{fault.name}` needs a number",
             hint=f"such as `dalsegno inject {fault.name} 79 {rest[-1]}`",
         )
     if not rest:
@@ -140,7 +140,7 @@ def read_words(words: Sequence[str], options: FaultOptions) -> tuple[InjectableF
 
 
 def told(fault: InjectableFault, node: str, options: FaultOptions, facts: Mapping[str, Any], real: bool = False) -> str:
-    """What was done, in words."""
+    """Return a sentence about what was done."""
     if fault.name == "power-off" and not facts["is_node"]:
         return (
             f"{node} is off, and what watches over the nodes with it: nothing is done about it; `dalsegno up` boots it"
@@ -212,7 +212,7 @@ def _open(name: str | None, real: bool) -> CanInject:
 
 
 def _check_there(slurm: SlurmHere) -> None:
-    """Where Slurm's commands are installed and belong to no cluster, there is none; one that is only slow is one."""
+    """Raise if Slurm's commands are installed but belong to no cluster; a slow one passes."""
     try:
         slurm.client.version()
     except CommandFailed as fault:

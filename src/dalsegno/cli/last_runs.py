@@ -25,7 +25,7 @@ TAKEN_DOWN = "cancelled: its cluster was taken down"
 
 @dataclass(frozen=True)
 class RunOnCluster:
-    """A run that has not ended, and whose it is. Another user's folder is the user's: nothing is written there."""
+    """A run that has not ended, and its user. Nothing is written into another user's folder."""
 
     folder: RunFolder
     uid: int
@@ -48,7 +48,7 @@ class RunOnCluster:
 
 
 def runs_on(place: ClusterPlace) -> list[RunOnCluster]:
-    """Runs under way on the cluster: those that its controller keeps, whose ever they are, and our own."""
+    """Return the runs under way on the cluster: those that its controller keeps, of any user, and our own."""
     own = {run.root.resolve(): RunOnCluster(run, os.geteuid()) for run in _own(place)}
     kept = {run.folder.root.resolve() if run.ours else run.folder.root: run for run in _kept(place)}
     return sorted((run for run in {**kept, **own}.values() if run.is_under_way()), key=lambda each: each.run)
@@ -66,7 +66,7 @@ def _kept(place: ClusterPlace) -> Iterator[RunOnCluster]:
 
 
 def _own(place: ClusterPlace) -> Iterator[RunFolder]:
-    """Also those in a batch step, which no controller knows."""
+    """Return our own runs, also those in a batch step, which no controller knows."""
     from dalsegno.cluster import runs_home
     from dalsegno.runs.submit.prepare import list_runs, read_plan
     from dalsegno.targets.folder import ClusterFolder, read_identity
@@ -79,8 +79,8 @@ def _own(place: ClusterPlace) -> Iterator[RunFolder]:
 
 
 def end_in_order(runs: Sequence[RunOnCluster]) -> None:
-    """Have each coordinator end workers, agents and jobs, while it can. Nothing is written among another's files:
-    those runs end with the cluster, and read as lost."""
+    """Make each coordinator end its workers, agents and jobs while it can. Runs of other users end with the cluster and
+    show as lost: nothing is written into their folders."""
     ours = [run for run in runs if run.ours]
     for run in ours:
         with contextlib.suppress(OSError):
@@ -91,7 +91,7 @@ def end_in_order(runs: Sequence[RunOnCluster]) -> None:
 
 
 def write_ends(runs: Sequence[RunOnCluster]) -> None:
-    """When all of the cluster is gone: nobody else can tell any more how these ended."""
+    """Record how the runs ended, after all of the cluster is gone."""
     from dalsegno.runs.status import RunCause, write_status
     from dalsegno.runs.submit.prepare import given_up
 

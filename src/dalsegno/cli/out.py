@@ -28,17 +28,17 @@ USUAL_COLUMNS = 80
 
 
 def style(text: str, *, env: Mapping[str, str] = os.environ, **how: Any) -> str:
-    """Coloured, bold or dim, unless NO_COLOR says that nothing is to be (https://no-color.org)."""
+    """Return the text coloured, bold or dim, unless NO_COLOR is set (https://no-color.org)."""
     return text if env.get("NO_COLOR") else click.style(text, **how)
 
 
 def fitted(text: str, columns: int) -> str:
-    """Return what of a line fits into a terminal: one that wraps could not be written over."""
+    """Return the part of a line that fits into a terminal: a wrapped line could not be written over."""
     return one_line(text)[: columns - 1]
 
 
 def columns() -> int:
-    """How wide the terminal is that our talk goes to."""
+    """Return the width of the terminal on stderr."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
     except (OSError, ValueError):
@@ -58,7 +58,7 @@ def heading(text: str) -> None:
 
 
 def step(text: str, *, bold: bool = False) -> None:
-    """Tell a line of a story."""
+    """Print a line of a longer story, indented."""
     click.echo("  " + (style(lines(text), bold=True) if bold else lines(text)), err=True)
 
 
@@ -67,7 +67,7 @@ def as_json(value: object) -> None:
 
 
 def error(what: str, where: str = "", hint: str = "") -> None:
-    """`error: what (where)` and, below it, `hint: …`."""
+    """Print `error: what (where)` and, below it, `hint: …`."""
     first, newline, rest = what.partition("\n")
     said = first + (f" ({where})" if where else "") + newline + rest
     click.echo(style("error: ", fg="red", bold=True) + lines(said), err=True)
@@ -85,13 +85,13 @@ def warn(text: str) -> None:
 
 def problems(found: Sequence[Problem]) -> None:
     for problem in found:
-        error(problem.what, problem.where, problem.hint or "`dalsegno schema` tells what can stand there")
+        error(problem.what, problem.where, problem.hint or "`dalsegno schema` shows what is allowed there")
     talk(f"{len(found)} {'fault' if len(found) == 1 else 'faults'} found")
 
 
 @contextmanager
 def progress() -> Iterator[Say]:
-    """A `say` for the steps of something that takes a while: in a terminal one line that changes, else plain lines."""
+    """Give a `say` for the steps of a long operation: one changing line in a terminal, else plain lines."""
     started = time.monotonic()
     live = sys.stderr.isatty()
 
@@ -125,7 +125,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def size(count: float) -> str:
-    """Bytes as people read them: 512 B, 3.2 GiB."""
+    """Return a number of bytes for people: 512 B, 3.2 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -140,11 +140,11 @@ UNITS_S = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 
 
 def parse_time(text: str) -> float:
-    """Seconds: `5`, `5s`, `0.3s`, `300ms`, `2m`."""
+    """Return the seconds of `5`, `5s`, `0.3s`, `300ms` or `2m`."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", text.strip())
     seconds = float(found[1]) * UNITS_S[found[2]] if found else 0.0
     if seconds <= 0:
-        raise UsageError(f"`{text}` is no time", hint="such as `5s`, `300ms` or `2m`")
+        raise UsageError(f"invalid time `{text}`", hint="such as `5s`, `300ms` or `2m`")
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""`dalsegno up`: a cluster file becomes a cluster; again, it applies the difference."""
+"""`dalsegno up`: create the cluster of a file, or apply changes to a running one."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def _apply(target: Target, plan: Plan, say: Say, name: str) -> None:
 def _say_what_stands(target: Target, name: str) -> None:
     phase = target.status().phase
     if phase is ClusterPhase.HALF_MADE:
-        out.talk(f"{name} is half-made: `dalsegno up` goes on from here, `dalsegno down {name}` removes it")
+        out.talk(f"{name} is half-made: `dalsegno up` continues from here, `dalsegno down {name}` removes it")
     elif phase is ClusterPhase.CHANGING:
-        out.talk(f"the change of {name} is half done: `dalsegno up` goes on from here")
+        out.talk(f"the change of {name} is half done: `dalsegno up` continues from here")

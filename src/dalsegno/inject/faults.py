@@ -63,15 +63,15 @@ _GPU = ("for_s", "gpu", "until")
 FAULTS = {
     each.name: each
     for each in (
-        InjectableFault("power-off", "The node is gone from one moment to the next, without a word.", undone=_UP),
-        InjectableFault("slurmd-dead", "slurmd is killed and stays dead; what runs on the node runs on.", ("for_s",)),
+        InjectableFault("power-off", "The node loses power, without warning.", undone=_UP),
+        InjectableFault("slurmd-dead", "slurmd is killed and stays dead; jobs on the node continue.", ("for_s",)),
         InjectableFault("agent-dead", "Our node agent is killed and stays dead.", ("for_s",)),
         InjectableFault(
             "xid", "A GPU reports an Xid in the kernel's log: `inject xid 79 NODE`.", (*_GPU, "code"), Remedy.RESET
         ),
         InjectableFault("ecc", "A GPU counts uncorrected memory errors (--count).", (*_GPU, "count"), Remedy.RESET),
         InjectableFault("gpu-lost", "A GPU is no longer there.", _GPU, Remedy.REBOOT),
-        InjectableFault("gpu-hot", "A GPU is as hot as it may be, and slows itself down.", _GPU, Remedy.REPLACE),
+        InjectableFault("gpu-hot", "A GPU is at its temperature limit and slows down.", _GPU, Remedy.REPLACE),
         InjectableFault("nvlink", "NVLinks of a GPU (--count) are down, with errors.", (*_GPU, "count"), Remedy.RESET),
         InjectableFault(
             "slow-gpu", "A GPU's clock is held down at a third by its power brake.", _GPU, Remedy.REPLACE, safe=True
@@ -82,14 +82,14 @@ FAULTS = {
         InjectableFault("net-slow", "Its network is slow: --rate (1mbit) both ways.", ("for_s", "rate")),
         InjectableFault("net-loss", "Of its packets --percent (30) are lost, both ways.", ("for_s", "percent")),
         InjectableFault("disk-full", "The node's own disk is full to the last byte.", ("for_s",)),
-        InjectableFault("fs-hang", "The shared home folders do not answer: whoever looks there, waits.", ("for_s",)),
+        InjectableFault("fs-hang", "The shared home folders hang: processes that access them wait.", ("for_s",)),
         InjectableFault(
-            "munge-dead", "munge does not answer on the node: nothing it says to Slurm is believed.", ("for_s",)
+            "munge-dead", "munge does not answer on the node, so Slurm rejects its messages.", ("for_s",)
         ),
         InjectableFault("clock-skew", "The node's clock is wrong, --by 5m or so.", ("for_s", "by_s", "until")),
         InjectableFault(
             "oom",
-            "The kernel's log tells of memory that ran out; the largest process of a job there, if any, is killed.",
+            "The kernel's log reports that memory ran out; the largest process of a job there, if any, is killed.",
             ended_by=Remedy.REBOOT,
         ),
         InjectableFault(
@@ -97,7 +97,7 @@ FAULTS = {
             Remedy.NONE, safe=True, undone=_NOTHING,
         ),
         InjectableFault(
-            "worker-hang", "One worker of a run stands still: the lowest rank there, or --rank.",
+            "worker-hang", "One worker of a run is stopped: the lowest rank there, or --rank.",
             ("for_s", "run", "rank"), safe=True,
         ),
         InjectableFault(
@@ -128,7 +128,7 @@ def check_options(fault: InjectableFault, options: FaultOptions) -> None:
         if name not in fault.options:
             whose = next(each.name for each in FAULTS.values() if name in each.options)
             raise UsageError(
-                f"`{OPTION_NAMES[name]}` says nothing to `{fault.name}`", hint=f"leave it out; try `{whose}`"
+                f"`{OPTION_NAMES[name]}` has no effect on `{fault.name}`", hint=f"leave it out; try `{whose}`"
             )
     if "code" in fault.options and options.code is None:
         raise UsageError(f"`{fault.name}` needs a code", hint=f"such as `dalsegno inject {fault.name} 79 NODE`")

@@ -56,7 +56,7 @@ def flap(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 def check_rate(rate: str) -> str:
     if not RATE.fullmatch(rate):
-        raise UsageError(f"`{rate}` is no rate", hint="such as `1mbit`, `500kbit` or `10gbit`")
+        raise UsageError(f"invalid rate `{rate}`", hint="such as `1mbit`, `500kbit` or `10gbit`")
     return rate
 
 
@@ -90,6 +90,6 @@ def stop_dropping(nodes: NodeAccess, fault: FaultRecord) -> None:
 def drop_program(percent: float) -> str:
     """Return a packet filter, in the form of tc, that drops (2) packets whose random number is below the share."""
     if not 0 < percent <= 100:
-        raise UsageError(f"`{percent:g}` is no share of packets", hint="between 0 and 100")
+        raise UsageError(f"invalid percentage `{percent:g}`", hint="between 0 and 100")
     below = min(round(percent / 100 * 2**32), 2**32 - 1)
     return f"4,32 0 0 {2**32 - 4096 + 56},37 0 1 {below},6 0 0 {2**32 - 1},6 0 0 2"

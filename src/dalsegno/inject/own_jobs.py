@@ -91,7 +91,7 @@ def check_safe(fault: InjectableFault, options: FaultOptions) -> None:
             hint=f"safe there: {SAFE}; for the others `target: local` makes a cluster that may be broken",
         )
     if options.until is not None:
-        raise UsageError("`--until` says nothing of real nodes", hint="`--for TIME` or `--clear` ends it")
+        raise UsageError("`--until` has no effect on real nodes", hint="`--for TIME` or `--clear` ends it")
 
 
 def _gpu(fault: InjectableFault, options: FaultOptions) -> int | None:

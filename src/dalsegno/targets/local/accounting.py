@@ -17,7 +17,7 @@ from dalsegno.system.processes import Runner
 
 
 def register_cluster(slurm: SlurmClient, name: str) -> None:
-    """Before slurmctld first starts: one that finds itself unknown to slurmdbd ends at once."""
+    """Register the cluster before slurmctld first starts: it exits if slurmdbd does not know the cluster."""
     slurm.sacctmgr(["add", "cluster", name])
 
 
@@ -28,7 +28,7 @@ def update_people(slurm: SlurmClient, cluster: Cluster, *, fresh: bool) -> None:
 
 
 def update_reservations(slurm: SlurmClient, cluster: Cluster, before: tuple[str, ...]) -> None:
-    """Make the file's reservations; those that an earlier file named are made anew."""
+    """Create the reservations of the file; those that an earlier file named are created again."""
     there = _reservation_names(slurm)
     for name in before:
         if name in there:
@@ -48,9 +48,6 @@ def _reservation_names(slurm: SlurmClient) -> set[str]:
     return {word.partition("=")[2] for word in said.split() if word.startswith("ReservationName=")}
 
 
-# ---- A MariaDB data folder for slurmdbd: made once for each MariaDB version, then copied.
-
-
 NEEDED_MIB = 256
 
 
@@ -67,7 +64,7 @@ def fill_database(runner: Runner, target: Path, cache: Path, user: str) -> None:
     template = cache / f"mariadb-{_mariadb_version(runner)}"
     if not template.exists():
         _make_template(runner, template, user)
-    # The copy gets its name last, so that one cut short is never taken for a database.
+    # The copy gets its name last, so that an interrupted one is never used as a database.
     part = target.with_name("db.part")
     remove_tree(part)
     runner.run(["cp", "-a", "--sparse=always", str(template), str(part)], timeout_s=120).checked(
@@ -91,12 +88,12 @@ def _make_template(runner: Runner, template: Path, user: str) -> None:
     make_folder(template.parent)
     for old in template.parent.glob("*.part"):
         if not Path(f"/proc/{old.suffixes[-2][1:]}").exists():
-            remove_tree(old)  # of an `up` that was killed here
+            remove_tree(old)  # left by an `up` that was killed here
     part = template.with_name(f"{template.name}.{os.getpid()}.part")
     install = program("mariadb-install-db") or "mariadb-install-db"
-    # From inside its parent: with a blank in an absolute path its own script fails.
+    # Run in its parent folder: its script fails if an absolute path has a blank.
     argv = [install, "--no-defaults", f"--datadir=./{part.name}", f"--user={user}", "--skip-test-db"]
-    env = {**os.environ, "TMPDIR": "."}  # in the new folder itself: the user's own may be full, or not there
+    env = {**os.environ, "TMPDIR": "."}  # in the new folder: the user's TMPDIR may be full or missing
     done = runner.run([*argv, "--auth-root-authentication-method=normal"], cwd=str(part.parent), env=env, timeout_s=120)
     if done.exit_code != 0:
         remove_tree(part)
@@ -105,4 +102,4 @@ def _make_template(runner: Runner, template: Path, user: str) -> None:
     try:
         part.rename(template)
     except OSError:
-        remove_tree(part)  # someone else was quicker
+        remove_tree(part)  # another `up` was quicker

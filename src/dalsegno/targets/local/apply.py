@@ -1,4 +1,4 @@
-"""Doing a plan: every step is safe to do again, so an interrupted `up` is finished by the next."""
+"""Carry out a plan. Every step can be repeated, so the next `up` finishes an interrupted one."""
 
 from __future__ import annotations
 
@@ -42,11 +42,9 @@ from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, ROOM, SWITC
 from dalsegno.targets.local.plan import LocalPlan
 from dalsegno.targets.local.sweep import end_strays
 
-# ---- Folders, devices, keys and files of a local cluster, put in place before anything starts.
-
 
 def make_folders(folder: Folder, plan: LocalPlan) -> None:
-    """Every folder a daemon expects to find."""
+    """Make every folder that a daemon expects."""
     for path in (folder.root, folder.etc, folder.run, folder.pids, folder.bin, folder.devices, folder.homes):
         make_folder(path)
     make_folder(folder.secret, 0o700)
@@ -64,13 +62,13 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
 
 
 def make_devices(folder: Folder, plan: LocalPlan) -> None:
-    """A file for each simulated GPU, from whose number Slurm makes CUDA_VISIBLE_DEVICES."""
+    """Make a file for each simulated GPU; Slurm derives CUDA_VISIBLE_DEVICES from its number."""
     if not plan.placement.gpus_simulated:
         return
     for index in range(max((node.gpus for node in plan.cluster.nodes), default=0)):
         device = folder.devices / f"nvidia{index}"
         if not device.is_symlink():
-            device.symlink_to("/dev/null")  # Slurm wants a character device, and this one needs no rights to make
+            device.symlink_to("/dev/null")  # Slurm needs a character device, and making another one needs root
 
 
 def make_key(folder: Folder) -> None:
@@ -79,8 +77,7 @@ def make_key(folder: Folder) -> None:
 
 
 def make_secrets(folder: Folder, plan: LocalPlan) -> None:
-    """By which nodes' agents are known; and, on loopback ports, which boot of a node this is: hosts say so of
-    themselves."""
+    """Make the secrets that prove who a node agent is and, on loopback ports, boot ids, which hosts make themselves."""
     for node in plan.cluster.nodes:
         if not folder.agent_secret(node.name).exists():
             draw_secret(folder, node.name)
@@ -94,7 +91,7 @@ def make_identity(folder: Folder) -> None:
 
 
 def make_homes(folder: Folder, plan: LocalPlan) -> None:
-    """Home folders of the users that exist only inside the cluster."""
+    """Make home folders for users that exist only inside the cluster."""
     for name, uid in plan.placement.uids.items():
         home = folder.homes / name
         if not home.exists():
@@ -107,7 +104,7 @@ def write_files(folder: Folder, plan: LocalPlan) -> None:
         write_file(folder, name, plan.desired.files[name])
     for node in plan.cluster.nodes:
         if f"hosts/{node.name}/telemetry.json" in plan.write and folder.machine(node.name).exists():
-            write_hardware(folder, node, plan.placement.gpus_simulated)  # another machine, with GPUs of its own
+            write_hardware(folder, node, plan.placement.gpus_simulated)  # a replacement, with GPUs of its own
 
 
 def write_file(folder: Folder, name: str, file: File) -> None:
@@ -116,15 +113,12 @@ def write_file(folder: Folder, name: str, file: File) -> None:
     write_atomic(path, file.text, file.mode)
 
 
-# ---- Doing a plan: every step is safe to do again, so an interrupted `up` is finished by the next.
-
-
-MOUNT_S = 10.0  # for living hosts to mount files again
+MOUNT_S = 10.0  # for running hosts to mount files again
 
 
 @dataclass(frozen=True)
 class ApplySite:
-    """What the steps work with."""
+    """What the steps of a plan work with."""
 
     runner: Runner
     folder: Folder
@@ -135,7 +129,7 @@ class ApplySite:
 
 
 def apply(site: ApplySite, plan: LocalPlan, before: ClusterState | None) -> None:
-    """Bring the cluster from where it is to where the plan says."""
+    """Change the cluster as the plan says."""
     state = ClusterState(
         phase=ApplyStage.MAKING,
         placement=plan.placement,
@@ -144,7 +138,7 @@ def apply(site: ApplySite, plan: LocalPlan, before: ClusterState | None) -> None
         owner=before.owner if before else caller(),
     )
     make_folder(site.folder.root)
-    write_state(site.folder, state)  # first of all: from here on `down` and `status` know of it
+    write_state(site.folder, state)  # first: from here on `down` and `status` find it
     make_folders(site.folder, plan)
     if plan.remove_nodes or plan.remove_partitions:
         drain_and_wait(site.slurm, plan, site.folder, site.say)
@@ -156,8 +150,8 @@ def apply(site: ApplySite, plan: LocalPlan, before: ClusterState | None) -> None
     state = _start_head(site, plan, state)
     since = time.time()
     if plan.unfinished and plan.reconfigure:
-        # Before slurmd runs where it does not yet: a step that starts while slurmd reads its files again can lose its
-        # output (seen with Slurm 22.05, about once in 30).
+        # Before slurmd is started where it does not run yet: a step that starts while slurmd reads its files again can
+        # lose its output (seen with Slurm 22.05, about once in 30).
         site.slurm.reconfigure()
     _start_nodes(site, plan)
     remove_hosts(site.folder, plan.remove_hosts)
@@ -184,9 +178,9 @@ def _put_files(site: ApplySite, plan: LocalPlan) -> None:
 
 
 def _mount_again(site: ApplySite, plan: LocalPlan) -> None:
-    """Have living hosts see the new files in the place of those they have mounted.
+    """Make running hosts mount the new files in place of the old ones.
 
-    A host that is stopped sees them when it goes on, and is not waited for.
+    A host that is stopped mounts them when it resumes, and is not waited for.
     """
     folders = [site.folder.host(name) for name in _living(site, plan)]
     for folder in folders:
@@ -197,7 +191,7 @@ def _mount_again(site: ApplySite, plan: LocalPlan) -> None:
 
 
 def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
-    """Boot what is missing; virtual hosts get their cables. Services wait for their turn."""
+    """Boot the missing hosts and connect virtual ones. Their services are started later."""
     missing = [plan.desired.hosts[name] for name in plan.boot]
     if missing:
         site.say(f"booting {len(missing)} host{'s' * (len(missing) > 1)}")
@@ -208,13 +202,13 @@ def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
     if plan.placement.hosts == VIRTUAL:
         _connect(site, plan, booted)
     for name in plan.bind:
-        reload(site.folder.host(name))  # a host looks after its mounts when it reads its plan again
-    for name in plan.mend:
+        reload(site.folder.host(name))  # a host checks its mounts when it reads its plan again
+    for name in plan.clear_faults:
         clear_faults(LocalNodes(site.runner, site.folder, plan.placement, plan.cluster), name)
 
 
 def _connect(site: ApplySite, plan: LocalPlan, booted: Mapping[str, Process]) -> None:
-    """Cables for those that have none: new hosts, all hosts of a new switch, those of an `up` that was cut short."""
+    """Connect hosts without a link: new ones, all hosts of a new switch, and those of an interrupted `up`."""
     living = _living(site, plan)
     switch = living.pop(SWITCH, None)
     if switch is None:
@@ -222,7 +216,7 @@ def _connect(site: ApplySite, plan: LocalPlan, booted: Mapping[str, Process]) ->
     networked = {name: host for name, host in living.items() if name in plan.placement.addresses}
     plugged = plug_in(site.runner, plan.placement, switch.pid, networked, new=booted.keys())
     for name in plugged - booted.keys():
-        reload(site.folder.host(name))  # have it give its new cable an address
+        reload(site.folder.host(name))  # so that it gives its new link an address
 
 
 def _living(site: ApplySite, plan: LocalPlan) -> dict[str, Process]:
@@ -231,7 +225,7 @@ def _living(site: ApplySite, plan: LocalPlan) -> dict[str, Process]:
 
 
 def _start_head(site: ApplySite, plan: LocalPlan, state: ClusterState) -> ClusterState:
-    """munge, database, accounting, controller: each when the one before it answers."""
+    """Start munge, database, accounting and controller, each when the one before it answers."""
     head = plan.desired.hosts[plan.cluster.head]
     up = ["munged"]
     start_and_wait(head, up, "munged", lambda: socket_answers(site.folder.munge_socket))
@@ -252,7 +246,7 @@ def _start_head(site: ApplySite, plan: LocalPlan, state: ClusterState) -> Cluste
 
 
 def _say_if(site: ApplySite, plan: LocalPlan, service: str, text: str) -> None:
-    """Only what really happens: services that run as they should are left alone."""
+    """Report a start only if it happens: services that run with the right settings are left alone."""
     moved = {name.partition(":")[0] for _, name in (*plan.start, *plan.restart)}
     booted = {one.name.partition(":")[0] for host in plan.boot for one in plan.desired.hosts[host].services}
     if service in moved | booted:
@@ -279,8 +273,8 @@ def _start_accounting(site: ApplySite, plan: LocalPlan, state: ClusterState, up:
 
 
 def _start_nodes(site: ApplySite, plan: LocalPlan) -> None:
-    """slurmd after slurmctld: one that finds no controller waits a whole second before it asks again. Our own
-    controller comes up beside them; node agents come last, when there is somebody to talk to."""
+    """Start slurmd after slurmctld: without one, slurmd waits a second before it tries again. Our controller starts
+    beside them, node agents when it answers."""
     _say_if(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
     for host in _head_and_nodes(plan):
         start_services(host, _first(host))
@@ -298,11 +292,11 @@ def _head_and_nodes(plan: LocalPlan) -> Sequence[HostPlan]:
 
 
 def _settle(site: ApplySite, plan: LocalPlan, since: float) -> None:
-    if plan.accounting:  # slurmdbd knows limits on GPUs only once slurmctld has told it of them
+    if plan.accounting:  # slurmdbd accepts limits on GPUs only after slurmctld has reported them
         update_people(site.slurm, plan.cluster, fresh=plan.fresh)
     changed = plan.reconfigure and not plan.unfinished
     if changed or (plan.accounting and any(part.allow_qos for part in plan.cluster.partitions)):
-        site.slurm.reconfigure()  # also for QOS that partitions name and slurmctld did not know when it started
+        site.slurm.reconfigure()  # also for QOS of partitions that slurmctld did not know when it started
     names = [node.name for node in plan.cluster.nodes]
     site.say(f"waiting for {compress(names)}")
     wait_for_nodes(site.slurm, plan, site.folder, since)
@@ -317,7 +311,7 @@ def _settle(site: ApplySite, plan: LocalPlan, since: float) -> None:
 
 
 def _save_partitions(site: ApplySite, plan: LocalPlan) -> None:
-    """Have slurmctld save its partitions anew: a backup that takes over reads them from the saved state, and ends if
-    they name nodes that are gone. Setting what is already so is enough."""
+    """Make slurmctld save its partitions: a backup that takes over reads the saved ones, and exits if they name removed
+    nodes. Setting a value to what it is already is enough."""
     for partition in plan.cluster.partitions:
         site.slurm.update(PartitionName=partition.name, Hidden="YES" if partition.hidden else "NO")

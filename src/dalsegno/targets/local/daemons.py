@@ -1,4 +1,4 @@
-"""Starting services on hosts and waiting until they serve; a daemon that dies tells why."""
+"""The services of a local cluster: their definitions, starting them, and waiting until they answer."""
 
 from __future__ import annotations
 
@@ -23,17 +23,14 @@ from dalsegno.system.processes import Runner
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, ROOM, Placement
 
-# ---- The daemons of a local cluster: how each is started, and on what its restart depends.
-
-
-BOOT_ID = "DALSEGNO_BOOT_ID"  # the file that holds it
-# A slurmctld that was killed before it first saved the usage of associations must be told that this is all right.
+BOOT_ID = "DALSEGNO_BOOT_ID"  # a path of a file
+# A slurmctld that was killed before it first saved the usage of associations refuses to start without this.
 START = 'test -e "$0/clustername" && ! test -e "$0/assoc_usage" && set -- "$@" -i; exec "$@"'
 NODE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def slurm_env(folder: Folder) -> dict[str, str]:
-    """What a shell needs to speak to this cluster, beside its own environment."""
+    """Return the variables that Slurm's commands need to reach this cluster."""
     return {"SLURM_CONF": str(folder.slurm_conf)}
 
 
@@ -42,12 +39,12 @@ def daemon_env(folder: Folder) -> dict[str, str]:
 
 
 def node_env(folder: Folder, node: str) -> dict[str, str]:
-    """What tells a node's own services of the node: files that say what its hardware tells, and which boot it is."""
+    """Return the variables of a node's own services: the files with its telemetry and its boot id."""
     return {TELEMETRY: str(folder.telemetry(node)), BOOT_ID: str(folder.boot_id(node))}
 
 
 class Services:
-    """Makes service definitions; `structure` names all that a running Slurm daemon cannot take up by `reconfigure`."""
+    """Defines services; `structure` stands for all settings that need a restart of Slurm's daemons."""
 
     def __init__(
         self, cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts, structure: str
@@ -56,19 +53,19 @@ class Services:
         self.door = f"{placement.addresses[cluster.head]}:{placement.ports.get(AGENTS, AGENTS_PORT)}"  # for node agents
 
     def head(self) -> list[Service]:
-        """In the order in which they need each other."""
+        """Return the services of the head in the order in which they start."""
         database = [self.mariadbd(), self.slurmdbd()] if self.cluster.slurm.accounting else []
         return [self.munged(), *database, self.slurmctld(self.cluster.head), self.controller()]
 
     def compute(self, node: str, host: str) -> list[Service]:
-        """Of a node. An agent is of no use where nobody cares for what it finds."""
+        """Return the services of a node. There is no node agent if nothing reads its reports."""
         watched = self.cluster.health.mode != "off"
         return [self.slurmd(node, host), *([self.node_agent(node, host)] if watched else [])]
 
     def munged(self) -> Service:
         run, secret = self.folder.run, self.folder.secret
-        # --force: munged refuses folders that others may not enter, such as a home of mode 0750; only the socket's
-        # own folder matters, and that one is ours.
+        # --force: munged refuses parent folders that others may not enter, such as a home of mode 0750. Only the
+        # socket's own folder matters, and it is ours.
         return self._service(
             "munged",
             [
@@ -80,7 +77,7 @@ class Services:
         )  # fmt: skip
 
     def mariadbd(self) -> Service:
-        """Reached only through a socket in a 0700 folder: no network, hence no passwords to keep."""
+        """Return MariaDB, reached only through a socket in a 0700 folder: no network, so no passwords."""
         secret = self.folder.secret
         return self._service(
             "mariadbd",
@@ -108,16 +105,16 @@ class Services:
         return Version.parse(self.machine.slurm_version)
 
     def controller(self) -> Service:
-        """It keeps the coordinators of runs. They outlive it, so it may be killed and started at any time."""
+        """Return the controller. Coordinators of runs outlive it, so it may be restarted at any time."""
         arguments = [str(self.folder.root), "--agents", self.door]
         return self._own("controller", arguments, daemon_env(self.folder), self.cluster.head)
 
     def machine_room(self) -> Service:
-        """Outside the hosts: it boots and replaces them. It may be killed and started at any time."""
+        """Return the machine room, which is outside the hosts and may be restarted at any time."""
         return self._own("machine-room", [str(self.folder.root)], {**daemon_env(self.folder), "PATH": NODE_PATH}, ROOM)
 
     def node_agent(self, node: str, host: str) -> Service:
-        """It tells the controller how the node is. Its boot id and secret are in files: they change, this does not."""
+        """Return the node agent. Its boot id and secret are in files, so that its definition never changes."""
         boot, secret = str(self.folder.boot_id(node)), str(self.folder.agent_secret(node))
         arguments = ["--node", node, "--controller", self.door, "--secret", secret, "--boot-id", boot]
         env = {**daemon_env(self.folder), **node_env(self.folder, node)}
@@ -125,11 +122,11 @@ class Services:
         return service if node == host else replace(service, name=f"node-agent:{node}")
 
     def slurmrestd(self, host: str) -> Service:
-        """It refuses to run as root or as SlurmUser: as root it becomes `nobody`, and asks Slurm with nobody's rights,
-        which see all and change nothing. Its socket (rest_auth/local) takes callers that are root or itself."""
+        """Return slurmrestd. It refuses to run as root or as SlurmUser, so root starts it as `nobody`, who may see all
+        and change nothing. Its socket (rest_auth/local) accepts root and its own user."""
         nobody = versions.user_word("nobody", self._slurm)
         as_root = ["-u", nobody, "-g", str(versions.NOBODY_UID)] if self.machine.is_root else []
-        # Without accounting the part of the API that needs slurmdbd ends slurmrestd.
+        # Without accounting, slurmrestd exits because of the part of its API that needs slurmdbd.
         api = [] if self.cluster.slurm.accounting else ["-s", versions.rest_api(self._slurm)]
         socket = f"unix:{self.folder.run / 'rest/slurmrestd.sock'}"
         return self._service("slurmrestd", [*as_root, *api, "-a", "rest_auth/local", socket], host=host)
@@ -148,7 +145,7 @@ class Services:
         )
 
     def _own(self, name: str, arguments: Sequence[str], env: dict[str, str], host: str) -> Service:
-        """A service of ours: another version of us restarts it, and its host does should it die."""
+        """Return a service of Dal Segno: a new version restarts it, and its host does if it dies."""
         argv = (*launcher(), name, *arguments)
         log = str(self.folder.log(host, name))
         return Service(name, argv, env, log, revision(argv, sorted(env.items()), __version__), keep=True)
@@ -170,15 +167,12 @@ class Services:
         return Service(name, argv, full, path, revision(argv, sorted(full.items()), *depends))
 
 
-# ---- Starting services on hosts and waiting until they serve; a daemon that dies tells why.
-
-
 START_S = 60.0
 LOG_LINES = 12
 
 
 def check_settings(runner: Runner, folder: Folder) -> None:
-    """Have Slurm read its files before any daemon depends on them: a key or a number it does not know is told here."""
+    """Make Slurm read its files before a daemon depends on them, to report unknown keys and values here."""
     env = {"PATH": NODE_PATH, **slurm_env(folder)}
     done = runner.run(["scontrol", "show", "hostnames", "a"], env=env, timeout_s=30 * slowness())
     if done.exit_code != 0:
@@ -186,26 +180,26 @@ def check_settings(runner: Runner, folder: Folder) -> None:
         raise TargetError(
             f"slurmctld could not start: Slurm cannot read its settings\n{said}",
             where=str(folder.slurm_conf),
-            hint="mend it in the cluster file, most likely below `extra:`, and run `dalsegno up` again",
+            hint="fix it in the cluster file, most likely below `extra:`, then run `dalsegno up` again",
         )
 
 
 def start_services(plan: HostPlan, names: Collection[str]) -> None:
-    """Have a host start, or restart with new settings, just these services; the others stay as they are."""
+    """Make a host start these services, or restart them with new settings; others are left alone."""
     services = tuple(replace(service, hold=service.name not in names) for service in plan.services)
     write_plan(replace(plan, services=services))
     reload(Path(plan.dir))
 
 
 def hold_all(plan: HostPlan) -> HostPlan:
-    """The plan of a host that boots with nothing running yet."""
+    """Return the plan of a host that boots without starting its services."""
     return replace(plan, services=tuple(replace(service, hold=True) for service in plan.services))
 
 
 def start_and_wait(
     plan: HostPlan, names: Collection[str], name: str, ready: Callable[[], bool], timeout_s: float | None = None
 ) -> None:
-    """Have a host start these services, and wait until `name` serves.
+    """Make a host start these services, and wait until `name` answers.
 
     Its death from now on, its host's death, or silence is an error with the end of its log.
     """
@@ -228,7 +222,7 @@ def start_and_wait(
 
 
 def _answers(ready: Callable[[], bool]) -> bool:
-    """A question that fails is no answer yet: why the daemon is not there, its own log tells better."""
+    """Return False if asking fails: the daemon's log has the better reason."""
     try:
         return ready()
     except DalsegnoError:
@@ -236,30 +230,30 @@ def _answers(ready: Callable[[], bool]) -> bool:
 
 
 def _is_current(plan: HostPlan, service: Service) -> bool:
-    """Running with the settings it should have: while it is being restarted, the old one may still answer."""
+    """Return whether it runs with its present settings: during a restart the old process may still answer."""
     fact = service_facts(Path(plan.dir)).get(service.name)
     return fact is not None and fact.running and fact.revision == service.revision
 
 
 def raise_if_dead(plan: HostPlan, service: Service, since: float) -> None:
-    """An earlier death does not count: it is what we are about to mend."""
+    """Raise if the service has died since then; an earlier death is what this `up` repairs."""
     if host_process(Path(plan.dir)) is None:
         raise TargetError(
             f"host {plan.name} is gone\n{log_tail(plan.log)}", where=plan.log, hint="run `dalsegno up` again"
         )
     fact = service_facts(Path(plan.dir)).get(service.name)
-    current = fact is not None and fact.revision == service.revision  # its forerunner was stopped on purpose
+    current = fact is not None and fact.revision == service.revision  # its predecessor was stopped on purpose
     if fact is not None and current and fact.exit_code is not None and fact.ended_at >= since:
         why = fact.error or f"ended with code {fact.exit_code}"
         raise TargetError(
             f"{service.name} on {plan.name} {why}; the end of its log:\n{log_tail(service.log)}",
             where=service.log,
-            hint="mend what it complains about in the cluster file and run `dalsegno up` again",
+            hint="fix the setting named above in the cluster file, then run `dalsegno up` again",
         )
 
 
 def log_tail(path: str, lines: int = LOG_LINES) -> str:
-    """The last lines of a log, set in."""
+    """Return the last lines of a log, indented."""
     try:
         text = Path(path).read_text(errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""All that a local cluster should hold, as values: its files and its hosts. Writing them is someone else's job."""
+"""The files and hosts that a local cluster should have, as values. Pure."""
 
 from __future__ import annotations
 
@@ -46,14 +46,11 @@ from dalsegno.targets.local.placement import (
 )
 from dalsegno.targets.local.shell import RESUME, own_command, resume_command
 
-# ---- Slurm's view of a local cluster: the layout from which its files are rendered.
-
-
-CREDENTIAL_S = 30  # Slurm holds a requeued job back for as long as its old credential could still be used
+CREDENTIAL_S = 30  # Slurm delays a requeued job while its old credential is valid
 
 
 def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> Layout:
-    """Daemons log to the standard error that their host writes to a file, so no log file is named here."""
+    """Return the layout that Slurm's files are rendered from. Daemons log to stderr, which their host keeps."""
     loopback = placement.hosts == LOOPBACK
     tracked = machine.cgroups.version > 0 and not loopback
     held = tuple(name for name, why_not in limits(cluster, placement, machine).items() if not why_not)
@@ -80,10 +77,10 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
 
 
 def limits(cluster: Cluster, placement: Placement, machine: MachineFacts) -> dict[str, str]:
-    """Return what jobs could be held to, and for each why they are not; "" if they are.
+    """Return what jobs can be limited to, and for each why they are not; "" if they are.
 
-    A size that the file does not name is only Slurm's bookkeeping: nobody chose to have jobs killed at that line. Each
-    simulated GPU is the machine's /dev/null, which cannot be taken from anybody.
+    A size that the file does not set is only a number for Slurm: nobody asked to have jobs killed at that limit. Each
+    simulated GPU is the machine's /dev/null, which cannot be denied to anybody.
     """
     tree, nodes = machine.cgroups, cluster.nodes
     if placement.hosts == LOOPBACK or tree.version != 2:
@@ -105,7 +102,7 @@ def _lacking(controller: str, tree: CgroupTree) -> str:
 
 
 def limits_sentence(cluster: Cluster, placement: Placement, machine: MachineFacts) -> str:
-    """Say what jobs are held to and what they are not, for `plan`."""
+    """Return the sentence of `plan` about the limits of jobs."""
     told = limits(cluster, placement, machine)
     held = [name for name, why_not in told.items() if not why_not]
     not_held = [f"not to {name} ({why_not})" for name, why_not in told.items() if why_not]
@@ -115,7 +112,7 @@ def limits_sentence(cluster: Cluster, placement: Placement, machine: MachineFact
 
 
 def _cgroups(machine: MachineFacts, tracked: bool, held: tuple[str, ...]) -> Cgroups:
-    """Slurm's plugin for cgroup v2 needs folders that only root can make, even where nothing is tracked by them."""
+    """Return cgroup.conf: Slurm's plugin for cgroup v2 needs folders that only root can make, even if unused."""
     if not tracked:
         return Cgroups(plugin="none" if machine.cgroups.version != 1 else "")
     version = machine.cgroups.version
@@ -123,8 +120,8 @@ def _cgroups(machine: MachineFacts, tracked: bool, held: tuple[str, ...]) -> Cgr
 
 
 def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> Spank:
-    """What containers keep is each node's own, in its host's folder; what had to be unpacked, all nodes share. Real
-    GPUs are in /dev, which every container has; the simulated ones are shown beside it."""
+    """Return the settings of the container plugin. Containers are kept in a folder of each node; unpacked images are
+    shared. Real GPUs are in /dev, which every container has; simulated ones are mounted in addition."""
     built = folder.native / build_key(machine.slurm_version)
     told = {
         "data": str(folder.host("%n") / "containers"),
@@ -139,12 +136,13 @@ def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, mac
 
 
 def images_folder(cluster: Cluster, folder: Folder) -> Path:
-    """Where `up` imports to; if the file names none, where `dalsegno image` keeps them: they outlive the cluster."""
+    """Return where `up` imports images to: the folder of the file, or that of `dalsegno image`, which outlives the
+    cluster."""
     return Path(cluster.containers.folder) if cluster.containers.folder else folder.root.parents[1] / "images"
 
 
 def jobs_images(cluster: Cluster, folder: Folder) -> str:
-    """Where jobs look for what they name, and import it to if they may; "": each user's own place."""
+    """Return where jobs find images by name, and import them to if they may; "" for a folder of each user's own."""
     listed = cluster.containers.images or cluster.containers.folder
     return str(images_folder(cluster, folder)) if cluster.containers.enabled and listed else ""
 
@@ -178,16 +176,13 @@ def _dbd(head: DaemonHost, folder: Folder, placement: Placement) -> Dbd:
     return Dbd(head, storage, placement.ports.get("slurmdbd", 6819))
 
 
-# ---- What each host of a local cluster is: its address, its mounts, its services.
-
-
-DISK_MIB = 64  # of a virtual host: scripts and credentials of jobs lie there, and nothing else
+DISK_MIB = 64  # of a virtual host: it has only scripts and credentials of jobs
 
 
 def host_plans(
     cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts, services: Services
 ) -> list[HostPlan]:
-    """Loopback: one host that holds every daemon. Virtual: a switch, the head, and a host for everything else."""
+    """Return the hosts. Loopback: one with every daemon. Virtual: a switch, the head, one for each other machine."""
     plans = _host_plans(cluster, folder, placement, machine, services)
     return [_with_cgroups(plan, folder, machine, {node.name for node in cluster.nodes}) for plan in plans]
 
@@ -246,7 +241,7 @@ class _Virtual:
         return replace(plain, address=f"{self.placement.addresses[name]}/{bits}", binds=binds)
 
     def head(self, name: str, services: Sequence[Service]) -> HostPlan:
-        """Pid files of its own: slurmctld's name for them is one for the whole cluster."""
+        """Return a head host, with a folder of its own for pid files: slurm.conf has one path for the whole cluster."""
         host = self.host(name, services)
         return replace(host, binds=(*host.binds, (str(self.folder.host(name) / "pid"), str(self.folder.pids))))
 
@@ -254,11 +249,8 @@ class _Virtual:
         return replace(self.host(name, services), disks={str(self.folder.spool(name)): DISK_MIB})
 
 
-# ---- All that a local cluster should hold, as values: its files and its hosts. Writing them is someone else's job.
-
-
 DATABASE_SQL = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
-# What `scontrol reconfigure` takes up; any other change of slurm.conf restarts slurmctld and slurmd, not jobs.
+# Lines that `scontrol reconfigure` applies; any other change of slurm.conf restarts slurmctld and slurmd, not jobs.
 RECONFIGURED = re.compile(
     r"^(#|$|PartitionName|(Priority|Scheduler|Preempt)(?!Type)|Slurm(d|ctld)Timeout|MinJobAge|KillWait|MaxJobCount)",
     re.IGNORECASE,
@@ -267,8 +259,8 @@ RECONFIGURED = re.compile(
 
 @dataclass(frozen=True)
 class File:
-    """A file's text and rights. With a `stamp`, others may change it, and it is written anew only when what the stamp
-    stands for has changed. `mounted`: hosts have it mounted, and mount it again when there is another one."""
+    """A file's text and mode. With a `stamp`, others may change the file, and it is written again only if the stamp has
+    changed. `mounted`: hosts mount it, and mount it again after it was written."""
 
     text: str
     mode: int = 0o644
@@ -285,7 +277,7 @@ class Desired:
 
 
 def desired(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts, people: People) -> Desired:
-    """`people` are the machine's own, to whom a virtual host adds the cluster's users."""
+    """Return what the cluster should have. `people` are the machine's users; virtual hosts add the cluster's."""
     files = _slurm_files(cluster, folder, placement, machine)
     files |= _host_files(cluster, folder, placement, people, machine)
     structure = revision(machine.slurm_version, *sorted(_structure(files)))
@@ -301,7 +293,7 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         "etc/slurm.conf": File(render_slurm_conf(cluster, layout, version)),
         "etc/gres.conf": File(render_gres_conf(cluster, layout, version)),
         "etc/cgroup.conf": File(render_cgroup_conf(cluster, layout, version)),
-        # Without containers too: one that lies beside slurm.conf is read, whether slurm.conf names it or not.
+        # Without containers too: Slurm reads it if it is beside slurm.conf, whether slurm.conf names it or not.
         "etc/plugstack.conf": File(render_plugstack_conf(cluster, layout, version)),
         f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }
@@ -314,7 +306,7 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
 
 
 def _structure(files: Mapping[str, File]) -> list[str]:
-    """The lines on which running daemons depend for good."""
+    """Return the lines whose change needs a restart of running daemons."""
     conf = [line for line in files["etc/slurm.conf"].text.splitlines() if not RECONFIGURED.match(line)]
     return [
         *conf,
@@ -344,8 +336,8 @@ def _host_files(
 
 
 def hosts_file(cluster: Cluster, placement: Placement, machine: MachineFacts) -> str:
-    """The second line of each host is for programs that listen on both protocols, as torch's store does: they ask for
-    the names of their callers in that form. Its name is another, so that who asks for a host gets its plain address."""
+    """Return /etc/hosts. The second line of each host is for programs that listen on IPv4 and IPv6, as torch's store
+    does: they look callers up in that form. Its name differs, so that a host's name resolves to its IPv4 address."""
     names = [("127.0.0.1", "localhost"), *((placement.addresses[name], name) for name in host_names(cluster))]
     names += [(address, name) for name, address in outside_hosts(cluster, placement, machine.hostname).items()]
     lines = [line for at, name in names for line in (f"{at} {name}", f"::ffff:{at} {name}.ipv4")]

@@ -1,4 +1,4 @@
-"""Waiting for Slurm: jobs that must end before their node goes, nodes that must register before we are done."""
+"""Wait for Slurm: for jobs that must end before their node is removed, and for nodes to register."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOOT_REASON = "dalsegno:boot"
 
 
 def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, folder: Folder, say: Say) -> None:
-    """Let nothing new onto what is to go, and wait for what runs there; Ctrl-C stops the waiting, not the jobs."""
+    """Drain what will be removed, and wait for its jobs. Ctrl-C stops the waiting, not the jobs."""
     if not controller_runs(folder):
         _refuse_to_guess(plan, folder)
         return
@@ -38,25 +38,25 @@ def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, folder: Folder, say: Say
     said: list[str] = []
     while jobs := _in_the_way(slurm, set(nodes), set(partitions)):
         if jobs != said:
-            say(f"waiting for job {', '.join(jobs)} to end (Ctrl-C stops waiting; `dalsegno up` again goes on)")
+            say(f"waiting for job {', '.join(jobs)} to end (Ctrl-C stops waiting; `dalsegno up` continues)")
             said = jobs
         time.sleep(0.5)
 
 
 def _in_the_way(slurm: SlurmClient, nodes: set[str], partitions: set[str]) -> list[str]:
-    """Jobs on what is to go. One that waits for nodes which will never be free again would be waited for in vain."""
+    """Return the jobs on what will be removed. Refuse pending ones, which would never start."""
     jobs = [job for job in running_jobs(slurm) if job.nodes & nodes or job.partition in partitions]
     waiting = [job.id for job in jobs if not job.nodes]
     if waiting:
         raise TargetError(
-            f"job {', '.join(waiting)} waits in a partition that is to go",
+            f"job {', '.join(waiting)} is pending in a partition that will be removed",
             hint=f"scancel {' '.join(waiting)}, or move it: scontrol update job={waiting[0]} partition=NAME",
         )
     return [job.id for job in jobs]
 
 
 def _refuse_to_guess(plan: LocalPlan, folder: Folder) -> None:
-    """Without slurmctld no one knows what runs on a node; one whose host is off runs nothing."""
+    """Refuse to remove running hosts while slurmctld does not answer: nobody knows which jobs they have."""
     alive = [name for name in plan.remove_nodes if host_process(folder.host(name)) is not None]
     if alive:
         raise TargetError(
@@ -66,7 +66,7 @@ def _refuse_to_guess(plan: LocalPlan, folder: Folder) -> None:
 
 
 def set_down_and_wait(slurm: SlurmClient, nodes: Sequence[str], folder: Folder) -> None:
-    """Before a lost host is booted again: Slurm must have taken it out of its jobs, or it ends them all."""
+    """Wait until Slurm has removed lost nodes from their jobs: if a host boots before that, Slurm ends these jobs."""
     if not nodes or not controller_runs(folder):
         return
     slurm.set_down(nodes, BOOT_REASON)
@@ -78,7 +78,7 @@ def set_down_and_wait(slurm: SlurmClient, nodes: Sequence[str], folder: Folder) 
 
 
 def wait_for_nodes(slurm: SlurmClient, plan: LocalPlan, folder: Folder, since: float) -> None:
-    """Until every node has registered; hosts that were booted again are taken back into service."""
+    """Wait until every node has registered, and resume those whose hosts were booted again."""
     wanted = {node.name for node in plan.cluster.nodes}
     in_service = {node.name for node in plan.cluster.nodes if not node.spare}
     set_down = lost_nodes(plan)
@@ -124,7 +124,7 @@ def is_registered(node: NodeInfo) -> bool:
 
 
 def _is_back(node: NodeInfo) -> bool:
-    """Out of service only because it was away or because an `up` was about to remove it, and answering."""
+    """Return whether it responds, and is out of service only because it was off or was about to be removed."""
     away = node.down and (is_absence(node.reason) or node.reason.startswith(BOOT_REASON))
     return node.responding and (away or (node.draining and node.reason.startswith(REMOVAL_REASON)))
 

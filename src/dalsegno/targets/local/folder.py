@@ -15,8 +15,8 @@ from dalsegno.system.files import write_atomic
 from dalsegno.targets.folder import ClusterFolder, read_facts
 from dalsegno.targets.local.placement import Placement
 
-STRANGE = ',#%"\\:=[]'  # each seen to break munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf
-SOCKET_PATH_MAX = 107  # a unix socket's name, less the closing zero
+STRANGE = ',#%"\\:=[]'  # each breaks munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf
+SOCKET_PATH_MAX = 107  # of a unix socket's name, without the final zero
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Folder(ClusterFolder):
 
     @property
     def native(self) -> Path:
-        """Our Slurm plugin, a folder for each version of it that was ever in use."""
+        """Our Slurm plugin, a folder for each version that was ever used."""
         return self.root / "native"
 
     @property
@@ -34,7 +34,7 @@ class Folder(ClusterFolder):
 
     @property
     def secret(self) -> Path:
-        """0700: the database's socket and whatever else only the owner may reach."""
+        """Mode 0700: the database's socket and all else that only the owner may reach."""
         return self.root / "secret"
 
     @property
@@ -55,7 +55,7 @@ class Folder(ClusterFolder):
 
     @property
     def pids(self) -> Path:
-        """Pid files. Each head host has its own folder mounted here: a shared one lets the backup kill the primary."""
+        """Pid files. Each head host mounts its own folder here: with a shared one, the backup kills the primary."""
         return self.root / "pid"
 
     @property
@@ -64,7 +64,7 @@ class Folder(ClusterFolder):
 
     @property
     def devices(self) -> Path:
-        """Simulated GPUs. Of all paths in Slurm's files only these cannot hold a blank, so they may live elsewhere."""
+        """Simulated GPUs. They may be elsewhere, because these paths alone cannot have a blank in Slurm's files."""
         if not any(letter.isspace() for letter in str(self.root)):
             return self.root / "dev"
         uid = os.geteuid()
@@ -78,39 +78,39 @@ class Folder(ClusterFolder):
         return self.root / "hosts" / name
 
     def spool(self, node: str) -> Path:
-        """slurmd's own: on virtual hosts a disk of the host's, gone with it."""
+        """slurmd's folder; on virtual hosts it is on a disk that ends with the host."""
         return self.host(node) / "spool"
 
     def telemetry(self, node: str) -> Path:
-        """What a node's simulated hardware says of itself."""
+        """The state of a node's simulated hardware."""
         return self.host(node) / "telemetry.json"
 
     def boot_id(self, node: str) -> Path:
-        """Another after every boot of the node."""
+        """Changes with every boot of the node."""
         return self.host(node) / "boot-id"
 
     def agent_secret(self, node: str) -> Path:
-        """By which the controller knows the node's agent; another for each machine that has the node's name."""
+        """Proves to the controller who the node's agent is; a replacement gets another."""
         return self.secret / "agents" / node
 
     @property
     def room_socket(self) -> Path:
-        """Where the machine room is asked to boot, replace or reset a node."""
+        """The socket of the machine room."""
         return self.secret / "room.sock"
 
     def machine(self, node: str) -> Path:
-        """Which machine has the node's name: drawn anew for each that takes its place."""
+        """The id of the machine that has the node's name; a replacement gets another."""
         return self.host(node) / "machine"
 
     def faults(self, node: str) -> Path:
-        """A file for each fault that was injected and lasts."""
+        """The records of injected faults that last."""
         return self.host(node) / "faults"
 
     def log(self, host: str, service: str) -> Path:
         return self.host(host) / f"{service}.log"
 
     def check(self, nodes: Sequence[str] = ()) -> None:
-        """Refuse, before anything is made, a path that Slurm, MariaDB or a socket cannot live with."""
+        """Refuse, before anything is made, a path that Slurm, MariaDB or a socket cannot use."""
         if strange := sorted({letter for letter in str(self.root) if letter in STRANGE or not letter.isprintable()}):
             raise TargetError(
                 f"Slurm's and MariaDB's files cannot name the folder {str(self.root)!r}, because of {strange[0]!r}",
@@ -132,7 +132,7 @@ class Folder(ClusterFolder):
 
 
 class ApplyStage(Enum):
-    """How far the last command came."""
+    """How far the last command got."""
 
     MAKING = "making"
     UP = "up"
@@ -141,7 +141,7 @@ class ApplyStage(Enum):
 
 @dataclass(frozen=True)
 class ClusterState:
-    """The state file. `phase` says how far the last command came; `registered`, whether slurmdbd knows the cluster;
+    """The state file. `phase` says how far the last command got; `registered`, whether slurmdbd knows the cluster;
     `owner` is the uid of the person who made it, with sudo or without."""
 
     phase: ApplyStage
@@ -157,7 +157,7 @@ def read_state(folder: Folder) -> ClusterState | None:
 
 
 def read_state_leniently(folder: Folder) -> ClusterState | None:
-    """For taking a cluster down: a state file that cannot be read must not stand in the way."""
+    """Return None if the state file is damaged: that must not prevent `down`."""
     try:
         return read_state(folder)
     except DalsegnoError:

@@ -1,4 +1,4 @@
-"""Images of the cluster file, imported when the cluster is up: what is here already is left as it is."""
+"""Import the images of the cluster file when the cluster is up; images that are stored already are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY_S = 2.0
 
 
 def present(folder: Path, images: Iterable[str]) -> frozenset[str]:
-    """Those that are here, whatever their tag may mean elsewhere by now; nobody is asked."""
+    """Return the images that are stored already, without asking a registry for newer ones."""
     importer = _importer(folder, lambda _: None, "")
     return frozenset(
         image
@@ -31,14 +31,14 @@ def present(folder: Path, images: Iterable[str]) -> frozenset[str]:
 
 
 def import_all(folder: Path, images: Iterable[str], say: Say, cluster: str) -> None:
-    """One that cannot be had keeps no other from coming; all that failed is told at the end."""
+    """Import all images; those that failed are reported together at the end."""
     failed = [(image, error) for image in images if (error := _import(folder, image, say)) is not None]
     if failed:
         raise failure(cluster, failed)
 
 
 def failure(cluster: str, failed: Sequence[tuple[str, DalsegnoError]]) -> TargetError:
-    """With what mends it: for all at the end, or for each beside it where they differ."""
+    """Return the error, with one hint for all, or with a hint beside each if they differ."""
     hints = {error.hint for _, error in failed}
     shared = hints.pop() if len(hints) == 1 else ""
     own = [f" ({error.hint})" if error.hint and not shared else "" for _, error in failed]
@@ -59,14 +59,14 @@ def _import(folder: Path, image: str, say: Say) -> DalsegnoError | None:
 
 
 def _importer(folder: Path, say: Say, image: str) -> Importer:
-    from dalsegno.containers.import_image import Importer  # with all of HTTP, which most commands can do without
+    from dalsegno.containers.import_image import Importer  # imports HTTP, which most commands do not need
     from dalsegno.containers.store import open_store
 
     return Importer(open_store(folder, folder), ImportLines(say, image), enroot=program("enroot") or "")
 
 
 class ImportLines:
-    """How far an import is, in the lines of `up`."""
+    """Reports the progress of an import as lines of `up`."""
 
     def __init__(self, say: Say, image: str) -> None:
         self._say, self._image = say, image

@@ -1,8 +1,8 @@
 """The machine room: a small service outside the virtual hosts that boots, replaces and resets them, as a BMC or a
 cloud's API does. The controller, inside the head's host, cannot.
 
-A line of JSON in, a line out: {"do": "reboot", "node": "gpu-2"}. Each request does all of its work from the start, so
-that it may be killed at any moment: the next request finds what is there and goes on from it.
+A request is a line of JSON, {"do": "reboot", "node": "gpu-2"}, and so is the answer. Each request does all of its work
+from the start, so the machine room may be killed at any moment: the next request continues from what is there.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from dalsegno.wire.peer import uid_of
 
 log = logging.getLogger("machine-room")
 
-# ---- What the machine room does to a node: its GPUs reset, its host booted anew, another machine in its place.
-
 
 def reset_gpus(nodes: LocalNodes, node: str) -> None:
     if not nodes.is_on(node):
@@ -47,14 +45,14 @@ def reset_gpus(nodes: LocalNodes, node: str) -> None:
 
 
 def reboot(nodes: LocalNodes, node: str) -> None:
-    """Whether it is on, hangs or is off."""
+    """Reboot a node that is on, hangs or is off."""
     power_off(nodes, node)
     end_faults(nodes, node, Remedy.REBOOT)
     power_on(nodes, node)
 
 
 def replace(nodes: LocalNodes, node: str) -> None:
-    """Other GPUs, another secret, nothing of what the old machine kept."""
+    """Put a new machine in a node's place: other GPUs, another secret, an empty disk."""
     power_off(nodes, node)
     remove_tree(nodes.folder.spool(node))
     make_folder(nodes.folder.spool(node))
@@ -70,17 +68,13 @@ def draw_secret(folder: Folder, node: str) -> None:
     write_atomic(folder.agent_secret(node), secrets.token_hex(32), 0o600, durable=False)
 
 
-# ---- The machine room: a small service outside the virtual hosts that boots, replaces and resets them, as a BMC or
-# a cloud's API does. The controller, inside the head's host, cannot.
-
-
-CALL_S = 5.0  # whoever has not asked by then is cut off
+CALL_S = 5.0  # a caller that has not sent its request by then is disconnected
 LONGEST = 4096
 WORK: Mapping[str, Callable[[LocalNodes, str], None]] = {"reboot": reboot, "replace": replace, "reset_gpus": reset_gpus}
 
 
 def main(arguments: list[str]) -> int:
-    """`machine-room STATE-FOLDER`: serves until it is killed."""
+    """Run `machine-room STATE-FOLDER` until it is killed."""
     start_logging("machine-room")
     folder = Folder(Path(arguments[0]))
     try:
@@ -92,7 +86,7 @@ def main(arguments: list[str]) -> int:
 
 
 class MachineRoomServer:
-    """A thread for each caller; never two at work on one node."""
+    """Serves each caller in a thread of its own; never two at once on one node."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -105,14 +99,14 @@ class MachineRoomServer:
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with sock, contextlib.suppress(OSError):  # a caller who hangs up does not matter: the work is done all the same
+        with sock, contextlib.suppress(OSError):  # the work is done even if the caller hangs up
             sock.settimeout(CALL_S)
-            if line := _read_line(sock):  # nothing: somebody looked whether we are there
+            if line := _read_line(sock):  # empty: somebody only checked that we listen
                 answer = self.answer(uid_of(sock), line)
                 sock.sendall(json.dumps(answer).encode() + b"\n")
 
     def answer(self, uid: int, line: str) -> dict[str, Any]:
-        """One request of one user."""
+        """Carry out one request of one user."""
         try:
             if uid not in (0, os.geteuid()):
                 raise UsageError("the machine room answers its owner alone", hint="use sudo")
@@ -121,7 +115,7 @@ class MachineRoomServer:
         except DalsegnoError as error:
             log.warning("refused uid %d: %s", uid, error.what)
             return {"error": error.what, "hint": error.hint}
-        except Exception as error:  # whatever one request runs into, the others must be served
+        except Exception as error:  # other requests must be served whatever happens to this one
             log.exception("a request of uid %d failed", uid)
             return {"error": f"the machine room failed: {error}", "hint": "its log says why; ask again"}
 
@@ -132,7 +126,7 @@ class MachineRoomServer:
         return {"ok": True, "on": nodes.is_on(node), "boot": boot}
 
     def do(self, word: str, node: str) -> dict[str, Any]:
-        """Answered when it is done. Who asks for a node that is being worked on, waits."""
+        """Work on a node and return its power; waits for other work on the same node."""
         with self.busy[node], self._alone():
             nodes = open_nodes(LocalRunner(), self.folder)
             nodes.node(node)
@@ -143,10 +137,10 @@ class MachineRoomServer:
 
     @contextlib.contextmanager
     def _alone(self) -> Any:
-        """Not beside an `up` or `down`: they do not begin while we work, and while they do, we refuse."""
+        """Exclude an `up` or `down`: neither starts while we work, and we refuse while one runs."""
         with locked(self.folder.node_lock, f"{self.folder.name}", shared=True):
             with locked(self.folder.lock, f"{self.folder.name}", shared=True):
-                pass  # nobody is: and whoever comes now waits for us
+                pass  # none runs, and one that starts now waits for us
             yield
 
 

@@ -1,4 +1,4 @@
-"""Asking the machine room, from the head or from outside: what this target can do for a broken node."""
+"""The client of the machine room, for use on the head or outside."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dalsegno.errors import TargetError
 from dalsegno.system.files import read_text
 from dalsegno.targets.local.folder import Folder
 
-MOST_SAID = 64 << 10  # of one log: its end is what matters
-WORK_S = 60.0  # a boot takes half a second; a machine under load, longer
-LOOK_S = 1.0  # a look at its power is nearly for nothing
+MOST_SAID = 64 << 10  # of one log: its end matters
+WORK_S = 60.0  # a boot takes 0.5 s, longer on a loaded machine
+LOOK_S = 1.0  # reading the power state is cheap
 
 
 class MachineRoom:
-    """A local cluster's `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanReadLogs`. Slurm must have let
-    go of a node before it is touched.
+    """A local cluster's `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanReadLogs`. Slurm must have
+    set a node down before it is touched.
 
-    A room that dies over its work is asked again, for as long as its host takes to start another.
+    If the machine room dies at work, it is asked again until its host has restarted it.
     """
 
     def __init__(self, root: Path, patience_s: float = 5.0) -> None:
@@ -37,7 +37,7 @@ class MachineRoom:
         self._ask("replace", node)
 
     def read_logs(self, node: str) -> dict[str, str]:
-        """What its daemons logged and its simulated hardware said, from outside of it: it need not be on."""
+        """Return the logs of its daemons and the telemetry of its hardware, whether it is on or off."""
         folder = self.folder.host(node)
         files = [*sorted(folder.glob("*.log")), self.folder.telemetry(node)]
         found = {path.name: read_text(path) for path in files}
@@ -50,10 +50,10 @@ class MachineRoom:
         try:
             return self._exchange({"do": "power", "node": node}, LOOK_S).get("on") is False
         except (OSError, ValueError):
-            return False  # nobody knows
+            return False  # unknown
 
     def boot_id(self, node: str) -> str:
-        """That of its last boot; "" of a node that never booted."""
+        """Return the id of its last boot; "" if it never booted."""
         return str(self._ask("power", node)["boot"])
 
     def _ask(self, word: str, node: str) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class MachineRoom:
         return answer
 
     def _try(self, request: dict[str, str], until: float) -> dict[str, Any] | None:
-        """The answer; None if there is none, and time is left to ask again."""
+        """Return the answer; None if there is none and time is left to ask again."""
         try:
             return self._exchange(request)
         except (OSError, ValueError) as error:

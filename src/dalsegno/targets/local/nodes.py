@@ -20,7 +20,7 @@ from dalsegno.targets.local.placement import SWITCH, VIRTUAL, Placement
 
 @dataclass(frozen=True)
 class LocalNodes:
-    """The nodes of a cluster and where they are."""
+    """The nodes of a cluster and their placement."""
 
     runner: Runner
     folder: Folder
@@ -32,7 +32,7 @@ class LocalNodes:
         return self.placement.hosts == VIRTUAL
 
     def node(self, name: str) -> Node:
-        """The facts of a node; NotThere for what is none."""
+        """Return the facts of a node; raise NotThere for an unknown name."""
         known = {node.name: node for node in self.cluster.nodes}
         if name not in known:
             close = closest(name, known)
@@ -41,7 +41,7 @@ class LocalNodes:
         return known[name]
 
     def is_node(self, name: str) -> bool:
-        """Of Slurm's; a head or a login host is none."""
+        """Return whether Slurm knows it as a node; a head or a login host is none."""
         return any(node.name == name for node in self.cluster.nodes)
 
     def check_virtual(self, node: str, why: str) -> None:
@@ -52,7 +52,7 @@ class LocalNodes:
             )
 
     def host(self, node: str) -> Process:
-        """The first process of the node's host, which on loopback ports is everybody's."""
+        """Return the first process of the node's host; on loopback ports all nodes share one."""
         host = host_process(self.folder.host(self.host_name(node)))
         if host is None:
             raise TargetError(f"{node} is off", hint="`dalsegno up` boots it")
@@ -62,14 +62,14 @@ class LocalNodes:
         return node if self.virtual else self.cluster.head
 
     def service(self, node: str, name: str) -> str:
-        """What a service of the node is called on its host."""
+        """Return the name of a service of the node on its host."""
         return name if self.virtual else f"{name}:{node}"
 
     def is_on(self, node: str) -> bool:
         return host_process(self.folder.host(self.host_name(node))) is not None
 
     def port(self, node: str) -> str:
-        """The switch's end of the node's cable."""
+        """Return the name of the switch's end of the node's link."""
         return port_name(self.placement.addresses[node])
 
     def switch(self) -> Process:
@@ -80,7 +80,7 @@ class LocalNodes:
 
 
 def open_nodes(runner: Runner, folder: Folder, *, to_look: bool = False) -> LocalNodes:
-    """Of a cluster that is up: one that is being changed has no nodes to work on, only to look at."""
+    """Open the nodes of a cluster. While it is being changed, they can only be looked at (`to_look`)."""
     state, applied = read_state(folder), read_applied(folder)
     if state is None or applied is None:
         raise TargetError(f"{folder.name} is not there", hint="`dalsegno up` makes it")
@@ -89,12 +89,8 @@ def open_nodes(runner: Runner, folder: Folder, *, to_look: bool = False) -> Loca
     return LocalNodes(runner, folder, state.placement, applied)
 
 
-# ---- What runs on a node: its services and its jobs' tasks, found from outside; and keeping a service from
-# running.
-
-
 def hold(nodes: LocalNodes, node: str, names: Collection[str], held: bool) -> None:
-    """Have the node's host leave these services alone, or not any more; those that it keeps stay dead meanwhile."""
+    """Keep the node's host from starting these services, or let it start them again."""
     folder = nodes.folder.host(nodes.host_name(node))
     with locked(folder / "plan.lock", f"the plan of {nodes.host_name(node)}", wait_s=5.0):
         plan = read_plan(folder)
@@ -106,15 +102,15 @@ def hold(nodes: LocalNodes, node: str, names: Collection[str], held: bool) -> No
 
 
 def service_processes(nodes: LocalNodes, node: str, names: Collection[str]) -> list[Process]:
-    """By their arguments: the PIDs that a host knows are of its own namespace."""
+    """Return the processes of services, found by their arguments: a host knows only PIDs of its own namespace."""
     plan = read_plan(nodes.folder.host(nodes.host_name(node)))
     wanted = [list(each.argv) for each in plan.services if each.name in names] if plan else []
     return [process for process in _below(nodes, node) if arguments(process.pid) in wanted]
 
 
 def tasks_of(nodes: LocalNodes, node: str) -> list[Process]:
-    """The processes of jobs on the node."""
-    if not nodes.virtual:  # nodes share the machine: Slurm tells its tasks which one they are on
+    """Return the processes of jobs on the node."""
+    if not nodes.virtual:  # nodes share the machine: tasks have the name of theirs in their environment
         conf, name = f"SLURM_CONF={nodes.folder.slurm_conf}".encode(), f"SLURMD_NODENAME={node}".encode()
         return find(lambda pid: {conf, name} <= set(environment(pid)))
     return [process for process in _below(nodes, node) if _is_task(process.pid)]
@@ -126,7 +122,7 @@ def _below(nodes: LocalNodes, node: str) -> list[Process]:
 
 
 def _is_task(pid: int) -> bool:
-    """slurmstepd itself is none."""
+    """Return whether it belongs to a job; slurmstepd itself does not."""
     env = environment(pid)
     stepd = " ".join(arguments(pid)).startswith("slurmstepd")
     return not stepd and any(entry.startswith(b"SLURM_JOB_ID=") for entry in env)

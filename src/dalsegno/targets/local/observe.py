@@ -1,4 +1,4 @@
-"""Looking at a local cluster: what is there of what should be."""
+"""Observe a local cluster: which of its files, hosts and services exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dalsegno.targets.local.plan import Observed, RunningJob
 
 
 def observe(folder: Folder, state: ClusterState | None, wanted: Desired, slurm: SlurmClient) -> Observed:
-    """Everything a plan is made from; nothing is touched."""
+    """Return everything that a plan is computed from; nothing is changed."""
     if state is None:
         return Observed()
     hosts = host_folders(folder)
@@ -27,7 +27,7 @@ def observe(folder: Folder, state: ClusterState | None, wanted: Desired, slurm: 
         alive=frozenset(path.name for path in hosts if host_process(path) is not None),
         services={path.name: service_facts(path) for path in hosts if (path / "plan.json").exists()},
         jobs=_jobs_or_silence(folder, slurm),
-        broken=tuple(path.name for path in hosts if faults_of(folder, path.name)),
+        faulty=tuple(path.name for path in hosts if faults_of(folder, path.name)),
         unbound=tuple(path.name for path in hosts if not has_its_files(path)),
     )
 
@@ -40,7 +40,7 @@ def _jobs_or_silence(folder: Folder, slurm: SlurmClient) -> tuple[RunningJob, ..
 
 
 def controller_runs(folder: Folder) -> bool:
-    """Whether there is someone to ask: Slurm's commands wait half a minute for a slurmctld or munged that is not."""
+    """Return whether slurmctld and munged run: Slurm's commands wait half a minute for one that does not."""
     running = {name for path in host_folders(folder) for name, fact in service_facts(path).items() if fact.running}
     return {"slurmctld", "munged"} <= running
 
@@ -50,6 +50,6 @@ def host_folders(folder: Folder) -> list[Path]:
 
 
 def running_jobs(slurm: SlurmClient) -> tuple[RunningJob, ...]:
-    """Jobs that a change could hurt; raises if slurmctld does not say, which is not the same as none."""
+    """Return the jobs that a change could affect; raise if slurmctld does not answer, which does not mean none."""
     living = [job for job in slurm.jobs() if not job.state.ended]
     return tuple(RunningJob(job.label, job.partition, frozenset(job.nodes)) for job in living)

@@ -9,8 +9,8 @@ from dalsegno.errors import TargetError
 from dalsegno.spec.facts import User
 
 FIRST_UID = 20001  # above what distributions hand out, below the range of subordinate ids
-FIRST_PERSON, NOBODY = 1000, 65534  # below, and this one: accounts of the system
-# Whoever is in one of these is as good as root on the machine, or reads what only root should.
+FIRST_PERSON, NOBODY = 1000, 65534  # below the first, and the second: accounts of the system
+# Members of these groups are as powerful as root on the machine, or may read what only root should.
 PRIVILEGED = frozenset({
     "root", "wheel", "sudo", "admin", "docker", "podman", "lxd", "incus", "libvirt", "disk", "shadow", "kmem", "mem",
     "adm", "systemd-journal",
@@ -26,7 +26,7 @@ class PasswdEntry:
 
 @dataclass(frozen=True)
 class People:
-    """The machine's own users and groups, as its two files tell."""
+    """The machine's own users and groups, from /etc/passwd and /etc/group."""
 
     passwd: str = ""
     group: str = ""
@@ -53,7 +53,7 @@ class People:
         return next((account for account in self.accounts() if account.name == name), None)
 
     def privileges(self, account: PasswdEntry) -> list[str]:
-        """The privileged groups that an account is in."""
+        """Return the privileged groups that an account is in."""
         rows = [row for line in self.group.splitlines() if len(row := line.split(":")) > 3 and row[2].isdigit()]
         mine = [row[0] for row in rows if account.name in row[3].split(",") or int(row[2]) == account.gid]
         powerful = {name for name, gid in self.groups.items() if gid == 0} | PRIVILEGED
@@ -65,7 +65,7 @@ def _column(text: str, index: int) -> list[str]:
 
 
 def check_people(users: Sequence[User], machine: People, before: Mapping[str, int]) -> None:
-    """Refuse users who would get the rights of somebody else on this machine. `before`: uids given earlier."""
+    """Refuse users who would get the rights of somebody else on this machine. `before`: uids assigned earlier."""
     for user in users:
         account = machine.account(user.name)
         if account is not None:
@@ -80,7 +80,7 @@ def check_people(users: Sequence[User], machine: People, before: Mapping[str, in
 
 
 def _check_account(user: User, account: PasswdEntry, machine: People, before: Mapping[str, int]) -> None:
-    """An account of the machine is used as it is: only a person's, and a powerful one only if its uid is named."""
+    """Refuse accounts of the machine that belong to no person, and privileged ones unless the file names their uid."""
     name, other = f"`{user.name}`", "choose another name in the cluster file"
     if account.uid < FIRST_PERSON or account.uid == NOBODY:
         raise TargetError(f"{name} is a system account of this machine (uid {account.uid})", hint=other)
@@ -120,13 +120,13 @@ def _check_groups(user: User, machine: People) -> None:
 
 
 def shared_accounts(users: Sequence[User], machine: People) -> list[str]:
-    """Sentences about users who are accounts of this machine, so that nobody becomes one without being told."""
+    """Return a sentence for each user who is an account of this machine, so that nobody is surprised."""
     found = [account for user in users if (account := machine.account(user.name))]
     return [f"user {each.name} is this machine's account of that name (uid {each.uid})" for each in found]
 
 
 def assign_uids(users: Sequence[User], machine: People, before: Mapping[str, int]) -> dict[str, int]:
-    """A uid for each user whom the machine does not know. Who has one keeps it, and it is never given to another."""
+    """Return a uid for each user that the machine does not have. Users keep theirs, and none is assigned twice."""
     fixed = {user.name: user.uid for user in users if user.uid is not None and user.name not in machine.names}
     taken = {*machine.ids, *fixed.values(), *before.values()}
     free = (uid for uid in range(FIRST_UID, FIRST_UID + 1_000_000) if uid not in taken)
@@ -143,7 +143,7 @@ def passwd_file(machine: People, users: Sequence[User], uids: Mapping[str, int],
 
 
 def group_file(machine: People, users: Sequence[User], uids: Mapping[str, int]) -> str:
-    """A group of its own for each new user, and the groups that the cluster file puts users into."""
+    """Return /etc/group with a group for each new user, and the groups that the cluster file puts users into."""
     own = [f"{name}:x:{uids[name]}:" for name in _new(machine, users)]
     joined: dict[str, list[str]] = {}
     for user in users:

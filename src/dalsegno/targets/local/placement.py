@@ -1,4 +1,4 @@
-"""Where on this machine each host of the cluster goes: address, port, GPUs. Pure, and stable from `up` to `up`."""
+"""The placement of each host on this machine: address, port, GPUs. Pure, and stable from one `up` to the next."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from dalsegno.targets.local.people import People, assign_uids, check_people
 VIRTUAL, LOOPBACK = "virtual", "loopback"
 SWITCH = "switch"
 BACKUP = "head-backup"
-REST = "rest"  # slurmrestd's own: it checks callers by PID, so it must see the PIDs of the whole machine
+REST = "rest"  # a host for slurmrestd: it checks callers by PID, so it must see the PIDs of the whole machine
 SHELL = "shell"  # the host name of a shell that is on the head or a login node but has the machine's own network
 ROOM = "machine-room"  # outside all hosts: it boots them
 SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, seldom used by offices and clouds
 SUBNET_BITS = 20
-AGENTS, AGENTS_PORT = "agents", 6816  # where the controller hears of nodes; on a host of its own, beside slurmctld's
-FIRST_PORT, LAST_PORT = 17000, 32000  # below the range from which Linux takes ports for clients
+AGENTS, AGENTS_PORT = "agents", 6816  # node agents connect to the controller here, beside slurmctld's port
+FIRST_PORT, LAST_PORT = 17000, 32000  # below the range of ports that Linux uses for clients
 HOSTS_MAX = 1000  # ports of one Linux bridge
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The choices that must stay the same for as long as the cluster lives."""
+    """The choices that stay the same while the cluster exists."""
 
     hosts: str  # virtual or loopback
     subnet: str = ""
-    link: str = ""  # the machine's end of the cable to the cluster
+    link: str = ""  # the machine's end of the link to the cluster
     addresses: Mapping[str, str] = field(default_factory=dict)
     ports: Mapping[str, int] = field(default_factory=dict)  # loopback: node or daemon -> port
     gpu_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Free:
-    """What is still to be had on this machine."""
+    """What this machine uses already, and how to find free ports."""
 
     networks: Sequence[ipaddress.IPv4Network] = ()  # in use
     links: frozenset[str] = frozenset()  # in use
@@ -55,7 +55,7 @@ def head_hosts(cluster: Cluster) -> list[str]:
 
 
 def host_names(cluster: Cluster) -> list[str]:
-    """Every host that has an address, the head first."""
+    """Return every host that has an address, the head first."""
     return [*head_hosts(cluster), *cluster.logins, *(node.name for node in cluster.nodes)]
 
 
@@ -78,7 +78,7 @@ def submit_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[s
 
 
 def choose_hosts(cluster: Cluster, machine: MachineFacts) -> str:
-    """Virtual hosts where we may make them; a plain wish for them that cannot be met is an error."""
+    """Return virtual hosts if we may make them; raise if the file asks for them and we may not."""
     wish = cluster.local.hosts
     able = machine.is_root and machine.namespaces
     if wish == VIRTUAL and not able:
@@ -91,7 +91,7 @@ def choose_hosts(cluster: Cluster, machine: MachineFacts) -> str:
 def place(
     cluster: Cluster, machine: MachineFacts, folder_id: str, before: Placement | None, free: Free, devices: str
 ) -> Placement:
-    """Place every host; whoever has a place keeps it."""
+    """Place every host; those of a running cluster keep their places."""
     hosts = before.hosts if before else choose_hosts(cluster, machine)
     if before and cluster.local.hosts not in ("auto", before.hosts):
         raise TargetError(
@@ -123,7 +123,7 @@ def _place_virtual(cluster: Cluster, folder_id: str, base: Placement, free: Free
     subnet = base.subnet or _choose_subnet(cluster, folder_id, free)
     network = ipaddress.IPv4Network(subnet)
     kept = {name: address for name, address in base.addresses.items() if name in names}
-    taken = set(base.addresses.values())  # of those that are about to go, too: they live until the very end
+    taken = set(base.addresses.values())  # hosts that will be removed keep theirs until the end of `up`
     fresh = (str(network[index]) for index in range(2, network.num_addresses - 1) if str(network[index]) not in taken)
     addresses = {name: kept.get(name) or next(fresh) for name in names}
     return replace(base, subnet=subnet, link=base.link or _choose_link(folder_id, free), addresses=addresses)
@@ -141,7 +141,7 @@ def _choose_subnet(cluster: Cluster, folder_id: str, free: Free) -> str:
 
 
 def _checked_subnet(subnet: str, free: Free) -> str:
-    """A network that the machine reaches already would be cut off from it."""
+    """Refuse a network that this machine uses: it would become unreachable."""
     used = next((network for network in free.networks if ipaddress.IPv4Network(subnet).overlaps(network)), None)
     if used is not None:
         raise TargetError(
@@ -177,7 +177,7 @@ def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
 
 
 def _place_gpus(cluster: Cluster, machine: MachineFacts, base: Placement, devices: str) -> Placement:
-    """Real GPUs are dealt out in order when there are enough for all nodes; otherwise all are simulated."""
+    """Assign real GPUs in order if there are enough for all nodes; otherwise simulate all."""
     total = sum(node.gpus for node in cluster.nodes)
     enough = 0 < total <= len(machine.gpu_files)
     if cluster.local.gpus == "real" and not enough:
@@ -194,14 +194,11 @@ def _place_gpus(cluster: Cluster, machine: MachineFacts, base: Placement, device
     return replace(base, gpu_files=files, gpus_simulated=not real)
 
 
-# ---- A healthy node's hardware, as its telemetry file tells it. Pure.
-
-
-SIMULATED_MEMORY_MIB = 16384  # of a GPU whose type the file does not tell
+SIMULATED_MEMORY_MIB = 16384  # of a GPU whose type the file does not name
 
 
 def healthy_node(node: Node, simulated: bool, machine: str = "") -> Telemetry:
-    """Another `machine` of the same name has other GPUs. Real GPUs speak for themselves: none are told of here."""
+    """Return the telemetry of a healthy node. Another `machine` of that name has other GPUs; real GPUs are left out."""
     return healthy(
         node.name,
         node.gpus if simulated else 0,
@@ -213,5 +210,5 @@ def healthy_node(node: Node, simulated: bool, machine: str = "") -> Telemetry:
 
 
 def gpu_stamp(node: Node, simulated: bool) -> str:
-    """Which GPUs the telemetry is of; ends in a full stop, so that no stamp is the beginning of another."""
+    """Return a text that names the GPUs of the telemetry; its full stop keeps one from being a prefix of another."""
     return f"made for {node.gpus if simulated else 0} x {node.gpu_type or 'gpu'} with {node.gpu_memory_mib} MiB."

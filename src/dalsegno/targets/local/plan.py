@@ -1,4 +1,4 @@
-"""The difference between what a local cluster is and what it should be, as a value. Pure."""
+"""The plan of a local cluster: the difference between what is there and what should be. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dalsegno.targets.local.placement import Placement
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job that a change could hurt; one that waits has no nodes yet."""
+    """A job that a change could affect; a pending one has no nodes yet."""
 
     id: str
     partition: str
@@ -26,34 +26,34 @@ class RunningJob:
 
 @dataclass(frozen=True)
 class Observed:
-    """A cluster as it stands: all empty where there is none."""
+    """The present state of a cluster; empty if there is none."""
 
     state: ClusterState | None = None
     applied: Cluster | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()  # hosts
     services: Mapping[str, Mapping[str, ServiceFact]] = field(default_factory=dict)
-    jobs: tuple[RunningJob, ...] | None = ()  # None: slurmctld does not say
-    broken: tuple[str, ...] = ()  # hosts with faults that were injected
+    jobs: tuple[RunningJob, ...] | None = ()  # None: slurmctld does not answer
+    faulty: tuple[str, ...] = ()  # hosts with injected faults
     unbound: tuple[str, ...] = ()  # hosts that have lost their own user, group or hosts file
     images: frozenset[str] = frozenset()  # that are imported
 
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """What `up` will do. Everything named is a host, a node, a file or a service of the cluster."""
+    """What `up` will do, as names of hosts, nodes, files and services."""
 
     cluster: Cluster
     placement: Placement
     desired: Desired
     fresh: bool
-    unfinished: bool = False  # an earlier `up` was cut short: whatever it left, is done again
+    unfinished: bool = False  # an earlier `up` was interrupted: all steps are done again
     add_nodes: tuple[str, ...] = ()
     remove_nodes: tuple[str, ...] = ()
     remove_partitions: tuple[str, ...] = ()
     remove_hosts: tuple[str, ...] = ()  # the removed nodes' hosts, and login or backup hosts
     boot: tuple[str, ...] = ()
-    mend: tuple[str, ...] = ()  # hosts whose injected faults are undone
+    clear_faults: tuple[str, ...] = ()  # hosts whose injected faults are undone
     bind: tuple[str, ...] = ()  # hosts that get their own user, group and hosts file back
     write: tuple[str, ...] = ()
     start: tuple[tuple[str, str], ...] = ()  # (host, service)
@@ -63,12 +63,12 @@ class LocalPlan:
     reservations: bool = False
     old_reservations: tuple[str, ...] = ()
     wait_for: tuple[str, ...] | None = ()  # jobs that must end first; None: not known
-    blocked: tuple[str, ...] = ()  # jobs that wait in a partition which is to go: someone must decide about them
-    import_images: tuple[str, ...] = ()  # when all else is done
-    left_out: tuple[str, ...] = ()  # what the file asks for and this target does not do yet
-    limits: str = ""  # what jobs are held to: for who asks what would be made, not for who makes it
-    containers: bool | None = None  # they are switched on or off; None: they stay as they are
-    no_containers: str = ""  # why there are none, where the file leaves it to the machine
+    blocked: tuple[str, ...] = ()  # pending jobs in a partition that will be removed: a person must decide about them
+    import_images: tuple[str, ...] = ()  # after all else
+    left_out: tuple[str, ...] = ()  # sentences about what differs from what the user may expect
+    limits: str = ""  # which limits jobs have; `plan` shows it, `up` does not
+    containers: bool | None = None  # switched on or off; None: unchanged
+    no_containers: str = ""  # why there are none, if the file leaves it to the machine
     only_user: str = ""  # the account that all jobs run as on loopback ports
 
     @property
@@ -77,10 +77,10 @@ class LocalPlan:
 
     @property
     def changes(self) -> bool:
-        """To the cluster itself."""
+        """Whether the cluster itself changes."""
         return bool(
             self.fresh or self.unfinished or self.bind
-            or self.remove_hosts or self.remove_partitions or self.boot or self.mend or self.write or self.start
+            or self.remove_hosts or self.remove_partitions or self.boot or self.clear_faults or self.write or self.start
             or self.restart or self.accounting or self.reservations or self.remove_nodes
         )  # fmt: skip
 
@@ -98,7 +98,7 @@ class LocalPlan:
 
 
 def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Observed) -> LocalPlan:
-    """What has to happen so that what is seen becomes what is wanted."""
+    """Return the plan that turns what is seen into what is wanted."""
     before = seen.applied
     fresh = seen.state is None
     unfinished = seen.state is not None and seen.state.phase is not ApplyStage.UP
@@ -123,7 +123,7 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         remove_partitions=gone_partitions,
         remove_hosts=_without([*seen.services, *seen.alive, *gone_nodes], desired.hosts),
         boot=_without(desired.hosts, seen.alive),
-        mend=tuple(name for name in seen.broken if name in new_nodes),
+        clear_faults=tuple(name for name in seen.faulty if name in new_nodes),
         bind=tuple(name for name in seen.unbound if name in desired.hosts),
         write=write,
         start=start,
@@ -147,7 +147,7 @@ def _switched(before: Cluster | None, wanted: Cluster) -> bool | None:
 
 
 def _without(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
-    """Those names that are not among the others, each once, in order."""
+    """Return the names that are not among the others, each once, in order."""
     known = set(others)
     return tuple(dict.fromkeys(name for name in names if name not in known))
 
@@ -157,7 +157,7 @@ def _differs(file: File, found: str | None) -> bool:
 
 
 def _reservation_names(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
-    """Those that may be there: of the last file, and of this one, should an earlier `up` have been cut short."""
+    """Return the reservations that may exist: of the last file, and of this one if an earlier `up` was interrupted."""
     names = [item.name for cluster in (before, wanted) if cluster for item in cluster.reservations]
     return tuple(dict.fromkeys(names))
 
@@ -165,7 +165,7 @@ def _reservation_names(before: Cluster | None, wanted: Cluster) -> tuple[str, ..
 def _in_the_way(
     jobs: tuple[RunningJob, ...] | None, nodes: Iterable[str], partitions: Iterable[str]
 ) -> tuple[str, ...] | None:
-    """The jobs on what is to go."""
+    """Return the jobs on what will be removed."""
     if jobs is None:
         return None
     gone_nodes, gone_partitions = set(nodes), set(partitions)
@@ -177,7 +177,7 @@ def _people(cluster: Cluster) -> object:
 
 
 def _services(desired: Desired, seen: Observed) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-    """Services of living hosts that do not run, and those that run with old settings."""
+    """Return services of running hosts that do not run, and those that run with old settings."""
     start, restart = [], []
     for host in desired.hosts.values():
         if host.name in seen.alive:
@@ -203,9 +203,6 @@ def _refuse_impossible(before: Cluster, wanted: Cluster) -> None:
             f"the head cannot be renamed from `{before.head}` to `{wanted.head}` while the cluster is up",
             hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
         )
-
-
-# Words -----------------------------------------------------------------------------------------------------
 
 
 def _creation(plan: LocalPlan) -> str:
@@ -235,7 +232,7 @@ def _changes(plan: LocalPlan) -> list[str]:
         (plan.remove_partitions, f"removes {named('partition', plan.remove_partitions)}"),
         (other_hosts, f"removes {named('host', other_hosts)}"),
         (back, f"boots {named('host', back)}"),
-        (plan.mend, f"undoes the faults injected into {named('host', plan.mend)}"),
+        (plan.clear_faults, f"undoes the faults injected into {named('host', plan.clear_faults)}"),
         (plan.bind, f"gives {named('host', plan.bind)} their own users back"),
         (people and not plan.accounting, "updates the users and groups that hosts know"),
         (dead, f"starts {', '.join(dead[:4])}{' …' if len(dead) > 4 else ''}"),
@@ -256,14 +253,15 @@ def _imports(plan: LocalPlan) -> list[str]:
 def _restarts(plan: LocalPlan) -> str:
     names = [name.partition(":")[0] for _, name in plan.restart]
     counts = [f"{names.count(name)} {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]
-    return f"restarts {' and '.join(counts)}; running jobs go on" if counts else "restarts nothing"
+    return f"restarts {' and '.join(counts)}; running jobs continue" if counts else "restarts nothing"
 
 
 def _jobs(plan: LocalPlan) -> str:
     if plan.wait_for is None and (plan.remove_nodes or plan.remove_partitions):
         return "slurmctld does not answer: which jobs this would hurt is not known"
     if plan.blocked:
-        return f"cannot: {named('job', plan.blocked)} waits in a partition that is to go; cancel or move it first"
+        jobs = named("job", plan.blocked)
+        return f"cannot: {jobs} is pending in a partition that will be removed; cancel or move it first"
     if plan.wait_for:
         return f"waits for {named('job', plan.wait_for)} to end first; ends no job"
     return "ends no job"

@@ -1,6 +1,6 @@
-"""Taking a node's host away and putting another in its place, from outside: what a BMC or a cloud's API does.
+"""Power nodes off and on from outside, as a BMC or a cloud's API does.
 
-Slurm is not told here: whoever asks has set the node down before (a host that comes back under a job ends all of it).
+Callers set the node down in Slurm first: if a host comes back while Slurm still has it in a job, Slurm ends the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NODE_SERVICES = ("slurmd", "node-agent")
 
 
 def power_off(nodes: LocalNodes, node: str) -> None:
-    """Gone from one moment to the next; off already is fine."""
+    """Cut the power, without warning; a node that is off stays off."""
     if nodes.virtual:
         _cut_power(nodes, node)
     else:
@@ -28,7 +28,7 @@ def power_off(nodes: LocalNodes, node: str) -> None:
 
 
 def power_on(nodes: LocalNodes, node: str) -> None:
-    """Boot a node that is off, with all its services. One that was cut short is finished by doing it again."""
+    """Boot a node that is off, with all its services. An interrupted boot is finished by booting again."""
     if nodes.virtual:
         _boot(nodes, node)
     else:
@@ -36,12 +36,12 @@ def power_on(nodes: LocalNodes, node: str) -> None:
 
 
 def _cut_power(nodes: LocalNodes, node: str) -> None:
-    """The cable first: what the kernel says for a dying host's connections must reach no one."""
+    """Take the link down first: what the kernel sends when a dying host's connections close must reach nobody."""
     host = host_process(nodes.folder.host(node))
     if host is None:
         return
     switch, port = nodes.switch().pid, nodes.port(node)
-    if port in link_names(nodes.runner, switch):  # a host whose boot was cut short may have none
+    if port in link_names(nodes.runner, switch):  # a host whose boot was interrupted may have none
         run_ip(nodes.runner, [f"link set {port} down"], switch)
     if end([host]):
         raise TargetError(f"{node} does not die", hint="a process of it may hang in the kernel")
@@ -60,14 +60,14 @@ def _boot(nodes: LocalNodes, node: str) -> None:
 
 
 def _half_booted(nodes: LocalNodes, plan: str) -> list[Process]:
-    """Of a boot whose booter was killed: it may still be about to become the host. (Hosts that were booted together
-    have each other's plans among their arguments.)"""
+    """Return processes of an interrupted boot, which may still become the host. (Hosts that were booted together have
+    each other's plans among their arguments.)"""
     ours = marked(str(nodes.folder.root))
     return [process for process in ours if arguments(process.pid)[-2:] == [PACKAGES, plan]]
 
 
 def _kill_all(nodes: LocalNodes, node: str) -> None:
-    """On loopback ports: its daemons and its jobs' tasks. Its supervisor, which is everybody's, lives on."""
+    """Kill the daemons and job tasks of a node on loopback ports. The supervisor that all nodes share runs on."""
     names = [nodes.service(node, name) for name in NODE_SERVICES]
     hold(nodes, node, names, True)
     end([*service_processes(nodes, node, names), *tasks_of(nodes, node)])

@@ -1,4 +1,4 @@
-"""A user's way in: the cluster's environment in any shell, and entering its hosts as root."""
+"""Shells on a local cluster: its environment in any shell, and entering its hosts as root."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dalsegno.targets.local.daemons import slurm_env
 from dalsegno.targets.local.folder import ClusterState, Folder, read_state
 from dalsegno.targets.local.placement import SHELL, VIRTUAL
 
-ON_ONE_MACHINE_S = "1.5"  # no real network lies between its hosts: a silent one is sooner known to be lost
-# Inside another mount namespace the working folder is lost: go back to it by name, then become the command.
+ON_ONE_MACHINE_S = "1.5"  # there is no real network between its hosts, so a silent one is lost sooner
+# Entering a mount namespace loses the working folder: change to it by name, then execute the command.
 RENAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'  # in a UTS namespace of its own
 GO = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
 
 
 def user_env(folder: Folder, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables to set: Slurm's file, the cluster's name, where its controller is asked, and its commands in front
-    of the PATH."""
+    """Return the variables to set: slurm.conf, the cluster's name, its controller's socket, and its commands first in
+    PATH."""
     rest = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part and part != str(folder.bin)]
     return {
         **slurm_env(folder),
@@ -48,14 +48,14 @@ def enter(
     host: str | None = None,
     user: str | None = None,
 ) -> tuple[list[str], dict[str, str]]:
-    """What to become, and with which environment, for a shell or one command on the cluster."""
+    """Return the command and the environment of a shell, or of one command, on the cluster."""
     inner = list(command) or [env.get("SHELL") or "/bin/bash"]
     prefix = entrance(folder, cwd, host=host, user=user)
     return [*prefix, *inner], {**(_person_env(folder, user, env) if user else env), **user_env(folder, env)}
 
 
 def _person_env(folder: Folder, user: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Another's session: none of root's own variables go along, and so none of its secrets into jobs."""
+    """Return the environment of another user, without root's variables, which may be secret."""
     person = _person(folder, user)
     plain = {name: env[name] for name in ("TERM", "LANG", "LC_ALL", "TZ") if name in env}
     return {**plain, "USER": user, "LOGNAME": user, "HOME": person.home, "SHELL": person.shell}
@@ -69,7 +69,7 @@ class _Person(NamedTuple):
 
 
 def _person(folder: Folder, user: str) -> _Person:
-    """As the cluster's hosts know them."""
+    """Return a user as the cluster's hosts know them."""
     lines = (read_text(folder.etc / "passwd") or "").splitlines()
     fields = next((fields for line in lines if (fields := line.split(":"))[0] == user), None)
     if fields is None or len(fields) < 7:
@@ -82,7 +82,7 @@ def person_uid(folder: Folder, user: str) -> int:
 
 
 def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | None = None) -> list[str]:
-    """The words before a command that take it into the login node, the head or the named host.
+    """Return the words before a command that run it on the login node, the head or the named host.
 
     None are needed where there is nothing to enter: as a plain user, or on loopback hosts, the environment is enough.
     """
@@ -102,13 +102,13 @@ def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | N
                 f"host {host or 'head'} of {folder.name} is not running",
                 hint="`dalsegno status` shows what is, `dalsegno up` boots it",
             )
-        return []  # a half-made cluster still has its files, and Slurm's commands their own errors
+        return []  # a half-made cluster has its files, and Slurm's commands report their own errors
     become: list[str] = []
     if user:
         person = _person(folder, user)
         become = ["setpriv", f"--reuid={person.uid}", f"--regid={person.gid}", "--init-groups", "--"]
-    # Without a host named, the machine's own network stays: pip, git and the like. Such a shell has a name of its own,
-    # by which slurmctld finds the sruns in it (`submit_hosts`).
+    # Without a named host, the shell keeps this machine's network, for pip, git and the like. It has a host name of its
+    # own, by which slurmctld reaches the sruns in it (`submit_hosts`).
     named = ["--uts", "--net"] if host else []
     renamed = [] if host else ["unshare", "--uts", "/bin/sh", "-c", RENAME, SHELL]
     nsenter = [program("nsenter") or "nsenter", "-t", str(process.pid), "--mount", "--ipc", "--pid", *named, "--"]
@@ -128,12 +128,12 @@ RESUME = "dalsegno-resume"
 
 
 def own_command() -> str:
-    """A script that starts this very program with this very Python, wherever both can be seen."""
+    """Return a script that starts this program with this Python, wherever both can be read."""
     return f'#!/bin/sh\nexec {join(own_argv())} "$@"\n'
 
 
 def resume_command() -> str:
-    """What takes srun's place for `--auto-resume=1`; where this Python cannot be seen, srun itself does."""
+    """Return a script that replaces srun for `--auto-resume=1`; if this Python cannot be read there, it runs srun."""
     words = list(launcher())
     return (
         f'#!/bin/sh\n[ -x {join(words[:1])} ] && exec {join([*words, "step-again"])} "$@"\n'

@@ -1,4 +1,4 @@
-"""A local cluster as it is: what its hosts say of their daemons, and what Slurm says of nodes and jobs."""
+"""The status of a local cluster: its daemons as its hosts report them, its nodes and jobs as Slurm does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dalsegno.targets.local.placement import LOOPBACK, Placement
 
 
 def read_status(folder: Folder, slurm: SlurmClient) -> ClusterStatus:
-    """Never raises for a cluster that is broken: telling that is what it is for."""
+    """Return the status; a broken cluster is reported, not raised."""
     state = read_state(folder)
     applied = read_applied(folder)
     if state is None:
@@ -103,7 +103,7 @@ def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, 
 
 
 def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
-    """What every host's plan names, and whether it runs. The head comes first."""
+    """Return the daemons of every host's plan, and whether each runs. The head comes first."""
     found = []
     for path in host_folders(folder):
         plan = read_json(path / "plan.json")
@@ -137,14 +137,14 @@ def _dead(daemons: tuple[DaemonStatus, ...]) -> list[str]:
 
 
 def _injected(folder: Folder) -> list[str]:
-    """Nobody should look for the cause of what was done on purpose."""
+    """Report injected faults, so that nobody looks for their cause."""
     found = [f"{one.fault} on {one.node}" for path in host_folders(folder) for one in faults_of(folder, path.name)]
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     return [f"injected: {', '.join(found[:4])}{more}; `dalsegno inject --clear` undoes it"] if found else []
 
 
 def _off(folder: Folder, placement: Placement) -> frozenset[str]:
-    """Hosts that are not running, of which Slurm learns only after a while."""
+    """Return the hosts that are off; Slurm notices only later."""
     names = () if placement.hosts == LOOPBACK else placement.addresses
     return frozenset(name for name in names if not _is_alive(folder, name))
 
@@ -152,7 +152,7 @@ def _off(folder: Folder, placement: Placement) -> frozenset[str]:
 def _nodes(
     applied: Cluster | None, seen: list[NodeInfo], placement: Placement, off: frozenset[str]
 ) -> tuple[NodeStatus, ...]:
-    """The nodes of the file, with what Slurm says of each; also those that only one of the two knows."""
+    """Return the nodes of the file with Slurm's state of each, and nodes that only one of the two knows."""
     known = {node.name: node for node in applied.nodes} if applied else {}
     info = {node.name: node for node in seen}
     nodes = [
@@ -179,7 +179,7 @@ def _node(
 
 
 def _state_word(info: NodeInfo) -> str:
-    """As sinfo says it: idle, drained, down*."""
+    """Return the state as sinfo writes it: idle, drained, down*."""
     word = info.state.value.lower()
     if info.draining and not info.down:
         word = "drained" if info.drained else "draining"

@@ -1,4 +1,4 @@
-"""Taking a local cluster away, however much of it there is: processes, links, cgroups, files."""
+"""Remove a local cluster, whole or half-made: processes, links, cgroups, files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LINK_GONE_S = 5.0
 
 
 def sweep(runner: Runner, folder: Folder) -> bool:
-    """Remove everything of the cluster; False if there was nothing. Works from the folder's path alone."""
+    """Remove everything of the cluster; return False if there was nothing. Needs only the folder's path."""
     found = folder.root.exists()
     found |= end_processes(folder)
     if os.geteuid() == 0:
@@ -44,7 +44,7 @@ def sweep(runner: Runner, folder: Folder) -> bool:
 
 
 def end_processes(folder: Folder) -> bool:
-    """Kill all that carries the cluster's mark and what it launched, until nothing is left.
+    """Kill all processes with the cluster's mark, and their children, until nothing is left.
 
     Twice around at least: a daemon may have forked while we were reading. Killing a virtual host's first process
     takes all its others with it.
@@ -63,10 +63,10 @@ def end_processes(folder: Folder) -> bool:
 
 
 def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
-    """Before hosts are booted: end what a killed `up` or a dead loopback supervisor left that would stand in the way.
+    """End the processes that a killed `up` or a dead loopback supervisor left, before hosts are booted.
 
-    Job steps are spared: the slurmd that comes takes them over. So are the coordinators of runs, with all they have
-    started: the controller that comes takes those over.
+    Job steps are kept for the next slurmd. Coordinators of runs, with their children, are kept for the next
+    controller.
     """
     spared = [*hosts, *(process for process in coordinators(folder) if loopback)]
     known = {pid for process in spared for pid in (process.pid, *descendants(process.pid))}
@@ -77,11 +77,11 @@ def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
 
 
 def coordinators(folder: Folder) -> list[Process]:
-    """Those that the controller has written down and that live. On virtual hosts it knows them by other PIDs, and they
-    end with their host."""
+    """Return the running coordinators that the controller has recorded. On virtual hosts it knows them by other PIDs,
+    and they end with their host."""
     found = []
     for path in folder.runs.glob("*.json"):
-        with contextlib.suppress(DalsegnoError, OSError):  # damaged, or removed just now: then it vouches for no one
+        with contextlib.suppress(DalsegnoError, OSError):  # damaged, or just removed: it proves nothing
             fact = read_json(path)
             pid, start = (fact.get("pid"), fact.get("start")) if isinstance(fact, dict) else (None, None)
             if isinstance(pid, int) and isinstance(start, int):
@@ -95,9 +95,9 @@ def _ours(folder: Folder) -> list[Process]:
 
 
 def _is_ours(pid: int, folder: Folder, kept: Collection[int]) -> bool:
-    """Started by us, or by Slurm as a task of a job here (also one that left its step's session and parents).
+    """Return whether we started it, or Slurm did as a task of a job here, even one that left its step's session.
 
-    Another user's process may carry any mark it likes: it is ours only if the controller has `kept` it.
+    Another user's process may set any mark: it is ours only if the controller has `kept` it.
     """
     env = environment(pid)
     if f"{MARK}={folder.root}".encode() in env:
@@ -108,14 +108,14 @@ def _is_ours(pid: int, folder: Folder, kept: Collection[int]) -> bool:
 
 
 def _with_children(processes: list[Process]) -> list[Process]:
-    """Job steps have the user's environment, not ours: they are found below the slurmstepd that has it."""
+    """Add children: job steps have the user's environment, not ours, and are found below slurmstepd."""
     own = {process.pid for process in processes}
     below = {child for pid in own for child in descendants(pid)} - own - {os.getpid()}
     return processes + [Process(pid, start) for pid in below if (start := start_ticks(pid)) is not None]
 
 
 def remove_links(runner: Runner, folder: Folder) -> bool:
-    """The machine's end of the cable goes with the switch; wait for it, or pull it."""
+    """Wait until the machine's end of the link has gone with the switch, or delete it."""
     prefix = f"ds{folder.id}"
     until = time.monotonic() + LINK_GONE_S
     found = False
@@ -128,8 +128,7 @@ def remove_links(runner: Runner, folder: Folder) -> bool:
 
 
 def remove_cgroups(runner: Runner, folder: Folder) -> bool:
-    """Remove the cluster's folders in every hierarchy, and its scope, which otherwise goes once systemd has noticed
-    that it is empty."""
+    """Remove the cluster's folders in every hierarchy, and its scope, which systemd would remove only later."""
     found = cluster_folders(folder.id)
     unit = look_at_cgroups().place(folder.id).unit
     if unit and any(path.name == unit for path in found):

@@ -120,7 +120,7 @@ class LocalTarget:
         return replace(plan, left_out=left_out, limits=limits, no_containers=no_containers, only_user=only_user)
 
     def _settle_containers(self, cluster: Cluster) -> tuple[Cluster, str]:
-        """Whether there are any, where the file leaves it to the machine; and why not."""
+        """Decide whether there are containers, if the file leaves it to the machine, and why not."""
         if cluster.containers.enabled is False:
             return cluster, ""
         if cluster.containers.enabled:
@@ -135,7 +135,7 @@ class LocalTarget:
         return replace(cluster, containers=replace(cluster.containers, enabled=not why)), why
 
     def _fall_back(self, cluster: Cluster, placement: Placement) -> list[str]:
-        """Said when root does not get what root usually gets, and when a user is an account of the machine."""
+        """Return sentences about what may surprise: no virtual hosts, users that are accounts of the machine."""
         if placement.hosts != LOOPBACK:
             return [*shared_accounts(cluster.users, self._people()), *(self.closed_to_users() if cluster.users else ())]
         if placement.hosts == LOOPBACK and cluster.local.hosts == "auto" and self.machine.is_root:
@@ -150,12 +150,12 @@ class LocalTarget:
             return
         if plan.blocked:
             raise TargetError(
-                f"job {', '.join(plan.blocked)} waits in a partition that is to go",
+                f"job {', '.join(plan.blocked)} is pending in a partition that will be removed",
                 hint=f"`scancel {' '.join(plan.blocked)}`, or `scontrol update job={plan.blocked[0]} partition=NAME`",
             )
         state = self._state()
         if state is None:
-            sweep(self.runner, self.folder)  # what an earlier cluster of this name, or half a `down`, has left
+            sweep(self.runner, self.folder)  # leftovers of an earlier cluster of this name, or of an interrupted `down`
         site = ApplySite(self.runner, self.folder, self.machine, self.cache, self.slurm, say)
         before = read_applied(self.folder)
         try:
@@ -163,7 +163,7 @@ class LocalTarget:
         except DalsegnoError as error:
             if state is None or state.phase is not ApplyStage.UP or before is None:
                 raise
-            say("that failed: putting the cluster back as it was")
+            say("that failed: restoring the cluster")
             self._put_back(site, before, state, error)
 
     def import_images(self, plan: Plan, say: Say) -> None:
@@ -171,9 +171,9 @@ class LocalTarget:
         import_all(images_folder(plan.cluster, self.folder), plan.import_images, say, plan.cluster.name)
 
     def _put_back(self, site: ApplySite, before: Cluster, state: ClusterState, error: DalsegnoError) -> NoReturn:
-        """Undo a change that Slurm did not take, then tell of it."""
+        """Undo a change that failed, and raise the error."""
         try:
-            # The old places, since hosts that were to go still live there; and unfinished, so that all is looked at.
+            # With the old placement, where hosts that were to be removed still are; unfinished, so that all is checked.
             write_state(self.folder, replace(state, phase=ApplyStage.MAKING))
             apply(site, self.plan(before), state)
         except DalsegnoError as second:
@@ -185,7 +185,7 @@ class LocalTarget:
         raise TargetError(
             f"{error.what}\nThe cluster was put back as it was: its hosts, nodes, partitions and settings.",
             where=error.where,
-            hint=error.hint or "mend what it complains about, then `dalsegno up` again",
+            hint=error.hint or "fix the setting named above in the cluster file, then run `dalsegno up` again",
         ) from error
 
     def removal(self) -> Removal:
@@ -194,19 +194,19 @@ class LocalTarget:
     def destroy(self, say: Say) -> bool:
         state = read_state_leniently(self.folder)
         if state is not None:
-            with contextlib.suppress(DalsegnoError):  # a full disk must not keep us from freeing it
+            with contextlib.suppress(DalsegnoError):  # a full disk must not prevent the removal
                 write_state(self.folder, replace(state, phase=ApplyStage.REMOVING))
         return sweep(self.runner, self.folder)
 
     def status(self) -> ClusterStatus:
-        """Asked from inside where we may enter: only there do the cluster's own users have names. And not for long."""
+        """Ask Slurm from inside if we may enter: only there do the cluster's own users have names."""
         return read_status(self.folder, self._client(self._way_in(), timeout_s=STATUS_S))
 
     def _way_in(self) -> list[str]:
         try:
             return entrance(self.folder, "/")
         except DalsegnoError:
-            return []  # a cluster that is damaged: its status is what we are about to tell
+            return []  # a damaged cluster: its status will say so
 
     def summary(self) -> ClusterSummary:
         return read_summary(self.folder)
@@ -239,7 +239,7 @@ class LocalTarget:
         return ShellEntry(argv, full, person_uid(self.folder, user), tuple(self.closed_to_users()))
 
     def closed_to_users(self) -> list[str]:
-        """What keeps the cluster's users from running anything of ours: a clone below /root, for instance."""
+        """Return what prevents the cluster's users from running our programs: a clone below /root, for instance."""
         closed = closed_to_others(Path(PACKAGES) / "dalsegno", Path(sys.executable))
         if closed is None:
             return []
@@ -323,7 +323,7 @@ class LocalTarget:
         return SlurmClient(self.runner, env, prefix=prefix, timeout_s=timeout_s)
 
     def _state(self) -> ClusterState | None:
-        """The state to go on from: none where a `down` was cut short."""
+        """Return the state to continue from; None after an interrupted `down`."""
         state = read_state(self.folder)
         return None if state is not None and state.phase is ApplyStage.REMOVING else state
 
@@ -354,7 +354,7 @@ class LocalTarget:
         return People(passwd, group)
 
     def _port_run(self, count: int, taken: set[int]) -> int | None:
-        """Each cluster looks from a place of its own, so that two that come up at once do not choose the same."""
+        """Return the first of so many free ports. Each cluster starts elsewhere, so that two do not choose the same."""
         start = FIRST_PORT + int(self.folder.id, 16) % ((LAST_PORT - FIRST_PORT) // 2)
         return first_free_run(count, start, LAST_PORT, taken) or first_free_run(count, FIRST_PORT, LAST_PORT, taken)
 
