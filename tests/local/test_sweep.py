@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.system.children import MARK, Child, Identity, start
+from dalsegno.system.children import MARK, Child, Identity, environment, start
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.sweep import end_processes, end_strays
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 NOBODY = Identity(65534, 65534)
@@ -26,6 +27,7 @@ def folder(tmp_path: Path) -> Folder:
 def coordinator(folder: Folder) -> Iterator[Child]:
     """A user's process that carries the cluster's mark, as the controller would start it."""
     child = start(["sleep", "100"], {MARK: str(folder.root), "PATH": os.defpath}, identity=NOBODY)
+    eventually(lambda: any(environment(child.process.pid)))
     yield child
     child.popen.kill()
     child.popen.wait()
@@ -54,6 +56,7 @@ def test_process_of_another_user_with_the_mark_is_not_ended(folder: Folder, coor
 def test_coordinators_outlive_the_supervisor_of_loopback_hosts(folder: Folder, coordinator: Child):
     record(folder, coordinator)
     stray = start(["sleep", "100"], {MARK: str(folder.root), "PATH": os.defpath})
+    eventually(lambda: any(environment(stray.process.pid)))  # for a moment after exec the kernel shows none
     end_strays(folder, [], loopback=True)
     assert stray.popen.wait(60) == -15 and coordinator.poll() is None
     stray.close()
