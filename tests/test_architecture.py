@@ -382,6 +382,12 @@ def test_the_command_line_starts_without_the_heavy_libraries():
     assert heavy & set(done.stdout.split()) == set()
 
 
+def test_a_local_cluster_is_opened_without_the_library_that_checks_cluster_files():
+    code = "import sys, dalsegno.cluster, dalsegno.targets.local; print('pydantic' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert said.stdout.split() == ["False"], "`shell`, `env` and `status` would take 0.1 s longer"
+
+
 def test_up_does_not_import_fault_injection():
     code = (
         "import pkgutil, sys\n"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dalsegno.errors import NotThere
 from dalsegno.hardware import Gpu, Instance, find_gpu, find_instance, gpu_of
-from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.partition import MachineSpec, PartitionSpec
+
+if TYPE_CHECKING:  # pydantic takes 0.1 s to import, and the local target needs only the sizes
+    from dalsegno.spec.model import ClusterSpec
+    from dalsegno.spec.partition import MachineSpec, PartitionSpec
 
 
 def find_cycle(below: dict[str, list[str]]) -> list[str]:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from dalsegno.errors import TargetError, UsageError
 from dalsegno.programs import launcher, own_argv
-from dalsegno.runs.auto_resume.decide import NOTES
 from dalsegno.runs.coordinator.liveness import NODE_TIMEOUT
 from dalsegno.system.children import Process
 from dalsegno.system.files import read_text
@@ -134,6 +133,8 @@ def own_command() -> str:
 
 def resume_command() -> str:
     """Return a script that replaces srun for `--auto-resume=1`; if this Python cannot be read there, it runs srun."""
+    from dalsegno.runs.auto_resume.decide import NOTES  # 0.03 s that only `up` needs
+
     words = list(launcher())
     return (
         f'#!/bin/sh\n[ -x {join(words[:1])} ] && exec {join([*words, "step-again"])} "$@"\n'
