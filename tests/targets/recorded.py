@@ -17,6 +17,7 @@ from dalsegno.targets.base import (
     ClusterPhase,
     ClusterStatus,
     ClusterSummary,
+    DaemonLog,
     NodeStatus,
     NodeTimes,
     Plan,
@@ -100,6 +101,9 @@ class RecordedTarget:
 
     def summary(self) -> ClusterSummary:
         return ClusterSummary(self.kind, self._phase(), len(self._nodes()))
+
+    def daemon_logs(self) -> list[DaemonLog]:
+        return [DaemonLog(name, "slurmd", self.root / f"{name}.log") for name in self._nodes()]
 
     def owner(self) -> int | None:
         return self.root.stat().st_uid if self.root.exists() else None

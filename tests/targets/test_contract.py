@@ -230,6 +230,15 @@ def test_logs_of_a_node_can_be_read_from_outside(made: Made):
         assert logs and all(isinstance(text, str) for text in logs.values())
 
 
+def test_every_daemon_has_a_log(made: Made):
+    logs = {(log.host, log.name): log.path for log in made.target.daemon_logs()}
+    assert logs.keys() >= {(daemon.host, daemon.name) for daemon in made.target.status().daemons}
+    assert (NODE, "slurmd") in logs
+    if made.kind != "recorded":
+        assert "slurmd version" in logs[NODE, "slurmd"].read_text()
+        assert all(path.exists() for path in logs.values())
+
+
 def test_injected_fault_lasts_until_it_is_cleared(made: Made):
     if made.has(CanInject):
         target = require(made.target, CanInject)

@@ -1,17 +1,20 @@
-"""`dalsegno logs`: print the output of a run's ranks, in all generations."""
+"""`dalsegno logs`: print the output of a run's ranks in all generations, or the log of a daemon."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from dalsegno.cli import out
 from dalsegno.cli.follow import Screen, pause_s, ranks_of, watch_of
+from dalsegno.cli.out import cluster_option
 from dalsegno.cli.watch import is_over
+from dalsegno.errors import UsageError
 
 if TYPE_CHECKING:
     from dalsegno.runs.folder import RunFolder
@@ -29,8 +32,27 @@ if TYPE_CHECKING:
 @click.option("--rank", "-r", type=click.IntRange(0), metavar="R", help="Only this rank.")
 @click.option("--node", "-w", metavar="NODE", help="Only ranks that ran on this node.")
 @click.option("--generation", "-g", type=click.IntRange(1), metavar="G", help="Only this generation.")
+@click.option(
+    "--daemon",
+    "-d",
+    metavar="NAME",
+    help="The log of a daemon: slurmctld, slurmd, controller, node-agent …, or coordinator and run-agent of RUN.",
+)
+@click.option(
+    "--lines", "-n", "last", type=click.IntRange(0), metavar="N", help="With --daemon: the last N lines of each log."
+)
+@cluster_option
 @click.argument("run", required=False, default="")
-def command(run: str, follow: bool, rank: int | None, node: str | None, generation: int | None) -> None:
+def command(
+    name: str | None,
+    run: str,
+    follow: bool,
+    rank: int | None,
+    node: str | None,
+    generation: int | None,
+    daemon: str | None,
+    last: int | None,
+) -> None:
     """Print the output of RUN (a run id, or the start of one). Default: the newest run.
 
     Output is sorted by generation and rank, with the rank in front of each line. With -f it is printed as it arrives.
@@ -38,7 +60,13 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, generati
     \b
     dalsegno logs -f
     dalsegno logs train-k3f9x --rank 0 --generation 2
+    dalsegno logs --daemon slurmd --node gpu-2 -n 50
     """
+    if daemon is not None:
+        _print_daemon(daemon, name, run, node, (("--rank", rank), ("--generation", generation)), last, follow)
+        return
+    if last is not None or name is not None:
+        raise UsageError(f"{'--lines' if last is not None else '--cluster'} needs --daemon", hint="add --daemon NAME")
     from dalsegno.cluster import runs_home
     from dalsegno.runs.logs import RunLogs
     from dalsegno.runs.submit.prepare import find_run, read_plan
@@ -58,6 +86,29 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, generati
             screen.lines(itertools.chain([first], lines))
         else:
             out.talk(f"no output; `dalsegno why {found.run}` shows what happened")
+
+
+def _print_daemon(
+    daemon: str,
+    cluster: str | None,
+    run: str,
+    node: str | None,
+    rank_options: Sequence[tuple[str, object]],
+    last: int | None,
+    follow: bool,
+) -> None:
+    from dalsegno.cli.daemon_logs import RUN_DAEMONS, print_logs, refuse_rank_options, run_logs, select_logs
+    from dalsegno.cluster import find_place, open_cluster, runs_home
+    from dalsegno.runs.submit.prepare import find_run
+
+    refuse_rank_options([*rank_options, *((("--node", node),) if daemon in RUN_DAEMONS else ())])
+    if daemon in RUN_DAEMONS:
+        logs = run_logs(find_run(runs_home(), run))
+    elif run:
+        raise UsageError(f"{daemon} is a daemon of the cluster, not of run {run}", hint="leave the run out")
+    else:
+        logs = list(open_cluster(find_place(cluster)).daemon_logs())
+    print_logs(select_logs(logs, daemon, node), last, follow)
 
 
 def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: int | None, follow: bool) -> None:

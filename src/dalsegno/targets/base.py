@@ -91,6 +91,15 @@ class DaemonStatus:
 
 
 @dataclass(frozen=True)
+class DaemonLog:
+    """The log of a daemon on this host. Older parts of it have `.1`, `.2` … behind the name."""
+
+    host: str
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
 class NodeStatus:
     name: str
     state: str  # as sinfo writes it: "idle", "drained", "down*"; "off" if its host is; "unknown" if Slurm cannot say
@@ -212,6 +221,10 @@ class Target(Protocol):
 
     def summary(self) -> ClusterSummary:
         """Return the state in short, without asking a daemon."""
+        ...
+
+    def daemon_logs(self) -> Sequence[DaemonLog]:
+        """Return the logs of the cluster's daemons, running or not."""
         ...
 
     def owner(self) -> int | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.hostlist import compress
@@ -12,7 +14,15 @@ from dalsegno.slurm.facts import JobInfo, NodeInfo
 from dalsegno.spec.facts import Cluster, Node
 from dalsegno.system.files import read_json
 from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, service_facts
-from dalsegno.targets.base import ClusterPhase, ClusterStatus, ClusterSummary, DaemonStatus, JobStatus, NodeStatus
+from dalsegno.targets.base import (
+    ClusterPhase,
+    ClusterStatus,
+    ClusterSummary,
+    DaemonLog,
+    DaemonStatus,
+    JobStatus,
+    NodeStatus,
+)
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.fault_access import faults_of
 from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, read_state
@@ -106,16 +116,34 @@ def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
     """Return the daemons of every host's plan, and whether each runs. The head comes first."""
     found = []
     for path in host_folders(folder):
-        plan = read_json(path / "plan.json")
-        services = plan.get("services") if isinstance(plan, dict) else None
+        services = _services(path)
         facts = service_facts(path)
         alive = host_process(path) is not None
-        for service in services if isinstance(services, list) else []:
-            name = str(service["name"]) if isinstance(service, dict) else ""
+        for service in services or ():
+            name = str(service["name"])
             found.append(_daemon(path.name, name, facts.get(name), alive))
-        if not services and not alive and isinstance(plan, dict):
+        if not services and services is not None and not alive:
             found.append(DaemonStatus(path.name, "host", running=False, detail="(off)"))
     return tuple(sorted(found, key=lambda daemon: (daemon.name in ("slurmd", "node-agent"), daemon.host)))
+
+
+def _services(host: Path) -> list[dict[str, Any]] | None:
+    """Return the services of a host's plan; None if there is no plan."""
+    plan = read_json(host / "plan.json")
+    services = plan.get("services") if isinstance(plan, dict) else None
+    found = services if isinstance(services, list) else []
+    return [service for service in found if isinstance(service, dict)] if isinstance(plan, dict) else None
+
+
+def read_daemon_logs(folder: Folder) -> list[DaemonLog]:
+    """Return the logs of all services of every host, and of the hosts' own init."""
+    logs = []
+    for path in host_folders(folder):
+        for service in _services(path) or ():
+            kind, _, node = str(service["name"]).partition(":")
+            logs.append(DaemonLog(node or path.name, kind, Path(str(service["log"]))))
+        logs.append(DaemonLog(path.name, "init", folder.log(path.name, "init")))
+    return logs
 
 
 def _daemon(host: str, name: str, fact: ServiceFact | None, alive: bool) -> DaemonStatus:

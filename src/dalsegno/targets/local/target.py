@@ -21,7 +21,17 @@ from dalsegno.system.hosts import PACKAGES
 from dalsegno.system.machine import DAEMONS, MachineFacts, look, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
 from dalsegno.system.processes import LocalRunner, Runner
-from dalsegno.targets.base import ClusterStatus, ClusterSummary, NodeTimes, Plan, Removal, RootUse, Say, ShellEntry
+from dalsegno.targets.base import (
+    ClusterStatus,
+    ClusterSummary,
+    DaemonLog,
+    NodeTimes,
+    Plan,
+    Removal,
+    RootUse,
+    Say,
+    ShellEntry,
+)
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.apply import ApplySite, apply
 from dalsegno.targets.local.daemons import NODE_PATH, node_env, slurm_env
@@ -43,7 +53,7 @@ from dalsegno.targets.local.people import People, shared_accounts
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.shell import enter, entrance, person_uid, user_env
-from dalsegno.targets.local.status import read_status, read_summary
+from dalsegno.targets.local.status import read_daemon_logs, read_status, read_summary
 from dalsegno.targets.local.sweep import sweep
 
 if TYPE_CHECKING:
@@ -210,6 +220,9 @@ class LocalTarget:
 
     def summary(self) -> ClusterSummary:
         return read_summary(self.folder)
+
+    def daemon_logs(self) -> list[DaemonLog]:
+        return read_daemon_logs(self.folder)
 
     def owner(self) -> int | None:
         state = read_state_leniently(self.folder)
