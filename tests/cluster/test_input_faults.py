@@ -204,7 +204,7 @@ def test_home_that_is_a_file_or_inaccessible_is_reported(cli: Cli):
         ("nothing.yaml", "the file does not exist (nothing.yaml)"),
         (".", "this is a folder, not a file (.)"),
         ("/dev/null", "the file is empty"),
-        ("/bin/true", "that is not a text file"),
+        ("/bin/true", "this is not a text file"),
         ("/proc/self/mem", "the file cannot be read"),
         ("huge.yaml", "the file is larger than 1 MiB"),
     ],

@@ -21,7 +21,7 @@ def test_why_explains_a_drained_node_and_a_pending_job(shared: Cli) -> None:
         shared.ok("shell", "--", "scontrol", "update", "nodename=lab-1", "state=resume")
     eventually(lambda: f"job {job} ended with exit code 3" in shared.ok("why", job))
     told = json.loads(shared.ok("why", job, "--json"))
-    assert [moment["text"].split()[2] for moment in told["moments"]] == ["of", "starts", "ends:"]
+    assert [moment["text"].split()[2] for moment in told["moments"]] == ["of", "started", "ended:"]
 
 
 def test_why_of_unknown_name_suggests_a_close_one(shared: Cli) -> None:

@@ -86,7 +86,7 @@ def warn(text: str) -> None:
 def problems(found: Sequence[Problem]) -> None:
     for problem in found:
         error(problem.what, problem.where, problem.hint or "`dalsegno schema` shows what is allowed there")
-    talk(f"{len(found)} {'fault' if len(found) == 1 else 'faults'} found")
+    talk(f"{len(found)} {'error' if len(found) == 1 else 'errors'} found")
 
 
 @contextmanager
