@@ -27,9 +27,10 @@ PYTEST = ".venv/bin/python -m pytest -q -p no:cacheprovider"
 RESEARCHERS = "./dalsegno demo --scene researchers"
 CLUSTER = "tests/cluster/test_up_down.py tests/cluster/test_rootless.py tests/cluster/test_recovery.py"
 RUNS = "tests/cluster/test_run_starts.py tests/cluster/test_run_faults.py tests/cluster/test_containers.py"
+SECURITY = "tests/security/test_join.py tests/security/test_slurm_text.py"  # they depend on Slurm's own behaviour
 KINDS = "tests/cluster/test_cgroups.py tests/cluster/test_sudo.py"
 
-# One each: made and taken down, a node mended, a run that goes on, a container.
+# One each: a cluster made and removed, a node repaired, a run that continues, a container.
 HANDFUL = (
     "tests/cluster/test_up_down.py::test_up_makes_all_nodes_idle_and_up_again_does_nothing",
     "tests/cluster/test_up_down.py::test_dead_host_is_reported_and_booted_by_up",
@@ -39,7 +40,7 @@ HANDFUL = (
     "tests/cluster/test_containers.py::test_tasks_run_in_the_image_with_their_ranks_gpus_and_environment",
 )
 
-# In the home of whoever runs it.
+# Runs in the user's home.
 FILE = """set -e; cd
 cat >cluster.yaml <<END
 name: of-$(id -un)
@@ -92,7 +93,7 @@ IN_CHROOT = {
     "set-up": "./dalsegno setup --dev",
     "demo": RESEARCHERS,
     "unit tests": f"{PYTEST} -m 'not cluster'",
-    "cluster tests": f"{PYTEST} {CLUSTER} {KINDS}",
+    "cluster tests": f"{PYTEST} {CLUSTER} {KINDS} {SECURITY}",
 }
 # This release's Slurm and Python are those of the ordinary suite. Its root is bare, so the set-up has everything to do.
 FROM_BARE = ("set-up", "demo")
