@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from dalsegno.health.result import Result, Verdict, passed
-from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.agents import OrderAnswer
 from dalsegno.recovery.probes import NodeAddress
 from dalsegno.system.children import descendants, start_ticks
+from dalsegno.wire.liveness import Presence
 from tests.recovery.played_agents import Scene, secret_of
 
 ROOT = Path(__file__).parents[2]

@@ -17,11 +17,12 @@ from dalsegno.health.result import Remedy, Verdict
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
 from dalsegno.node_agent.agent import NodeAgentOptions, main, parse_options
 from dalsegno.programs import launcher
-from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.agents import OrderAnswer, OrderEnd
 from dalsegno.recovery.node_link import validate_node
 from dalsegno.recovery.probes import NodeAddress
 from dalsegno.system.children import MARK, descendants, marked
+from dalsegno.wire.liveness import Presence
 from tests.recovery.played_agents import NODES, Scene, secret_of
 
 HEAVY = {

@@ -30,12 +30,12 @@ from dalsegno.health.messages import (
 from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import AGENT, CONTROLLER, NodeHello
 from dalsegno.recovery.agent_server import STRANGERS
-from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.agent_view import NODE_LIMITS, AgentView
 from dalsegno.recovery.agents import MOST_BYTES, MOST_ORDERS, RESTART_S, AgentTable, OrderAnswer, OrderEnd, merge
-from dalsegno.recovery.presence import LOOK_S
 from dalsegno.recovery.probes import NodeAddress
 from dalsegno.wire.frames import Message, pack
 from dalsegno.wire.handshake import ClientHandshake, nonce
+from dalsegno.wire.liveness import Presence
 from tests.recovery.played_agents import Caller, Scene, secret_of
 
 XID = Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0)
@@ -310,7 +310,8 @@ def test_a_node_on_a_shared_address_is_lost_without_agent_and_slurmd(scene: Scen
 
 def test_a_lost_node_is_disconnected(scene: Scene):
     agent = scene.agent()
-    scene.agents._attendance.disconnected("gpu-1", 0.0)
+    scene.agents._liveness.disconnected("gpu-1", 0.0)
+    assert scene.agents._liveness.look(0.0).probe == ("gpu-1",)
     scene.agents._probed("gpu-1", False, False)
     assert view(scene).presence is Presence.GONE and agent.cut_off()
 
@@ -336,7 +337,7 @@ def test_slurmd_is_probed_on_request(scene: Scene):
 def test_the_loop_wakes_often_enough_to_detect_silence(scene: Scene):
     scene.agent()
     due = scene.agents.wake()
-    assert due is not None and due - time.monotonic() <= LOOK_S
+    assert due is not None and due - time.monotonic() <= NODE_LIMITS.look_s
 
 
 # Orders

@@ -6,7 +6,7 @@ import pytest
 
 from dalsegno.health import Finding, NodeReport, Result, passed, warned
 from dalsegno.recovery.actions import SetDown
-from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.book import NodeBook
 from dalsegno.recovery.facts import NodeFacts
 from dalsegno.recovery.judge import Suspicion, find_fault, find_suspicion, is_reported
@@ -14,6 +14,7 @@ from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Subject, Topic
 from dalsegno.slurm.facts import NodeInfo, NodeState
+from dalsegno.wire.liveness import Presence
 from tests.recovery.clinic import STEP_S, Clinic, MakeClinic
 
 SEEN = NodeBook("n2", seen=True, last_boot="boot-1")

@@ -9,7 +9,7 @@ from dalsegno.recovery.actions import Validate
 from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.fakes import FakeNode
 from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.presence import look_at_power
+from dalsegno.recovery.watch import look_at_power
 from tests.recovery.clinic import Clinic, MakeClinic
 
 

@@ -18,7 +18,7 @@ from dalsegno.node_agent import orders
 from dalsegno.node_agent.collective import DIED
 from dalsegno.node_agent.orders import check_settings
 from dalsegno.recovery.agent_server import Roster
-from dalsegno.recovery.agent_view import AgentView, Presence, views_message
+from dalsegno.recovery.agent_view import AgentView, views_message
 from dalsegno.recovery.agents import OrderAnswer, OrderEnd, Orders, PendingOrder
 from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.node_link import NodeLink, validate_node
@@ -26,6 +26,7 @@ from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.probes import NodeAddress
 from dalsegno.spec.facts import CheckSetting, Health
 from dalsegno.wire.frames import MAX_BYTES, pack
+from dalsegno.wire.liveness import Presence
 from tests.recovery.played_agents import NODES, Caller, Scene, secret_of
 
 GOOD = Finding("load-product", passed("right"), 1.0)

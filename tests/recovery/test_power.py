@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.recovery.fakes import FakeCluster, FakeTarget
-from dalsegno.recovery.presence import look_at_power
+from dalsegno.recovery.watch import look_at_power
 
 
 class NobodyKnows:

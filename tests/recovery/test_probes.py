@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dalsegno.recovery.presence import PROBE_S
-from dalsegno.recovery.probes import NodeAddress, Probes
+from dalsegno.recovery.probes import PROBE_S, NodeAddress, Probes
 
 
 class Asked:

@@ -8,11 +8,12 @@ import pytest
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import SetDown
-from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.book import Book, NodeBook
 from dalsegno.recovery.decide import SETTLE_S, decide, is_blind, is_doubtful
 from dalsegno.recovery.facts import Facts, NodeFacts
 from dalsegno.slurm.facts import NodeInfo, NodeState
+from dalsegno.wire.liveness import Presence
 from tests.recovery.clinic import MakeClinic
 
 

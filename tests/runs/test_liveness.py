@@ -1,124 +1,161 @@
-"""Liveness of agents: silence, a probe, a verdict."""
+"""Liveness of run agents: the limits of a coordinator, its probes, and what it reports."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from dalsegno.runs.coordinator.liveness import Liveness, LivenessLook, Timing
+from dalsegno.runs.coordinator.liveness import Pulse, Timing
 
 TIMING = Timing(gone_s=2.0, stuck_s=30.0, look_s=0.1)
+KEY = b"s" * 32
+Lost = list[tuple[str, str]]
 
 
-def watching(timing: Timing = TIMING) -> Liveness:
-    liveness = Liveness(timing)
-    liveness.watch("a", 0.0)
-    return liveness
+class Played:
+    """A coordinator with our own clock. No host answers; the probes are counted."""
+
+    def __init__(self, timing: Timing = TIMING, *agents: str) -> None:
+        self.now, self.probed = 0.0, list[tuple[float, str]]()
+        self.pulse = Pulse(timing, self._probe, lambda: self.now)
+        for agent in agents or ("a",):
+            self.pulse.expect(agent, KEY)
+
+    def _probe(self, agent: str) -> None:
+        self.probed.append((self.now, agent))
+
+    def looks(self, until: float, before: Callable[[float], None] = lambda now: None) -> list[tuple[float, Lost]]:
+        """Check ten times a second; return the checks with lost agents."""
+        seen = []
+        for number in range(round(self.now * 10) + 1, round(until * 10) + 1):
+            self.now = round(0.1 * number, 1)
+            before(self.now)
+            if lost := self.pulse.look():
+                seen.append((self.now, lost))
+        return seen
 
 
-def looks(
-    liveness: Liveness, until: float, before: Callable[[float], None] = lambda now: None
-) -> list[tuple[float, LivenessLook]]:
-    """Check ten times a second; return the checks with a result."""
-    every = [round(0.1 * number, 1) for number in range(1, round(until * 10) + 1)]
-    seen = []
-    for now in every:
-        before(now)
-        look = liveness.look(now)
-        if look != LivenessLook():
-            seen.append((now, look))
-    return seen
+@contextmanager
+def played(timing: Timing = TIMING, *agents: str) -> Iterator[Played]:
+    one = Played(timing, *agents)
+    yield one
+    one.pulse.close()
 
 
-def test_beating_agent_is_not_probed():
-    liveness = watching()
-    assert looks(liveness, 60.0, lambda now: liveness.beat("a", now)) == []
+def test_agent_that_sends_messages_is_not_probed():
+    with played() as run:
+        assert run.looks(60.0, lambda now: run.pulse.record_message("a")) == [] and run.probed == []
 
 
-def test_silence_leads_to_a_probe_then_a_verdict():
-    seen = looks(watching(), 5.0)
-    assert [now for now, _ in seen] == [0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]
-    assert all(look == LivenessLook(probe=("a",)) for _, look in seen[:-1])
-    assert seen[-1][1] == LivenessLook(gone=(("a", "the host has not answered for 1.6 s"),))
+def test_silence_leads_to_probes_then_a_verdict():
+    with played() as run:
+        assert run.looks(5.0) == [(1.6, [("a", "the host has not answered for 1.6 s")])]
+        assert run.probed == [(now, "a") for now in (0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5)]
 
 
 def test_verdict_is_given_once():
-    assert sum(bool(look.gone) for _, look in looks(watching(), 30.0)) == 1
+    with played() as run:
+        assert len(run.looks(30.0)) == 1
 
 
 @pytest.mark.parametrize("gone_s", [0.7, 1.0, 1.5, 3.0, 5.0, 30.0])
 def test_verdict_comes_within_the_timeout(gone_s: float):
-    now, look = looks(watching(Timing(gone_s=gone_s)), gone_s)[-1]
-    assert look.gone and 0.8 * gone_s <= now <= gone_s
+    with played(Timing(gone_s=gone_s)) as run:
+        ((now, lost),) = run.looks(gone_s)
+        assert lost and 0.8 * gone_s <= now <= gone_s
 
 
-def test_host_that_answers_probes_is_alive():
-    liveness = watching()
-
-    def answer(now: float) -> None:
-        if now >= 0.9:
-            liveness.answered("a", now)
-
-    assert not any(look.gone for _, look in looks(liveness, 29.0, answer))
-
-
-def test_agent_silent_for_very_long_is_stuck():
-    liveness = watching()
-    seen = looks(liveness, 31.0, lambda now: liveness.answered("a", now))
-    assert seen == [(30.0, LivenessLook(gone=(("a", "the agent has been silent for 30 s, though the host answers"),)))]
+@pytest.mark.parametrize("gone_s", [60.0, 600.0])
+def test_no_agent_is_silent_for_longer_than_the_stuck_limit(gone_s: float):
+    with played(Timing(gone_s=gone_s)) as run:
+        assert run.looks(31.0) == [(30.0, [("a", "the host has not answered for 30.0 s")])]
 
 
 def test_lost_beats_for_a_third_of_a_second_are_tolerated():
-    liveness = watching()
+    with played() as run:
 
-    def beat(now: float) -> None:
-        if not 1.0 < now <= 1.3:
-            liveness.beat("a", now)
+        def beat(now: float) -> None:
+            if not 1.0 < now <= 1.3:
+                run.pulse.record_message("a")
 
-    assert looks(liveness, 3.0, beat) == []
+        assert run.looks(3.0, beat) == [] and run.probed == []
 
 
-def test_agent_stopped_for_three_seconds_on_a_live_host_is_not_lost():
-    liveness = watching()
+def test_message_ends_a_probe():
+    with played() as run:
 
-    def live(now: float) -> None:
-        if 1.0 < now <= 4.0:
-            if now >= 1.9:
-                liveness.answered("a", now)
-        else:
-            liveness.beat("a", now)
+        def beat(now: float) -> None:
+            if now == 1.0:
+                run.pulse.record_message("a")
 
-    seen = looks(liveness, 8.0, live)
-    assert not any(look.gone for _, look in seen) and {now for now, _ in seen} <= {1.8, 1.9}
+        assert run.looks(2.4, beat) == []
+        assert run.probed == [(now, "a") for now in (0.8, 0.9, 1.8, 1.9, 2.0, 2.1, 2.2, 2.3, 2.4)]
 
 
 def test_timers_restart_after_a_pause_of_the_coordinator():
-    liveness = watching()
-    liveness.look(0.1)
-    assert liveness.look(9.0) == LivenessLook(), "the coordinator slept, not the agents"
-    assert liveness.look(9.1) == LivenessLook()
-    assert any(look.gone for look in looks_from(liveness, 9.2, 10.8)), "one period later the usual timeout applies"
-
-
-def looks_from(liveness: Liveness, start: float, end: float) -> list[LivenessLook]:
-    return [liveness.look(start + 0.1 * number) for number in range(round((end - start) * 10) + 1)]
+    with played() as run:
+        assert run.looks(1.2) == []
+        run.now = 9.0
+        assert run.pulse.look() == [], "the coordinator slept, not the agents"
+        before = len(run.probed)
+        assert run.looks(9.7) == [] and len(run.probed) == before
+        ((now, _),) = run.looks(11.0)
+        assert now == pytest.approx(10.6, abs=0.11), "one period later the usual timeout applies"
 
 
 def test_messages_of_unknown_agents_are_ignored():
-    liveness = Liveness(TIMING)
-    liveness.beat("stranger", 1.0)
-    liveness.answered("stranger", 1.0)
-    assert looks(liveness, 5.0) == []
+    with played() as run:
+        run.pulse.forget("a")
+        run.pulse.record_message("stranger")
+        assert run.looks(5.0) == [] and run.probed == []
 
 
 def test_forgotten_agent_gets_no_verdict():
-    liveness = watching()
-    liveness.forget("a")
-    liveness.forget("a")
-    assert looks(liveness, 5.0) == []
+    with played() as run:
+        run.looks(1.0)
+        run.pulse.forget("a")
+        run.pulse.forget("a")
+        assert run.looks(5.0) == []
 
 
 def test_timers_are_per_agent():
-    liveness = watching()
-    liveness.watch("b", 0.0)
-    seen = looks(liveness, 2.0, lambda now: liveness.beat("b", now))
-    assert seen[-1] == (1.6, LivenessLook(gone=(("a", "the host has not answered for 1.6 s"),)))
+    with played(TIMING, "a", "b") as run:
+        seen = run.looks(2.0, lambda now: run.pulse.record_message("b"))
+        assert seen == [(1.6, [("a", "the host has not answered for 1.6 s")])]
+
+
+# With real connections
+
+
+async def first_loss(timing: Timing, address: tuple[str, int], most_s: float) -> tuple[float, str] | None:
+    """Return when and why an agent that never sends anything is lost."""
+    pulse, lost = Pulse(timing, lambda agent: address), asyncio.get_running_loop().create_future()
+    pulse.open(0, "127.0.0.1")
+    began = time.monotonic()
+    pulse.expect("a", KEY)
+    watch = asyncio.ensure_future(pulse.watch(lambda agent, why: lost.set_result((time.monotonic() - began, why))))
+    done, _ = await asyncio.wait([lost], timeout=most_s)
+    watch.cancel()
+    pulse.close()
+    return lost.result() if done else None
+
+
+def test_agent_silent_for_very_long_on_a_live_host_is_stuck():
+    with socket.create_server(("127.0.0.1", 0)) as host:
+        found = asyncio.run(first_loss(Timing(gone_s=2.0, stuck_s=3.0), host.getsockname(), 60.0))
+    assert found is not None and found[0] >= 3.0
+    assert re.fullmatch(r"the agent has been silent for \d+ s, though the host answers", found[1])
+
+
+def test_port_that_refuses_is_no_answer():
+    """The host has booted since, or the agent is dead."""
+    with socket.create_server(("127.0.0.1", 0)) as host:
+        closed = host.getsockname()
+    found = asyncio.run(first_loss(Timing(gone_s=1.0), closed, 60.0))
+    assert found is not None and found[0] >= 0.8 and found[1].startswith("the host has not answered for ")

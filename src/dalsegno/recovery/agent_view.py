@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from enum import Enum
 
 from dalsegno.health.messages import NodeReport
 from dalsegno.health.result import Verdict
 from dalsegno.wire.frames import Message
+from dalsegno.wire.liveness import LivenessLimits, Presence
 
-
-class Presence(Enum):
-    """Whether a node is reachable. Only GONE is a verdict on the node; the others describe its agent."""
-
-    NEVER = "never seen"  # since this controller started; its host answers, or was not probed yet
-    CONNECTED = "connected"
-    SILENT = "silent"  # for a second, or its connection broke; its host is being probed
-    AGENT_DEAD = "agent dead"  # its host or its slurmd answers, so the node is alive
-    GONE = "gone"  # agent, host and slurmd do not answer
+# A heartbeat is due every 0.4 s. A probe asks the node's host and its slurmd.
+NODE_LIMITS = LivenessLimits(
+    look_s=0.05, silent_s=1.0, probe_s=0.35, again_s=0.5, stuck_s=10.0, settled_s=2.0, new_s=15.0, known_s=5.0
+)
 
 
 @dataclass(frozen=True)

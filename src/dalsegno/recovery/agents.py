@@ -26,11 +26,11 @@ from dalsegno.health.messages import (
 )
 from dalsegno.health.wire import NodeHello
 from dalsegno.recovery.agent_server import STRANGER_S, AgentDoor, Call
-from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.agent_view import NODE_LIMITS, AgentView
 from dalsegno.recovery.complaints import Complaints
-from dalsegno.recovery.presence import LOOK_S, Attendance
 from dalsegno.recovery.probes import NodeAddress, Probes, family_of
 from dalsegno.wire.frames import Message
+from dalsegno.wire.liveness import Liveness, Presence
 
 log = logging.getLogger("controller.agents")
 
@@ -207,7 +207,7 @@ class AgentTable:
         stranger_s: float = STRANGER_S,
     ) -> None:
         self._complaints, self._changed = Complaints(warn), changed
-        self._attendance, self._known = Attendance(), dict[str, _Known]()
+        self._liveness, self._known = Liveness(NODE_LIMITS), dict[str, _Known]()
         self._probes = Probes(selector, self._probed)
         self._door = AgentDoor(selector, secret_of, self, self._complaints, stranger_s)
         self._orders = Orders(time.time_ns() // 1000)
@@ -231,13 +231,13 @@ class AgentTable:
         for node, place in places.items():
             known = self._known.setdefault(node, _Known(place))
             known.place = place
-            self._attendance.expect(node, time.monotonic())
+            self._liveness.expect(node, time.monotonic())
             if settings is not None and settings.get(node, {}) != known.settings:
                 known.settings = settings.get(node, {})
                 self._send_settings(known)
 
     def view(self, node: str) -> AgentView:
-        known, sign = self._known[node], self._attendance.signs[node]
+        known, sign = self._known[node], self._liveness.signs[node]
         quiet_s = max(time.time() - known.heard, 0.0) if known.heard else 0.0
         return AgentView(
             node,
@@ -247,7 +247,7 @@ class AgentTable:
             known.report,
             known.boot,
             sign.host,
-            sign.slurmd,
+            sign.service,
             known.answered,
             quiet_s,
         )
@@ -261,11 +261,11 @@ class AgentTable:
 
     def remember(self, nodes: Iterable[str]) -> None:
         """Remember the nodes that were in service under the last controller."""
-        self._attendance.remember(nodes, time.monotonic())
+        self._liveness.remember(nodes, time.monotonic())
 
     def ask_slurmd(self, node: str) -> None:
         """Probe the node's slurmd; its view shows the answer within half a second."""
-        self._attendance.ask(node, time.monotonic())
+        self._liveness.ask(node, time.monotonic())
 
     def order(
         self,
@@ -300,8 +300,8 @@ class AgentTable:
 
     def _look(self, now: float) -> float | None:
         if now >= self._look_at:
-            self._look_at = now + LOOK_S
-            look = self._attendance.look(now)
+            self._look_at = now + NODE_LIMITS.look_s
+            look = self._liveness.look(now)
             if look.late:
                 self._probes.cancel()
             for node in look.probe:
@@ -313,21 +313,21 @@ class AgentTable:
         known = self._known[node]
         named = family_of(known.place.address) is None
         place = replace(known.place, address=known.seen) if named else known.place
-        self._probes.start(node, place, now, slurmd=self._attendance.signs[node].slurmd is None)
+        self._probes.start(node, place, now, slurmd=self._liveness.signs[node].service is None)
 
     def _probed(self, node: str, host: bool | None, slurmd: bool | None) -> None:
         now = time.monotonic()
-        sign = self._attendance.signs.get(node)
+        sign = self._liveness.signs.get(node)
         if sign and (host or slurmd):
             self._known[node].answered = time.time()
         if sign and self._known[node].place.shared and not host and now - sign.heard < RESTART_S:
             host = slurmd = None  # agent and slurmd may both be restarting, and a shared host proves nothing
-        self._attendance.probe_ended(node, now, host=host, slurmd=slurmd)
+        self._liveness.probe_ended(node, now, host=host, service=slurmd)
         self._publish(node)
 
     def _publish(self, node: str) -> None:
         """Publish a changed presence. A lost node is disconnected: its messages come too late."""
-        known, sign = self._known.get(node), self._attendance.signs.get(node)
+        known, sign = self._known.get(node), self._liveness.signs.get(node)
         if known is None or sign is None or known.presence is sign.presence:
             return
         known.presence, known.since = sign.presence, time.time()
@@ -342,7 +342,7 @@ class AgentTable:
         self._orders.fail_all(node, why)
 
     def _forget(self, node: str) -> None:
-        self._attendance.forget(node)
+        self._liveness.forget(node)
         self._disconnect(node, self._known.pop(node), OrderEnd.NODE_REMOVED)
 
     def admit(self, call: Call, hello: NodeHello) -> str:
@@ -386,13 +386,13 @@ class AgentTable:
         if known is None or known.call is not call:
             return
         known.call = None
-        self._attendance.disconnected(node, time.monotonic())
+        self._liveness.disconnected(node, time.monotonic())
         self._publish(node)
         self._orders.fail_all(node, OrderEnd.DISCONNECTED)
 
     def _beat(self, node: str, known: _Known) -> None:
         known.heard = time.time()
-        self._attendance.beat(node, time.monotonic())
+        self._liveness.beat(node, time.monotonic())
         self._publish(node)
 
     def _take_report(self, node: str, known: _Known, news: NewFindings) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import Action, Again, Drain, Expedite, Found, Note, Requeue, SetDown, Sight, Turn
-from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.book import DAY_S, Book, MarkKind, NodeBook
 from dalsegno.recovery.budget import Outs, find_restraint
 from dalsegno.recovery.facts import Facts, NodeFacts, NodeFault, heaviest, is_plain
@@ -39,6 +39,7 @@ from dalsegno.recovery.repair import repair
 from dalsegno.recovery.spares import keep_spare, lend
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.pending import PendingReason, parse_pending
+from dalsegno.wire.liveness import Presence
 
 # Jobs that belong to no run, on failing nodes. Runs recover by themselves.
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dalsegno.health import Finding, Remedy, Verdict
-from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.agent_view import AgentView
 from dalsegno.runs.comment import JobRole, nodes_left, read_comment
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo, NodeState
+from dalsegno.wire.liveness import Presence
 
 _WAITING = (
     JobState.PENDING,

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 from dalsegno.health import Finding, GpuIdentity, NodeReport, Remedy, failed, passed, unknown
-from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.facts import Facts, Validation, gather, is_active
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.parse.jobs import JobList
+from dalsegno.wire.liveness import Presence
 
 _NO_REQUEUE = "no-requeue"
 SLURMD_TIMEOUT_S = 300.0

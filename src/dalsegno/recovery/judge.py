@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy, Verdict
-from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import Book, NodeBook
 from dalsegno.recovery.facts import BLACK_HOLE, GONE, NodeFacts, NodeFault, failures, fault_of, heaviest, is_plain
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Subject, Topic
 from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.wire.liveness import Presence
 
 NETWORK = "network"  # name of the check
 _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState.BOOT_FAIL)

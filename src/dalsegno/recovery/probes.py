@@ -13,8 +13,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dalsegno.recovery.presence import PROBE_S
+from dalsegno.recovery.agent_view import NODE_LIMITS
 
+PROBE_S = NODE_LIMITS.probe_s
 QUIET_PORT = 9  # no service listens there
 TRIES = 6  # per probe, each with new packets: if a third is lost each way, all are lost once in 3000
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)

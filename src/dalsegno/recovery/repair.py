@@ -8,7 +8,7 @@ from zlib import crc32
 
 from dalsegno.health import NodeReport, Remedy, Verdict
 from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
-from dalsegno.recovery.agent_view import Presence
+from dalsegno.recovery.agent_view import NODE_LIMITS
 from dalsegno.recovery.book import DAY_S, Book, MarkKind, NodeBook
 from dalsegno.recovery.budget import find_restraint, find_tripped_breaker, reboot_refusal
 from dalsegno.recovery.facts import (
@@ -27,9 +27,9 @@ from dalsegno.recovery.facts import (
 from dalsegno.recovery.judge import find_fault, reported_faults
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import OFF, Policy
-from dalsegno.recovery.presence import NEW_S
 from dalsegno.runs.comment import nodes_left
 from dalsegno.wire.frames import Message
+from dalsegno.wire.liveness import Presence
 
 # Choice of the next repair: reset, reboot, replace, each if the one before did not help
 
@@ -229,7 +229,7 @@ def _start_repair(case: Case) -> Action | None:
 def _may_agent_return(case: Case) -> bool:
     """Return whether its agent, which has the most evidence, may still connect after a restart or a broken line."""
     agent = case.node.agent
-    waited_for = agent.presence in (Presence.NEVER, Presence.SILENT) and case.now < agent.since + NEW_S
+    waited_for = agent.presence in (Presence.NEVER, Presence.SILENT) and case.now < agent.since + NODE_LIMITS.new_s
     return waited_for and not case.node.off
 
 

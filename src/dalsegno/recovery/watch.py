@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
@@ -22,11 +22,11 @@ from dalsegno.recovery.decide import decide
 from dalsegno.recovery.facts import NOTHING, Facts, gather
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import OFF, ControllerSite, Policy
-from dalsegno.recovery.presence import JUST_S, look_at_power
 from dalsegno.recovery.run_hints import CheckNews, with_hint
 from dalsegno.recovery.spares import is_owed
 from dalsegno.recovery.store import Journal
 from dalsegno.runs.coordinator.node_loss import drained_for_repair
+from dalsegno.targets.base import CanSeePower
 
 log = logging.getLogger("controller.recovery")
 
@@ -290,3 +290,21 @@ def pause_s(book: Book, facts: Facts) -> float:
     if busy or wanted:
         return LARGE_QUICK_S if large else QUICK_S
     return LARGE_CALM_S if large else CALM_S
+
+
+# Nodes that are certainly off need no grace period
+
+
+JUST_S = 10.0  # only nodes that were heard this recently are asked about
+MOST_S = 2.0  # for all questions of one look: while a lost rack is asked about, other nodes wait
+
+
+def look_at_power(facts: Facts, target: object) -> Facts:
+    """Ask the target about nodes that were just lost and set down; nothing changes if it does not know."""
+    nodes = facts.nodes or {}
+    lost = [name for name, node in nodes.items() if node.gone and node.slurm.down and node.agent.quiet_s < JUST_S]
+    if not lost or not isinstance(target, CanSeePower):
+        return facts
+    until = time.monotonic() + MOST_S
+    off = {name: replace(nodes[name], off=True) for name in lost if time.monotonic() < until and target.is_off(name)}
+    return replace(facts, nodes={**nodes, **off})

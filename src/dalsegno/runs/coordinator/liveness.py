@@ -1,4 +1,4 @@
-"""Liveness of agents: silence, a probe, then the verdict. Pure: times in, verdicts out.
+"""Liveness of agents and nodes as the coordinator sees it: heartbeats, probes, and what they mean.
 
 A host that answers a connect is alive, however silent its agent is (stopped, starved, its packets lost). Only a host
 that answers nothing for the whole time is lost. An agent that is silent for very long is stuck.
@@ -12,12 +12,12 @@ import errno
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dalsegno.runs.agent.link import MOST_BYTES, Heartbeat, is_signed, pack_beat, peek_beat
 from dalsegno.slurm.facts import NodeInfo
+from dalsegno.wire.liveness import Liveness, LivenessLimits, PeerSign, Presence
 
-LATE_S = 0.3  # a check that is so much too late means that the coordinator itself was stopped
 DEFAULT_GONE_S = 3.0
 LEAST_GONE_S, MOST_GONE_S = 1.0, 600.0
 NODE_TIMEOUT = "DALSEGNO_NODE_TIMEOUT"  # set by the cluster
@@ -41,75 +41,16 @@ class Timing:
     look_s: float = 0.1  # interval of `look`
 
     @property
-    def suspect_s(self) -> float:
-        return 0.4 * self.gone_s
+    def limits(self) -> LivenessLimits:
+        """The limits of the detector.
 
-    @property
-    def verdict_s(self) -> float:
-        """Slightly less than `gone_s`, because checking and reporting take time too."""
-        return 0.8 * self.gone_s
-
-
-@dataclass
-class _Sign:
-    beat: float  # last message of the agent itself
-    life: float  # last message of the agent or answer of its host
-
-
-@dataclass(frozen=True)
-class LivenessLook:
-    """The result of a check: hosts to probe now, and lost agents, each with the reason."""
-
-    probe: tuple[str, ...] = ()
-    gone: tuple[tuple[str, str], ...] = ()
-
-
-class Liveness:
-    """The last signs of life of each agent."""
-
-    def __init__(self, timing: Timing) -> None:
-        self.timing = timing
-        self._signs: dict[str, _Sign] = {}
-        self._looked: float | None = None
-
-    def watch(self, agent: str, now: float) -> None:
-        self._signs[agent] = _Sign(now, now)
-
-    def watches(self, agent: str) -> bool:
-        return agent in self._signs
-
-    def forget(self, agent: str) -> None:
-        self._signs.pop(agent, None)
-
-    def beat(self, agent: str, now: float) -> None:
-        """Record a message of the agent itself."""
-        if agent in self._signs:
-            self._signs[agent] = _Sign(now, now)
-
-    def answered(self, agent: str, now: float) -> None:
-        """Record that its host has answered a probe."""
-        if agent in self._signs:
-            self._signs[agent].life = now
-
-    def look(self, now: float) -> LivenessLook:
-        """Check all agents. After a pause of the coordinator itself, all timers start again."""
-        late = self._looked is not None and now - self._looked > self.timing.look_s + LATE_S
-        self._looked = now
-        if late:
-            for agent in self._signs:
-                self.watch(agent, now)
-        gone = tuple((agent, why) for agent, sign in self._signs.items() if (why := self._verdict(sign, now)))
-        for agent, _ in gone:
-            self.forget(agent)
-        silent = (agent for agent, sign in self._signs.items() if now - sign.life >= self.timing.suspect_s)
-        return LivenessLook(tuple(silent), gone)
-
-    def _verdict(self, sign: _Sign, now: float) -> str:
-        if now - sign.life >= self.timing.verdict_s:
-            return f"the host has not answered for {now - sign.life:.1f} s"
-        if now - sign.beat >= self.timing.stuck_s:
-            return f"the agent has been silent for {now - sign.beat:.0f} s, though the host answers"
-        return ""
+        Silence and a probe together last slightly less than `gone_s`, because checking and reporting take time too. No
+        agent may be silent for longer than `stuck_s`, whatever its host does.
+        """
+        half_s = min(0.8 * self.gone_s, self.stuck_s) / 2
+        return LivenessLimits(
+            look_s=self.look_s, silent_s=half_s, probe_s=half_s, again_s=half_s, stuck_s=self.stuck_s, rest_s=half_s
+        )
 
 
 # Heartbeats and probes
@@ -119,15 +60,33 @@ BEATS_AT_ONCE = 256  # in addition to two per agent
 _NEVER = 1 << 64  # above any sequence number, so that beats of unknown agents count as old
 
 
+@dataclass(eq=False)
+class _HostProbe:
+    """A series of connections to one host. One answer is enough."""
+
+    until: float
+    answered: float | None = None
+    dials: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def cancel(self) -> None:
+        for task in self.dials:
+            task.cancel()
+
+
 class Pulse:
     """Checks ten times a second. Reading beats from the socket at each check is cheaper than waking up for each."""
 
-    def __init__(self, timing: Timing, probes: Callable[[str], tuple[str, int] | None]) -> None:
-        self.timing, self._probes = timing, probes
-        self._liveness = Liveness(timing)
+    def __init__(
+        self,
+        timing: Timing,
+        probes: Callable[[str], tuple[str, int] | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.timing, self._probes, self._clock = timing, probes, clock
+        self._liveness = Liveness(timing.limits)
         self._keys: dict[str, bytes] = {}
         self._last: dict[str, int] = {}
-        self._probing: set[asyncio.Task[None]] = set()
+        self._probing: dict[str, _HostProbe] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         self._socket.setblocking(False)
@@ -136,31 +95,32 @@ class Pulse:
         self._socket.bind((host, port))
 
     def close(self) -> None:
+        self._cancel_probes()
         self._socket.close()
 
     def expect(self, agent: str, key: bytes) -> None:
         """Watch an agent that has connected: its heartbeats are signed with this key from now on."""
         self._keys[agent], self._last[agent] = key, 0
-        self._liveness.watch(agent, time.monotonic())
+        self._liveness.expect(agent, self._clock())
+        self._liveness.beat(agent, self._clock())
 
     def forget(self, agent: str) -> None:
         for table in (self._keys, self._last):
             table.pop(agent, None)
         self._liveness.forget(agent)
+        if probe := self._probing.pop(agent, None):
+            probe.cancel()
 
     def record_message(self, agent: str) -> None:
         """Count a message on the agent's connection as a sign of life."""
-        self._liveness.beat(agent, time.monotonic())
+        self._liveness.beat(agent, self._clock())
 
     async def watch(self, gone: Callable[[str, str], None]) -> None:
         """Report lost agents with the reason, forever."""
         while True:
             await asyncio.sleep(self.timing.look_s)
             self._take_beats()
-            look = self._liveness.look(time.monotonic())
-            for agent in look.probe:
-                self._probe(agent)
-            for agent, why in look.gone:
+            for agent, why in self.look():
                 gone(agent, why)
 
     def _take_beats(self) -> None:
@@ -169,7 +129,7 @@ class Pulse:
         Datagrams other than beats of watched agents are dropped before the signature is computed. Beats lost in a flood
         do no harm: a silent host is probed, and agents also send messages on their connections.
         """
-        now = time.monotonic()
+        now = self._clock()
         with contextlib.suppress(BlockingIOError):
             for _ in range(BEATS_AT_ONCE + 2 * len(self._last)):
                 data, address = self._socket.recvfrom(MOST_BYTES + 1)
@@ -185,19 +145,60 @@ class Pulse:
         with contextlib.suppress(OSError):  # no route at the moment
             self._socket.sendto(pack_beat(self._keys[beat.sender], Heartbeat("", beat.number)), address)
 
-    def _probe(self, agent: str) -> None:
+    def look(self) -> list[tuple[str, str]]:
+        """Start, continue and end probes; return the lost agents with the reason, each once."""
+        now = self._clock()
+        look = self._liveness.look(now)
+        if look.late:
+            self._cancel_probes()
+        for agent in look.probe:
+            self._probing[agent] = _HostProbe(now + self._liveness.limits.probe_s)
+        lost = [
+            (agent, why) for agent, probe in list(self._probing.items()) if (why := self._advance(agent, probe, now))
+        ]
+        for agent, _ in lost:
+            self._liveness.forget(agent)
+        return lost
+
+    def _advance(self, agent: str, probe: _HostProbe, now: float) -> str:
+        """Connect once more, or end the probe; return why the agent is lost, if it is."""
+        heard = self._liveness.signs[agent].presence is Presence.CONNECTED
+        if not heard and probe.answered is None and now < probe.until:
+            self._dial(agent, probe)
+            return ""
+        del self._probing[agent]
+        probe.cancel()
+        answered = probe.answered is not None
+        self._liveness.probe_ended(agent, now if probe.answered is None else probe.answered, host=answered)
+        return _reason_of_loss(self._liveness.signs[agent], now)
+
+    def _cancel_probes(self) -> None:
+        for probe in self._probing.values():
+            probe.cancel()
+        self._probing.clear()
+
+    def _dial(self, agent: str, probe: _HostProbe) -> None:
         address = self._probes(agent)
         if address is not None:
-            task = asyncio.get_running_loop().create_task(self._dial(agent, address))
-            self._probing.add(task)
-            task.add_done_callback(self._probing.discard)
+            task = asyncio.get_running_loop().create_task(self._connect(probe, address))
+            probe.dials.add(task)
+            task.add_done_callback(probe.dials.discard)
 
-    async def _dial(self, agent: str, address: tuple[str, int]) -> None:
-        """Probe with a new connection each time: its first packet is sent at once, a retransmission later."""
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            _, writer = await asyncio.wait_for(asyncio.open_connection(*address), self.timing.gone_s)
+    async def _connect(self, probe: _HostProbe, address: tuple[str, int]) -> None:
+        """Open a new connection each time: its first packet is sent at once, a retransmission a second later."""
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection(*address)
             writer.transport.abort()
-            self._liveness.answered(agent, time.monotonic())
+            probe.answered = self._clock()
+
+
+def _reason_of_loss(sign: PeerSign, now: float) -> str:
+    """Return why an agent is lost; "" if it is not."""
+    if sign.presence is Presence.GONE:
+        return f"the host has not answered for {now - sign.alive:.1f} s"
+    if sign.presence is Presence.AGENT_DEAD:
+        return f"the agent has been silent for {now - sign.heard:.0f} s, though the host answers"
+    return ""
 
 
 # Reachability of nodes before srun starts agents there
