@@ -64,17 +64,11 @@ def test_verdict_is_given_once():
         assert len(run.looks(30.0)) == 1
 
 
-@pytest.mark.parametrize("gone_s", [0.7, 1.0, 1.5, 3.0, 5.0, 30.0])
+@pytest.mark.parametrize("gone_s", [0.7, 1.0, 1.5, 3.0, 5.0, 30.0, 60.0, 600.0])
 def test_verdict_comes_within_the_timeout(gone_s: float):
     with played(Timing(gone_s=gone_s)) as run:
         ((now, lost),) = run.looks(gone_s)
         assert lost and 0.8 * gone_s <= now <= gone_s
-
-
-@pytest.mark.parametrize("gone_s", [60.0, 600.0])
-def test_no_agent_is_silent_for_longer_than_the_stuck_limit(gone_s: float):
-    with played(Timing(gone_s=gone_s)) as run:
-        assert run.looks(31.0) == [(30.0, [("a", "the host has not answered for 30.0 s")])]
 
 
 def test_lost_beats_for_a_third_of_a_second_are_tolerated():

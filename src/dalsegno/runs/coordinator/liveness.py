@@ -44,12 +44,13 @@ class Timing:
     def limits(self) -> LivenessLimits:
         """The limits of the detector.
 
-        Silence and a probe together last slightly less than `gone_s`, because checking and reporting take time too. No
-        agent may be silent for longer than `stuck_s`, whatever its host does.
+        Silence and a probe together last slightly less than `gone_s`, because checking and reporting take time too. An
+        agent whose host answers has at least as long.
         """
-        half_s = min(0.8 * self.gone_s, self.stuck_s) / 2
+        half_s = 0.8 * self.gone_s / 2
+        stuck_s = max(self.stuck_s, self.gone_s)
         return LivenessLimits(
-            look_s=self.look_s, silent_s=half_s, probe_s=half_s, again_s=half_s, stuck_s=self.stuck_s, rest_s=half_s
+            look_s=self.look_s, silent_s=half_s, probe_s=half_s, again_s=half_s, stuck_s=stuck_s, rest_s=half_s
         )
 
 
