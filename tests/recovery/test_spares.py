@@ -94,6 +94,28 @@ def test_a_spare_is_taken_back_from_a_job_that_does_not_start(clinic_of: MakeCli
     assert clinic.phase("n4") is NodePhase.LENT, "its run still lacks a node"
 
 
+def test_a_run_that_withdrew_its_request_before_the_job_started_is_lent_a_spare_again(clinic_of: MakeClinic):
+    """A coordinator does so when a lost node is usable again, which another job may take first."""
+    clinic = spare_clinic(clinic_of)
+    lose_a_node(clinic)
+    clinic.cluster.join(9)
+    clinic.round()
+    assert clinic.phase("n4") is NodePhase.LENT
+    clinic.cluster.end(9)
+    clinic.settle()
+    assert clinic.phase("n4") is NodePhase.SPARE
+    clinic.cluster.join(10)
+    clinic.settle()
+    assert clinic.phase("n4") is NodePhase.LENT and clinic.cluster.queue[10].reservation == "n4"
+    clinic.cluster.join(10, "n4")
+    clinic.rounds(20)
+    clinic.cluster.end(10)
+    clinic.settle()
+    clinic.cluster.join(11)
+    clinic.settle()
+    assert clinic.phase("n4") is NodePhase.SPARE, "it lost one node, and had a spare for it"
+
+
 def test_a_spare_is_lent_even_if_it_cannot_be_reserved(clinic_of: MakeClinic):
     """Another reservation may have the node already; the run must not wait for that."""
 

@@ -60,17 +60,32 @@ def end_action(
         _apply_done(
             replace(old, failures=0, retry_at=0.0, said="", about=ANYTHING, held_back=HeldAction.NO), action, id, now
         ),
-        *_success_marks(old, action, now, partitions),
+        *_success_marks(book, old, action, now, partitions),
     )
 
 
-def _success_marks(old: NodeBook, action: Action, now: float, partitions: tuple[str, ...]) -> list[BudgetMark]:
+def _success_marks(
+    book: Book, old: NodeBook, action: Action, now: float, partitions: tuple[str, ...]
+) -> list[BudgetMark]:
     if isinstance(action, Release) and action.run:
         return [BudgetMark(MarkKind.LENT, old.node, now, "", partitions, (action.run,))]
     if isinstance(action, Recall) and action.run:
         return [BudgetMark(MarkKind.RECALLED, old.node, now, "", partitions, (action.run,))]
+    if isinstance(action, Hold) and old.phase is NodePhase.LENT:
+        return _unused_loan(book, old, now, partitions)
     replaced = isinstance(action, (Return, Hold)) and Remedy.REPLACE in old.steps
     return [BudgetMark(MarkKind.REPLACED_WELL, old.node, now, "", partitions)] if replaced else []
+
+
+def _unused_loan(book: Book, node: NodeBook, now: float, partitions: tuple[str, ...]) -> list[BudgetMark]:
+    """Return a mark if the job of a lent spare ended before it started there, so that the run may be lent one again.
+
+    A run withdraws its request when a lost node is usable again, and requests a node with the new one included.
+    """
+    lent = [mark.runs for mark in book.marks if mark.kind is MarkKind.LENT and mark.node == node.node]
+    if node.closed or not lent:
+        return []
+    return [BudgetMark(MarkKind.RECALLED, node.node, now, "", partitions, lent[-1])]
 
 
 def _apply_done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
@@ -160,6 +175,8 @@ def apply_change(book: Book, action: Turn | Note, now: float, partitions: tuple[
     marks = []
     if action.failed and old.steps[-1:] == (Remedy.REPLACE,):
         marks.append(BudgetMark(MarkKind.REPLACED_BADLY, old.node, now, old.fault.key if old.fault else "", partitions))
+    if action.to is NodePhase.SPARE and old.phase is NodePhase.LENT:
+        marks += _unused_loan(book, old, now, partitions)
     if action.to in (NodePhase.IN_SERVICE, NodePhase.SPARE):
         cleared = replace(clear_faults(old, action.to, now), excuses=action.excuses, relapses=action.relapses)
         return book.with_node(cleared, *marks)
