@@ -303,6 +303,7 @@ for step in steps.steps(10**6):
 """
 
 
+@pytest.mark.cluster  # processes with torch: too slow for the unit part
 def test_torchrun_without_munge_serves_no_snapshots_under_a_guessable_key(tmp_path: Path) -> None:
     """The key that its agents share is derived from the run's id and the endpoint: anyone can compute it."""
     with socket.create_server(("127.0.0.1", 0)) as free:

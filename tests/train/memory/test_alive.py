@@ -68,6 +68,7 @@ def test_restarted_rank_is_not_swept_by_its_predecessor(shm: Path) -> None:
     os.close(now)
 
 
+@pytest.mark.cluster  # processes with torch: too slow for the unit part
 def test_training_without_a_launcher_leaves_nothing_once_another_starts(tmp_path: Path) -> None:
     """End to end, in this user's real folder."""
     first = subprocess.Popen(

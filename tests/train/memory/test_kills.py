@@ -25,6 +25,8 @@ from dalsegno.train.memory.snapshot import SnapshotVerdict, checksum, open_snaps
 from tests.train.memory.processes import fork
 from tests.train.memory.states import filled
 
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # many processes: too slow for the unit part
+
 LONG = bool(os.environ.get("DALSEGNO_LONG"))
 ROUNDS = 400 if LONG else 20
 _STEP = struct.Struct("<q")
@@ -65,7 +67,6 @@ def killed_after(delay_s: float, act: Callable[[int], None]) -> int:
     return int(_STEP.unpack_from(data, len(data) // _STEP.size * _STEP.size - _STEP.size)[0])
 
 
-@pytest.mark.timeout(600)
 def test_writer_killed_at_random_moments_leaves_a_complete_step(shm: Path) -> None:
     drawn, newest = random.Random(), 0
     for generation in range(1, ROUNDS + 1):
@@ -84,7 +85,6 @@ def test_writer_killed_at_random_moments_leaves_a_complete_step(shm: Path) -> No
     assert len(os.listdir(shm)) == 2, "nothing else is left"
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("elements", [1000, 50_000], ids=["a slot that fits", "a slot that must grow"])
 def test_writer_killed_at_every_line_leaves_a_complete_step(shm: Path, elements: int) -> None:
     """Cover all lines that a snapshot runs; the short form covers a random sample."""
