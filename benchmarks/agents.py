@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from dalsegno.health.messages import BEAT, Finding
 from dalsegno.health.result import passed
 from dalsegno.health.wire import BEAT_S, NodeHello
-from dalsegno.node_agent.agent import ControllerLink, Whom
+from dalsegno.node_agent.agent import AgentAddress, ControllerLink
 from dalsegno.node_agent.findings import Findings
 from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.agents import AgentTable
@@ -67,7 +67,7 @@ class Player:
     def __post_init__(self) -> None:
         node = f"n{self.number}"
         self.findings = Findings(node, "boot-1")
-        whom = Whom(HEAD, self.port, secret(node), NodeHello(node, "boot-1", 1.0))
+        whom = AgentAddress(HEAD, self.port, secret(node), NodeHello(node, "boot-1", 1.0))
         self.link = ControllerLink(whom, self.selector, lambda message: None, self.turned)
         for check in range(CHECKS):
             self.findings.note(Finding(f"check-{check}", passed("no fault"), time.time()))

@@ -36,7 +36,7 @@ from dalsegno.train.disk.write import write_share  # noqa: E402
 from dalsegno.train.memory.files import sweep  # noqa: E402
 from dalsegno.train.memory.slots import Slots  # noqa: E402
 from dalsegno.train.memory.snapshot import SnapshotVerdict, checksum, judge, open_snapshot, state_of  # noqa: E402  # noqa: E402
-from dalsegno.train.snapshots import Mover  # noqa: E402
+from dalsegno.train.snapshots import TensorCopier  # noqa: E402
 from dalsegno.train.state import TrainingState, take  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -163,7 +163,7 @@ def between_steps(folder: Path) -> Iterator[Row]:
 
 def stall_beside(slots: Slots, state: TrainingState) -> float:
     """Return the stall as in `done`: the copy runs during the next passes, and the optimizer waits for the rest."""
-    mover = Mover()
+    mover = TensorCopier()
     mover.trust.announce_change()  # an earlier step of an optimizer
     mover.trust.step_done()
     began = time.perf_counter()

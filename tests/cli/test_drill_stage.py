@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.cli.drill_stage import Training
-from dalsegno.drill.story import RETURNED, Blow, DrillMark, Notes
+from dalsegno.drill.story import RETURNED, DrillMark, FaultImpact, TrainingNotes
 
-BLOW = Blow(1, "xid 79", "n1", 10.0)
+BLOW = FaultImpact(1, "xid 79", "n1", 10.0)
 
 
 @dataclass
-class Ears:
+class JournalReader:
     """A controller whose node returns when it has been asked for so often; it tells of it in the same moment."""
 
     returns_after: int
@@ -30,19 +30,19 @@ class Ears:
         return new
 
 
-def waited(ears: Ears, tmp_path: Path) -> dict[str, str]:
+def waited(ears: JournalReader, tmp_path: Path) -> dict[str, str]:
     told: Any = lambda training, marks: None  # noqa: E731
-    training = Training(None, Notes(tmp_path / "notes"), None, ears, 1, told)  # type: ignore[arg-type]
+    training = Training(None, TrainingNotes(tmp_path / "notes"), None, ears, 1, told)  # type: ignore[arg-type]
     return training.all_back([BLOW], 10.0, lambda text: None)
 
 
 def test_a_node_that_is_in_service_again_has_been_heard_to_be(tmp_path: Path) -> None:
     """Its return came between two questions: it is no fault that nobody saw."""
-    ears = Ears(returns_after=3)
+    ears = JournalReader(returns_after=3)
     assert waited(ears, tmp_path) == {}
     assert [mark.what for mark in ears.marks] == [RETURNED] and ears.asked == 3
 
 
 def test_a_fault_that_the_controller_never_saw_is_not_waited_for(tmp_path: Path) -> None:
-    ears = Ears(returns_after=0)
+    ears = JournalReader(returns_after=0)
     assert waited(ears, tmp_path) == {} and ears.marks == [] and ears.asked == 1

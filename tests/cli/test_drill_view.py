@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dalsegno.cli.drill import View, now
+from dalsegno.cli.drill import DrillView, now
 from dalsegno.drill.story import TrainedStep
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus
 
@@ -61,7 +61,7 @@ class Training:
 
 
 def test_where_no_line_is_drawn_anew_nothing_is_said_twice(capsys: pytest.CaptureFixture[str]):
-    view, training = View(every_s=0.0), Training()
+    view, training = DrillView(every_s=0.0), Training()
     for _ in range(5):
         view.tell(training, [])  # type: ignore[arg-type]
     training.step = TrainedStep(1.0, 40, 2.5, 1)

@@ -25,7 +25,7 @@ from dalsegno.system.children import Process, arguments, environment, find
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import ROOM
-from dalsegno.train.memory.safe import NOTHING_SAFE, Safe, read_safe
+from dalsegno.train.memory.safe import NOTHING_SAFE, SafeSteps, read_safe
 from tests.cluster.conftest import Cli
 from tests.cluster.programs import programs
 from tests.waiting import eventually
@@ -265,7 +265,7 @@ class Run:
 
     # Snapshots
 
-    def safe(self) -> Safe:
+    def safe(self) -> SafeSteps:
         """Return the newest step that its hosts know to survive the loss of any single node."""
         name = f"dalsegno.*/{self.id}.safe"
         found = [each for host in _hosts(self.cli).values() for each in Path(_shared_memory(host)).glob(name)]

@@ -17,7 +17,7 @@ from dalsegno.health.here import machine_here
 from dalsegno.health.result import Verdict
 from dalsegno.health.world import LocalNode
 from dalsegno.recovery.client import ask
-from dalsegno.system.apart import Late
+from dalsegno.system.apart import TooLate
 from dalsegno.system.children import descendants
 from dalsegno.system.hosts import host_process
 from dalsegno.system.processes import Completed
@@ -140,7 +140,7 @@ class LateOnce(LocalNode):
         done = super().run(argv, stdin=stdin, timeout_s=timeout_s)
         if argv[0] == "unmunge" and not self.late:
             self.late += 1
-            raise Late("`unmunge` gave no answer in time")
+            raise TooLate("`unmunge` gave no answer in time")
         return done
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from dalsegno.containers.credentials import (
     Credential,
+    CredentialFinder,
     RegistryServer,
     UnknownRealm,
-    Wallet,
     are_of_one_domain,
     parse_docker_config,
     parse_netrc,
@@ -36,8 +36,8 @@ def auth(user: str, password: str) -> dict[str, str]:
     return {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
-def wallet(home: Path, runner: FakeRunner | None = None, **env: str) -> Wallet:
-    return Wallet(env, home, runner or FakeRunner({}))
+def wallet(home: Path, runner: FakeRunner | None = None, **env: str) -> CredentialFinder:
+    return CredentialFinder(env, home, runner or FakeRunner({}))
 
 
 def https(address: str) -> RegistryServer:
@@ -94,7 +94,7 @@ def test_realm_credentials_are_not_used_for_a_registry_that_only_names_the_realm
 
 
 def test_registry_password_goes_to_known_realms_only(tmp_path: Path):
-    def netrc(*machines: str) -> Wallet:
+    def netrc(*machines: str) -> CredentialFinder:
         lines = [f"machine {each} login ann password word" for each in machines]
         write(tmp_path, ".config/enroot/.credentials", "\n".join(lines))
         return wallet(tmp_path)

@@ -17,7 +17,7 @@ from dalsegno.containers.build import Builder
 from dalsegno.containers.import_image import Importer
 from dalsegno.containers.manifest import Config
 from dalsegno.containers.squash import MEMORY_VARIABLE, memory_options
-from dalsegno.containers.store import ImageStore, Silent
+from dalsegno.containers.store import ImageStore, NoProgress
 from tests.containers.images import LOWER, Layout, member, symlink, tree, unpack
 from tests.containers.registries import push, registry
 
@@ -219,7 +219,7 @@ def test_verify_compares_a_file_with_its_record_or_unpacks_it(image: Image, tmp_
     assert "removed 1 file, " in image.run("gc").stderr
 
 
-class RecordingProgress(Silent):
+class RecordingProgress(NoProgress):
     """Records the total and the progress of each stage."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dalsegno.containers.manifest import DamagedImage
 from dalsegno.containers.merge import Merged, merge
-from dalsegno.containers.tar import TarEntry, Type
+from dalsegno.containers.tar import TarEntry, TarType
 from tests.containers.layers import device, file, folder, link, symlink
 
 
@@ -81,7 +81,7 @@ def test_devices_set_id_bits_and_capabilities_are_left_out():
     merged = merge([[file("dev/null"), file("su", mode=0o6755)], [device("dev/null")]])
     assert merged.devices == ("dev/null",)
     assert [placed.entry.mode for placed in merged.files[0]] == [0o755]
-    capable = TarEntry("ping", Type.FILE, xattrs=(("security.capability", b"\1"), ("user.note", b"hi")))
+    capable = TarEntry("ping", TarType.FILE, xattrs=(("security.capability", b"\1"), ("user.note", b"hi")))
     assert merge([[capable]]).files[0][0].entry.xattrs == (("user.note", b"hi"),)
 
 
@@ -123,10 +123,10 @@ def model(layers: list[list[TarEntry]]) -> dict[str, object]:
             for folder_ in _above(entry.path):
                 if tree.get(folder_) != "folder":
                     tree[folder_] = "folder"
-            if entry.type is Type.FOLDER:
+            if entry.type is TarType.FOLDER:
                 tree[entry.path] = "folder"
             else:
-                value = tree[entry.link] if entry.type is Type.LINK else (number, index)
+                value = tree[entry.link] if entry.type is TarType.LINK else (number, index)
                 _remove_below(tree, entry.path)
                 tree[entry.path] = value
     return tree
@@ -171,7 +171,7 @@ def sensible(layers: list[list[TarEntry]]) -> list[list[TarEntry]]:
         for entry in layer:
             here = [*kept[:-1], [*hiding, *(each for each in kept[-1] if each not in hiding)]]
             leads_somewhere = isinstance(model(here).get(entry.link), tuple) and not below(entry.path, entry.link)
-            if entry.type is not Type.LINK or leads_somewhere:
+            if entry.type is not TarType.LINK or leads_somewhere:
                 kept[-1].append(entry)
     return kept
 

@@ -18,7 +18,7 @@ import pytest
 from dalsegno.containers import parse_name
 from dalsegno.containers.import_image import Importer, sha256_of
 from dalsegno.containers.manifest import DamagedImage
-from dalsegno.containers.store import ImageStore, Silent
+from dalsegno.containers.store import ImageStore, NoProgress
 from dalsegno.errors import DalsegnoError, NotThere
 from tests.containers.images import LOWER, UPPER, Layout, member, tree, unpack
 from tests.containers.registries import Meddler, Tokens, push, registry, serving
@@ -166,7 +166,7 @@ def test_a_blob_with_a_wrong_digest_is_refused_and_leaves_nothing(
         imported(hub.name("two", address), tmp_path)
 
 
-class Dying(Silent):
+class Dying(NoProgress):
     """Kills its process at the n-th progress report."""
 
     def __init__(self, at: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dalsegno.containers import tar
 from dalsegno.containers.manifest import DamagedImage
-from dalsegno.containers.tar import Stream, TarEntry, Type, read_entries
+from dalsegno.containers.tar import Stream, TarEntry, TarType, read_entries
 
 TYPES = [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
 LETTERS = st.characters(exclude_characters="\0/", exclude_categories=("Cs",))
@@ -52,10 +52,10 @@ def test_headers_are_parsed_as_by_tarfile(members: list[Member], tar_format: int
 
 ENTRIES = st.builds(
     lambda path, kind, mode, uid, mtime, size, link, xattrs: TarEntry(
-        path, kind, mode, uid, uid // 3, mtime, size if kind is Type.FILE else 0, 0,
-        link if kind is Type.SYMLINK else "", tuple(xattrs.items()),
+        path, kind, mode, uid, uid // 3, mtime, size if kind is TarType.FILE else 0, 0,
+        link if kind is TarType.SYMLINK else "", tuple(xattrs.items()),
     ),
-    NAMES, st.sampled_from([Type.FILE, Type.FOLDER, Type.SYMLINK, Type.FIFO]), st.integers(0, 0o7777),
+    NAMES, st.sampled_from([TarType.FILE, TarType.FOLDER, TarType.SYMLINK, TarType.FIFO]), st.integers(0, 0o7777),
     st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**40), NAMES,
     st.dictionaries(st.just("user.note"), st.binary(max_size=30), max_size=1),
 )  # fmt: skip

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dalsegno.drill.schedule import NOTICED_S, describe_waiting, find_repairable, find_unreturned
-from dalsegno.drill.story import RETURNED, Blow, DrillMark
+from dalsegno.drill.story import RETURNED, DrillMark, FaultImpact
 
-XID, CUT = Blow(1, "xid 79", "n1", 10.0), Blow(2, "net-cut", "n2", 20.0)
-KILL = Blow(3, "worker-kill", "n3", 30.0, heals=False)
+XID, CUT = FaultImpact(1, "xid 79", "n1", 10.0), FaultImpact(2, "net-cut", "n2", 20.0)
+KILL = FaultImpact(3, "worker-kill", "n3", 30.0, heals=False)
 
 
 def test_a_node_is_out_until_it_returns_after_its_last_fault():
-    again = Blow(4, "net-cut", "n1", 40.0)
+    again = FaultImpact(4, "net-cut", "n1", 40.0)
     assert find_unreturned([XID, CUT, KILL], [DrillMark(15.0, RETURNED, "n1")]) == [CUT]
     assert find_unreturned([XID, again], [DrillMark(15.0, RETURNED, "n1")]) == [again]
     assert find_unreturned([XID, again], [DrillMark(55.0, RETURNED, "n1")]) == []
@@ -26,7 +26,7 @@ def test_unnoticed_faults_and_given_up_nodes_are_not_waited_for():
 
 def test_the_status_line_names_nodes_and_faults():
     nodes = {"n1": {"phase": "validating"}}
-    assert describe_waiting([XID, Blow(4, "net-cut", "n1", 40.0), CUT], nodes) == (
+    assert describe_waiting([XID, FaultImpact(4, "net-cut", "n1", 40.0), CUT], nodes) == (
         "the run is over; waiting for n1 (xid 79 and net-cut), which is validating; "
         "n2 (net-cut), which is out of service"
     )

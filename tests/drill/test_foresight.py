@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dalsegno.drill.schedule import FaultKind, Lot, find_existing_faults, repairs_nodes, warn_of_missing_repairs
+from dalsegno.drill.schedule import (
+    FaultKind,
+    ScheduledFault,
+    find_existing_faults,
+    repairs_nodes,
+    warn_of_missing_repairs,
+)
 from dalsegno.inject.faults import InjectedFault
 
-POWER, KILL = Lot(FaultKind("power-off"), 5, 0), Lot(FaultKind("worker-kill", heals=False), 5, 0)
+POWER, KILL = ScheduledFault(FaultKind("power-off"), 5, 0), ScheduledFault(FaultKind("worker-kill", heals=False), 5, 0)
 ON = {"automation": "on", "mode": "auto", "per_hour": 4, "taken": {"train": 1}}
 
 

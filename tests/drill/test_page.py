@@ -8,11 +8,13 @@ from html.parser import HTMLParser
 
 from dalsegno.demo.survival import NOTES, OTHERS, compare, remove_paths
 from dalsegno.drill.report import render_page, render_picture, seconds
-from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, DrillMark, TrainedStep
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Drill, DrillMark, FaultImpact, TrainedStep
 
 STEPS = tuple(TrainedStep(float(number), number, 3.0 - number / 50, 1 + number // 50) for number in range(100))
 MARKS = (DrillMark(51.0, KNOWN, "n1", "silent"), DrillMark(51.5, DRAINED, "n1"), DrillMark(60.0, RETURNED, "n1"))
-DRILL = Drill(7, ("n1", "n2"), 0.0, 100.0, (Blow(1, "power-off", "n1", 50.0),), MARKS, STEPS, {"productive": 90.0})
+DRILL = Drill(
+    7, ("n1", "n2"), 0.0, 100.0, (FaultImpact(1, "power-off", "n1", 50.0),), MARKS, STEPS, {"productive": 90.0}
+)
 
 
 class Balance(HTMLParser):
@@ -67,7 +69,8 @@ def test_the_demo_page_compares_other_tools_and_says_that_hosts_are_virtual():
 def test_names_are_escaped():
     bad = '<img src=x onerror="alert(1)">'
     page = render_page(
-        Drill(7, (bad,), 0.0, 10.0, (Blow(1, bad, bad, 5.0),), (DrillMark(6.0, bad, bad, bad),), STEPS), title=bad
+        Drill(7, (bad,), 0.0, 10.0, (FaultImpact(1, bad, bad, 5.0),), (DrillMark(6.0, bad, bad, bad),), STEPS),
+        title=bad,
     )
     assert "<img" not in page
     parsed(page)
@@ -78,12 +81,12 @@ def test_an_empty_drill_has_a_page():
 
 
 def test_a_node_that_was_not_drained_is_not_shown_as_being_repaired():
-    page = render_page(Drill(7, ("n1",), 0.0, 100.0, (Blow(1, "power-off", "n1", 50.0),), (), STEPS))
+    page = render_page(Drill(7, ("n1",), 0.0, 100.0, (FaultImpact(1, "power-off", "n1", 50.0),), (), STEPS))
     assert (page.count('class="gone"'), page.count('class="repairing"')) == (1, 0)
 
 
 def test_the_picture_ends_with_the_last_event():
-    waited = Drill(7, ("n1",), 0.0, 1000.0, (Blow(1, "power-off", "n1", 50.0),), MARKS, STEPS)
+    waited = Drill(7, ("n1",), 0.0, 1000.0, (FaultImpact(1, "power-off", "n1", 50.0),), MARKS, STEPS)
     assert render_picture(waited) == render_picture(replace(waited, ended=waited.last_event_at))
     assert "990 s" not in render_picture(waited) and "90 s" in render_picture(waited)
 

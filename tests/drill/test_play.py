@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dalsegno.drill.play import PATIENCE_S, play
-from dalsegno.drill.schedule import FaultKind, Lot
-from dalsegno.drill.story import Blow, TrainedStep
+from dalsegno.drill.schedule import FaultKind, ScheduledFault
+from dalsegno.drill.story import FaultImpact, TrainedStep
 from dalsegno.inject.faults import FaultOptions
 
 POWER, XID = FaultKind("power-off"), FaultKind("xid", FaultOptions(code=79), stops=False, by_agent=True)
@@ -57,13 +57,13 @@ class Run:
             self.generation += 1
 
 
-def played(run: Run, *lots: Lot, with_spares: bool = False) -> list[Blow]:
+def played(run: Run, *lots: ScheduledFault, with_spares: bool = False) -> list[FaultImpact]:
     return play(run, lots, lambda blow: None, lambda: run.now, run.sleep, with_spares)
 
 
 def test_each_fault_waits_for_its_number_of_steps():
     run = Run()
-    blows = played(run, Lot(POWER, 10, 3), Lot(XID, 5, 0), Lot(POWER, 5, 0))
+    blows = played(run, ScheduledFault(POWER, 10, 3), ScheduledFault(XID, 5, 0), ScheduledFault(POWER, 5, 0))
     assert [(blow.number, blow.fault, blow.node) for blow in blows] == [
         (1, "power-off", "n2"),
         (2, "xid 79", "n1"),
@@ -75,18 +75,24 @@ def test_each_fault_waits_for_its_number_of_steps():
 
 
 def test_a_fault_without_a_ready_spare_is_marked():
-    blows = played(Run(), Lot(POWER, 5, 0), Lot(XID, 5, 0), Lot(POWER, 5, 0))
+    blows = played(Run(), ScheduledFault(POWER, 5, 0), ScheduledFault(XID, 5, 0), ScheduledFault(POWER, 5, 0))
     assert [blow.without_spare for blow in blows] == [False, False, True], "the second stops nothing"
 
 
 def test_with_spares_each_fault_waits_until_a_spare_is_ready():
-    first, second = played(Run(), Lot(POWER, 5, 0), Lot(POWER, 5, 0), with_spares=True)
+    first, second = played(Run(), ScheduledFault(POWER, 5, 0), ScheduledFault(POWER, 5, 0), with_spares=True)
     assert second.at - first.at >= 10.0 and not second.without_spare
 
 
 def test_a_fault_that_only_an_agent_detects_skips_nodes_with_a_killed_agent():
     run, said = Run(), list[str]()
-    lots = (Lot(AGENT, 5, 0), Lot(XID, 5, 0), Lot(POWER, 5, 0), Lot(AGENT, 5, 0), Lot(XID, 5, 1))
+    lots = (
+        ScheduledFault(AGENT, 5, 0),
+        ScheduledFault(XID, 5, 0),
+        ScheduledFault(POWER, 5, 0),
+        ScheduledFault(AGENT, 5, 0),
+        ScheduledFault(XID, 5, 1),
+    )
     blows = play(run, lots, lambda what: said.append(str(what)), lambda: run.now, run.sleep)
     assert [(blow.number, blow.fault, blow.node) for blow in blows] == [
         (1, "agent-dead", "n1"),
@@ -98,10 +104,10 @@ def test_a_fault_that_only_an_agent_detects_skips_nodes_with_a_killed_agent():
 
 
 def test_no_fault_is_injected_after_the_run_has_ended():
-    assert len(played(Run(total=50), *[Lot(XID, 20, 0)] * 5)) == 2
+    assert len(played(Run(total=50), *[ScheduledFault(XID, 20, 0)] * 5)) == 2
 
 
 def test_no_more_faults_are_injected_if_the_run_does_not_recover():
     run = Run(comes_back=False)
-    assert len(played(run, *[Lot(POWER, 5, 0)] * 3)) == 1
+    assert len(played(run, *[ScheduledFault(POWER, 5, 0)] * 3)) == 1
     assert run.now < 2 * PATIENCE_S

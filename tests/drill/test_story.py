@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, DrillMark, Recovery, TrainedStep, TrainingStop
+from dalsegno.drill.story import (
+    DRAINED,
+    KNOWN,
+    RETURNED,
+    Drill,
+    DrillMark,
+    FaultImpact,
+    Recovery,
+    TrainedStep,
+    TrainingStop,
+)
 
 
 def steps(*each: tuple[float, int, int]) -> tuple[TrainedStep, ...]:
@@ -10,12 +20,14 @@ def steps(*each: tuple[float, int, int]) -> tuple[TrainedStep, ...]:
     return tuple(TrainedStep(at, step, 1.0, generation) for at, step, generation in each)
 
 
-def drill(blows: tuple[Blow, ...], marks: tuple[DrillMark, ...] = (), done: tuple[TrainedStep, ...] = ()) -> Drill:
+def drill(
+    blows: tuple[FaultImpact, ...], marks: tuple[DrillMark, ...] = (), done: tuple[TrainedStep, ...] = ()
+) -> Drill:
     return Drill(1, ("n1", "n2"), 0.0, 100.0, blows, marks, done)
 
 
 def test_a_power_cut_is_timed_until_the_node_returns():
-    blow = Blow(1, "power-off", "n1", 10.0)
+    blow = FaultImpact(1, "power-off", "n1", 10.0)
     marks = (DrillMark(11.2, KNOWN, "n1"), DrillMark(11.5, DRAINED, "n1"), DrillMark(24.0, RETURNED, "n1"))
     done = steps((9.0, 0, 1), (9.9, 1, 1), (12.0, 1, 2), (12.2, 2, 2))
     (found,) = drill((blow,), marks, done).recoveries
@@ -23,50 +35,53 @@ def test_a_power_cut_is_timed_until_the_node_returns():
 
 
 def test_earlier_marks_and_those_of_other_nodes_do_not_count():
-    blow = Blow(1, "power-off", "n1", 10.0)
+    blow = FaultImpact(1, "power-off", "n1", 10.0)
     marks = (DrillMark(9.0, KNOWN, "n1"), DrillMark(11.0, KNOWN, "n2"))
     assert drill((blow,), marks).recoveries == (Recovery(blow),)
 
 
 def test_marks_after_the_next_fault_of_a_node_belong_to_that_fault():
-    first, second = Blow(1, "power-off", "n1", 10.0), Blow(2, "power-off", "n1", 50.0)
+    first, second = FaultImpact(1, "power-off", "n1", 10.0), FaultImpact(2, "power-off", "n1", 50.0)
     marks = (DrillMark(51.0, KNOWN, "n1"),)
     assert [each.known_s for each in drill((first, second), marks).recoveries] == [None, 1.0]
 
 
 def test_a_fault_without_repair_takes_no_marks_from_the_one_before():
-    first, second = Blow(1, "slurmd-dead", "n1", 10.0), Blow(2, "agent-dead", "n1", 15.0, stops=False, heals=False)
+    first, second = (
+        FaultImpact(1, "slurmd-dead", "n1", 10.0),
+        FaultImpact(2, "agent-dead", "n1", 15.0, stops=False, heals=False),
+    )
     marks = (DrillMark(12.0, DRAINED, "n1"), DrillMark(30.0, RETURNED, "n1"))
     assert [each.returned_s for each in drill((first, second), marks).recoveries] == [20.0, None]
 
 
 def test_a_return_before_the_drain_is_not_its_return():
-    blow = Blow(1, "xid", "n1", 10.0, stops=False)
+    blow = FaultImpact(1, "xid", "n1", 10.0, stops=False)
     marks = (DrillMark(10.1, RETURNED, "n1"), DrillMark(11.0, DRAINED, "n1"), DrillMark(20.0, RETURNED, "n1"))
     (found,) = drill((blow,), marks).recoveries
     assert (found.drained_s, found.returned_s, found.resumed_s) == (1.0, 10.0, None)
 
 
 def test_training_has_resumed_with_the_first_step_of_a_later_generation():
-    blow = Blow(1, "power-off", "n1", 10.0)
+    blow = FaultImpact(1, "power-off", "n1", 10.0)
     done = steps((9.0, 5, 1), (13.0, 6, 2))
     assert drill((blow,), (), done).recoveries[0].resumed_s == 3.0
 
 
 def test_time_in_which_the_old_generation_trains_is_not_a_stop():
-    blow = Blow(1, "xid 79", "n1", 10.0)
+    blow = FaultImpact(1, "xid 79", "n1", 10.0)
     done = steps((9.0, 5, 1), (11.0, 6, 1), (14.0, 7, 1), (15.5, 8, 2))
     assert drill((blow,), (), done).recoveries[0].resumed_s == 1.5
 
 
 def test_a_drained_fault_counts_as_known():
-    blow = Blow(1, "xid 79", "n1", 10.0)
+    blow = FaultImpact(1, "xid 79", "n1", 10.0)
     assert drill((blow,), (DrillMark(12.0, DRAINED, "n1"),)).recoveries[0].known_s == 2.0
 
 
 def test_repeated_steps_are_lost_and_counted_once():
     done = steps((1, 0, 1), (2, 1, 1), (3, 2, 1), (6, 1, 2), (7, 2, 2), (8, 3, 2))
-    blows = (Blow(1, "worker-kill", "n1", 4.0), Blow(2, "worker-kill", "n1", 7.5))
+    blows = (FaultImpact(1, "worker-kill", "n1", 4.0), FaultImpact(2, "worker-kill", "n1", 7.5))
     found = drill(blows, (), done)
     assert found.steps_lost == 2
     assert [each.steps_lost for each in found.recoveries] == [2, 0]
@@ -81,7 +96,7 @@ def test_a_drill_is_survived_only_without_any_failure():
 
 def test_two_faults_of_one_node_share_the_return_that_repaired_both():
     """slurmd dies, and the network is cut before the node is drained: the node is replaced once."""
-    first, second = Blow(1, "slurmd-dead", "n1", 10.0, stops=False), Blow(2, "net-cut", "n1", 13.0)
+    first, second = FaultImpact(1, "slurmd-dead", "n1", 10.0, stops=False), FaultImpact(2, "net-cut", "n1", 13.0)
     marks = (DrillMark(12.0, KNOWN, "n1"), DrillMark(14.0, DRAINED, "n1"), DrillMark(30.0, RETURNED, "n1"))
     one, two = drill((first, second), marks).recoveries
     assert (one.known_s, one.drained_s, one.returned_s) == (2.0, 4.0, 20.0)
@@ -89,7 +104,7 @@ def test_two_faults_of_one_node_share_the_return_that_repaired_both():
 
 
 def test_a_fault_of_a_drained_node_shares_its_return():
-    first, second = Blow(1, "xid 79", "n1", 10.0), Blow(2, "slurmd-dead", "n1", 12.0, stops=False)
+    first, second = FaultImpact(1, "xid 79", "n1", 10.0), FaultImpact(2, "slurmd-dead", "n1", 12.0, stops=False)
     marks = (DrillMark(11.0, DRAINED, "n1"), DrillMark(30.0, RETURNED, "n1"))
     assert [each.returned_s for each in drill((first, second), marks).recoveries] == [20.0, 18.0]
     repaired = (*marks[:1], DrillMark(11.5, RETURNED, "n1"))
@@ -97,7 +112,7 @@ def test_a_fault_of_a_drained_node_shares_its_return():
 
 
 def test_a_stop_that_is_not_the_direct_effect_of_a_fault_is_listed():
-    blow = Blow(1, "net-cut", "n1", 10.0)
+    blow = FaultImpact(1, "net-cut", "n1", 10.0)
     done = steps((9.0, 5, 1), (13.0, 6, 2), (20.0, 9, 2), (29.5, 10, 3), (30.0, 11, 3))
     found = drill((blow,), (DrillMark(21.0, KNOWN, "n1", "lost by the run"),), done)
     assert found.recoveries[0].resumed_s == 3.0
@@ -106,7 +121,10 @@ def test_a_stop_that_is_not_the_direct_effect_of_a_fault_is_listed():
 
 
 def test_a_further_stop_is_attributed_to_the_fault_of_the_drained_node():
-    first, last = Blow(1, "slurmd-dead", "n1", 10.0, stops=False), Blow(2, "agent-dead", "n2", 15.0, False, False)
+    first, last = (
+        FaultImpact(1, "slurmd-dead", "n1", 10.0, stops=False),
+        FaultImpact(2, "agent-dead", "n2", 15.0, False, False),
+    )
     done = steps((9.0, 5, 1), (16.0, 9, 1), (20.0, 10, 2))
     (stop,) = drill((first, last), (DrillMark(15.5, DRAINED, "n1"),), done).more_stops
     assert stop == TrainingStop(first, 6.0, 4.0)
@@ -117,13 +135,13 @@ def test_a_further_stop_is_attributed_to_the_fault_of_the_drained_node():
 
 def test_a_run_that_trains_until_its_end_has_not_stopped():
     """The controller may not repair the node now and left it in service."""
-    blow = Blow(1, "xid 79", "n1", 10.0)
+    blow = FaultImpact(1, "xid 79", "n1", 10.0)
     assert not drill((blow,), (), steps((9.0, 5, 1), (10.2, 6, 1), (12.0, 7, 1))).recoveries[0].stopped
     assert drill((blow,), (), steps((9.0, 5, 1), (10.2, 6, 1))).recoveries[0].stopped, "that step was in progress"
     assert drill((blow,), (), steps((9.0, 5, 1), (11.0, 6, 1), (14.0, 7, 2))).recoveries[0].stopped
 
 
 def test_the_timeline_ends_with_the_last_event():
-    blow = Blow(1, "xid 79", "n1", 10.0)
+    blow = FaultImpact(1, "xid 79", "n1", 10.0)
     assert drill((blow,), (DrillMark(12.0, KNOWN, "n1"),), steps((30.0, 1, 1))).last_event_at == 30.0
     assert drill(()).last_event_at == 100.0

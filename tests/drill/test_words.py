@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 
 from dalsegno.drill.report import as_json, rows, sentences
-from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, DrillMark, TrainedStep
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Drill, DrillMark, FaultImpact, TrainedStep
 
 BLOWS = (
-    Blow(1, "power-off", "n1", 10.0),
-    Blow(2, "worker-kill", "n2", 40.0, heals=False),
-    Blow(3, "xid 79", "n1", 60.0, stops=False),
+    FaultImpact(1, "power-off", "n1", 10.0),
+    FaultImpact(2, "worker-kill", "n2", 40.0, heals=False),
+    FaultImpact(3, "xid 79", "n1", 60.0, stops=False),
 )
 MARKS = (
     DrillMark(11.2, KNOWN, "n1"),

@@ -24,7 +24,7 @@ from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
 from dalsegno.health.world import FolderWorld, LocalNode, good_for_s
 from dalsegno.spec.facts import CheckSetting, Health
-from dalsegno.system.apart import Late, NoAnswer
+from dalsegno.system.apart import NoAnswer, TooLate
 
 CONF = "NodeName=gpu-[1-2] NodeAddr=127.0.0.1 Port=1 RealMemory=1 Gres=gpu:h100:2\nAuthType=auth/none\n"
 
@@ -185,9 +185,9 @@ def test_the_deadline_holds_for_all_questions_together(tmp_path: Path) -> None:
 
 def test_a_question_cut_off_by_our_own_deadline_is_not_late() -> None:
     machine = LocalNode(Expected("gpu-1"), {"PATH": os.environ["PATH"]})
-    with pytest.raises(Late):
+    with pytest.raises(TooLate):
         machine.run(["sleep", "60"], timeout_s=0.1)
     machine.until = time.monotonic() + 0.1
     with pytest.raises(NoAnswer, match="out of time") as cut:
         machine.run(["sleep", "61"], timeout_s=1.25)
-    assert not isinstance(cut.value, Late)
+    assert not isinstance(cut.value, TooLate)

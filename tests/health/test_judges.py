@@ -39,8 +39,8 @@ from dalsegno.health.facts import (
     WaitingProcess,
     nvlinks_of,
 )
-from dalsegno.health.readers.gpus import GpuCount, Heat
-from dalsegno.health.readers.host import KernelSaid, Ports, Sleepers
+from dalsegno.health.readers.gpus import GpuCount, TemperatureHistory
+from dalsegno.health.readers.host import BlockedProcesses, KernelLines, Ports
 from dalsegno.health.telemetry import healthy
 from dalsegno.system.apart import NoAnswer
 
@@ -69,8 +69,8 @@ def test_values_that_no_gpu_reports_are_unknown() -> None:
             judge(silent)
 
 
-def heat(*celsius: float, every_s: float = 30) -> list[Heat]:
-    return [Heat(0, 87, tuple(Sample(NOW + index * every_s, each) for index, each in enumerate(celsius)))]
+def heat(*celsius: float, every_s: float = 30) -> list[TemperatureHistory]:
+    return [TemperatureHistory(0, 87, tuple(Sample(NOW + index * every_s, each) for index, each in enumerate(celsius)))]
 
 
 def test_a_gpu_that_heats_up_towards_slowdown_causes_a_warning() -> None:
@@ -180,13 +180,13 @@ def test_clock_offset_and_synchronization_are_judged(clock: ClockOffset, verdict
 
 def test_a_process_is_stuck_after_a_long_wait() -> None:
     waits = WaitingProcess(7, "cp", "D", NOW - 301)
-    assert judge_stuck(Sleepers((waits,), NOW)).remedy is Remedy.REBOOT
-    assert judge_stuck(Sleepers((replace(waits, since=NOW - 299),), NOW)).verdict is PASSED
-    assert judge_stuck(Sleepers((replace(waits, state="Z"),), NOW)).verdict is PASSED
+    assert judge_stuck(BlockedProcesses((waits,), NOW)).remedy is Remedy.REBOOT
+    assert judge_stuck(BlockedProcesses((replace(waits, since=NOW - 299),), NOW)).verdict is PASSED
+    assert judge_stuck(BlockedProcesses((replace(waits, state="Z"),), NOW)).verdict is PASSED
 
 
-def said(*lines: str, level: int = 3) -> KernelSaid:
-    return KernelSaid(tuple(LogLine(NOW - 10, line, level) for line in lines), NOW)
+def said(*lines: str, level: int = 3) -> KernelLines:
+    return KernelLines(tuple(LogLine(NOW - 10, line, level) for line in lines), NOW)
 
 
 def test_out_of_memory_counts_only_for_the_whole_node() -> None:
@@ -194,7 +194,7 @@ def test_out_of_memory_counts_only_for_the_whole_node() -> None:
     assert judge_oom(said(f"O{kill}")).verdict is WARNED
     assert judge_oom(said(f"Memory cgroup o{kill}")).verdict is PASSED
     assert judge_oom(said(f"O{kill}".replace("python", "munged"))).remedy is Remedy.REBOOT
-    assert judge_oom(KernelSaid((LogLine(NOW - 3601, f"O{kill}"),), NOW)).verdict is PASSED
+    assert judge_oom(KernelLines((LogLine(NOW - 3601, f"O{kill}"),), NOW)).verdict is PASSED
 
 
 def test_other_log_lines_count_only_if_critical_and_not_allowed() -> None:

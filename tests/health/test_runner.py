@@ -17,7 +17,7 @@ from dalsegno.health.messages import LONGEST, NodeReport
 from dalsegno.health.runner import Checkup, examine, result_line
 from dalsegno.health.world import FolderWorld, NodeWorld
 from dalsegno.spec.facts import CheckSetting
-from dalsegno.system.apart import Late, NoAnswer
+from dalsegno.system.apart import NoAnswer, TooLate
 
 
 def ask_load(world: NodeWorld) -> str:
@@ -83,7 +83,7 @@ def raises(error: Exception) -> Callable[[Any], Any]:
     ("ask", "why"),
     [
         (raises(NoAnswer("`dcgmi` is not on this machine")), "`dcgmi` is not on this machine"),
-        (raises(Late("no answer within 5 s")), "no answer within 5 s"),
+        (raises(TooLate("no answer within 5 s")), "no answer within 5 s"),
         (raises(ValueError("a\nb")), "not understood: a b"),
         (lambda _: "rubbish", "not understood: could not convert string to float: 'rubbish'"),
         (lambda _: None, "not understood: AttributeError: 'NoneType' object has no attribute 'split'"),

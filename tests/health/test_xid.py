@@ -7,7 +7,7 @@ import pytest
 from dalsegno.health import Remedy, Result, Verdict
 from dalsegno.health.checks.gpu import XidLog, judge_xid
 from dalsegno.health.facts import LogLine
-from dalsegno.health.readers.host import KernelSaid
+from dalsegno.health.readers.host import KernelLines
 from dalsegno.health.telemetry import xid_line
 from dalsegno.health.xids import events, table
 
@@ -19,7 +19,7 @@ TO_NOTHING = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (
 
 
 def judge(*lines: str, a100: bool = False, ago_s: float = 60, **thresholds: float) -> Result:
-    said = KernelSaid(tuple(LogLine(NOW - ago_s, line, 3) for line in lines), NOW)
+    said = KernelLines(tuple(LogLine(NOW - ago_s, line, 3) for line in lines), NOW)
     return judge_xid(XidLog(said, a100), **thresholds)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dalsegno.recovery.act import Hands
-from dalsegno.recovery.actions import Action, Note, Turn
+from dalsegno.recovery.act import ActionContext
+from dalsegno.recovery.actions import Action, ChangePhase, Note
 from dalsegno.recovery.decide import SETTLE_S
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarget
 from dalsegno.recovery.phase import NodePhase
@@ -40,7 +40,7 @@ class Clinic:
     def open(self) -> None:
         """Start as a new controller does."""
         cluster = self.cluster
-        hands = Hands(FakeSlurm(cluster), FakeAgents(cluster), FakeTarget(cluster), self.folder / "evidence")
+        hands = ActionContext(FakeSlurm(cluster), FakeAgents(cluster), FakeTarget(cluster), self.folder / "evidence")
         self.store = self.store_type(self.folder / "recovery.sqlite")
         self.healer = Healer(self.store, hands, self.policy, lambda: self.cluster.now, lambda work: work())
 
@@ -89,4 +89,4 @@ MakeClinic = Callable[..., Clinic]
 
 def deeds(actions: list[Action]) -> list[str]:
     """Return the actions with an effect, in short."""
-    return [f"{action.kind.value} {action.node}" for action in actions if not isinstance(action, (Note, Turn))]
+    return [f"{action.kind.value} {action.node}" for action in actions if not isinstance(action, (Note, ChangePhase))]

@@ -14,7 +14,7 @@ import pytest
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import GpuIdentity, Remedy, Verdict
-from dalsegno.recovery.actions import Drain, Mend, Note, Turn
+from dalsegno.recovery.actions import ChangePhase, Drain, Note, Repair
 from dalsegno.recovery.answers import Answers
 from dalsegno.recovery.book import DAY_S
 from dalsegno.recovery.client import ask
@@ -23,7 +23,7 @@ from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.facts import NodeFault
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.run_hints import News
+from dalsegno.recovery.run_hints import CheckChange
 from dalsegno.recovery.store import Journal
 from dalsegno.recovery.watch import JOURNAL
 from dalsegno.wire.frames import Message
@@ -64,7 +64,7 @@ def test_the_status_shows_the_hourly_budget_and_held_back_nodes(store: Journal, 
     begun = time.time()
     for node in ("n1", "n2"):
         store.begin(Drain(node, XID), begun, ("train",))
-    store.turn(Turn("n3", NodePhase.SUSPECTED, "stays in service", XID, held_back=HeldAction.HOUR), begun)
+    store.turn(ChangePhase("n3", NodePhase.SUSPECTED, "stays in service", XID, held_back=HeldAction.HOUR), begun)
     assert answers.answer(STRANGER, {"automation": "status"})["taken"] == {"train": 2}
     held = {node["node"]: node["held_back"] for node in answers.answer(STRANGER, {"nodes": True})["nodes"]}
     assert held == {"n1": "", "n2": "", "n3": HeldAction.HOUR.value}
@@ -88,7 +88,7 @@ def test_the_forecast_of_a_node_uses_the_current_policy_and_partitions(folder: P
 
 def test_events_are_ordered_and_can_be_resumed(store: Journal, answers: Answers):
     drained(store, "n1", 100.0)
-    store.turn(Turn("n1", NodePhase.GIVEN_UP, "nothing helps"), 101.0)
+    store.turn(ChangePhase("n1", NodePhase.GIVEN_UP, "nothing helps"), 101.0)
     store.turn(Note("n2", "job 7 is over"), 102.0)
     events = answers.answer(STRANGER, {"events": 0})["events"]
     assert [(event["node"], event["kind"]) for event in events] == [("n1", "drain"), ("n1", "turn"), ("n2", "note")]
@@ -171,9 +171,11 @@ def test_old_rows_are_deleted_and_unfinished_actions_kept(store: Journal, monkey
 
 def test_tidy_keeps_the_last_verdicts_and_deletes_old_marks(store: Journal, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 2)
-    store.record_checks([News("n1", "xid", Verdict.FAILED, "Xid 79")], 100.0)
+    store.record_checks([CheckChange("n1", "xid", Verdict.FAILED, "Xid 79")], 100.0)
     for number in range(20):
-        store.record_checks([News("n2", "disk", Verdict.WARNED if number % 2 else Verdict.PASSED, "")], 101.0 + number)
+        store.record_checks(
+            [CheckChange("n2", "disk", Verdict.WARNED if number % 2 else Verdict.PASSED, "")], 101.0 + number
+        )
     for number in range(3):
         store.pause(False, "root", 100.0 + number)
     store.tidy(now=100.0 + 61 * DAY_S)
@@ -210,7 +212,7 @@ def test_the_journal_is_readable_only_by_its_owner(folder: Path, store: Journal)
 
 def test_only_the_owner_may_forgive_a_replaced_gpu(store: Journal, answers: Answers):
     store.record_gpus("n1", [GpuIdentity(0, "GPU-a")], 100.0)
-    repair = Mend("n1", Remedy.REPLACE, XID, "boot-1", ("GPU-a",))
+    repair = Repair("n1", Remedy.REPLACE, XID, "boot-1", ("GPU-a",))
     store.end(store.begin(repair, 101.0), repair, "replaced", "", 101.0, Policy(), ())
     with pytest.raises(DalsegnoError, match="may forgive a GPU, not uid 4711"):
         answers.answer(STRANGER, {"forgive": "GPU-a"})
@@ -225,7 +227,7 @@ def test_only_the_owner_may_forgive_a_replaced_gpu(store: Journal, answers: Answ
 
 def test_a_node_is_shown_with_its_check_results(store: Journal, answers: Answers):
     drained(store, "n1", 100.0)
-    store.record_checks([News("n1", "gpu-ecc", Verdict.FAILED, "4 errors")], 99.0)
+    store.record_checks([CheckChange("n1", "gpu-ecc", Verdict.FAILED, "4 errors")], 99.0)
     assert answers.answer(STRANGER, {"node": "n1"})["checks"] == [
         {"at": 99.0, "node": "n1", "check": "gpu-ecc", "verdict": "failed", "text": "4 errors"}
     ]

@@ -7,7 +7,7 @@ import pytest
 from dalsegno.health import Finding, NodeReport, Result, passed, warned
 from dalsegno.recovery.actions import SetDown
 from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.book import NodeBook
+from dalsegno.recovery.book import NodeRecord
 from dalsegno.recovery.facts import NodeFacts
 from dalsegno.recovery.judge import Suspicion, find_fault, find_suspicion, is_reported
 from dalsegno.recovery.phase import NodePhase
@@ -17,7 +17,7 @@ from dalsegno.slurm.facts import NodeInfo, NodeState
 from dalsegno.wire.liveness import Presence
 from tests.recovery.clinic import STEP_S, Clinic, MakeClinic
 
-SEEN = NodeBook("n2", seen=True, last_boot="boot-1")
+SEEN = NodeRecord("n2", seen=True, last_boot="boot-1")
 
 
 def test_repeated_silence_is_reported_once(clinic_of: MakeClinic):
@@ -78,16 +78,16 @@ def test_a_power_cut_on_a_suspected_node_is_handled_at_once(clinic_of: MakeClini
 
 
 def test_a_changed_number_of_lost_packets_is_not_reported_again():
-    own = NodeBook("n2", about=Subject(Topic.AGENT_SILENT, network=True))
+    own = NodeRecord("n2", about=Subject(Topic.AGENT_SILENT, network=True))
     assert is_reported(Subject(Topic.AGENT_SILENT, network=True), own)
     assert is_reported(Subject(Topic.AGENT_SILENT), own)
     assert not is_reported(Subject(Topic.AGENT_DEAD, network=True), own)
-    without = NodeBook("n2", about=Subject(Topic.AGENT_SILENT))
+    without = NodeRecord("n2", about=Subject(Topic.AGENT_SILENT))
     assert not is_reported(Subject(Topic.AGENT_SILENT, network=True), without), "the network warning is new"
 
 
 def test_a_further_quick_failure_is_reported():
-    own = NodeBook("n2", about=Subject(Topic.QUICK_FAILURES, count=3))
+    own = NodeRecord("n2", about=Subject(Topic.QUICK_FAILURES, count=3))
     assert is_reported(Subject(Topic.QUICK_FAILURES, count=3), own)
     assert not is_reported(Subject(Topic.QUICK_FAILURES, count=4), own)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dalsegno.health import Finding, Remedy, Result, failed, passed, unknown, warned
-from dalsegno.recovery.run_hints import CALM_S, MOST, CheckNews
+from dalsegno.recovery.run_hints import CALM_S, MOST, CheckChanges
 from tests.recovery.clinic import MakeClinic
 
 
-def hear(news: CheckNews, result: Result, now: float) -> list[str]:
+def hear(news: CheckChanges, result: Result, now: float) -> list[str]:
     heard = news.update("n1", [Finding("gpu-ecc", result, 0.0)], now)
     return [f"{each.node} {each.check} {each.verdict.value}: {each.text}" for each in heard]
 
 
 def test_a_failure_and_its_end_are_recorded_once_each():
-    news, bad = CheckNews(), failed("4 errors", Remedy.RESET)
+    news, bad = CheckChanges(), failed("4 errors", Remedy.RESET)
     assert hear(news, passed("none"), 0.0) == [], "a first pass is not recorded"
     assert hear(news, bad, 1.0) == ["n1 gpu-ecc failed: 4 errors"]
     assert hear(news, failed("5 errors", Remedy.RESET), 100.0) == [], "it still fails"
@@ -21,7 +21,7 @@ def test_a_failure_and_its_end_are_recorded_once_each():
 
 
 def test_warnings_and_new_codes_are_recorded_and_unknown_results_are_not():
-    news = CheckNews()
+    news = CheckChanges()
     assert hear(news, warned("hot"), 0.0) == ["n1 gpu-ecc warned: hot"]
     assert hear(news, unknown("its tool hangs"), 100.0) == []
     assert hear(news, failed("Xid 48", Remedy.RESET, "48"), 200.0) == ["n1 gpu-ecc failed: Xid 48"]
@@ -29,7 +29,7 @@ def test_warnings_and_new_codes_are_recorded_and_unknown_results_are_not():
 
 
 def test_an_alternating_check_is_recorded_at_a_limited_rate():
-    news, recorded = CheckNews(), list[str]()
+    news, recorded = CheckChanges(), list[str]()
     for second in range(1000):
         recorded += hear(news, failed("no", Remedy.DRAIN) if second % 2 else passed("yes"), float(second))
     assert len(recorded) <= MOST * (1000 / CALM_S + 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.act import Hands, do
+from dalsegno.recovery.act import ActionContext, do
 from dalsegno.recovery.actions import TakeEvidence
 from dalsegno.recovery.evidence import INCOMPLETE, MOST_KEPT, save_evidence
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm
@@ -74,7 +74,7 @@ def test_the_bundle_of_a_lost_node_says_what_is_missing_and_why(
 ):
     cluster = FakeCluster.of(2)
     cluster.power_off("n1")
-    hands = Hands(FakeSlurm(cluster), FakeAgents(cluster), target, tmp_path)
+    hands = ActionContext(FakeSlurm(cluster), FakeAgents(cluster), target, tmp_path)
     do(TakeEvidence("n1"), "id", 0.0, hands)
     bundle = tmp_path / "n1/19700101T000000Z"
     assert (bundle / INCOMPLETE).read_text() == gaps
@@ -83,7 +83,7 @@ def test_the_bundle_of_a_lost_node_says_what_is_missing_and_why(
 
 def test_a_complete_bundle_reports_nothing_missing(tmp_path: Path):
     cluster = FakeCluster.of(2)
-    do(TakeEvidence("n1"), "id", 0.0, Hands(FakeSlurm(cluster), FakeAgents(cluster), Silent(), tmp_path))
+    do(TakeEvidence("n1"), "id", 0.0, ActionContext(FakeSlurm(cluster), FakeAgents(cluster), Silent(), tmp_path))
     names = {each.name for each in (tmp_path / "n1/19700101T000000Z").iterdir()}
     assert names == {"dmesg.txt", *OWN}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.actions import Mend, Turn
+from dalsegno.recovery.actions import ChangePhase, Repair
 from dalsegno.recovery.book import BudgetMark, MarkKind
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.repair import Forecast, forecast
@@ -29,9 +29,9 @@ def done_next(clinic: Clinic) -> Remedy | str:
     clinic.cluster.end(1)
     clinic.rounds(6)
     for action in clinic.done:
-        if isinstance(action, Mend):
+        if isinstance(action, Repair):
             return action.how
-        if isinstance(action, Turn) and action.to is NodePhase.GIVEN_UP:
+        if isinstance(action, ChangePhase) and action.to is NodePhase.GIVEN_UP:
             return action.why
     return ""
 

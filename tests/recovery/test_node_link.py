@@ -17,7 +17,7 @@ from dalsegno.health.settings import ANSWER_S, PARTNER_S, PORT_S, settings_text
 from dalsegno.node_agent import orders
 from dalsegno.node_agent.collective import DIED
 from dalsegno.node_agent.orders import check_settings
-from dalsegno.recovery.agent_server import Roster
+from dalsegno.recovery.agent_server import KnownNodes
 from dalsegno.recovery.agent_view import AgentView, views_message
 from dalsegno.recovery.agents import OrderAnswer, OrderEnd, Orders, PendingOrder
 from dalsegno.recovery.evidence import INCOMPLETE
@@ -99,11 +99,11 @@ def answer(agent: Caller, number: int, *findings: Finding, error: str = "") -> N
 
 def test_nodes_come_from_secrets_and_addresses_from_slurm_conf(tmp_path: Path):
     secrets, conf = tmp_path / "secrets", tmp_path / "slurm.conf"
-    assert Roster(secrets, conf).places() == {}
+    assert KnownNodes(secrets, conf).places() == {}
     secrets.mkdir()
     (secrets / "gpu-1").write_text("x" * 32)
     (secrets / ".gpu-1.tmp").write_text("x" * 32)
-    roster = Roster(secrets, conf)
+    roster = KnownNodes(secrets, conf)
     assert roster.places() == {"gpu-1": NodeAddress("")}
     conf.write_text("NodeName=gpu-[1-2] NodeAddr=10.0.0.[7-8]\n")
     assert roster.places() == {"gpu-1": NodeAddress("10.0.0.7", 6818)}

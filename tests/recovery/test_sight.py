@@ -9,7 +9,7 @@ import pytest
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import SetDown
 from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.book import Book, NodeBook
+from dalsegno.recovery.book import NodeRecord, NodeRecords
 from dalsegno.recovery.decide import SETTLE_S, decide, is_blind, is_doubtful
 from dalsegno.recovery.facts import Facts, NodeFacts
 from dalsegno.slurm.facts import NodeInfo, NodeState
@@ -127,8 +127,8 @@ def test_silence_that_began_without_contact_is_doubtful():
     gone = NodeFacts(NodeInfo("n2", NodeState.IDLE), agent=view)
     other = NodeFacts(NodeInfo("n1", NodeState.IDLE), agent=AgentView("n1", Presence.CONNECTED, 100.5, 102.0, boot="b"))
     facts = Facts({"n1": other, "n2": gone}, slurm_at=102.0)
-    known = {name: NodeBook(name, seen=True, last_boot="b") for name in ("n1", "n2")}
-    book = Book(known, saw_at=100.0)
+    known = {name: NodeRecord(name, seen=True, last_boot="b") for name in ("n1", "n2")}
+    book = NodeRecords(known, saw_at=100.0)
     assert is_doubtful(gone, facts, book, 102.0)
     assert not is_doubtful(gone, facts, book, 100.0 + SETTLE_S), "only for a while"
     heard_since = replace(gone, agent=replace(view, heard=100.5))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.recovery.book import Book, BudgetMark, MarkKind, NodeBook
+from dalsegno.recovery.book import BudgetMark, MarkKind, NodeRecord, NodeRecords
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarget
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
@@ -125,20 +125,20 @@ def test_a_missing_node_is_checked_again_very_soon():
     for count, soon_s, later_s in ((4, MISSED_S, QUICK_S), (256, LARGE_MISSED_S, LARGE_QUICK_S)):
         cluster = FakeCluster.of(count)
         cluster.power_off("n2")
-        assert pause_s(Book(), cluster.facts()) == soon_s
-        assert pause_s(Book({"n2": NodeBook("n2", NodePhase.DOWN)}), cluster.facts()) == later_s
+        assert pause_s(NodeRecords(), cluster.facts()) == soon_s
+        assert pause_s(NodeRecords({"n2": NodeRecord("n2", NodePhase.DOWN)}), cluster.facts()) == later_s
 
 
 def test_slurm_is_asked_often_only_during_repairs():
     small, large = FakeCluster.of(4).facts(), FakeCluster.of(256).facts()
-    repairing = Book({"n2": NodeBook("n2", NodePhase.REPAIRING)})
-    given_up = Book({"n2": NodeBook("n2", NodePhase.GIVEN_UP)})
+    repairing = NodeRecords({"n2": NodeRecord("n2", NodePhase.REPAIRING)})
+    given_up = NodeRecords({"n2": NodeRecord("n2", NodePhase.GIVEN_UP)})
     joining = FakeCluster.of(4)
     joining.start_run(8, "n1")
     joining.join(9)
-    owed = Book(marks=(BudgetMark(MarkKind.TAKEN, "n3", 1.0, runs=("1000:train-k3f9",)),))
-    assert (pause_s(Book(), small), pause_s(Book(), large)) == (CALM_S, LARGE_CALM_S)
+    owed = NodeRecords(marks=(BudgetMark(MarkKind.TAKEN, "n3", 1.0, runs=("1000:train-k3f9",)),))
+    assert (pause_s(NodeRecords(), small), pause_s(NodeRecords(), large)) == (CALM_S, LARGE_CALM_S)
     assert (pause_s(repairing, small), pause_s(repairing, large)) == (QUICK_S, LARGE_QUICK_S)
     assert pause_s(given_up, small) == CALM_S
-    assert (pause_s(owed, joining.facts()), pause_s(Book(), joining.facts())) == (QUICK_S, CALM_S)
-    assert pause_s(Book(), replace(small, nodes=None)) == CALM_S
+    assert (pause_s(owed, joining.facts()), pause_s(NodeRecords(), joining.facts())) == (QUICK_S, CALM_S)
+    assert pause_s(NodeRecords(), replace(small, nodes=None)) == CALM_S

@@ -26,7 +26,7 @@ from dalsegno.train.keeper.plan import (
 )
 from dalsegno.train.memory.files import SlotName
 from dalsegno.train.memory.record import ABSENT, Extent, SnapshotRecord, free_slots
-from dalsegno.train.memory.safe import NOWHERE, Safe, parse_word
+from dalsegno.train.memory.safe import NOWHERE, SafeSteps, parse_word
 from dalsegno.wire.frames import Message
 
 SLOTS = 3
@@ -40,7 +40,7 @@ _ports = itertools.count(1)
 class Node:
     name: str
     memory: dict[Key, SnapshotRecord] = field(default_factory=dict)
-    safe: Safe | None = None
+    safe: SafeSteps | None = None
     keep: KeepOrder = field(default_factory=lambda: KeepOrder("a", b"", "", 0))
     sent: dict[tuple[int, int], object] = field(default_factory=dict)
     inbox: list[Message] = field(default_factory=list)

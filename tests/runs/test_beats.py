@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from dalsegno.runs.agent.link import AGENT, COORDINATOR, Heart, Heartbeat, beat_key, pack_beat, read_beat
+from dalsegno.runs.agent.link import AGENT, COORDINATOR, Heartbeat, HeartbeatSender, beat_key, pack_beat, read_beat
 from dalsegno.runs.coordinator.liveness import Pulse, Timing
 from dalsegno.wire.handshake import Session
 
@@ -37,7 +37,7 @@ class Listening:
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.sock.bind(("127.0.0.1", 0))
         self.sock.settimeout(60)
-        self.heart = Heart("n1")
+        self.heart = HeartbeatSender("n1")
         self.heart.aim("127.0.0.1", self.sock.getsockname()[1], KEY)
         self.next()
 

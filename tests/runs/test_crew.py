@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from dalsegno.runs.agent.evidence import oom_kills
-from dalsegno.runs.agent.worker_processes import Crew, run_files
+from dalsegno.runs.agent.worker_processes import GenerationWorkers, run_files
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/ada/train.py", line 7, in <module>
@@ -21,7 +21,7 @@ def write_log(folder: Path, rank: int) -> None:
 
 
 def test_crew_tracks_running_and_ended_workers(tmp_path: Path):
-    crew = Crew(3)
+    crew = GenerationWorkers(3)
     for rank in (4, 5):
         crew.add(rank, **files(tmp_path, rank)).pid = 1000 + rank
     worker = crew.by_pid(1005)
@@ -31,7 +31,7 @@ def test_crew_tracks_running_and_ended_workers(tmp_path: Path):
 
 
 def test_failure_is_reported_with_its_traceback(tmp_path: Path):
-    crew = Crew(3)
+    crew = GenerationWorkers(3)
     worker = crew.add(0, **files(tmp_path, 0))
     write_log(tmp_path, 0)
     assert crew.ended(worker, 1) == {
@@ -40,13 +40,13 @@ def test_failure_is_reported_with_its_traceback(tmp_path: Path):
 
 
 def test_sigkill_with_a_grown_oom_count_is_an_oom_kill(tmp_path: Path):
-    crew = Crew(3, oom_before=oom_kills() - 1)
+    crew = GenerationWorkers(3, oom_before=oom_kills() - 1)
     assert crew.ended(crew.add(0, **files(tmp_path, 0)), -9)["oom"]
     assert not crew.ended(crew.add(1, **files(tmp_path, 1)), -11)["oom"]
 
 
 def test_running_workers_with_a_traceback_are_reported_as_failing(tmp_path: Path):
-    crew = Crew(3)
+    crew = GenerationWorkers(3)
     for rank in (0, 1):
         crew.add(rank, **files(tmp_path, rank))
     write_log(tmp_path, 1)
@@ -55,22 +55,22 @@ def test_running_workers_with_a_traceback_are_reported_as_failing(tmp_path: Path
 
 def test_traceback_of_an_earlier_worker_is_not_reported(tmp_path: Path):
     write_log(tmp_path, 0)
-    crew = Crew(3)
+    crew = GenerationWorkers(3)
     worker = crew.add(0, **files(tmp_path, 0))
     assert crew.failing() == []
     assert crew.ended(worker, 1) == {"generation": 3, "rank": 0, "code": 1, "oom": False}
 
 
 def test_error_file_of_an_earlier_worker_is_not_reported(tmp_path: Path):
-    before = Crew(3).add(0, **files(tmp_path, 0))
+    before = GenerationWorkers(3).add(0, **files(tmp_path, 0))
     Path(before.error_file).write_text(json.dumps({"message": "RuntimeError: of before"}))
-    crew = Crew(3)
+    crew = GenerationWorkers(3)
     crew.add(0, **files(tmp_path, 0))
     assert crew.failing() == []
 
 
 def test_last_error_line_counts_only_for_workers_that_exited(tmp_path: Path):
-    crew = Crew(3)
+    crew = GenerationWorkers(3)
     gave_up, killed, runs = (crew.add(rank, **files(tmp_path, rank)) for rank in range(3))
     for worker in (gave_up, killed, runs):
         Path(worker.log).write_text("error: no data\n")

@@ -7,7 +7,7 @@ from typing import Any
 from dalsegno.runs.coordinator.group import GroupPlace, Members
 from dalsegno.runs.coordinator.memory import MemoryTable
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
-from dalsegno.train.memory.safe import NOWHERE, Safe, parse_word
+from dalsegno.train.memory.safe import NOWHERE, SafeSteps, parse_word
 
 TWO = Members(3, (GroupPlace("a", 0, 0), GroupPlace("b", 1, 1)), 1)
 A, B = ("10.0.0.1", 700), ("10.0.0.2", 700)
@@ -25,11 +25,11 @@ def resume(memory: MemoryTable, group: Members = TWO) -> Any:
     return {**told[0], **{part: {r: at for each in told for r, at in each[part].items()} for part in ("own", "of")}}
 
 
-def safe(memory: MemoryTable, group: Members = TWO) -> Safe:
+def safe(memory: MemoryTable, group: Members = TWO) -> SafeSteps:
     return parse_word(memory.start(group, group.agents[0], 0.0)["safe"])
 
 
-def safe_messages(memory: MemoryTable, now: float = 0.0) -> list[tuple[str, Safe]]:
+def safe_messages(memory: MemoryTable, now: float = 0.0) -> list[tuple[str, SafeSteps]]:
     return [(node, parse_word(word["safe"])) for node, word in memory.updates(TWO, now) if "safe" in word]
 
 
@@ -103,12 +103,12 @@ def test_all_nodes_learn_the_safe_step() -> None:
     memory = MemoryTable()
     memory.update("a", [], A)
     memory.update("b", [], B)
-    assert safe(memory) == Safe(3)
+    assert safe(memory) == SafeSteps(3)
     memory.update("a", [held(0, 10), held(1, 10, shared=False)])
     memory.update("b", [held(1, 10)])
     assert safe_messages(memory) == []
     memory.update("b", [held(1, 10), held(0, 10, shared=False)])
-    assert safe_messages(memory) == [(node, Safe(3, (3, 10))) for node in "ab"]
+    assert safe_messages(memory) == [(node, SafeSteps(3, (3, 10))) for node in "ab"]
 
 
 def test_generation_resumed_from_one_node_keeps_the_previous_safe_step() -> None:
@@ -119,7 +119,7 @@ def test_generation_resumed_from_one_node_keeps_the_previous_safe_step() -> None
     memory.update("a", [*both(10, 2), held(0, 12, 2)])
     memory.update("b", [*both(10, 2), held(1, 12, 2)])
     memory.updates(before, 0.0)
-    assert safe(memory) == Safe(3, (2, 10), resumed=(2, 12))
+    assert safe(memory) == SafeSteps(3, (2, 10), resumed=(2, 12))
 
 
 def test_nothing_is_replicated_if_a_node_has_no_keeper() -> None:
@@ -139,15 +139,15 @@ def test_single_node_has_no_buddy() -> None:
 def test_successor_uses_the_highest_safe_step_of_any_agent() -> None:
     """One of them may have overwritten a skipped step."""
     memory = MemoryTable()
-    memory.update("a", both(10, 3), A, Safe(3, (3, 8), resumed=(2, 3), floor=12))
+    memory.update("a", both(10, 3), A, SafeSteps(3, (3, 8), resumed=(2, 3), floor=12))
     memory.updates(TWO, 0.0)
     assert safe_messages(memory) == [], "only after all have reported"
-    memory.update("b", both(10, 3), B, Safe(3, (3, 7), resumed=(2, 3)))
-    assert safe_messages(memory) == [(node, Safe(3, (3, 8), (2, 3), 12)) for node in "ab"], "step ten was skipped"
+    memory.update("b", both(10, 3), B, SafeSteps(3, (3, 7), resumed=(2, 3)))
+    assert safe_messages(memory) == [(node, SafeSteps(3, (3, 8), (2, 3), 12)) for node in "ab"], "step ten was skipped"
 
 
 def test_safe_step_survives_the_end_of_coordinator_and_generation() -> None:
     memory = MemoryTable()
-    memory.update("a", [*both(8, 2), held(0, 9, 2)], A, Safe(2, (2, 8)))
-    memory.update("b", [*both(8, 2), held(1, 9, 2)], B, Safe(2, NOWHERE))
-    assert safe(memory) == Safe(3, (2, 8), resumed=(2, 9))
+    memory.update("a", [*both(8, 2), held(0, 9, 2)], A, SafeSteps(2, (2, 8)))
+    memory.update("b", [*both(8, 2), held(1, 9, 2)], B, SafeSteps(2, NOWHERE))
+    assert safe(memory) == SafeSteps(3, (2, 8), resumed=(2, 9))

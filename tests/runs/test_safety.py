@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dalsegno.runs.coordinator.memory import AHEAD, PATIENCE_S, Safety
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
-from dalsegno.train.memory.safe import Safe
+from dalsegno.train.memory.safe import SafeSteps
 from tests.runs.small_nodes import Cluster
 
 STEP_S = 0.5
@@ -102,7 +102,7 @@ def test_ranks_agree_again_after_late_or_skipped_copies(events: list[tuple[int, 
 
 def test_skipped_step_never_becomes_safe() -> None:
     """A rank that received the floor may have overwritten the step."""
-    safety = Safety(["a", "b"], 2, Safe(1), now=0.0)
+    safety = Safety(["a", "b"], 2, SafeSteps(1), now=0.0)
     both = [HeldSnapshot(0, 5, 1, 2), HeldSnapshot(1, 5, 1, 2)]
     safety.update("a", both[:1])
     safety.look(0.0)
@@ -118,7 +118,7 @@ def test_skipped_step_never_becomes_safe() -> None:
 
 
 def test_training_without_snapshots_sets_no_floor() -> None:
-    safety = Safety(["a", "b"], 2, Safe(1), now=0.0)
+    safety = Safety(["a", "b"], 2, SafeSteps(1), now=0.0)
     for node in ("a", "b"):
         safety.update(node, [HeldSnapshot(0, 5, 1, 2), HeldSnapshot(1, 5, 1, 2)])
     assert safety.look(0.0).place == (1, 5)
@@ -126,7 +126,7 @@ def test_training_without_snapshots_sets_no_floor() -> None:
 
 
 def test_resumed_step_can_become_safe() -> None:
-    safety = Safety(["a", "b"], 2, Safe(2, resumed=(1, 7)), now=0.0)
+    safety = Safety(["a", "b"], 2, SafeSteps(2, resumed=(1, 7)), now=0.0)
     both = [HeldSnapshot(0, 7, 1, 2), HeldSnapshot(1, 7, 1, 2)]
     safety.update("a", both)
     assert safety.look(0.0).place < (1, 7)

@@ -23,7 +23,7 @@ from dalsegno.containers.image_metadata import inspect_image
 from dalsegno.containers.import_image import Importer, import_by_enroot
 from dalsegno.containers.layers import ImageLimits, scan
 from dalsegno.containers.manifest import DamagedImage
-from dalsegno.containers.store import ImageStore, Silent, open_store
+from dalsegno.containers.store import ImageStore, NoProgress, open_store
 from dalsegno.containers.tar import FileSlice
 from dalsegno.errors import DalsegnoError
 from dalsegno.image_name import ImageName
@@ -167,7 +167,7 @@ def test_stored_layer_is_compared_with_its_digest(place: Path):
     assert store.all() == []
 
 
-class Meanwhile(Silent):
+class Meanwhile(NoProgress):
     """Changes a layer between its check and its packing."""
 
     def __init__(self, layer: Path) -> None:

@@ -33,8 +33,8 @@ from dalsegno.runs.agent.link import (
     COORDINATOR,
     TALK_S,
     CoordinatorLink,
-    Heart,
     Heartbeat,
+    HeartbeatSender,
     beat_key,
     pack_beat,
     peek_beat,
@@ -609,7 +609,7 @@ def recorded(link: CoordinatorLink, count: int) -> list[bytes]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
         sock.settimeout(PATIENCE_S)
-        heart = Heart(link.name)
+        heart = HeartbeatSender(link.name)
         heart.aim("127.0.0.1", int(sock.getsockname()[1]), beat_key(link.session))
         return [sock.recv(512) for _ in range(count)]
 

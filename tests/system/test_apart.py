@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dalsegno.system.apart import Late, NoAnswer, Patient, ask, slowness_at
+from dalsegno.system.apart import AbandonableCall, NoAnswer, TooLate, ask, slowness_at
 
 
 def test_ask_returns_the_output() -> None:
@@ -22,7 +22,7 @@ def test_missing_command_raises_no_answer() -> None:
 
 def test_hanging_command_is_killed_with_its_children() -> None:
     began = time.monotonic()
-    with pytest.raises(Late, match=r"within 0.2 s"):
+    with pytest.raises(TooLate, match=r"within 0.2 s"):
         ask(["sh", "-c", "sleep 600 & wait"], timeout_s=0.2)
     assert time.monotonic() - began < 60
     assert ask(["sh", "-c", "echo well"]).stdout == "well\n"
@@ -37,10 +37,10 @@ def test_hanging_call_is_abandoned_and_not_repeated() -> None:
         door.wait()
         return "well"
 
-    patient = Patient("the library", call)
-    with pytest.raises(Late, match=r"within 0.05 s"):
+    patient = AbandonableCall("the library", call)
+    with pytest.raises(TooLate, match=r"within 0.05 s"):
         patient.within(0.05)
-    with pytest.raises(Late, match="still hangs"):
+    with pytest.raises(TooLate, match="still hangs"):
         patient.within(0.05)
     assert len(calls) == 1
     door.set()
@@ -48,13 +48,13 @@ def test_hanging_call_is_abandoned_and_not_repeated() -> None:
         try:
             assert patient.within(60) == "well"
             break
-        except Late:  # the abandoned thread is about to end
+        except TooLate:  # the abandoned thread is about to end
             continue
 
 
 def test_exception_of_a_call_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        Patient("sum", lambda: 1 / 0).within(60)
+        AbandonableCall("sum", lambda: 1 / 0).within(60)
 
 
 @pytest.mark.parametrize(("pace", "factor"), [(0.003, 1.0), (0.02, 1.0), (0.2, 10.0), (5.0, 30.0)])

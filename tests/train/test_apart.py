@@ -13,7 +13,7 @@ from dalsegno.train.disk.commit import commit
 from dalsegno.train.disk.load import open_checkpoint
 from dalsegno.train.disk.write import fingerprint, write_share
 from dalsegno.train.memory.slots import Slots
-from dalsegno.train.state import Objects, Piece, TrainingState, take
+from dalsegno.train.state import Objects, TensorPiece, TrainingState, take
 
 
 def trained(rank: int) -> Any:
@@ -82,7 +82,7 @@ def test_fingerprint_depends_on_values_not_on_memory_layout(dtype: Any) -> None:
 def test_snapshot_with_rank_statistics_does_not_count_as_sharded(tmp_path: Path) -> None:
     slots = Slots("apart", 1, 1, folder=tmp_path)
     record = slots.write(state_of(trained(1), rank=1))
-    shard = Piece("w", torch.ones(2), (4,), (2,), shared=False)
+    shard = TensorPiece("w", torch.ones(2), (4,), (2,), shared=False)
     torn = slots.write(TrainingState(8, 1, 2, (shard,), b"", b"", {}))
     slots.close()
     assert record and not record.sharded

@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 from dalsegno.train.memory.files import list_slots, own_folder, sweep
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from dalsegno.train.saver import SaverTerms
-from dalsegno.train.snapshots import Keeping
+from dalsegno.train.snapshots import RankSnapshots
 from dalsegno.train.state import Objects, TrainingState, take
 
 RUN = f"test-gpu.{os.getpid()}"
@@ -59,8 +59,8 @@ def warned() -> list[str]:
 
 
 @pytest.fixture
-def keeping(tmp_path: Path, warned: list[str]) -> Iterator[Keeping]:
-    kept = Keeping(SaverTerms(str(tmp_path), RUN, 1, 0, 1, keep=3), None, None, ranks_here=1, warn=warned.append)
+def keeping(tmp_path: Path, warned: list[str]) -> Iterator[RankSnapshots]:
+    kept = RankSnapshots(SaverTerms(str(tmp_path), RUN, 1, 0, 1, keep=3), None, None, ranks_here=1, warn=warned.append)
     yield kept
     kept.close()
     sweep(RUN)
@@ -76,7 +76,7 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [key for key in one if not torch.equal(one[key], other[key])]
 
 
-def torn(training: Training, keeping: Keeping, step: Callable[[], None], steps: range) -> dict[int, list[str]]:
+def torn(training: Training, keeping: RankSnapshots, step: Callable[[], None], steps: range) -> dict[int, list[str]]:
     """Train while each snapshot is copied. Return the tensors in memory that differ from their step."""
     wrong = {}
     for number in steps:
@@ -90,7 +90,7 @@ def torn(training: Training, keeping: Keeping, step: Callable[[], None], steps: 
     return wrong
 
 
-def test_optimizer_step_waits_for_the_copy(keeping: Keeping, warned: list[str]) -> None:
+def test_optimizer_step_waits_for_the_copy(keeping: RankSnapshots, warned: list[str]) -> None:
     training = Training()
     training.step()
     keeping.step_done()
@@ -98,7 +98,7 @@ def test_optimizer_step_waits_for_the_copy(keeping: Keeping, warned: list[str]) 
     assert sorted(held()) == [3, 4, 5] and warned == []
 
 
-def test_snapshots_are_consistent_with_cuda_graph_steps(keeping: Keeping, warned: list[str]) -> None:
+def test_snapshots_are_consistent_with_cuda_graph_steps(keeping: RankSnapshots, warned: list[str]) -> None:
     """The first snapshot begins after an announced step, as before a capture."""
     training = Training()
     for _ in range(3):

@@ -12,10 +12,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.train.memory.files import list_slots, own_folder, safe_name, sweep
-from dalsegno.train.memory.safe import Safe, write_safe
+from dalsegno.train.memory.safe import SafeSteps, write_safe
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from dalsegno.train.saver import SaverTerms
-from dalsegno.train.snapshots import Beside, Keeping
+from dalsegno.train.snapshots import RankSnapshots, ThreadCopy
 from dalsegno.train.state import Objects, TrainingState, take
 
 RUN = f"test-keeping.{os.getpid()}"
@@ -27,9 +27,9 @@ def warned() -> list[str]:
 
 
 @pytest.fixture
-def keeping(tmp_path: Path, warned: list[str]) -> Iterator[Keeping]:
+def keeping(tmp_path: Path, warned: list[str]) -> Iterator[RankSnapshots]:
     terms = SaverTerms(str(tmp_path), RUN, 1, 0, 1, keep=3)
-    kept = Keeping(terms, None, None, ranks_here=1, warn=warned.append)
+    kept = RankSnapshots(terms, None, None, ranks_here=1, warn=warned.append)
     yield kept
     kept.close()
     sweep(RUN)
@@ -38,7 +38,7 @@ def keeping(tmp_path: Path, warned: list[str]) -> Iterator[Keeping]:
 @pytest.fixture
 def under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every copy look incomplete until it is waited for, even on a fast machine."""
-    monkeypatch.setattr(Beside, "done", lambda copy: False)
+    monkeypatch.setattr(ThreadCopy, "done", lambda copy: False)
 
 
 class Training:
@@ -80,7 +80,7 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [key for key in one if not torch.equal(one[key], other[key])]
 
 
-def test_tensors_are_copied_before_the_next_step_changes_them(keeping: Keeping) -> None:
+def test_tensors_are_copied_before_the_next_step_changes_them(keeping: RankSnapshots) -> None:
     training = Training()
     training.step()
     for step in range(1, 6):
@@ -93,7 +93,7 @@ def test_tensors_are_copied_before_the_next_step_changes_them(keeping: Keeping) 
         assert len(differing(before, training.values())) > 5, "training has continued"
 
 
-def test_model_without_a_known_optimizer_is_copied_at_once(keeping: Keeping) -> None:
+def test_model_without_a_known_optimizer_is_copied_at_once(keeping: RankSnapshots) -> None:
     training = Training(optimizer=False)
     before = training.values()
     keeping.keep(training.state(1), training.objects.steady(), save=False)
@@ -111,7 +111,7 @@ def swap(training: Training) -> None:
         parameter.data.zero_()
 
 
-def test_tensors_are_copied_at_once_if_no_optimizer_announces_changes(keeping: Keeping) -> None:
+def test_tensors_are_copied_at_once_if_no_optimizer_announces_changes(keeping: RankSnapshots) -> None:
     """This is the case when a CUDA graph replays the steps."""
     training = Training()
     training.step()
@@ -126,7 +126,7 @@ def test_tensors_are_copied_at_once_if_no_optimizer_announces_changes(keeping: K
 
 
 def test_copy_is_dropped_after_an_unannounced_step_and_later_ones_are_synchronous(
-    keeping: Keeping, warned: list[str], under_way: None
+    keeping: RankSnapshots, warned: list[str], under_way: None
 ) -> None:
     training = Training()
     training.step()
@@ -144,7 +144,9 @@ def test_copy_is_dropped_after_an_unannounced_step_and_later_ones_are_synchronou
     assert differing(before, held(2)) == [] and len(warned) == 2
 
 
-def test_copy_is_dropped_if_parameters_change_during_it(keeping: Keeping, warned: list[str], under_way: None) -> None:
+def test_copy_is_dropped_if_parameters_change_during_it(
+    keeping: RankSnapshots, warned: list[str], under_way: None
+) -> None:
     training = Training()
     training.step()
     keeping.step_done()
@@ -155,7 +157,7 @@ def test_copy_is_dropped_if_parameters_change_during_it(keeping: Keeping, warned
     assert steps_held() == [] and len(warned) == 1
 
 
-def test_settle_before_a_manual_change_keeps_the_snapshot(keeping: Keeping, warned: list[str]) -> None:
+def test_settle_before_a_manual_change_keeps_the_snapshot(keeping: RankSnapshots, warned: list[str]) -> None:
     training = Training()
     training.step()
     keeping.step_done()
@@ -168,7 +170,7 @@ def test_settle_before_a_manual_change_keeps_the_snapshot(keeping: Keeping, warn
     assert differing(before, held(1)) == [] and warned == []
 
 
-def test_no_snapshot_is_skipped_while_a_slot_is_free(keeping: Keeping) -> None:
+def test_no_snapshot_is_skipped_while_a_slot_is_free(keeping: RankSnapshots) -> None:
     training = Training()
     for step in range(8):
         keeping.keep(training.state(step), training.objects.steady(), save=False)
@@ -176,7 +178,7 @@ def test_no_snapshot_is_skipped_while_a_slot_is_free(keeping: Keeping) -> None:
     assert (keeping.counted.snapshots, keeping.counted.skipped) == (8, 0)
 
 
-def test_state_is_saved_synchronously_if_memory_is_short(tmp_path: Path, keeping: Keeping) -> None:
+def test_state_is_saved_synchronously_if_memory_is_short(tmp_path: Path, keeping: RankSnapshots) -> None:
     keeping._slots = None  # as after NoRoom
     training = Training()
     keeping.keep(training.state(4), training.objects.steady(), save=True)
@@ -184,10 +186,10 @@ def test_state_is_saved_synchronously_if_memory_is_short(tmp_path: Path, keeping
 
 
 def test_synchronous_save_does_not_wait_for_an_earlier_running_save(
-    tmp_path: Path, keeping: Keeping, warned: list[str]
+    tmp_path: Path, keeping: RankSnapshots, warned: list[str]
 ) -> None:
     training = Training()
-    write_safe(own_folder() / safe_name(RUN), Safe(1))  # no slot may be overwritten
+    write_safe(own_folder() / safe_name(RUN), SafeSteps(1))  # no slot may be overwritten
     for step in (1, 2, 3):
         keeping.keep(training.state(step), training.objects.steady(), save=step == 1)
     keeping.settle(wait=True)

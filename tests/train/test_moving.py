@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.train.memory.cuda import PendingCopies
-from dalsegno.train.snapshots import Beside
+from dalsegno.train.snapshots import ThreadCopy
 
 UNFIT = [(torch.zeros(2), torch.zeros(3))]
 
@@ -24,7 +24,7 @@ class OnDevice:
 
 def test_error_of_the_copy_thread_is_raised_in_wait() -> None:
     with pytest.raises(RuntimeError, match="size"):
-        Beside(UNFIT).wait()
+        ThreadCopy(UNFIT).wait()
 
 
 def test_error_of_the_pinned_memory_thread_is_raised_in_wait() -> None:

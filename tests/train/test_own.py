@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.rank_state import Own, digest, seed_for
+from dalsegno.train.rank_state import RankOwnState, digest, seed_for
 
 
 def drawn() -> list[float]:
@@ -23,7 +23,7 @@ def saved(seeds: list[int]) -> tuple[list[dict[str, Any]], list[list[float]]]:
         torch.manual_seed(seed)
         random.seed(seed)
         drawn()
-        owns.append(Own(None).take())
+        owns.append(RankOwnState(None).take())
         nexts.append(drawn())
     return owns, nexts
 
@@ -36,7 +36,7 @@ def resumed(owns: list[dict[str, Any]], world: int, by_rank: bool = False) -> li
     for rank in range(world):
         torch.manual_seed(0)  # as scripts do at their start
         random.seed(0)
-        own = Own(None)
+        own = RankOwnState(None)
         own.load(loaded[rank], then, world, seed_for(rank, digests, then, [str(n * by_rank) for n in range(world)]))
         own.restore_randomness()
         found.append(drawn())
@@ -82,9 +82,9 @@ class Cache:
 
 
 def test_per_rank_state_is_restored_only_on_its_rank() -> None:
-    saved = Own(None, {"cache": Cache(3.0)}).take(rank=1)
+    saved = RankOwnState(None, {"cache": Cache(3.0)}).take(rank=1)
     there, elsewhere = Cache(0.0), Cache(0.0)
-    assert Own(None, {"cache": there}).load_per_rank(saved, rank=1) == [] and there.value.item() == 3.0
-    assert Own(None, {"cache": elsewhere}).load_per_rank(saved, rank=2) == ["cache"]
+    assert RankOwnState(None, {"cache": there}).load_per_rank(saved, rank=1) == [] and there.value.item() == 3.0
+    assert RankOwnState(None, {"cache": elsewhere}).load_per_rank(saved, rank=2) == ["cache"]
     assert elsewhere.value.item() == 0.0
-    assert Own(None, {"cache": elsewhere}).load_per_rank(Own(None).take(), rank=0) == ["cache"]
+    assert RankOwnState(None, {"cache": elsewhere}).load_per_rank(RankOwnState(None).take(), rank=0) == ["cache"]

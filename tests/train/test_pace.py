@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.train.options import Auto, Never, Seconds, Steps
-from dalsegno.train.schedule import RETRY_S, Due, Leader, due, next_common_step
+from dalsegno.train.schedule import RETRY_S, DueActions, Leader, due, next_common_step
 
 
 def test_intervals_in_steps_need_no_board() -> None:
@@ -13,7 +13,7 @@ def test_intervals_in_steps_need_no_board() -> None:
 
 
 def test_nothing_is_due_by_time_without_a_board_entry() -> None:
-    assert due(5, Auto(), Seconds(10), {}) == Due()
+    assert due(5, Auto(), Seconds(10), {}) == DueActions()
 
 
 def test_board_entry_applies_from_its_step_on() -> None:
@@ -23,12 +23,12 @@ def test_board_entry_applies_from_its_step_on() -> None:
 
 
 def test_stop_saves_to_memory_and_disk() -> None:
-    assert due(7, Never(), Never(), {"stop": 7}) == Due(memory=True, disk=True, stop=True)
-    assert due(6, Never(), Never(), {"stop": 7}) == Due()
+    assert due(7, Never(), Never(), {"stop": 7}) == DueActions(memory=True, disk=True, stop=True)
+    assert due(6, Never(), Never(), {"stop": 7}) == DueActions()
 
 
 def test_stop_request_during_the_last_step_is_ignored() -> None:
-    assert due(8, Never(), Never(), {"stop": 7}, last=8) == Due(), "the run is complete"
+    assert due(8, Never(), Never(), {"stop": 7}, last=8) == DueActions(), "the run is complete"
     assert due(8, Never(), Never(), {"stop": 7}, last=9).stop
 
 

@@ -14,7 +14,7 @@ from dalsegno.train.agent import AgentLink
 from dalsegno.train.memory.slots import Slot, write
 from dalsegno.train.memory.snapshot import checksum
 from dalsegno.train.resume import _find_in_memory
-from dalsegno.train.state import Piece, TrainingState
+from dalsegno.train.state import TensorPiece, TrainingState
 from tests.train.memory.states import filled, same
 
 
@@ -56,7 +56,7 @@ def test_damaged_snapshot_is_not_loaded_and_warned_of(tmp_path: Path) -> None:
 
 
 def test_snapshot_with_other_shard_shapes_is_not_used(tmp_path: Path) -> None:
-    half = Piece("model.w", torch.ones(2), size=(4,), offsets=(0,), shared=False)
+    half = TensorPiece("model.w", torch.ones(2), size=(4,), offsets=(0,), shared=False)
     write(Slot(tmp_path / "slot"), TrainingState(5, 0, 2, (half,), b"", b"", {}), generation=1)
 
     class Cut(torch.Tensor):

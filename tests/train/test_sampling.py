@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.rank_state import DataPlace, Own, find_place
+from dalsegno.train.rank_state import DataPlace, RankOwnState, find_place
 
 DATA = list(range(22))
 
@@ -187,4 +187,4 @@ def test_iterable_dataset_has_no_position() -> None:
 
     assert find_place(DataLoader(Stream(), batch_size=4)) is None
     with pytest.raises(CheckpointError, match="StatefulDataLoader"):
-        Own(DataLoader(Stream(), batch_size=4))
+        RankOwnState(DataLoader(Stream(), batch_size=4))

@@ -15,12 +15,12 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader
 
-from dalsegno.train.signals import SaveWish
+from dalsegno.train.signals import SaveSignal
 
 
 @pytest.fixture
-def wish() -> Iterator[SaveWish]:
-    wish = SaveWish()
+def wish() -> Iterator[SaveSignal]:
+    wish = SaveSignal()
     wish.listen((signal.SIGUSR1,))
     yield wish
     wish.stop_listening()
@@ -38,18 +38,18 @@ class Slow:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
-def test_signal_is_only_recorded(wish: SaveWish, number: int) -> None:
+def test_signal_is_only_recorded(wish: SaveSignal, number: int) -> None:
     os.kill(os.getpid(), number)
     assert wish.received == number
 
 
-def test_second_interrupt_raises_at_once(wish: SaveWish) -> None:
+def test_second_interrupt_raises_at_once(wish: SaveSignal) -> None:
     os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_forked_child_ends_on_sigterm(wish: SaveWish) -> None:
+def test_forked_child_ends_on_sigterm(wish: SaveSignal) -> None:
     """Otherwise `Pool.terminate` would wait for ever."""
     context = multiprocessing.get_context("fork")
     runs = context.Event()
@@ -63,7 +63,7 @@ def test_forked_child_ends_on_sigterm(wish: SaveWish) -> None:
         runs.clear()
 
 
-def test_data_loader_worker_ignores_interrupts(wish: SaveWish) -> None:
+def test_data_loader_worker_ignores_interrupts(wish: SaveSignal) -> None:
     """A terminal sends SIGINT to all processes. SIGTERM ends a loader's workers; torch handles that."""
     loader: Any = DataLoader(Slow(), batch_size=1, num_workers=1, multiprocessing_context="fork")  # type: ignore[arg-type]
     batches = iter(loader)

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from dalsegno.train.progress import ProgressReporter
 from dalsegno.train.schedule import StepClock
-from dalsegno.train.snapshots import Counted
+from dalsegno.train.snapshots import SaveCounts
 
 
 class Agent:
@@ -24,7 +24,7 @@ class Agent:
 
 
 def test_last_step_and_last_save_are_reported_without_delay() -> None:
-    agent, counted = Agent(), Counted()
+    agent, counted = Agent(), SaveCounts()
     reporter = ProgressReporter(agent, 3, 0)  # type: ignore[arg-type]
     for step in (1, 2, 3):
         reporter.report(step, StepClock(0.0), torch.tensor(0.5 * step), {"samples": 4, "accuracy": 0.9}, counted)
@@ -40,13 +40,13 @@ def test_last_step_and_last_save_are_reported_without_delay() -> None:
 def test_loss_is_kept_without_its_autograd_graph() -> None:
     weight = torch.ones(1, requires_grad=True)
     reporter = ProgressReporter(Agent(), 1, 0)  # type: ignore[arg-type]
-    reporter.report(1, StepClock(0.0), (weight * 2).sum(), {}, Counted())
+    reporter.report(1, StepClock(0.0), (weight * 2).sum(), {}, SaveCounts())
     assert reporter._last is not None and not reporter._last[1]["loss"].requires_grad
 
 
 def test_other_ranks_report_only_their_step() -> None:
     agent = Agent()
     reporter = ProgressReporter(agent, 1, 5)  # type: ignore[arg-type]
-    reporter.report(1, StepClock(0.0), 0.5, {}, Counted())
+    reporter.report(1, StepClock(0.0), 0.5, {}, SaveCounts())
     reporter.report_end(1)
     assert agent.received == [{"step": 1, "generation": 1}, {"step": 1, "generation": 1, "over": True}]

@@ -13,8 +13,8 @@ from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeStat
 from dalsegno.slurm.parse.nodes import NodeEvent
 from dalsegno.slurm.parse.pending import PendingReason
 from dalsegno.why import (
-    Care,
     Conclusion,
+    ControllerView,
     Moment,
     explain_job,
     explain_node,
@@ -126,7 +126,7 @@ def test_node_events_after_the_end_count_only_for_failures():
 
 def test_node_drained_by_the_controller_names_the_fault_and_the_repair():
     drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
-    assert explain_node(drained, Care(NodePhase.REPAIRING)) == Conclusion(
+    assert explain_node(drained, ControllerView(NodePhase.REPAIRING)) == Conclusion(
         "gpu-3 was drained by the controller: xid 79 (GPU 0 has fallen off the bus); it is being rebooted",
         "dalsegno nodes show gpu-3",
     )
@@ -138,23 +138,24 @@ SPENT = "it was rebooted 2 times for this fault within a day, the limit"
 @pytest.mark.parametrize(
     ("care", "does"),
     [
-        (Care(NodePhase.DRAINED, ahead=Forecast(REBOOT)), "as soon as its jobs have ended, it is rebooted"),
-        (Care(NodePhase.DOWN, ahead=Forecast(REPLACE, SPENT)),
+        (ControllerView(NodePhase.DRAINED, ahead=Forecast(REBOOT)), "as soon as its jobs have ended, it is rebooted"),
+        (ControllerView(NodePhase.DOWN, ahead=Forecast(REPLACE, SPENT)),
          f"as soon as its jobs have ended, it is replaced by another machine ({SPENT})"),
-        (Care(NodePhase.DRAINED, ahead=Forecast(None, SPENT)), f"it is not repaired automatically any more: {SPENT}"),
-        (Care(NodePhase.DRAINED, ahead=Forecast(REBOOT, held=HeldAction.OBSERVING)),
+        (ControllerView(NodePhase.DRAINED, ahead=Forecast(None, SPENT)),
+         f"it is not repaired automatically any more: {SPENT}"),
+        (ControllerView(NodePhase.DRAINED, ahead=Forecast(REBOOT, held=HeldAction.OBSERVING)),
          "as soon as its jobs have ended, it would be rebooted, but the controller only observes"),
-        (Care(NodePhase.DRAINED, ahead=Forecast(Remedy.DRAIN)),
+        (ControllerView(NodePhase.DRAINED, ahead=Forecast(Remedy.DRAIN)),
          "it stays out of service until that check passes: an administrator must repair it"),
-        (Care(NodePhase.REPAIRING), "it is being rebooted"),
-        (Care(NodePhase.REPAIRING, tried=REPLACE), "it is being replaced by another machine"),
-        (Care(NodePhase.VALIDATING), "it is being validated"),
-        (Care(NodePhase.VALIDATING, "paused; would return it to service", HeldAction.PAUSED),
+        (ControllerView(NodePhase.REPAIRING), "it is being rebooted"),
+        (ControllerView(NodePhase.REPAIRING, tried=REPLACE), "it is being replaced by another machine"),
+        (ControllerView(NodePhase.VALIDATING), "it is being validated"),
+        (ControllerView(NodePhase.VALIDATING, "paused; would return it to service", HeldAction.PAUSED),
          "paused; would return it to service"),
-        (Care(), "there is no controller to repair it"),
+        (ControllerView(), "there is no controller to repair it"),
     ],
 )  # fmt: skip
-def test_next_repair_step_of_a_drained_node_is_named(care: Care, does: str):
+def test_next_repair_step_of_a_drained_node_is_named(care: ControllerView, does: str):
     drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
     assert explain_node(drained, care).sentence.endswith(f"; {does}")
 
@@ -187,14 +188,17 @@ def test_paused_repair_names_the_resume_command():
 
 def test_suspected_and_abandoned_nodes_are_explained():
     spent = "gpu-count 7 of 8 GPUs; no action: 4 nodes were taken out; `dalsegno automation resume` resets it"
-    assert explain_node(node(), Care(NodePhase.SUSPECTED, spent, HeldAction.HOUR)) == Conclusion(
+    assert explain_node(node(), ControllerView(NodePhase.SUSPECTED, spent, HeldAction.HOUR)) == Conclusion(
         f"gpu-3 is in service but suspected: {spent}", "dalsegno automation resume"
     )
-    assert explain_node(node(), Care(NodePhase.SUSPECTED, spent, HeldAction.OUT)).next == "dalsegno health --node gpu-3"
-    blind = Care(NodePhase.SUSPECTED, "its agent is dead: its health is not known", about=Topic.AGENT_DEAD)
+    assert (
+        explain_node(node(), ControllerView(NodePhase.SUSPECTED, spent, HeldAction.OUT)).next
+        == "dalsegno health --node gpu-3"
+    )
+    blind = ControllerView(NodePhase.SUSPECTED, "its agent is dead: its health is not known", about=Topic.AGENT_DEAD)
     assert explain_node(node(), blind).next == "dalsegno up", "it restarts the agent, which cannot be asked"
     given_up = explain_node(
-        node(NodeFlag.DRAIN, reason="dalsegno:drain:disk full"), Care(NodePhase.GIVEN_UP, "3 times")
+        node(NodeFlag.DRAIN, reason="dalsegno:drain:disk full"), ControllerView(NodePhase.GIVEN_UP, "3 times")
     )
     assert given_up == Conclusion("gpu-3 is not repaired automatically any more: 3 times", "dalsegno nodes show gpu-3")
 
@@ -350,13 +354,18 @@ def test_timeline_of_a_node_has_checks_and_actions():
         Moment(3.0, "controller", "drained: gpu-ecc 4 errors"),
     )
     assert (read_care(told).phase, read_care(told).note) == (NodePhase.DRAINED, "4 errors")
-    assert read_care({}) == Care() and read_care({"node": {"phase": "of another version"}}) == Care(NodePhase.UNKNOWN)
+    assert read_care({}) == ControllerView() and read_care({"node": {"phase": "of another version"}}) == ControllerView(
+        NodePhase.UNKNOWN
+    )
 
 
 def test_node_drained_by_slurm_is_distinguished_from_one_drained_by_a_user():
     drained = node(NodeFlag.DRAIN, reason="Prolog error", reason_user="root")
     assert "was drained by Slurm itself: Prolog error" in explain_node(drained).sentence
-    assert "validates it and returns it" in explain_node(drained, Care(NodePhase.IN_SERVICE, "job 7 is over")).sentence
+    assert (
+        "validates it and returns it"
+        in explain_node(drained, ControllerView(NodePhase.IN_SERVICE, "job 7 is over")).sentence
+    )
 
 
 def test_slurm_drain_under_the_owners_name_is_recognized():
@@ -369,12 +378,12 @@ def test_slurm_drain_under_the_owners_name_is_recognized():
 def test_slurm_drain_that_is_not_repaired_names_the_reason():
     drained = node(NodeFlag.DRAIN, reason="Prolog error", reason_user="root")
     stays = "Slurm has taken it out of service (Prolog error); it stays out: 4 nodes of gpu were taken out in the hour"
-    found = explain_node(drained, Care(NodePhase.IN_SERVICE, stays, HeldAction.HOUR))
+    found = explain_node(drained, ControllerView(NodePhase.IN_SERVICE, stays, HeldAction.HOUR))
     assert found.sentence.endswith(f"; {stays}") and found.next == "dalsegno automation resume"
     person = "Slurm has taken it out of service again, 3 times today (Prolog error): an administrator must look at it"
-    assert explain_node(drained, Care(NodePhase.IN_SERVICE, person, about=Topic.SLURM_DRAIN)).sentence.endswith(
-        f"; {person}"
-    )
+    assert explain_node(
+        drained, ControllerView(NodePhase.IN_SERVICE, person, about=Topic.SLURM_DRAIN)
+    ).sentence.endswith(f"; {person}")
 
 
 def test_nodes_of_a_run_are_listed_most_recent_first():

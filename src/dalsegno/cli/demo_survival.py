@@ -40,15 +40,15 @@ def _page(report: str | None) -> Path:
 
 def play(place: ClusterPlace, report: str | None, runs: list[RunFolder], keep: bool) -> None:
     """Play the scene; runs that can be removed with the cluster are added to `runs`."""
-    from dalsegno.cli.drill import View, write_page
-    from dalsegno.cli.drill_stage import Theatre
+    from dalsegno.cli.drill import DrillView, write_page
+    from dalsegno.cli.drill_stage import DrillCluster
     from dalsegno.demo.survival import LOTS, SEED, compare, remove_paths
     from dalsegno.drill.report import render_page
 
     out.heading("A small GPT trains on four nodes; a fifth stands by")
-    theatre = Theatre.open(place.name, NODES, SPARES)
+    theatre = DrillCluster.open(place.name, NODES, SPARES)
     try:
-        with View(SAY_EVERY_S) as view:
+        with DrillView(SAY_EVERY_S) as view:
             drill = theatre.perform(LOTS, SEED, compare=True, say=view.say, tell=view.tell)
     except Interrupted:
         runs += theatre.traces.runs

@@ -25,7 +25,7 @@ from dalsegno.runs.status import NodeRole, RunPhase, RunStatus
 
 if TYPE_CHECKING:
     from dalsegno.cli.drill_stage import Training
-    from dalsegno.drill.story import Blow, DrillMark, TrainedStep
+    from dalsegno.drill.story import DrillMark, FaultImpact, TrainedStep
 
 
 SAY_EVERY_S = 10.0
@@ -68,7 +68,7 @@ def command(
     """
     import random
 
-    from dalsegno.cli.drill_stage import Theatre
+    from dalsegno.cli.drill_stage import DrillCluster
     from dalsegno.drill.report import as_json, render_page
     from dalsegno.drill.schedule import draw, select_kinds
 
@@ -76,8 +76,8 @@ def command(
     path = Path(report or f"drill-{seed}.html").absolute()
     kinds = select_kinds(only)
     check_page(path)
-    theatre = Theatre.open(name, nodes, spares, with_spares)
-    view = View(SAY_EVERY_S)
+    theatre = DrillCluster.open(name, nodes, spares, with_spares)
+    view = DrillView(SAY_EVERY_S)
     with stoppable(), view:
         found = theatre.perform(draw(faults, seed, kinds), seed, compare=not no_compare, say=view.say, tell=view.tell)
     if json_:
@@ -164,7 +164,7 @@ def _show(drill: Drill) -> None:
 DRAW_EVERY_S = 0.2
 
 
-class View:
+class DrillView:
     """Shows a drill while it runs. `every_s`: how often a line is printed if it cannot be drawn over."""
 
     def __init__(self, every_s: float) -> None:
@@ -172,13 +172,13 @@ class View:
         self._began, self._said, self._drawn = time.monotonic(), 0.0, False
         self._told = ""
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> DrillView:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.clear()
 
-    def say(self, blow: Blow | str) -> None:
+    def say(self, blow: FaultImpact | str) -> None:
         self.clear()
         text = blow if isinstance(blow, str) else f"{blow.fault} on {blow.node}"
         if isinstance(blow, str):

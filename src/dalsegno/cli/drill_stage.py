@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from dalsegno import drill
 from dalsegno.cli import out
-from dalsegno.cli.drill_traces import Ears, Traces, clear_leftovers, drill_folder, held_back, nodes_known_to
+from dalsegno.cli.drill_traces import JournalReader, Traces, clear_leftovers, drill_folder, held_back, nodes_known_to
 from dalsegno.drill.play import play
 from dalsegno.drill.report import counted
 from dalsegno.drill.schedule import (
     FaultKind,
-    Lot,
+    ScheduledFault,
     cast,
     describe_waiting,
     find_existing_faults,
@@ -24,7 +24,7 @@ from dalsegno.drill.schedule import (
     repairs_nodes,
     warn_of_missing_repairs,
 )
-from dalsegno.drill.story import Blow, Drill, DrillMark, Notes, TrainedStep, find_troubles
+from dalsegno.drill.story import Drill, DrillMark, FaultImpact, TrainedStep, TrainingNotes, find_troubles
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.goodput import read_progress
@@ -35,7 +35,7 @@ from dalsegno.runs.status import NodeRole, RunPhase, RunStatus, read_status
 if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace, SlurmHere
 
-Say = Callable[[Blow | str], None]
+Say = Callable[[FaultImpact | str], None]
 PAUSE_S = 0.05  # between steps: training that is fast enough to be seen, and slow enough to be struck
 ROOM = 30  # steps for each fault, beside those that the lots want
 ROOM_FOR_SPARES = 200  # a node is mended and has joined the run again in that time
@@ -52,9 +52,9 @@ class Training:
     """A run of the drill's own script, as `play` sees it."""
 
     folder: RunFolder
-    notes: Notes
+    notes: TrainingNotes
     traces: Traces
-    ears: Ears
+    ears: JournalReader
     spares: int  # that ought to stand by
     tell: Callable[[Training, list[DrillMark]], None]  # what is new
 
@@ -99,7 +99,7 @@ class Training:
         self.look()
         return status.exit_code
 
-    def all_back(self, blows: Sequence[Blow], timeout_s: float, say: Say) -> dict[str, str]:
+    def all_back(self, blows: Sequence[FaultImpact], timeout_s: float, say: Say) -> dict[str, str]:
         """Wait until every node to be repaired is in service again, or the time is over. Return the nodes that the
         controller may not repair, and why: they are not waited for."""
         until, told_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
@@ -127,7 +127,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Theatre:
+class DrillCluster:
     """A cluster to drill on."""
 
     place: ClusterPlace
@@ -139,7 +139,7 @@ class Theatre:
     with_spares: bool = False  # strike only while the spares stand by
 
     @classmethod
-    def open(cls, name: str | None, nodes: int | None, spares: int | None, with_spares: bool = False) -> Theatre:
+    def open(cls, name: str | None, nodes: int | None, spares: int | None, with_spares: bool = False) -> DrillCluster:
         from dalsegno.cli.inject import open_injectable
         from dalsegno.cluster import find_place, find_slurm
 
@@ -148,7 +148,12 @@ class Theatre:
         return cls(place, slurm, traces, *cast(_in_service(slurm), nodes, spares), with_spares=with_spares)
 
     def perform(
-        self, lots: Sequence[Lot], seed: int, compare: bool, say: Say, tell: Callable[[Training, list[DrillMark]], None]
+        self,
+        lots: Sequence[ScheduledFault],
+        seed: int,
+        compare: bool,
+        say: Say,
+        tell: Callable[[Training, list[DrillMark]], None],
     ) -> Drill:
         from dalsegno.cluster import runs_home
 
@@ -171,7 +176,7 @@ class Theatre:
             held = training.all_back(blows, HEAL_S if mended else 0.0, say)
             return _account(training, seed, started, blows, code, reference, held)
 
-    def _foresee(self, training: Training, lots: Sequence[Lot], say: Say) -> bool:
+    def _foresee(self, training: Training, lots: Sequence[ScheduledFault], say: Say) -> bool:
         """Report what will not be repaired; return False if nothing will."""
         told = training.ears.automation()
         if undone := warn_of_missing_repairs(lots, told, _default_partitions(self.slurm)):
@@ -218,8 +223,8 @@ class Theatre:
         plan = make_plan(request, self.slurm, home)
         self.traces.runs.append(RunFolder(Path(plan.folder)))
         run = start(plan, self.slurm, home)
-        self.traces.ears = ears = Ears(run, self.slurm.controller)
-        return Training(run, Notes(folder / "notes"), self.traces, ears, self.spares, tell)
+        self.traces.ears = ears = JournalReader(run, self.slurm.controller)
+        return Training(run, TrainingNotes(folder / "notes"), self.traces, ears, self.spares, tell)
 
 
 def _end_abandoned(run: RunFolder) -> None:
@@ -247,7 +252,7 @@ def _account(
     training: Training,
     seed: int,
     started: float,
-    blows: Sequence[Blow],
+    blows: Sequence[FaultImpact],
     code: int,
     reference: Reference | None,
     held_back: dict[str, str],

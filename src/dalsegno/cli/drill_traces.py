@@ -39,7 +39,7 @@ from dalsegno.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Strike:
+class DrillInjection:
     kind: FaultKind
     node: str
     at: float
@@ -51,14 +51,14 @@ class Traces:
 
     target: CanInject
     runs: list[RunFolder] = field(default_factory=list)
-    strikes: list[Strike] = field(default_factory=list)
-    ears: Ears | None = None  # of the run under way
+    strikes: list[DrillInjection] = field(default_factory=list)
+    ears: JournalReader | None = None  # of the run under way
     done: list[str] = field(default_factory=list)  # to take them back, in words
 
     def strike(self, kind: FaultKind, node: str) -> None:
         from dalsegno.inject.faults import FAULTS
 
-        self.strikes.append(Strike(kind, node, time.time()))
+        self.strikes.append(DrillInjection(kind, node, time.time()))
         self.target.inject(FAULTS[kind.fault], node, kind.options)
 
     @contextmanager
@@ -162,7 +162,7 @@ EVERY_S = 0.2
 ANSWER_S = 2.0
 
 
-class Ears:
+class JournalReader:
     """Reads what the run and the controller note. `controller` is its socket; None if the cluster has no controller."""
 
     def __init__(self, run: RunFolder, controller: Path | None) -> None:

@@ -154,7 +154,7 @@ class Screen:
 
 
 @dataclass
-class Inbox:
+class PendingSignal:
     """The signal to handle after the current poll, so that no output line is cut; 0 for none."""
 
     number: int = 0
@@ -170,8 +170,8 @@ class Inbox:
 
 
 @contextmanager
-def collect_signals(*numbers: int) -> Iterator[Inbox]:
-    inbox = Inbox()
+def collect_signals(*numbers: int) -> Iterator[PendingSignal]:
+    inbox = PendingSignal()
     before = {number: signal.signal(number, inbox.put) for number in numbers}
     try:
         yield inbox
@@ -233,7 +233,7 @@ class Follower:
         finally:
             self.screen.clear()
 
-    def _until_end(self, inbox: Inbox) -> int:
+    def _until_end(self, inbox: PendingSignal) -> int:
         while True:
             now = time.time()
             status = self.watch.look(now)  # before the logs, so that all output before the last status is printed

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dalsegno.runs.folder import RunFolder
     from dalsegno.slurm.facts import JobInfo
     from dalsegno.slurm.parse.nodes import NodeEvent
-    from dalsegno.why import Care, Explanation, Moment
+    from dalsegno.why import ControllerView, Explanation, Moment
 
 CONTROLLER_S = DATABASE_S = 3.0
 LAST = 500  # controller events that are searched
@@ -160,9 +160,9 @@ def _controller_moments(job: JobInfo, slurm: SlurmHere) -> list[Moment]:
 
 
 def _explain_node(name: str, slurm: SlurmHere) -> Explanation:
-    from dalsegno.why import Care, Explanation, explain_node, merge_timelines, moments_of_node
+    from dalsegno.why import ControllerView, Explanation, explain_node, merge_timelines, moments_of_node
 
-    node, care = slurm.client.node(name), _care(name, slurm) or Care()
+    node, care = slurm.client.node(name), _care(name, slurm) or ControllerView()
     slurms = moments_of_node(node, _events(name, slurm))
     return Explanation(
         f"node {name}", explain_node(node, care), merge_timelines(_injected(name, slurm), slurms, care.moments)
@@ -202,7 +202,7 @@ def _node_moments(nodes: Iterable[str], slurm: SlurmHere, since: float, until: f
     return within(moments, since, until)
 
 
-def _care(node: str, slurm: SlurmHere) -> Care | None:
+def _care(node: str, slurm: SlurmHere) -> ControllerView | None:
     """Return what the controller knows about a node; None if it does not answer."""
     from dalsegno.why import read_care
 

@@ -21,15 +21,20 @@ from dalsegno.containers.import_image import digest_of
 from dalsegno.containers.manifest import Config, architecture
 from dalsegno.containers.merge import merge
 from dalsegno.containers.squash import check_target, squash, stream_size, tar_stream
-from dalsegno.containers.store import ImageStore, ImportProgress, Silent, Stored
-from dalsegno.containers.tar import CHUNK, TarEntry, Type
+from dalsegno.containers.store import ImageStore, ImportProgress, NoProgress, Stored
+from dalsegno.containers.tar import CHUNK, TarEntry, TarType
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.system.files import nameless
 from dalsegno.system.machine import program
 from dalsegno.system.ownership import folder_beneath, part_of_others, trusted_owners
 from dalsegno.system.processes import Runner
 
-_TYPES = {stat.S_IFREG: Type.FILE, stat.S_IFDIR: Type.FOLDER, stat.S_IFLNK: Type.SYMLINK, stat.S_IFIFO: Type.FIFO}
+_TYPES = {
+    stat.S_IFREG: TarType.FILE,
+    stat.S_IFDIR: TarType.FOLDER,
+    stat.S_IFLNK: TarType.SYMLINK,
+    stat.S_IFIFO: TarType.FIFO,
+}
 
 
 class SourceFile(NamedTuple):
@@ -67,14 +72,14 @@ class BuiltLayer:
         uid, gid = (found.st_uid, found.st_gid) if self.keep_owners else (0, 0)
         mtime = min(max(int(found.st_mtime), 0), 0xFFFFFFFF)
         entry = TarEntry(path, kind, stat.S_IMODE(found.st_mode), uid, gid, mtime, link=link)
-        if kind is Type.FILE:
+        if kind is TarType.FILE:
             entry = self._file(entry, source, found, below or source.parent)
         self.entries.append(entry)
 
     def _file(self, entry: TarEntry, source: Path, found: os.stat_result, below: Path) -> TarEntry:
         inode = (found.st_dev, found.st_ino)
         if found.st_nlink > 1 and inode in self._seen:
-            return entry._replace(type=Type.LINK, link=self._seen[inode])
+            return entry._replace(type=TarType.LINK, link=self._seen[inode])
         self._seen[inode] = entry.path
         self.sources.append(SourceFile(source, found.st_size, inode, below))
         placed = entry._replace(size=found.st_size, offset=self._offset)
@@ -187,7 +192,7 @@ class Builder:
     """Builds images into a store or into files."""
 
     store: ImageStore
-    progress: ImportProgress = field(default_factory=Silent)
+    progress: ImportProgress = field(default_factory=NoProgress)
     compression: str = "lz4"
 
     def build_folder(self, folder: Path, config: Config, output: Path | None, force: bool = False) -> Stored | Path:
@@ -298,7 +303,7 @@ def make_venv_layer(python: Python, extra: Iterable[Path], runner: Runner) -> Bu
     trees = list(dict.fromkeys([python.prefix, *python.stdlib, *extra]))
     layer = _Root(BuiltLayer(keep_owners=False))
     for name, mode in _FOLDERS.items():
-        layer.layer.entries.append(TarEntry(name, Type.FOLDER, mode))
+        layer.layer.entries.append(TarEntry(name, TarType.FOLDER, mode))
     for tree in trees:
         layer.tree(tree, () if tree in (python.prefix, *extra) else _NOT_OF_STDLIB)
     layer.path(python.executable)

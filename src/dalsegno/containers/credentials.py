@@ -95,7 +95,7 @@ class UnknownRealm(DalsegnoError):
 
 
 @dataclass(frozen=True)
-class Wallet:
+class CredentialFinder:
     """Finds credentials in the environment, the home folder and helper programs."""
 
     env: Mapping[str, str]

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from dalsegno.containers.manifest import Config, DamagedImage
-from dalsegno.containers.tar import TarEntry, Type
+from dalsegno.containers.tar import TarEntry, TarType
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.system.files import read_text, write_atomic
 from dalsegno.system.machine import program
@@ -51,7 +51,7 @@ def render_layer(config: Config) -> tuple[list[TarEntry], bytes]:
     for path, text in render_files(config).items():
         data = text.encode("utf-8", "surrogateescape")
         entries.append(
-            TarEntry(path, Type.FILE, 0o755 if path == "etc/rc" else 0o644, size=len(data), offset=len(content))
+            TarEntry(path, TarType.FILE, 0o755 if path == "etc/rc" else 0o644, size=len(data), offset=len(content))
         )
         content += data
     return entries, content
@@ -148,7 +148,7 @@ class Tag:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenImage:
     """A .sqsh file that was written outside the store, with `-o FILE`."""
 
     path: str
@@ -163,7 +163,7 @@ def with_config(record: ImageRecord, config: Config, workdir: str) -> ImageRecor
     )  # fmt: skip
 
 
-def write(path: Path, value: ImageRecord | Tag | Written) -> None:
+def write(path: Path, value: ImageRecord | Tag | WrittenImage) -> None:
     write_atomic(path, json.dumps(asdict(value), indent=1) + "\n", 0o644)
 
 
@@ -184,11 +184,11 @@ def read_tag(path: Path) -> Tag | None:
     return Tag(**{each.name: value[each.name] for each in fields(Tag)})  # type: ignore[arg-type]
 
 
-def read_written(path: Path) -> Written | None:
+def read_written(path: Path) -> WrittenImage | None:
     value = _read(path)
-    if value is None or not all(isinstance(value.get(each.name), str) for each in fields(Written)):
+    if value is None or not all(isinstance(value.get(each.name), str) for each in fields(WrittenImage)):
         return None
-    return Written(**{each.name: str(value[each.name]) for each in fields(Written)})
+    return WrittenImage(**{each.name: str(value[each.name]) for each in fields(WrittenImage)})
 
 
 def _read(path: Path) -> dict[str, object] | None:

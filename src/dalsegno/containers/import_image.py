@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalsegno.containers import image_metadata
-from dalsegno.containers.credentials import Wallet
+from dalsegno.containers.credentials import CredentialFinder
 from dalsegno.containers.http import PLAIN_HINT, Http, Unreachable
 from dalsegno.containers.image_metadata import ImageRecord, with_config
 from dalsegno.containers.layers import fetch_layers
@@ -21,7 +21,7 @@ from dalsegno.containers.merge import merge
 from dalsegno.containers.registry import Registry
 from dalsegno.containers.sources import FoundImage, FromArchive, FromLayout, FromRegistry, ImageSource, saved_by_daemon
 from dalsegno.containers.squash import check_target, layer_chunks, squash, stream_size, tar_stream
-from dalsegno.containers.store import ImageStore, ImportProgress, Silent, Stored
+from dalsegno.containers.store import ImageStore, ImportProgress, NoProgress, Stored
 from dalsegno.containers.tar import CHUNK
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.image_name import DOCKER_HUB, ImageKind, ImageName
@@ -79,7 +79,7 @@ class Importer:
     """Imports images."""
 
     store: ImageStore
-    progress: ImportProgress = field(default_factory=Silent)
+    progress: ImportProgress = field(default_factory=NoProgress)
     runner: Runner = field(default_factory=LocalRunner)
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     arch: str = field(default_factory=architecture)
@@ -195,7 +195,7 @@ class Importer:
 
     def _open(self, name: ImageName, scratch: Path) -> ImageSource:
         if name.kind is ImageKind.REGISTRY:
-            wallet = Wallet(self.env, Path(self.env.get("HOME") or os.path.expanduser("~")), self.runner)
+            wallet = CredentialFinder(self.env, Path(self.env.get("HOME") or os.path.expanduser("~")), self.runner)
             plain = self.plain_http or self.env.get("ENROOT_ALLOW_HTTP", "").lower() in ("y", "yes", "true", "1")
             return FromRegistry(name, Registry(name, Http(plain_http=plain), wallet, plain_http=plain), self.store)
         if name.kind is ImageKind.OCI:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dalsegno.containers.manifest import DamagedImage
-from dalsegno.containers.tar import TarEntry, Type
+from dalsegno.containers.tar import TarEntry, TarType
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
@@ -30,7 +30,7 @@ _PLAIN_XATTR = "user."
 
 
 @dataclass(frozen=True)
-class Placed:
+class ImageEntry:
     """An entry and its names in the image. All names of a file but the first are hard links."""
 
     entry: TarEntry
@@ -41,8 +41,8 @@ class Placed:
 class Merged:
     """The content of the tar stream: first all entries without content, then the files of each layer in order."""
 
-    bare: tuple[Placed, ...]
-    files: tuple[tuple[Placed, ...], ...]
+    bare: tuple[ImageEntry, ...]
+    files: tuple[tuple[ImageEntry, ...], ...]
     devices: tuple[str, ...]  # left out
 
 
@@ -63,7 +63,7 @@ class _Leaf:
 
 def merge(layers: Sequence[Sequence[TarEntry]], folders: Sequence[str] = ()) -> Merged:
     """Merge the layers, the lowest first. Missing `folders` are created."""
-    root = _Folder(TarEntry("", Type.FOLDER))
+    root = _Folder(TarEntry("", TarType.FOLDER))
     for number, layer in enumerate(layers):
         for entry in layer:
             _hide(root, entry)
@@ -98,11 +98,11 @@ def _put(root: _Folder, entry: TarEntry, layer: int) -> None:
     folder = _walk(root, above, make=True)
     assert folder is not None
     there = folder.names.get(name)
-    if entry.type is Type.FOLDER and isinstance(there, _Folder):
+    if entry.type is TarType.FOLDER and isinstance(there, _Folder):
         there.entry = entry
-    elif entry.type is Type.FOLDER:
+    elif entry.type is TarType.FOLDER:
         folder.names[name] = _Folder(entry)
-    elif entry.type is Type.LINK:
+    elif entry.type is TarType.LINK:
         folder.names[name] = _target(root, entry)
     else:
         folder.names[name] = _Leaf(entry, layer)
@@ -140,7 +140,7 @@ def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
             del way[max(1, len(way) - 1) :]
         elif isinstance(there, _Folder):
             way.append(there)
-        elif there is not None and there.entry.type is Type.SYMLINK:
+        elif there is not None and there.entry.type is TarType.SYMLINK:
             followed += 1
             if followed > _MOST_LINKS:
                 raise DamagedImage(f"symbolic links in `{'/'.join(parts)}` form a loop")
@@ -148,7 +148,7 @@ def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
                 del way[1:]
             todo.extend(there.entry.link.split("/")[::-1])
         elif make:
-            made = _Folder(TarEntry(part, Type.FOLDER))
+            made = _Folder(TarEntry(part, TarType.FOLDER))
             way[-1].names[part] = made
             way.append(made)
         else:
@@ -157,24 +157,24 @@ def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
 
 
 def _collect(root: _Folder, layers: int) -> Merged:
-    folders: list[Placed] = []
+    folders: list[ImageEntry] = []
     leaves: dict[int, _Leaf] = {}
     for path, node in _everything(root):
         if isinstance(node, _Folder):
-            folders.append(Placed(_harmless(node.entry), (path,)))
+            folders.append(ImageEntry(_harmless(node.entry), (path,)))
         else:
             node.paths.append(path)
             leaves[id(node)] = node
-    files: list[list[Placed]] = [[] for _ in range(layers)]
-    bare: list[Placed] = []
+    files: list[list[ImageEntry]] = [[] for _ in range(layers)]
+    bare: list[ImageEntry] = []
     devices: list[str] = []
     for leaf in leaves.values():
-        if leaf.entry.type is Type.FILE:
-            files[leaf.layer].append(Placed(_harmless(leaf.entry), tuple(leaf.paths)))
-        elif leaf.entry.type is Type.DEVICE:
+        if leaf.entry.type is TarType.FILE:
+            files[leaf.layer].append(ImageEntry(_harmless(leaf.entry), tuple(leaf.paths)))
+        elif leaf.entry.type is TarType.DEVICE:
             devices += leaf.paths
         else:  # a symbolic link with two names becomes two links
-            bare += [Placed(_harmless(leaf.entry), (path,)) for path in leaf.paths]
+            bare += [ImageEntry(_harmless(leaf.entry), (path,)) for path in leaf.paths]
     for each in files:
         each.sort(key=lambda placed: placed.entry.offset)
     return Merged((*folders, *bare), tuple(map(tuple, files)), tuple(devices))
@@ -191,7 +191,7 @@ def _everything(root: _Folder) -> Iterator[tuple[str, _Folder | _Leaf]]:
 
 
 def _harmless(entry: TarEntry) -> TarEntry:
-    mode = entry.mode & ~(_SET_USER_ID if entry.type is Type.FOLDER else _SET_IDS)
+    mode = entry.mode & ~(_SET_USER_ID if entry.type is TarType.FOLDER else _SET_IDS)
     if mode == entry.mode and not entry.xattrs:
         return entry
     kept = tuple((key, value) for key, value in entry.xattrs if key.startswith(_PLAIN_XATTR))

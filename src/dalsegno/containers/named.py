@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.containers.plugstack.hosts import HostRoute, Progress, last_line, run_on_each, send
-from dalsegno.containers.store import Swept
+from dalsegno.containers.store import RemovedFiles
 from dalsegno.system.files import remove_tree
 from dalsegno.system.processes import Completed, Runner
 
@@ -83,11 +83,11 @@ def _why(done: Completed) -> str:
 # Images that `native/unpack.c` unpacked, where neither the kernel nor FUSE mounts them for the user
 
 
-def sweep_unpacked(folder: Path) -> Swept:
+def sweep_unpacked(folder: Path) -> RemovedFiles:
     """Remove incomplete and unused unpacked images whose image file is gone; nothing while a step unpacks one."""
     removed = size = 0
     if not _is_own(folder):
-        return Swept(0, 0)
+        return RemovedFiles(0, 0)
     with _alone(folder / "lock") as ours:
         for path in _stale(folder) if ours else []:
             with _alone(path.with_name(f"{path.name}.image")) as unused:
@@ -96,7 +96,7 @@ def sweep_unpacked(folder: Path) -> Swept:
                     remove_tree(path)
                     path.with_name(f"{path.name}.image").unlink(missing_ok=True)
                     removed += 1
-    return Swept(removed, size)
+    return RemovedFiles(removed, size)
 
 
 def unpacked_key(image: Path) -> str:

@@ -10,7 +10,7 @@ import urllib.parse
 from dataclasses import dataclass
 from email.message import Message
 
-from dalsegno.containers.credentials import KNOWN_REALMS, Credential, RegistryServer, Wallet, server_of
+from dalsegno.containers.credentials import KNOWN_REALMS, Credential, CredentialFinder, RegistryServer, server_of
 from dalsegno.containers.http import PLAIN_HINT, Http, HttpError, HttpResponse, Unreachable, address_of, shown
 from dalsegno.containers.manifest import MANIFEST_TYPES, MAX_JSON, DamagedImage
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
@@ -49,7 +49,7 @@ def _parse_one(text: str) -> Challenge:
 class Registry:
     """The repository of one image in a registry."""
 
-    def __init__(self, name: ImageName, http: Http, wallet: Wallet, *, plain_http: bool = False) -> None:
+    def __init__(self, name: ImageName, http: Http, wallet: CredentialFinder, *, plain_http: bool = False) -> None:
         """Plain HTTP is used only with `plain_http` if the registry has no TLS, or on the loopback address."""
         self._name = name
         self._http = http

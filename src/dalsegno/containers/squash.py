@@ -41,7 +41,7 @@ def tar_stream(merged: Merged, layers: Sequence[Iterator[bytes]], advance: Advan
             for other in others:
                 yield hard_link(entry, other, first)
             advance(stream.offset - before)
-        if isinstance(chunks, SecondReading):
+        if isinstance(chunks, VerifiedReread):
             chunks.check()
     yield END
 
@@ -111,7 +111,7 @@ def check_target(target: Path, force: bool) -> None:
         raise UsageError(f"no folder {target.parent}", hint="create it, or name another file")
 
 
-class SecondReading(Iterator[bytes]):
+class VerifiedReread(Iterator[bytes]):
     """A layer's unpacked bytes, read a second time, which must still have the digest that was checked.
 
     The owner of the file could have changed it in between.
@@ -143,4 +143,4 @@ class SecondReading(Iterator[bytes]):
 
 
 def layer_chunks(blobs: Sequence[FileSlice]) -> list[Iterator[bytes]]:
-    return [SecondReading(blob) for blob in blobs]
+    return [VerifiedReread(blob) for blob in blobs]

@@ -27,7 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dalsegno.containers.image_metadata import ImageRecord, Tag, Written, read_record, read_tag, read_written, write
+from dalsegno.containers.image_metadata import (
+    ImageRecord,
+    Tag,
+    WrittenImage,
+    read_record,
+    read_tag,
+    read_written,
+    write,
+)
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware.catalog import did_you_mean
 from dalsegno.image_name import parse_name
@@ -49,7 +57,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Swept:
+class RemovedFiles:
     """The number and total size of removed files."""
 
     files: int
@@ -160,7 +168,7 @@ class ImageStore:
             f"no image `{text}` is kept here", hint=did_you_mean(text, names, "`dalsegno image ls` lists them")
         )
 
-    def written(self, path: Path) -> Written | None:
+    def written(self, path: Path) -> WrittenImage | None:
         """Return the record of a file that was written elsewhere."""
         return read_written(self._written(path))
 
@@ -170,7 +178,7 @@ class ImageStore:
         written = [(each.sha256, each.name) for each in self._all_written()]
         return dict([*written, *kept]).get(sha256, "")
 
-    def _all_written(self) -> list[Written]:
+    def _all_written(self) -> list[WrittenImage]:
         return [each for path in (self.folder / "files").glob("*.json") if (each := read_written(path))]
 
     def _tags(self) -> list[Tag]:
@@ -197,7 +205,7 @@ class ImageStore:
         """Record a file elsewhere; the file is valid without a record too."""
         with contextlib.suppress(DalsegnoError):
             self._make_folders()
-            write(self._written(path), Written(str(path), name, sha256))
+            write(self._written(path), WrittenImage(str(path), name, sha256))
 
     def remove(self, stored: Stored) -> None:
         """Remove an image; jobs that have it mounted keep it."""
@@ -228,7 +236,7 @@ class ImageStore:
             if tag and wanted(tag):
                 path.unlink(missing_ok=True)
 
-    def sweep(self, layers: bool = False) -> Swept:
+    def sweep(self, layers: bool = False) -> RemovedFiles:
         """Remove images without a name, layers of no image, and incomplete files."""
         self._make_folders()
         try:
@@ -237,7 +245,7 @@ class ImageStore:
         except DalsegnoError as error:
             raise DalsegnoError("an image is being imported", hint="wait until it is done, then try again") from error
 
-    def _sweep(self, layers: bool) -> Swept:
+    def _sweep(self, layers: bool) -> RemovedFiles:
         kept = [each for each in self.all() if each.names and self.folder in each.path.parents]
         needed = set() if layers else {digest.partition(":")[2] for each in kept for digest in each.record.layers}
         wanted = {path for each in kept for path in (each.path, each.path.with_suffix(".json"))}
@@ -293,7 +301,7 @@ def _is_closed(folder: Path) -> bool:
         return False
 
 
-def _remove(paths: list[Path]) -> Swept:
+def _remove(paths: list[Path]) -> RemovedFiles:
     files = size = 0
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -301,7 +309,7 @@ def _remove(paths: list[Path]) -> Swept:
             path.unlink()
             files += length > 0
             size += length
-    return Swept(files, size)
+    return RemovedFiles(files, size)
 
 
 class ImportProgress(Protocol):
@@ -314,7 +322,7 @@ class ImportProgress(Protocol):
     def warn(self, text: str) -> None: ...
 
 
-class Silent:
+class NoProgress:
     """Shows no progress."""
 
     def stage(self, text: str, total: int = 0, here: int = 0) -> None: ...

@@ -31,7 +31,7 @@ _FIELDS = struct.Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x")
 _XATTR = "SCHILY.xattr."
 
 
-class Type(enum.Enum):
+class TarType(enum.Enum):
     FILE = "0"
     LINK = "1"  # a hard link
     SYMLINK = "2"
@@ -40,15 +40,21 @@ class Type(enum.Enum):
     FIFO = "6"
 
 
-_TYPES = {b"0": Type.FILE, b"\0": Type.FILE, b"7": Type.FILE, b"1": Type.LINK, b"2": Type.SYMLINK, b"3": Type.DEVICE,
-          b"4": Type.DEVICE, b"5": Type.FOLDER, b"6": Type.FIFO}  # fmt: skip
+_TYPES = {
+    **dict.fromkeys((b"0", b"\0", b"7"), TarType.FILE),
+    b"1": TarType.LINK,
+    b"2": TarType.SYMLINK,
+    **dict.fromkeys((b"3", b"4"), TarType.DEVICE),
+    b"5": TarType.FOLDER,
+    b"6": TarType.FIFO,
+}
 
 
 class TarEntry(NamedTuple):
     """One entry of a layer. `path` is as in the tar file, `link` is the target of a link."""
 
     path: str
-    type: Type
+    type: TarType
     mode: int = 0o755
     uid: int = 0
     gid: int = 0
@@ -121,7 +127,7 @@ def read_entries(stream: Stream) -> Iterator[TarEntry]:
         entry, kind, size = _parse(header, {**everywhere, **records} if everywhere else records)
         if kind in _TYPES:
             entry = entry._replace(offset=stream.offset)
-            content = entry.size if entry.type is Type.FILE else 0
+            content = entry.size if entry.type is TarType.FILE else 0
             yield entry
             records = {}
             if not stream.skip(_padded(content)) and stream.offset < entry.offset + content:
@@ -149,9 +155,9 @@ def _parse(header: bytes, records: dict[str, bytes]) -> tuple[TarEntry, bytes, i
     path = name.partition(b"\0")[0]
     if magic == b"ustar\0" and prefix[0]:
         path = prefix.partition(b"\0")[0] + b"/" + path
-    entry_type = _TYPES.get(kind, Type.FILE)
-    if entry_type is Type.FILE and kind == b"\0" and path.endswith(b"/"):
-        entry_type = Type.FOLDER  # the format before 1988
+    entry_type = _TYPES.get(kind, TarType.FILE)
+    if entry_type is TarType.FILE and kind == b"\0" and path.endswith(b"/"):
+        entry_type = TarType.FOLDER  # the format before 1988
     entry = TarEntry(
         _text(path), entry_type, _number(mode) & 0o7777, _number(uid), _number(gid), _time(_number(mtime)),
         _number(size), 0, _text(link.partition(b"\0")[0]),
@@ -241,9 +247,9 @@ END = bytes(2 * BLOCK)
 
 def header(entry: TarEntry, path: str, link: str = "") -> bytes:
     """Return the header of `entry` under the name `path`, after a pax header for what the old format cannot hold."""
-    name = _bytes(path + ("/" if entry.type is Type.FOLDER else ""))
+    name = _bytes(path + ("/" if entry.type is TarType.FOLDER else ""))
     target = _bytes(link)
-    size = entry.size if entry.type is Type.FILE else 0
+    size = entry.size if entry.type is TarType.FILE else 0
     records: list[tuple[str, bytes]] = [(f"SCHILY.xattr.{key}", value) for key, value in entry.xattrs]
     if len(name) > 100:
         records.append(("path", name))
@@ -258,7 +264,7 @@ def header(entry: TarEntry, path: str, link: str = "") -> bytes:
 
 def hard_link(entry: TarEntry, path: str, first: str) -> bytes:
     """Return the header of another name for the file that the stream has as `first`."""
-    return header(entry._replace(type=Type.LINK, size=0, xattrs=()), path, first)
+    return header(entry._replace(type=TarType.LINK, size=0, xattrs=()), path, first)
 
 
 def padding(size: int) -> bytes:
@@ -275,7 +281,7 @@ def _block(name: bytes, entry: TarEntry, kind: bytes, size: int, link: bytes) ->
 
 def _pax_header(records: list[tuple[str, bytes]]) -> bytes:
     data = b"".join(_record(key, value) for key, value in records)
-    about = TarEntry("", Type.FILE, mode=0o644)
+    about = TarEntry("", TarType.FILE, mode=0o644)
     return _block(b"./PaxHeaders/x", about, _PAX, len(data), b"") + data + padding(len(data))
 
 

@@ -6,14 +6,14 @@ import re
 from dataclasses import replace
 
 from dalsegno.drill.report import Comparison, seconds
-from dalsegno.drill.schedule import FaultKind, Lot
+from dalsegno.drill.schedule import FaultKind, ScheduledFault
 from dalsegno.drill.story import Drill
 from dalsegno.inject.faults import FaultOptions
 
 SEED = 1
 LOTS = (
-    Lot(FaultKind("power-off"), after_steps=40, node=2),
-    Lot(FaultKind("xid", FaultOptions(code=79)), after_steps=120, node=1),
+    ScheduledFault(FaultKind("power-off"), after_steps=40, node=2),
+    ScheduledFault(FaultKind("xid", FaultOptions(code=79)), after_steps=120, node=1),
 )
 
 # Measured by benchmarks/restart.py on two cores, four virtual hosts, the same cluster and Python; docs/performance.md.

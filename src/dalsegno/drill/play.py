@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dalsegno.drill.schedule import FaultKind, Lot
-from dalsegno.drill.story import UNDER_WAY_S, Blow, TrainedStep
+from dalsegno.drill.schedule import FaultKind, ScheduledFault
+from dalsegno.drill.story import UNDER_WAY_S, FaultImpact, TrainedStep
 
 LOOK_S = 0.05
 PATIENCE_S = 60.0  # if the run does not train again within this time, no more faults are injected
@@ -39,17 +39,17 @@ class DrillStage(Protocol):
 
 def play(
     stage: DrillStage,
-    lots: Sequence[Lot],
-    say: Callable[[Blow | str], None],
+    lots: Sequence[ScheduledFault],
+    say: Callable[[FaultImpact | str], None],
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
     with_spares: bool = False,
-) -> list[Blow]:
+) -> list[FaultImpact]:
     """Inject the drawn faults, with `with_spares` only while a spare is ready, and return those that were injected.
 
     There are fewer if the run ends or does not recover.
     """
-    blows: list[Blow] = []
+    blows: list[FaultImpact] = []
     for number, lot in enumerate(lots, 1):
         last = blows[-1] if blows else None
         members = _wait_until_ready(stage, lot, last, now, sleep, with_spares)
@@ -61,7 +61,7 @@ def play(
             continue
         node = open_nodes[lot.node % len(open_nodes)]
         bare = kind.stops and kind.heals and stage.is_bare()
-        blow = Blow(number, kind.label, node, now(), kind.stops, kind.heals, bare)
+        blow = FaultImpact(number, kind.label, node, now(), kind.stops, kind.heals, bare)
         blows.append(blow)
         say(blow)
         stage.strike(kind, node)
@@ -70,8 +70,8 @@ def play(
 
 def _wait_until_ready(
     stage: DrillStage,
-    lot: Lot,
-    last: Blow | None,
+    lot: ScheduledFault,
+    last: FaultImpact | None,
     now: Callable[[], float],
     sleep: Callable[[float], None],
     with_spares: bool,
@@ -93,12 +93,12 @@ def _wait_until_ready(
     return []
 
 
-def _choose_nodes(kind: FaultKind, members: Sequence[str], blows: Sequence[Blow]) -> Sequence[str]:
+def _choose_nodes(kind: FaultKind, members: Sequence[str], blows: Sequence[FaultImpact]) -> Sequence[str]:
     """Return the nodes where the fault can be seen: nothing restarts an agent that the drill has killed."""
     blind = {blow.node for blow in blows if blow.fault == "agent-dead"} if kind.by_agent else ()
     return [node for node in members if node not in blind]
 
 
-def _is_after(step: TrainedStep, last: Blow) -> bool:
+def _is_after(step: TrainedStep, last: FaultImpact) -> bool:
     """Return whether a step came after the last fault: one in progress at that time may be recorded a moment later."""
     return step.at > last.at + UNDER_WAY_S

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dalsegno.drill.story import RETURNED, Blow, DrillMark
+from dalsegno.drill.story import RETURNED, DrillMark, FaultImpact
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
 from dalsegno.inject.faults import FaultOptions, InjectedFault
@@ -42,7 +42,7 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Lot:
+class ScheduledFault:
     """One fault to inject."""
 
     kind: FaultKind
@@ -60,13 +60,13 @@ def select_kinds(names: Sequence[str]) -> Sequence[FaultKind]:
     return [kind for kind in KINDS if not names or kind.fault in names]
 
 
-def draw(count: int, seed: int, kinds: Sequence[FaultKind] = KINDS) -> list[Lot]:
+def draw(count: int, seed: int, kinds: Sequence[FaultKind] = KINDS) -> list[ScheduledFault]:
     """Draw faults: every kind once, if there are enough, then by weight; in random order."""
     dice = random.Random(seed)
     chosen = dice.sample(list(kinds), min(count, len(kinds)))
     chosen += dice.choices(list(kinds), [kind.weight for kind in kinds], k=count - len(chosen))
     dice.shuffle(chosen)
-    return [Lot(kind, dice.randint(5, 25), dice.randrange(1_000_000)) for kind in chosen]
+    return [ScheduledFault(kind, dice.randint(5, 25), dice.randrange(1_000_000)) for kind in chosen]
 
 
 # Number of nodes that train, and of spares
@@ -102,7 +102,7 @@ _MODES = {"observe": "the controller only observes (`mode: observe` in the clust
 
 
 def warn_of_missing_repairs(
-    lots: Sequence[Lot], automation: Mapping[str, Any] | None, partitions: Sequence[str]
+    lots: Sequence[ScheduledFault], automation: Mapping[str, Any] | None, partitions: Sequence[str]
 ) -> str:
     """Return a warning if the controller will not repair everything, else "". `automation` is its answer, or None if
     there is no controller."""
@@ -153,13 +153,15 @@ def find_existing_faults(faults: Sequence[InjectedFault], nodes: Sequence[Mappin
 NOTICED_S = 20.0  # a fault that was not noticed by then will not be
 
 
-def find_unreturned(blows: Sequence[Blow], marks: Sequence[DrillMark]) -> list[Blow]:
+def find_unreturned(blows: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> list[FaultImpact]:
     """Return the faults whose node should be repaired and has not returned since."""
     returned = {mark.node: mark.at for mark in sorted(marks, key=lambda mark: mark.at) if mark.what == RETURNED}
     return [blow for blow in blows if blow.heals and returned.get(blow.node, 0.0) <= blow.at]
 
 
-def find_repairable(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]], now: float) -> list[Blow]:
+def find_repairable(
+    missing: Sequence[FaultImpact], nodes: Mapping[str, Mapping[str, Any]], now: float
+) -> list[FaultImpact]:
     """Return those that may still be repaired. `nodes` is the controller's answer: a node that is still in service has
     an unnoticed fault, and one that was given up needs an administrator."""
     return [
@@ -167,13 +169,13 @@ def find_repairable(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, An
     ]
 
 
-def _may_be_repaired(blow: Blow, phase: NodePhase, now: float) -> bool:
+def _may_be_repaired(blow: FaultImpact, phase: NodePhase, now: float) -> bool:
     if phase is NodePhase.IN_SERVICE:
         return now - blow.at < NOTICED_S
     return phase is not NodePhase.GIVEN_UP
 
 
-def describe_waiting(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]]) -> str:
+def describe_waiting(missing: Sequence[FaultImpact], nodes: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a status line: `the run is over; waiting for n1 (xid 79), which is validating`"""
     faults: dict[str, list[str]] = {}
     for blow in missing:

@@ -17,7 +17,7 @@ KNOWN, DRAINED, VALIDATED, RETURNED = "known", "drained", "validated", "returned
 
 
 @dataclass(frozen=True)
-class Blow:
+class FaultImpact:
     """An injected fault. `stops`: training on the node stops; `heals`: the node should be repaired; `without_spare`: it
     took a node from the run while no spare was ready."""
 
@@ -54,7 +54,7 @@ class TrainedStep:
 class Recovery:
     """The recovery from a fault, in seconds after it; None: not seen."""
 
-    blow: Blow
+    blow: FaultImpact
     known_s: float | None = None
     drained_s: float | None = None
     resumed_s: float | None = None
@@ -68,7 +68,7 @@ class TrainingStop:
     """A stop of training that is not the direct effect of a fault: after which fault, how long after it, how long, and
     why, as far as the run has recorded it."""
 
-    blow: Blow | None
+    blow: FaultImpact | None
     after_s: float
     for_s: float
     why: str = ""
@@ -82,7 +82,7 @@ class Drill:
     nodes: tuple[str, ...]
     started: float
     ended: float
-    blows: tuple[Blow, ...]
+    blows: tuple[FaultImpact, ...]
     marks: tuple[DrillMark, ...]
     steps: tuple[TrainedStep, ...]
     goodput: Mapping[str, float] = field(default_factory=dict)  # seconds by kind
@@ -123,7 +123,9 @@ class Drill:
         return self.exit_code == 0 and not self.orphans and self.exact is not False
 
 
-def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]) -> Recovery:
+def recovery(
+    blow: FaultImpact, blows: Sequence[FaultImpact], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]
+) -> Recovery:
     """Return the recovery from a fault. Marks after the next fault of the same node belong to that one, if it needs a
     repair. One drain and return repair all faults of a node."""
     later = [each.at for each in blows if each.node == blow.node and each.at > blow.at and each.heals]
@@ -149,13 +151,13 @@ def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[DrillMark], step
     )
 
 
-def _was_out(blow: Blow, on_node: Sequence[DrillMark]) -> bool:
+def _was_out(blow: FaultImpact, on_node: Sequence[DrillMark]) -> bool:
     """Return whether the node was drained already: a run may train there for a moment longer."""
     before = [mark.what for mark in on_node if mark.what in (DRAINED, RETURNED) and mark.at < blow.at]
     return bool(before) and before[-1] == DRAINED
 
 
-def resumed(blow: Blow, steps: Sequence[TrainedStep]) -> float | None:
+def resumed(blow: FaultImpact, steps: Sequence[TrainedStep]) -> float | None:
     """Return how long training stood still: from the last step of the generation that was hit to the first step of a
     later one. The generation may have trained on for a while."""
     hit = max((step.generation for step in steps if step.at <= blow.at), default=0)
@@ -165,7 +167,7 @@ def resumed(blow: Blow, steps: Sequence[TrainedStep]) -> float | None:
 
 
 def find_other_stops(
-    blows: Sequence[Blow], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]
+    blows: Sequence[FaultImpact], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]
 ) -> tuple[TrainingStop, ...]:
     """Return the stops between generations that are not the direct effect of a fault."""
     first, last = dict[int, float](), dict[int, float]()
@@ -177,7 +179,7 @@ def find_other_stops(
     return tuple(_stop(last[old], first[new], blows, marks) for old, new in pairs)
 
 
-def _stop(began: float, ended: float, blows: Sequence[Blow], marks: Sequence[DrillMark]) -> TrainingStop:
+def _stop(began: float, ended: float, blows: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> TrainingStop:
     missed = [mark for mark in marks if mark.what == KNOWN and began <= mark.at <= ended]
     taken = [mark for mark in marks if mark.what == DRAINED and began - LEAVES_S <= mark.at <= ended]
     hit = {mark.node for mark in (missed or taken)}
@@ -187,19 +189,19 @@ def _stop(began: float, ended: float, blows: Sequence[Blow], marks: Sequence[Dri
     return TrainingStop(blow, began - blow.at if blow else 0.0, ended - began, why)
 
 
-def _generation_after(blow: Blow, steps: Sequence[TrainedStep]) -> int | None:
+def _generation_after(blow: FaultImpact, steps: Sequence[TrainedStep]) -> int | None:
     """Return the generation that trains after a fault."""
     hit = max((step.generation for step in steps if step.at <= blow.at), default=0)
     return min((step.generation for step in steps if step.at > blow.at and step.generation > hit), default=None)
 
 
-def _trained_on(blow: Blow, steps: Sequence[TrainedStep]) -> bool:
+def _trained_on(blow: FaultImpact, steps: Sequence[TrainedStep]) -> bool:
     """Return whether training continued: the run was done before the node was taken from it."""
     after = [step for step in steps if step.at > blow.at + UNDER_WAY_S]
     return bool(after) and _generation_after(blow, steps) is None
 
 
-def count_lost_steps(blow: Blow, blows: Sequence[Blow], steps: Sequence[TrainedStep]) -> int:
+def count_lost_steps(blow: FaultImpact, blows: Sequence[FaultImpact], steps: Sequence[TrainedStep]) -> int:
     """Return the steps that were repeated between this fault and the next."""
     until = min((each.at for each in blows if each.at > blow.at), default=float("inf"))
     return sum(lost for step, lost in zip(steps, again(steps), strict=True) if blow.at < step.at <= until)
@@ -269,7 +271,7 @@ def _meaning(event: Event) -> str:
 # The notes of the training, read while they grow
 
 
-class Notes:
+class TrainingNotes:
     """The file to which the first rank of every generation appends lines."""
 
     def __init__(self, path: Path) -> None:

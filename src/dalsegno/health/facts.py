@@ -109,7 +109,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Sent:
+class TcpSegments:
     """TCP segments since boot, and how many were retransmissions."""
 
     at: float
@@ -136,7 +136,7 @@ class SeenBefore:
     waiting: dict[tuple[int, str], WaitingProcess] = field(default_factory=dict)  # by pid and start time
     downs: dict[str, int] = field(default_factory=dict)  # link_downed by port
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    sent: deque[Sent] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
+    sent: deque[TcpSegments] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
     active: set[str] = field(default_factory=set)  # ports that were up once and should be
     displays: dict[str, bool] = field(default_factory=dict)  # by device folder: whether it is an NVIDIA GPU
 

@@ -15,7 +15,7 @@ from dalsegno.health.expected import Expected
 from dalsegno.health.facts import GpuFacts, SeenBefore
 from dalsegno.health.readers.nvml import Nvml
 from dalsegno.system import apart
-from dalsegno.system.apart import NoAnswer, Patient
+from dalsegno.system.apart import AbandonableCall, NoAnswer
 from dalsegno.system.kernel import KernelLog, greatest_error_s, listening_ports, parse_listening
 from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed
@@ -83,7 +83,7 @@ class LocalNode:
     ) -> None:
         self.expected, self.env, self.seen = expected, env, SeenBefore()
         self._log, self._nvml = KernelLog(), Nvml()
-        self._patient = Patient("NVML", gpus or self._nvml.read)
+        self._patient = AbandonableCall("NVML", gpus or self._nvml.read)
         self._gpus: tuple[float, Gpus] = (-math.inf, None)
         self.until = math.inf
 
@@ -108,7 +108,7 @@ class LocalNode:
         left_s = self._left(timeout_s)
         try:
             return apart.ask(argv, stdin=stdin, env={**plain, "LC_ALL": "C.UTF-8"}, timeout_s=left_s)
-        except apart.Late as error:
+        except apart.TooLate as error:
             if left_s < timeout_s:  # the deadline was ours, so the command is not to blame
                 raise NoAnswer("not run: out of time") from error
             raise
@@ -197,7 +197,7 @@ class FolderWorld:
         if file is None:
             raise NoAnswer(f"`{argv[0]}` is not on this machine")
         if file.name.endswith(".hangs"):
-            raise apart.Late(f"`{command}` gave no answer within {timeout_s:g} s")
+            raise apart.TooLate(f"`{command}` gave no answer within {timeout_s:g} s")
         return Completed(tuple(argv), _parse_name(file)[1], file.read_text(errors="replace"))
 
     def pace_s(self) -> float:

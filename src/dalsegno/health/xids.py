@@ -28,7 +28,7 @@ _ACTIONS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class XidRemedies:
     """The remedies of an Xid: the first time, on an A100, and when it is repeated."""
 
     xid: int
@@ -49,14 +49,14 @@ class XidEvent:
 
 
 @cache
-def table() -> Mapping[int, Row]:
+def table() -> Mapping[int, XidRemedies]:
     lines = (Path(__file__).parent / "xids.csv").read_text(encoding="utf-8").splitlines()[1:]
     return {row.xid: row for row in map(_row, lines)}
 
 
-def _row(line: str) -> Row:
+def _row(line: str) -> XidRemedies:
     xid, remedy, on_a100, repeated, meaning = line.split(",", 4)
-    return Row(int(xid), Remedy(remedy), _maybe(on_a100), _maybe(repeated), meaning)
+    return XidRemedies(int(xid), Remedy(remedy), _maybe(on_a100), _maybe(repeated), meaning)
 
 
 def _maybe(cell: str) -> Remedy | None:

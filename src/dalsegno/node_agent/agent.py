@@ -33,7 +33,7 @@ from dalsegno.health.wire import (
 )
 from dalsegno.log import start_logging
 from dalsegno.node_agent.findings import Findings
-from dalsegno.node_agent.orders import Do, Duties, OrderProcesses
+from dalsegno.node_agent.orders import Do, OrderHandlers, OrderProcesses
 from dalsegno.node_agent.worker import CHECK_S, CheckWatch, Make
 from dalsegno.system.files import read_text
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
@@ -60,7 +60,7 @@ class LinkState(Enum):
 
 
 @dataclass(frozen=True)
-class Whom:
+class AgentAddress:
     """The controller's address, and the agent's own identity."""
 
     host: str
@@ -74,7 +74,7 @@ class ControllerLink:
 
     def __init__(
         self,
-        whom: Whom,
+        whom: AgentAddress,
         selector: selectors.BaseSelector,
         heard: Callable[[Message], None],
         turned: Callable[[bool], None],
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str]) -> int:
     except DalsegnoError as error:
         log.error("cannot start: %s; %s", error.what, error.hint)
         return error.exit_code
-    duties = Duties(options.node, options.boot)
+    duties = OrderHandlers(options.node, options.boot)
     agent = NodeAgent(options, secret, duties.looks, duties.do)
     duties.findings, duties.address, duties.settings = agent.findings.all, agent.link_address, agent.watch.settings
     agent.serve()
@@ -274,7 +274,7 @@ class NodeAgent:
         self.selector = selectors.DefaultSelector()
         self.findings = Findings(options.node, options.boot)
         started = time.clock_gettime(time.CLOCK_BOOTTIME)  # independent of the wall clock
-        whom = Whom(options.host, options.port, secret, NodeHello(options.node, options.boot, started))
+        whom = AgentAddress(options.host, options.port, secret, NodeHello(options.node, options.boot, started))
         self.link = ControllerLink(whom, self.selector, self._on_message, self._on_link_change)
         self.watch = CheckWatch(make, self.selector, self.findings.note, self._on_round, time.time, check_s)
         self.orders = OrderProcesses(do, self.selector, self._send, self.link.room)

@@ -177,7 +177,7 @@ class ContinuousLooks:
 
 
 @dataclass
-class Duties:
+class OrderHandlers:
     """The duties of one agent. `findings` returns its last findings, `address` its own address."""
 
     node: str

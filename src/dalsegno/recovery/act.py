@@ -18,9 +18,9 @@ from dalsegno.recovery.actions import (
     Drain,
     Expedite,
     Hold,
-    Mend,
     Recall,
     Release,
+    Repair,
     Requeue,
     Return,
     SetDown,
@@ -132,7 +132,7 @@ def end_loan(slurm: SlurmActions, node: str) -> None:
 
 
 @dataclass(frozen=True)
-class Hands:
+class ActionContext:
     """The interfaces that actions use. The type of `target` determines what it supports."""
 
     slurm: SlurmActions
@@ -148,7 +148,7 @@ def remedies_of(target: object) -> frozenset[Remedy]:
     return frozenset(remedy for remedy, kind in able.items() if isinstance(target, kind))
 
 
-def do(action: Action, id: str, at: float, hands: Hands) -> str:
+def do(action: Action, id: str, at: float, hands: ActionContext) -> str:
     """Carry out an action that began at `at` and return one line for the journal. Raises DalsegnoError."""
     if isinstance(action, Drain):
         _check_not_taken(hands, action.node)
@@ -160,7 +160,7 @@ def do(action: Action, id: str, at: float, hands: Hands) -> str:
         return f"set down: {action.fault.text}"
     if isinstance(action, TakeEvidence):
         return f"evidence saved: {_take_evidence(action, id, at, hands)}"
-    if isinstance(action, Mend):
+    if isinstance(action, Repair):
         return _repair(action, hands)
     if isinstance(action, Validate):
         hands.agents.validate(action.node, id, action.partner)
@@ -172,7 +172,7 @@ def _in_parentheses(proof: str) -> str:
     return f" ({proof})" if proof else ""
 
 
-def _do_for_jobs_and_spares(action: Action, hands: Hands) -> str:
+def _do_for_jobs_and_spares(action: Action, hands: ActionContext) -> str:
     if isinstance(action, Return):
         _check_not_taken(hands, action.node)
         hands.slurm.resume(action.node)
@@ -199,7 +199,7 @@ def _do_for_jobs_and_spares(action: Action, hands: Hands) -> str:
     raise TypeError(f"unknown action {action!r}")
 
 
-def _check_not_taken(hands: Hands, node: str) -> NodeInfo:
+def _check_not_taken(hands: ActionContext, node: str) -> NodeInfo:
     """Return the node as Slurm shows it. Raise an error if an administrator has drained it since the decision."""
     found = [each for each in hands.slurm.nodes(node) if each.name == node]
     if not found:
@@ -212,7 +212,7 @@ def _check_not_taken(hands: Hands, node: str) -> NodeInfo:
     return found[0]
 
 
-def _repair(action: Mend, hands: Hands) -> str:
+def _repair(action: Repair, hands: ActionContext) -> str:
     repairs: dict[Remedy, Callable[[], tuple[Callable[[str], None], str] | None]] = {
         Remedy.RESET: lambda: (
             (lambda node: _reset(node, hands), "GPUs reset") if isinstance(hands.target, CanReset) else None
@@ -230,7 +230,7 @@ def _repair(action: Mend, hands: Hands) -> str:
     return text
 
 
-def _reset(node: str, hands: Hands) -> None:
+def _reset(node: str, hands: ActionContext) -> None:
     """Reset a node's GPUs. Its agent runs its checks again afterwards, because earlier findings no longer hold."""
     assert isinstance(hands.target, CanReset)
     hands.agents.rest(node, MOST_RESET_S)
@@ -240,7 +240,7 @@ def _reset(node: str, hands: Hands) -> None:
         hands.agents.rest(node, 0.0)
 
 
-def _release(action: Release, hands: Hands) -> str:
+def _release(action: Release, hands: ActionContext) -> str:
     """Release a spare for a job, with the highest priority: other jobs would take the node first."""
     _check_not_taken(hands, action.node)
     if any(job.id == action.job and job.state is JobState.RUNNING for job in hands.slurm.jobs()):
@@ -253,7 +253,7 @@ def _release(action: Release, hands: Hands) -> str:
     return f"released for job {action.job}" + ("" if reserved else "; Slurm refused to reserve it for its user")
 
 
-def _recall(action: Recall, hands: Hands) -> str:
+def _recall(action: Recall, hands: ActionContext) -> str:
     _check_not_taken(hands, action.node)
     hands.slurm.drain(action.node, SPARE_REASON)
     with contextlib.suppress(CommandFailed):  # the job has ended
@@ -266,7 +266,7 @@ MOST_RESET_S = 120.0  # the agent resumes its checks by itself after that
 HIGHEST = str(2**32 - 3)  # the two values above have a special meaning
 
 
-def _take_evidence(action: TakeEvidence, id: str, at: float, hands: Hands) -> str:
+def _take_evidence(action: TakeEvidence, id: str, at: float, hands: ActionContext) -> str:
     """Save the node's report, what Slurm shows of it and its jobs, and the files that the node still delivers."""
     node = action.node
     view = hands.agents.views().get(node)
@@ -283,7 +283,7 @@ def _take_evidence(action: TakeEvidence, id: str, at: float, hands: Hands) -> st
     return str(save_evidence(hands.evidence, node, merge_evidence(found, instead, own), at, id))
 
 
-def _read_logs(node: str, hands: Hands) -> Mapping[str, str]:
+def _read_logs(node: str, hands: ActionContext) -> Mapping[str, str]:
     """Return what the target knows of a node whose agent does not answer. Incomplete evidence is better than none."""
     if not isinstance(hands.target, CanReadLogs):
         return {INCOMPLETE: "machine: this target keeps no logs of a node that does not answer"}

@@ -86,7 +86,7 @@ class TakeEvidence(Action):
 
 
 @dataclass(frozen=True)
-class Mend(Action):
+class Repair(Action):
     """Reset the GPUs, reboot or replace the node. `boot` is the boot that ends with it, `gpus` are its GPUs' ids."""
 
     how: Remedy
@@ -222,7 +222,7 @@ class Expedite(Action):
 
 
 @dataclass(frozen=True)
-class Turn(Action):
+class ChangePhase(Action):
     """Move the node to another phase of its lifecycle, without an effect on the node."""
 
     to: NodePhase
@@ -235,6 +235,10 @@ class Turn(Action):
     relapses: int = 0  # suspicions in a row
     about: Subject = ANYTHING
     touches: ClassVar[bool] = False
+
+    @property
+    def kind(self) -> EventKind:
+        return EventKind.TURN
 
     @property
     def stage(self) -> EventStage:
@@ -271,7 +275,7 @@ class Note(Action):
 
 
 @dataclass(frozen=True)
-class Sight(Action):
+class ContactChange(Action):
     """The controller has lost contact with nearly all nodes, or regained it. `node` is empty."""
 
     blind: bool
@@ -279,12 +283,16 @@ class Sight(Action):
     touches: ClassVar[bool] = False
 
     @property
+    def kind(self) -> EventKind:
+        return EventKind.SIGHT
+
+    @property
     def summary(self) -> str:
         return self.why
 
 
 @dataclass(frozen=True)
-class Again(Action):
+class Repeat(Action):
     """Repeat an action that was begun before a controller crash and whose outcome is unknown."""
 
     id: str
@@ -292,7 +300,7 @@ class Again(Action):
 
 
 @dataclass(frozen=True)
-class Found(Action):
+class RecordDone(Action):
     """Record such an action as done, because its effect is visible."""
 
     id: str
@@ -305,7 +313,7 @@ KINDS: dict[str, type[Action]] = {
         Drain,
         SetDown,
         TakeEvidence,
-        Mend,
+        Repair,
         Validate,
         Return,
         Hold,
@@ -316,3 +324,4 @@ KINDS: dict[str, type[Action]] = {
         Expedite,
     )
 }
+KINDS["Mend"] = Repair  # in journals of earlier versions

@@ -116,7 +116,7 @@ class AgentDoor:
 # Known nodes and their addresses
 
 
-class Roster:
+class KnownNodes:
     """The nodes that have a secret, with their addresses from slurm.conf and the settings of their checks.
 
     The files may change at any time.

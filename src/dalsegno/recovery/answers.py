@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.book import Book, NodeBook
+from dalsegno.recovery.book import NodeRecord, NodeRecords
 from dalsegno.recovery.budget import count_taken_last_hour
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
@@ -126,7 +126,7 @@ def _check_owner(uid: int, action: str) -> None:
         raise DalsegnoError(f"only root and the cluster's owner may {action}, not uid {uid}", hint="use sudo")
 
 
-def node_message(own: NodeBook) -> Message:
+def node_message(own: NodeRecord) -> Message:
     return {
         "node": own.node,
         "phase": own.phase.value,
@@ -142,7 +142,7 @@ def node_message(own: NodeBook) -> Message:
     }
 
 
-def partitions_of(book: Book) -> list[str]:
+def partitions_of(book: NodeRecords) -> list[str]:
     """Return the partitions that ever had a node taken out of service."""
     return sorted({partition for mark in book.marks for partition in mark.partitions})
 

@@ -49,7 +49,7 @@ class PendingAction:
 
 
 @dataclass(frozen=True)
-class NodeBook:
+class NodeRecord:
     """The record of one node. `since` is the time of the last change or action: older answers of Slurm do not count."""
 
     node: str
@@ -87,18 +87,18 @@ class NodeBook:
 
 
 @dataclass(frozen=True)
-class Book:
-    nodes: Mapping[str, NodeBook] = field(default_factory=dict)
+class NodeRecords:
+    nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     marks: tuple[BudgetMark, ...] = ()
     replaced_gpus: frozenset[str] = frozenset()  # GPUs of machines that were replaced
     paused: bool = False
     blind: bool = False  # nearly all nodes are silent: most likely a fault on the controller's side
     saw_at: float = 0.0  # when that last ended
 
-    def of(self, node: str) -> NodeBook:
-        return self.nodes.get(node) or NodeBook(node)
+    def of(self, node: str) -> NodeRecord:
+        return self.nodes.get(node) or NodeRecord(node)
 
-    def with_node(self, node: NodeBook, *marks: BudgetMark) -> Book:
+    def with_node(self, node: NodeRecord, *marks: BudgetMark) -> NodeRecords:
         return replace(self, nodes={**self.nodes, node.node: node}, marks=(*self.marks, *marks))
 
     def owed(self, run: str) -> int:

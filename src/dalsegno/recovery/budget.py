@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from dalsegno.recovery.book import DAY_S, HOUR_S, Book, MarkKind
+from dalsegno.recovery.book import DAY_S, HOUR_S, MarkKind, NodeRecords
 from dalsegno.recovery.facts import NodeFacts
 from dalsegno.recovery.phase import HeldAction
 from dalsegno.recovery.policy import AUTO, Policy
@@ -17,20 +17,20 @@ class Refusal:
     held: HeldAction
 
 
-def find_restraint(book: Book, policy: Policy) -> Refusal | None:
+def find_restraint(book: NodeRecords, policy: Policy) -> Refusal | None:
     """Return why no action is carried out at present; None if actions are allowed."""
     if book.paused:
         return Refusal("paused", HeldAction.PAUSED)
     return None if policy.mode == AUTO else Refusal("only observing", HeldAction.OBSERVING)
 
 
-class Outs:
+class OutOfService:
     """Counts the nodes of each partition that are out of service while one round is decided.
 
     While recovery is paused or only observes, a node that would be taken out is counted as if it were.
     """
 
-    def __init__(self, nodes: Iterable[NodeFacts], book: Book, policy: Policy, now: float) -> None:
+    def __init__(self, nodes: Iterable[NodeFacts], book: NodeRecords, policy: Policy, now: float) -> None:
         self.book, self.policy, self.now = book, policy, now
         self.size: dict[str, int] = {}
         self.out: dict[str, int] = {}
@@ -72,12 +72,12 @@ class Outs:
             self.taken[partition] = self.taken.get(partition, 0) + 1
 
 
-def count_taken_last_hour(book: Book, partition: str, now: float) -> int:
+def count_taken_last_hour(book: NodeRecords, partition: str, now: float) -> int:
     """Return how many nodes were taken out in the last hour, or since recovery was last resumed."""
     return book.count(MarkKind.TAKEN, max(now - HOUR_S, resumed_at(book)), partition=partition)
 
 
-def reboot_refusal(book: Book, node: str, key: str, policy: Policy, now: float) -> str:
+def reboot_refusal(book: NodeRecords, node: str, key: str, policy: Policy, now: float) -> str:
     """Return why a node may not be rebooted now; "" if it may."""
     for_it = book.count(MarkKind.REBOOTED, now - DAY_S, node=node, key=key)
     if for_it >= policy.reboots_per_fault:
@@ -90,7 +90,7 @@ def reboot_refusal(book: Book, node: str, key: str, policy: Policy, now: float) 
     return ""
 
 
-def find_tripped_breaker(book: Book, partitions: Collection[str], policy: Policy) -> str:
+def find_tripped_breaker(book: NodeRecords, partitions: Collection[str], policy: Policy) -> str:
     """Return the partition in which too many replacements in a row have failed; "" if there is none."""
     for partition in partitions:
         good = [m.at for m in book.marks if m.kind is MarkKind.REPLACED_WELL and partition in m.partitions]
@@ -100,6 +100,6 @@ def find_tripped_breaker(book: Book, partitions: Collection[str], policy: Policy
     return ""
 
 
-def resumed_at(book: Book) -> float:
+def resumed_at(book: NodeRecords) -> float:
     """Return when an administrator last resumed recovery, which resets the limits; -1 if never."""
     return max((mark.at for mark in book.marks if mark.kind is MarkKind.RESUMED), default=-1.0)

@@ -7,23 +7,23 @@ from dataclasses import replace
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import (
     Action,
+    ChangePhase,
     CloseLoan,
+    ContactChange,
     Drain,
     Expedite,
     Hold,
-    Mend,
     Note,
     Recall,
     Release,
+    Repair,
     Requeue,
     Return,
     SetDown,
-    Sight,
     TakeEvidence,
-    Turn,
     Validate,
 )
-from dalsegno.recovery.book import Book, BudgetMark, MarkKind, NodeBook, PendingAction
+from dalsegno.recovery.book import BudgetMark, MarkKind, NodeRecord, NodeRecords, PendingAction
 from dalsegno.recovery.facts import Facts
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import Policy
@@ -33,25 +33,27 @@ MOST_RETRY_S = 60.0
 WORN = 5  # failures in a row after which a repair counts as tried
 
 
-def begin_action(book: Book, action: Action, id: str, now: float, partitions: tuple[str, ...] = ()) -> Book:
+def begin_action(
+    book: NodeRecords, action: Action, id: str, now: float, partitions: tuple[str, ...] = ()
+) -> NodeRecords:
     """Record that an action is about to be carried out. It counts against budgets from here on."""
     old = book.of(action.node)
-    boot = action.boot if isinstance(action, Mend) else ""
-    how = action.how.value if isinstance(action, Mend) else ""
+    boot = action.boot if isinstance(action, Repair) else ""
+    how = action.how.value if isinstance(action, Repair) else ""
     new = replace(old, pending=PendingAction(id, now, boot, how), since=now)
     marks: list[BudgetMark] = []
     if isinstance(action, (Drain, SetDown)) and not old.out:
         marks.append(BudgetMark(MarkKind.TAKEN, action.node, now, action.fault.key, partitions, action.runs))
-    if isinstance(action, Mend) and action.how is Remedy.REBOOT:
+    if isinstance(action, Repair) and action.how is Remedy.REBOOT:
         marks.append(BudgetMark(MarkKind.REBOOTED, action.node, now, action.fault.key, partitions))
-    if isinstance(action, Mend) and action.how is Remedy.REPLACE:
+    if isinstance(action, Repair) and action.how is Remedy.REPLACE:
         book = replace(book, replaced_gpus=book.replaced_gpus | set(action.gpus))
     return book.with_node(new, *marks)
 
 
 def end_action(
-    book: Book, action: Action, id: str, error: str, now: float, policy: Policy, partitions: tuple[str, ...] = ()
-) -> Book:
+    book: NodeRecords, action: Action, id: str, error: str, now: float, policy: Policy, partitions: tuple[str, ...] = ()
+) -> NodeRecords:
     """Record that an action was carried out, or that it failed."""
     old = replace(book.of(action.node), pending=None, since=now)
     if error:
@@ -65,7 +67,7 @@ def end_action(
 
 
 def _success_marks(
-    book: Book, old: NodeBook, action: Action, now: float, partitions: tuple[str, ...]
+    book: NodeRecords, old: NodeRecord, action: Action, now: float, partitions: tuple[str, ...]
 ) -> list[BudgetMark]:
     if isinstance(action, Release) and action.run:
         return [BudgetMark(MarkKind.LENT, old.node, now, "", partitions, (action.run,))]
@@ -77,7 +79,7 @@ def _success_marks(
     return [BudgetMark(MarkKind.REPLACED_WELL, old.node, now, "", partitions)] if replaced else []
 
 
-def _unused_loan(book: Book, node: NodeBook, now: float, partitions: tuple[str, ...]) -> list[BudgetMark]:
+def _unused_loan(book: NodeRecords, node: NodeRecord, now: float, partitions: tuple[str, ...]) -> list[BudgetMark]:
     """Return a mark if the job of a lent spare ended before it started there, so that the run may be lent one again.
 
     A run withdraws its request when a lost node is usable again, and requests a node with the new one included.
@@ -88,7 +90,7 @@ def _unused_loan(book: Book, node: NodeBook, now: float, partitions: tuple[str, 
     return [BudgetMark(MarkKind.RECALLED, node.node, now, "", partitions, lent[-1])]
 
 
-def _apply_done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
+def _apply_done(node: NodeRecord, action: Action, id: str, now: float) -> NodeRecord:
     if isinstance(action, Drain):
         return _apply_taken(node, NodePhase.DRAINED, action, now)
     if isinstance(action, SetDown):
@@ -97,7 +99,7 @@ def _apply_done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook
         )
     if isinstance(action, TakeEvidence):
         return replace(node, evidence=True)
-    if isinstance(action, Mend):
+    if isinstance(action, Repair):
         steps = (*node.steps, action.how)
         return replace(node, phase=NodePhase.REPAIRING, entered=now, steps=steps, asks=0, boot=action.boot)
     if isinstance(action, Validate):
@@ -121,7 +123,7 @@ def _apply_done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook
     return node
 
 
-def _apply_taken(node: NodeBook, phase: NodePhase, action: Drain | SetDown, now: float) -> NodeBook:
+def _apply_taken(node: NodeRecord, phase: NodePhase, action: Drain | SetDown, now: float) -> NodeRecord:
     again = node.out  # it was out already, and its fault has become worse
     return replace(
         node,
@@ -138,23 +140,23 @@ def _apply_taken(node: NodeBook, phase: NodePhase, action: Drain | SetDown, now:
     )
 
 
-def clear_faults(node: NodeBook, phase: NodePhase, now: float) -> NodeBook:
+def clear_faults(node: NodeRecord, phase: NodePhase, now: float) -> NodeRecord:
     """Return a record without faults and repairs; the jobs that lost the node are kept."""
-    return NodeBook(
+    return NodeRecord(
         node.node, phase, since=now, entered=now, seen=True, victims=node.victims, told_at=node.told_at,
         validated_at=node.validated_at, last_boot=node.last_boot,
     )  # fmt: skip
 
 
 def _apply_failed(
-    book: Book, node: NodeBook, action: Action, now: float, policy: Policy, partitions: tuple[str, ...]
-) -> Book:
+    book: NodeRecords, node: NodeRecord, action: Action, now: float, policy: Policy, partitions: tuple[str, ...]
+) -> NodeRecords:
     """Schedule a retry. A refused replacement counts against the budget, and a repair that keeps failing as tried."""
     pause = min(policy.retry_s * 2**node.failures, MOST_RETRY_S)
     node = replace(node, failures=node.failures + 1, retry_at=now + pause)
     if isinstance(action, Requeue):  # it may not be requeued, so it is left alone
         return book.with_node(replace(node, failures=0, retry_at=0.0, left=(*node.left, action.job)))
-    if not isinstance(action, Mend):
+    if not isinstance(action, Repair):
         return book.with_node(node)
     if action.how is Remedy.REPLACE:
         node = replace(node, steps=(*node.steps, action.how), retry_at=now + policy.capacity_s)
@@ -164,7 +166,9 @@ def _apply_failed(
     return book.with_node(node)
 
 
-def apply_change(book: Book, action: Turn | Note, now: float, partitions: tuple[str, ...] = ()) -> Book:
+def apply_change(
+    book: NodeRecords, action: ChangePhase | Note, now: float, partitions: tuple[str, ...] = ()
+) -> NodeRecords:
     """Record a new phase or a remark, without an action."""
     old = book.of(action.node)
     if isinstance(action, Note):
@@ -188,11 +192,11 @@ def apply_change(book: Book, action: Turn | Note, now: float, partitions: tuple[
     return book.with_node(changed, *marks)
 
 
-def apply_sight(book: Book, action: Sight, now: float) -> Book:
+def apply_sight(book: NodeRecords, action: ContactChange, now: float) -> NodeRecords:
     return replace(book, blind=action.blind, saw_at=book.saw_at if action.blind else now)
 
 
-def record_seen(book: Book, facts: Facts) -> Book:
+def record_seen(book: NodeRecords, facts: Facts) -> NodeRecords:
     """Record which nodes were seen: from then on their absence is a fault."""
     for node in (facts.nodes or {}).values():
         old = book.of(node.name)

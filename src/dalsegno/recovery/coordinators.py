@@ -107,7 +107,7 @@ OVER = 0  # only this exit code means that the run is over: Python's own failure
 PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # after the first early end, the second …
 
 
-class Do(Enum):
+class CoordinatorTask(Enum):
     FORGET = "forget"  # the run is over
     START = "start"
     GIVE_UP = "give up"
@@ -119,7 +119,7 @@ class Do(Enum):
 class RestartStep:
     """What to do and when, with the record from then on."""
 
-    do: Do
+    do: CoordinatorTask
     record: RunRecord
     after_s: float = 0.0
 
@@ -131,33 +131,33 @@ def on_coordinator_end(record: RunRecord, code: int | None, lived_s: float) -> R
     """
     gone = replace(record, pid=0, start=0)
     if code == OVER:
-        return RestartStep(Do.FORGET, gone)
+        return RestartStep(CoordinatorTask.FORGET, gone)
     if lived_s >= SHORT_LIFE_S:
-        return RestartStep(Do.START, replace(gone, short_lives=0))
+        return RestartStep(CoordinatorTask.START, replace(gone, short_lives=0))
     gone = replace(gone, short_lives=record.short_lives + 1)
     if gone.short_lives >= MOST_SHORT_LIVES:
-        return RestartStep(Do.GIVE_UP, replace(gone, given_up=True))
-    return RestartStep(Do.START, gone, PAUSES_S[min(gone.short_lives, len(PAUSES_S)) - 1])
+        return RestartStep(CoordinatorTask.GIVE_UP, replace(gone, given_up=True))
+    return RestartStep(CoordinatorTask.START, gone, PAUSES_S[min(gone.short_lives, len(PAUSES_S)) - 1])
 
 
 def on_controller_start(record: RunRecord, lives: bool) -> RestartStep:
     """Decide what to do with a record that the controller finds when it starts."""
     if lives:
-        return RestartStep(Do.WATCH, record)
+        return RestartStep(CoordinatorTask.WATCH, record)
     if record.given_up:
-        return RestartStep(Do.LEAVE, record)
-    return RestartStep(Do.START, replace(record, pid=0, start=0))
+        return RestartStep(CoordinatorTask.LEAVE, record)
+    return RestartStep(CoordinatorTask.START, replace(record, pid=0, start=0))
 
 
 def on_request(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None:
     """Decide what to do when a run is requested; None if its id is in use. A run that was given up is retried."""
     if known is None:
-        return RestartStep(Do.START, wanted)
+        return RestartStep(CoordinatorTask.START, wanted)
     if known.uid != wanted.uid:
         return None
     if known.given_up:
-        return RestartStep(Do.START, wanted)
-    return RestartStep(Do.LEAVE, known) if known.folder == wanted.folder else None
+        return RestartStep(CoordinatorTask.START, wanted)
+    return RestartStep(CoordinatorTask.LEAVE, known) if known.folder == wanted.folder else None
 
 
 # Users and their run folders
@@ -289,13 +289,13 @@ class CoordinatorKeeper:
         step = on_request(wanted, self.known.get(wanted.run))
         if step is None:
             raise DalsegnoError(f"the run id `{wanted.run}` is in use", hint="choose another id")
-        if step.do is not Do.START:
+        if step.do is not CoordinatorTask.START:
             return
         check_room(uid, [self.known[run].uid for run in (*self.watched, *self.due)])
         try:
             self._start(step.record)
         except DalsegnoError:
-            self._do(RestartStep(Do.FORGET, step.record))
+            self._do(RestartStep(CoordinatorTask.FORGET, step.record))
             raise
 
     def runs_of(self, uid: int) -> list[RunRecord]:
@@ -312,18 +312,18 @@ class CoordinatorKeeper:
     def _do(self, step: RestartStep) -> None:
         run = step.record.run
         self.known[run] = step.record
-        if step.do is Do.START:
+        if step.do is CoordinatorTask.START:
             self.due[run] = time.monotonic() + step.after_s
-        elif step.do is Do.WATCH:
+        elif step.do is CoordinatorTask.WATCH:
             self._take_over(step.record)
-        elif step.do is Do.GIVE_UP:
+        elif step.do is CoordinatorTask.GIVE_UP:
             times = step.record.short_lives
             log.error("%s: coordinator ended early %d times in a row; not restarted again", run, times)
             self._save(step.record)
             given_up = [each for each in self.known.values() if each.given_up and each.uid == step.record.uid]
             for old in given_up[:-MOST_GIVEN_UP]:
                 self._forget(old)
-        elif step.do is Do.FORGET:
+        elif step.do is CoordinatorTask.FORGET:
             self._forget(step.record)
 
     def _forget(self, record: RunRecord) -> None:

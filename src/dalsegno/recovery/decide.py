@@ -6,14 +6,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.actions import Action, Again, Drain, Expedite, Found, Note, Requeue, SetDown, Sight, Turn
+from dalsegno.recovery.actions import (
+    Action,
+    ChangePhase,
+    ContactChange,
+    Drain,
+    Expedite,
+    Note,
+    RecordDone,
+    Repeat,
+    Requeue,
+    SetDown,
+)
 from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.book import DAY_S, Book, MarkKind, NodeBook
-from dalsegno.recovery.budget import Outs, find_restraint
+from dalsegno.recovery.book import DAY_S, MarkKind, NodeRecord, NodeRecords
+from dalsegno.recovery.budget import OutOfService, find_restraint
 from dalsegno.recovery.facts import Facts, NodeFacts, NodeFault, heaviest, is_plain
 from dalsegno.recovery.judge import (
     NONE,
-    Quick,
+    EarlyFailures,
     count_relapse,
     current_faults,
     find_suspicion,
@@ -47,11 +58,11 @@ from dalsegno.wire.liveness import Presence
 AGAIN_S = 3.0  # Slurm delays a requeued job even when it is told to start it, so this is repeated
 
 
-def follow_jobs(node: NodeFacts, own: NodeBook, jobs: Iterable[JobInfo], policy: Policy, now: float) -> Action | None:
+def follow_jobs(node: NodeFacts, own: NodeRecord, jobs: Iterable[JobInfo], policy: Policy, now: float) -> Action | None:
     return _follow_victims(own, jobs, now) or _requeue_doomed(node, own, policy)
 
 
-def _follow_victims(own: NodeBook, jobs: Iterable[JobInfo], now: float) -> Action | None:
+def _follow_victims(own: NodeRecord, jobs: Iterable[JobInfo], now: float) -> Action | None:
     """Follow the jobs that lost the node: Slurm requeues those that allow it, and delays them by two minutes."""
     if not own.victims:
         return None
@@ -71,7 +82,7 @@ def _follow_victims(own: NodeBook, jobs: Iterable[JobInfo], now: float) -> Actio
     return None
 
 
-def _requeue_doomed(node: NodeFacts, own: NodeBook, policy: Policy) -> Action | None:
+def _requeue_doomed(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action | None:
     """Requeue the jobs of a live node that cannot continue there. The controller waits for those it may not requeue."""
     doomed = own.fault and {own.fault.key, own.fault.check} & policy.doomed
     if own.phase is not NodePhase.DRAINED or not doomed:
@@ -92,7 +103,7 @@ SETTLE_S = 15.0  # after contact is regained; agents connect every few seconds, 
 FRESH_S = 0.75  # a heartbeat is due every 0.4 s, and no node is declared lost in less than 1.3
 
 
-def is_blind(facts: Facts, book: Book) -> bool:
+def is_blind(facts: Facts, book: NodeRecords) -> bool:
     """Return whether a node would be declared lost now and hardly any expected node is heard."""
     expected = [node for node in (facts.nodes or {}).values() if _is_expected(node, book.of(node.name))]
     unseen = [node for node in expected if not _is_seen(node.agent)]
@@ -100,7 +111,7 @@ def is_blind(facts: Facts, book: Book) -> bool:
     return gone and len(expected) >= FEWEST and len(unseen) >= NEARLY_ALL * len(expected)
 
 
-def is_doubtful(node: NodeFacts, facts: Facts, book: Book, now: float) -> bool:
+def is_doubtful(node: NodeFacts, facts: Facts, book: NodeRecords, now: float) -> bool:
     """Return whether a loss is doubtful: the node fell silent while contact was lost and may still return, or no other
     node has been heard since."""
     if not node.gone:
@@ -110,7 +121,7 @@ def is_doubtful(node: NodeFacts, facts: Facts, book: Book, now: float) -> bool:
     return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, book))
 
 
-def _are_others_heard(node: NodeFacts, facts: Facts, book: Book) -> bool:
+def _are_others_heard(node: NodeFacts, facts: Facts, book: NodeRecords) -> bool:
     """Return whether another node was heard after this one was declared lost.
 
     A message that arrives later was sent while this node was being probed, so this node could have been heard too.
@@ -125,17 +136,17 @@ def _are_others_heard(node: NodeFacts, facts: Facts, book: Book) -> bool:
     return not heard or max(heard) >= node.agent.since
 
 
-def report_contact(facts: Facts, blind: bool) -> Sight:
+def report_contact(facts: Facts, blind: bool) -> ContactChange:
     if blind:
         why = "all nodes fell silent at once: most likely the controller's own network; no action is taken"
     elif any(_is_seen(node.agent) for node in (facts.nodes or {}).values()):
         why = "nodes are heard again; recovery continues"
     else:
         why = "Slurm has set the silent nodes down too: they are lost; recovery continues"
-    return Sight("", blind, why)
+    return ContactChange("", blind, why)
 
 
-def _is_expected(node: NodeFacts, own: NodeBook) -> bool:
+def _is_expected(node: NodeFacts, own: NodeRecord) -> bool:
     """Return whether the node was seen before, and neither Slurm nor the controller has taken it out of its jobs."""
     return own.seen and bool(own.last_boot) and not own.phase.out and not node.slurm.down
 
@@ -148,18 +159,18 @@ def _is_seen(view: AgentView) -> bool:
 
 
 @dataclass(frozen=True)
-class Round:
+class DecisionRound:
     """The input of one decision."""
 
     facts: Facts
-    book: Book
+    book: NodeRecords
     policy: Policy
     now: float
-    outs: Outs
-    quick: dict[str, Quick]
+    outs: OutOfService
+    quick: dict[str, EarlyFailures]
 
 
-def decide(facts: Facts, book: Book, policy: Policy, now: float) -> list[Action]:
+def decide(facts: Facts, book: NodeRecords, policy: Policy, now: float) -> list[Action]:
     """Return the actions in the order to carry them out, at most one per node.
 
     There are none if Slurm did not answer, or while hardly any node is heard.
@@ -168,8 +179,8 @@ def decide(facts: Facts, book: Book, policy: Policy, now: float) -> list[Action]
         return []
     if (blind := is_blind(facts, book)) or book.blind:
         return [] if blind and book.blind else [report_contact(facts, blind)]
-    outs = Outs(facts.nodes.values(), book, policy, now)
-    this = Round(facts, book, policy, now, outs, quick_failures(facts.jobs, book, policy, now))
+    outs = OutOfService(facts.nodes.values(), book, policy, now)
+    this = DecisionRound(facts, book, policy, now, outs, quick_failures(facts.jobs, book, policy, now))
     lent = lend(facts, book, policy, now)
     actions = []
     for node in facts.nodes.values():
@@ -180,7 +191,7 @@ def decide(facts: Facts, book: Book, policy: Policy, now: float) -> list[Action]
     return [held for action in actions if (held := _hold_back(action, book, policy)) is not None]
 
 
-def _hold_back(action: Action, book: Book, policy: Policy) -> Action | None:
+def _hold_back(action: Action, book: NodeRecords, policy: Policy) -> Action | None:
     """Replace an action by a remark, made once, while recovery is paused or only observes."""
     held = find_restraint(book, policy) if action.touches else None
     if held is None:
@@ -191,18 +202,18 @@ def _hold_back(action: Action, book: Book, policy: Policy) -> Action | None:
 
 
 def _remark(
-    own: NodeBook,
+    own: NodeRecord,
     text: str,
     fault: NodeFault | None = None,
     held: HeldAction = HeldAction.NO,
     about: Subject = ANYTHING,
 ) -> Action | None:
     if own.phase is NodePhase.IN_SERVICE and fault:
-        return Turn(own.node, NodePhase.SUSPECTED, text, fault, held_back=held, about=about)
+        return ChangePhase(own.node, NodePhase.SUSPECTED, text, fault, held_back=held, about=about)
     return Note(own.node, text, held_back=held, about=about) if own.said != text else None
 
 
-def _decide_node(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:
+def _decide_node(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Iterator[Action]:
     """Return at most one action: the next one is decided when Slurm has been asked again."""
     if own.pending:
         yield from _resume(this, node, own)
@@ -212,7 +223,7 @@ def _decide_node(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action
             yield step
 
 
-def _resume(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:
+def _resume(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Iterator[Action]:
     """Handle an action whose outcome is unknown and that is not under way, because the controller died meanwhile.
 
     Actions that are harmless when repeated are repeated. For a reboot or a replacement the boot decides: a new one
@@ -224,14 +235,14 @@ def _resume(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:
         return
     rebuild = pending.how in (Remedy.REBOOT.value, Remedy.REPLACE.value)
     if rebuild and node.connected and node.agent.boot != pending.boot:
-        yield Found(node.name, pending.id)
+        yield RecordDone(node.name, pending.id)
     elif rebuild and this.now - pending.at < (this.policy.begin_s if node.connected else this.policy.boot_s):
         return
     else:
-        yield Again(node.name, pending.id)
+        yield Repeat(node.name, pending.id)
 
 
-def _decide_next(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
+def _decide_next(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Action | None:
     whose = owner(node.slurm, this.policy.slurm_users)
     if own.phase in (NodePhase.SPARE, NodePhase.LENT) or (node.name in this.policy.spares and whose is Owner.SPARE):
         kept, action = keep_spare(node, own, whose, this.facts, this.policy, this.now)
@@ -244,11 +255,11 @@ def _decide_next(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
     )
 
 
-def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action | None:
+def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, whose: Owner) -> Action | None:
     """Decide for a node in service."""
     if whose is Owner.US:
         fault = read_reason(node.slurm.reason)
-        return Turn(
+        return ChangePhase(
             node.name,
             NodePhase.DOWN if node.slurm.down else NodePhase.DRAINED,
             "found drained by an earlier controller",
@@ -270,22 +281,22 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
         if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # it keeps that phase
             return _remark(own, suspicion.text, about=suspicion.about)
         relapses = count_relapse(own, this.policy, this.now)
-        return Turn(node.name, NodePhase.SUSPECTED, suspicion.text, relapses=relapses, about=suspicion.about)
+        return ChangePhase(node.name, NodePhase.SUSPECTED, suspicion.text, relapses=relapses, about=suspicion.about)
     if own.phase is NodePhase.SUSPECTED and is_steady(node, own, this.policy, this.now):
         why = "no fault any more"
         why = "its faults were accepted by the administrator who returned it" if own.excuses else why
-        return Turn(node.name, NodePhase.IN_SERVICE, why, excuses=own.excuses, relapses=own.relapses)
+        return ChangePhase(node.name, NodePhase.IN_SERVICE, why, excuses=own.excuses, relapses=own.relapses)
     return None
 
 
-def _forget_excuses(own: NodeBook) -> Action:
+def _forget_excuses(own: NodeRecord) -> Action:
     why = "its accepted faults are over"
     if own.phase is NodePhase.IN_SERVICE:
-        return Turn(own.node, NodePhase.IN_SERVICE, why)
+        return ChangePhase(own.node, NodePhase.IN_SERVICE, why)
     return Note(own.node, why, excuses=())
 
 
-def _accept_faults(node: NodeFacts, own: NodeBook, faults: list[NodeFault]) -> Action | None:
+def _accept_faults(node: NodeFacts, own: NodeRecord, faults: list[NodeFault]) -> Action | None:
     """Accept the faults of a node that an administrator keeps drained: they may return it in spite of them.
 
     Faults are not accepted for a node that is lost, or only reserved, booting or powered down.
@@ -300,7 +311,7 @@ def _accept_faults(node: NodeFacts, own: NodeBook, faults: list[NodeFault]) -> A
     return None if keys <= {*own.excuses} else Note(own.node, text, excuses=tuple(sorted({*own.excuses, *keys})))
 
 
-def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: NodeFault) -> Action | None:
+def _take_out(this: DecisionRound, node: NodeFacts, own: NodeRecord, fault: NodeFault) -> Action | None:
     if refusal := this.outs.refusal(node):
         remark = _remark(own, f"{fault.summary}; no action: {refusal.why}", fault, refusal.held)
         return replace(remark, fault=True) if isinstance(remark, Note) else remark
@@ -311,7 +322,7 @@ def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: NodeFault) -> 
     return Drain(node.name, fault, node.held, this.facts.runs_on(node))
 
 
-def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
+def _take_over(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Action | None:
     """Take over a node that Slurm has taken out of service: the controller validates and returns it."""
     rule = rule_of(node.slurm, this.policy.slurm_users)
     if rule is None:
@@ -329,13 +340,13 @@ def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
     return Drain(node.name, fault, node.held, this.facts.runs_on(node))
 
 
-def _respect_administrator(node: NodeFacts, own: NodeBook, whose: Owner, policy: Policy) -> Action | None:
+def _respect_administrator(node: NodeFacts, own: NodeRecord, whose: Owner, policy: Policy) -> Action | None:
     """Respect an administrator who drains one of our nodes, or returns it in spite of its faults."""
     if whose is Owner.SOMEONE:
-        return Turn(node.name, NodePhase.IN_SERVICE, f"an administrator has taken it over: {node.slurm.reason}")
+        return ChangePhase(node.name, NodePhase.IN_SERVICE, f"an administrator has taken it over: {node.slurm.reason}")
     if whose is Owner.NOBODY and own.fault and node.slurm.in_service:
         keys = {own.fault.key, *(fault.key for fault in current_faults(node, own, policy))}
-        return Turn(
+        return ChangePhase(
             node.name, NodePhase.IN_SERVICE, "an administrator has returned it to service", excuses=tuple(sorted(keys))
         )
     return None

@@ -134,7 +134,7 @@ def is_plain(job: JobInfo) -> bool:
     return read_comment(job.comment) is None
 
 
-class Heard(Protocol):
+class AgentReports(Protocol):
     """What the agents report."""
 
     def views(self) -> Mapping[str, AgentView]: ...
@@ -147,7 +147,7 @@ class Heard(Protocol):
 def gather(
     nodes: list[NodeInfo],
     jobs: list[JobInfo],
-    agents: Heard,
+    agents: AgentReports,
     slurm_at: float,
     underway: frozenset[str] = frozenset(),
     runs: Mapping[str, int] | None = None,

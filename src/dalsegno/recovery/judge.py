@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy, Verdict
-from dalsegno.recovery.book import Book, NodeBook
+from dalsegno.recovery.book import NodeRecord, NodeRecords
 from dalsegno.recovery.facts import BLACK_HOLE, GONE, NodeFacts, NodeFault, failures, fault_of, heaviest, is_plain
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
@@ -20,7 +20,7 @@ _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState
 
 
 @dataclass(frozen=True)
-class Quick:
+class EarlyFailures:
     """Jobs that failed on a node right after their start. Proven: the cause is the node, not the jobs."""
 
     count: int = 0
@@ -31,15 +31,15 @@ class Quick:
         return f"{self.count} jobs failed here right after they started"
 
 
-NONE = Quick()
+NONE = EarlyFailures()
 
 
-def find_fault(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> NodeFault | None:
+def find_fault(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailures = NONE) -> NodeFault | None:
     """Return the heaviest fault that allows an action; None if there is none, or only accepted ones."""
     return heaviest(fault for fault in current_faults(node, own, policy, quick) if fault.key not in own.excuses)
 
 
-def current_faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> list[NodeFault]:
+def current_faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailures = NONE) -> list[NodeFault]:
     """Return all faults that allow an action, accepted or not.
 
     A node whose agent was never connected is left alone: its recovery could not be confirmed.
@@ -47,7 +47,7 @@ def current_faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick 
     return [fault for fault in _faults(node, own, policy, quick) if not fault.remedy < Remedy.DRAIN]
 
 
-def is_over(node: NodeFacts, own: NodeBook, faults: Collection[NodeFault]) -> bool:
+def is_over(node: NodeFacts, own: NodeRecord, faults: Collection[NodeFault]) -> bool:
     """Return whether all accepted faults are over by the node's own report, and not because its checks are unknown."""
     checks = {key.partition("[")[0] for key in own.excuses}
     findings = node.agent.report.findings if node.agent.report and node.connected else ()
@@ -55,7 +55,7 @@ def is_over(node: NodeFacts, own: NodeBook, faults: Collection[NodeFault]) -> bo
     return bool(findings) and not unknown and not faults
 
 
-def _faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick) -> Iterator[NodeFault]:
+def _faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailures) -> Iterator[NodeFault]:
     if node.gone and own.seen and own.last_boot:
         yield NodeFault(
             GONE, policy.gone_remedy, f"neither its agent nor slurmd answers{_network_warning(node)}", gone=True
@@ -83,7 +83,7 @@ class Suspicion:
     text: str
 
 
-def find_suspicion(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> Suspicion | None:
+def find_suspicion(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailures = NONE) -> Suspicion | None:
     """Return what is irregular about a node; a single source does not justify an action."""
     line = _network_warning(node)
     if node.agent.presence is Presence.SILENT and own.seen:
@@ -96,19 +96,19 @@ def find_suspicion(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick 
     return None
 
 
-def is_reported(about: Subject, own: NodeBook) -> bool:
+def is_reported(about: Subject, own: NodeRecord) -> bool:
     """Return whether it was reported already. A different number of lost packets is not reported again."""
     return about == own.about or (about.topic is own.about.topic and own.about.network)
 
 
-def count_relapse(own: NodeBook, policy: Policy, now: float) -> int:
+def count_relapse(own: NodeRecord, policy: Policy, now: float) -> int:
     """Return how many suspicions in a row this one makes."""
     if own.phase is not NodePhase.IN_SERVICE:
         return own.relapses
     return own.relapses + 1 if own.relapses and now - own.entered < policy.relapse_s else 1
 
 
-def is_steady(node: NodeFacts, own: NodeBook, policy: Policy, now: float) -> bool:
+def is_steady(node: NodeFacts, own: NodeRecord, policy: Policy, now: float) -> bool:
     """Return whether the node has been well for long enough: the more relapses, the longer.
 
     On a line that loses packets agents fall silent every few seconds.
@@ -127,7 +127,7 @@ def _network_warning(node: NodeFacts) -> str:
 Kind = tuple[int | None, str]  # jobs of one user and one name
 
 
-def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: float) -> dict[str, Quick]:
+def quick_failures(jobs: Iterable[JobInfo], book: NodeRecords, policy: Policy, now: float) -> dict[str, EarlyFailures]:
     """Count jobs that failed right after their start, by node, since its last validation or successful job.
 
     A job that fails everywhere says nothing about a node. Repeated mistakes of one user fail wherever Slurm starts them
@@ -148,7 +148,7 @@ def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: flo
     for kind, nodes in where.items():
         if len(set(nodes)) == 1:
             failed.setdefault(nodes[0], []).extend([kind] * len(nodes))
-    return {node: Quick(len(kinds), _proves(kinds, fine)) for node, kinds in failed.items()}
+    return {node: EarlyFailures(len(kinds), _proves(kinds, fine)) for node, kinds in failed.items()}
 
 
 def _proves(kinds: Collection[Kind], fine: Collection[Kind]) -> bool:

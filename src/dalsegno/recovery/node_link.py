@@ -24,7 +24,7 @@ from dalsegno.health.messages import Finding
 from dalsegno.health.result import Result, Verdict, unknown
 from dalsegno.health.settings import ANSWER_S, PARTNER_S, PORT_S
 from dalsegno.node_agent.collective import DIED
-from dalsegno.recovery.agent_server import Roster
+from dalsegno.recovery.agent_server import KnownNodes
 from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.agents import AgentTable, OrderAnswer, OrderEnd
 from dalsegno.recovery.evidence import INCOMPLETE
@@ -133,7 +133,7 @@ class NodeLink:
         roster_s: float = ROSTER_S,
     ) -> None:
         self._roster_s = roster_s
-        self._roster = Roster(secrets, slurm_conf)
+        self._roster = KnownNodes(secrets, slurm_conf)
         self._agents = AgentTable(selector, self._roster.secret_of, warn, changed)
         self._to_open: tuple[str, int] | None = None
         self._validations: dict[str, Validation] = {}

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 from dalsegno.health import NodeReport, Remedy, Verdict
-from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
+from dalsegno.recovery.actions import Action, ChangePhase, Drain, Hold, Repair, Return, SetDown, TakeEvidence, Validate
 from dalsegno.recovery.agent_view import NODE_LIMITS
-from dalsegno.recovery.book import DAY_S, Book, MarkKind, NodeBook
+from dalsegno.recovery.book import DAY_S, MarkKind, NodeRecord, NodeRecords
 from dalsegno.recovery.budget import find_restraint, find_tripped_breaker, reboot_refusal
 from dalsegno.recovery.facts import (
     BOOT,
@@ -43,7 +43,7 @@ class RepairStep:
 
 
 def next_step(
-    node: NodeBook, fault: NodeFault, partitions: Collection[str], book: Book, policy: Policy, now: float
+    node: NodeRecord, fault: NodeFault, partitions: Collection[str], book: NodeRecords, policy: Policy, now: float
 ) -> RepairStep | str:
     """Return the next repair to try, or why none is left."""
     most = policy.caps.get(fault.check, Remedy.REPLACE)
@@ -66,7 +66,13 @@ def next_step(
 
 
 def _refusal(
-    step: Remedy, node: NodeBook, fault: NodeFault, partitions: Collection[str], book: Book, policy: Policy, now: float
+    step: Remedy,
+    node: NodeRecord,
+    fault: NodeFault,
+    partitions: Collection[str],
+    book: NodeRecords,
+    policy: Policy,
+    now: float,
 ) -> str:
     if step not in policy.can:
         return f"this cluster's machines cannot be {PAST[step]} automatically"
@@ -93,13 +99,13 @@ MOST_ASKS = 3  # an order that was lost, with its agent or the controller, is se
 
 
 @dataclass(frozen=True)
-class Case:
+class RepairCase:
     """One node out of service, with everything that its repair depends on."""
 
     node: NodeFacts
-    own: NodeBook
+    own: NodeRecord
     facts: Facts
-    book: Book
+    book: NodeRecords
     policy: Policy
     now: float
 
@@ -116,8 +122,10 @@ class Case:
         return self.now - max(self.own.entered, self.book.saw_at)
 
 
-def repair(node: NodeFacts, own: NodeBook, facts: Facts, book: Book, policy: Policy, now: float) -> Action | None:
-    case = Case(node, own, facts, book, policy, now)
+def repair(
+    node: NodeFacts, own: NodeRecord, facts: Facts, book: NodeRecords, policy: Policy, now: float
+) -> Action | None:
+    case = RepairCase(node, own, facts, book, policy, now)
     if own.phase is NodePhase.DRAINED:
         return _decide_drained(case)
     if own.phase is NodePhase.DOWN:
@@ -129,7 +137,7 @@ def repair(node: NodeFacts, own: NodeBook, facts: Facts, book: Book, policy: Pol
     return _decide_given_up(case)
 
 
-def _decide_drained(case: Case) -> Action | None:
+def _decide_drained(case: RepairCase) -> Action | None:
     """Decide for a drained node: its jobs may end, then it is repaired."""
     if worse := _escalate(case):
         return worse
@@ -138,7 +146,7 @@ def _decide_drained(case: Case) -> Action | None:
     return _return_for_runs(case) if case.node.busy else _decide_free(case)
 
 
-def _return_for_runs(case: Case) -> Action | None:
+def _return_for_runs(case: RepairCase) -> Action | None:
     """Return the node to service if its external fault is over before a run has left it: that saves a restart."""
     jobs, check = case.node.jobs, case.fault.check
     stay = bool(jobs) and not any(is_plain(job) or case.name in nodes_left(job.comment) for job in jobs)
@@ -147,7 +155,7 @@ def _return_for_runs(case: Case) -> Action | None:
     return Return(case.name, f"{check} passes again", tried=False) if stay and well and ours else None
 
 
-def _decide_free(case: Case) -> Action | None:
+def _decide_free(case: RepairCase) -> Action | None:
     """Decide for a node that has no jobs any more."""
     if _is_stale(case) or _is_over(case):
         return _validate(case)
@@ -156,7 +164,7 @@ def _decide_free(case: Case) -> Action | None:
     return _start_repair(case)
 
 
-def _escalate(case: Case) -> Action | None:
+def _escalate(case: RepairCase) -> Action | None:
     """Escalate if the node now has a heavier fault than the one it was drained for."""
     fault = find_fault(case.node, replace(case.own, excuses=()), case.policy)
     if fault and fault.gone and not case.fault.gone:
@@ -169,7 +177,7 @@ def _escalate(case: Case) -> Action | None:
     return None
 
 
-def _is_stale(case: Case) -> bool:
+def _is_stale(case: RepairCase) -> bool:
     """Return whether the node was rebooted by others after it was drained: its fault may be over."""
     booted, drained = case.node.slurm.booted_at, case.node.slurm.reason_at
     by_slurm = booted is not None and drained is not None and drained < booted
@@ -177,14 +185,14 @@ def _is_stale(case: Case) -> bool:
     return (by_slurm or by_agent) and case.node.connected and not case.own.steps and not case.own.asked
 
 
-def _is_over(case: Case) -> bool:
+def _is_over(case: RepairCase) -> bool:
     """Return whether its fault is over before any repair. The second time in a day it is repaired anyway."""
     untouched = not case.own.steps and not case.own.asked
     times = case.book.count(MarkKind.TAKEN, case.now - DAY_S, node=case.name, key=case.fault.key)
     return untouched and times <= 1 and case.node.connected and _passes_now(case)
 
 
-def _wait_for_administrator(case: Case) -> Action | None:
+def _wait_for_administrator(case: RepairCase) -> Action | None:
     if not case.node.connected:
         return _give_up_after(case, case.policy.person_s, "its agent does not answer")
     still = any(fault.check == case.fault.check for fault in reported_faults(case.node, case.policy))
@@ -195,15 +203,15 @@ def _wait_for_administrator(case: Case) -> Action | None:
     return _give_up_after(case, case.policy.person_s, f"needs an administrator: {case.fault.summary}")
 
 
-def _give_up_after(case: Case, limit_s: float, why: str) -> Action | None:
+def _give_up_after(case: RepairCase, limit_s: float, why: str) -> Action | None:
     return _give_up(case, why) if case.in_phase_s >= limit_s else None
 
 
-def _give_up(case: Case, why: str) -> Turn:
-    return Turn(case.name, NodePhase.GIVEN_UP, why, boot=case.node.agent.boot or case.own.last_boot)
+def _give_up(case: RepairCase, why: str) -> ChangePhase:
+    return ChangePhase(case.name, NodePhase.GIVEN_UP, why, boot=case.node.agent.boot or case.own.last_boot)
 
 
-def _decide_down(case: Case) -> Action | None:
+def _decide_down(case: RepairCase) -> Action | None:
     """Decide for a lost node. It must not be rebuilt before Slurm has removed it from its jobs: they would end."""
     if case.node.busy:
         return _give_up_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
@@ -216,17 +224,17 @@ def _decide_down(case: Case) -> Action | None:
     return _start_repair(case)
 
 
-def _start_repair(case: Case) -> Action | None:
+def _start_repair(case: RepairCase) -> Action | None:
     if not case.own.evidence:
         return None if _may_agent_return(case) else TakeEvidence(case.name, case.own.held)
     step = next_step(case.own, case.fault, case.node.slurm.partitions, case.book, case.policy, case.now)
     if isinstance(step, str):
         return _give_up(case, f"{case.fault.summary}; {step}")
     boot = case.node.agent.boot or case.own.last_boot
-    return Mend(case.name, step.how, case.fault, boot, _gpus(case.node.agent.report), step.why)
+    return Repair(case.name, step.how, case.fault, boot, _gpus(case.node.agent.report), step.why)
 
 
-def _may_agent_return(case: Case) -> bool:
+def _may_agent_return(case: RepairCase) -> bool:
     """Return whether its agent, which has the most evidence, may still connect after a restart or a broken line."""
     agent = case.node.agent
     waited_for = agent.presence in (Presence.NEVER, Presence.SILENT) and case.now < agent.since + NODE_LIMITS.new_s
@@ -237,7 +245,7 @@ def _gpus(report: NodeReport | None) -> tuple[str, ...]:
     return tuple(gpu.uuid for gpu in report.gpus if gpu.uuid) if report else ()
 
 
-def _decide_repairing(case: Case) -> Action | None:
+def _decide_repairing(case: RepairCase) -> Action | None:
     """Decide for a node under repair. After a reboot or replacement it must come back with a new boot."""
     back = case.node.connected and (case.own.steps[-1] is Remedy.RESET or case.node.agent.boot != case.own.boot)
     if not back and case.in_phase_s >= case.policy.boot_s:
@@ -247,7 +255,7 @@ def _decide_repairing(case: Case) -> Action | None:
     return _reject_replaced_gpus(case) or _validate(case)
 
 
-def _reject_replaced_gpus(case: Case) -> Action | None:
+def _reject_replaced_gpus(case: RepairCase) -> Action | None:
     """Reject a new machine with a GPU that was replaced before."""
     replaced_gpus = (
         set(_gpus(case.node.agent.report)) & case.book.replaced_gpus if Remedy.REPLACE in case.own.steps else set()
@@ -258,32 +266,32 @@ def _reject_replaced_gpus(case: Case) -> Action | None:
     return _fail_repair(case, NodeFault(PASSPORT, Remedy.REPLACE, text))
 
 
-def _fail_repair(case: Case, fault: NodeFault) -> Action:
+def _fail_repair(case: RepairCase, fault: NodeFault) -> Action:
     """Record that the last repair did not help. A faulty new machine is not repaired but replaced."""
     replaced = Remedy.REPLACE in case.own.steps
     remedy = Remedy.REPLACE if replaced else max(case.policy.remedy(fault), Remedy.DRAIN)
     to = NodePhase.DOWN if case.node.gone else NodePhase.DRAINED
-    return Turn(case.name, to, fault.summary, replace(fault, remedy=remedy), failed=True)
+    return ChangePhase(case.name, to, fault.summary, replace(fault, remedy=remedy), failed=True)
 
 
-def _validate(case: Case) -> Validate:
+def _validate(case: RepairCase) -> Validate:
     return Validate(case.name, _choose_partner(case), case.node.agent.boot)
 
 
-def _choose_partner(case: Case) -> str:
+def _choose_partner(case: RepairCase) -> str:
     """Return an idle, healthy node of the same partition; different ones when many nodes come back at once."""
     good = [other.name for other in (case.facts.nodes or {}).values() if _may_be_partner(case, other)]
     return good[crc32(case.name.encode()) % len(good)] if good else ""
 
 
-def _may_be_partner(case: Case, other: NodeFacts) -> bool:
+def _may_be_partner(case: RepairCase, other: NodeFacts) -> bool:
     shares = set(other.slurm.partitions) & set(case.node.slurm.partitions)
     known = case.book.of(other.name).phase in (NodePhase.IN_SERVICE, NodePhase.SPARE)
     idle = other.connected and not other.busy and not reported_faults(other, case.policy)
     return other.name != case.name and bool(shares) and known and idle
 
 
-def _decide_validating(case: Case) -> Action | None:
+def _decide_validating(case: RepairCase) -> Action | None:
     answer = case.node.validation
     if answer is None or answer.ask != case.own.asked:
         if case.node.gone or case.in_phase_s >= case.policy.validate_s:
@@ -305,12 +313,12 @@ def _decide_validating(case: Case) -> Action | None:
     return Hold(case.name, answer.proof) if spare else Return(case.name, answer.proof)
 
 
-def _are_gpus_unknown(case: Case) -> bool:
+def _are_gpus_unknown(case: RepairCase) -> bool:
     new = Remedy.REPLACE in case.own.steps
     return new and case.node.slurm.gpus > 0 and not _gpus(case.node.agent.report)
 
 
-def _decide_given_up(case: Case) -> Action | None:
+def _decide_given_up(case: RepairCase) -> Action | None:
     """Validate again if an administrator has worked on the node: it was rebooted, or the failed check passes."""
     again = case.node.connected and not case.node.busy
     rebooted = bool(case.own.boot) and case.node.agent.boot != case.own.boot
@@ -320,11 +328,11 @@ def _decide_given_up(case: Case) -> Action | None:
     return None
 
 
-def _is_forgiven(case: Case) -> bool:
+def _is_forgiven(case: RepairCase) -> bool:
     return case.fault.check == PASSPORT and not set(_gpus(case.node.agent.report)) & case.book.replaced_gpus
 
 
-def _passes_now(case: Case) -> bool:
+def _passes_now(case: RepairCase) -> bool:
     report = case.node.agent.report
     findings = [each for each in report.findings if each.check == case.fault.check] if report else []
     return bool(findings) and all(each.result.verdict is Verdict.PASSED for each in findings)
@@ -353,7 +361,9 @@ class Forecast:
         return cls(how, str(message.get("why", "")), HeldAction.of(message.get("held_back")))
 
 
-def forecast(own: NodeBook, partitions: Collection[str], book: Book, policy: Policy, now: float) -> Forecast | None:
+def forecast(
+    own: NodeRecord, partitions: Collection[str], book: NodeRecords, policy: Policy, now: float
+) -> Forecast | None:
     """Return what will be done for a node; None if it is in service, being repaired, or given up.
 
     The limits on nodes out of service were checked when it was taken out. What is out is repaired, within the limits

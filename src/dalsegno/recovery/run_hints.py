@@ -69,7 +69,7 @@ State = tuple[Verdict, "str | None"]  # with the code of the failure; None: not 
 
 
 @dataclass(frozen=True)
-class News:
+class CheckChange:
     node: str
     check: str
     verdict: Verdict
@@ -77,20 +77,20 @@ class News:
 
 
 @dataclass
-class CheckNews:
+class CheckChanges:
     """Remembers the last recorded state of each check of each node."""
 
     _recorded: dict[tuple[str, str], tuple[State, tuple[float, ...]]] = field(default_factory=dict)
 
     @classmethod
-    def after(cls, recorded: Iterable[tuple[str, str, Verdict]]) -> CheckNews:
+    def after(cls, recorded: Iterable[tuple[str, str, Verdict]]) -> CheckChanges:
         """Start from node, check and verdict as the last controller recorded them."""
         return cls({(node, check): ((verdict, None), ()) for node, check, verdict in recorded})
 
-    def update(self, node: str, findings: Iterable[Finding], now: float) -> list[News]:
+    def update(self, node: str, findings: Iterable[Finding], now: float) -> list[CheckChange]:
         return [news for each in findings if (news := self._update_check(node, each, now))]
 
-    def _update_check(self, node: str, finding: Finding, now: float) -> News | None:
+    def _update_check(self, node: str, finding: Finding, now: float) -> CheckChange | None:
         result, key = finding.result, (node, finding.check)
         if result.verdict not in _RECORDED:
             return None
@@ -103,4 +103,4 @@ class CheckNews:
         if state == before or len(lately) >= MOST:
             return None
         self._recorded[key] = (state, (*lately, now))
-        return News(node, finding.check, result.verdict, result.text)
+        return CheckChange(node, finding.check, result.verdict, result.text)

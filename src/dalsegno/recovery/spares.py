@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dalsegno.recovery.actions import Action, CloseLoan, Hold, Recall, Release, Turn, Validate
-from dalsegno.recovery.book import Book, NodeBook
+from dalsegno.recovery.actions import Action, ChangePhase, CloseLoan, Hold, Recall, Release, Validate
+from dalsegno.recovery.book import NodeRecord, NodeRecords
 from dalsegno.recovery.facts import Facts, NodeFacts, is_active, is_join_job
 from dalsegno.recovery.judge import find_fault
 from dalsegno.recovery.phase import NodePhase
@@ -21,7 +21,7 @@ from dalsegno.slurm.parse.pending import parse_pending
 LOAN_S = 600.0  # a job that has not started on its spare by then loses it
 
 
-def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Action]:
+def lend(facts: Facts, book: NodeRecords, policy: Policy, now: float) -> dict[str, Action]:
     """Return the spares to release now, one for each job that waits for a node that its run has lost."""
     free = [node for node in (facts.nodes or {}).values() if _is_ready(node, book.of(node.name), facts, policy, now)]
     served = {own.lent_to for own in book.nodes.values() if own.phase is NodePhase.LENT}
@@ -39,7 +39,7 @@ def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Acti
     return lent
 
 
-def is_owed(job: JobInfo, facts: Facts, book: Book, given: int = 0) -> bool:
+def is_owed(job: JobInfo, facts: Facts, book: NodeRecords, given: int = 0) -> bool:
     """Return whether a job waits for a node that its run has lost; `given` spares are being released to the run now."""
     if not is_join_job(job) or job.state is not JobState.PENDING or parse_pending(job.reason).held_back:
         return False
@@ -48,7 +48,7 @@ def is_owed(job: JobInfo, facts: Facts, book: Book, given: int = 0) -> bool:
     return bool(run) and lives and book.owed(run) > given
 
 
-def _is_ready(node: NodeFacts, own: NodeBook, facts: Facts, policy: Policy, now: float) -> bool:
+def _is_ready(node: NodeFacts, own: NodeRecord, facts: Facts, policy: Policy, now: float) -> bool:
     kept = own.phase is NodePhase.SPARE and not own.pending and own.since < facts.slurm_at and own.retry_at <= now
     return (
         kept and node.slurm.draining and node.connected and node.slurm.responding and not find_fault(node, own, policy)
@@ -56,7 +56,7 @@ def _is_ready(node: NodeFacts, own: NodeBook, facts: Facts, policy: Policy, now:
 
 
 def keep_spare(
-    node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, policy: Policy, now: float
+    node: NodeFacts, own: NodeRecord, whose: Owner, facts: Facts, policy: Policy, now: float
 ) -> tuple[bool, Action | None]:
     """Return whether the node is handled as a spare, and the action for it."""
     if own.phase is NodePhase.LENT:
@@ -65,10 +65,12 @@ def keep_spare(
         return False, None
     if not own.validated_at or now - own.validated_at >= policy.burn_in_s:
         return True, Validate(node.name, boot=node.agent.boot) if node.connected and not node.busy else None
-    return True, Turn(node.name, NodePhase.SPARE, "is a spare") if own.phase is not NodePhase.SPARE else None
+    return True, ChangePhase(node.name, NodePhase.SPARE, "is a spare") if own.phase is not NodePhase.SPARE else None
 
 
-def _decide_lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, now: float) -> tuple[bool, Action | None]:
+def _decide_lent(
+    node: NodeFacts, own: NodeRecord, whose: Owner, facts: Facts, now: float
+) -> tuple[bool, Action | None]:
     """Decide for a lent spare: it returns to the spares when its job has ended and it has no other job.
 
     When slurmctld restarts or reads its files again, it drains the spare again. It is released again at once: otherwise
@@ -86,5 +88,5 @@ def _decide_lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, now
     if job or node.busy or whose not in (Owner.NOBODY, Owner.SPARE):
         return False, None
     if whose is Owner.SPARE:  # slurmctld has read its files again, in which it is a spare
-        return True, Turn(node.name, NodePhase.SPARE, "is a spare again")
+        return True, ChangePhase(node.name, NodePhase.SPARE, "is a spare again")
     return True, Hold(node.name)

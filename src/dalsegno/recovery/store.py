@@ -17,12 +17,12 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import GpuIdentity, Verdict
-from dalsegno.recovery.actions import KINDS, Action, Note, Sight, Turn
-from dalsegno.recovery.book import DAY_S, Book, BudgetMark, MarkKind, NodeBook
+from dalsegno.recovery.actions import KINDS, Action, ChangePhase, ContactChange, Note
+from dalsegno.recovery.book import DAY_S, BudgetMark, MarkKind, NodeRecord, NodeRecords
 from dalsegno.recovery.change import apply_change, apply_sight, begin_action, end_action
 from dalsegno.recovery.event import Event, EventKind, EventStage, jobs_in_old_text
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.run_hints import News
+from dalsegno.recovery.run_hints import CheckChange
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 
 # The file and its tables
@@ -101,7 +101,7 @@ class CheckEvent:
 
 
 @dataclass(frozen=True)
-class Passport:
+class GpuHistory:
     """A GPU: where it was seen, since when, and whether its machine was replaced."""
 
     uuid: str
@@ -151,7 +151,7 @@ class Journal:
 
     # Reading
 
-    def look(self) -> Book:
+    def look(self) -> NodeRecords:
         """Return the book, read again if another connection has written."""
         if self._data_version() != self._version:
             self._version = self._data_version()
@@ -193,11 +193,11 @@ class Journal:
     def last_event(self) -> int:
         return int(self.db.execute("SELECT COALESCE(MAX(id), 0) FROM events").fetchone()[0])
 
-    def passports(self, node: str = "") -> list[Passport]:
+    def passports(self, node: str = "") -> list[GpuHistory]:
         rows = self.db.execute(
             "SELECT uuid, node, slot, serial, model, since, sent_away_at FROM passports ORDER BY node, slot, since"
         )
-        return [passport for row in rows if node in ("", (passport := Passport(*row)).node)]
+        return [passport for row in rows if node in ("", (passport := GpuHistory(*row)).node)]
 
     # Writing: each method is one transaction
 
@@ -225,18 +225,18 @@ class Journal:
             text, stage = (action.failure(error), EventStage.FAILED) if error else (result, EventStage.DONE)
             self._event(now, action.node, action.kind, text, stage, action.concerns)
 
-    def turn(self, action: Turn | Note, now: float, partitions: tuple[str, ...] = ()) -> None:
+    def turn(self, action: ChangePhase | Note, now: float, partitions: tuple[str, ...] = ()) -> None:
         with self._changing(apply_change(self.book, action, now, partitions)):
             self._event(now, action.node, action.kind, action.summary, action.stage, action.concerns)
 
-    def sight(self, action: Sight, now: float) -> None:
+    def sight(self, action: ContactChange, now: float) -> None:
         book = apply_sight(self.book, action, now)
         with self._changing(book):
             rows = [("blind", str(int(book.blind))), ("saw_at", str(book.saw_at))]
             self.db.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
             self._event(now, "", action.kind, action.summary)
 
-    def record_seen(self, book: Book) -> None:
+    def record_seen(self, book: NodeRecords) -> None:
         """Record what was only observed, without an event."""
         if book != self.book:
             with self._changing(book):
@@ -253,13 +253,13 @@ class Journal:
                 rows,
             )
 
-    def record_checks(self, news: Iterable[News], now: float) -> None:
+    def record_checks(self, news: Iterable[CheckChange], now: float) -> None:
         rows = [(now, each.node, each.check, each.verdict.value, each.text) for each in news]
         if rows:
             with self._changing(self.book):
                 self.db.executemany("INSERT INTO checks (at, node, name, verdict, text) VALUES (?, ?, ?, ?, ?)", rows)
 
-    def forgive(self, name: str, who: str, now: float) -> list[Passport]:
+    def forgive(self, name: str, who: str, now: float) -> list[GpuHistory]:
         """Allow replaced GPUs to come back: the one with this id, or all of this node."""
         self.look()
         found = [each for each in self.passports() if each.sent_away_at and name in (each.uuid, each.node)]
@@ -296,7 +296,7 @@ class Journal:
         )
 
     @contextmanager
-    def _changing(self, book: Book) -> Iterator[None]:
+    def _changing(self, book: NodeRecords) -> Iterator[None]:
         """One transaction that writes the changes of the book. The book in memory changes once they are on disk."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
@@ -312,7 +312,7 @@ class Journal:
     def commit(self) -> None:
         self.db.execute("COMMIT")
 
-    def _write_book(self, book: Book) -> None:
+    def _write_book(self, book: NodeRecords) -> None:
         for name, node in book.nodes.items():
             if self.book.nodes.get(name) != node:
                 body = json.dumps(facts_to_json(node))
@@ -326,14 +326,14 @@ class Journal:
                 (uuid,),
             )
 
-    def _read_book(self) -> Book:
-        nodes = [facts_from_json(NodeBook, json.loads(body)) for (body,) in self.db.execute("SELECT body FROM nodes")]
+    def _read_book(self) -> NodeRecords:
+        nodes = [facts_from_json(NodeRecord, json.loads(body)) for (body,) in self.db.execute("SELECT body FROM nodes")]
         (latest,) = self.db.execute("SELECT COALESCE(MAX(at), 0) FROM marks").fetchone()
         old = latest - 30 * DAY_S  # older marks no longer count
         marks = self.db.execute("SELECT body FROM marks WHERE at > ? ORDER BY id", (old,)).fetchall()
         replaced_gpus = self.db.execute("SELECT uuid FROM passports WHERE sent_away_at IS NOT NULL").fetchall()
         settings = dict(self.db.execute("SELECT name, value FROM settings").fetchall())
-        return Book(
+        return NodeRecords(
             {node.node: node for node in nodes},
             tuple(facts_from_json(BudgetMark, json.loads(body)) for (body,) in marks),
             frozenset(uuid for (uuid,) in replaced_gpus),

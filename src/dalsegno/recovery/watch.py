@@ -13,16 +13,16 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Finding, GpuIdentity
-from dalsegno.recovery.act import Hands, NodeAgents, do
-from dalsegno.recovery.actions import Action, Again, Found, Note, Sight, Turn
-from dalsegno.recovery.book import Book
+from dalsegno.recovery.act import ActionContext, NodeAgents, do
+from dalsegno.recovery.actions import Action, ChangePhase, ContactChange, Note, RecordDone, Repeat
+from dalsegno.recovery.book import NodeRecords
 from dalsegno.recovery.change import record_seen
 from dalsegno.recovery.coordinators import RunRecord
 from dalsegno.recovery.decide import decide
 from dalsegno.recovery.facts import NOTHING, Facts, gather
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import OFF, ControllerSite, Policy
-from dalsegno.recovery.run_hints import CheckNews, with_hint
+from dalsegno.recovery.run_hints import CheckChanges, with_hint
 from dalsegno.recovery.spares import is_owed
 from dalsegno.recovery.store import Journal
 from dalsegno.runs.coordinator.node_loss import drained_for_repair
@@ -49,7 +49,7 @@ class Healer:
     """
 
     store: Journal
-    hands: Hands
+    hands: ActionContext
     policy: Policy
     clock: Callable[[], float]
     background: Callable[[Work], None]
@@ -57,10 +57,10 @@ class Healer:
     outcomes: queue.SimpleQueue[ActionOutcome] = field(default_factory=queue.SimpleQueue)
     partitions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     gpus: dict[str, tuple[GpuIdentity, ...]] = field(default_factory=dict)
-    checks: CheckNews = field(init=False)
+    checks: CheckChanges = field(init=False)
 
     def __post_init__(self) -> None:
-        self.checks = CheckNews.after(self.store.last_verdicts())
+        self.checks = CheckChanges.after(self.store.last_verdicts())
 
     def round(self, facts: Facts) -> list[Action]:
         """Decide and act once; return the actions, which are none when there is nothing left to do."""
@@ -97,22 +97,22 @@ class Healer:
         self.store.record_seen(record_seen(self.store.look(), facts))
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, (Turn, Note)):
+        if isinstance(action, (ChangePhase, Note)):
             self.store.turn(action, self.clock(), self._partitions(action.node))
-        elif isinstance(action, Sight):
+        elif isinstance(action, ContactChange):
             self.store.sight(action, self.clock())
-        elif isinstance(action, (Again, Found)):
+        elif isinstance(action, (Repeat, RecordDone)):
             self._resume(action)
         else:
             now = self.clock()
             self._run(self.store.begin(action, now, self._partitions(action.node)), action, now)
 
-    def _resume(self, action: Again | Found) -> None:
+    def _resume(self, action: Repeat | RecordDone) -> None:
         known = self.store.action(action.id)
         if known is None:
             return
         begun, at = known
-        if isinstance(action, Found):
+        if isinstance(action, RecordDone):
             self._end(ActionOutcome(action.id, begun, f"was done before the controller restarted: {begun.summary}", ""))
         else:
             self._run(action.id, begun, at)
@@ -133,7 +133,7 @@ class Healer:
         return self.partitions.get(node, ())
 
 
-def _outcome(id: str, action: Action, at: float, hands: Hands) -> ActionOutcome:
+def _outcome(id: str, action: Action, at: float, hands: ActionContext) -> ActionOutcome:
     try:
         return ActionOutcome(id, action, do(action, id, at, hands), "")
     except DalsegnoError as error:
@@ -192,7 +192,7 @@ class NodeWatch:
             log.error("recovery is not running: %s. %s", error.what, error.hint)
             return
         site, evidence = self.site, self.folder / EVIDENCE
-        hands = Hands(site.slurm, self.agents, site.target, evidence, site.slurm_users)
+        hands = ActionContext(site.slurm, self.agents, site.target, evidence, site.slurm_users)
         healer = Healer(store, hands, self.policy, time.time, self._run_in_background)
         tidy_at = time.monotonic() + TIDY_S
         while not self._closed:
@@ -260,7 +260,7 @@ class NodeWatch:
         self._complaint = text
 
 
-def nodes_in_service_before(book: Book) -> list[str]:
+def nodes_in_service_before(book: NodeRecords) -> list[str]:
     """Return the nodes that were heard and in service when the book was last written."""
     return [node.node for node in book.nodes.values() if node.seen and node.last_boot and not node.phase.out]
 
@@ -275,7 +275,7 @@ def _record_reports(healer: Healer, facts: Facts) -> None:
                 healer.record_gpus(name, report.gpus)
 
 
-def pause_s(book: Book, facts: Facts) -> float:
+def pause_s(book: NodeRecords, facts: Facts) -> float:
     """Return the time until the next round, unless a change is reported before."""
     nodes = facts.nodes or {}
     large = len(nodes) > LARGE

@@ -137,16 +137,16 @@ _Loc = tuple[int | str, ...]
 
 
 @dataclass
-class Salvaged:
+class ValidPart:
     """The valid part of a file, and the paths that were removed, so that one error does not hide others."""
 
     spec: ClusterSpec | None = None
     cut: set[KeyPath] = field(default_factory=set)
 
 
-def salvage(document: Document) -> Salvaged:
+def salvage(document: Document) -> ValidPart:
     """Read the valid part of the document's data into a spec. Errors are added to the document's problems."""
-    result = Salvaged()
+    result = ValidPart()
     for _ in range(_ROUNDS):
         try:
             result.spec = ClusterSpec.model_validate(document.data)

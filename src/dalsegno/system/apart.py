@@ -115,7 +115,7 @@ class NoAnswer(Exception):
     """A command or call gave no answer. The text says why."""
 
 
-class Late(NoAnswer):
+class TooLate(NoAnswer):
     """A command or call gave no answer in time."""
 
 
@@ -129,20 +129,20 @@ def ask(
     key = tuple(argv)
     _forget_ended()
     if key in _stuck:
-        raise Late(f"`{shlex.join(argv)}` still hangs from an earlier call")
+        raise TooLate(f"`{shlex.join(argv)}` still hangs from an earlier call")
     process = _start(argv, stdin, env)
     try:
         stdout, stderr = process.communicate(stdin, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         _abandon(key, process)
-        raise Late(f"`{shlex.join(argv)}` gave no answer within {timeout_s:g} s") from None
+        raise TooLate(f"`{shlex.join(argv)}` gave no answer within {timeout_s:g} s") from None
     return Completed(key, process.returncode, stdout, stderr)
 
 
 def pace_s(env: Mapping[str, str] | None = None, most_s: float = 1.0) -> float:
     """Measure how long it takes to run `true` now, at most `most_s`, as a measure of the machine's speed."""
     began = time.monotonic()
-    with contextlib.suppress(Late):
+    with contextlib.suppress(TooLate):
         ask(("true",), env=env, timeout_s=most_s)
     return time.monotonic() - began
 
@@ -207,7 +207,7 @@ def _forget_ended() -> None:
 _T = TypeVar("_T")
 
 
-class Patient(Generic[_T]):
+class AbandonableCall(Generic[_T]):
     """Calls one function in a thread. A call that hangs is abandoned; until it returns, no other is started."""
 
     def __init__(self, what: str, call: Callable[[], _T]) -> None:
@@ -217,7 +217,7 @@ class Patient(Generic[_T]):
     def within(self, timeout_s: float) -> _T:
         """Return its value or raise its exception; raise Late if it takes longer than this."""
         if self._thread is not None and self._thread.is_alive():
-            raise Late(f"{self._what} still hangs from an earlier call")
+            raise TooLate(f"{self._what} still hangs from an earlier call")
         came: list[_T] = []
         failed: list[Exception] = []
 
@@ -233,5 +233,5 @@ class Patient(Generic[_T]):
         if failed:
             raise failed[0]
         if not came:
-            raise Late(f"{self._what} gave no answer within {timeout_s:g} s")
+            raise TooLate(f"{self._what} gave no answer within {timeout_s:g} s")
         return came[0]

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Union
 
 from dalsegno.train import contract
 from dalsegno.train.agent import find_agent
-from dalsegno.train.disk.folder import Visitor, open_folder
+from dalsegno.train.disk.folder import OpeningRun, open_folder
 from dalsegno.train.disk.format import checkpointer_name
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.files import ALONE, sweep_abandoned, sweep_rank
@@ -28,13 +28,13 @@ from dalsegno.train.options import (
     parse_interval,
 )
 from dalsegno.train.progress import ProgressReporter
-from dalsegno.train.rank_state import Own, digest, seed_for, take_randomness
+from dalsegno.train.rank_state import RankOwnState, digest, seed_for, take_randomness
 from dalsegno.train.ranks import locate_process, open_board, with_run_name
 from dalsegno.train.resume import Resumed, fix_layouts, resume_from_disk, resume_from_memory
 from dalsegno.train.saver import SaverTerms
 from dalsegno.train.schedule import READ_S, Leader, StepClock, due, next_common_step
-from dalsegno.train.signals import SaveWish, replace_active
-from dalsegno.train.snapshots import Keeping
+from dalsegno.train.signals import SaveSignal, replace_active
+from dalsegno.train.snapshots import RankSnapshots
 from dalsegno.train.state import Objects, TrainingState, take
 
 GRACE_S = 25.0  # Slurm sends SIGKILL 30 s after SIGTERM
@@ -71,7 +71,7 @@ class Checkpointer:
         check_objects(objects, data if data is not None else per_rank)
         check_per_rank(per_rank, objects)
         self.folder = check_folder(folder)
-        self._objects, self._own = Objects(objects), Own(data, per_rank or {})
+        self._objects, self._own = Objects(objects), RankOwnState(data, per_rank or {})
         self.disk_every = parse_interval(disk_every, "disk_every", auto=False)
         self.step = 0
         self._grace_s, self._signals = grace_s, signals
@@ -96,7 +96,7 @@ class Checkpointer:
         self._read_at = float("-inf")
         self._total: int | None = None
         self._begun = self._ended = False
-        self._signal = SaveWish()
+        self._signal = SaveSignal()
 
     # The loop
 
@@ -196,7 +196,7 @@ class Checkpointer:
         if where.rank != 0:
             return
         aside = open_folder(
-            self.folder, Visitor(where.run, has_name, where.generation, self._number, where.fresh), self._warn
+            self.folder, OpeningRun(where.run, has_name, where.generation, self._number, where.fresh), self._warn
         )
         if aside is not None:
             self._say(f"starting from scratch; the earlier checkpoints are now in {aside}")
@@ -221,7 +221,7 @@ class Checkpointer:
             self._say(f"resuming from step {found.step} ({found.source})")
         return found
 
-    def _start_keeping(self, keep: int, keep_every: int | None) -> Keeping:
+    def _start_keeping(self, keep: int, keep_every: int | None) -> RankSnapshots:
         """Start snapshots and saves under a name of their own: a notebook cell may be run twice."""
         where, number = self._where, self._number
         run = checkpointer_name(where.run, number)
@@ -234,7 +234,7 @@ class Checkpointer:
             self._say_disk_only()
             atexit.register(lambda: None if self._keeping.left_to_saver else sweep_rank(run, where.rank))
         resumed = self.resumed.step if self.resumed else None
-        return Keeping(terms, self._agent, resumed, where.local_world, self._warn, self._say)
+        return RankSnapshots(terms, self._agent, resumed, where.local_world, self._warn, self._say)
 
     def _begin(self) -> None:
         if self._ended:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dalsegno.train.agent import AgentLink
 from dalsegno.train.schedule import StepClock
-from dalsegno.train.snapshots import Counted
+from dalsegno.train.snapshots import SaveCounts
 
 REPORT_S = 0.5
 
@@ -22,9 +22,9 @@ class ProgressReporter:
         self._agent, self._generation, self._rank = agent, generation, rank
         self._sent_at = float("-inf")
         self._samples = 0
-        self._last: tuple[StepClock, dict[str, Any], Counted] | None = None
+        self._last: tuple[StepClock, dict[str, Any], SaveCounts] | None = None
 
-    def report(self, step: int, clock: StepClock, loss: Any, figures: dict[str, Any], counted: Counted) -> None:
+    def report(self, step: int, clock: StepClock, loss: Any, figures: dict[str, Any], counted: SaveCounts) -> None:
         self._samples += figures.get("samples") or 0
         shown = {name: _detached(value) for name, value in dict(figures, loss=loss).items() if name != "samples"}
         self._last = clock, shown, counted
@@ -48,7 +48,7 @@ class ProgressReporter:
         return message
 
 
-def _progress(clock: StepClock, figures: Mapping[str, Any], counted: Counted) -> dict[str, float | None]:
+def _progress(clock: StepClock, figures: Mapping[str, Any], counted: SaveCounts) -> dict[str, float | None]:
     return {
         **{name: _number(value) for name, value in figures.items()},
         "step_s": clock.mean_s,

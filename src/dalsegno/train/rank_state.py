@@ -201,7 +201,7 @@ def _track(sampler: Any, place: DataPlace) -> None:
 # All state of one rank
 
 
-class Own:
+class RankOwnState:
     """The state that only this rank has.
 
     `data`: a loader or sampler of PyTorch, or anything with a state_dict (torchdata's StatefulDataLoader).

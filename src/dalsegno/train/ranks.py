@@ -22,7 +22,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True)
-class Where:
+class RankPlace:
     run: str  # the same after every restart; empty if the run has no name
     generation: int
     rank: int
@@ -31,10 +31,10 @@ class Where:
     fresh: bool
 
 
-def find_where(environ: Mapping[str, str] = os.environ) -> Where:
+def find_where(environ: Mapping[str, str] = os.environ) -> RankPlace:
     """Read the environment of `dalsegno run`, torchrun or any launcher that sets RANK and WORLD_SIZE."""
     try:
-        return Where(
+        return RankPlace(
             run=_run(environ),
             generation=_generation(environ),
             rank=int(environ.get("RANK") or 0),
@@ -57,7 +57,7 @@ def _run(environ: Mapping[str, str]) -> str:
     return environ.get(contract.RUN) or ("" if name == "none" else _NOT_IN_NAMES.sub("-", name)[:100])
 
 
-def locate_process() -> Where:
+def locate_process() -> RankPlace:
     """Return the rank and run of this process, with its rank in the process group if there is one."""
     where, group = find_where(), torch.distributed
     if group.is_available() and group.is_initialized():
@@ -71,7 +71,7 @@ def locate_process() -> Where:
     return where
 
 
-def with_run_name(where: Where, name: str) -> Where:
+def with_run_name(where: RankPlace, name: str) -> RankPlace:
     """Return `where` with this name if the run has none."""
     return where if where.run else dataclasses.replace(where, run=name)
 

@@ -18,7 +18,7 @@ from dalsegno.train.disk.verify import byte_faults, check, list_steps
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.snapshot import Snapshot, SnapshotVerdict, judge, open_snapshot, state_of
 from dalsegno.train.ranks import Board
-from dalsegno.train.state import Objects, Piece, TrainingState, layout_for, local_part, with_local
+from dalsegno.train.state import Objects, TensorPiece, TrainingState, layout_for, local_part, with_local
 
 # Checkpoints: the ranks share the reading of every byte, because one rank alone could take hours
 
@@ -142,7 +142,7 @@ def _open_intact(path: Path, warn: Warn) -> Snapshot | None:
     return None
 
 
-def _whole(piece: Piece, layouts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _whole(piece: TensorPiece, layouts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if piece.shared:
         return piece.tensor
     like = layout_for(piece.key, piece.size, layouts)

@@ -69,7 +69,7 @@ def serve(sock: socket.socket, alive: int | None = None) -> None:
     os.nice(NICE)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # meant for the worker, but sent to the whole process group
-    requests, terms = Asked(sock), None
+    requests, terms = SaverRequests(sock), None
     while True:
         request = requests.next()
         if request is None:
@@ -133,7 +133,7 @@ def grant_for(generation: int) -> Callable[[], bool]:
     return lambda: bool(agent.ask({"grant": generation}).get("granted"))
 
 
-class Asked:
+class SaverRequests:
     """The worker's requests."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -18,7 +18,7 @@ RETRY_S = 30.0  # until a failed save is retried
 RUN_AHEAD = 1  # steps that a CPU may be ahead of its GPU, and so one rank ahead of another
 
 
-class Due(NamedTuple):
+class DueActions(NamedTuple):
     """What to do after a step."""
 
     memory: bool = False
@@ -26,10 +26,10 @@ class Due(NamedTuple):
     stop: bool = False
 
 
-def due(step: int, memory: Interval, disk: Interval, agreed: Mapping[str, Any], last: int | None = None) -> Due:
+def due(step: int, memory: Interval, disk: Interval, agreed: Mapping[str, Any], last: int | None = None) -> DueActions:
     """Return what is due after a step: the same on every rank that read the same board. The last step needs no stop."""
     stop = "stop" in agreed and step >= agreed["stop"] and step != last
-    return Due(
+    return DueActions(
         memory=stop or _by_steps(step, memory) or _by_start(step, agreed.get("memory")),
         disk=stop or _by_steps(step, disk) or step == agreed.get("disk"),
         stop=stop,

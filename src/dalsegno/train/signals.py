@@ -14,7 +14,7 @@ from typing import Any, Protocol
 ALWAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
-class SaveWish:
+class SaveSignal:
     """The first signal received. A second Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
@@ -54,14 +54,14 @@ class SaveWish:
 # One active Checkpointer per folder and process: two would confuse each other's saves
 
 
-class Ends(Protocol):
+class CanEnd(Protocol):
     def end(self) -> None: ...
 
 
-_at_work: weakref.WeakValueDictionary[Path, Ends] = weakref.WeakValueDictionary()
+_at_work: weakref.WeakValueDictionary[Path, CanEnd] = weakref.WeakValueDictionary()
 
 
-def replace_active(folder: Path, newcomer: Ends) -> None:
+def replace_active(folder: Path, newcomer: CanEnd) -> None:
     older = _at_work.get(folder)
     if older is not None and older is not newcomer:
         older.end()

@@ -17,7 +17,7 @@ from dalsegno.train.errors import NoRoom
 from dalsegno.train.memory.cuda import Copier
 from dalsegno.train.memory.files import hold
 from dalsegno.train.memory.room import describe_use
-from dalsegno.train.memory.slots import Draft, Pair, Slot, Slots, compute_needed_bytes, copy_now
+from dalsegno.train.memory.slots import Pair, Slot, Slots, SnapshotDraft, compute_needed_bytes, copy_now
 from dalsegno.train.saver import Request, SaverTerms, save_here
 from dalsegno.train.saver_client import Saver, SaveResult
 from dalsegno.train.state import TrainingState
@@ -30,7 +30,7 @@ class Tensor(Protocol):
         ...
 
 
-class Trust:
+class CopyTrust:
     """Whether tensors may be copied while training continues: only if every change of them is announced before."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Trust:
 SMALL = 16 << 20  # bytes: copied faster than a thread starts
 
 
-class Moving(Protocol):
+class PendingCopy(Protocol):
     def done(self) -> bool: ...
 
     def wait(self) -> None: ...
@@ -84,7 +84,7 @@ class SnapshotMoved:
         return
 
 
-class Beside:
+class ThreadCopy:
     """A copy in a thread: torch's copies release the GIL."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
@@ -107,14 +107,14 @@ class Beside:
             self._error = error
 
 
-class Mover:
+class TensorCopier:
     """The copies of a process. Every optimizer's step waits for the running one."""
 
     def __init__(self) -> None:
         self._copier: Copier | None = None
-        self._beside: Beside | None = None
+        self._beside: ThreadCopy | None = None
         self._waited_s = 0.0
-        self.trust = Trust()
+        self.trust = CopyTrust()
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def prepare(self, slots: Sequence[Slot], state: TrainingState) -> None:
@@ -125,7 +125,7 @@ class Mover:
             for slot in slots:
                 self._copier.pin(slot)
 
-    def move(self, draft: Draft, steady: Container[int]) -> Moving:
+    def move(self, draft: SnapshotDraft, steady: Container[int]) -> PendingCopy:
         """Copy the tensors into the slot. `steady`: the addresses of tensors that only an optimizer's step changes."""
         later = [pair for pair in draft.pairs if pair[1].data_ptr() in steady and not pair[1].is_inference()]
         if not self.trust.given or sum(source.nbytes for _, source in later) < SMALL:
@@ -138,7 +138,7 @@ class Mover:
             return SnapshotMoved()
         steady = {source.data_ptr() for _, source in later}
         copy_now(pair for pair in draft.pairs if pair[1].data_ptr() not in steady)
-        self._beside = Beside(later)
+        self._beside = ThreadCopy(later)
         return self._beside
 
     def waited_s(self) -> float:
@@ -175,14 +175,14 @@ SLOTS = 3  # one complete, one being written, one being saved to disk
 class _Open(NamedTuple):
     """A snapshot whose tensors are still being copied."""
 
-    draft: Draft
-    moving: Moving
+    draft: SnapshotDraft
+    moving: PendingCopy
     save: bool
     call_s: float  # how long training has stalled so far
 
 
 @dataclass
-class Counted:
+class SaveCounts:
     """The number and cost of snapshots and saves."""
 
     snapshots: int = 0
@@ -193,7 +193,7 @@ class Counted:
     save_s: float = 0.0
 
 
-class Keeping:
+class RankSnapshots:
     """The snapshots and saves of one rank in one generation."""
 
     def __init__(
@@ -205,7 +205,7 @@ class Keeping:
         warn: Callable[[str], None],
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.counted = Counted()
+        self.counted = SaveCounts()
         self.failed = False  # of the last save
         self._terms, self._agent, self._warn, self._say, self._ranks_here = terms, agent, warn, say, ranks_here
         self._slots: Slots | None = None
@@ -217,7 +217,7 @@ class Keeping:
         except NoRoom as error:
             self._go_without(error)
         self._alive, self._saver = alive, Saver(terms.rank, agent, alive)
-        self._mover = Mover()
+        self._mover = TensorCopier()
         self._open: _Open | None = None
         self._prepared = False
         self._warned: set[str] = set()
@@ -310,7 +310,7 @@ class Keeping:
         while self._alive:
             os.close(self._alive.pop())
 
-    def _begin(self, state: TrainingState) -> Draft | None:
+    def _begin(self, state: TrainingState) -> SnapshotDraft | None:
         """Open a slot; None if none is free, or if the state has outgrown its slots and memory is short."""
         try:
             return self._slots.begin(state, spare=self._saver.busy) if self._slots is not None else None

@@ -74,7 +74,7 @@ Unpickle = Callable[[bytes], Any]
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """What this rank holds of one tensor."""
 
     key: str  # as PyTorch's distributed checkpoint names it: "model.layers.0.weight"
@@ -92,7 +92,7 @@ class TrainingState:
     step: int  # number of steps done, and so the next step
     rank: int
     world: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
     shell: bytes  # pickled: the nested state dicts, with a hole for each tensor; the same on all ranks
     own: bytes  # pickled: what only this rank has (random states, its position in the data)
     values: Mapping[str, object]  # leaves of the shell other than tensors, by name, for torch's own loader
@@ -118,11 +118,11 @@ def rebuild_state(
     return nested
 
 
-def _piece(key: str, tensor: torch.Tensor, rank: int, apart: bool) -> Piece:
+def _piece(key: str, tensor: torch.Tensor, rank: int, apart: bool) -> TensorPiece:
     part = part_of(key, tensor)
     if apart and part.shared:
-        return Piece(key, part.tensor.detach(), part.size, part.offsets, shared=False, writes=rank == 0)
-    return Piece(key, part.tensor.detach(), part.size, part.offsets, part.shared, part.writes)
+        return TensorPiece(key, part.tensor.detach(), part.size, part.offsets, shared=False, writes=rank == 0)
+    return TensorPiece(key, part.tensor.detach(), part.size, part.offsets, part.shared, part.writes)
 
 
 # Objects of the script

@@ -2,12 +2,12 @@
 
 from dalsegno.why.answer import Conclusion, Explanation, Moment, merge_timelines, within
 from dalsegno.why.job import explain_job, moments_of_job
-from dalsegno.why.node import Care, explain_node, moments_of_node, read_care
+from dalsegno.why.node import ControllerView, explain_node, moments_of_node, read_care
 from dalsegno.why.run import explain_run, moments_of_run, nodes_given, nodes_of_run
 
 __all__ = [
-    "Care",
     "Conclusion",
+    "ControllerView",
     "Explanation",
     "Moment",
     "explain_job",

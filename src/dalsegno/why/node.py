@@ -19,7 +19,7 @@ from dalsegno.why.answer import Conclusion, Moment
 
 
 @dataclass(frozen=True)
-class Care:
+class ControllerView:
     """What a controller knows of a node: its phase (None without a controller), its last note, findings and actions."""
 
     phase: NodePhase | None = None
@@ -35,11 +35,11 @@ class Care:
     about: Topic = Topic.OTHER  # what the note is about
 
 
-def read_care(answer: Mapping[str, Any]) -> Care:
+def read_care(answer: Mapping[str, Any]) -> ControllerView:
     """Parse the controller's answer. Unknown values, from another version, are tolerated."""
     own = answer.get("node", {})
     phase = NodePhase.parse(own["phase"]) if "phase" in own else None
-    return Care(
+    return ControllerView(
         phase,
         str(own.get("note", "")),
         HeldAction.of(own.get("held_back")),
@@ -71,7 +71,7 @@ def _failing(answer: Mapping[str, Any]) -> tuple[str, ...]:
 # Verdict
 
 SAME_S = 2  # tolerance between slurmctld's time of a drain and the database's
-_UNKNOWN = Care()
+_UNKNOWN = ControllerView()
 _WILL = {
     Remedy.RESET: ("its GPUs are reset", "its GPUs would be reset"),
     Remedy.REBOOT: ("it is rebooted", "it would be rebooted"),
@@ -86,7 +86,7 @@ _BUT = {HeldAction.PAUSED: "but automation is paused", HeldAction.OBSERVING: "bu
 _PERSON = "it stays out of service until that check passes: an administrator must repair it"
 
 
-def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Conclusion:
+def explain_node(node: NodeInfo, care: ControllerView = _UNKNOWN) -> Conclusion:
     """Return the verdict on a node."""
     fault = read_reason(node.reason)
     if care.phase is NodePhase.GIVEN_UP and node.draining:
@@ -137,7 +137,7 @@ def moments_of_node(node: NodeInfo, events: Sequence[NodeEvent]) -> Iterator[Mom
         yield Moment(at, "slurm", f"{node.reason} ({node.reason_user})")
 
 
-def _drained_by_others(node: NodeInfo, care: Care) -> Conclusion:
+def _drained_by_others(node: NodeInfo, care: ControllerView) -> Conclusion:
     """Return the verdict on a node that someone else drained. Do not suggest a resume while its checks fail."""
     by = f" by {node.reason_user}" if node.reason_user else ""
     drained = f"{node.name} was drained{by}: {node.reason or 'no reason given'}; the controller does not touch it"
@@ -148,13 +148,13 @@ def _drained_by_others(node: NodeInfo, care: Care) -> Conclusion:
     return Conclusion(drained, f"scontrol update nodename={node.name} state=resume")
 
 
-def _fault(fault: NodeFault, care: Care) -> str:
+def _fault(fault: NodeFault, care: ControllerView) -> str:
     code = f" {fault.code}" if fault.code else ""
     said = f" ({fault.text})" if fault.text else ""
     return f"{fault.check}{code}{said}; {_does(fault.remedy, care)}"
 
 
-def _does(remedy: Remedy, care: Care) -> str:
+def _does(remedy: Remedy, care: ControllerView) -> str:
     """Return what happens to the node now or next."""
     if care.phase is None:
         return "there is no controller to repair it"
@@ -178,13 +178,13 @@ def _will(ahead: Forecast) -> str:
     return f"as soon as its jobs have ended, {what}"
 
 
-def _next(care: Care, look: str) -> str:
+def _next(care: ControllerView, look: str) -> str:
     """Return the command that unblocks the repair, or else one that shows more."""
     held = care.ahead.held if care.ahead else care.held
     return "dalsegno automation resume" if held.ends_with_resume else look
 
 
-def _look(name: str, care: Care) -> str:
+def _look(name: str, care: ControllerView) -> str:
     waits = care.ahead and care.ahead.how is Remedy.DRAIN
     return f"dalsegno health --node {name}" if waits else f"dalsegno nodes show {name}"
 

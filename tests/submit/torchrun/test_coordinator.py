@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dalsegno.runs.torchrun.args import TorchrunArgs
-from dalsegno.runs.torchrun.coordinator import Hosted, TorchrunSite
+from dalsegno.runs.torchrun.coordinator import CoordinatorThread, TorchrunSite
 from dalsegno.runs.torchrun.meeting import ALONE, Keys
 
 
 def test_ended_coordinator_accepts_leave_and_stop() -> None:
     keys, said = Keys("j", "h:1", None), list[str]()
     keys.make()
-    hosted = Hosted(TorchrunSite(TorchrunArgs("train.py"), "j", "id", 1, ALONE), keys, said.append)
+    hosted = CoordinatorThread(TorchrunSite(TorchrunArgs("train.py"), "j", "id", 1, ALONE), keys, said.append)
     assert hosted.open() > 0
     hosted.stop("seen enough")
     hosted.join(30)

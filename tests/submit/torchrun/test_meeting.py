@@ -6,7 +6,7 @@ import pytest
 
 from dalsegno.errors import UsageError
 from dalsegno.runs.torchrun.args import TorchrunArgs, parse_torchrun
-from dalsegno.runs.torchrun.meeting import ALONE, Meeting, find_meeting, is_own_address, parse_endpoint
+from dalsegno.runs.torchrun.meeting import ALONE, Rendezvous, find_meeting, is_own_address, parse_endpoint
 
 
 def read(line: str) -> TorchrunArgs:
@@ -23,18 +23,21 @@ def read(line: str) -> TorchrunArgs:
         ("--master-port 29501", ALONE),
         ("--rdzv-backend c10d --rdzv-endpoint localhost:0", ALONE),
         ("--nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint localhost:0", ALONE),
-        ("--nnodes 2 --rdzv-backend c10d", Meeting("localhost", 29400, ours=False)),
-        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint me", Meeting("me", 29400, ours=True)),
-        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint me:7", Meeting("me", 7, ours=True)),
-        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint you:7", Meeting("you", 7, ours=False)),
-        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint you:7 --rdzv-conf is_host=1", Meeting("you", 7, ours=True)),
-        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint me:7 --rdzv-conf is_host=False", Meeting("me", 7, ours=False)),
-        ("--nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint me:2379", Meeting("me", 2379, ours=True)),
-        ("--nnodes 2 --master-addr you --node-rank 0", Meeting("you", 29500, ours=True)),
-        ("--nnodes 2 --master-addr me --master-port 7 --node-rank 1", Meeting("me", 7, ours=False)),
+        ("--nnodes 2 --rdzv-backend c10d", Rendezvous("localhost", 29400, ours=False)),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint me", Rendezvous("me", 29400, ours=True)),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint me:7", Rendezvous("me", 7, ours=True)),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint you:7", Rendezvous("you", 7, ours=False)),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint you:7 --rdzv-conf is_host=1", Rendezvous("you", 7, ours=True)),
+        (
+            "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint me:7 --rdzv-conf is_host=False",
+            Rendezvous("me", 7, ours=False),
+        ),
+        ("--nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint me:2379", Rendezvous("me", 2379, ours=True)),
+        ("--nnodes 2 --master-addr you --node-rank 0", Rendezvous("you", 29500, ours=True)),
+        ("--nnodes 2 --master-addr me --master-port 7 --node-rank 1", Rendezvous("me", 7, ours=False)),
     ],
 )
-def test_rendezvous_is_found_as_by_torchrun(line: str, meeting: Meeting) -> None:
+def test_rendezvous_is_found_as_by_torchrun(line: str, meeting: Rendezvous) -> None:
     assert find_meeting(read(line), lambda host: host == "me") == meeting
 
 

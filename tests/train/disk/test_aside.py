@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dalsegno.train.disk.folder import Visitor, open_folder, set_aside
+from dalsegno.train.disk.folder import OpeningRun, open_folder, set_aside
 from dalsegno.train.disk.format import step_name
 from dalsegno.train.disk.load import find_newest
 from tests.train.disk.states import filled, names, save
@@ -56,7 +56,7 @@ def fresh(folder: Path, run: str = "ours", named: bool = True, generation: int =
     """Return the steps that remain after a fresh start, of 10 by another run and 20 by `ours`."""
     save(folder, filled(10), 10, run="other")
     save(folder, filled(20), 20, run="ours")
-    open_folder(folder, Visitor(run, named, generation, number, fresh=True), pytest.fail)
+    open_folder(folder, OpeningRun(run, named, generation, number, fresh=True), pytest.fail)
     return [int(name.rpartition("-")[2]) for name in names(folder) if name.startswith("step-")]
 
 

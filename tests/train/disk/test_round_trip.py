@@ -17,7 +17,7 @@ from dalsegno.train.disk.commit import commit
 from dalsegno.train.disk.load import find_newest
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.state import Piece, TrainingState, rebuild_state
+from dalsegno.train.state import TensorPiece, TrainingState, rebuild_state
 from tests.train.disk.states import names, save, yes
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -153,7 +153,7 @@ def sharded(rank: int, world: int, rows: int = 10, writes: bool = True) -> Train
     whole = torch.arange(rows * 3.0).reshape(rows, 3)
     per = -(-rows // world)
     part = whole[rank * per : (rank + 1) * per]
-    piece = Piece("model.w", part, (rows, 3), (min(rank * per, rows), 0), shared=False, writes=writes)
+    piece = TensorPiece("model.w", part, (rows, 3), (min(rank * per, rows), 0), shared=False, writes=writes)
     return TrainingState(1, rank, world, (piece,), pickle.dumps({}), b"", {})
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from dalsegno.train.memory.files import safe_name
-from dalsegno.train.memory.safe import Safe, write_safe
+from dalsegno.train.memory.safe import SafeSteps, write_safe
 from dalsegno.train.memory.snapshot import SnapshotVerdict, open_snapshot, state_of, verify
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import RUN, Node
@@ -25,7 +25,7 @@ def pair(node: NewNode, **more: object) -> tuple[Node, Node]:
 
 
 def set_safe(node: Node, generation: int, step: int, made_in: int | None = None) -> None:
-    write_safe(node.folder / safe_name(RUN), Safe(generation, (made_in or generation, step)))
+    write_safe(node.folder / safe_name(RUN), SafeSteps(generation, (made_in or generation, step)))
 
 
 def test_copy_arrives_and_restores_the_state(node: NewNode) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from dalsegno.train.keeper.holdings import listen
-from dalsegno.train.keeper.transfer import Turns
+from dalsegno.train.keeper.transfer import HolderOrder
 from dalsegno.train.memory.snapshot import SnapshotVerdict, open_snapshot, state_of, verify
 from dalsegno.train.state import TrainingState
 from dalsegno.wire.frames import Message
@@ -110,7 +110,7 @@ def test_fetch_waits_for_a_holder_whose_keeper_is_starting(node: NewNode) -> Non
 
 def test_silent_holder_is_retried_for_a_while_and_a_refusing_one_once() -> None:
     slow, dead = ("slow", 1), ("dead", 1)
-    turns = Turns([slow, dead], began=0.0)
+    turns = HolderOrder([slow, dead], began=0.0)
     asked = []
     for second in range(100):
         if turns.waiting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.keeper.books import CHUNK, Pace, unlimited
+from dalsegno.train.keeper.books import CHUNK, ByteRate, unlimited
 from dalsegno.train.keeper.plan import (
     RATE,
     UNTOLD,
@@ -46,7 +46,7 @@ def test_rate_is_kept_after_a_short_burst() -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    pace = Pace(1000.0, clock=lambda: now[0], sleep=sleep)
+    pace = ByteRate(1000.0, clock=lambda: now[0], sleep=sleep)
     for _ in range(100):
         pace.take(100)
     assert now[0] == pytest.approx((100 * 100 - 250) / 1000)
@@ -58,4 +58,4 @@ def test_rate_is_kept_after_a_short_burst() -> None:
 
 
 def test_low_rate_uses_small_pieces() -> None:
-    assert Pace(1e6).chunk == 125_000 and Pace(1.0).chunk == 64 << 10 and unlimited().chunk == CHUNK
+    assert ByteRate(1e6).chunk == 125_000 and ByteRate(1.0).chunk == 64 << 10 and unlimited().chunk == CHUNK

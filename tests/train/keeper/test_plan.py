@@ -24,7 +24,7 @@ from dalsegno.train.keeper.plan import (
 )
 from dalsegno.train.memory.files import SlotName
 from dalsegno.train.memory.record import ABSENT, Extent, SnapshotRecord, free_slots
-from dalsegno.train.memory.safe import NOTHING_SAFE, NOWHERE, Safe
+from dalsegno.train.memory.safe import NOTHING_SAFE, NOWHERE, SafeSteps
 
 PART = Extent(512, 64, 2, 0)
 KEEP = KeepOrder("a", b"", "n1", generation=1, buddy=KeeperAddress("b", 1, "n2"))
@@ -60,9 +60,9 @@ def test_newest_snapshot_is_sent_and_older_ones_are_skipped() -> None:
 
 def test_skipped_snapshot_is_sent_later_if_it_may_become_safe() -> None:
     snapshots = [held(step) for step in (1, 2, 3, 4)]
-    assert choose_to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, (1, 1)), skipped=True) == snapshots[2]
-    assert choose_to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, (1, 1))) is None
-    assert choose_to_send(snapshots, KEEP, sent(*snapshots[2:]), Safe(1, (1, 3)), skipped=True) is None
+    assert choose_to_send(snapshots, KEEP, sent(snapshots[3]), SafeSteps(1, (1, 1)), skipped=True) == snapshots[2]
+    assert choose_to_send(snapshots, KEEP, sent(snapshots[3]), SafeSteps(1, (1, 1))) is None
+    assert choose_to_send(snapshots, KEEP, sent(*snapshots[2:]), SafeSteps(1, (1, 3)), skipped=True) is None
 
 
 def test_ranks_are_served_in_turn() -> None:
@@ -93,17 +93,17 @@ def test_copy_is_written_beside_the_newest_without_a_third_file() -> None:
 
 def test_copy_that_may_become_safe_is_not_overwritten() -> None:
     two = [record(1), record(2), None]
-    assert choose_slot(two, [True, True, False], KEEP, Safe(1, (1, 1))) == 2
-    assert choose_slot([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 1))) is None
-    assert choose_slot([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 2))) == 0
-    assert choose_slot([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 1), floor=3)) == 1
+    assert choose_slot(two, [True, True, False], KEEP, SafeSteps(1, (1, 1))) == 2
+    assert choose_slot([*two[:2], record(3)], [True] * 3, KEEP, SafeSteps(1, (1, 1))) is None
+    assert choose_slot([*two[:2], record(3)], [True] * 3, KEEP, SafeSteps(1, (1, 2))) == 0
+    assert choose_slot([*two[:2], record(3)], [True] * 3, KEEP, SafeSteps(1, (1, 1), floor=3)) == 1
 
 
 def test_copy_of_the_resumed_step_stays_until_a_newer_step_is_safe() -> None:
     copies, later = [record(5), record(6), record(7, generation=2)], replace(KEEP, generation=2, resumed=5)
-    assert choose_slot(copies, [True] * 3, later, Safe(2, resumed=(1, 5))) == 1
-    assert choose_slot(copies, [True] * 3, later, Safe(2, (1, 6), resumed=(1, 5))) is None
-    assert choose_slot(copies, [True] * 3, later, Safe(2, (2, 7), resumed=(1, 5))) == 0
+    assert choose_slot(copies, [True] * 3, later, SafeSteps(2, resumed=(1, 5))) == 1
+    assert choose_slot(copies, [True] * 3, later, SafeSteps(2, (1, 6), resumed=(1, 5))) is None
+    assert choose_slot(copies, [True] * 3, later, SafeSteps(2, (2, 7), resumed=(1, 5))) == 0
     assert choose_slot([record(5), None, None], [True, False, False], replace(later, resumed=None), None) == 0
     untold = replace(KEEP, generation=2)
     assert choose_slot([record(5), record(6), None], [True, True, False], untold, None) == 0
@@ -121,9 +121,9 @@ def test_local_snapshot_is_preferred_and_shared_parts_come_from_any_rank() -> No
 def test_fetched_parts_are_not_needed_when_a_newer_step_is_safe() -> None:
     own, shared, copy = (held(5, copy=True, slot=slot) for slot in (OWN, SHARED, 0))
     newer = [held(6, generation=2, copy=is_copy) for is_copy in (False, True)]
-    assert find_unneeded([own, shared, copy, held(5), *newer], Safe(2, (2, 6), resumed=(1, 5))) == [own, shared]
+    assert find_unneeded([own, shared, copy, held(5), *newer], SafeSteps(2, (2, 6), resumed=(1, 5))) == [own, shared]
     assert (
-        find_unneeded([own], Safe(2, resumed=(1, 5)))
+        find_unneeded([own], SafeSteps(2, resumed=(1, 5)))
         == find_unneeded([own], NOTHING_SAFE)
         == find_unneeded([own], None)
         == []
@@ -137,8 +137,8 @@ def test_files_of_a_moved_rank_are_removed_when_the_new_generation_has_a_safe_st
     copied = [held(5, rank=3, copy=True), held(6, rank=3, generation=2, copy=True, slot=1)]
     every = [*moved, *lives, *copied]
     assert find_unneeded(every, None) == find_unneeded(every, NOTHING_SAFE) == []
-    assert find_unneeded(every, Safe(2, (1, 4), resumed=(1, 5))) == []
-    assert find_unneeded(every, Safe(2, (2, 6), resumed=(1, 5))) == moved
+    assert find_unneeded(every, SafeSteps(2, (1, 4), resumed=(1, 5))) == []
+    assert find_unneeded(every, SafeSteps(2, (2, 6), resumed=(1, 5))) == moved
 
 
 class Model:
@@ -148,7 +148,7 @@ class Model:
         self.local: list[list[SnapshotRecord | None]] = [[None] * slots for _ in range(ranks)]
         self.copies: list[list[SnapshotRecord | None]] = [[None] * COPIES for _ in range(ranks)]
         self.sent: list[set[tuple[int, int]]] = [set() for _ in range(ranks)]
-        self.safe = Safe(1)
+        self.safe = SafeSteps(1)
 
     def commit(self, rank: int, step: int) -> None:
         for slot in free_slots(self.local[rank], 1, None, self.safe)[:1]:
@@ -167,7 +167,7 @@ class Model:
 
     def find_safe(self) -> None:
         step = max(self.common(self.copies), default=-1)
-        self.safe = Safe(1, max(self.safe.place, (1, step) if step >= 0 else NOWHERE))
+        self.safe = SafeSteps(1, max(self.safe.place, (1, step) if step >= 0 else NOWHERE))
 
     @staticmethod
     def common(slots: list[list[SnapshotRecord | None]]) -> set[int]:

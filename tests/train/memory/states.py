@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.state import Piece, TrainingState
+from dalsegno.train.state import TensorPiece, TrainingState
 
 DTYPES = [
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,
@@ -18,11 +18,11 @@ DTYPES = [
 ]  # fmt: skip
 
 
-def piece(key: str, tensor: Any, shared: bool = False, writes: bool = True) -> Piece:
-    return Piece(key, tensor, tuple(tensor.shape), (0,) * tensor.dim(), shared, writes)
+def piece(key: str, tensor: Any, shared: bool = False, writes: bool = True) -> TensorPiece:
+    return TensorPiece(key, tensor, tuple(tensor.shape), (0,) * tensor.dim(), shared, writes)
 
 
-def state(step: int, *pieces: Piece, rank: int = 0, world: int = 1) -> TrainingState:
+def state(step: int, *pieces: TensorPiece, rank: int = 0, world: int = 1) -> TrainingState:
     return TrainingState(
         step, rank, world, pieces, shell=b"shell", own=b"own %d" % rank, values={"lr": 0.1, "step": step}
     )
@@ -39,7 +39,7 @@ def same(one: TrainingState, other: TrainingState) -> bool:
     return alike and all(map(_same_piece, one.pieces, other.pieces))
 
 
-def _same_piece(one: Piece, other: Piece) -> bool:
+def _same_piece(one: TensorPiece, other: TensorPiece) -> bool:
     a, b = one.tensor, other.tensor
     alike = replace(one, tensor=None) == replace(other, tensor=None) and (a.dtype, a.shape) == (b.dtype, b.shape)
     return bool(alike and torch.equal(_raw(a), _raw(b)))

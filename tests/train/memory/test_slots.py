@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from dalsegno.train.errors import NoRoom
 from dalsegno.train.memory.files import list_run_files, safe_name
 from dalsegno.train.memory.room import FreeMemory
-from dalsegno.train.memory.safe import Safe, write_safe
+from dalsegno.train.memory.safe import SafeSteps, write_safe
 from dalsegno.train.memory.slots import Slots, compute_needed_bytes
 from dalsegno.train.memory.snapshot import hold_snapshot
 from tests.train.memory.processes import in_child
@@ -31,10 +31,10 @@ def test_two_newest_steps_are_kept_without_replication(shm: Path) -> None:
 
 def test_unsafe_step_is_not_overwritten_and_skips_are_counted(shm: Path) -> None:
     slots, safe = Slots("a", rank=0, generation=1, folder=shm), shm / safe_name("a")
-    write_safe(safe, Safe(1))
+    write_safe(safe, SafeSteps(1))
     assert [bool(slots.write(filled(step))) for step in (1, 2, 3)] == [True, True, False]
     assert steps(slots) == [1, 2] and slots.skipped == 1
-    write_safe(safe, Safe(1, (1, 2)))
+    write_safe(safe, SafeSteps(1, (1, 2)))
     assert slots.write(filled(4)) and steps(slots) == [4, 2]
 
 

@@ -21,7 +21,7 @@ from dalsegno.health.facts import (
 )
 from dalsegno.health.readers.gpus import (
     GpuCount,
-    Heat,
+    TemperatureHistory,
     ask_gpu_count,
     ask_gpus,
     ask_heat,
@@ -30,7 +30,7 @@ from dalsegno.health.readers.gpus import (
     has_gpus,
     may_have_gpus,
 )
-from dalsegno.health.readers.host import KernelSaid, ask_kernel_log
+from dalsegno.health.readers.host import KernelLines, ask_kernel_log
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.world import NodeWorld
 from dalsegno.health.xids import SAYS_ITSELF, XidEvent, events, meaning, named_action, remedy_for
@@ -104,7 +104,12 @@ def _margin_c(gpu: GpuFacts) -> float:
 
 
 def judge_heating(
-    heat: Sequence[Heat], *, within_min: float = 10, near_c: float = 15, window_s: float = 300, least_s: float = 60
+    heat: Sequence[TemperatureHistory],
+    *,
+    within_min: float = 10,
+    near_c: float = 15,
+    window_s: float = 300,
+    least_s: float = 60,
 ) -> Result:
     """Warn of a GPU that approaches slowdown and keeps heating up: a fan or a pump may have failed."""
     slopes = [(each, _slope_c_per_s(each.samples, window_s, least_s)) for each in heat]
@@ -295,7 +300,7 @@ GPU_LINK_CHECKS = (
 
 @dataclass(frozen=True)
 class XidLog:
-    kernel: KernelSaid
+    kernel: KernelLines
     a100: bool
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from dalsegno.health.check import ALWAYS, QUIET, WATCHING, Check, Context
 from dalsegno.health.readers.gpus import ask_telemetry
 from dalsegno.health.readers.host import (
-    KernelSaid,
+    BlockedProcesses,
+    KernelLines,
     Ports,
-    Sleepers,
     TcpTraffic,
     ask_kernel_log,
     ask_ports,
@@ -131,7 +131,7 @@ def judge_memory(memory: MemoryUse, *, warn_share: float = 0.9, fail_share: floa
     return warned(text) if free_mib < warn_share * promised else passed(f"{free_mib} MiB of memory are available")
 
 
-def judge_stuck(sleepers: Sleepers, *, older_than_s: float = 300) -> Result:
+def judge_stuck(sleepers: BlockedProcesses, *, older_than_s: float = 300) -> Result:
     old = [one for one in sleepers.waiting if one.state == "D" and sleepers.now - one.since > older_than_s]
     if old:
         names = ", ".join(f"{one.name} ({one.pid})" for one in old[:4])
@@ -139,7 +139,7 @@ def judge_stuck(sleepers: Sleepers, *, older_than_s: float = 300) -> Result:
     return passed("no process is stuck in the kernel")
 
 
-def judge_zombies(sleepers: Sleepers, *, older_than_s: float = 300) -> Result:
+def judge_zombies(sleepers: BlockedProcesses, *, older_than_s: float = 300) -> Result:
     old = [one for one in sleepers.waiting if one.state == "Z" and sleepers.now - one.since > older_than_s]
     if old:
         return warned(f"{len(old)} zombie processes for over {older_than_s:g} s, the first: {old[0].name}")
@@ -222,7 +222,7 @@ OURS = (
 )  # fmt: skip
 
 
-def judge_kernel_log(log: KernelSaid, *, window_s: float = 3600) -> Result:
+def judge_kernel_log(log: KernelLines, *, window_s: float = 3600) -> Result:
     recent = [line for line in log.lines if line.at > log.now - window_s]
     for sign in SIGNS:
         if line := next((line for line in reversed(recent) if sign.pattern.search(line.text)), None):
@@ -238,7 +238,7 @@ def _is_allowed(text: str) -> bool:
     return any(pattern.search(text) for pattern in ALLOWED)
 
 
-def judge_oom(log: KernelSaid, *, window_s: float = 3600) -> Result:
+def judge_oom(log: KernelLines, *, window_s: float = 3600) -> Result:
     """Judge out-of-memory kills. A job that exceeds its own limit is its user's problem; an exhausted node is not."""
     kills = [found for line in log.lines if line.at > log.now - window_s and (found := _OOM.search(line.text))]
     if ours := [kill for kill in kills if kill[3].startswith(OURS)]:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from dalsegno.health.result import Remedy, Result, Verdict, failed
 from dalsegno.health.world import NodeWorld
-from dalsegno.system.apart import Late, NoAnswer, pace_s
+from dalsegno.system.apart import NoAnswer, TooLate, pace_s
 
 PATIENCE_S, MOST_PATIENCE_S = 1.25, 2.0  # for one command
 SLOW_S = PATIENCE_S / 5  # if an empty program takes this long, the machine is slow
@@ -19,16 +19,16 @@ _T = TypeVar("_T")
 def ask_twice(world: NodeWorld, question: Callable[[float], _T]) -> _T:
     """Ask, and ask again if the answer is late. `question` is called with the time limit of its commands.
 
-    The second attempt starts from the beginning: a munge credential, for instance, can be decoded only once. `Late` is
-    raised only if an empty program still runs in good time. Otherwise the machine is slow and the answer is unknown.
+    The second attempt starts from the beginning: a munge credential, for instance, can be decoded only once. `TooLate`
+    is raised only if an empty program still runs in good time. Otherwise the machine is slow and the answer is unknown.
     """
     try:
         return question(PATIENCE_S)
-    except Late:
+    except TooLate:
         took_s = world.pace_s()
     try:
         return question(min(max(PATIENCE_S, 10 * took_s), MOST_PATIENCE_S))
-    except Late as error:
+    except TooLate as error:
         took_s = max(took_s, world.pace_s())
         if took_s < SLOW_S:
             raise

@@ -13,7 +13,7 @@ from dalsegno.health.check import ALWAYS, Check, Context
 from dalsegno.health.checks.late import PATIENCE_S, ask_twice
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.world import NodeWorld
-from dalsegno.system.apart import Late, NoAnswer
+from dalsegno.system.apart import NoAnswer, TooLate
 
 # slurmd waits for the prolog, so the prolog need not ask it and must not run Slurm's commands.
 BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
@@ -50,12 +50,12 @@ def ask_munge(world: NodeWorld) -> MungeAnswer:
             made = world.run(("unmunge", *socket), stdin=made.stdout, timeout_s=timeout_s)
         output = made.stdout + made.stderr
         if _TOO_SLOW.search(output):
-            raise Late(" ".join(output.split()))
+            raise TooLate(" ".join(output.split()))
         return output
 
     try:
         return MungeAnswer(ask_twice(world, encode_and_decode))
-    except Late as error:
+    except TooLate as error:
         return MungeAnswer(str(error), late=True)
 
 
@@ -83,7 +83,7 @@ def ask_names(world: NodeWorld) -> Names:
 def _address(world: NodeWorld, name: str) -> str:
     try:
         done = ask_twice(world, lambda timeout_s: world.run(("getent", "ahosts", name), timeout_s=timeout_s))
-    except Late:
+    except TooLate:
         return ""
     if done.exit_code not in (0, 2):
         raise NoAnswer(f"`getent ahosts {name}` exited with code {done.exit_code}")
@@ -196,7 +196,7 @@ def _stat(world: NodeWorld, target: str) -> FsAnswer:
     argv = ("stat", "--file-system", "--format=%T", target)
     try:
         done = ask_twice(world, lambda timeout_s: world.run(argv, timeout_s=timeout_s))
-    except Late:
+    except TooLate:
         return FsAnswer(FsState.HANGS, f"does not answer within {PATIENCE_S:g} s")
     if done.exit_code == 0:
         return FsAnswer(FsState.ANSWERS)

@@ -199,7 +199,7 @@ class GpuCount:
 
 
 @dataclass(frozen=True)
-class Heat:
+class TemperatureHistory:
     """The temperatures of a GPU, oldest first."""
 
     index: int
@@ -265,14 +265,14 @@ def _is_our_agents(world: NodeWorld, pid: int) -> bool:
     return "node-agent" in argv[:4] and "\nUid:\t0\t" in status
 
 
-def ask_heat(world: NodeWorld) -> tuple[Heat, ...]:
+def ask_heat(world: NodeWorld) -> tuple[TemperatureHistory, ...]:
     """Record the current temperatures and return all that are recorded."""
     now, found = world.now(), []
     for gpu in ask_gpus(world):
         if gpu.temperature_c is not None and gpu.slowdown_c is not None:
             samples = world.seen.heat_of(gpu.uuid or str(gpu.index))
             samples.append(Sample(now, gpu.temperature_c))
-            found.append(Heat(gpu.index, gpu.slowdown_c, tuple(samples)))
+            found.append(TemperatureHistory(gpu.index, gpu.slowdown_c, tuple(samples)))
     return tuple(found)
 
 

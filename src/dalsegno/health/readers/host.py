@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dalsegno.health.facts import LogLine, Port, Sent, WaitingProcess
+from dalsegno.health.facts import LogLine, Port, TcpSegments, WaitingProcess
 from dalsegno.health.readers.gpus import ask_telemetry
 from dalsegno.health.world import NodeWorld
 from dalsegno.health.xids import repaired_at
@@ -22,21 +22,21 @@ _RECORD = re.compile(r"(\d+),\d+,(\d+),[^;]*;(.*)")
 
 
 @dataclass(frozen=True)
-class KernelSaid:
+class KernelLines:
     lines: tuple[LogLine, ...]
     now: float
 
 
-def ask_kernel_log(world: NodeWorld) -> KernelSaid:
+def ask_kernel_log(world: NodeWorld) -> KernelLines:
     telemetry = ask_telemetry(world)
     if telemetry is None:
         since = repaired_at(world)
-        return KernelSaid(tuple(line for line in _machines_log(world) if line.at >= since), world.now())
+        return KernelLines(tuple(line for line in _machines_log(world) if line.at >= since), world.now())
     lines = telemetry.kernel_log
     if world.expected.gpus and not telemetry.gpus:
         since = max(_booted_at(world), repaired_at(world))
         lines += tuple(line for line in _machines_log(world) if line.at >= since and XID.search(line.text))
-    return KernelSaid(tuple(line for line in lines if line.at >= world.seen.since), world.now())
+    return KernelLines(tuple(line for line in lines if line.at >= world.seen.since), world.now())
 
 
 def _machines_log(world: NodeWorld) -> list[LogLine]:
@@ -76,19 +76,19 @@ _SWITCHES = re.compile(r"ctxt_switches:\s*(\d+)")
 
 
 @dataclass(frozen=True)
-class Sleepers:
+class BlockedProcesses:
     waiting: tuple[WaitingProcess, ...]
     now: float
 
 
-def ask_sleepers(world: NodeWorld) -> Sleepers:
+def ask_sleepers(world: NodeWorld) -> BlockedProcesses:
     """Return the processes in state D or Z. A process that has run since the last look starts again."""
     pids = [name for name in world.names("/proc") if name.isdigit()]
     if not pids:
         raise NoAnswer("/proc shows no process")
     found = dict(entry for pid in pids if (entry := _waiting(world, pid)))
     world.seen.waiting = {key: _since(world, key, one) for key, one in found.items()}
-    return Sleepers(tuple(world.seen.waiting.values()), world.now())
+    return BlockedProcesses(tuple(world.seen.waiting.values()), world.now())
 
 
 def _waiting(world: NodeWorld, pid: str) -> tuple[tuple[int, str], WaitingProcess] | None:
@@ -130,7 +130,7 @@ def ask_traffic(world: NodeWorld) -> TcpTraffic:
 @dataclass(frozen=True)
 class TcpTraffic:
     now: float
-    sent: tuple[Sent, ...]
+    sent: tuple[TcpSegments, ...]
 
     def within(self, window_s: float) -> tuple[int, int]:
         """Return the segments sent within the window, and how many of them were retransmissions."""
@@ -139,11 +139,11 @@ class TcpTraffic:
         return self.sent[-1].segments - first.segments + again, again
 
 
-def parse_snmp(text: str, at: float) -> Sent:
+def parse_snmp(text: str, at: float) -> TcpSegments:
     """Parse the TCP counters: a line of names and one of numbers. Pure retransmissions are not counted as sent."""
     names, numbers = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
     values = dict(zip(names, numbers, strict=True))
-    return Sent(at, int(values["OutSegs"]), int(values["RetransSegs"]))
+    return TcpSegments(at, int(values["OutSegs"]), int(values["RetransSegs"]))
 
 
 # Fabric ports: InfiniBand, RoCE and EFA, from sysfs

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from dalsegno.log import start_logging
 from dalsegno.runs.agent.evidence import environment, own_processes
-from dalsegno.runs.agent.link import CoordinatorLink, Heart, beat_key
+from dalsegno.runs.agent.link import CoordinatorLink, HeartbeatSender, beat_key
 from dalsegno.runs.agent.log_stream import LogStream, left_folders
 from dalsegno.runs.agent.orders import read_keeper, read_setup, read_start
 from dalsegno.runs.agent.snapshots import Snapshots
@@ -145,7 +145,7 @@ class RunAgent:
         secret = bytes.fromhex(connect["secret"])
         self.link = CoordinatorLink(secret, connect["addresses"], int(connect["port"]), node, unlock)
         self.link.on_close = self._unwatch
-        self.heart = Heart(node)
+        self.heart = HeartbeatSender(node)
         self.selector = selectors.DefaultSelector()
         # Random, because any user could bind a predictable name first. Socket names must be short.
         name = f"dalsegno.{os.getuid()}.{self.run[:40]}.{secrets.token_hex(8)}"

@@ -222,7 +222,7 @@ class _Target(NamedTuple):
     key: bytes
 
 
-class Heart:
+class HeartbeatSender:
     """Sends beats to the coordinator; `heard` is when its last answer came (monotonic)."""
 
     def __init__(self, name: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno.train.keeper.plan import KeeperAddress
-from dalsegno.train.memory.safe import Safe, parse_word
+from dalsegno.train.memory.safe import SafeSteps, parse_word
 from dalsegno.wire.frames import Message
 
 ABSENCE_S = 60.0  # how long an agent continues without a coordinator, unless the setup says otherwise
@@ -66,7 +66,7 @@ class StartOrder:
     peers: tuple[Address, ...] = ()
     resume: ResumeOrder | None = None
     buddy: KeeperAddress | None = None  # the keeper that holds copies of this node's snapshots
-    safe: Safe | None = None  # what must not be overwritten; None: there are no copies
+    safe: SafeSteps | None = None  # what must not be overwritten; None: there are no copies
 
 
 def read_setup(data: Message) -> Setup:

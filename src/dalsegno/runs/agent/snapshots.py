@@ -18,7 +18,7 @@ from dalsegno.train.errors import NoRoom
 from dalsegno.train.keeper.holdings import holdings, listen
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.files import find_folder, own_folder, safe_name, sweep
-from dalsegno.train.memory.safe import Safe, read_safe, render_word, write_safe
+from dalsegno.train.memory.safe import SafeSteps, read_safe, render_word, write_safe
 from dalsegno.wire.frames import Message
 
 Answer = Callable[[Message], None]
@@ -74,7 +74,7 @@ class Snapshots:
         if self._keeper is not None:
             self._configure_keeper()
 
-    def note_safe(self, safe: Safe | None) -> None:
+    def note_safe(self, safe: SafeSteps | None) -> None:
         """Write what workers must not overwrite. None: they have only their own snapshots."""
         with contextlib.suppress(OSError, NoRoom):  # a full /dev/shm: then nothing newer counts as safe
             if safe is not None:

@@ -35,7 +35,7 @@ class WorkerProcess:
 
 
 @dataclass
-class Crew:
+class GenerationWorkers:
     """The workers of a generation. `reports` are kept, because a restarted coordinator requests them again."""
 
     generation: int

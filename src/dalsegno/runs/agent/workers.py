@@ -13,7 +13,14 @@ from dalsegno.runs.agent import evidence
 from dalsegno.runs.agent.evidence import catches, measure_work
 from dalsegno.runs.agent.orders import Setup, StartOrder
 from dalsegno.runs.agent.parent import WarmParent, kill_below, kill_groups, plain_parent
-from dalsegno.runs.agent.worker_processes import Crew, WorkerProcess, run_files, store_task, trim_reports, worker_task
+from dalsegno.runs.agent.worker_processes import (
+    GenerationWorkers,
+    WorkerProcess,
+    run_files,
+    store_task,
+    trim_reports,
+    worker_task,
+)
 from dalsegno.wire.frames import Message
 
 SETTLE_S = 5.0
@@ -28,7 +35,7 @@ class Workers:
         self.parent: WarmParent | None = None
         self.warm = False  # workers are forked, else they are separate programs
         self.ready = False
-        self.crew = Crew(0)
+        self.crew = GenerationWorkers(0)
         self.stopped = 0  # the last generation of which nothing runs any more
         self._waiting: list[Callable[[], None]] = []  # work that waits for the parent to be ready
         self._signalled: dict[int, set[int]] = {}  # signals, and which of the present workers have received them
@@ -147,7 +154,7 @@ class Workers:
         generation = order.generation
         if generation <= max(self.stopped, self.crew.generation):
             return  # a repeated order, or stopped while it waited for the parent
-        self.crew = Crew(generation)
+        self.crew = GenerationWorkers(generation)
         self._signalled.clear()
         for each in order.workers:
             worker = self.crew.add(each.rank, **(each.files or run_files(self.setup.folder, generation, each.rank)))
@@ -223,7 +230,7 @@ class Workers:
         """Stop everything of before: the coordinator has lost us, or does not know us."""
         self._waiting.clear()
         self.end()
-        self.crew = Crew(0)
+        self.crew = GenerationWorkers(0)
         if self.ready:
             self._report_ready({})
 

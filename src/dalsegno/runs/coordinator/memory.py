@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from dalsegno.runs.coordinator.group import Members
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot, Place, Resume, buddies, whole_steps
 from dalsegno.train.keeper.plan import KeeperAddress
-from dalsegno.train.memory.safe import NOWHERE, Safe, render_word
+from dalsegno.train.memory.safe import NOWHERE, SafeSteps, render_word
 from dalsegno.wire.frames import Message
 
 # What the ranks of one generation may overwrite in memory. Pure: times are arguments.
@@ -28,9 +28,9 @@ _Counted = TypeVar("_Counted")
 
 
 class Safety:
-    """Tracks which steps of one generation are replicated. `said` is the first `Safe` to announce."""
+    """Tracks which steps of one generation are replicated. `said` is the first `SafeSteps` to announce."""
 
-    def __init__(self, nodes: Sequence[str], world: int, said: Safe, now: float) -> None:
+    def __init__(self, nodes: Sequence[str], world: int, said: SafeSteps, now: float) -> None:
         self.safe = said
         self._nodes, self._parts_of_a_step, self._world = frozenset(nodes), world + 1, world
         self._enough = min(2, len(nodes))
@@ -54,7 +54,7 @@ class Safety:
             _count(self._replicated, part[0], self._holders[part] == self._enough)
             self._newest = max(self._newest, part[0])
 
-    def look(self, now: float) -> Safe:
+    def look(self, now: float) -> SafeSteps:
         """Return what is safe now."""
         found = [place for place, parts in self._replicated.items() if parts == self._parts_of_a_step]
         place = max(filter(self._may_become_safe, found), default=self.safe.place)
@@ -105,17 +105,17 @@ class MemoryTable:
     def __init__(self) -> None:
         self._held: dict[str, tuple[HeldSnapshot, ...]] = {}
         self._keepers: dict[str, Address] = {}
-        self._said: dict[str, Safe] = {}  # the last `Safe` each agent received, as it reports itself
+        self._said: dict[str, SafeSteps] = {}  # the last `SafeSteps` each agent received, as it reports itself
         self._sent: dict[str, Message] = {}  # the last message to each agent about its buddy
         self._keepers_changed = False
-        self._sent_safe: Safe | None = None
+        self._sent_safe: SafeSteps | None = None
         self._begun = 0  # the last generation started here
         self._resume: Resume | None = None  # for that generation
         self._safety: Safety | None = None  # None if nothing is replicated
         self.used: set[str] = set()  # nodes that may hold data, including those that were not swept since
 
     def update(
-        self, node: str, held: Sequence[HeldSnapshot], keeper: Address | None = None, said: Safe | None = None
+        self, node: str, held: Sequence[HeldSnapshot], keeper: Address | None = None, said: SafeSteps | None = None
     ) -> None:
         self._held[node] = tuple(held)
         if keeper is not None:
@@ -156,7 +156,7 @@ class MemoryTable:
         self._begun, self._resume, self._safety = group.generation, found, None
         if len(group.agents) > 1 and len(self._buddies(group)) == len(group.agents):
             kept = before if found and before in whole and before <= found.place else NOWHERE
-            said = Safe(group.generation, kept, found.place if found else NOWHERE)
+            said = SafeSteps(group.generation, kept, found.place if found else NOWHERE)
             self._safety = self._watch(group, said, now)
         self._sent_safe = self._safety.look(now) if self._safety else None
         self._sent = {node: _buddy(address) for node, address in self._buddies(group).items()}
@@ -218,17 +218,17 @@ class MemoryTable:
         return said
 
     def _take_over(self, group: Members, now: float) -> None:
-        """Take over a generation: once all nodes have reported, the highest reported `Safe` counts."""
+        """Take over a generation: once all nodes have reported, the highest reported `SafeSteps` counts."""
         if not all(node in self._held for node in group.agents):
             return
         said = [each for node, each in self._said.items() if each.generation == group.generation]
         self._begun = group.generation
         if said:
             place, floor = max(each.place for each in said), max(each.floor for each in said)
-            most = Safe(group.generation, place, said[0].resumed, floor)
+            most = SafeSteps(group.generation, place, said[0].resumed, floor)
             self._safety = self._watch(group, most, now)
 
-    def _watch(self, group: Members, said: Safe, now: float) -> Safety:
+    def _watch(self, group: Members, said: SafeSteps, now: float) -> Safety:
         safety = Safety(group.agents, group.world_size, said, now)
         for node in group.agents:
             safety.update(node, self._held.get(node, ()))

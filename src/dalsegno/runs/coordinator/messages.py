@@ -12,7 +12,7 @@ from dalsegno.runs.coordinator.causes import Failure, read_failure
 from dalsegno.runs.coordinator.events import Event, GenerationStopped, Joined, Left, StoreOpened, WorkerEnded
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
 from dalsegno.train.contract import DONE, SAVED
-from dalsegno.train.memory.safe import Safe, parse_word
+from dalsegno.train.memory.safe import SafeSteps, parse_word
 from dalsegno.wire.frames import Message
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -44,7 +44,7 @@ class AgentHello:
     reports: tuple[WorkerReport, ...] = ()
     held: tuple[HeldSnapshot, ...] = ()
     keeper: int = 0  # the port of its keeper
-    safe: Safe | None = None  # the last `Safe` it received
+    safe: SafeSteps | None = None  # the last `Safe` it received
 
     def still_runs(self, generation: int) -> bool:
         """Return whether it still runs this generation's workers."""

@@ -15,7 +15,7 @@ from dalsegno.runs.agent.agent import RunAgent
 from dalsegno.runs.agent.orders import read_setup
 from dalsegno.runs.coordinator.causes import signal_name
 from dalsegno.runs.torchrun.args import TorchrunArgs
-from dalsegno.runs.torchrun.coordinator import Hosted, Talk, fill_macros, seconds
+from dalsegno.runs.torchrun.coordinator import CoordinatorThread, Talk, fill_macros, seconds
 from dalsegno.runs.torchrun.logs import Logs
 from dalsegno.runs.torchrun.meeting import Keys, host_of
 from dalsegno.wire.frames import Message
@@ -99,7 +99,7 @@ class TorchrunAgent(RunAgent):
 
     def __init__(
         self, args: TorchrunArgs, setup: Message, connect: Message, name: str, keys: Keys, logs: Logs, talk: Talk,
-        hosted: Hosted | None,
+        hosted: CoordinatorThread | None,
     ) -> None:  # fmt: skip
         super().__init__(connect, name, None if connect["secret"] else keys.unlock)
         self.args, self._setup, self._logs, self._talk = args, setup, logs, talk

@@ -30,7 +30,7 @@ from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
 from dalsegno.runs.submit.site import TORCH_MODULES
 from dalsegno.runs.torchrun.args import TorchrunArgs
-from dalsegno.runs.torchrun.meeting import LOOPBACK, Keys, Meeting, host_of, is_loopback, parse_endpoint
+from dalsegno.runs.torchrun.meeting import LOOPBACK, Keys, Rendezvous, host_of, is_loopback, parse_endpoint
 from dalsegno.wire.frames import Message
 
 # The run: its shape, the workers' variables, what each node starts
@@ -50,7 +50,7 @@ class TorchrunSite:
     run: str  # torchrun's run id
     id: str  # our own id, which is unique
     nproc_per_node: int
-    meeting: Meeting
+    meeting: Rendezvous
     store: bool = True  # a torch that can hold the store exists; else the first worker holds it
     timing: Timing = field(default_factory=Timing)
     hang_timeout_s: float | None = 0.0
@@ -158,7 +158,7 @@ def seconds(args: TorchrunArgs, name: str, default: float) -> float:
 Talk = Callable[[str], None]
 
 
-class Hosted:
+class CoordinatorThread:
     """A coordinator in a thread. `open` returns its port; `join` waits until it has shut down."""
 
     def __init__(self, site: TorchrunSite, keys: Keys, talk: Talk) -> None:

@@ -20,9 +20,9 @@ from dalsegno.runs.submit.program import find_python
 from dalsegno.runs.submit.request import check_size
 from dalsegno.runs.torchrun.agent import TorchrunAgent
 from dalsegno.runs.torchrun.args import TorchrunArgs, count_processes
-from dalsegno.runs.torchrun.coordinator import JOIN_S, Hosted, Talk, TorchrunSite, agent_setup, seconds
+from dalsegno.runs.torchrun.coordinator import JOIN_S, CoordinatorThread, Talk, TorchrunSite, agent_setup, seconds
 from dalsegno.runs.torchrun.logs import Logs, Tee, Write
-from dalsegno.runs.torchrun.meeting import Keys, Meeting, agent_name, find_meeting, find_munge, is_own_address
+from dalsegno.runs.torchrun.meeting import Keys, Rendezvous, agent_name, find_meeting, find_munge, is_own_address
 from dalsegno.system.apart import slowness
 from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner
@@ -61,7 +61,7 @@ class _Launch:
     args: TorchrunArgs
     world: LaunchWorld
     nproc: int
-    meeting: Meeting
+    meeting: Rendezvous
     run: str
     keys: Keys
 
@@ -82,14 +82,14 @@ class _Launch:
                 hosted.stop("the node of the rendezvous has left")
                 hosted.join(SHUTDOWN_S)
 
-    def _host(self, python: str) -> tuple[Hosted | None, int]:
+    def _host(self, python: str) -> tuple[CoordinatorThread | None, int]:
         """Open the rendezvous; if another process of this node already has, join that one."""
         self.keys.make()
         site = TorchrunSite(
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
             store=has_torch(python), timing=Timing(read_gone_s(self.world.environ) * slowness()),
         )  # fmt: skip
-        hosted = Hosted(site, self.keys, self.world.talk)
+        hosted = CoordinatorThread(site, self.keys, self.world.talk)
         try:
             port = hosted.open()
         except OSError as error:

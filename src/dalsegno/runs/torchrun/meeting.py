@@ -27,7 +27,7 @@ _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where agents meet. `ours`: this node may listen there. `alone`: no other node comes, so none has to find it."""
 
     host: str
@@ -36,10 +36,10 @@ class Meeting:
     alone: bool = False
 
 
-ALONE = Meeting(LOOPBACK, 0, ours=True, alone=True)
+ALONE = Rendezvous(LOOPBACK, 0, ours=True, alone=True)
 
 
-def find_meeting(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Meeting:
+def find_meeting(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Rendezvous:
     """Find the rendezvous as torchrun does: at the master for `static`, else at the endpoint."""
     if args.standalone or args.nodes.max == 1:
         return ALONE
@@ -49,15 +49,15 @@ def find_meeting(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Meeting:
     if port == 0:
         return ALONE  # a port that no other node can know
     said = _said_to_be_host(args.settings.get("is_host", ""))
-    return Meeting(host, port, is_ours(host) if said is None else said)
+    return Rendezvous(host, port, is_ours(host) if said is None else said)
 
 
-def _static(args: TorchrunArgs) -> Meeting:
+def _static(args: TorchrunArgs) -> Rendezvous:
     host, port = parse_endpoint(args.endpoint, 0)
     if not port:
         what = f"{shown(args.endpoint)} has no port, and the static rendezvous has no default"
         raise UsageError(what, where="--rdzv-endpoint", hint="write `host:29500`, or `--rdzv-backend c10d`")
-    return Meeting(host, port, ours=args.node_rank == 0)
+    return Rendezvous(host, port, ours=args.node_rank == 0)
 
 
 def _said_to_be_host(text: str) -> bool | None:

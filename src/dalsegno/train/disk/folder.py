@@ -310,7 +310,7 @@ def _age(temporary: TemporaryName) -> tuple[int, int]:
 Warn = Callable[[str], None]
 
 
-class Visitor(NamedTuple):
+class OpeningRun(NamedTuple):
     """The run that opens a folder. A run without a name cannot know what its earlier generations wrote."""
 
     run: str
@@ -325,7 +325,7 @@ class Visitor(NamedTuple):
         return self.generation <= 1 and self.number == 0
 
 
-def open_folder(folder: Path, who: Visitor, warn: Warn) -> Path | None:
+def open_folder(folder: Path, who: OpeningRun, warn: Warn) -> Path | None:
     """Create and lock the folder. Return where a fresh start moved the old checkpoints; None if they stay."""
     with report_disk_errors("cannot create", folder):
         os.makedirs(folder, exist_ok=True)

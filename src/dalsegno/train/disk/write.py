@@ -26,7 +26,7 @@ from dalsegno.train.disk.format import (
     part_name,
     render_part,
 )
-from dalsegno.train.state import Piece, TrainingState
+from dalsegno.train.state import TensorPiece, TrainingState
 
 # Division of the work: every rank computes the same result alone
 
@@ -115,7 +115,7 @@ def _values(state: TrainingState) -> Iterator[tuple[str, object]]:
         yield from state.values.items()
 
 
-def _share(state: TrainingState) -> Iterator[tuple[Piece, Slice]]:
+def _share(state: TrainingState) -> Iterator[tuple[TensorPiece, Slice]]:
     shared = {piece.key: piece for piece in state.pieces if piece.shared}
     tensors = [Shared(piece.key, piece.size, piece.tensor.element_size()) for piece in shared.values()]
     for part in divide(tensors, state.world)[state.rank]:
@@ -125,7 +125,7 @@ def _share(state: TrainingState) -> Iterator[tuple[Piece, Slice]]:
             yield piece, Slice(piece.key, 0, 0, piece.tensor.shape[0] if piece.tensor.dim() else 1)
 
 
-def _write_chunk(file: ChecksummedFile, piece: Piece, part: Slice) -> DataEntry:
+def _write_chunk(file: ChecksummedFile, piece: TensorPiece, part: Slice) -> DataEntry:
     data = _dense_slice(piece.tensor, part)
     offsets = list(piece.offsets)
     if offsets:

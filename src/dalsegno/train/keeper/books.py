@@ -11,13 +11,13 @@ from pathlib import Path
 from dalsegno.train.keeper.holdings import StoredSnapshot, holdings
 from dalsegno.train.keeper.plan import KeeperAddress, KeepOrder, Sent, find_unneeded, key_of
 from dalsegno.train.memory.files import SlotName, list_slots, safe_name
-from dalsegno.train.memory.safe import Safe, read_safe
+from dalsegno.train.memory.safe import SafeSteps, read_safe
 from dalsegno.wire.frames import Message
 
 Report = Callable[[Message], None]
 
 
-class Books:
+class KeeperState:
     """The state of a keeper. What is held is read from the folder each time, because the folder outlives the keeper."""
 
     def __init__(self, folder: Path, report: Report) -> None:
@@ -71,7 +71,7 @@ class Books:
             self._sent[key_of(one)] = buddy
             self.refresh()
 
-    def safe(self) -> Safe | None:
+    def safe(self) -> SafeSteps | None:
         return read_safe(self.folder / safe_name(self.keep.run)) if self.keep else None
 
     def path(self, rank: int, slot: int) -> Path:
@@ -101,7 +101,7 @@ CHUNK = 4 << 20
 _LEAST = 64 << 10
 
 
-class Pace:
+class ByteRate:
     """A token bucket with one token per byte. It holds a quarter of a second's worth."""
 
     def __init__(
@@ -127,6 +127,6 @@ class Pace:
             self._sleep(-self._tokens / self.rate)
 
 
-def unlimited() -> Pace:
+def unlimited() -> ByteRate:
     """Return no limit, for fetches: training does not run then."""
-    return Pace(float(1 << 60))
+    return ByteRate(float(1 << 60))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Union
 from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.memory.files import check_run
 from dalsegno.train.memory.record import SnapshotRecord, free_slots
-from dalsegno.train.memory.safe import Safe
+from dalsegno.train.memory.safe import SafeSteps
 
 # Orders of the agent
 
@@ -127,7 +127,7 @@ def choose_to_send(
     held: Sequence[StoredSnapshot],
     keep: KeepOrder,
     sent: Collection[Sent],
-    safe: Safe | None = None,
+    safe: SafeSteps | None = None,
     skipped: bool = False,
 ) -> StoredSnapshot | None:
     """Return the newest snapshot to send, of the rank whose turn it is. `skipped`: also consider older ones."""
@@ -146,7 +146,7 @@ def key_of(one: StoredSnapshot) -> Sent:
 
 
 def choose_slot(
-    copies: Sequence[SnapshotRecord | None], made: Sequence[bool], keep: KeepOrder, safe: Safe | None
+    copies: Sequence[SnapshotRecord | None], made: Sequence[bool], keep: KeepOrder, safe: SafeSteps | None
 ) -> int | None:
     """Return the slot for the next copy of a rank; None while all are needed. Existing files are used first."""
     free = free_slots(copies, keep.generation, _resumed(copies, keep), safe)
@@ -164,7 +164,7 @@ def find_shared(held: Iterable[StoredSnapshot], generation: int, step: int) -> S
     return min(fit, key=lambda one: one.copy, default=None)
 
 
-def find_unneeded(held: Sequence[StoredSnapshot], safe: Safe | None) -> list[StoredSnapshot]:
+def find_unneeded(held: Sequence[StoredSnapshot], safe: SafeSteps | None) -> list[StoredSnapshot]:
     """Return the snapshots that are no longer needed.
 
     These are the parts fetched to start from, once the run has a newer safe step; and those of a rank that now runs or
@@ -179,7 +179,7 @@ def find_unneeded(held: Sequence[StoredSnapshot], safe: Safe | None) -> list[Sto
     return fetched + [one for one in held if one not in fetched and (one.rank, one.copy) not in here]
 
 
-def _counts(one: StoredSnapshot, keep: KeepOrder, safe: Safe | None) -> bool:
+def _counts(one: StoredSnapshot, keep: KeepOrder, safe: SafeSteps | None) -> bool:
     """Return whether the run may ever resume from it: not from abandoned steps, nor from before the safe one."""
     if safe is not None and not safe.needs(one.place):
         return False

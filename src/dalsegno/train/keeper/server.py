@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.keeper.books import Books, unlimited
+from dalsegno.train.keeper.books import KeeperState, unlimited
 from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.keeper.plan import COPIES, choose_slot, find_own, find_shared
 from dalsegno.train.keeper.wire import CALLED, CALLER, IDLE_S, PROOF_S, STALL_S, Channel
@@ -24,7 +24,7 @@ from dalsegno.wire.handshake import ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
 
-def give(channel: Channel, message: Message, books: Books) -> None:
+def give(channel: Channel, message: Message, books: KeeperState) -> None:
     """Send a part of a snapshot to a keeper that requests it: its header, then its bytes."""
     rank, generation, step, part = message["fetch"]
     shared = part == "shared"
@@ -34,7 +34,7 @@ def give(channel: Channel, message: Message, books: Books) -> None:
         channel.send({"gone": True})
 
 
-def _give(channel: Channel, message: Message, books: Books, one: StoredSnapshot, shared: bool) -> bool:
+def _give(channel: Channel, message: Message, books: KeeperState, one: StoredSnapshot, shared: bool) -> bool:
     path = books.path_of(one)
     with hold_snapshot(path) as snapshot:
         if snapshot is None or snapshot.record != one.record:
@@ -58,7 +58,7 @@ MOST_RANKS = 1 << 20
 class Receiving:
     """Receives copies, one per rank at a time: if its sender reconnects, the old connection ends first."""
 
-    def __init__(self, books: Books, read_room: Callable[[Path], FreeMemory] = read_room) -> None:
+    def __init__(self, books: KeeperState, read_room: Callable[[Path], FreeMemory] = read_room) -> None:
         self._books, self._read_room = books, read_room
         self._busy: set[int] = set()
         self._lock = threading.Lock()
@@ -135,7 +135,7 @@ LIMITS = ServerLimits(strangers=32, stranger_s=PROOF_S, stranger_bytes=1 << 10)
 class KeeperServer:
     """Accepts the keepers of the same run. One thread serves unauthenticated callers; each keeper then gets its own."""
 
-    def __init__(self, books: Books, listener: socket.socket) -> None:
+    def __init__(self, books: KeeperState, listener: socket.socket) -> None:
         self._books, self._listener = books, listener
         self._receiving = Receiving(books)
         self._calls = threading.BoundedSemaphore(_MOST_CALLS)

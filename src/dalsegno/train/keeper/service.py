@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from dalsegno.train.keeper.books import Books
+from dalsegno.train.keeper.books import KeeperState
 from dalsegno.train.keeper.plan import Drop, Fetch, KeepOrder, Order, Sent, choose_to_sum, key_of, parse_order
 from dalsegno.train.keeper.server import KeeperServer
 from dalsegno.train.keeper.transfer import Fetching, Sending
@@ -23,7 +23,7 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, send
 from dalsegno.wire.peer import check_peer
 
 
-def sum_for_ever(books: Books) -> None:
+def sum_for_ever(books: KeeperState) -> None:
     """Make the checksums of this node's snapshots, newest first. Damaged or overwritten ones are not retried."""
     failed: set[Sent] = set()
     while True:
@@ -73,7 +73,7 @@ class SnapshotKeeper:
 
     def __init__(self, folder: Path, agent: socket.socket, listener: socket.socket) -> None:
         self._agent, self._send_lock = agent, threading.Lock()
-        self._books = Books(folder, self._report)
+        self._books = KeeperState(folder, self._report)
         self._server = KeeperServer(self._books, listener)
         self._fetching, self._sending = Fetching(self._books), Sending(self._books)
 

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.keeper.books import Books, Pace
+from dalsegno.train.keeper.books import ByteRate, KeeperState
 from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.keeper.plan import (
     OWN,
@@ -34,7 +34,7 @@ from dalsegno.wire.frames import BadFrame, Message
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedPart:
     """A part to fetch."""
 
     rank: int
@@ -51,10 +51,10 @@ class Wanted:
         return [self.rank, self.generation, self.step, "shared" if self.shared else "own"]
 
 
-class Arriving:
+class IncomingPart:
     """A part being received from one holder after the other, into a new file: an earlier one may still be in use."""
 
-    def __init__(self, path: Path, wanted: Wanted) -> None:
+    def __init__(self, path: Path, wanted: WantedPart) -> None:
         self._path, self._wanted = path, wanted
         self._coming: Incoming | None = None
         self._header, self._at = "", 0
@@ -113,10 +113,10 @@ _SLOW_S = 40.0  # a silent holder may answer soon: its keeper is forked only aft
 class Fetching:
     """Runs several fetches at a time. A part that several ranks need is fetched once."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: KeeperState) -> None:
         self._books = books
         self._lock = threading.Lock()
-        self._turns: dict[Wanted, threading.Lock] = {}
+        self._turns: dict[WantedPart, threading.Lock] = {}
 
     def start(self, fetch: Fetch) -> None:
         threading.Thread(target=self.fetch, args=(fetch,), daemon=True, name=f"fetch {fetch.number}").start()
@@ -125,18 +125,18 @@ class Fetching:
         """Fetch both parts and report the result to the agent."""
         own, shared, why = "", "", ""
         try:
-            own = str(self._part(Wanted(fetch.rank, fetch.generation, fetch.step, False), fetch.own))
-            shared = str(self._part(Wanted(fetch.rank, fetch.generation, fetch.step, True), fetch.shared))
+            own = str(self._part(WantedPart(fetch.rank, fetch.generation, fetch.step, False), fetch.own))
+            shared = str(self._part(WantedPart(fetch.rank, fetch.generation, fetch.step, True), fetch.shared))
         except CheckpointError as error:
             why = str(error)
         self._books.refresh()
         self._books.report({"fetched": fetch.number, "ok": not why, "why": why, "own": own, "shared": shared})
 
-    def _part(self, wanted: Wanted, holders: Sequence[KeeperAddress]) -> Path:
+    def _part(self, wanted: WantedPart, holders: Sequence[KeeperAddress]) -> Path:
         with self._turn(wanted):
             return self._here(wanted) or self._fetched(wanted, holders)
 
-    def _here(self, wanted: Wanted) -> Path | None:
+    def _here(self, wanted: WantedPart) -> Path | None:
         held = self._books.held()
         if wanted.shared:
             one = find_shared(held, wanted.generation, wanted.step)
@@ -144,13 +144,13 @@ class Fetching:
             one = find_own(held, wanted.rank, wanted.generation, wanted.step)
         return self._books.path_of(one) if one else None
 
-    def _fetched(self, wanted: Wanted, holders: Sequence[KeeperAddress]) -> Path:
+    def _fetched(self, wanted: WantedPart, holders: Sequence[KeeperAddress]) -> Path:
         keep = self._books.keep
         if keep is None:
             raise CheckpointError("the keeper has no orders yet")
         path = self._books.path(wanted.rank, SHARED if wanted.shared else OWN)
-        arriving, why = Arriving(path, wanted), [] if holders else ["no node is known to have it"]
-        turns = Turns(holders, time.monotonic())
+        arriving, why = IncomingPart(path, wanted), [] if holders else ["no node is known to have it"]
+        turns = HolderOrder(holders, time.monotonic())
         while turns.waiting:
             holder = turns.next()
             try:
@@ -162,13 +162,13 @@ class Fetching:
         arriving.abandon()
         raise CheckpointError(f"{_describe(wanted)} could not be fetched: {'; '.join(why)}")
 
-    def _turn(self, wanted: Wanted) -> threading.Lock:
-        key = Wanted(0, wanted.generation, wanted.step, True) if wanted.shared else wanted
+    def _turn(self, wanted: WantedPart) -> threading.Lock:
+        key = WantedPart(0, wanted.generation, wanted.step, True) if wanted.shared else wanted
         with self._lock:
             return self._turns.setdefault(key, threading.Lock())
 
 
-class Turns:
+class HolderOrder:
     """The order in which holders are asked, and how often."""
 
     def __init__(self, holders: Sequence[KeeperAddress], began: float) -> None:
@@ -187,12 +187,12 @@ class Turns:
 _FAILURES = (OSError, BadFrame, CheckpointError, KeyError, ValueError)
 
 
-def _take(arriving: Arriving, holder: KeeperAddress, keep: KeepOrder) -> None:
+def _take(arriving: IncomingPart, holder: KeeperAddress, keep: KeepOrder) -> None:
     with dial(holder, keep.run, keep.secret) as channel:
         arriving.take_from(channel)
 
 
-def _describe(wanted: Wanted) -> str:
+def _describe(wanted: WantedPart) -> str:
     part = "the shared part" if wanted.shared else f"rank {wanted.rank}'s own part"
     return f"{part} of step {wanted.step}"
 
@@ -218,11 +218,11 @@ _REST_S = {TransferOutcome.LATER: 0.05, TransferOutcome.REFUSED: 0.5, TransferOu
 class Sending:
     """Sends each rank's own part to the buddy, newest first, over one connection."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: KeeperState) -> None:
         self._books = books
         self._channel: Channel | None = None
         self._buddy: KeeperAddress | None = None
-        self._pace = Pace(1.0)
+        self._pace = ByteRate(1.0)
         self._moved = time.monotonic()
         self._broken = 0  # consecutive failures
         self._aside: dict[Sent, float] = {}  # until when a snapshot waits behind others
@@ -297,7 +297,7 @@ class Sending:
             self._close()
             self._channel, self._buddy = dial(buddy, keep.run, keep.secret), buddy
         if self._pace.rate != keep.rate:
-            self._pace = Pace(keep.rate)
+            self._pace = ByteRate(keep.rate)
         return self._channel
 
     def _close(self) -> None:

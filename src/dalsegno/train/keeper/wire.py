@@ -24,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from dalsegno.train.keeper.books import Pace
+from dalsegno.train.keeper.books import ByteRate
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.files import open_own
 from dalsegno.train.memory.record import Extent
@@ -98,7 +98,7 @@ class Channel:
             done.set()
             beating.join()
 
-    def send_part(self, path: Path, part: Extent, start: int, pace: Pace) -> None:
+    def send_part(self, path: Path, part: Extent, start: int, pace: ByteRate) -> None:
         """Send the part's bytes from `start` on, straight from the file, with a tag after each piece."""
         fd = open_own(path)
         if fd is None:
@@ -117,7 +117,7 @@ class Channel:
                 for piece in waiting:
                     self._send_piece(file, *piece, pace)
 
-    def _send_piece(self, file: BinaryIO, at: int, end: int, tag: Future[bytes], pace: Pace) -> None:
+    def _send_piece(self, file: BinaryIO, at: int, end: int, tag: Future[bytes], pace: ByteRate) -> None:
         for begin in range(at, end, pace.chunk):
             count = min(pace.chunk, end - begin)
             pace.take(count)

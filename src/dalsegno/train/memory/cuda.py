@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Sequence
 import torch
 
 from dalsegno.train.memory.layout import aligned
-from dalsegno.train.memory.slots import Draft, Pair, Slot, copy_now
+from dalsegno.train.memory.slots import Pair, Slot, SnapshotDraft, copy_now
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
 
@@ -92,7 +92,7 @@ class Copier:
         slot.on_release = lambda: self._unpin(address)
         return True
 
-    def start(self, draft: Draft, steady: Container[int] | None = None) -> PendingCopies:
+    def start(self, draft: SnapshotDraft, steady: Container[int] | None = None) -> PendingCopies:
         """Start to copy a snapshot's tensors into its slot. Commit the draft when they are complete.
 
         `steady`: the addresses of tensors that do not change before `before_change`; None for all. The others are

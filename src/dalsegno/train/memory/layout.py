@@ -17,7 +17,7 @@ from typing import Any
 
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.record import HEADER
-from dalsegno.train.state import Piece, TrainingState
+from dalsegno.train.state import TensorPiece, TrainingState
 
 ALIGN = 64
 SHELL, VALUES, OWN = "shell", "values", "own"
@@ -100,7 +100,7 @@ def parse_head(head: bytes) -> Contents:
     return Contents(tuple(Blob(*blob) for blob in contents["blobs"]), pieces)
 
 
-def _part(named: Sequence[tuple[str, bytes]], pieces: Iterable[tuple[int, Piece]]) -> LaidOutPart:
+def _part(named: Sequence[tuple[str, bytes]], pieces: Iterable[tuple[int, TensorPiece]]) -> LaidOutPart:
     placed = _place(tuple(_fields(order, piece) for order, piece in pieces))
     at, blobs = placed.end, []
     for name, blob in named:
@@ -128,7 +128,7 @@ def _place(pieces: tuple[tuple[Any, ...], ...]) -> _Places:
     return _Places(tuple(placed), json.dumps([list(vars(piece).values()) for piece in placed]), at)
 
 
-def _fields(order: int, piece: Piece) -> tuple[Any, ...]:
+def _fields(order: int, piece: TensorPiece) -> tuple[Any, ...]:
     tensor = piece.tensor
     if tensor.is_sparse or tensor.is_quantized or tensor.is_nested:
         raise CheckpointError(f"{piece.key} is not a dense tensor", "only dense tensors can be saved")

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dalsegno.train.memory.safe import Place, Safe
+from dalsegno.train.memory.safe import Place, SafeSteps
 
 _SIZE = 256
 COMMIT_AT, SUMS_AT, HEADER = 0, _SIZE, 2 * _SIZE
@@ -127,7 +127,7 @@ def _unsealed(raw: bytes, magic: bytes) -> bytes | None:
 
 
 def free_slots(
-    slots: Sequence[SnapshotRecord | None], generation: int, resumed: int | None = None, safe: Safe | None = None
+    slots: Sequence[SnapshotRecord | None], generation: int, resumed: int | None = None, safe: SafeSteps | None = None
 ) -> list[int]:
     """Return the slots that may be overwritten, the best first.
 

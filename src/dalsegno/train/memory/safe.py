@@ -20,7 +20,7 @@ NOWHERE: Place = (0, -1)
 
 
 @dataclass(frozen=True)
-class Safe:
+class SafeSteps:
     """What to keep in one generation. A later value only releases more, so a stale reader keeps too much."""
 
     generation: int
@@ -37,19 +37,19 @@ class Safe:
         return place == self.resumed and self.place[0] < self.generation
 
 
-NOTHING_SAFE = Safe(0)
+NOTHING_SAFE = SafeSteps(0)
 
 
-def render_word(safe: Safe) -> dict[str, Any]:
+def render_word(safe: SafeSteps) -> dict[str, Any]:
     """Return the message between coordinator and agent."""
     return {
         "generation": safe.generation, "place": list(safe.place), "resumed": list(safe.resumed), "floor": safe.floor,
     }  # fmt: skip
 
 
-def parse_word(message: Mapping[str, Any]) -> Safe:
+def parse_word(message: Mapping[str, Any]) -> SafeSteps:
     place, resumed = _place(message["place"]), _place(message["resumed"])
-    return Safe(int(message["generation"]), place, resumed, int(message["floor"]))
+    return SafeSteps(int(message["generation"]), place, resumed, int(message["floor"]))
 
 
 def _place(value: Any) -> Place:
@@ -57,7 +57,7 @@ def _place(value: Any) -> Place:
     return int(generation), int(step)
 
 
-def write_safe(path: Path, safe: Safe) -> None:
+def write_safe(path: Path, safe: SafeSteps) -> None:
     """Write it atomically: a concurrent reader gets the old value or this one."""
     raw = _FORM.pack(safe.generation, safe.floor, *safe.place, *safe.resumed)
     new = path.with_name(f"{path.name}-new")
@@ -69,7 +69,7 @@ def write_safe(path: Path, safe: Safe) -> None:
     os.replace(new, path)
 
 
-def read_safe(path: Path) -> Safe | None:
+def read_safe(path: Path) -> SafeSteps | None:
     """Read the safe step; None without replication, where every committed step is as safe as it gets.
 
     If the file is damaged, nothing is safe.
@@ -84,4 +84,4 @@ def read_safe(path: Path) -> Safe | None:
     if len(raw) != _FORM.size + _CRC.size or _CRC.unpack_from(raw, _FORM.size)[0] != zlib.crc32(raw[: _FORM.size]):
         return NOTHING_SAFE
     generation, floor, *places = _FORM.unpack_from(raw)
-    return Safe(generation, (places[0], places[1]), (places[2], places[3]), floor)
+    return SafeSteps(generation, (places[0], places[1]), (places[2], places[3]), floor)

@@ -182,7 +182,7 @@ class Slot:
 Pair = tuple[torch.Tensor, torch.Tensor]  # target, source
 
 
-class Draft:
+class SnapshotDraft:
     """A snapshot being written: its slot has all but the tensors. Copy the pairs, then commit."""
 
     def __init__(self, slot: Slot, pairs: list[Pair], record: SnapshotRecord) -> None:
@@ -194,14 +194,14 @@ class Draft:
         return self.record
 
 
-def begin(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout | None = None) -> Draft | None:
+def begin(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout | None = None) -> SnapshotDraft | None:
     """Open the slot for this state; None while a reader holds it."""
     layout = layout or lay_out(state)
     slot.make_fit(layout.total)
     if not slot.begin():
         return None
     pairs = _put(slot, layout.own, layout.own_at, state) + _put(slot, layout.shared, HEADER, state)
-    return Draft(slot, pairs, make_record(state, layout, generation))
+    return SnapshotDraft(slot, pairs, make_record(state, layout, generation))
 
 
 def write(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout | None = None) -> SnapshotRecord | None:
@@ -283,7 +283,7 @@ class Slots:
         """Create missing slots before the first snapshot; raise NoRoom if they do not fit."""
         self._prepare(lay_out(state))
 
-    def begin(self, state: TrainingState, spare: Collection[str] = ()) -> Draft | None:
+    def begin(self, state: TrainingState, spare: Collection[str] = ()) -> SnapshotDraft | None:
         """Open a slot for this state; None, and counted, if none may be overwritten yet. `spare`: paths not to use."""
         layout = lay_out(state)
         self._prepare(layout)

@@ -37,7 +37,7 @@ from dalsegno.train.memory.record import (
 )
 from dalsegno.train.memory.slots import Slot, map_to_read
 from dalsegno.train.memory.views import view
-from dalsegno.train.state import Piece, TrainingState
+from dalsegno.train.state import TensorPiece, TrainingState
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _head_is_whole(snapshot: Snapshot, extent: Extent) -> bool:
     return extent == ABSENT or zlib.crc32(snapshot.part(extent)[: extent.head]) == extent.head_crc
 
 
-def _unpack(snapshot: Snapshot, extent: Extent) -> tuple[dict[str, bytes], list[tuple[int, Piece]]]:
+def _unpack(snapshot: Snapshot, extent: Extent) -> tuple[dict[str, bytes], list[tuple[int, TensorPiece]]]:
     part, body_at = snapshot.part(extent), aligned(extent.head)
     contents, body = parse_head(bytes(part[: extent.head])), part[body_at:]
     blobs = {blob.name: bytes(body[blob.at : blob.at + blob.length]) for blob in contents.blobs}
@@ -137,8 +137,8 @@ def _unpack(snapshot: Snapshot, extent: Extent) -> tuple[dict[str, bytes], list[
     return blobs, [(placed.order, _piece(tensors, placed)) for placed in contents.pieces]
 
 
-def _piece(tensors: torch.Tensor, placed: PlacedPiece) -> Piece:
-    return Piece(placed.key, view(tensors, placed), placed.size, placed.offsets, placed.shared, placed.writes)
+def _piece(tensors: torch.Tensor, placed: PlacedPiece) -> TensorPiece:
+    return TensorPiece(placed.key, view(tensors, placed), placed.size, placed.offsets, placed.shared, placed.writes)
 
 
 def _check_same_state(shared: SnapshotRecord, own: SnapshotRecord) -> None:
