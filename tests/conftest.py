@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from dalsegno.system.apart import slowness
+from dalsegno.system.hanging_calls import slowness
 
 TESTS = Path(__file__).parent
 CLUSTER_TIMEOUT_S = 600

@@ -15,7 +15,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` it is
     "run-coordinator": "dalsegno.runs.coordinator.program",
     "step-again": "dalsegno.runs.auto_resume.program",
     "controller": "dalsegno.controller",
-    "gpu-facts": "dalsegno.health.readers.nvml_apart",
+    "gpu-facts": "dalsegno.health.readers.nvml_process",
     "machine-room": "dalsegno.targets.local.machine_room",
     "break-worker": "dalsegno.inject.worker_program",
     "undo-fault": "dalsegno.targets.local.undo_fault",

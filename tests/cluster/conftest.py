@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import pytest
 
-from dalsegno.system.apart import slowness
 from dalsegno.system.cgroups import SYSTEMD_RUNS
+from dalsegno.system.hanging_calls import slowness
 
 SOURCE = Path(__file__).parents[2] / "src"
 

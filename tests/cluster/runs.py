@@ -19,13 +19,13 @@ from typing import NamedTuple
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import Entry, read
 from dalsegno.runs.status import NodeRole, RunStatus, read_status
-from dalsegno.system.apart import slowness
 from dalsegno.system.cgroups import cluster_folders
 from dalsegno.system.children import Process, arguments, environment, find
+from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import ROOM
-from dalsegno.train.memory.safe import NOTHING_SAFE, SafeSteps, read_safe
+from dalsegno.train.memory.safe_steps import NOTHING_SAFE, SafeSteps, read_safe
 from tests.cluster.conftest import Cli
 from tests.cluster.programs import programs
 from tests.waiting import eventually

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from dalsegno.system.apart import slowness
+from dalsegno.system.hanging_calls import slowness
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import Run, kill
 from tests.cluster.test_run_faults import broken, dark_for, power_off, whole

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from dalsegno.health.checks.services import ask_munge, judge_munge
-from dalsegno.health.here import machine_here
+from dalsegno.health.local_machine import machine_here
 from dalsegno.health.result import Verdict
 from dalsegno.health.world import LocalNode
 from dalsegno.recovery.client import ask
-from dalsegno.system.apart import TooLate
 from dalsegno.system.children import descendants
+from dalsegno.system.hanging_calls import TooLate
 from dalsegno.system.hosts import host_process
 from dalsegno.system.processes import Completed
 from tests.cluster.conftest import Cli, at_home, taken_down
@@ -39,7 +39,7 @@ CHECKS = """
 import os, sys, time
 from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
-from dalsegno.health.here import machine_here
+from dalsegno.health.local_machine import machine_here
 from dalsegno.health.runner import examine
 
 until, machine = time.time() + float(sys.argv[1]), machine_here(os.environ, "train-1")

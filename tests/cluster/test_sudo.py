@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.system.apart import slowness
+from dalsegno.system.hanging_calls import slowness
 from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import leftovers, make_home
 from tests.cluster.test_rootless import NOBODY, copy_program

@@ -42,7 +42,7 @@ from dalsegno.health.facts import (
 from dalsegno.health.readers.gpus import GpuCount, TemperatureHistory
 from dalsegno.health.readers.host import BlockedProcesses, KernelLines, Ports
 from dalsegno.health.telemetry import healthy
-from dalsegno.system.apart import NoAnswer
+from dalsegno.system.hanging_calls import NoAnswer
 
 NOW = 1_700_000_000.0
 PASSED, WARNED, FAILED = Verdict.PASSED, Verdict.WARNED, Verdict.FAILED

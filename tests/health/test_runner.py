@@ -17,7 +17,7 @@ from dalsegno.health.messages import LONGEST, NodeReport
 from dalsegno.health.runner import Checkup, examine, result_line
 from dalsegno.health.world import FolderWorld, NodeWorld
 from dalsegno.spec.facts import CheckSetting
-from dalsegno.system.apart import NoAnswer, TooLate
+from dalsegno.system.hanging_calls import NoAnswer, TooLate
 
 
 def ask_load(world: NodeWorld) -> str:

@@ -15,7 +15,7 @@ from dalsegno.health.facts import GpuFacts, GpuProcess
 from dalsegno.health.readers.gpus import gpus_on_bus, parse_link_errors, parse_links, parse_smi, read_smi
 from dalsegno.health.runner import examine
 from dalsegno.health.world import FolderWorld
-from dalsegno.system.apart import NoAnswer
+from dalsegno.system.hanging_calls import NoAnswer
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "nvidia-smi-580"
 XML = (RECORDED / "h200.xml").read_text()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dalsegno.health.messages import MOST_PART, Finding, GpuIdentity, Order, Reply
 from dalsegno.health.result import passed
 from dalsegno.node_agent.orders import Send
-from dalsegno.system.apart import ask
+from dalsegno.system.hanging_calls import ask
 from dalsegno.wire.frames import Message
 
 

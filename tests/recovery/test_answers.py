@@ -16,13 +16,13 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.health import GpuIdentity, Remedy, Verdict
 from dalsegno.recovery.actions import ChangePhase, Drain, Note, Repair
 from dalsegno.recovery.answers import Answers
-from dalsegno.recovery.book import DAY_S
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.controller import SOCKET, Controller
 from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.facts import NodeFault
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.records import DAY_S
 from dalsegno.recovery.run_hints import CheckChange
 from dalsegno.recovery.store import Journal
 from dalsegno.recovery.watch import JOURNAL

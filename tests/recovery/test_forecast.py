@@ -6,8 +6,8 @@ import pytest
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import ChangePhase, Repair
-from dalsegno.recovery.book import BudgetMark, MarkKind
 from dalsegno.recovery.phase import HeldAction, NodePhase
+from dalsegno.recovery.records import BudgetMark, MarkKind
 from dalsegno.recovery.repair import Forecast, forecast
 from tests.recovery.clinic import Clinic, MakeClinic
 

@@ -26,7 +26,7 @@ from dalsegno.train.keeper.plan import (
 )
 from dalsegno.train.memory.files import SlotName
 from dalsegno.train.memory.record import ABSENT, Extent, SnapshotRecord, free_slots
-from dalsegno.train.memory.safe import NOWHERE, SafeSteps, parse_word
+from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, parse_word
 from dalsegno.wire.frames import Message
 
 SLOTS = 3

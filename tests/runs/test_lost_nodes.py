@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dalsegno.train.memory.safe import NOWHERE
+from dalsegno.train.memory.safe_steps import NOWHERE
 from tests.runs.small_nodes import Cluster
 
 SIZE, SPARES = 3, 1

@@ -7,7 +7,7 @@ from typing import Any
 from dalsegno.runs.coordinator.group import GroupPlace, Members
 from dalsegno.runs.coordinator.memory import MemoryTable
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
-from dalsegno.train.memory.safe import NOWHERE, SafeSteps, parse_word
+from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, parse_word
 
 TWO = Members(3, (GroupPlace("a", 0, 0), GroupPlace("b", 1, 1)), 1)
 A, B = ("10.0.0.1", 700), ("10.0.0.2", 700)

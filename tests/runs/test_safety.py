@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dalsegno.runs.coordinator.memory import AHEAD, PATIENCE_S, Safety
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
-from dalsegno.train.memory.safe import SafeSteps
+from dalsegno.train.memory.safe_steps import SafeSteps
 from tests.runs.small_nodes import Cluster
 
 STEP_S = 0.5

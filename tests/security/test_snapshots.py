@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch")
 
 from dalsegno.node_agent.evidence import UNUSED_S, MemoryOfRuns
 from dalsegno.node_agent.worker import CHECK_S
-from dalsegno.runs.torchrun.meeting import Keys
+from dalsegno.runs.torchrun.rendezvous import Keys
 from dalsegno.system.children import descendants
 from dalsegno.train.agent import AgentLink
 from dalsegno.train.errors import NoRoom

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
-from dalsegno.system.apart import Forked, fork
 from dalsegno.system.children import start_ticks
+from dalsegno.system.hanging_calls import Forked, fork
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -69,7 +69,7 @@ def test_hanging_forked_process_is_killed_with_its_children():
 
 def test_forked_process_does_not_outlive_its_parent():
     code = (
-        "import os, signal, time; from dalsegno.system.apart import fork;"
+        "import os, signal, time; from dalsegno.system.hanging_calls import fork;"
         "forked = fork(lambda sock: time.sleep(100)); print(forked.pid, flush=True);"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
-from dalsegno.system.apart import MOST_PATIENT
 from dalsegno.system.children import MARK, Process, descendants, end, marked, send, start_ticks
 from dalsegno.system.guest.host import rotate
 from dalsegno.system.guest.kernel import LINK_WAIT_S
+from dalsegno.system.hanging_calls import MOST_PATIENT
 from dalsegno.system.hosts import (
     HostPlan,
     Service,

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.asking import ask_controller, find_controller, format_time
+from dalsegno.cli.controller_requests import ask_controller, find_controller, format_time
 from dalsegno.cli.elevation import elevate_for_cluster
 from dalsegno.cli.out import cluster_option, json_option
 

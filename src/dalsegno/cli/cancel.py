@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.asking import is_silence
+from dalsegno.cli.controller_requests import is_silence
 from dalsegno.cli.watch import cluster_is_gone, is_over, jobs_of
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.train.contract import TERMINATED

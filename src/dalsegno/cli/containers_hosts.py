@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dalsegno.cli.asking import meaning_of
+from dalsegno.cli.controller_requests import meaning_of
 from dalsegno.errors import CommandFailed, NotThere, UsageError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.asking import ask_controller, find_controller, format_time
+from dalsegno.cli.controller_requests import ask_controller, find_controller, format_time
 from dalsegno.cli.out import cluster_option
 
 if TYPE_CHECKING:

@@ -100,7 +100,7 @@ def _note_reset() -> None:
 
 
 def _check_here(context: str, form: str) -> None:
-    from dalsegno.health.here import env_here
+    from dalsegno.health.local_machine import env_here
     from dalsegno.health.result import Verdict
     from dalsegno.health.runner import drain_reason, result_line
 
@@ -135,11 +135,11 @@ def _run_checks(context: str, env: Mapping[str, str]) -> tuple[str, list[Finding
     from dalsegno.health.cache import cache_file, keep, read_kept
     from dalsegno.health.check import Context
     from dalsegno.health.checks import CHECKS
-    from dalsegno.health.here import machine_here, settings_here
-    from dalsegno.health.readers.nvml_apart import read_nvml_apart
+    from dalsegno.health.local_machine import machine_here, settings_here
+    from dalsegno.health.readers.nvml_process import read_nvml_in_process
     from dalsegno.health.runner import examine
 
-    machine, settings = machine_here(env, gpus=read_nvml_apart), _settings(lambda: settings_here(env))
+    machine, settings = machine_here(env, gpus=read_nvml_in_process), _settings(lambda: settings_here(env))
     node = machine.expected.node
     if context != Context.PROLOG.value:
         return node, examine(CHECKS, Context(context), machine, settings)
@@ -185,7 +185,7 @@ def _as_json(findings: list[Finding]) -> dict[str, object]:
 
 def _list(json_: bool) -> None:
     from dalsegno.health.checks import CHECKS
-    from dalsegno.health.here import settings_here
+    from dalsegno.health.local_machine import settings_here
 
     settings = _settings(settings_here)
     rows = [_describe_check(check, settings) for check in CHECKS]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.asking import meaning_of
+from dalsegno.cli.controller_requests import meaning_of
 from dalsegno.cli.elevation import elevate_to_change
 from dalsegno.cli.out import cluster_option, json_option, parse_time
 from dalsegno.errors import CommandFailed, UsageError

@@ -11,7 +11,7 @@ import click
 
 from dalsegno import __version__
 from dalsegno.cli import out
-from dalsegno.cli.asking import prefix_commands
+from dalsegno.cli.controller_requests import prefix_commands
 from dalsegno.cli.interrupts import INTERRUPTED, Interrupted, end_at_once
 from dalsegno.errors import DalsegnoError, SpecError
 

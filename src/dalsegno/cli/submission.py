@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.cli import out
-from dalsegno.cli.asking import is_silence, meaning_of
+from dalsegno.cli.controller_requests import is_silence, meaning_of
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.runs.journal import RunEvent

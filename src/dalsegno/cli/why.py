@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.asking import format_time, meaning_of, prefix_command, shell_prefix
+from dalsegno.cli.controller_requests import format_time, meaning_of, prefix_command, shell_prefix
 from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 from dalsegno.hostlist import closest

@@ -12,8 +12,8 @@ from importlib import resources
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.system.apart import slowness
 from dalsegno.system.files import make_folder, read_text, remove_tree
+from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.machine import program
 from dalsegno.system.ownership import part_of_others, trusted_owners
 from dalsegno.system.processes import Runner

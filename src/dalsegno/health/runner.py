@@ -12,7 +12,7 @@ from dalsegno.health.messages import LONGEST, Finding
 from dalsegno.health.result import Remedy, Result, Verdict, unknown
 from dalsegno.health.settings import Settings, cap_remedy, every_s, is_enabled, thresholds
 from dalsegno.health.world import NodeWorld
-from dalsegno.system.apart import NoAnswer
+from dalsegno.system.hanging_calls import NoAnswer
 
 CHOSEN_S = 30.0
 USUAL_PACE_S = 0.05  # an empty program takes a few milliseconds, and this long on a busy machine

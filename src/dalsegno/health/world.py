@@ -14,8 +14,8 @@ from typing import Protocol
 from dalsegno.health.expected import Expected
 from dalsegno.health.facts import GpuFacts, SeenBefore
 from dalsegno.health.readers.nvml import Nvml
-from dalsegno.system import apart
-from dalsegno.system.apart import AbandonableCall, NoAnswer
+from dalsegno.system import hanging_calls
+from dalsegno.system.hanging_calls import AbandonableCall, NoAnswer
 from dalsegno.system.kernel import KernelLog, greatest_error_s, listening_ports, parse_listening
 from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed
@@ -107,14 +107,14 @@ class LocalNode:
         plain = {name: value for name, value in self.env.items() if name != "LD_PRELOAD"}
         left_s = self._left(timeout_s)
         try:
-            return apart.ask(argv, stdin=stdin, env={**plain, "LC_ALL": "C.UTF-8"}, timeout_s=left_s)
-        except apart.TooLate as error:
+            return hanging_calls.ask(argv, stdin=stdin, env={**plain, "LC_ALL": "C.UTF-8"}, timeout_s=left_s)
+        except hanging_calls.TooLate as error:
             if left_s < timeout_s:  # the deadline was ours, so the command is not to blame
                 raise NoAnswer("not run: out of time") from error
             raise
 
     def pace_s(self) -> float:
-        return apart.pace_s(most_s=self._left(MOST_PACE_S))
+        return hanging_calls.pace_s(most_s=self._left(MOST_PACE_S))
 
     def _left(self, timeout_s: float) -> float:
         left = min(timeout_s, self.until - time.monotonic())
@@ -197,7 +197,7 @@ class FolderWorld:
         if file is None:
             raise NoAnswer(f"`{argv[0]}` is not on this machine")
         if file.name.endswith(".hangs"):
-            raise apart.TooLate(f"`{command}` gave no answer within {timeout_s:g} s")
+            raise hanging_calls.TooLate(f"`{command}` gave no answer within {timeout_s:g} s")
         return Completed(tuple(argv), _parse_name(file)[1], file.read_text(errors="replace"))
 
     def pace_s(self) -> float:

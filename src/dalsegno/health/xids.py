@@ -12,8 +12,8 @@ from dalsegno.errors import UsageError
 from dalsegno.health.facts import LogLine
 from dalsegno.health.result import Remedy
 from dalsegno.health.world import NodeWorld
-from dalsegno.system.apart import NoAnswer
 from dalsegno.system.files import make_folder, write_atomic
+from dalsegno.system.hanging_calls import NoAnswer
 
 SAYS_ITSELF = 154  # its text names the action and takes precedence over the table
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+),?\s*(.*)")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from dalsegno.health.checks.late import blame
 from dalsegno.health.result import Remedy, Result, failed, passed, unknown
-from dalsegno.system.apart import fork
+from dalsegno.system.hanging_calls import fork
 from dalsegno.wire.frames import BadFrame, FileReader, Message, Reader, send
 
 LOAD_S = 80.0  # to load torch, on a very busy machine

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dalsegno.health.here import slurm_conf
+from dalsegno.health.local_machine import slurm_conf
 from dalsegno.health.messages import Finding, NodeReport, report_message
 from dalsegno.health.telemetry import telemetry_path
 from dalsegno.system import children
-from dalsegno.system.apart import NoAnswer, ask
+from dalsegno.system.hanging_calls import NoAnswer, ask
 from dalsegno.train.contract import RUN
 from dalsegno.train.memory.files import ALONE, SHM, last_written, list_user_folders, run_of, sweep_all
 

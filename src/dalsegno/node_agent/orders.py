@@ -14,7 +14,7 @@ from socket import socket
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
-from dalsegno.health.here import machine_here, passport, settings_here
+from dalsegno.health.local_machine import machine_here, passport, settings_here
 from dalsegno.health.messages import Finding, GpuIdentity, NodeReport, Order, Reply, parts, reply_message
 from dalsegno.health.readers.gpus import ask_gpus, has_gpus
 from dalsegno.health.result import Result, Verdict
@@ -26,8 +26,8 @@ from dalsegno.node_agent.evidence import MemoryOfRuns, gather
 from dalsegno.node_agent.findings import clean
 from dalsegno.node_agent.pair import NotMet, answer, call, try_together
 from dalsegno.spec.facts import Health, facts_from_json
-from dalsegno.system.apart import Forked, NoAnswer, fork
 from dalsegno.system.files import read_text
+from dalsegno.system.hanging_calls import Forked, NoAnswer, fork
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 
 # Orders. Each runs in a separate process with a time limit, so that none delays the heartbeat.

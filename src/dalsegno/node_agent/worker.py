@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from dalsegno.health.messages import BadReport, Finding, GpuIdentity, NodeReport, parse_report, report_message
 from dalsegno.health.result import unknown
 from dalsegno.node_agent.findings import clean, clean_gpu
-from dalsegno.system.apart import Forked, fork
+from dalsegno.system.hanging_calls import Forked, fork
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 
 LOOK_S = 1.0  # between two rounds; each check also has its own interval

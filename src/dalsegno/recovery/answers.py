@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.book import NodeRecord, NodeRecords
 from dalsegno.recovery.budget import count_taken_last_hour
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import write_reason
+from dalsegno.recovery.records import NodeRecord, NodeRecords
 from dalsegno.recovery.repair import forecast
 from dalsegno.recovery.store import Journal
 from dalsegno.wire.frames import Message

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from dalsegno.recovery.book import DAY_S, HOUR_S, MarkKind, NodeRecords
 from dalsegno.recovery.facts import NodeFacts
 from dalsegno.recovery.phase import HeldAction
 from dalsegno.recovery.policy import AUTO, Policy
+from dalsegno.recovery.records import DAY_S, HOUR_S, MarkKind, NodeRecords
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from dalsegno.recovery.actions import (
     TakeEvidence,
     Validate,
 )
-from dalsegno.recovery.book import BudgetMark, MarkKind, NodeRecord, NodeRecords, PendingAction
 from dalsegno.recovery.facts import Facts
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import ANYTHING
+from dalsegno.recovery.records import BudgetMark, MarkKind, NodeRecord, NodeRecords, PendingAction
 
 MOST_RETRY_S = 60.0
 WORN = 5  # failures in a row after which a repair counts as tried

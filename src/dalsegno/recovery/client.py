@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.system.apart import slowness
+from dalsegno.system.hanging_calls import slowness
 from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
 START_S = 10.0  # the controller writes two files and starts a process

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health.here import slurm_conf
+from dalsegno.health.local_machine import slurm_conf
 from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agent_view import views_message
 from dalsegno.recovery.answers import Answers

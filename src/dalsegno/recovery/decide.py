@@ -19,7 +19,6 @@ from dalsegno.recovery.actions import (
     SetDown,
 )
 from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.book import DAY_S, MarkKind, NodeRecord, NodeRecords
 from dalsegno.recovery.budget import OutOfService, find_restraint
 from dalsegno.recovery.facts import Facts, NodeFacts, NodeFault, heaviest, is_plain
 from dalsegno.recovery.judge import (
@@ -46,6 +45,7 @@ from dalsegno.recovery.reason import (
     read_reason,
     rule_of,
 )
+from dalsegno.recovery.records import DAY_S, MarkKind, NodeRecord, NodeRecords
 from dalsegno.recovery.repair import repair
 from dalsegno.recovery.spares import keep_spare, lend
 from dalsegno.slurm.facts import JobInfo, JobState

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy, Verdict
-from dalsegno.recovery.book import NodeRecord, NodeRecords
 from dalsegno.recovery.facts import BLACK_HOLE, GONE, NodeFacts, NodeFault, failures, fault_of, heaviest, is_plain
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Subject, Topic
+from dalsegno.recovery.records import NodeRecord, NodeRecords
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.wire.liveness import Presence
 

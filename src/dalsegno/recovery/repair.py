@@ -9,7 +9,6 @@ from zlib import crc32
 from dalsegno.health import NodeReport, Remedy, Verdict
 from dalsegno.recovery.actions import Action, ChangePhase, Drain, Hold, Repair, Return, SetDown, TakeEvidence, Validate
 from dalsegno.recovery.agent_view import NODE_LIMITS
-from dalsegno.recovery.book import DAY_S, MarkKind, NodeRecord, NodeRecords
 from dalsegno.recovery.budget import find_restraint, find_tripped_breaker, reboot_refusal
 from dalsegno.recovery.facts import (
     BOOT,
@@ -27,6 +26,7 @@ from dalsegno.recovery.facts import (
 from dalsegno.recovery.judge import find_fault, reported_faults
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import OFF, Policy
+from dalsegno.recovery.records import DAY_S, MarkKind, NodeRecord, NodeRecords
 from dalsegno.runs.comment import nodes_left
 from dalsegno.wire.frames import Message
 from dalsegno.wire.liveness import Presence

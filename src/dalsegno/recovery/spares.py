@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 
 from dalsegno.recovery.actions import Action, ChangePhase, CloseLoan, Hold, Recall, Release, Validate
-from dalsegno.recovery.book import NodeRecord, NodeRecords
 from dalsegno.recovery.facts import Facts, NodeFacts, is_active, is_join_job
 from dalsegno.recovery.judge import find_fault
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Owner
+from dalsegno.recovery.records import NodeRecord, NodeRecords
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.pending import parse_pending
 

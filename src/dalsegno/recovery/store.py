@@ -18,10 +18,10 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import GpuIdentity, Verdict
 from dalsegno.recovery.actions import KINDS, Action, ChangePhase, ContactChange, Note
-from dalsegno.recovery.book import DAY_S, BudgetMark, MarkKind, NodeRecord, NodeRecords
 from dalsegno.recovery.change import apply_change, apply_sight, begin_action, end_action
 from dalsegno.recovery.event import Event, EventKind, EventStage, jobs_in_old_text
 from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.records import DAY_S, BudgetMark, MarkKind, NodeRecord, NodeRecords
 from dalsegno.recovery.run_hints import CheckChange
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 

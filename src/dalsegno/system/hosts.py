@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import TargetError
-from dalsegno.system.apart import slowness
 from dalsegno.system.cgroups import scope_command, user_scope_command
 from dalsegno.system.children import MARK, Process, send
 from dalsegno.system.files import damaged, read_json, user_of, write_if_changed
+from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.processes import Runner
 
 INIT = "from dalsegno.system.guest.init import main"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dalsegno.system.apart import NoAnswer, ask
+from dalsegno.system.hanging_calls import NoAnswer, ask
 
 _DONTNEED = 4  # madvise(2): a private page reads as zeros afterwards
 _LOADED, _WRITABLE = 1, 2

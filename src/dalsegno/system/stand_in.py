@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-from dalsegno.system.apart import die_with_parent
+from dalsegno.system.hanging_calls import die_with_parent
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)

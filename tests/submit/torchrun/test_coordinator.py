@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dalsegno.runs.torchrun.args import TorchrunArgs
 from dalsegno.runs.torchrun.coordinator import CoordinatorThread, TorchrunSite
-from dalsegno.runs.torchrun.meeting import ALONE, Keys
+from dalsegno.runs.torchrun.rendezvous import ALONE, Keys
 
 
 def test_ended_coordinator_accepts_leave_and_stop() -> None:

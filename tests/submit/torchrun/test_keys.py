@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dalsegno.runs.agent.snapshots import Snapshots
-from dalsegno.runs.torchrun.meeting import Keys, NotSealed, find_munge
+from dalsegno.runs.torchrun.rendezvous import Keys, NotSealed, find_munge
 from dalsegno.wire.handshake import BadProof
 
 

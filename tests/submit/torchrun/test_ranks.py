@@ -8,7 +8,7 @@ from dalsegno.runs.coordinator.group import in_order
 from dalsegno.runs.coordinator.site import Seats
 from dalsegno.runs.torchrun.args import TorchrunArgs, parse_torchrun
 from dalsegno.runs.torchrun.coordinator import TorchrunSite
-from dalsegno.runs.torchrun.meeting import agent_name, find_meeting, host_of
+from dalsegno.runs.torchrun.rendezvous import agent_name, find_meeting, host_of
 
 
 def read(line: str) -> TorchrunArgs:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from dalsegno.train.memory.files import safe_name
-from dalsegno.train.memory.safe import SafeSteps, write_safe
+from dalsegno.train.memory.safe_steps import SafeSteps, write_safe
 from dalsegno.train.memory.snapshot import SnapshotVerdict, open_snapshot, state_of, verify
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import RUN, Node

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.keeper.books import CHUNK, ByteRate, unlimited
 from dalsegno.train.keeper.plan import (
     RATE,
     UNTOLD,
@@ -16,6 +15,7 @@ from dalsegno.train.keeper.plan import (
     KeepOrder,
     parse_order,
 )
+from dalsegno.train.keeper.state import CHUNK, ByteRate, unlimited
 
 
 def test_each_order_is_parsed() -> None:

@@ -24,7 +24,7 @@ from dalsegno.train.keeper.plan import (
 )
 from dalsegno.train.memory.files import SlotName
 from dalsegno.train.memory.record import ABSENT, Extent, SnapshotRecord, free_slots
-from dalsegno.train.memory.safe import NOTHING_SAFE, NOWHERE, SafeSteps
+from dalsegno.train.memory.safe_steps import NOTHING_SAFE, NOWHERE, SafeSteps
 
 PART = Extent(512, 64, 2, 0)
 KEEP = KeepOrder("a", b"", "n1", generation=1, buddy=KeeperAddress("b", 1, "n2"))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.train.keeper.books import unlimited
 from dalsegno.train.keeper.plan import KeeperAddress
+from dalsegno.train.keeper.state import unlimited
 from dalsegno.train.keeper.wire import CALLED, CALLER, PIECE, Channel, dial
 from dalsegno.train.memory.record import HEADER, Extent, SnapshotRecord, SnapshotSums, record_of_own_part
 from dalsegno.wire.client import read_frame

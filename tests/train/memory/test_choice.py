@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dalsegno.train.memory.record import ABSENT, SnapshotRecord, free_slots
-from dalsegno.train.memory.safe import NOTHING_SAFE, SafeSteps, parse_word, read_safe, render_word, write_safe
+from dalsegno.train.memory.safe_steps import NOTHING_SAFE, SafeSteps, parse_word, read_safe, render_word, write_safe
 
 
 def held(step: int, generation: int = 1) -> SnapshotRecord:

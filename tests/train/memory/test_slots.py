@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from dalsegno.train.errors import NoRoom
 from dalsegno.train.memory.files import list_run_files, safe_name
 from dalsegno.train.memory.room import FreeMemory
-from dalsegno.train.memory.safe import SafeSteps, write_safe
+from dalsegno.train.memory.safe_steps import SafeSteps, write_safe
 from dalsegno.train.memory.slots import Slots, compute_needed_bytes
 from dalsegno.train.memory.snapshot import hold_snapshot
 from tests.train.memory.processes import in_child

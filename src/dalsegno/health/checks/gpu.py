@@ -34,7 +34,7 @@ from dalsegno.health.readers.host import KernelLines, ask_kernel_log
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.world import NodeWorld
 from dalsegno.health.xids import SAYS_ITSELF, XidEvent, events, meaning, named_action, remedy_for
-from dalsegno.system.apart import NoAnswer
+from dalsegno.system.hanging_calls import NoAnswer
 
 # Common parts of the judges
 

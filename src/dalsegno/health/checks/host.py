@@ -22,7 +22,7 @@ from dalsegno.health.readers.host import (
 )
 from dalsegno.health.result import Remedy, Result, failed, passed, unknown, warned
 from dalsegno.health.world import NodeWorld
-from dalsegno.system.apart import NoAnswer
+from dalsegno.system.hanging_calls import NoAnswer
 
 UNSYNCHRONIZED_S = 16.0  # the kernel reports this error if no daemon synchronizes the clock
 # Listed one by one: a dead file server would block a query for all, and mounted images are always full.

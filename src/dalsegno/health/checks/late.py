@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from dalsegno.health.result import Remedy, Result, Verdict, failed
 from dalsegno.health.world import NodeWorld
-from dalsegno.system.apart import NoAnswer, TooLate, pace_s
+from dalsegno.system.hanging_calls import NoAnswer, TooLate, pace_s
 
 PATIENCE_S, MOST_PATIENCE_S = 1.25, 2.0  # for one command
 SLOW_S = PATIENCE_S / 5  # if an empty program takes this long, the machine is slow

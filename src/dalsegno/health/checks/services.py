@@ -13,7 +13,7 @@ from dalsegno.health.check import ALWAYS, Check, Context
 from dalsegno.health.checks.late import PATIENCE_S, ask_twice
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.world import NodeWorld
-from dalsegno.system.apart import NoAnswer, TooLate
+from dalsegno.system.hanging_calls import NoAnswer, TooLate
 
 # slurmd waits for the prolog, so the prolog need not ask it and must not run Slurm's commands.
 BESIDE_PROLOG = ALWAYS - {Context.PROLOG}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dalsegno.health.facts import GpuFacts, GpuProcess
 from dalsegno.health.world import NodeWorld
-from dalsegno.system.apart import NoAnswer
+from dalsegno.system.hanging_calls import NoAnswer
 
 if TYPE_CHECKING:  # many nodes never run nvidia-smi, and an agent must be small
     from xml.etree import ElementTree

@@ -13,7 +13,7 @@ from dalsegno.health.facts import LogLine, Port, TcpSegments, WaitingProcess
 from dalsegno.health.readers.gpus import ask_telemetry
 from dalsegno.health.world import NodeWorld
 from dalsegno.health.xids import repaired_at
-from dalsegno.system.apart import NoAnswer
+from dalsegno.system.hanging_calls import NoAnswer
 
 TICKS_PER_S = 100  # in /proc/PID/stat, on every architecture
 XID = re.compile(r"NVRM: Xid \(")

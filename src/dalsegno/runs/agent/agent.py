@@ -36,7 +36,7 @@ from dalsegno.runs.agent.workers import Workers
 from dalsegno.train.contract import RUN, TERMINATED
 from dalsegno.train.memory import files
 from dalsegno.train.memory.files import sweep_abandoned
-from dalsegno.train.memory.safe import parse_word
+from dalsegno.train.memory.safe_steps import parse_word
 from dalsegno.wire.frames import Message
 
 log = logging.getLogger("run-agent")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno.train.keeper.plan import KeeperAddress
-from dalsegno.train.memory.safe import SafeSteps, parse_word
+from dalsegno.train.memory.safe_steps import SafeSteps, parse_word
 from dalsegno.wire.frames import Message
 
 ABSENCE_S = 60.0  # how long an agent continues without a coordinator, unless the setup says otherwise

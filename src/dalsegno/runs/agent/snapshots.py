@@ -18,7 +18,7 @@ from dalsegno.train.errors import NoRoom
 from dalsegno.train.keeper.holdings import holdings, listen
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.files import find_folder, own_folder, safe_name, sweep
-from dalsegno.train.memory.safe import SafeSteps, read_safe, render_word, write_safe
+from dalsegno.train.memory.safe_steps import SafeSteps, read_safe, render_word, write_safe
 from dalsegno.wire.frames import Message
 
 Answer = Callable[[Message], None]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from dalsegno.runs.coordinator.group import Members
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot, Place, Resume, buddies, whole_steps
 from dalsegno.train.keeper.plan import KeeperAddress
-from dalsegno.train.memory.safe import NOWHERE, SafeSteps, render_word
+from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, render_word
 from dalsegno.wire.frames import Message
 
 # What the ranks of one generation may overwrite in memory. Pure: times are arguments.

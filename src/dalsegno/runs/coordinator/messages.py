@@ -12,7 +12,7 @@ from dalsegno.runs.coordinator.causes import Failure, read_failure
 from dalsegno.runs.coordinator.events import Event, GenerationStopped, Joined, Left, StoreOpened, WorkerEnded
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
 from dalsegno.train.contract import DONE, SAVED
-from dalsegno.train.memory.safe import SafeSteps, parse_word
+from dalsegno.train.memory.safe_steps import SafeSteps, parse_word
 from dalsegno.wire.frames import Message
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)

@@ -23,8 +23,8 @@ from dalsegno.runs.submit.plan import RunPlan
 from dalsegno.runs.submit.prepare import first_status, read_environment, read_plan
 from dalsegno.runs.submit.site import RunSite
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.system.apart import slowness
 from dalsegno.system.children import MARK, Child, send, start
+from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.machine import user_name
 from dalsegno.system.processes import LocalRunner
 

@@ -17,7 +17,7 @@ from dalsegno.runs.coordinator.causes import signal_name
 from dalsegno.runs.torchrun.args import TorchrunArgs
 from dalsegno.runs.torchrun.coordinator import CoordinatorThread, Talk, fill_macros, seconds
 from dalsegno.runs.torchrun.logs import Logs
-from dalsegno.runs.torchrun.meeting import Keys, host_of
+from dalsegno.runs.torchrun.rendezvous import Keys, host_of
 from dalsegno.wire.frames import Message
 
 # torchrun's failure report, in its own layout, which log readers know. Pure.

@@ -30,7 +30,7 @@ from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
 from dalsegno.runs.submit.site import TORCH_MODULES
 from dalsegno.runs.torchrun.args import TorchrunArgs
-from dalsegno.runs.torchrun.meeting import LOOPBACK, Keys, Rendezvous, host_of, is_loopback, parse_endpoint
+from dalsegno.runs.torchrun.rendezvous import LOOPBACK, Keys, Rendezvous, host_of, is_loopback, parse_endpoint
 from dalsegno.wire.frames import Message
 
 # The run: its shape, the workers' variables, what each node starts

@@ -22,8 +22,8 @@ from dalsegno.runs.torchrun.agent import TorchrunAgent
 from dalsegno.runs.torchrun.args import TorchrunArgs, count_processes
 from dalsegno.runs.torchrun.coordinator import JOIN_S, CoordinatorThread, Talk, TorchrunSite, agent_setup, seconds
 from dalsegno.runs.torchrun.logs import Logs, Tee, Write
-from dalsegno.runs.torchrun.meeting import Keys, Rendezvous, agent_name, find_meeting, find_munge, is_own_address
-from dalsegno.system.apart import slowness
+from dalsegno.runs.torchrun.rendezvous import Keys, Rendezvous, agent_name, find_meeting, find_munge, is_own_address
+from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner
 

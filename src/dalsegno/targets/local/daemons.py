@@ -15,8 +15,8 @@ from dalsegno.programs import launcher
 from dalsegno.slurm import versions
 from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster
-from dalsegno.system.apart import slowness
 from dalsegno.system.children import MARK
+from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.hosts import HostPlan, Service, host_process, reload, revision, service_facts, write_plan
 from dalsegno.system.machine import MachineFacts, program
 from dalsegno.system.processes import Runner

@@ -11,7 +11,7 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo, NodeState
 from dalsegno.slurm.parse.messages import is_absence
 from dalsegno.slurm.render import SPARE_REASON
-from dalsegno.system.apart import slowness
+from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.base import Say
 from dalsegno.targets.local.daemons import log_tail, raise_if_dead

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Union
 from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.memory.files import check_run
 from dalsegno.train.memory.record import SnapshotRecord, free_slots
-from dalsegno.train.memory.safe import SafeSteps
+from dalsegno.train.memory.safe_steps import SafeSteps
 
 # Orders of the agent
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.keeper.books import KeeperState, unlimited
 from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.keeper.plan import COPIES, choose_slot, find_own, find_shared
+from dalsegno.train.keeper.state import KeeperState, unlimited
 from dalsegno.train.keeper.wire import CALLED, CALLER, IDLE_S, PROOF_S, STALL_S, Channel
 from dalsegno.train.memory.record import ABSENT, SnapshotRecord, parse_record, parse_sums
 from dalsegno.train.memory.room import FreeMemory, check_room, read_room

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from dalsegno.train.keeper.books import KeeperState
 from dalsegno.train.keeper.plan import Drop, Fetch, KeepOrder, Order, Sent, choose_to_sum, key_of, parse_order
 from dalsegno.train.keeper.server import KeeperServer
+from dalsegno.train.keeper.state import KeeperState
 from dalsegno.train.keeper.transfer import Fetching, Sending
 from dalsegno.train.memory.files import own_folder
 from dalsegno.train.memory.snapshot import checksum

@@ -12,7 +12,6 @@ from enum import Enum
 from pathlib import Path
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.keeper.books import ByteRate, KeeperState
 from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.keeper.plan import (
     OWN,
@@ -27,6 +26,7 @@ from dalsegno.train.keeper.plan import (
     key_of,
 )
 from dalsegno.train.keeper.server import make_room
+from dalsegno.train.keeper.state import ByteRate, KeeperState
 from dalsegno.train.keeper.wire import Channel, dial
 from dalsegno.train.memory.record import ABSENT, SnapshotRecord, SnapshotSums, parse_record, parse_sums
 from dalsegno.train.memory.snapshot import Incoming, hold_snapshot, pack_part, read_header

@@ -24,8 +24,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from dalsegno.train.keeper.books import ByteRate
 from dalsegno.train.keeper.plan import KeeperAddress
+from dalsegno.train.keeper.state import ByteRate
 from dalsegno.train.memory.files import open_own
 from dalsegno.train.memory.record import Extent
 from dalsegno.wire.client import prove_as_client, read_exactly, read_frame

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dalsegno.train.memory.safe import Place, SafeSteps
+from dalsegno.train.memory.safe_steps import Place, SafeSteps
 
 _SIZE = 256
 COMMIT_AT, SUMS_AT, HEADER = 0, _SIZE, 2 * _SIZE

@@ -28,7 +28,7 @@ from dalsegno.train.memory.record import (
     parse_record,
 )
 from dalsegno.train.memory.room import FreeMemory, check_room, read_room
-from dalsegno.train.memory.safe import read_safe
+from dalsegno.train.memory.safe_steps import read_safe
 from dalsegno.train.memory.views import Views
 from dalsegno.train.state import TrainingState
 

@@ -9,9 +9,9 @@ import pytest
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import SetDown
 from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.book import NodeRecord, NodeRecords
 from dalsegno.recovery.decide import SETTLE_S, decide, is_blind, is_doubtful
 from dalsegno.recovery.facts import Facts, NodeFacts
+from dalsegno.recovery.records import NodeRecord, NodeRecords
 from dalsegno.slurm.facts import NodeInfo, NodeState
 from dalsegno.wire.liveness import Presence
 from tests.recovery.clinic import MakeClinic

@@ -11,7 +11,7 @@ from pathlib import Path
 from dalsegno.train.keeper.holdings import StoredSnapshot, holdings
 from dalsegno.train.keeper.plan import KeeperAddress, KeepOrder, Sent, find_unneeded, key_of
 from dalsegno.train.memory.files import SlotName, list_slots, safe_name
-from dalsegno.train.memory.safe import SafeSteps, read_safe
+from dalsegno.train.memory.safe_steps import SafeSteps, read_safe
 from dalsegno.wire.frames import Message
 
 Report = Callable[[Message], None]

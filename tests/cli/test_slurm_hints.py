@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.asking import prefix_command, prefix_commands, shell_prefix
+from dalsegno.cli.controller_requests import prefix_command, prefix_commands, shell_prefix
 
 
 def test_slurm_commands_get_a_shell_prefix_outside_a_cluster_shell(tmp_path: Path):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dalsegno.system.apart import AbandonableCall, NoAnswer, TooLate, ask, slowness_at
+from dalsegno.system.hanging_calls import AbandonableCall, NoAnswer, TooLate, ask, slowness_at
 
 
 def test_ask_returns_the_output() -> None:

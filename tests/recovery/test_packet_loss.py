@@ -7,12 +7,12 @@ import pytest
 from dalsegno.health import Finding, NodeReport, Result, passed, warned
 from dalsegno.recovery.actions import SetDown
 from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.book import NodeRecord
 from dalsegno.recovery.facts import NodeFacts
 from dalsegno.recovery.judge import Suspicion, find_fault, find_suspicion, is_reported
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Subject, Topic
+from dalsegno.recovery.records import NodeRecord
 from dalsegno.slurm.facts import NodeInfo, NodeState
 from dalsegno.wire.liveness import Presence
 from tests.recovery.clinic import STEP_S, Clinic, MakeClinic

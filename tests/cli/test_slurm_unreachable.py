@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dalsegno.cli.asking import is_silence, meaning_of
+from dalsegno.cli.controller_requests import is_silence, meaning_of
 from dalsegno.errors import CommandFailed, CommandTimedOut, NotThere
 from dalsegno.system.processes import LocalRunner
 

@@ -6,7 +6,7 @@ import pytest
 
 from dalsegno.errors import UsageError
 from dalsegno.runs.torchrun.args import TorchrunArgs, parse_torchrun
-from dalsegno.runs.torchrun.meeting import ALONE, Rendezvous, find_meeting, is_own_address, parse_endpoint
+from dalsegno.runs.torchrun.rendezvous import ALONE, Rendezvous, find_meeting, is_own_address, parse_endpoint
 
 
 def read(line: str) -> TorchrunArgs:

@@ -9,7 +9,7 @@ from dalsegno.health.facts import GpuFacts
 from dalsegno.health.readers.nvml import Nvml
 from dalsegno.health.telemetry import BadTelemetry, Telemetry, parse_telemetry, telemetry_text
 from dalsegno.programs import launcher
-from dalsegno.system.apart import NoAnswer, ask
+from dalsegno.system.hanging_calls import NoAnswer, ask
 
 TIMEOUT_S = 5.0
 NOT_HERE = 3  # exit code without NVML
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def read_nvml_apart() -> tuple[GpuFacts, ...] | None:
+def read_nvml_in_process() -> tuple[GpuFacts, ...] | None:
     done = ask([*launcher(), "gpu-facts"], timeout_s=TIMEOUT_S)
     if done.exit_code == NOT_HERE:
         return None

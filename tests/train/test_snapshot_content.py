@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.train.memory.files import list_slots, own_folder, safe_name, sweep
-from dalsegno.train.memory.safe import SafeSteps, write_safe
+from dalsegno.train.memory.safe_steps import SafeSteps, write_safe
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from dalsegno.train.saver import SaverTerms
 from dalsegno.train.snapshots import RankSnapshots, ThreadCopy

@@ -17,14 +17,14 @@ from dalsegno.health.check import Check, Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import Expected
 from dalsegno.health.facts import GpuFacts, GpuProcess
-from dalsegno.health.here import env_here, machine_here, settings_here, slurmd_settings
+from dalsegno.health.local_machine import env_here, machine_here, settings_here, slurmd_settings
 from dalsegno.health.readers.gpus import ask_job_gpus
 from dalsegno.health.runner import Checkup, examine, result_line
 from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
 from dalsegno.health.world import FolderWorld, LocalNode, good_for_s
 from dalsegno.spec.facts import CheckSetting, Health
-from dalsegno.system.apart import NoAnswer, TooLate
+from dalsegno.system.hanging_calls import NoAnswer, TooLate
 
 CONF = "NodeName=gpu-[1-2] NodeAddr=127.0.0.1 Port=1 RealMemory=1 Gres=gpu:h100:2\nAuthType=auth/none\n"
 
@@ -76,7 +76,7 @@ def test_slurmd_settings_are_read_from_its_environment_and_options() -> None:
 def test_a_program_started_by_slurmd_finds_its_settings(tmp_path: Path) -> None:
     slurmd = tmp_path / "slurmd"
     slurmd.symlink_to(sys.executable)
-    ask = f"import sys; sys.path[:0] = {sys.path!r}; from dalsegno.health.here import env_here as here"
+    ask = f"import sys; sys.path[:0] = {sys.path!r}; from dalsegno.health.local_machine import env_here as here"
     ask += "; print(here().get('SLURM_CONF'))"
     call = ["sh", "-c", 'env -i SLURMD_NODENAME=n "$0" -c "$1"; true', sys.executable, ask]
     run = f"import subprocess; subprocess.run({call!r})"
