@@ -11,16 +11,16 @@ from typing import cast
 
 import pytest
 
-from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.runs.comment import JobRole
-from dalsegno.runs.coordinator.allocation import SlurmNodeSource
-from dalsegno.runs.coordinator.events import Event, Leaving
+from dalsegno.runs.coordinator.allocation_actions import AgentStep, Job
+from dalsegno.runs.coordinator.events import Event
 from dalsegno.runs.coordinator.generations import Run
 from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.node_loss import LONG_S, MOST_TRIES
+from dalsegno.runs.coordinator.node_loss import LONG_S
 from dalsegno.runs.coordinator.node_source import RunControl
 from dalsegno.runs.coordinator.site import ASK_SLURM_S
-from dalsegno.runs.coordinator.slurm_jobs import AgentStep, Job
+from dalsegno.runs.coordinator.slurm_jobs import JobProcesses, StepProcess
+from dalsegno.runs.coordinator.slurm_node_source import SlurmNodeSource
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
@@ -62,7 +62,6 @@ class FakeCoordinator:
     begun: list[Awaitable[None]] = field(default_factory=list)
     heard: list[Event] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
-    ends: list[tuple[int, str]] = field(default_factory=list)
 
     def apply(self, event: Event) -> None:
         self.heard.append(event)
@@ -71,10 +70,6 @@ class FakeCoordinator:
 
     def note(self, text: str) -> None:
         self.noted.append(text)
-
-    def stop(self, code: int, why: str) -> None:
-        self.ends.append((code, why))
-        self.closing = True
 
     def journal(self, event: str, **what: object) -> None: ...
 
@@ -126,18 +121,6 @@ def test_node_that_was_out_of_service_is_used_again_after_repair(
     assert looks(staff, slurm, coordinator, IDLE) and staff.excluded == []
 
 
-def test_replacement_request_is_cancelled_when_the_node_recovers(
-    staffed: Staffed,
-):
-    staff, slurm, coordinator = staffed
-    coordinator.present = frozenset({"n1"})
-    instead = Job(JobRole.JOIN, 2)
-    staff._jobs.jobs += [Job(JobRole.MAIN, 1, nodes=("n1",)), instead]
-    looks(staff, slurm, coordinator, IDLE, DRAINED, DRAINED)
-    assert not instead.given_back, "the node is under repair, and a replacement is needed"
-    assert looks(staff, slurm, coordinator, IDLE) and instead.given_back and instead not in staff._jobs.jobs
-
-
 def test_returning_agent_is_refused_if_slurm_marked_its_node_down(
     staffed: Staffed,
 ):
@@ -150,62 +133,7 @@ def test_returning_agent_is_refused_if_slurm_marked_its_node_down(
     assert looks(staff, slurm, coordinator, IDLE) and staff.agent_came("n1", again=True)
 
 
-def test_run_leaves_its_nodes_only_for_its_own_job(staffed: Staffed):
-    """Slurm ends a cut-off agent when its node returns, which tells nothing about the others."""
-    staff, slurm, coordinator = staffed
-    staff._jobs.jobs += [Job(JobRole.MAIN, 1, 7), Job(JobRole.JOIN, 2, 8)]
-    for job, node in ((8, "n2"), (6, "n2")):  # one that joined, and one that is over
-        staff.leaving(job, node)
-    staff.agent_lost("n1", silent=True)
-    looks(staff, slurm, coordinator, DOWN)
-    staff.leaving(7, "n1")
-    assert Leaving() not in coordinator.heard
-    staff.leaving(7, "n2")
-    assert coordinator.heard[-1] == Leaving()
-    for work in coordinator.begun:
-        work.close()  # type: ignore[attr-defined]
-
-
-REFUSED = "dalsegno: {}: container: image /fsx/a.sqsh: No such file or directory\n"
-
-
-def tried_too_often(staff: SlurmNodeSource, coordinator: FakeCoordinator, *refused: str) -> FakeCoordinator:
-    """Simulate a run of two nodes on which no agent comes up; `refused` are nodes that refused the container."""
-    coordinator.run = replace(coordinator.run, generation=0)
-    staff.site.folder.agents_log.parent.mkdir(parents=True)
-    staff.site.folder.agents_log.write_text("".join(REFUSED.format(node) for node in refused))
-    staff._jobs.jobs.append(Job(JobRole.MAIN, 1, 7, nodes=("n1", "n2")))
-    for _ in range(MOST_TRIES + 1):
-        for node in ("n1", "n2"):
-            staff._may_staff(node)
-    for work in coordinator.begun:
-        work.close()  # type: ignore[attr-defined]
-    return coordinator
-
-
-def test_image_missing_on_all_nodes_ends_the_run_with_one_report(
-    staffed: Staffed,
-):
-    staff, _, coordinator = staffed
-    assert tried_too_often(staff, coordinator, "n1", "n2").noted == []
-    why = "the container could not be started on any node: image /fsx/a.sqsh: No such file or directory"
-    assert coordinator.ends == [(NO_CONTAINER, why)]
-
-
-def test_image_missing_on_one_node_excludes_that_node(staffed: Staffed):
-    staff, _, coordinator = staffed
-    tried_too_often(staff, coordinator, "n1")
-    assert coordinator.noted[0].startswith("agents on n1 end right after they start (image /fsx/a.sqsh: No such file")
-    assert [code for code, _ in coordinator.ends] == [1], "nothing is known of the other node"
-
-
-def test_image_that_started_before_does_not_end_the_run(staffed: Staffed):
-    staff, _, coordinator = staffed
-    staff.agent_came("n1", again=False)
-    assert len(tried_too_often(staff, coordinator, "n1", "n2").noted) == 2 and coordinator.ends == []
-
-
-# Slow agents
+# Probes
 
 
 @dataclass
@@ -216,31 +144,29 @@ class PlayedChild:
         return True
 
 
-def staffed_slowly(staff: SlurmNodeSource, coordinator: FakeCoordinator, times: int) -> AgentStep:
-    """Let the staff check an overdue agent this many times, each long after the last."""
-    step = AgentStep(cast(Child, PlayedChild()), ("n1",), began=time.monotonic() - 3 * LONG_S)
-    staff._jobs.jobs.append(Job(JobRole.MAIN, 1, 7, ("n1",), steps=[step]))
+def probed(staff: SlurmNodeSource, coordinator: FakeCoordinator) -> AgentStep:
+    """Let the run probe a node whose agent is overdue."""
+    step = AgentStep(1, ("n1",), began=time.monotonic() - 3 * LONG_S)
+    staff.allocation.jobs.append(Job(JobRole.MAIN, 1, 7, ("n1",), steps=[step]))
+    processes = {1: StepProcess(cast(Child, PlayedChild()), ("n1",))}
+    staff._jobs._jobs[1] = JobProcesses(1, 7, steps=processes, granted=True)
 
     async def look() -> None:
-        for _ in range(times):
-            step.looked.pop("n1", None)
-            staff.check_agents()
-            while coordinator.begun:
-                await coordinator.begun.pop()
+        staff.check_agents()
+        while coordinator.begun:
+            await coordinator.begun.pop()
 
     asyncio.run(look())
     return step
 
 
-def test_slow_agent_is_not_started_twice(
-    staffed: Staffed,
-):
-    """For example while a large image is imported. The site would record another request."""
+def test_slow_agent_is_not_started_twice(staffed: Staffed):
+    """For example while a large image is imported. The site would raise on another step."""
     staff, _, coordinator = staffed
-    step = staffed_slowly(staff, coordinator, times=2 * MOST_TRIES)
+    step = probed(staff, coordinator)
     assert staff.silent == {} and step.will_bring("n1", time.monotonic())
     (said,) = coordinator.noted
-    assert said.startswith("agents are slow to start on n1 (image import or prolog); ")
+    assert said == f"agents are slow to start on n1 (image import or prolog); see {staff.site.folder.agents_log}"
 
 
 @pytest.mark.parametrize("why", ["its task has ended", "its slurmd was started since"])
@@ -252,4 +178,18 @@ def test_agent_that_will_not_come_is_started_again(staffed: Staffed, why: str):
     else:
         slurm.node = replace(IDLE, slurmd_started_at=int(time.time()))
     with pytest.raises(AssertionError, match="nothing is asked of Slurm"):
-        staffed_slowly(staff, coordinator, times=1)
+        probed(staff, coordinator)
+
+
+# Requests
+
+
+def test_request_that_was_released_before_it_was_made_is_not_made(staffed: Staffed):
+    """The run may end while the jobs before the next one are released. The site would raise on a request."""
+    staff, _, coordinator = staffed
+    asked = staff.allocation.begin(JobRole.NEXT)
+    staff._execute(staff.allocation.release_all())
+    staff._execute(asked)
+    assert staff.jobs == () and not staff.waits
+    for work in coordinator.begun:
+        work.close()  # type: ignore[attr-defined]

@@ -1,394 +1,427 @@
-"""Agents on Slurm nodes: the run's own allocation, more steps in it, one-node jobs to replace losses, the next job."""
+"""The state machine of a run's nodes: events in, actions out. Pure, so that every order of events can be tested.
+
+A run holds Slurm jobs: its own (MAIN), the one in which it continues (NEXT), and one-node jobs that replace lost nodes
+(JOIN). Every node of a job that has no agent is probed, then gets one. Nodes that do not answer, or on which no agent
+starts, are lost: they are released, and used again only after Slurm reports that they are back. Each method is an
+event. It gets the run and the time as values, and returns actions, to be executed in this order.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from dalsegno.containers.native import NO_CONTAINER
-from dalsegno.errors import DalsegnoError
-from dalsegno.runs.comment import JobRole, left_comment
-from dalsegno.runs.coordinator.events import Cancelled, Doubted, RunMoved
-from dalsegno.runs.coordinator.liveness import unreachable
+from dalsegno.runs.comment import JobRole
+from dalsegno.runs.coordinator.allocation_actions import (
+    Action,
+    AgentStep,
+    AllocationTerms,
+    ApplyEvent,
+    CheckAgents,
+    CheckJobs,
+    CommentJob,
+    EndSteps,
+    Job,
+    LeaveNode,
+    LoadJob,
+    MoveRun,
+    ProbeNodes,
+    ProbeResult,
+    ReleaseJob,
+    ReleaseLostNodes,
+    ReportLeftNodes,
+    RequestJob,
+    RequestNext,
+    RequeueOwnJob,
+    RunJobs,
+    RunView,
+    SaveState,
+    ShrinkJob,
+    StartAgents,
+    StopRun,
+    SuspendRun,
+    WriteJournal,
+    WriteNote,
+)
+from dalsegno.runs.coordinator.events import Cancelled, Doubted, Leaving, RunMoved
 from dalsegno.runs.coordinator.node_loss import (
-    Departure,
     Refusals,
     Tries,
-    ask_again_s,
+    container_faults,
     describe_slow,
     drained_for_repair,
     nodes_to_leave,
     out_of_service,
+    startup_failure,
     still_starting,
     usable_again,
 )
-from dalsegno.runs.coordinator.node_source import RunControl
-from dalsegno.runs.coordinator.saved_state import SavedJob, SavedStep
-from dalsegno.runs.coordinator.site import CoordinatorSite
-from dalsegno.runs.coordinator.slurm_jobs import AgentStep, Job, SlurmJobs
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
-from dalsegno.slurm.facts import JobState, NodeInfo
-from dalsegno.system.children import start_ticks
+from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
+from dalsegno.slurm.parse.srun import ended_on
 
 ASK_AGAIN_S = 5.0
+SETTLE_S = 0.05  # between the end of a step and the next check
+LAST_MOMENT_S = 10.0  # a run still on its nodes so long before the end of its job is taken off them
 
 
-class SlurmNodeSource:
-    """Keeps as many agents as the run wants, as far as Slurm grants nodes."""
+class NodeAllocation:
+    """The jobs, nodes and agents that a run has, is getting, or has lost."""
 
-    def __init__(self, site: CoordinatorSite, coordinator: RunControl) -> None:
-        self.site, self.coordinator = site, coordinator
+    def __init__(self, terms: AllocationTerms) -> None:
+        self.terms = terms
+        self.jobs = RunJobs()
         self.excluded: list[str] = []
-        self.silent: dict[str, float] = {}  # lost silently, and when; their hosts are assumed dead
+        self.silent: dict[str, float] = {}  # lost nodes, and since when; their hosts are assumed dead
         self.unhealthy: frozenset[str] = frozenset()
         self._down: frozenset[str] = frozenset()
         self._vacating: dict[str, str] = {}  # nodes drained for repair, and why
         self._were_out: set[str] = set()  # lost nodes that Slurm has had out of service since
         self._tries = Tries()
-        self._refusals = Refusals()  # of nodes beyond the run's own job
+        self.refusals = Refusals()  # of nodes beyond the run's own job
         self._some_connected = False  # whether any agent ever connected
-        self._called: set[str] = set()  # nodes that are being probed
+        self._probed: set[str] = set()  # nodes that are being probed
         self._reported_slow: set[str] = set()
-        self._jobs = SlurmJobs(site, self)
-        self._departure = Departure(site, coordinator, self._jobs, lambda: self.begin(JobRole.NEXT))
+        self._last_job = self._last_step = 0
 
-    # Requests
+    # Jobs
 
-    def begin(self, role: JobRole = JobRole.MAIN) -> None:
-        if self.site.own_job is not None:
-            self._jobs.add_own(role, self.site.own_job)
-        else:
-            self._jobs.request(role, suspects=self._suspects)
-        self.coordinator.save_state()
+    def begin(self, role: JobRole = JobRole.MAIN) -> list[Action]:
+        own = self.terms.own_job
+        if own is not None:
+            return [LoadJob(self._add(role, own).number, own), SaveState()]
+        return [RequestJob(self._add(role).number, role, self._suspects), SaveState()]
 
-    @property
-    def _suspects(self) -> list[str]:
-        return [*self.excluded, *self.silent, *self._vacating]
+    def _add(self, role: JobRole, job_id: int | None = None) -> Job:
+        self._last_job += 1
+        self.jobs.append(Job(role, self._last_job, job_id))
+        return self.jobs[-1]
 
-    def job_granted(self, job: Job) -> None:
-        self._refusals.over()
-        self.coordinator.journal(RunEvent.GRANTED, job=job.id, nodes=list(job.nodes), role=job.role.value)
+    def adopt(self, jobs: Iterable[Job]) -> None:
+        """Continue with the jobs of a previous coordinator."""
+        self.jobs += jobs
+        self._last_job = max((job.number for job in self.jobs), default=0)
+        self._last_step = max((step.number for step in self.jobs.steps), default=0)
+
+    def job_granted(self, number: int, info: JobInfo, view: RunView) -> list[Action]:
+        job = self.jobs.find(number)
+        if job is None:
+            return []
+        job.id, job.nodes, job.ends_at = info.id, info.nodes, info.ends_at
+        self.refusals.over()
+        what = {"job": job.id, "nodes": list(job.nodes), "role": job.role.value}
+        actions: list[Action] = [WriteJournal(RunEvent.GRANTED, what)]
         if job.role is JobRole.NEXT or (job.role is JobRole.MAIN and not job.adopted):
             job.role = JobRole.MAIN
-            self.coordinator.apply(RunMoved())
-        elif job.role is JobRole.JOIN and not job.adopted and self._has_agent(job):
+            actions.append(ApplyEvent(RunMoved()))
+        elif job.role is JobRole.JOIN and not job.adopted and self._has_agent(job, view):
             # where nodes are shared, Slurm may grant one that the run has already
-            self.run_in_background(self._jobs.release([job]))
-        self.check_agents()
+            actions += self._release([job])
+        return [*actions, CheckAgents()]
 
-    def _has_agent(self, job: Job) -> bool:
-        there = {
-            *self.coordinator.present,
-            *self.silent,
-            *(node for each in self._jobs.jobs if each is not job for node in each.nodes),
-        }
-        return any(node in there for node in job.nodes)
+    def _has_agent(self, job: Job, view: RunView) -> bool:
+        others = (node for each in self.jobs if each is not job for node in each.nodes)
+        return not {*view.present, *self.silent, *others}.isdisjoint(job.nodes)
 
-    def job_refused(self, job: Job, why: str) -> None:
-        if job.role is JobRole.JOIN:
-            self._join_refused(why)
-            return
-        self.coordinator.journal(RunEvent.REFUSED, role=job.role.value, why=why)
+    def job_changed(self, number: int, info: JobInfo) -> None:
+        if (job := self.jobs.find(number)) is not None:
+            job.nodes, job.ends_at = info.nodes, info.ends_at
+
+    def job_refused(self, number: int, why: str, view: RunView) -> list[Action]:
+        job = self.jobs.find(number)
+        if job is None:
+            return []
+        self.jobs.remove(job)
+        journal = WriteJournal(RunEvent.REFUSED, {"role": job.role.value, "why": why})
+        if job.role is JobRole.JOIN:  # a refusal is reported once, however often the request is repeated
+            news = self.refusals.refused(why, self._not_to_join(view), view.clock)
+            return [journal, WriteNote(f"Slurm has no node to replace a lost one: {why}")] if news else []
         if job.role is JobRole.MAIN:
-            self.coordinator.stop(1, f"Slurm refused: {why}", RunCause.REFUSED)
-        else:
-            self.coordinator.note(f"Slurm refused: {why}; retrying in {ASK_AGAIN_S:.0f} s")
-            asyncio.get_running_loop().call_later(ASK_AGAIN_S, self._begin_again)
+            return [journal, StopRun(1, f"Slurm refused: {why}", RunCause.REFUSED)]
+        note = WriteNote(f"Slurm refused: {why}; retrying in {ASK_AGAIN_S:.0f} s")
+        return [journal, note, RequestNext(ASK_AGAIN_S)]
 
-    def _join_refused(self, why: str) -> None:
-        """Report a refusal once, however often the request is repeated."""
-        if self._refusals.refused(why, self._not_to_join, time.monotonic()):
-            self.coordinator.journal(RunEvent.REFUSED, role=JobRole.JOIN.value, why=why)
-            self.coordinator.note(f"Slurm has no node to replace a lost one: {why}")
+    def next_due(self, view: RunView) -> list[Action]:
+        return [] if view.ending or self.jobs.has(JobRole.NEXT) else self.begin(JobRole.NEXT)
 
-    def _begin_again(self) -> None:
-        if not self.coordinator.ending:
-            self.begin(JobRole.NEXT)
+    def job_over(self, number: int, job_id: int | None, state: JobState, view: RunView) -> list[Action]:
+        job = self.jobs.find(number)
+        if job is None:
+            return []
+        job.id = job_id
+        self.jobs.remove(job)
+        return self._over(job, state, view)
 
-    def job_over(self, job: Job, state: JobState) -> None:
+    def _over(self, job: Job, state: JobState, view: RunView) -> list[Action]:
         """End the run if its user cancelled the job; continue in another job after preemption or the time limit."""
-        self.coordinator.journal(RunEvent.JOB_OVER, job=job.id, role=job.role.value, state=state.value)
+        what = {"job": job.id, "role": job.role.value, "state": state.value}
+        actions: list[Action] = [WriteJournal(RunEvent.JOB_OVER, what)]
         if job.role is not JobRole.JOIN and state is JobState.CANCELLED:
-            self.coordinator.apply(Cancelled())
-        elif self.site.own_job is not None or self.coordinator.ending:
+            actions.append(ApplyEvent(Cancelled()))
+        elif self.terms.own_job is not None or view.ending:
             pass  # the coordinator ends with its own job
-        elif (
-            job.role is not JobRole.JOIN
-            and not self._promote()
-            and not any(each.role is JobRole.NEXT for each in self._jobs.jobs)
-        ):
-            self.run_in_background(
-                self._jobs.release(self._waiting_joins)
-            )  # the next job starts only when no other is left
-            self.begin(JobRole.NEXT)
-        self.coordinator.save_state()
+        elif job.role is not JobRole.JOIN and not self._promote(view) and not self.jobs.has(JobRole.NEXT):
+            actions += self._release(self.jobs.waiting_joins)  # the next job starts only when no other is left
+            actions += self.begin(JobRole.NEXT)
+        return [*actions, SaveState()]
 
-    @property
-    def _waiting_joins(self) -> list[Job]:
-        return [job for job in self._jobs.jobs if job.role is JobRole.JOIN and not job.nodes]
-
-    def _promote(self) -> bool:
+    def _promote(self, view: RunView) -> bool:
         """Make the oldest job that joined the run's own, if the run has lost all nodes of that one."""
-        joined = [each for each in self._jobs.jobs if each.role is JobRole.JOIN and each.nodes]
-        if self.coordinator.closing or not joined:
+        joined = [job for job in self.jobs if job.role is JobRole.JOIN and job.nodes]
+        if view.closing or not joined:
             return False
         joined[0].role = JobRole.MAIN
         return True
 
-    def step_ended(self, job: Job, step: AgentStep) -> None:
-        """Start agents again where a step ended. A node that srun cannot reach ends the step on all its nodes."""
-        missed = self._jobs.not_reached(job, step)
-        if not missed:
-            asyncio.get_running_loop().call_later(0.05, self.check_agents)
-            return
-        self._tries.forget(*step.nodes)
-        for node, why in missed.items():
-            self._mark_lost(node, f"Slurm cannot start anything on {node} ({why})")
-        self.run_in_background(self._release_lost())
+    def _ask_for_missing(self, view: RunView) -> list[Action]:
+        """Request a replacement for a missing node, once the run's own allocation is granted."""
+        there = self.coming(view)
+        # A spare that has taken a rank is no longer a spare. One at a time, so that no two requests get the same node.
+        missing = len(there) < self.terms.max_nodes + self.terms.spares
+        may_ask = (
+            self.jobs.has_nodes and not self.jobs.waits and self.refusals.may_ask(self._not_to_join(view), view.clock)
+        )
+        if not (missing and may_ask):
+            return []
+        job = self._add(JobRole.JOIN)
+        return [RequestJob(job.number, job.role, self._suspects, tuple(sorted(there))), SaveState()]
 
-    def _mark_lost(self, node: str, why: str) -> None:
-        self.coordinator.note(f"{why}; the run continues without it")
-        self.silent[node] = time.time()
-        self._tries.forget(node)
+    @property
+    def _suspects(self) -> tuple[str, ...]:
+        return (*self.excluded, *self.silent, *self._vacating)
 
-    async def _release_lost(self) -> None:
-        """Release lost nodes, so that Slurm can repair them or give them to other jobs."""
-        for job in [job for job in self._jobs.jobs if job.nodes and job.id != self.site.own_job]:
-            if self.coordinator.closing or job not in self._jobs.jobs:
-                continue
-            if job.steps or any(node not in self.silent for node in job.nodes):
-                await self._jobs.release_nodes(job, self.silent)
-            else:
-                await self._jobs.release([job])
-                self.job_over(job, JobState.NODE_FAIL)
-        self.check_agents()
+    def _not_to_join(self, view: RunView) -> set[str]:
+        return {*self._suspects, *self.coming(view)}
 
     # Agents
 
-    def check_agents(self) -> None:
+    def check_agents(self, view: RunView) -> list[Action]:
         """Start agents on all nodes of the run that lack one, and request one-node jobs for missing nodes."""
-        if self.coordinator.closing:
-            return
-        self._leave_drained()
-        present = self.coordinator.present
-        for job in [job for job in self._jobs.jobs if job.asking is None]:
-            bare = self._jobs.unstaffed(job, present, {*self.silent, *self._called, *self.excluded})
-            slow = self._jobs.slow_agents(bare)
-            nodes = [node for node in bare if node in slow or self._may_staff(node)]
-            if nodes:
-                self._called.update(nodes)
-                self.run_in_background(self._staff(job, nodes))
-        self._ask_for_missing(present)
+        if view.closing:
+            return []
+        actions = self._leave_drained(view)
+        for job in self.jobs:
+            bare = self.jobs.unstaffed(job, view, {*self.silent, *self.excluded, *self._probed})
+            if bare:
+                self._probed.update(bare)
+                actions.append(ProbeNodes(job.number, tuple(bare)))
+        return [*actions, *self._ask_for_missing(view)]
 
-    async def _staff(self, job: Job, nodes: Sequence[str]) -> None:
-        """Start agents on those nodes that respond."""
-        found = await self._look_at(nodes)
-        dead = await unreachable(found or (), self._jobs.slurm.slurmd_port)
-        self._called.difference_update(nodes)
-        if self.coordinator.closing or job not in self._jobs.jobs:
-            return
-        for node in dead:
-            self._mark_lost(node, f"{node} does not answer")
-        slow = self._wait_for_slow([node for node in nodes if node not in dead], found or ())
-        for group in self._tries.group_by_srun([node for node in nodes if node not in (*dead, *slow)]):
-            self._jobs.start_agents(job, group)
-        self.coordinator.save_state()
-        if dead:
-            await self._release_lost()
+    def nodes_probed(self, number: int, nodes: Collection[str], result: ProbeResult, view: RunView) -> list[Action]:
+        """Start agents on those nodes that respond, and wait for slow ones that may still come."""
+        self._probed.difference_update(nodes)
+        job = self.jobs.find(number)
+        if view.closing or job is None:
+            return []
+        bare = [node for node in self.jobs.unstaffed(job, view, {*self.silent, *self.excluded}) if node in nodes]
+        dead = [node for node in bare if node in result.dead]
+        actions: list[Action] = [self._lose(node, f"{node} does not answer", view) for node in dead]
+        slow, notes = self._wait_for_slow([node for node in bare if node not in dead], result, view)
+        start, lost = self._count_tries([node for node in bare if node not in (*dead, *slow)], result, view)
+        actions += [*notes, *lost]
+        if any(isinstance(action, StopRun) for action in lost):
+            return actions
+        actions += [self._start(job, group, view) for group in self._tries.group_by_srun(start)]
+        return [*actions, SaveState(), *([ReleaseLostNodes()] if dead or lost else ())]
 
-    def _wait_for_slow(self, nodes: Iterable[str], found: Iterable[NodeInfo]) -> list[str]:
-        ages_s = self._jobs.slow_agents([node for node in nodes if node not in self.excluded])
-        waits = still_starting(ages_s, found, time.time())
-        self._jobs.extend_wait(waits)
-        if said := describe_slow(ages_s, waits, self._reported_slow, self.site.folder.agents_log):
-            self.coordinator.note(said)
-        return waits
+    def _wait_for_slow(
+        self, nodes: Collection[str], result: ProbeResult, view: RunView
+    ) -> tuple[list[str], list[Action]]:
+        """Return nodes whose agents are merely slow, and a note on them. They get more time if the node is healthy."""
+        ages_s: dict[str, float] = {}
+        for step in self.jobs.steps:
+            step.left |= ended_on(result.said.get(step.number, "")) & {*nodes}  # its agent no longer comes
+            late = [node for node in nodes if step.is_slow(node, view.clock)]
+            ages_s.update({node: max(view.clock - step.began, ages_s.get(node, 0.0)) for node in late})
+        waits = still_starting(ages_s, result.found, view.now)
+        for step in self.jobs.steps:
+            step.looked.update(dict.fromkeys({*waits} & {*step.nodes}, view.clock))
+        said = describe_slow(ages_s, waits, self._reported_slow, self.terms.log)
+        return waits, [WriteNote(said)] if said else []
 
-    def _may_staff(self, node: str) -> bool:
-        if self.coordinator.closing:
-            return False
-        if self._tries.count_try(node):
-            return True
-        if faults := [] if self._some_started else self._jobs.container_faults():
-            self.coordinator.stop(NO_CONTAINER, f"the container could not be started on any node: {'; '.join(faults)}")
-            return False
-        why = self._jobs.startup_failure(node)
-        self._mark_lost(node, f"agents on {node} end right after they start{why}")
-        if self._none_started:
-            self.coordinator.stop(
-                1, f"the run's agents end right after they start on every node{why}; see {self.site.folder.agents_log}"
-            )
-        else:
-            self.run_in_background(self._release_lost())
-        return False
+    def _count_tries(self, nodes: Iterable[str], result: ProbeResult, view: RunView) -> tuple[list[str], list[Action]]:
+        """Return the nodes to try now, and what follows for those that were tried too often."""
+        start: list[str] = []
+        actions: list[Action] = []
+        ours = self.jobs.nodes
+        some_started = self._some_connected or view.started
+        for node in nodes:
+            if self._tries.count_try(node):
+                start.append(node)
+                continue
+            if not some_started and (faults := container_faults(result.log, ours)):
+                what = f"the container could not be started on any node: {'; '.join(faults)}"
+                return [], [*actions, StopRun(NO_CONTAINER, what)]
+            why = startup_failure(result.log, node)
+            actions.append(self._lose(node, f"agents on {node} end right after they start{why}", view))
+            if not some_started and {*ours} <= self.silent.keys():  # then the nodes are not at fault
+                what = f"the run's agents end right after they start on every node{why}; see {self.terms.log}"
+                return [], [*actions, StopRun(1, what)]
+        return start, actions
 
-    @property
-    def _none_started(self) -> bool:
-        """Whether no agent ever came up on any node: then the nodes are not at fault."""
-        nodes = {node for job in self._jobs.jobs for node in job.nodes}
-        return not self._some_started and nodes <= set(self.silent)
+    def _start(self, job: Job, nodes: tuple[str, ...], view: RunView) -> Action:
+        self._last_step += 1
+        job.steps.append(AgentStep(self._last_step, nodes, view.clock))
+        return StartAgents(job.number, self._last_step, nodes)
 
-    @property
-    def _some_started(self) -> bool:
-        return self._some_connected or bool(self.coordinator.run.generation)
+    def step_ended(self, number: int, step: int, missed: Mapping[str, str], view: RunView) -> list[Action]:
+        """Start agents again where a step ended. A node that srun cannot reach ends the step on all its nodes."""
+        job = self.jobs.find(number)
+        ended = next((each for each in job.steps if each.number == step), None) if job else None
+        if job is None or ended is None:
+            return []
+        job.steps.remove(ended)
+        if not missed:
+            return [CheckAgents(SETTLE_S)]
+        self._tries.forget(*ended.nodes)
+        lost = [
+            self._lose(node, f"Slurm cannot start anything on {node} ({why})", view) for node, why in missed.items()
+        ]
+        return [*lost, ReleaseLostNodes()]
 
-    def _ask_for_missing(self, present: frozenset[str]) -> None:
-        """Request a replacement for a missing node, once the run's own allocation is granted."""
-        if (
-            self.coordinator.closing
-            or not self.has_nodes
-            or any(job.role is not JobRole.JOIN and not job.nodes for job in self._jobs.jobs)
-        ):
-            return
-        there = self._available(present)
-        may_ask = not self.waits and self._refusals.may_ask(self._not_to_join, time.monotonic())
-        # A spare that has taken a rank is no longer a spare.
-        wanted = self.coordinator.run.shape.max_nodes + self.site.spares
-        if len(there) < wanted and may_ask:  # one at a time, so that no two requests get the same node
-            self._jobs.request(JobRole.JOIN, suspects=self._suspects, members=sorted(there))
-            self.coordinator.save_state()
-
-    def _available(self, present: frozenset[str]) -> set[str]:
-        return {*present, *self._called, *self._jobs.expected(present)} - {*self.excluded, *self._vacating}
-
-    @property
-    def _not_to_join(self) -> set[str]:
-        return {*self._suspects, *self._available(self.coordinator.present)}
-
-    def agent_came(self, node: str, again: bool) -> bool:
+    def agent_came(self, node: str, again: bool, view: RunView) -> tuple[bool, list[Action]]:
         """Refuse a node that Slurm has taken from the job since: it is under repair, or belongs to another job."""
         self._some_connected = True
         if again and node in self._down:
-            self.leave_for_repair(node)
-            return False
+            return False, self.leave_for_repair(node, view)
         self.silent.pop(node, None)
-        return True
+        return True, []
 
     def agent_ready(self, node: str) -> None:
         self._tries.forget(node)
 
-    def agent_lost(self, node: str, silent: bool) -> None:
-        self._jobs.agent_left(node)
+    def agent_lost(self, node: str, silent: bool, view: RunView) -> None:
+        for step in self.jobs.steps:
+            step.left.add(node)
         if silent:
-            self.silent[node] = time.time() - self.site.timing.gone_s  # it may have booted before the loss was detected
+            self.silent[node] = view.now - self.terms.gone_s  # it may have booted before the loss was detected
 
-    async def ask_slurm(self) -> None:
-        await self._jobs.check()
-        nodes = await self._look_at_nodes()
-        if nodes is None:
-            return  # no response tells nothing about the nodes
+    # Lost nodes, and nodes to leave
+
+    def nodes_seen(self, nodes: Sequence[NodeInfo], view: RunView) -> list[Action]:
+        """Compare with what Slurm reports of `watched` nodes."""
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
         self._down = frozenset(node.name for node in nodes if node.down)
-        self.coordinator.apply(Doubted(self.unhealthy))
         before, self._vacating = set(self._vacating), drained_for_repair(nodes)
         self._were_out = {*self._were_out, *out_of_service(nodes)} & set(self.silent)
-        back = usable_again(self.silent, nodes, time.time(), self._were_out)
+        back = usable_again(self.silent, nodes, view.now, self._were_out)
         for name in back:
             del self.silent[name]
         self._tries.forget(*back)
-        stays = (before - set(self._vacating)) & self.coordinator.present  # healthy again before the run had left it
-        if back or stays:  # waiting requests exclude that node, or are no longer needed
-            await self._jobs.release(self._waiting_joins)
-        await self._release_lost()
-        await self._update_comments()
+        stays = (before - set(self._vacating)) & view.present  # healthy again before the run had left it
+        # Waiting requests exclude that node, or are no longer needed.
+        released = self._release(self.jobs.waiting_joins) if back or stays else []
+        return [ApplyEvent(Doubted(self.unhealthy)), *released, ReleaseLostNodes(), ReportLeftNodes()]
 
-    @property
-    def ask_again_s(self) -> float:
-        return ask_again_s(self.silent.values(), time.time())
+    def _lose(self, node: str, why: str, view: RunView) -> Action:
+        self._leave(node, view)
+        return WriteNote(f"{why}; the run continues without it")
 
-    async def _look_at_nodes(self) -> list[NodeInfo] | None:
-        names = {*self.silent, *(node for job in self._jobs.jobs for node in job.nodes)}
-        return [] if not names or self.coordinator.closing else await self._look_at(sorted(names))
-
-    async def _look_at(self, nodes: Sequence[str]) -> list[NodeInfo] | None:
-        try:
-            return await asyncio.to_thread(self.site.slurm.nodes, nodes)
-        except DalsegnoError:
-            return None
-
-    # Leaving nodes
-
-    def leave_for_repair(self, node: str) -> None:
-        self.silent[node] = time.time()
-        self._were_out.add(node)
+    def _leave(self, node: str, view: RunView) -> None:
+        self.silent[node] = view.now
         self._tries.forget(node)
-        self.run_in_background(self._update_comments())
 
-    def _leave_drained(self) -> None:
+    def release_lost(self, view: RunView) -> list[Action]:
+        """Release lost nodes. Those of a running step stay, since the release would kill the step."""
+        actions: list[Action] = []
+        for job in [job for job in self.jobs if job.nodes and job.id != self.terms.own_job and not view.closing]:
+            busy = {node for step in job.steps for node in step.nodes}
+            stay = tuple(node for node in job.nodes if node in busy or node not in self.silent)
+            if not stay and not job.steps:
+                actions += [*self._release([job]), *self._over(job, JobState.NODE_FAIL, view)]
+            elif stay and stay != job.nodes and job.id is not None:
+                actions.append(ShrinkJob(job.number, job.id, stay))
+        return [*actions, CheckAgents()]
+
+    def job_shrunk(self, number: int, nodes: Collection[str]) -> None:
+        if (job := self.jobs.find(number)) is not None:
+            job.nodes = tuple(node for node in job.nodes if node in nodes)
+
+    def leave_for_repair(self, node: str, view: RunView) -> list[Action]:
+        self._leave(node, view)
+        self._were_out.add(node)
+        return [ReportLeftNodes()]
+
+    def _leave_drained(self, view: RunView) -> list[Action]:
         """Leave nodes drained for repair and end their agents."""
-        run = self.coordinator.run
-        for node in nodes_to_leave(self._vacating, frozenset(run.ready), run.shape.max_nodes):
-            self.silent[node] = time.time()
-            self._tries.forget(node)
-            self.coordinator.continue_without(node, f"drained for repair ({self._vacating[node]})")
-            self.run_in_background(self._update_comments())
+        actions: list[Action] = []
+        for node in nodes_to_leave(self._vacating, view.ready, self.terms.max_nodes):
+            self._leave(node, view)
+            actions += [LeaveNode(node, f"drained for repair ({self._vacating[node]})"), ReportLeftNodes()]
+        return actions
 
-    async def _update_comments(self) -> None:
-        for job in [job for job in self._jobs.jobs if job.id is not None and job.nodes]:
-            left = frozenset(self._vacating) & set(job.nodes) & set(self.silent) - self.coordinator.present
-            if left != job.left and await self._jobs.slurm.comment(job.id or 0, left_comment(job.role, left)):
-                job.left = left
+    def comments_due(self, view: RunView) -> list[Action]:
+        left = {*self._vacating} & {*self.silent} - view.present
+        due = [(job, frozenset(left & {*job.nodes})) for job in self.jobs if job.nodes]
+        return [CommentJob(job.number, job.id, job.role, left) for job, left in due if job.id and left != job.left]
 
-    def leaving(self, job: int, node: str = "") -> None:
-        if node not in self._down:  # a recovered node ends what the job left there; the job may be over already
-            self._departure.announced(job)
+    def comment_set(self, number: int, left: frozenset[str]) -> None:
+        if (job := self.jobs.find(number)) is not None:
+            job.left = left
 
-    async def move(self) -> None:
-        await self._departure.move()
+    # Moving to the next job, and the end
 
-    async def recall_agents(self, nodes: Collection[str]) -> set[str]:
-        present = self.coordinator.present  # before agents are started: present ones end meanwhile
-        jobs = [job for job in self._jobs.jobs if job.asking is None]
-        bare = {job.id: set(self._jobs.unstaffed(job, present, self.excluded)) & set(nodes) for job in jobs}
-        asked = sorted(set[str]().union(*bare.values()))
-        found = await self._look_at(asked) if asked else ()
-        dead = await unreachable(found or (), self._jobs.slurm.slurmd_port)
-        for job in [job for job in jobs if job in self._jobs.jobs]:  # it may have been released meanwhile
-            self._jobs.start_agents(job, sorted(bare[job.id] - set(dead)))
-        return self._jobs.expected(present) & set(nodes)
+    def leaving(self, job_id: int, node: str) -> list[Action]:
+        """Start leaving at once: workers that save quickly end before Slurm has answered what this is about.
 
-    async def release_all(self, code: int | None = None) -> None:
-        await self._jobs.release(self._jobs.jobs, code)
-        await self._jobs.sweep()
+        When a job that joined has to end, only its node is lost. A recovered node ends what the job left there; that
+        job may be over already.
+        """
+        of_the_run = [job.id for job in self.jobs if job.role is not JobRole.JOIN]
+        if node in self._down or (job_id and job_id not in of_the_run):
+            return []
+        return [ApplyEvent(Leaving()), CheckJobs()]
 
-    def run_in_background(self, work: Awaitable[None]) -> None:
-        self.coordinator.run_in_background(work)
+    def jobs_checked(self, view: RunView) -> list[Action]:
+        """Prepare the next job. A job that is requeued must be before it is out of time."""
+        if view.ending or not view.closing:
+            return []
+        if self.terms.own_job is None:
+            return self.next_due(view)
+        ends_at = next((job.ends_at for job in self.jobs if job.id == self.terms.own_job), None)
+        return [] if ends_at is None else [MoveRun(max(0.0, ends_at - LAST_MOMENT_S - view.now))]
 
-    # State for a successor
+    def move(self, view: RunView) -> list[Action]:
+        """Release the jobs, so that the next one starts; requeue the job whose batch step runs the coordinator."""
+        if view.ending:
+            return []
+        if self.terms.own_job is not None:
+            return [RequeueOwnJob(self.terms.own_job)]
+        released = self._release([job for job in self.jobs if job.role is not JobRole.NEXT], code=0)
+        return [*released, *(() if self.jobs else self.begin(JobRole.NEXT)), SaveState()]
 
-    def saved(self) -> tuple[SavedJob, ...]:
-        return self._jobs.saved()
+    def requeue_ended(self, done: bool) -> list[Action]:
+        return [SuspendRun("requeued") if done else StopRun(1, "Slurm did not requeue the job")]
 
-    async def adopt(self, saved: tuple[SavedJob, ...]) -> bool:
-        """Adopt saved jobs. A requeued job has none of the steps it had before."""
-        own = self.site.own_job
-        ours = own is None or any(job.job == own and any(map(_is_alive, job.steps)) for job in saved)
-        if ours and saved:
-            await self._jobs.adopt(saved)
-        return ours and bool(saved)
+    def nodes_to_recall(self, nodes: Collection[str], view: RunView) -> dict[int, list[str]]:
+        """Return those nodes without an agent, by job: at the end of the run, agents clean up there."""
+        bare = {job.number: self.jobs.unstaffed(job, view, self.excluded) for job in self.jobs}
+        return {number: [node for node in each if node in nodes] for number, each in bare.items()}
+
+    def recall(self, nodes: Mapping[int, Collection[str]], dead: Collection[str], view: RunView) -> list[Action]:
+        alive = [(job, tuple(node for node in nodes.get(job.number, ()) if node not in dead)) for job in self.jobs]
+        return [self._start(job, each, view) for job, each in alive if each]
+
+    def release_all(self, code: int | None = None) -> list[Action]:
+        return self._release(self.jobs, code)
+
+    def _release(self, jobs: Iterable[Job], code: int | None = None) -> list[Action]:
+        """Release these jobs. The job of the coordinator itself ends with the coordinator."""
+        actions: list[Action] = []
+        for job in list(jobs):
+            self.jobs.remove(job)
+            own = job.id is not None and job.id == self.terms.own_job
+            actions.append(EndSteps(job.number) if own else ReleaseJob(job.number, code))
+        return actions
+
+    # Queries
+
+    def coming(self, view: RunView) -> set[str]:
+        """Return the nodes whose agents are connected or on their way, except those that the run is leaving."""
+        return {*view.present, *self._probed, *self.jobs.expected(view)} - {*self._suspects}
 
     @property
-    def jobs(self) -> tuple[int, ...]:
-        return tuple(job.id for job in self._jobs.jobs if job.id is not None)
-
-    @property
-    def has_nodes(self) -> bool:
-        return any(job.nodes for job in self._jobs.jobs)
-
-    @property
-    def waits(self) -> bool:
-        return any(not job.nodes for job in self._jobs.jobs)
-
-    @property
-    def coming(self) -> frozenset[str]:
-        return frozenset(self._available(self.coordinator.present))
-
-    @property
-    def refused(self) -> str:
-        return self._refusals.why
-
-
-def _is_alive(step: SavedStep) -> bool:
-    return start_ticks(step.process.pid) == step.process.start
+    def watched(self) -> list[str]:
+        """The nodes whose state in Slurm matters."""
+        return sorted({*self.silent, *self.jobs.nodes})

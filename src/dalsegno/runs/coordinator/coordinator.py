@@ -146,10 +146,9 @@ class Coordinator:
         """Continue the run from a saved state. Agents reconnect by themselves; those that do not are lost."""
         self.run, self.granted = saved.run, saved.granted
         self.lost_nodes, self.started = saved.lost_nodes, saved.started
-        self.node_source.excluded, self.node_source.silent = list(saved.excluded), dict(saved.silent)
         self.memory.used.update(saved.used)
         self.journal(RunEvent.CAME_BACK, host=socket.gethostname(), pid=os.getpid())
-        if await self.node_source.adopt(saved.jobs):
+        if await self.node_source.adopt(saved.jobs, saved.excluded, saved.silent):
             asyncio.get_running_loop().call_later(ADOPT_S, self._lose_missing)
         else:
             self._start_over()
@@ -331,7 +330,7 @@ class Coordinator:
     def _exclude(self, agent: str, why: str) -> None:
         """Do not use the node of this agent again."""
         self.note(f"{agent}: {why}; the run continues without it")
-        self.node_source.excluded.append(agent)
+        self.node_source.exclude(agent)
         self.agents.send(agent, {"finish": 0})
 
     async def _move(self) -> None:

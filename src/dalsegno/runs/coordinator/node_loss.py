@@ -1,84 +1,20 @@
-"""Losing nodes: a run leaves the nodes of its job and continues in the next job, or in this one after a requeue."""
+"""Rules about nodes: which are lost, left or used again, and when a refused request is repeated. Pure."""
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dalsegno.hostlist import compress
-from dalsegno.runs.comment import OURS, JobRole
-from dalsegno.runs.coordinator.events import Leaving
-from dalsegno.runs.coordinator.node_source import RunControl
-from dalsegno.runs.coordinator.site import ASK_SLURM_S, CoordinatorSite
-from dalsegno.runs.coordinator.slurm_jobs import SlurmJobs
+from dalsegno.runs.comment import OURS
+from dalsegno.runs.coordinator.site import ASK_SLURM_S
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
+from dalsegno.slurm.parse.srun import refused_containers, started_outside, why_not_started
 from dalsegno.slurm.render import SPARE_REASON
 
-LAST_MOMENT_S = 10.0  # a run still on its nodes so long before the end of its job is taken off them
-
-
-class Departure:
-    """Moves a run off its nodes. `ask_for_next` requests the job in which the run continues."""
-
-    def __init__(
-        self, site: CoordinatorSite, coordinator: RunControl, jobs: SlurmJobs, ask_for_next: Callable[[], None]
-    ) -> None:
-        self._site, self._coordinator, self._jobs, self._ask_for_next = site, coordinator, jobs, ask_for_next
-
-    def announced(self, job: int) -> None:
-        """Start leaving at once: workers that save quickly end before Slurm has answered what this is about.
-
-        When a job that joined has to end, only its node is lost.
-        """
-        of_the_run = [each.id for each in self._jobs.jobs if each.role is not JobRole.JOIN]
-        if job and job not in of_the_run:
-            return
-        self._coordinator.apply(Leaving())
-        self._coordinator.run_in_background(self._leave())
-
-    async def _leave(self) -> None:
-        """Find out from Slurm why an agent was signalled (time limit, preemption, cancellation), then prepare the next
-        job."""
-        await self._jobs.check()
-        if self._coordinator.ending:
-            return
-        if self._site.own_job is not None:
-            self._leave_in_time(self._site.own_job)
-        elif not any(job.role is JobRole.NEXT for job in self._jobs.jobs):
-            self._ask_for_next()
-
-    def _leave_in_time(self, own: int) -> None:
-        """Requeue before the job is out of time. Workers that do not save resume from their last save."""
-        ends_at = next((job.ends_at for job in self._jobs.jobs if job.id == own), None)
-        if ends_at is not None:
-            left_s = max(0.0, ends_at - LAST_MOMENT_S - time.time())
-            asyncio.get_running_loop().call_later(left_s, lambda: self._coordinator.run_in_background(self.move()))
-
-    async def move(self) -> None:
-        """Release the jobs, so that the next one starts; requeue the job whose batch step runs the coordinator.
-
-        Slurm is asked once more before that: a user who cancelled the job wants no further one.
-        """
-        await self._jobs.check()
-        if self._coordinator.ending:
-            return
-        if self._site.own_job is not None:
-            if await self._jobs.slurm.requeue(self._site.own_job):
-                self._coordinator.suspend("requeued")
-            else:
-                self._coordinator.stop(1, "Slurm did not requeue the job")
-            return
-        await self._jobs.release([job for job in self._jobs.jobs if job.role is not JobRole.NEXT], code=0)
-        if not self._jobs.jobs:
-            self._ask_for_next()
-        self._coordinator.save_state()
-
-
-# Nodes on which no agent starts. Pure.
+# Nodes on which no agent starts.
 
 
 MOST_TRIES = 5  # to start an agent on one node, in a row
@@ -107,6 +43,20 @@ class Tries:
         alone = [node for node in nodes if self._count.get(node, 0) >= ALONE_FROM]
         others = tuple(node for node in nodes if node not in alone)
         return [*([others] if others else []), *((node,) for node in alone)]
+
+
+def startup_failure(log: str, node: str) -> str:
+    """Return why agents on this node end as soon as they start, from the output of srun; "" if unknown."""
+    if started_outside(log, node):
+        return ": the container does not start there (run `dalsegno containers check` for the reason)"
+    why = why_not_started(log, node)
+    return f" ({why})" if why else ""
+
+
+def container_faults(log: str, nodes: Collection[str]) -> list[str]:
+    """Return why the container failed on every node; empty if some node has not refused it."""
+    refused = refused_containers(log)
+    return list(dict.fromkeys(refused[node] for node in nodes)) if nodes and {*nodes} <= refused.keys() else []
 
 
 def usable_again(
@@ -145,7 +95,7 @@ def _is_good(node: NodeInfo) -> bool:
     return node.in_service or (node.responding and node.reason == SPARE_REASON)
 
 
-# Nodes that the controller has drained for repair: a run leaves them once it has others. Pure.
+# Nodes that the controller has drained for repair: a run leaves them once it has others.
 
 
 def drained_for_repair(nodes: Iterable[NodeInfo]) -> dict[str, str]:
@@ -160,7 +110,7 @@ def nodes_to_leave(vacating: Mapping[str, str], ready: Collection[str], wanted: 
     return here[: max(0, len(ready) - wanted)]
 
 
-# Repeating refused requests. Pure.
+# Repeating refused requests.
 
 
 AGAIN_S, LONGEST_S = 5.0, 60.0
@@ -193,7 +143,7 @@ class Refusals:
         self.count, self.why = 0, ""
 
 
-# Agents that are slow to start, because of an image import or a long prolog. Pure.
+# Agents that are slow to start, because of an image import or a long prolog.
 
 
 LONG_S = 60.0  # slower starts are reported

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from dalsegno.runs.coordinator.events import Event
@@ -75,14 +75,25 @@ class RunControl(Protocol):
 class NodeSource(Protocol):
     """Obtains nodes, starts agents there and gives nodes back. Every method may be called at any time, in any state."""
 
-    excluded: list[str]  # nodes not to use (again)
-    silent: dict[str, float]  # nodes assumed dead, and since when
-    unhealthy: frozenset[str]  # nodes that Slurm has taken out of service
+    @property
+    def excluded(self) -> Collection[str]:
+        """Nodes not to use (again)."""
+        ...
+
+    @property
+    def silent(self) -> Mapping[str, float]:
+        """Nodes assumed dead, and since when."""
+        ...
+
+    @property
+    def unhealthy(self) -> frozenset[str]:
+        """Nodes that Slurm has taken out of service."""
+        ...
 
     def begin(self) -> None: ...
 
-    async def adopt(self, saved: tuple[SavedJob, ...]) -> bool:
-        """Continue with the previous coordinator's jobs; False if none of them is ours any more."""
+    async def adopt(self, saved: Sequence[SavedJob], excluded: Collection[str], silent: Mapping[str, float]) -> bool:
+        """Continue with the previous coordinator's jobs and nodes; False if none of the jobs is ours any more."""
         ...
 
     def saved(self) -> tuple[SavedJob, ...]: ...
@@ -98,6 +109,10 @@ class NodeSource(Protocol):
     @property
     def ask_again_s(self) -> float:
         """Seconds until the next `ask_slurm`."""
+        ...
+
+    def exclude(self, node: str) -> None:
+        """Do not use this node again."""
         ...
 
     def leave_for_repair(self, node: str) -> None:
@@ -160,7 +175,8 @@ class NoNodeSource:
 
     def begin(self) -> None: ...
 
-    async def adopt(self, saved: tuple[SavedJob, ...]) -> bool:
+    async def adopt(self, saved: Sequence[SavedJob], excluded: Collection[str], silent: Mapping[str, float]) -> bool:
+        self.excluded, self.silent = list(excluded), dict(silent)
         return True
 
     def saved(self) -> tuple[SavedJob, ...]:
@@ -174,8 +190,11 @@ class NoNodeSource:
     def ask_again_s(self) -> float:
         return ASK_SLURM_S
 
-    def leave_for_repair(self, node: str) -> None:
+    def exclude(self, node: str) -> None:
         self.excluded.append(node)
+
+    def leave_for_repair(self, node: str) -> None:
+        self.exclude(node)
 
     def agent_came(self, node: str, again: bool) -> bool:
         return True

@@ -1,72 +1,115 @@
-"""The Slurm jobs of a run: requested with salloc, given agents with srun, watched, released.
+"""The Slurm jobs of a run as processes and calls: requested with salloc, given agents with srun, watched, released.
 
-salloc and srun run in sessions of their own and outlive the coordinator. Its successor finds them by their PIDs.
+salloc and srun run in sessions of their own and outlive the coordinator. Its successor finds them by their PIDs. The
+caller decides what to request, start and release, and numbers the jobs and steps.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.saved_state import SavedJob, SavedStep
 from dalsegno.runs.coordinator.site import CoordinatorSite
-from dalsegno.runs.coordinator.slurm_calls import PatientSlurm
+from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.slurm.names import node_list
 from dalsegno.slurm.parse.salloc import SallocAnswer, read_answer
-from dalsegno.slurm.parse.srun import ended_on, launch_failures, refused_containers, started_outside, why_not_started
+from dalsegno.slurm.parse.srun import launch_failures
 from dalsegno.system.children import Child, adopt, start
 from dalsegno.system.files import read_text
 
-# Jobs and steps
+# Calls that do not block the coordinator and are retried while Slurm does not respond
 
 
-ARRIVAL_S = 20.0  # a node without an agent so long after the start of its srun, or the last check, is checked
-LONGEST_S = 1800.0  # importing a large image or a long prolog may precede the start of an agent
+TRIES = 5  # of a call to which Slurm does not respond
+AGAIN_S = 1.0
 
 
-@dataclass(eq=False)
-class AgentStep:
-    """One srun. `left` are nodes whose agent came and went; this step will not start another."""
+class PatientSlurm:
+    def __init__(self, client: SlurmClient) -> None:
+        self._client = client
 
-    child: Child
-    nodes: tuple[str, ...]
-    began: float
-    said_from: int = 0  # where its own output begins in the agents' log
-    left: set[str] = field(default_factory=set)
-    looked: dict[str, float] = field(default_factory=dict)  # when a node with a slow agent was last found healthy
-    adopted: bool = False  # started by a previous coordinator, some time ago
+    async def look(self, job: int) -> JobInfo | None:
+        """Return the job, None if Slurm no longer knows it. Retry until Slurm responds."""
+        while True:
+            try:
+                return await asyncio.to_thread(self._client.job, job)
+            except NotThere:
+                return None
+            except DalsegnoError:
+                await asyncio.sleep(AGAIN_S)
 
-    def will_bring(self, node: str, now: float) -> bool:
-        return self._may_bring(node) and now - self.looked.get(node, self.began) < ARRIVAL_S
+    async def named(self, name: str) -> list[int]:
+        """Return this user's jobs of this name; none if Slurm does not respond."""
+        try:
+            found = await asyncio.to_thread(self._client.jobs)
+        except DalsegnoError:
+            return []
+        return [job.id for job in found if job.name == name and job.uid == os.geteuid()]
 
-    def is_slow(self, node: str, now: float) -> bool:
-        """Return whether the agent may still come and is merely slow."""
-        return self._may_bring(node) and not self.adopted and now - self.began < LONGEST_S
+    async def slurmd_port(self) -> int:
+        """Return the port of slurmd on nodes without a port of their own; 0 if Slurm does not respond."""
+        try:
+            port = (await asyncio.to_thread(self._client.config)).get("SlurmdPort", "")
+        except DalsegnoError:
+            return 0
+        return int(port) if port.isdigit() else 0
 
-    def _may_bring(self, node: str) -> bool:
-        return node in self.nodes and node not in self.left and self.child.alive()
+    async def cancel(self, job: int) -> None:
+        for _ in range(TRIES):
+            try:
+                return await asyncio.to_thread(self._client.cancel, job)
+            except DalsegnoError:
+                await asyncio.sleep(AGAIN_S)
+        return None
+
+    async def complete(self, job: int, exit_code: int) -> bool:
+        """End the job with this exit code; return whether that worked. With an unknown libslurm only `cancel` does."""
+        try:
+            await asyncio.to_thread(self._client.complete, job, exit_code)
+        except DalsegnoError:
+            return False
+        return True
+
+    async def shrink(self, job: int, nodes: Sequence[str]) -> bool:
+        """Reduce a job to these nodes. Not retried: the caller asks again."""
+        try:
+            await asyncio.to_thread(self._client.update, JobId=str(job), NodeList=node_list(nodes))
+        except DalsegnoError:
+            return False
+        return True
+
+    async def comment(self, job: int, text: str) -> bool:
+        """Set the comment of a job. Not retried."""
+        try:
+            await asyncio.to_thread(self._client.update, JobId=str(job), Comment=text)
+        except DalsegnoError:
+            return False
+        return True
+
+    async def requeue(self, job: int) -> bool:
+        """Requeue a batch job unless Slurm does so already, and return whether it will be queued."""
+        for _ in range(TRIES):
+            try:
+                info = await asyncio.to_thread(self._client.job, job)
+                if info.state is not JobState.COMPLETING or info.ends_at is not None:
+                    await asyncio.to_thread(self._client.requeue, job)
+                return True
+            except DalsegnoError:
+                await asyncio.sleep(AGAIN_S)
+        return False
 
 
-@dataclass(eq=False)
-class Job:
-    """One job of the run. It has no id until Slurm's answer is read."""
-
-    role: JobRole
-    number: int
-    id: int | None = None
-    nodes: tuple[str, ...] = ()
-    asking: Child | None = None
-    steps: list[AgentStep] = field(default_factory=list)
-    given_back: bool = False
-    adopted: bool = False  # granted to a previous coordinator
-    ends_at: int | None = None
-    left: frozenset[str] = frozenset()  # nodes of the job that Slurm was told are no longer needed
+# Processes
 
 
 def job_state(info: JobInfo) -> JobState:
@@ -84,16 +127,41 @@ def job_state(info: JobInfo) -> JobState:
 _MOST_BYTES = 1 << 20  # of a step's output; agents may have written much more
 
 
+@dataclass(eq=False)
+class StepProcess:
+    """An srun."""
+
+    child: Child
+    nodes: tuple[str, ...]
+    said_from: int = 0  # where its own output begins in the agents' log
+
+
+@dataclass(eq=False)
+class JobProcesses:
+    """The processes of one job. It has no id until Slurm's answer is read."""
+
+    number: int
+    id: int | None = None
+    asking: Child | None = None  # the salloc that waits for it
+    steps: dict[int, StepProcess] = field(default_factory=dict)
+    granted: bool = False
+    given_back: bool = False
+
+
 class JobListener(Protocol):
     """Receives the events of jobs."""
 
-    def job_granted(self, job: Job) -> None: ...
+    def job_granted(self, number: int, info: JobInfo) -> None: ...
 
-    def job_refused(self, job: Job, why: str) -> None: ...
+    def job_changed(self, number: int, info: JobInfo) -> None: ...
 
-    def job_over(self, job: Job, state: JobState) -> None: ...
+    def job_refused(self, number: int, why: str) -> None: ...
 
-    def step_ended(self, job: Job, step: AgentStep) -> None: ...
+    def job_over(self, number: int, job_id: int | None, state: JobState) -> None: ...
+
+    def step_ended(self, number: int, step: int, missed: Mapping[str, str]) -> None:
+        """Handle the end of an srun. `missed` says why it could not start anything, by node."""
+        ...
 
     def run_in_background(self, work: Awaitable[None]) -> None:
         """Start background work."""
@@ -101,197 +169,135 @@ class JobListener(Protocol):
 
 
 class SlurmJobs:
-    """All jobs that a run has or requests."""
+    """The processes of all jobs that a run has or requests."""
 
     def __init__(self, site: CoordinatorSite, listener: JobListener) -> None:
         self.site, self.listener = site, listener
         self.slurm = PatientSlurm(site.slurm)
-        self.jobs: list[Job] = []
-        self.count = 0
+        self._jobs: dict[int, JobProcesses] = {}
 
     # Requests
 
-    def request(self, role: JobRole, suspects: Sequence[str] = (), members: Sequence[str] = ()) -> Job:
-        self.count += 1
-        job = Job(role, self.count)
+    def request(self, number: int, role: JobRole, suspects: Sequence[str] = (), members: Sequence[str] = ()) -> None:
         argv = self.site.allocation(role, suspects, members)
+        job = self._jobs[number] = JobProcesses(number)
         job.asking = start(argv, self.site.environment, output=self._log(job))
-        self.jobs.append(job)
         self._watch(job.asking, partial(self._salloc_ended, job))
-        return job
 
-    def add_own(self, role: JobRole, job_id: int) -> Job:
-        """Add a job that exists already: the one whose batch step runs the coordinator."""
-        self.count += 1
-        job = Job(role, self.count, job_id)
-        self.jobs.append(job)
-        self.listener.run_in_background(self._load_nodes(job))
-        return job
+    def load(self, number: int, job_id: int) -> Awaitable[None]:
+        """Add a job that exists already, and return the work of reporting its nodes."""
+        job = self._jobs[number] = JobProcesses(number, job_id)
+        return self._load_nodes(job, job_id)
 
-    def _salloc_ended(self, job: Job) -> None:
+    def _salloc_ended(self, job: JobProcesses) -> None:
         """Handle the end of salloc: granted or refused."""
         answer = self._answer(job)
         job.asking, code = None, job.asking.poll() if job.asking else None
         job.id = answer.job or job.id
         if job.given_back:
             self.listener.run_in_background(self._cancel(job))
-        elif code in (0, None) and answer.granted:
-            self.listener.run_in_background(self._load_nodes(job))
+        elif code in (0, None) and answer.granted and job.id is not None:
+            self.listener.run_in_background(self._load_nodes(job, job.id))
         else:
-            self.jobs.remove(job)
-            self.listener.job_refused(job, answer.last_words or f"salloc ended with {code}")
+            del self._jobs[job.number]
+            self.listener.job_refused(job.number, answer.last_words or f"salloc ended with {code}")
 
-    async def _load_nodes(self, job: Job) -> None:
-        info = await self._look(job)
+    async def _load_nodes(self, job: JobProcesses, job_id: int) -> None:
+        info = await self.slurm.look(job_id)
+        if job.given_back:
+            return
         if info is None or info.state.ended:
-            return self._over(job, info.state if info else JobState.UNKNOWN)
-        job.nodes, job.ends_at = info.nodes, info.ends_at
-        return self.listener.job_granted(job)
+            self._over(job, info.state if info else JobState.UNKNOWN)
+        else:
+            job.granted = True
+            self.listener.job_granted(job.number, info)
 
-    def waiting_id(self, job: Job) -> int | None:
-        """Return the id of a job that salloc waits for."""
-        job.id = job.id or self._answer(job).job
-        return job.id
-
-    def _answer(self, job: Job) -> SallocAnswer:
+    def _answer(self, job: JobProcesses) -> SallocAnswer:
         return read_answer(read_text(self._log(job)) or "")
 
-    def _log(self, job: Job) -> Path:
+    def _log(self, job: JobProcesses) -> Path:
         return self.site.folder.salloc_log(job.number)
 
     # Agents
 
-    def start_agents(self, job: Job, nodes: Sequence[str]) -> None:
+    def start_agents(self, number: int, step: int, nodes: Sequence[str]) -> None:
         """Start agents on these nodes of a job."""
-        if job.id is None or not nodes:
+        job = self._jobs.get(number)
+        if job is None or job.id is None:
             return
         argv = self.site.step(job.id, nodes)
         folder = self.site.folder
         stdin = folder.connect if folder.connect.exists() else None
         said_from = _size(folder.agents_log)
         child = start(argv, self.site.environment, stdin=stdin, output=folder.agents_log)
-        step = AgentStep(child, tuple(nodes), time.monotonic(), said_from)
-        job.steps.append(step)
+        job.steps[step] = StepProcess(child, tuple(nodes), said_from)
         self._watch(child, partial(self._step_ended, job, step))
 
-    def _step_ended(self, job: Job, step: AgentStep) -> None:
-        step.child.poll()
-        if step in job.steps:
-            job.steps.remove(step)
-        self.listener.step_ended(job, step)
+    def _step_ended(self, job: JobProcesses, number: int) -> None:
+        step = job.steps.pop(number)
+        said = said_since(self.site.folder.agents_log, step.said_from)
+        self.listener.step_ended(job.number, number, launch_failures(said, job.id or 0, step.nodes))
 
-    def not_reached(self, job: Job, step: AgentStep) -> dict[str, str]:
-        """Return why srun could not start anything, by node."""
-        return launch_failures(self._said(step), job.id or 0, step.nodes)
+    def said(self, nodes: Collection[str]) -> dict[int, str]:
+        """Return the output of the steps that start agents on these nodes, by number."""
+        steps = [item for job in self._jobs.values() for item in job.steps.items()]
+        log = self.site.folder.agents_log
+        return {number: said_since(log, step.said_from) for number, step in steps if {*step.nodes} & {*nodes}}
 
-    def startup_failure(self, node: str) -> str:
-        """Return why agents on this node end as soon as they start; "" if unknown."""
-        said = _said_since(self.site.folder.agents_log, 0)
-        if started_outside(said, node):
-            return ": the container does not start there (run `dalsegno containers check` for the reason)"
-        why = why_not_started(said, node)
-        return f" ({why})" if why else ""
-
-    def container_faults(self) -> list[str]:
-        """Return why the container failed on every node; empty if some node has not refused it."""
-        refused = refused_containers(_said_since(self.site.folder.agents_log, 0))
-        nodes = [node for job in self.jobs for node in job.nodes]
-        return list(dict.fromkeys(refused[node] for node in nodes)) if nodes and set(nodes) <= set(refused) else []
-
-    def agent_left(self, node: str) -> None:
-        for job in self.jobs:
-            for step in job.steps:
-                if node in step.nodes:
-                    step.left.add(node)
-
-    def unstaffed(self, job: Job, present: Collection[str], silent: Collection[str]) -> list[str]:
-        """Return the nodes of a job that have no agent, will not get one, and are not known to be dead."""
-        now = time.monotonic()
-        return [node for node in job.nodes if node not in present and node not in silent and not self._due(node, now)]
-
-    def slow_agents(self, nodes: Collection[str]) -> dict[str, float]:
-        """Return how many seconds agents have been due, by node, for those that may still come.
-
-        If srun has reported the end of a task, its agent no longer comes.
-        """
-        now = time.monotonic()
-        found: dict[str, float] = {}
-        for step in [step for job in self.jobs for step in job.steps]:
-            late = {node for node in nodes if step.is_slow(node, now)}
-            for node in late - ended_on(self._said(step)) if late else ():
-                found[node] = max(now - step.began, found.get(node, 0.0))
-        return found
-
-    def extend_wait(self, nodes: Collection[str]) -> None:
-        """Give the agents of these nodes more time: the nodes were checked and are healthy."""
-        now = time.monotonic()
-        for step in [step for job in self.jobs for step in job.steps]:
-            step.looked.update(dict.fromkeys({*nodes} & {*step.nodes}, now))
-
-    def _said(self, step: AgentStep) -> str:
-        return _said_since(self.site.folder.agents_log, step.said_from)
-
-    def expected(self, present: Collection[str]) -> set[str]:
-        """Return the nodes whose agents are on their way."""
-        now = time.monotonic()
-        return {node for job in self.jobs for node in job.nodes if node not in present and self._due(node, now)}
-
-    def _due(self, node: str, now: float) -> bool:
-        return any(step.will_bring(node, now) for job in self.jobs for step in job.steps)
+    def has_steps(self, number: int) -> bool:
+        return number in self._jobs and bool(self._jobs[number].steps)
 
     # Watching
 
     async def check(self) -> None:
-        """Ask Slurm for the state of the jobs and report those that are over."""
-        for job in [job for job in self.jobs if job.id is not None and job.asking is None and job.nodes]:
+        """Ask Slurm for the state of the jobs and report those that have changed or are over."""
+        for job in [job for job in self._jobs.values() if job.granted]:
             info = await self._look(job)
-            if job not in self.jobs:
+            if job.given_back or job.number not in self._jobs:
                 continue
             state = job_state(info) if info else JobState.UNKNOWN
             if info is None or state.ended:
                 self._over(job, state)
             elif info.nodes:
-                job.nodes, job.ends_at = info.nodes, info.ends_at
+                self.listener.job_changed(job.number, info)
 
-    async def runs_on(self, job: Job) -> bool:
+    async def runs_on(self, number: int) -> bool:
         """Return whether the job runs and is not being preempted."""
-        info = await self._look(job)
+        info = await self._look(self._jobs[number])
         return info is not None and info.state is JobState.RUNNING and not info.preempted_at
 
-    async def is_wanted_back(self, job: Job) -> bool:
+    async def is_wanted_back(self, number: int) -> bool:
         """Return whether Slurm takes the nodes only for a while: the job was preempted, or is requeued."""
-        info = await self._look(job)
+        info = await self._look(self._jobs[number])
         return info is not None and bool(info.preempted_at or info.ends_at is None)
 
-    async def _look(self, job: Job) -> JobInfo | None:
+    async def _look(self, job: JobProcesses) -> JobInfo | None:
         assert job.id is not None
         return await self.slurm.look(job.id)
 
-    def _over(self, job: Job, state: JobState) -> None:
-        if job in self.jobs:
-            self.jobs.remove(job)
-            for step in job.steps:
+    def _over(self, job: JobProcesses, state: JobState) -> None:
+        if self._jobs.pop(job.number, None) is not None:
+            for step in job.steps.values():
                 step.child.kill()
-            if not job.given_back:
-                self.listener.job_over(job, state)
+            self.listener.job_over(job.number, job.id, state)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids of all jobs that have one."""
+        return tuple(job.id for job in self._jobs.values() if job.id is not None)
 
     # Release
 
-    async def release_nodes(self, job: Job, nodes: Collection[str]) -> None:
-        """Release some of a job's nodes. Those of a running step stay, since the release would kill the step."""
-        busy = {node for step in job.steps for node in step.nodes}
-        stay = tuple(node for node in job.nodes if node in busy or node not in nodes)
-        if job.id is not None and stay != job.nodes and await self.slurm.shrink(job.id, stay):
-            job.nodes = stay
-
-    async def release(self, jobs: Iterable[Job], code: int | None = None) -> None:
-        """End jobs that are no longer needed, except the coordinator's own. Without a code they are cancelled."""
-        for job in list(jobs):
-            job.given_back = True
-            if job.asking is not None:
-                job.asking.kill()
-                self.waiting_id(job)
-            await self._cancel(job, code)
+    async def release(self, number: int, code: int | None = None) -> None:
+        """End a job that is no longer needed. Without a code it is cancelled."""
+        job = self._jobs.pop(number, None)
+        if job is None:
+            return
+        job.given_back = True
+        if job.asking is not None:
+            job.asking.kill()
+            job.id = job.id or self._answer(job).job
+        await self._cancel(job, code)
 
     async def sweep(self) -> None:
         """Cancel the run's remaining jobs by name, including those whose id was never learned."""
@@ -299,57 +305,62 @@ class SlurmJobs:
             if each != self.site.own_job:
                 await self.slurm.cancel(each)
 
-    async def _cancel(self, job: Job, code: int | None = None) -> None:
-        if job in self.jobs:
-            self.jobs.remove(job)
+    async def _cancel(self, job: JobProcesses, code: int | None = None) -> None:
+        """End a job, unless it is the coordinator's own, and its steps."""
         if job.id is not None and job.id != self.site.own_job:
-            had_nodes = code is not None and bool(job.nodes)
-            if not (had_nodes and await self.slurm.complete(job.id, code or 0)):
+            complete = code is not None and job.granted
+            if not (complete and await self.slurm.complete(job.id, code or 0)):
                 await self.slurm.cancel(job.id)
         until = time.monotonic() + 2.0
-        while any(step.child.alive() for step in job.steps) and time.monotonic() < until:
+        while any(step.child.alive() for step in job.steps.values()) and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        for step in job.steps:
+        for step in job.steps.values():
             step.child.kill()  # srun may wait forever for a lost node
 
     # State for a successor
 
-    def saved(self) -> tuple[SavedJob, ...]:
+    def saved(self, roles: Mapping[int, JobRole]) -> tuple[SavedJob, ...]:
+        """Return the jobs with these numbers that were requested, each with its role."""
         return tuple(
             SavedJob(
-                job.role,
+                roles[job.number],
                 job.id,
                 job.number,
                 job.asking.process if job.asking else None,
-                tuple(SavedStep(step.child.process, step.nodes) for step in job.steps),
+                tuple(SavedStep(step.child.process, step.nodes) for step in job.steps.values()),
             )
-            for job in self.jobs
+            for job in self._jobs.values()
+            if job.number in roles
         )
 
-    async def adopt(self, saved: Sequence[SavedJob]) -> None:
-        """Adopt the previous coordinator's jobs. All are added before any is examined: the state may be saved
-        meanwhile."""
-        self.count = max((each.number for each in saved), default=0)
-        jobs = [self._adopt_job(each) for each in saved]
-        for job in jobs:
+    def adopt(self, saved: Iterable[SavedJob]) -> dict[int, dict[int, tuple[str, ...]]]:
+        """Adopt the previous coordinator's jobs, and return their steps and nodes. `examine` comes next.
+
+        All are added before any is examined: the state may be saved meanwhile.
+        """
+        last = 0
+        for each in saved:
+            job = self._jobs[each.number] = JobProcesses(each.number, each.job)
+            job.asking = adopt(each.asking) if each.asking else None
+            for step in each.steps:
+                if (child := adopt(step.process)) is not None:
+                    last += 1
+                    job.steps[last] = StepProcess(child, step.nodes, _size(self.site.folder.agents_log))
+                    self._watch(child, partial(self._step_ended, job, last))
+        return {
+            number: {step: process.nodes for step, process in job.steps.items()} for number, job in self._jobs.items()
+        }
+
+    def examine(self, saved: Iterable[SavedJob]) -> None:
+        """Find out what has become of adopted jobs."""
+        for each in saved:
+            job = self._jobs[each.number]
             if job.asking is not None:
                 self._watch(job.asking, partial(self._salloc_ended, job))
-            elif job.adopted:
-                self.listener.run_in_background(self._load_nodes(job))
+            elif each.asking is None and each.job is not None:
+                self.listener.run_in_background(self._load_nodes(job, each.job))
             else:
                 self._salloc_ended(job)
-
-    def _adopt_job(self, saved: SavedJob) -> Job:
-        job = Job(saved.role, saved.number, saved.job, adopted=saved.asking is None)
-        job.asking = adopt(saved.asking) if saved.asking else None
-        self.jobs.append(job)
-        for each in saved.steps:
-            child = adopt(each.process)
-            if child is not None:
-                step = AgentStep(child, each.nodes, time.monotonic(), _size(self.site.folder.agents_log), adopted=True)
-                job.steps.append(step)
-                self._watch(child, partial(self._step_ended, job, step))
-        return job
 
     def _watch(self, child: Child, ended: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -367,7 +378,8 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _said_since(path: Path, offset: int) -> str:
+def said_since(path: Path, offset: int) -> str:
+    """Return what the agents' log has from here on, within limits."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 
 from dalsegno.containers.native import NO_CONTAINER
@@ -16,12 +16,12 @@ from dalsegno.runs import journal
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.background import BackgroundTasks
 from dalsegno.runs.coordinator.generations import Run
-from dalsegno.runs.coordinator.saved_state import Saved, find_saved, write_saved
+from dalsegno.runs.coordinator.saved_state import Saved, SavedJob, find_saved, write_saved
 from dalsegno.runs.coordinator.site import ASK_SLURM_S, CHECK_S, REFRESH_S, CoordinatorSite
-from dalsegno.runs.coordinator.slurm_jobs import AgentStep, Job, SlurmJobs
+from dalsegno.runs.coordinator.slurm_jobs import SlurmJobs
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause, RunPhase, RunStatus, read_status, write_status
-from dalsegno.slurm.facts import JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.srun import first_exit_code, refused_containers
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import SAVED, TERMINATED
@@ -37,6 +37,7 @@ class TaskRun:
         self.site, self.folder = site, site.folder
         self.status = read_status(site.folder.status) or status
         self.jobs = SlurmJobs(site, self)
+        self._roles: dict[int, JobRole] = {}  # of the jobs it has or requests, by number: one, or none
         self.suspended = False  # the coordinator ends but the run does not
         self._over = asyncio.Event()
         self._background = BackgroundTasks()
@@ -49,7 +50,8 @@ class TaskRun:
             self._update_status(phase=RunPhase.WAITING, message="requeued", exit_code=None)
             return SAVED
         code = self.status.exit_code
-        await self.jobs.release(self.jobs.jobs, None if code == TERMINATED else code)
+        for number in self._roles:
+            await self.jobs.release(number, None if code == TERMINATED else code)
         await self.jobs.sweep()
         self._update_status(phase=RunPhase.ENDED, ended=time.time(), jobs=())
         return self.status.exit_code or 0
@@ -62,41 +64,52 @@ class TaskRun:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, lambda: self.run_in_background(self._signalled()))
         if saved is not None and any(step.process.alive() for job in saved.jobs for step in job.steps):
-            await self.jobs.adopt(saved.jobs)
+            self._adopt(saved.jobs)
         elif self.site.own_job is not None:
-            self.jobs.add_own(JobRole.MAIN, self.site.own_job)
+            self._roles[1] = JobRole.MAIN
+            self.run_in_background(self.jobs.load(1, self.site.own_job))
         elif saved is not None and saved.jobs:
-            await self.jobs.adopt(saved.jobs)
+            self._adopt(saved.jobs)
         else:
-            self.jobs.request(JobRole.MAIN)
+            self._request(1, JobRole.MAIN)
         self._save_state()
+
+    def _adopt(self, saved: Sequence[SavedJob]) -> None:
+        self._roles = {each.number: each.role for each in saved}
+        self.jobs.adopt(saved)
+        self.jobs.examine(saved)
+
+    def _request(self, number: int, role: JobRole) -> None:
+        self._roles[number] = role
+        self.jobs.request(number, role)
 
     async def _signalled(self) -> None:
         """Find out whether the user cancelled the job, or Slurm requeues it."""
         await self.jobs.check()
-        if self._over.is_set() or not self.jobs.jobs:
+        if self._over.is_set() or not self._roles:
             return
-        if await self.jobs.is_wanted_back(self.jobs.jobs[0]):
+        if await self.jobs.is_wanted_back(min(self._roles)):
             self.suspended = True
             self._over.set()
         else:
             self._end(1, "the job reached its time limit")
 
-    def job_granted(self, job: Job) -> None:
+    def job_granted(self, number: int, info: JobInfo) -> None:
         """Start the tasks; srun writes one log for each."""
-        self._journal(RunEvent.GRANTED, job=job.id, nodes=list(job.nodes))
-        if not job.steps and self.folder.exit_code.exists():
-            self._tasks_ended(job)  # it ended while no coordinator was there
+        self._journal(RunEvent.GRANTED, job=info.id, nodes=list(info.nodes))
+        runs = self.jobs.has_steps(number)
+        if not runs and self.folder.exit_code.exists():
+            self._tasks_ended(number)  # it ended while no coordinator was there
             return
-        if not job.steps:
-            number = self.status.generation + 1
-            self._journal(RunEvent.GENERATION, generation=1, nodes=list(job.nodes), nproc_per_node=self._nproc)
+        if not runs:
+            generation = self.status.generation + 1
+            self._journal(RunEvent.GENERATION, generation=1, nodes=list(info.nodes), nproc_per_node=self._nproc)
             os.makedirs(self.folder.generation(1), exist_ok=True)
-            self.jobs.start_agents(job, job.nodes)
-            self._update_status(generation=number, restarts=number - 1)
+            self.jobs.start_agents(number, 1, info.nodes)
+            self._update_status(generation=generation, restarts=generation - 1)
         began = self.status.started or time.time()
         self._update_status(
-            phase=RunPhase.RUNNING, message="", jobs=(job.id,), started=began, world_size=len(job.nodes) * self._nproc
+            phase=RunPhase.RUNNING, message="", jobs=(info.id,), started=began, world_size=len(info.nodes) * self._nproc
         )
         self._save_state()
 
@@ -104,21 +117,23 @@ class TaskRun:
     def _nproc(self) -> int:
         return self.site.shape.nproc_per_node
 
-    def step_ended(self, job: Job, step: AgentStep) -> None:
-        self._tasks_ended(job)
+    def job_changed(self, number: int, info: JobInfo) -> None: ...
 
-    def _tasks_ended(self, job: Job) -> None:
+    def step_ended(self, number: int, step: int, missed: Mapping[str, str]) -> None:
+        self._tasks_ended(number)
+
+    def _tasks_ended(self, number: int) -> None:
         """Read srun's exit code from its file: srun may have ended while no coordinator was there."""
         text = (read_text(self.folder.exit_code) or "").strip()
         if text == "0":
             self._end(0, "done")
         else:
-            self.run_in_background(self._ask_why(job, int(text) if text.isdigit() else 1))
+            self.run_in_background(self._ask_why(number, int(text) if text.isdigit() else 1))
 
-    async def _ask_why(self, job: Job, code: int) -> None:
+    async def _ask_why(self, number: int, code: int) -> None:
         """Find out whether the program failed or lost its nodes. If the job still runs, the program failed."""
-        while job in self.jobs.jobs and not self._over.is_set():
-            if await self.jobs.runs_on(job):
+        while number in self._roles and not self._over.is_set():
+            if await self.jobs.runs_on(number):
                 code = first_exit_code(read_text(self.folder.agents_log) or "") or code
                 self._end(code, self._no_container(code) or f"the program ended with exit code {code}")
                 return
@@ -136,16 +151,18 @@ class TaskRun:
     def run_in_background(self, work: Awaitable[None]) -> None:
         self._background.run_in_background(work)
 
-    def job_refused(self, job: Job, why: str) -> None:
+    def job_refused(self, number: int, why: str) -> None:
+        self._roles.pop(number, None)
         self._end(1, f"Slurm refused: {why}", RunCause.REFUSED)
 
-    def job_over(self, job: Job, state: JobState) -> None:
-        self._journal(RunEvent.JOB_OVER, job=job.id, state=state.value)
+    def job_over(self, number: int, job_id: int | None, state: JobState) -> None:
+        self._roles.pop(number, None)
+        self._journal(RunEvent.JOB_OVER, job=job_id, state=state.value)
         if state is JobState.CANCELLED:
             self._end(TERMINATED, "cancelled", RunCause.CANCELLED)
         elif state in _NOT_ITS_OWN and self.site.own_job is None:
             self.folder.exit_code.unlink(missing_ok=True)
-            self.jobs.request(JobRole.NEXT)
+            self._request(number + 1, JobRole.NEXT)
             self._update_status(phase=RunPhase.WAITING, message=f"its job ended: {state.value}; waiting for another")
             self._save_state()
         else:
@@ -172,7 +189,7 @@ class TaskRun:
 
     def _save_state(self) -> None:
         with contextlib.suppress(DalsegnoError):  # a full disk must not end the run
-            write_saved(self.folder.state, Saved(Run(self.site.shape), jobs=self.jobs.saved()))
+            write_saved(self.folder.state, Saved(Run(self.site.shape), jobs=self.jobs.saved(self._roles)))
 
     def _update_status(self, **changes: object) -> None:
         changes = {"cause": RunCause.OTHER, **changes} if "message" in changes else changes

@@ -1,0 +1,309 @@
+"""The nodes of a run as plain values: jobs and steps, what the state machine is told, and the actions it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from dalsegno.runs.comment import JobRole
+from dalsegno.runs.coordinator.events import Event
+from dalsegno.runs.journal import RunEvent
+from dalsegno.runs.status import RunCause
+from dalsegno.slurm.facts import NodeInfo
+
+# Jobs and steps
+
+
+ARRIVAL_S = 20.0  # a node without an agent so long after the start of its srun, or the last check, is checked
+LONGEST_S = 1800.0  # importing a large image or a long prolog may precede the start of an agent
+
+
+@dataclass(eq=False)
+class AgentStep:
+    """One srun that runs. `left` are nodes whose agent came and went; this step will not start another."""
+
+    number: int
+    nodes: tuple[str, ...]
+    began: float
+    left: set[str] = field(default_factory=set)
+    looked: dict[str, float] = field(default_factory=dict)  # when a node with a slow agent was last found healthy
+    adopted: bool = False  # started by a previous coordinator, some time ago
+
+    def will_bring(self, node: str, clock: float) -> bool:
+        return self._may_bring(node) and clock - self.looked.get(node, self.began) < ARRIVAL_S
+
+    def is_slow(self, node: str, clock: float) -> bool:
+        """Return whether the agent may still come and is merely slow."""
+        return self._may_bring(node) and not self.adopted and clock - self.began < LONGEST_S
+
+    def _may_bring(self, node: str) -> bool:
+        return node in self.nodes and node not in self.left
+
+
+@dataclass(eq=False)
+class Job:
+    """One job of the run, by our own number. Slurm's id and the nodes are known once it is granted."""
+
+    role: JobRole
+    number: int
+    id: int | None = None
+    nodes: tuple[str, ...] = ()
+    steps: list[AgentStep] = field(default_factory=list)
+    adopted: bool = False  # granted to a previous coordinator
+    ends_at: int | None = None
+    left: frozenset[str] = frozenset()  # nodes of the job that Slurm was told are no longer needed
+
+
+class RunJobs(list[Job]):
+    """All jobs that a run has or requests, oldest first."""
+
+    def find(self, number: int) -> Job | None:
+        return next((job for job in self if job.number == number), None)
+
+    def has(self, role: JobRole) -> bool:
+        return any(job.role is role for job in self)
+
+    @property
+    def nodes(self) -> list[str]:
+        return [node for job in self for node in job.nodes]
+
+    @property
+    def has_nodes(self) -> bool:
+        return any(job.nodes for job in self)
+
+    @property
+    def waits(self) -> bool:
+        """Whether Slurm was asked for more nodes and has not granted them yet."""
+        return any(not job.nodes for job in self)
+
+    @property
+    def waiting_joins(self) -> list[Job]:
+        return [job for job in self if job.role is JobRole.JOIN and not job.nodes]
+
+    @property
+    def steps(self) -> list[AgentStep]:
+        return [step for job in self for step in job.steps]
+
+    def expected(self, view: RunView) -> set[str]:
+        """Return the nodes whose agents are on their way."""
+        due = {node for step in self.steps for node in step.nodes if step.will_bring(node, view.clock)}
+        return (due & {*self.nodes}) - view.present
+
+    def unstaffed(self, job: Job, view: RunView, without: Collection[str]) -> list[str]:
+        """Return the nodes of a job that have no agent and will not get one."""
+        coming = {*view.present, *self.expected(view), *without}
+        return [node for node in job.nodes if node not in coming]
+
+
+# What the state machine is told
+
+
+@dataclass(frozen=True)
+class AllocationTerms:
+    """What stays the same during a run."""
+
+    max_nodes: int
+    spares: int = 0
+    own_job: int | None = None  # the job whose batch step runs the coordinator
+    gone_s: float = 0.0  # the longest time until a lost host is detected
+    log: str = ""  # where agents write, for messages
+
+
+@dataclass(frozen=True)
+class RunView:
+    """The run and the clocks at the moment of an event."""
+
+    now: float  # seconds since 1970, as in Slurm's answers
+    clock: float  # seconds on the monotonic clock
+    present: frozenset[str] = frozenset()  # nodes whose agents are connected
+    ready: tuple[str, ...] = ()
+    started: bool = False  # a generation was formed
+    closing: bool = False  # no more agents are wanted: the run has ended, or is leaving its nodes
+    ending: bool = False  # the run will not continue, on these nodes or others
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What was found out about nodes before agents are started there."""
+
+    found: tuple[NodeInfo, ...] = ()  # as Slurm sees them; empty if it does not respond
+    dead: tuple[str, ...] = ()  # their hosts do not answer
+    said: Mapping[int, str] = field(default_factory=dict)  # output of steps on these nodes, by number
+    log: str = ""  # output of all steps
+
+
+# Actions on Slurm. Jobs and steps have our own numbers.
+
+
+@dataclass(frozen=True)
+class RequestJob:
+    """Request a job with salloc, not on `suspects` and beside `members`."""
+
+    number: int
+    role: JobRole
+    suspects: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoadJob:
+    """Ask Slurm for the nodes of a job that exists already."""
+
+    number: int
+    id: int
+
+
+@dataclass(frozen=True)
+class ProbeNodes:
+    """Find out which of these nodes respond."""
+
+    number: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StartAgents:
+    number: int
+    step: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ShrinkJob:
+    """Reduce a job to these nodes."""
+
+    number: int
+    id: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReleaseJob:
+    """End a job or its request. Without a code it is cancelled."""
+
+    number: int
+    code: int | None = None
+
+
+@dataclass(frozen=True)
+class EndSteps:
+    """End the agents of a job that stays: the one whose batch step runs the coordinator."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class CommentJob:
+    """Tell the controller which nodes of a job the run no longer needs."""
+
+    number: int
+    id: int
+    role: JobRole
+    left: frozenset[str]
+
+
+@dataclass(frozen=True)
+class CheckJobs:
+    """Ask Slurm why the nodes are needed back, then report `jobs_checked`."""
+
+
+@dataclass(frozen=True)
+class RequeueOwnJob:
+    id: int
+
+
+# Actions on the run
+
+
+@dataclass(frozen=True)
+class ApplyEvent:
+    event: Event
+
+
+@dataclass(frozen=True)
+class LeaveNode:
+    """Continue without this node, which is alive."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True)
+class StopRun:
+    """End the run for good."""
+
+    code: int
+    why: str
+    about: RunCause = RunCause.OTHER
+
+
+@dataclass(frozen=True)
+class SuspendRun:
+    """End the coordinator but not the run."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class WriteNote:
+    text: str
+
+
+@dataclass(frozen=True)
+class WriteJournal:
+    event: RunEvent
+    what: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class SaveState:
+    """Save the present state for a successor."""
+
+
+# Events that the state machine sends to itself: what they lead to depends on the actions before them.
+
+
+@dataclass(frozen=True)
+class CheckAgents:
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class ReleaseLostNodes:
+    """Release lost nodes, so that Slurm can repair them or give them to other jobs."""
+
+
+@dataclass(frozen=True)
+class ReportLeftNodes:
+    """Update the comments of the jobs."""
+
+
+@dataclass(frozen=True)
+class RequestNext:
+    """Request the next job again."""
+
+    after_s: float
+
+
+@dataclass(frozen=True)
+class MoveRun:
+    """Take the run off its nodes."""
+
+    after_s: float
+
+
+SlurmAction = (
+    RequestJob
+    | LoadJob
+    | ProbeNodes
+    | StartAgents
+    | ShrinkJob
+    | ReleaseJob
+    | EndSteps
+    | CommentJob
+    | CheckJobs
+    | RequeueOwnJob
+)
+RunAction = ApplyEvent | LeaveNode | StopRun | SuspendRun | WriteNote | WriteJournal | SaveState
+OwnEvent = CheckAgents | ReleaseLostNodes | ReportLeftNodes | RequestNext | MoveRun
+Action = SlurmAction | RunAction | OwnEvent
