@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.site import Seats
+from dalsegno.runs.coordinator.site import GenerationLayout
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.processes import LocalRunner
@@ -46,7 +46,7 @@ class SmallSite:
             "env": {RUN: self.folder.run}, "gone_s": self.timing.gone_s, "absence_s": 20.0,
         }  # fmt: skip
 
-    def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+    def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         world_size = len(seats.hosts) * seats.nproc_per_node
         return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "RESTARTS": str(seats.restarts), **found}
 

@@ -9,7 +9,7 @@ import pytest
 from dalsegno.runs.agent.link import CoordinatorLink
 from dalsegno.runs.coordinator.agents import Peer, RunAgents
 from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.messages import AgentMessage, Noted
+from dalsegno.runs.coordinator.messages import AgentMessage, UserNote
 from dalsegno.wire.frames import Message
 
 SECRET = b"s" * 32
@@ -71,7 +71,7 @@ def test_second_agent_of_a_node_replaces_the_first():
         assert await asyncio.to_thread(first.receive) == [] and first.sock is None, "the first agent is disconnected"
         second.send({"beat": True})
         second.send({"note": "two"})
-        while ("said", "n1", Noted("two")) not in listener.log:
+        while ("said", "n1", UserNote("two")) not in listener.log:
             await asyncio.sleep(0.002)
         second.close()
         while agents.peers:
@@ -83,7 +83,7 @@ def test_second_agent_of_a_node_replaces_the_first():
         ("came", "n1"),
         ("lost", "n1", "another agent replaced it", False),
         ("came", "n1"),
-        ("said", "n1", Noted("two")),
+        ("said", "n1", UserNote("two")),
         ("lost", "n1", "its agent is gone", False),
     ]
 

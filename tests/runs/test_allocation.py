@@ -43,7 +43,7 @@ from dalsegno.runs.coordinator.allocation_actions import (
     SuspendRun,
     WriteNote,
 )
-from dalsegno.runs.coordinator.events import Cancelled, Doubted, Leaving, RunMoved
+from dalsegno.runs.coordinator.events import Cancelled, NodesOutOfService, NodesReclaimed, RunMoved
 from dalsegno.runs.coordinator.node_loss import LONG_S, MOST_TRIES
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 
@@ -255,7 +255,7 @@ def test_replacement_request_is_cancelled_when_the_node_recovers():
 
 def test_drained_node_is_left_once_another_is_ready_and_the_controller_is_told():
     allocation = holding("n1", "n2", spares=1)
-    assert allocation.nodes_seen([DRAINED], seen("n1", "n2"))[0] == ApplyEvent(Doubted(frozenset({"n1"})))
+    assert allocation.nodes_seen([DRAINED], seen("n1", "n2"))[0] == ApplyEvent(NodesOutOfService(frozenset({"n1"})))
     assert of_kind(allocation.check_agents(seen("n1")), LeaveNode) == []
     (left,) = of_kind(allocation.check_agents(seen("n1", "n2")), LeaveNode)
     assert left == LeaveNode("n1", "drained for repair (reboot:xid[79] off the bus)")
@@ -286,7 +286,7 @@ def test_run_leaves_its_nodes_only_for_its_own_job():
     allocation.agent_lost("n1", silent=True, view=VIEW)
     allocation.nodes_seen([DOWN], VIEW)
     assert allocation.leaving(7, "n1") == []
-    assert allocation.leaving(7, "n2") == [ApplyEvent(Leaving()), CheckJobs()]
+    assert allocation.leaving(7, "n2") == [ApplyEvent(NodesReclaimed()), CheckJobs()]
 
 
 def test_next_job_is_requested_once_and_starts_when_the_others_are_released():
@@ -414,7 +414,7 @@ class AnyOrderOfNodes(RuleBasedStateMachine):
 
     def tell_run(self, action: Action) -> None:
         if isinstance(action, ApplyEvent):
-            self.leaving = (self.leaving or isinstance(action.event, Leaving)) and not isinstance(
+            self.leaving = (self.leaving or isinstance(action.event, NodesReclaimed)) and not isinstance(
                 action.event, RunMoved
             )
             self.ending = self.ending or isinstance(action.event, Cancelled)

@@ -9,26 +9,26 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from dalsegno.runs.coordinator.causes import Failure, read_failure
 from dalsegno.runs.coordinator.events import (
+    AgentGone,
+    AgentJoined,
     Cancelled,
-    Doubted,
     Event,
     Exclude,
     Finish,
-    GaveUpWaiting,
+    GatherTimeout,
     GenerationStopped,
     Hung,
-    Joined,
-    Leaving,
-    Left,
+    NodesOutOfService,
+    NodesReclaimed,
     OpenStore,
     Order,
+    PauseOver,
     ReleaseNodes,
     RunMoved,
     Start,
     StopGeneration,
     StoreOpened,
     Wait,
-    Waited,
     WorkerEnded,
 )
 from dalsegno.runs.coordinator.generations import FORGIVEN_S, GenerationPhase, Run, advance
@@ -48,7 +48,7 @@ def play(run: Run, *events: Event) -> tuple[Run, list[Order]]:
 
 def running(shape: Shape = TWO, *agents: str, **more: object) -> Run:
     names = agents or ("a", "b")
-    run, _ = play(Run(shape, **more), *(Joined(agent) for agent in names), StoreOpened(names[0], 1, 5000))  # type: ignore[arg-type]
+    run, _ = play(Run(shape, **more), *(AgentJoined(agent) for agent in names), StoreOpened(names[0], 1, 5000))  # type: ignore[arg-type]
     assert run.phase is GenerationPhase.RUNNING
     return run
 
@@ -61,11 +61,17 @@ def fault(
 
 
 def test_members_keep_their_ranks_and_free_ranks_go_to_nodes_in_service_first():
-    run, orders = play(running(TWO, "a", "b"), Joined("c"), Joined("d"), Doubted(frozenset({"a", "c"})), Left("b"))
+    run, orders = play(
+        running(TWO, "a", "b"),
+        AgentJoined("c"),
+        AgentJoined("d"),
+        NodesOutOfService(frozenset({"a", "c"})),
+        AgentGone("b"),
+    )
     assert orders == [StopGeneration("a", 1)] and run.phase is GenerationPhase.STOPPING
     run, _ = play(run, GenerationStopped("a", 1))
     assert run.group is not None and run.group.agents == ("a", "d")
-    run, _ = play(run, StoreOpened("a", 2, 5000), Left("d"), GenerationStopped("a", 2))
+    run, _ = play(run, StoreOpened("a", 2, 5000), AgentGone("d"), GenerationStopped("a", 2))
     assert run.group is not None and run.group.agents == ("a", "c"), "if there is no other node"
 
 
@@ -89,16 +95,16 @@ def fail(run: Run, failure: Failure, age_s: float = 60.0) -> tuple[Run, list[Ord
 def restart(run: Run, failure: Failure, age_s: float = 60.0) -> Run:
     """Let one generation fail, and return the run with the next one running."""
     run, _ = fail(run, failure, age_s)
-    run, _ = play(run, *([Waited()] if run.pausing else []))
+    run, _ = play(run, *([PauseOver()] if run.pausing else []))
     run, _ = play(run, StoreOpened("a", run.generation, 1))
     assert run.phase is GenerationPhase.RUNNING
     return run
 
 
 def test_generation_forms_with_all_agents_and_starts_when_its_store_is_open():
-    run, orders = play(Run(TWO), Joined("a"))
+    run, orders = play(Run(TWO), AgentJoined("a"))
     assert orders == []
-    run, orders = play(run, Joined("b"))
+    run, orders = play(run, AgentJoined("b"))
     assert orders == [OpenStore("a", 1)]
     _, orders = play(run, StoreOpened("a", 1, 4321))
     assert [(order.agent, order.store_port) for order in orders if isinstance(order, Start)] == [
@@ -193,7 +199,7 @@ def test_script_can_refuse_a_restart():
 
 def test_script_can_refuse_a_restart_while_leaving():
     run = running()
-    run, orders = play(run, Leaving(), ended(run, fault(code=93)), WorkerEnded("a", 1, 0, 75))
+    run, orders = play(run, NodesReclaimed(), ended(run, fault(code=93)), WorkerEnded("a", 1, 0, 75))
     _, more = play(run, *all_stopped(run))
     assert [order.code for order in [*orders, *more] if isinstance(order, Finish)] == [93]
 
@@ -211,37 +217,37 @@ def test_run_ends_as_saved_when_one_worker_saved():
 
 def test_complaints_about_a_lost_node_cost_no_restart():
     run = running(TWO, "a", "b", "spare", max_restarts=0)
-    run, _ = play(run, Left("a"), ended(run, fault(NOISE)))
+    run, _ = play(run, AgentGone("a"), ended(run, fault(NOISE)))
     run, orders = play(run, *all_stopped(run))
     assert (orders, run.restarts, run.lost_member) == ([OpenStore("spare", 2)], 0, False)
 
 
 def test_complaint_before_the_detected_loss_costs_no_restart():
     run = running(TWO, "a", "b", "spare", max_restarts=0)
-    run, _ = play(run, ended(run, fault(NOISE)), Left("a"))
+    run, _ = play(run, ended(run, fault(NOISE)), AgentGone("a"))
     run, orders = play(run, *all_stopped(run))
     assert (orders, run.restarts) == ([OpenStore("spare", 2)], 0)
 
 
 def test_real_fault_beside_a_lost_node_costs_a_restart():
     run = running(TWO, "a", "b", "spare")
-    run, _ = play(run, Left("a"), ended(run, fault()))
+    run, _ = play(run, AgentGone("a"), ended(run, fault()))
     run, _ = play(run, *all_stopped(run))
     assert run.restarts == 1
 
 
 def test_loss_of_a_spare_excuses_no_failure():
     run = running(TWO, "a", "b", "spare")
-    run, _ = play(run, ended(run, fault(NOISE)), Left("spare"))
+    run, _ = play(run, ended(run, fault(NOISE)), AgentGone("spare"))
     run, _ = play(run, *all_stopped(run))
     assert run.restarts == 1
 
 
 def test_complaints_while_a_run_grows_cost_no_restart():
     run = running(Shape(1, 3, 1), "a", "b", "c", max_restarts=0)
-    run, _ = play(run, Left("c"))
+    run, _ = play(run, AgentGone("c"))
     run, _ = play(run, *all_stopped(run))
-    run, _ = play(run, StoreOpened("a", 2, 1), Joined("d"), ended(run, fault(NOISE)))
+    run, _ = play(run, StoreOpened("a", 2, 1), AgentJoined("d"), ended(run, fault(NOISE)))
     run, orders = play(run, *all_stopped(run))
     assert (orders, run.restarts) == ([OpenStore("a", 3)], 0)
 
@@ -250,9 +256,9 @@ def test_second_immediate_failure_causes_a_pause():
     run = restart(running(), fault(line=1), age_s=2.0)
     run, orders = fail(run, fault(line=2), age_s=2.0)
     assert (run.phase, orders) == (GenerationPhase.GATHERING, [Wait(1.0)])
-    run, orders = play(run, Joined("c"), Left("c"), Joined("d"), GaveUpWaiting())
+    run, orders = play(run, AgentJoined("c"), AgentGone("c"), AgentJoined("d"), GatherTimeout())
     assert orders == [], "nothing forms during the pause"
-    assert play(run, Waited())[1] == [OpenStore("a", 3)]
+    assert play(run, PauseOver())[1] == [OpenStore("a", 3)]
 
 
 def test_late_failure_is_not_an_immediate_one():
@@ -293,7 +299,7 @@ def test_node_is_not_excluded_for_lesser_failures(first: Failure):
 
 
 def test_leaving_waits_for_all_workers_then_releases_the_nodes():
-    run, orders = play(running(), Leaving(), WorkerEnded("a", 1, 0, 75))
+    run, orders = play(running(), NodesReclaimed(), WorkerEnded("a", 1, 0, 75))
     assert orders == []
     run, orders = play(run, WorkerEnded("b", 1, 1, -15))
     assert orders == [StopGeneration("a", 1), StopGeneration("b", 1)]
@@ -304,25 +310,25 @@ def test_leaving_waits_for_all_workers_then_releases_the_nodes():
 @pytest.mark.parametrize("codes", [(-15, 0), (0, -15), (1, 0), (75, 0), (0, 143)])
 def test_leaving_with_unfinished_workers_is_not_success(codes: tuple[int, int]):
     run = running()
-    run, _ = play(run, Leaving(), *(WorkerEnded("ab"[rank], 1, rank, code) for rank, code in enumerate(codes)))
+    run, _ = play(run, NodesReclaimed(), *(WorkerEnded("ab"[rank], 1, rank, code) for rank, code in enumerate(codes)))
     assert play(run, *all_stopped(run))[1] == [ReleaseNodes()]
 
 
 def test_run_that_finishes_while_leaving_is_done():
-    run, _ = play(running(), Leaving(), WorkerEnded("a", 1, 0, 0), WorkerEnded("b", 1, 1, 0))
+    run, _ = play(running(), NodesReclaimed(), WorkerEnded("a", 1, 0, 0), WorkerEnded("b", 1, 1, 0))
     assert play(run, *all_stopped(run))[1] == [Finish(0)]
 
 
 def test_agents_that_end_before_their_workers_release_the_nodes_too():
-    run, orders = play(running(), Leaving(), Left("a"))
+    run, orders = play(running(), NodesReclaimed(), AgentGone("a"))
     assert orders == [StopGeneration("b", 1)]
-    assert play(run, Left("b"))[1] == [ReleaseNodes()]
+    assert play(run, AgentGone("b"))[1] == [ReleaseNodes()]
 
 
 def test_generations_continue_in_another_job_after_a_move():
-    run, _ = play(running(), Leaving(), WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 75))
-    run, _ = play(run, *all_stopped(run), Left("a"), Left("b"))
-    run, orders = play(run, Joined("x"), Joined("y"))
+    run, _ = play(running(), NodesReclaimed(), WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 75))
+    run, _ = play(run, *all_stopped(run), AgentGone("a"), AgentGone("b"))
+    run, orders = play(run, AgentJoined("x"), AgentJoined("y"))
     assert orders == [], "only after the move"
     run, orders = play(run, RunMoved())
     assert (orders, run.generation) == ([OpenStore("x", 2)], 2)
@@ -330,26 +336,40 @@ def test_generations_continue_in_another_job_after_a_move():
 
 def test_leaving_while_a_generation_forms_cancels_it():
     run, orders = play(
-        Run(TWO), Joined("a"), Joined("b"), Leaving(), GenerationStopped("a", 1), GenerationStopped("b", 1)
+        Run(TWO),
+        AgentJoined("a"),
+        AgentJoined("b"),
+        NodesReclaimed(),
+        GenerationStopped("a", 1),
+        GenerationStopped("b", 1),
     )
     assert orders == [OpenStore("a", 1), StopGeneration("a", 1), StopGeneration("b", 1), ReleaseNodes()]
     assert play(run, StoreOpened("a", 1, 1)) == (run, [])
 
 
 def test_leaving_while_nothing_runs_releases_at_once():
-    assert play(Run(TWO), Joined("a"), Leaving())[1] == [ReleaseNodes()]
+    assert play(Run(TWO), AgentJoined("a"), NodesReclaimed())[1] == [ReleaseNodes()]
 
 
 def test_second_order_to_leave_has_no_effect():
-    _, orders = play(Run(TWO), Joined("a"), Leaving(), Leaving())
+    _, orders = play(Run(TWO), AgentJoined("a"), NodesReclaimed(), NodesReclaimed())
     assert orders == [ReleaseNodes()]
 
 
 def test_fault_before_a_move_does_not_count_after_it():
     run = running()
-    run, _ = play(run, ended(run, fault()), Leaving())
-    run, _ = play(run, *all_stopped(run), Left("a"), Left("b"), Joined("x"), Joined("y"), Joined("z"), RunMoved())
-    run, _ = play(run, StoreOpened("x", 2, 1), Left("y"))
+    run, _ = play(run, ended(run, fault()), NodesReclaimed())
+    run, _ = play(
+        run,
+        *all_stopped(run),
+        AgentGone("a"),
+        AgentGone("b"),
+        AgentJoined("x"),
+        AgentJoined("y"),
+        AgentJoined("z"),
+        RunMoved(),
+    )
+    run, _ = play(run, StoreOpened("x", 2, 1), AgentGone("y"))
     run, orders = play(run, *all_stopped(run))
     assert (orders, run.restarts) == ([OpenStore("x", 3)], 0)
 
@@ -381,11 +401,11 @@ CANCELLED = Finish(143, why="cancelled", about=RunCause.CANCELLED)
 
 
 def test_run_can_be_cancelled_while_gathering():
-    assert play(Run(TWO), Joined("a"), Cancelled())[1] == [CANCELLED]
+    assert play(Run(TWO), AgentJoined("a"), Cancelled())[1] == [CANCELLED]
 
 
 def test_run_can_be_cancelled_while_its_store_opens():
-    run, orders = play(Run(TWO), Joined("a"), Joined("b"), Cancelled())
+    run, orders = play(Run(TWO), AgentJoined("a"), AgentJoined("b"), Cancelled())
     assert orders[1:] == [StopGeneration("a", 1), StopGeneration("b", 1)]
     assert play(run, *all_stopped(run))[1] == [CANCELLED]
 
@@ -403,52 +423,61 @@ def test_run_can_be_cancelled_during_a_pause():
 
 
 def test_run_can_be_cancelled_while_leaving():
-    run, _ = play(running(), Leaving(), Cancelled())
+    run, _ = play(running(), NodesReclaimed(), Cancelled())
     assert play(run, *all_stopped(run))[1] == [CANCELLED]
 
 
 def test_ended_run_ignores_events():
     run, _ = play(Run(TWO), Cancelled())
-    for event in (Joined("a"), Left("a"), Cancelled(), Leaving(), RunMoved(), Waited(), GaveUpWaiting(), Hung(0, "")):
+    for event in (
+        AgentJoined("a"),
+        AgentGone("a"),
+        Cancelled(),
+        NodesReclaimed(),
+        RunMoved(),
+        PauseOver(),
+        GatherTimeout(),
+        Hung(0, ""),
+    ):
         assert advance(run, event) == (run, [])
 
 
 def test_spare_takes_the_rank_of_a_lost_node_without_a_restart():
     run = running(TWO, "a", "b", "spare")
-    run, orders = play(run, Left("a"), GenerationStopped("b", 1))
+    run, orders = play(run, AgentGone("a"), GenerationStopped("b", 1))
     assert orders == [StopGeneration("b", 1), OpenStore("spare", 2)]
     assert run.group is not None and run.group.agents == ("spare", "b") and run.restarts == 0
 
 
 def test_lost_node_without_a_spare_waits_for_one_that_joins():
-    run, orders = play(running(), Left("b"), GenerationStopped("a", 1))
+    run, orders = play(running(), AgentGone("b"), GenerationStopped("a", 1))
     assert (run.phase, orders) == (GenerationPhase.GATHERING, [StopGeneration("a", 1)])
-    run, orders = play(run, Joined("c"))
+    run, orders = play(run, AgentJoined("c"))
     assert orders == [OpenStore("a", 2)]
 
 
 def test_elastic_run_continues_smaller_and_grows_back():
     run = running(Shape(1, 2, 1))
-    run, _ = play(run, Left("b"), GenerationStopped("a", 1), StoreOpened("a", 2, 1))
+    run, _ = play(run, AgentGone("b"), GenerationStopped("a", 1), StoreOpened("a", 2, 1))
     assert run.group is not None and run.group.world_size == 1
-    run, orders = play(run, Joined("c"))
+    run, orders = play(run, AgentJoined("c"))
     assert orders == [StopGeneration("a", 2)]
     run, _ = play(run, GenerationStopped("a", 2), StoreOpened("a", 3, 1))
     assert run.group is not None and run.group.agents == ("a", "c")
 
 
 def test_elastic_run_starts_small_only_after_the_wait():
-    run, orders = play(Run(Shape(1, 2, 1)), Joined("a"))
+    run, orders = play(Run(Shape(1, 2, 1)), AgentJoined("a"))
     assert orders == []
-    _, orders = play(run, GaveUpWaiting())
+    _, orders = play(run, GatherTimeout())
     assert orders == [OpenStore("a", 1)]
 
 
 def test_elastic_run_that_lost_all_agents_waits_for_all_again():
-    run, _ = play(running(Shape(1, 2, 1)), Left("a"), Left("b"))
-    run, orders = play(run, Joined("c"))
+    run, _ = play(running(Shape(1, 2, 1)), AgentGone("a"), AgentGone("b"))
+    run, orders = play(run, AgentJoined("c"))
     assert orders == [], "one of two has returned, and the other may follow"
-    run, orders = play(run, Joined("d"))
+    run, orders = play(run, AgentJoined("d"))
     assert orders == [OpenStore("c", 2)]
 
 
@@ -469,7 +498,9 @@ def test_cancelled_run_stops_everything_and_ends():
 
 
 def test_node_lost_while_the_store_opens_is_replaced():
-    _, orders = play(Run(TWO), Joined("a"), Joined("b"), Joined("c"), Left("a"), GenerationStopped("b", 1))
+    _, orders = play(
+        Run(TWO), AgentJoined("a"), AgentJoined("b"), AgentJoined("c"), AgentGone("a"), GenerationStopped("b", 1)
+    )
     assert orders[-1] == OpenStore("c", 2)
 
 
@@ -519,18 +550,18 @@ class AnyOrder(RuleBasedStateMachine):
         self.count += 1
         agent = f"n{self.count}"
         self.alive.add(agent)
-        self.tell(Joined(agent))
+        self.tell(AgentJoined(agent))
         return agent
 
     @rule(agent=agents)
     def die(self, agent: str) -> None:
         self.leave(agent)
-        self.tell(Left(agent))
+        self.tell(AgentGone(agent))
 
     @rule(agent=agents)
     def join_again(self, agent: str) -> None:
         if agent in self.alive - self.cold:
-            self.tell(Joined(agent))
+            self.tell(AgentJoined(agent))
 
     @rule(agent=agents)
     def grow_cold(self, agent: str) -> None:
@@ -539,14 +570,14 @@ class AnyOrder(RuleBasedStateMachine):
             self.workers.pop(agent, None)
             self.cold.add(agent)
             self.inbox = [order for order in self.inbox if order.agent != agent]
-            self.tell(Left(agent))
+            self.tell(AgentGone(agent))
 
     @precondition(lambda self: bool(self.cold))
     @rule(data=st.data())
     def grow_warm(self, data: st.DataObject) -> None:
         agent = data.draw(st.sampled_from(sorted(self.cold)))
         self.cold.discard(agent)
-        self.tell(Joined(agent))
+        self.tell(AgentJoined(agent))
 
     @precondition(lambda self: bool(self.inbox))
     @rule(data=st.data())
@@ -588,7 +619,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: not self.run.leaving)
     @rule()
     def leave_the_nodes(self) -> None:
-        self.tell(Leaving())
+        self.tell(NodesReclaimed())
 
     @precondition(lambda self: self.released)
     @rule()
@@ -603,11 +634,11 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.run.pausing)
     @rule()
     def wait(self) -> None:
-        self.tell(Waited())
+        self.tell(PauseOver())
 
     @rule()
     def give_up_waiting(self) -> None:
-        self.tell(GaveUpWaiting())
+        self.tell(GatherTimeout())
 
     @invariant()
     def one_generation_at_a_time(self) -> None:
@@ -641,13 +672,13 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "run"):
             return
         for agent in sorted(self.cold):
-            self.tell(Joined(agent))
+            self.tell(AgentJoined(agent))
         self.obey_all()
         if self.run.leaving and self.run.phase is GenerationPhase.RUNNING and self.run.group:
             for rank in sorted(self.run.group.ranks):
                 self.tell(WorkerEnded("", self.run.generation, rank, 75))
             self.obey_all()
-        for event in (Waited(), RunMoved()):
+        for event in (PauseOver(), RunMoved()):
             self.tell(event)
         self.obey_all()
         if len(self.run.ready) >= self.run.shape.max_nodes:
@@ -664,4 +695,4 @@ TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=40, deadli
 
 def test_advance_does_not_change_its_argument():
     run = Run(TWO)
-    assert replace(run) == run and advance(run, Left("nobody")) == (run, [])
+    assert replace(run) == run and advance(run, AgentGone("nobody")) == (run, [])

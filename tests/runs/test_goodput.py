@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.runs.coordinator.events import GenerationStopped, Joined, StoreOpened, WorkerEnded
+from dalsegno.runs.coordinator.events import AgentJoined, GenerationStopped, StoreOpened, WorkerEnded
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
 from dalsegno.runs.coordinator.goodput import (
     Goodput,
@@ -116,7 +116,13 @@ def life(*events: object) -> list[Run]:
 
 
 def test_account_follows_the_phases_of_a_run() -> None:
-    runs = life(Joined("a"), Joined("b"), StoreOpened("a", 1, 1), WorkerEnded("a", 1, 0, -9), GenerationStopped("a", 1))
+    runs = life(
+        AgentJoined("a"),
+        AgentJoined("b"),
+        StoreOpened("a", 1, 1),
+        WorkerEnded("a", 1, 0, -9),
+        GenerationStopped("a", 1),
+    )
     account, now = Goodput(at=0.0), 0.0
     for before, after in pairwise(runs):
         now += 1.0
@@ -127,7 +133,7 @@ def test_account_follows_the_phases_of_a_run() -> None:
 
 
 def test_growing_back_is_lost_time_but_not_a_failure() -> None:
-    runs = life(Joined("a"), Joined("b"), StoreOpened("a", 1, 1))
+    runs = life(AgentJoined("a"), AgentJoined("b"), StoreOpened("a", 1, 1))
     grown = replace(runs[-1], phase=GenerationPhase.STOPPING)
     account = record_change(record_step(record_start(Goodput(at=0.0), 0.0), 1.0, 1, 0.0), runs[-1], grown, 2.0)
     assert (account.failures, account.spent[TimeKind.LOST]) == (0, 1.0)

@@ -1,7 +1,7 @@
 """Detection of hangs and of idle ranks."""
 
 from dalsegno.runs.coordinator.hangs import ENOUGH_STEPS, Activity, StepMarks
-from dalsegno.runs.coordinator.messages import Work
+from dalsegno.runs.coordinator.messages import WorkerActivity
 
 
 def stepping(marks: StepMarks, *times: float, first: int = 0) -> StepMarks:
@@ -76,16 +76,16 @@ def test_after_the_last_step_nothing_is_a_hang() -> None:
 def test_idle_time_starts_with_the_last_activity_of_any_rank():
     activity = Activity()
     for now in range(0, 100, 5):
-        activity.record(0, Work(3.0, 0), now)
-        activity.record(1, Work(min(now, 40) * 0.5, 0), now)  # half a processor, until 40
+        activity.record(0, WorkerActivity(3.0, 0), now)
+        activity.record(1, WorkerActivity(min(now, 40) * 0.5, 0), now)  # half a processor, until 40
     assert activity.idle_s([0], 95.0) == 95.0 and activity.idle_s([0, 1], 95.0) == 55.0
 
 
 def test_waiting_threads_are_idle_but_a_slow_upload_is_not():
     activity = Activity()
     for now in range(0, 100, 5):
-        activity.record(0, Work(now * 0.005, 0), now)
-        activity.record(1, Work(0.0, now * (1 << 20)), now)
+        activity.record(0, WorkerActivity(now * 0.005, 0), now)
+        activity.record(1, WorkerActivity(0.0, now * (1 << 20)), now)
     assert activity.idle_s([0], 95.0) == 95.0 and activity.idle_s([1], 95.0) == 0.0
 
 

@@ -13,7 +13,7 @@ from dalsegno.runs.agent.agent import sweep, sweep_stale
 from dalsegno.runs.agent.log_stream import LogStream
 
 
-class Left:
+class LeftOver:
     """Leftover processes of workers."""
 
     def __init__(self) -> None:
@@ -27,15 +27,15 @@ class Left:
 
 
 @pytest.fixture
-def left() -> Iterator[Left]:
-    left = Left()
+def left() -> Iterator[LeftOver]:
+    left = LeftOver()
     yield left
     for process in left.processes:
         process.kill()
         process.wait()
 
 
-def test_sweep_kills_only_processes_of_this_run_on_this_node(left: Left):
+def test_sweep_kills_only_processes_of_this_run_on_this_node(left: LeftOver):
     ours = [left.leave(left.run, "n1") for _ in range(2)]
     others = [left.leave(left.run, "n2"), left.leave(left.run + "x", "n1"), left.leave(left.run, "n10")]
     assert sorted(sweep(left.run, "n1")) == sorted(process.pid for process in ours)
@@ -43,7 +43,7 @@ def test_sweep_kills_only_processes_of_this_run_on_this_node(left: Left):
     assert [process.poll() for process in others] == [None] * 3
 
 
-def test_snapshots_of_dead_runs_are_removed_after_a_day(left: Left, tmp_path: Path):
+def test_snapshots_of_dead_runs_are_removed_after_a_day(left: LeftOver, tmp_path: Path):
     """Memory of live runs, and of no run, stays."""
     left.leave(f"{left.run}.living", "n1")
     names = [f"{left.run}.{rest}" for rest in ("gone.0.1", "gone.3.copy0", "gone.safe", "living.0.0")]
@@ -56,11 +56,11 @@ def test_snapshots_of_dead_runs_are_removed_after_a_day(left: Left, tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == sorted(names[3:])
 
 
-def test_sweep_without_leftovers_does_nothing(left: Left):
+def test_sweep_without_leftovers_does_nothing(left: LeftOver):
     assert sweep(left.run, "n1") == []
 
 
-def test_log_folders_of_this_run_and_node_are_removed(left: Left):
+def test_log_folders_of_this_run_and_node_are_removed(left: LeftOver):
     ours = LogStream(left.run, "n1")
     others = [LogStream(left.run, "n2"), LogStream(left.run + ".n1", "x"), LogStream(left.run, "n1.x")]
     sweep(left.run, "n1")

@@ -44,7 +44,7 @@ from dalsegno.runs.agent.snapshots import Snapshots
 from dalsegno.runs.coordinator.agents import LIMITS, Peer, RunAgents
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.messages import AgentMessage, Noted
+from dalsegno.runs.coordinator.messages import AgentMessage, UserNote
 from dalsegno.system.children import arguments, find
 from dalsegno.wire.frames import Message, Reader, pack, send
 from dalsegno.wire.handshake import TAG_BYTES, Seal, nonce, prove
@@ -272,7 +272,7 @@ def test_coordinator_rejects_tampered_agent_messages(coordinator: Coordinator, a
         link.send({"note": text})
     eventually(lambda: any(entry[0] == "lost" for entry in coordinator.log))
     received = [entry[2] for entry in coordinator.log if entry[0] == "received"]
-    assert received == [Noted("one"), Noted("two")][: len(received)]
+    assert received == [UserNote("one"), UserNote("two")][: len(received)]
     middle.close()
     link.close()
 
@@ -364,8 +364,8 @@ def test_random_input_of_strangers_changes_nothing(coordinator: Coordinator, see
             while sock.recv(4096):
                 pass
     link.send({"note": "still here"})
-    eventually(lambda: ("received", "n2", Noted("still here")) in coordinator.log)
-    assert coordinator.log == [*before, ("received", "n2", Noted("still here"))]
+    eventually(lambda: ("received", "n2", UserNote("still here")) in coordinator.log)
+    assert coordinator.log == [*before, ("received", "n2", UserNote("still here"))]
     link.close()
 
 
@@ -485,7 +485,7 @@ def test_flood_of_datagrams_does_not_delay_the_coordinator():
             for number in range(20):
                 link.send({"note": str(number)})
                 eventually(
-                    lambda number=number: ("received", "n1", Noted(str(number))) in coordinator.log, every_s=0.01
+                    lambda number=number: ("received", "n1", UserNote(str(number))) in coordinator.log, every_s=0.01
                 )
         link.close()
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dalsegno.runs.coordinator.events import Finish, GenerationStopped, Joined, Start, StoreOpened, WorkerEnded
+from dalsegno.runs.coordinator.events import AgentJoined, Finish, GenerationStopped, Start, StoreOpened, WorkerEnded
 from dalsegno.runs.coordinator.generations import Run, advance
 from dalsegno.runs.coordinator.group import Shape
 
@@ -25,7 +25,7 @@ def rounds(run: Run, code: int, traceback: str = "") -> tuple[Run, list[object]]
 @pytest.mark.parametrize("code", [1, 75, 93, -9, -11])
 def test_literal_rules_count_every_failure_without_pauses(code: int) -> None:
     trace = SAME if code == 1 else ""
-    run, _ = advance(Run(Shape(1, 1, 2), max_restarts=3, literal=True), Joined("n"))
+    run, _ = advance(Run(Shape(1, 1, 2), max_restarts=3, literal=True), AgentJoined("n"))
     for restart in range(1, 4):
         run, orders = rounds(run, code, trace)
         assert (run.generation, run.restarts) == (restart + 1, restart)
@@ -36,7 +36,7 @@ def test_literal_rules_count_every_failure_without_pauses(code: int) -> None:
 
 
 def test_same_fault_twice_ends_our_own_runs() -> None:
-    run, _ = advance(Run(Shape(1, 1, 2), max_restarts=3), Joined("n"))
+    run, _ = advance(Run(Shape(1, 1, 2), max_restarts=3), AgentJoined("n"))
     run, _ = rounds(run, 1, SAME)
     run, orders = rounds(run, 1, SAME)
     assert isinstance(orders[-1], Finish) and "the same failure as before" in orders[-1].why

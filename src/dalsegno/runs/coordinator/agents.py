@@ -11,7 +11,7 @@ from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
 from dalsegno.runs.coordinator.events import Start
 from dalsegno.runs.coordinator.liveness import Pulse, Timing
 from dalsegno.runs.coordinator.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
-from dalsegno.runs.coordinator.site import RunTerms, Seats
+from dalsegno.runs.coordinator.site import GenerationLayout, RunTerms
 from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
 from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import ServerHandshake
@@ -238,7 +238,7 @@ def start_message(
     if any(agent not in peers for agent in group.agents):
         return None
     hosts = tuple(peers[agent].host for agent in group.agents)
-    seats = Seats(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
+    seats = GenerationLayout(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
     first = next(place.first_rank for place in group.places if place.agent == order.agent)
     found = peers[order.agent].hello.found
     own = {RUN: site.folder.run, GENERATION: str(group.generation), WANTED_NODES: str(site.shape.max_nodes)}

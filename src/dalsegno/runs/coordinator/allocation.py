@@ -43,7 +43,7 @@ from dalsegno.runs.coordinator.allocation_actions import (
     WriteJournal,
     WriteNote,
 )
-from dalsegno.runs.coordinator.events import Cancelled, Doubted, Leaving, RunMoved
+from dalsegno.runs.coordinator.events import Cancelled, NodesOutOfService, NodesReclaimed, RunMoved
 from dalsegno.runs.coordinator.node_loss import (
     Refusals,
     Tries,
@@ -312,7 +312,7 @@ class NodeAllocation:
         stays = (before - set(self._vacating)) & view.present  # healthy again before the run had left it
         # Waiting requests exclude that node, or are no longer needed.
         released = self._release(self.jobs.waiting_joins) if back or stays else []
-        return [ApplyEvent(Doubted(self.unhealthy)), *released, ReleaseLostNodes(), ReportLeftNodes()]
+        return [ApplyEvent(NodesOutOfService(self.unhealthy)), *released, ReleaseLostNodes(), ReportLeftNodes()]
 
     def _lose(self, node: str, why: str, view: RunView) -> Action:
         self._leave(node, view)
@@ -371,7 +371,7 @@ class NodeAllocation:
         of_the_run = [job.id for job in self.jobs if job.role is not JobRole.JOIN]
         if node in self._down or (job_id and job_id not in of_the_run):
             return []
-        return [ApplyEvent(Leaving()), CheckJobs()]
+        return [ApplyEvent(NodesReclaimed()), CheckJobs()]
 
     def jobs_checked(self, view: RunView) -> list[Action]:
         """Prepare the next job. A job that is requeued must be before it is out of time."""

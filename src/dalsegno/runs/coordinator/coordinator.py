@@ -16,22 +16,22 @@ from dalsegno.runs.coordinator.agents import Peer, RunAgents, start_message
 from dalsegno.runs.coordinator.background import BackgroundTasks
 from dalsegno.runs.coordinator.connect import Connect, read_connect, write_connect
 from dalsegno.runs.coordinator.events import (
+    AgentGone,
+    AgentJoined,
     Cancelled,
     Event,
     Exclude,
     Finish,
-    Joined,
-    Left,
     OpenStore,
     Order,
+    PauseOver,
     ReleaseNodes,
     RunMoved,
     Start,
     StopGeneration,
     Wait,
-    Waited,
 )
-from dalsegno.runs.coordinator.gathering import Gathering
+from dalsegno.runs.coordinator.gathering import NodeGathering
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
 from dalsegno.runs.coordinator.goodput import ProgressWriter
 from dalsegno.runs.coordinator.hangs import HangWatch
@@ -40,15 +40,15 @@ from dalsegno.runs.coordinator.messages import (
     AgentMessage,
     AllStopped,
     Broken,
-    Cold,
     EndedWorker,
     GrantAsked,
-    Kept,
+    MemoryHeld,
+    NodeActivity,
+    ParentDied,
     Ready,
     Signalled,
     StacksTaken,
     Stepped,
-    Worked,
     to_event,
 )
 from dalsegno.runs.coordinator.node_source import NodeSource, RunControl
@@ -82,7 +82,7 @@ class Coordinator:
         self.status_writer = status_writer or StatusWriter(site)
         self.node_source = node_source(self)
         self.agents: RunAgents
-        self.gathering = Gathering(self, gather_s)
+        self.gathering = NodeGathering(self, gather_s)
         self.hangs = HangWatch(self, site.hang_timeout_s)
         self.memory = MemoryTable()
         self.progress_writer = ProgressWriter(site.folder.progress)
@@ -155,11 +155,11 @@ class Coordinator:
         for order in unfinished(self.run):
             self._execute(order)
         if self.run.pausing:
-            self.apply(Waited())
+            self.apply(PauseOver())
 
     def _start_over(self) -> None:
         for agent in self.run.ready:
-            self.apply(Left(agent))
+            self.apply(AgentGone(agent))
         self.apply(RunMoved())
         self.node_source.begin()
 
@@ -177,7 +177,7 @@ class Coordinator:
         elif run.phase is GenerationPhase.STOPPING and peer.name in run.waiting_for:
             peer.send({"stop": run.generation})
         elif run.phase is GenerationPhase.RUNNING and not peer.hello.still_runs(run.generation):
-            self.apply(Left(peer.name))  # its peers wait for workers that no longer exist
+            self.apply(AgentGone(peer.name))  # its peers wait for workers that no longer exist
             peer.send({"reset": True})
 
     # Agents
@@ -214,7 +214,7 @@ class Coordinator:
             self.node_source.agent_ready(peer.name)
             if not message.warm:
                 self.memory.forget_keeper(peer.name)
-        elif isinstance(message, Cold):
+        elif isinstance(message, ParentDied):
             peer.send({"reset": True})  # orders in progress are void
         elif isinstance(message, Broken):
             self._exclude(peer.name, message.why)
@@ -224,16 +224,16 @@ class Coordinator:
             self._stepped(message)
         elif isinstance(message, StacksTaken):
             self.hangs.stacks_done(peer.name)
-        elif isinstance(message, Worked):
+        elif isinstance(message, NodeActivity):
             self.hangs.worked(message.generation, message.ranks)
         elif isinstance(message, GrantAsked):
             self._answer_grant(peer, message)
         elif isinstance(message, AllStopped):
             self.memory.update(peer.name, message.held)
-        elif isinstance(message, Kept):
+        elif isinstance(message, MemoryHeld):
             self.memory.update(peer.name, message.held)
             self._send_memory_updates()
-        if isinstance(event, Joined):
+        if isinstance(event, AgentJoined):
             self.gathering.admit(event)
         elif event is not None:
             self.apply(event)
@@ -268,7 +268,7 @@ class Coordinator:
             self.lost_nodes += agent in self.run.ready
             self.status_writer.lost(self.run, agent, why)
         self._left.discard(agent)
-        self.apply(Left(agent))
+        self.apply(AgentGone(agent))
 
     def message_too_long(self, agent: str, detail: str) -> None:
         """End the run: an agent that misses an order waits forever, and a restart would send the same message."""
@@ -280,7 +280,7 @@ class Coordinator:
         self.journal(RunEvent.LEFT, node=node, why=why)
         self.note(f"{node}: {why}; the run continues without it")
         self.agents.send(node, {"finish": 0})
-        self.apply(Left(node))
+        self.apply(AgentGone(node))
 
     # Events and orders
 
@@ -309,7 +309,7 @@ class Coordinator:
             self.agents.send(order.agent, {"stop": order.generation})
         elif isinstance(order, Wait):
             self.journal(RunEvent.PAUSE, seconds=order.seconds)
-            asyncio.get_running_loop().call_later(order.seconds, self.apply, Waited())
+            asyncio.get_running_loop().call_later(order.seconds, self.apply, PauseOver())
         elif isinstance(order, Exclude) and order.until_repaired:
             self.node_source.leave_for_repair(order.agent)
             self.continue_without(order.agent, order.why)

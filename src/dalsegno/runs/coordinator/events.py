@@ -10,14 +10,14 @@ from dalsegno.runs.status import RunCause
 
 
 @dataclass(frozen=True)
-class Joined:
+class AgentJoined:
     """An agent has connected and its warm parent is ready."""
 
     agent: str
 
 
 @dataclass(frozen=True)
-class Left:
+class AgentGone:
     """An agent is gone: its connection broke, or its host no longer answers."""
 
     agent: str
@@ -61,12 +61,12 @@ class Hung:
 
 
 @dataclass(frozen=True)
-class Waited:
+class PauseOver:
     """The pause before the next start is over."""
 
 
 @dataclass(frozen=True)
-class Leaving:
+class NodesReclaimed:
     """The nodes are needed back (time limit, preemption). Workers were told to save and end."""
 
 
@@ -81,30 +81,30 @@ class Cancelled:
 
 
 @dataclass(frozen=True)
-class GaveUpWaiting:
+class GatherTimeout:
     """The time to wait for more than the minimum of nodes is over."""
 
 
 @dataclass(frozen=True)
-class Doubted:
+class NodesOutOfService:
     """All nodes that are out of service. Workers there may continue; new ones start there only if they must."""
 
     nodes: frozenset[str]
 
 
 Event = (
-    Joined
-    | Left
+    AgentJoined
+    | AgentGone
     | StoreOpened
     | WorkerEnded
     | GenerationStopped
     | Hung
-    | Waited
-    | Leaving
+    | PauseOver
+    | NodesReclaimed
     | RunMoved
     | Cancelled
-    | GaveUpWaiting
-    | Doubted
+    | GatherTimeout
+    | NodesOutOfService
 )
 
 

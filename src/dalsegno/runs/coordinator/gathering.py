@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 
-from dalsegno.runs.coordinator.events import GaveUpWaiting, Joined
+from dalsegno.runs.coordinator.events import AgentJoined, GatherTimeout
 from dalsegno.runs.coordinator.generations import GenerationPhase
 from dalsegno.runs.coordinator.node_source import RunControl
 
 TOGETHER_S = 10.0  # how long a newcomer waits for another that is starting
 
 
-class Gathering:
+class NodeGathering:
     """Admits newcomers, and starts an elastic run with fewer nodes after `gather_s`."""
 
     def __init__(self, control: RunControl, gather_s: float) -> None:
         self._control, self._gather_s = control, gather_s
-        self._newcomers: list[Joined] = []
+        self._newcomers: list[AgentJoined] = []
         self._waiting: asyncio.TimerHandle | None = None
 
-    def admit(self, event: Joined) -> None:
+    def admit(self, event: AgentJoined) -> None:
         """Admit a newcomer. While a run is too small, newcomers that arrive together are admitted together."""
         run = self._control.run
         self._newcomers.append(event)
@@ -48,4 +48,4 @@ class Gathering:
 
     def _start_smaller(self) -> None:
         self._waiting = None
-        self._control.apply(GaveUpWaiting())
+        self._control.apply(GatherTimeout())

@@ -21,25 +21,25 @@ from dalsegno.runs.coordinator.causes import (
     suspected_node,
 )
 from dalsegno.runs.coordinator.events import (
+    AgentGone,
+    AgentJoined,
     Cancelled,
-    Doubted,
     Event,
     Exclude,
     Finish,
     GenerationStopped,
     Hung,
-    Joined,
-    Leaving,
-    Left,
+    NodesOutOfService,
+    NodesReclaimed,
     OpenStore,
     Order,
+    PauseOver,
     ReleaseNodes,
     RunMoved,
     Start,
     StopGeneration,
     StoreOpened,
     Wait,
-    Waited,
     WorkerEnded,
 )
 from dalsegno.runs.coordinator.group import Members, Shape, form_group
@@ -95,9 +95,9 @@ def advance(run: Run, event: Event) -> Step:
     """Return the next state of the run and the orders that follow."""
     if run.phase is GenerationPhase.ENDED:
         return run, []
-    if isinstance(event, Joined):
+    if isinstance(event, AgentJoined):
         return _joined(run, event.agent)
-    if isinstance(event, Left):
+    if isinstance(event, AgentGone):
         return _left(run, event.agent)
     if isinstance(event, StoreOpened):
         return _store_opened(run, event)
@@ -107,7 +107,7 @@ def advance(run: Run, event: Event) -> Step:
         return _stopped(run, event)
     if isinstance(event, Hung):
         return _hung(run, event)
-    if isinstance(event, Waited):
+    if isinstance(event, PauseOver):
         return _try_to_form(replace(run, pausing=False))
     return _external_event(run, event)
 
@@ -116,9 +116,9 @@ def _external_event(run: Run, event: Event) -> Step:
     if isinstance(event, Cancelled):
         ends = run.exit_code is not None  # by itself: then it keeps its own code
         return (run, []) if ends else _stop_all(replace(run, exit_code=TERMINATED, why="cancelled", cancelled=True))
-    if isinstance(event, Leaving):
+    if isinstance(event, NodesReclaimed):
         return _leaving(run)
-    if isinstance(event, Doubted):
+    if isinstance(event, NodesOutOfService):
         return (run, []) if event.nodes == run.doubted else (replace(run, doubted=event.nodes), [])
     if isinstance(event, RunMoved):
         return _try_to_form(replace(run, leaving=False))

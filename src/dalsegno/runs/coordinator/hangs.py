@@ -12,7 +12,7 @@ from statistics import median
 
 from dalsegno.runs.coordinator.events import Hung
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
-from dalsegno.runs.coordinator.messages import Work
+from dalsegno.runs.coordinator.messages import WorkerActivity
 from dalsegno.runs.coordinator.node_source import RunControl
 from dalsegno.runs.journal import RunEvent
 
@@ -71,9 +71,11 @@ class Activity:
     """The activity of the ranks that have not returned, from the work that their nodes report."""
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[Work, float]] = {}  # by rank: its work when it was last active, and when that was
+        self._last: dict[
+            int, tuple[WorkerActivity, float]
+        ] = {}  # by rank: its work when it was last active, and when that was
 
-    def record(self, rank: int, work: Work, now: float) -> None:
+    def record(self, rank: int, work: WorkerActivity, now: float) -> None:
         before, at = self._last.get(rank, (None, now))
         if before is None or _is_busy(before, work, now - at):
             self._last[rank] = work, now
@@ -83,7 +85,7 @@ class Activity:
         return min((now - self._last[rank][1] if rank in self._last else 0.0 for rank in ranks), default=0.0)
 
 
-def _is_busy(before: Work, now: Work, passed_s: float) -> bool:
+def _is_busy(before: WorkerActivity, now: WorkerActivity, passed_s: float) -> bool:
     return now.cpu_s - before.cpu_s > BUSY_SHARE * max(1.0, passed_s) or now.moved - before.moved > BUSY_BYTES
 
 
@@ -181,7 +183,7 @@ class HangWatch:
         self._control.note(idle.sentence())
         self._control.journal(RunEvent.IDLE, text=idle.sentence(), **dataclasses.asdict(idle))
 
-    def worked(self, generation: int, ranks: Mapping[int, Work]) -> None:
+    def worked(self, generation: int, ranks: Mapping[int, WorkerActivity]) -> None:
         """Record what a node's workers have done so far."""
         if generation == self._control.run.generation:
             for rank, work in ranks.items():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dalsegno.runs.coordinator.causes import Failure, read_failure
-from dalsegno.runs.coordinator.events import Event, GenerationStopped, Joined, Left, StoreOpened, WorkerEnded
+from dalsegno.runs.coordinator.events import AgentGone, AgentJoined, Event, GenerationStopped, StoreOpened, WorkerEnded
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
 from dalsegno.train.contract import DONE, SAVED
 from dalsegno.train.memory.safe_steps import SafeSteps, parse_word
@@ -61,7 +61,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Cold:
+class ParentDied:
     """The warm parent is gone, and the workers with it."""
 
     why: str
@@ -105,7 +105,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Kept:
+class MemoryHeld:
     """What the node's memory holds now."""
 
     held: tuple[HeldSnapshot, ...]
@@ -125,7 +125,7 @@ class StacksTaken:
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkerActivity:
     """What a worker and its child processes have done since it started."""
 
     cpu_s: float
@@ -133,11 +133,11 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Worked:
+class NodeActivity:
     """The work of a node's running workers, by rank."""
 
     generation: int
-    ranks: Mapping[int, Work]
+    ranks: Mapping[int, WorkerActivity]
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Signalled:
 
 
 @dataclass(frozen=True)
-class Noted:
+class UserNote:
     """A line for the user."""
 
     text: str
@@ -163,8 +163,8 @@ class LogPiece:
 
 
 AgentMessage = (
-    Ready | Cold | Broken | StoreOpen | EndedWorker | AllStopped | Stepped | Kept | GrantAsked | StacksTaken | Worked
-    | Signalled | Noted | LogPiece
+    Ready | ParentDied | Broken | StoreOpen | EndedWorker | AllStopped | Stepped | MemoryHeld | GrantAsked
+    | StacksTaken | NodeActivity | Signalled | UserNote | LogPiece
 )  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def read_message(message: Message) -> AgentMessage | None:
 
 _READERS: dict[str, Callable[[Message], AgentMessage]] = {
     "ready": lambda said: _ready(said["ready"]),
-    "cold": lambda said: Cold(str(said["cold"])),
+    "cold": lambda said: ParentDied(str(said["cold"])),
     "broken": lambda said: Broken(str(said["broken"])),
     "store": lambda said: StoreOpen(int(said["store"]), int(said["port"])),
     "ended": lambda said: EndedWorker(_report(said["ended"])),
@@ -201,12 +201,12 @@ _READERS: dict[str, Callable[[Message], AgentMessage]] = {
     "step": lambda said: Stepped(
         _number(said, "generation"), int(said["step"]), _figures(said.get("progress")), bool(said.get("over"))
     ),
-    "kept": lambda said: Kept(_held(said["kept"])),
+    "kept": lambda said: MemoryHeld(_held(said["kept"])),
     "grant": lambda said: GrantAsked(int(said["grant"]), int(said["generation"])),
     "stacks": lambda said: StacksTaken(int(said["stacks"])),
-    "worked": lambda said: Worked(int(said["worked"]), _works(said["ranks"])),
+    "worked": lambda said: NodeActivity(int(said["worked"]), _works(said["ranks"])),
     "signal": lambda said: Signalled(str(said["signal"])),
-    "note": lambda said: Noted(str(said["note"])),
+    "note": lambda said: UserNote(str(said["note"])),
     "log": lambda said: LogPiece(str(said["log"]), str(said["text"])),
 }
 
@@ -230,8 +230,8 @@ def _held(data: Sequence[Message] | None) -> tuple[HeldSnapshot, ...]:
     )
 
 
-def _works(data: Mapping[str, Sequence[float]]) -> dict[int, Work]:
-    return {int(rank): Work(float(cpu_s), int(moved)) for rank, (cpu_s, moved) in data.items()}
+def _works(data: Mapping[str, Sequence[float]]) -> dict[int, WorkerActivity]:
+    return {int(rank): WorkerActivity(float(cpu_s), int(moved)) for rank, (cpu_s, moved) in data.items()}
 
 
 def _figures(data: Message | None) -> dict[str, float]:
@@ -267,9 +267,9 @@ def to_event(agent: str, message: AgentMessage, age_s: float, healthy: bool = Tr
     `age_s` is the generation's age, and `healthy` whether the agent's node is.
     """
     if isinstance(message, Ready):
-        return Joined(agent)
-    if isinstance(message, Cold):  # its workers are gone and new ones take seconds: a spare is faster
-        return Left(agent)
+        return AgentJoined(agent)
+    if isinstance(message, ParentDied):  # its workers are gone and new ones take seconds: a spare is faster
+        return AgentGone(agent)
     if isinstance(message, StoreOpen):
         return StoreOpened(agent, message.generation, message.port)
     if isinstance(message, EndedWorker):

@@ -15,7 +15,7 @@ from dalsegno.runs import journal
 from dalsegno.runs.coordinator.events import Event, Finish, WorkerEnded
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.group import in_order
-from dalsegno.runs.coordinator.messages import AgentMessage, Cold, LogPiece, Noted, Ready, Signalled
+from dalsegno.runs.coordinator.messages import AgentMessage, LogPiece, ParentDied, Ready, Signalled, UserNote
 from dalsegno.runs.coordinator.site import REFRESH_S, RunTerms
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, read_status, write_status
@@ -112,11 +112,11 @@ class StatusWriter:
                 RunEvent.READY, node=node, warm=message.warm, seconds=message.seconds, threads=list(message.threads)
             )
             self._note_threads(node, message.threads)
-        elif isinstance(message, Cold):
+        elif isinstance(message, ParentDied):
             self.journal(RunEvent.COLD, node=node, why=message.why)
         elif isinstance(message, Signalled):
             self.journal(RunEvent.SIGNAL, node=node, signal=message.name)
-        elif isinstance(message, Noted):
+        elif isinstance(message, UserNote):
             self.note(message.text)
         elif isinstance(message, LogPiece):
             self._write_log(message.name, message.text)

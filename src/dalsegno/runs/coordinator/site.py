@@ -15,7 +15,7 @@ from dalsegno.wire.frames import Message
 
 
 @dataclass(frozen=True)
-class Seats:
+class GenerationLayout:
     """A generation as its workers' variables describe it: hosts by group rank, and where its store listens."""
 
     generation: int
@@ -57,7 +57,7 @@ class RunTerms(Protocol):
         """Return what an agent needs before anything starts."""
         ...
 
-    def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+    def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of one worker. `found` are variables of its agent's own environment."""
         ...
 

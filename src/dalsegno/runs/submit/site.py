@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.site import Seats
+from dalsegno.runs.coordinator.site import GenerationLayout
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.submit.frameworks import ProcessLayout, framework_env, torch_threads
 from dalsegno.runs.submit.plan import RunPlan, plan_join, plan_next, salloc_argv
@@ -96,7 +96,7 @@ class RunSite:
         """Return the CPUs of one process. A node's agent is one task with the CPUs of all its processes."""
         return max(1, self.plan.job.cpus_per_task // nproc) if self.plan.request.has_agents else 0
 
-    def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+    def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         world = ProcessLayout(
             run=self.folder.run,
             hosts=seats.hosts,

@@ -24,7 +24,7 @@ from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.runs.coordinator.messages import AgentMessage, Broken
 from dalsegno.runs.coordinator.node_source import NoNodeSource, RunControl
 from dalsegno.runs.coordinator.report import RunFacts, StatusWriter
-from dalsegno.runs.coordinator.site import Seats
+from dalsegno.runs.coordinator.site import GenerationLayout
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
@@ -81,7 +81,7 @@ class TorchrunSite:
             "gone_s": self.timing.gone_s,
         }
 
-    def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+    def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         world = ProcessLayout(
             run=self.run,
             hosts=(self._master(seats.hosts), *seats.hosts[1:]),

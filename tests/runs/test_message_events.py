@@ -3,17 +3,17 @@
 import pytest
 
 from dalsegno.runs.coordinator.causes import CauseKind, read_failure
-from dalsegno.runs.coordinator.events import Event, GenerationStopped, Joined, Left, StoreOpened, WorkerEnded
+from dalsegno.runs.coordinator.events import AgentGone, AgentJoined, Event, GenerationStopped, StoreOpened, WorkerEnded
 from dalsegno.runs.coordinator.messages import (
     AgentMessage,
     AllStopped,
-    Cold,
     EndedWorker,
     GrantAsked,
-    Noted,
+    ParentDied,
     Ready,
     Stepped,
     StoreOpen,
+    UserNote,
     WorkerReport,
     to_event,
 )
@@ -24,14 +24,14 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "/home/ada/t.py", line 1
 @pytest.mark.parametrize(
     ("word", "event"),
     [
-        (Ready(warm=True), Joined("n1")),
-        (Cold("its warm parent was killed"), Left("n1")),
+        (Ready(warm=True), AgentJoined("n1")),
+        (ParentDied("its warm parent was killed"), AgentGone("n1")),
         (StoreOpen(3, 4321), StoreOpened("n1", 3, 4321)),
         (AllStopped(3), GenerationStopped("n1", 3)),
         (EndedWorker(WorkerReport(3, 1, 0)), WorkerEnded("n1", 3, 1, 0, None, 5.0)),
         (Stepped(3, 7), None),
         (GrantAsked(1, 3), None),
-        (Noted("hello"), None),
+        (UserNote("hello"), None),
     ],
 )
 def test_message_maps_to_an_event_or_none(word: AgentMessage, event: Event | None):
