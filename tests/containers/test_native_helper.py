@@ -159,6 +159,25 @@ def test_fuse_file_system_of_a_user_cannot_pass_a_file_as_root_owned(helper: Pat
     assert list((tmp_path / str(SOMEONE)).glob("*-*.image"))
 
 
+def test_cache_that_another_step_has_just_created_is_given_to_its_user(helper: Path, image: Path, tmp_path: Path):
+    """Steps on several nodes may share the folder. Between its creation and its change of owner it is root's."""
+    tmp_path.chmod(0o711)
+    (tmp_path / str(SOMEONE)).mkdir(0o700)
+    words = for_user(SOMEONE, f"image={image}", "as_user=1", f"cache={tmp_path}")
+    done = on_a_node(helper, words, "ls /bin/busybox", before=fuse_for(0o600, tmp_path))
+    assert (done.stdout, done.stderr) == ("/bin/busybox\n", "")
+    assert (tmp_path / str(SOMEONE)).stat().st_uid == SOMEONE
+
+
+def test_cache_of_another_user_is_refused(helper: Path, image: Path, tmp_path: Path):
+    tmp_path.chmod(0o711)
+    (tmp_path / str(SOMEONE)).mkdir(0o700)
+    os.chown(tmp_path / str(SOMEONE), SOMEONE + 1, SOMEONE + 1)
+    words = for_user(SOMEONE, f"image={image}", "as_user=1", f"cache={tmp_path}")
+    done = on_a_node(helper, words, "true", before=fuse_for(0o600, tmp_path))
+    assert done.returncode == 1 and "can be changed by users other than its owner" in done.stderr
+
+
 def test_link_in_the_users_cache_reveals_nothing_about_closed_folders(helper: Path, image: Path, tmp_path: Path):
     """The helper must not reveal whether a file exists in a folder that is closed to the user."""
     (tmp_path / "closed").mkdir(0o700)
