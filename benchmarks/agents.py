@@ -67,8 +67,8 @@ class Player:
     def __post_init__(self) -> None:
         node = f"n{self.number}"
         self.findings = Findings(node, "boot-1")
-        whom = AgentAddress(HEAD, self.port, secret(node), NodeHello(node, "boot-1", 1.0))
-        self.link = ControllerLink(whom, self.selector, lambda message: None, self.turned)
+        address = AgentAddress(HEAD, self.port, secret(node), NodeHello(node, "boot-1", 1.0))
+        self.link = ControllerLink(address, self.selector, lambda message: None, self.turned)
         for check in range(CHECKS):
             self.findings.note(Finding(f"check-{check}", passed("no fault"), time.time()))
 

@@ -77,5 +77,5 @@ def test_a_drill_that_is_cut_short_ends_its_run_and_says_in_a_line_what_it_did(t
     assert said == [
         f"the drill is cut short: run {run.run} is cancelled; agent-dead on n2 is undone; "
         "agent-dead on stuck is not undone: stuck is being replaced; "
-        "n1 may still be off: the controller mends it if it may, and `dalsegno up` boots it"
+        "n1 may still be off: the controller repairs it if it may, and `dalsegno up` boots it"
     ]

@@ -21,23 +21,23 @@ def steps(*each: tuple[float, int, int]) -> tuple[TrainedStep, ...]:
 
 
 def drill(
-    blows: tuple[FaultImpact, ...], marks: tuple[DrillMark, ...] = (), done: tuple[TrainedStep, ...] = ()
+    impacts: tuple[FaultImpact, ...], marks: tuple[DrillMark, ...] = (), done: tuple[TrainedStep, ...] = ()
 ) -> Drill:
-    return Drill(1, ("n1", "n2"), 0.0, 100.0, blows, marks, done)
+    return Drill(1, ("n1", "n2"), 0.0, 100.0, impacts, marks, done)
 
 
 def test_a_power_cut_is_timed_until_the_node_returns():
-    blow = FaultImpact(1, "power-off", "n1", 10.0)
+    impact = FaultImpact(1, "power-off", "n1", 10.0)
     marks = (DrillMark(11.2, KNOWN, "n1"), DrillMark(11.5, DRAINED, "n1"), DrillMark(24.0, RETURNED, "n1"))
     done = steps((9.0, 0, 1), (9.9, 1, 1), (12.0, 1, 2), (12.2, 2, 2))
-    (found,) = drill((blow,), marks, done).recoveries
-    assert found == Recovery(blow, 11.2 - 10, 1.5, 2.0, 14.0, steps_lost=1)
+    (found,) = drill((impact,), marks, done).recoveries
+    assert found == Recovery(impact, 11.2 - 10, 1.5, 2.0, 14.0, steps_lost=1)
 
 
 def test_earlier_marks_and_those_of_other_nodes_do_not_count():
-    blow = FaultImpact(1, "power-off", "n1", 10.0)
+    impact = FaultImpact(1, "power-off", "n1", 10.0)
     marks = (DrillMark(9.0, KNOWN, "n1"), DrillMark(11.0, KNOWN, "n2"))
-    assert drill((blow,), marks).recoveries == (Recovery(blow),)
+    assert drill((impact,), marks).recoveries == (Recovery(impact),)
 
 
 def test_marks_after_the_next_fault_of_a_node_belong_to_that_fault():
@@ -56,33 +56,33 @@ def test_a_fault_without_repair_takes_no_marks_from_the_one_before():
 
 
 def test_a_return_before_the_drain_is_not_its_return():
-    blow = FaultImpact(1, "xid", "n1", 10.0, stops=False)
+    impact = FaultImpact(1, "xid", "n1", 10.0, stops=False)
     marks = (DrillMark(10.1, RETURNED, "n1"), DrillMark(11.0, DRAINED, "n1"), DrillMark(20.0, RETURNED, "n1"))
-    (found,) = drill((blow,), marks).recoveries
+    (found,) = drill((impact,), marks).recoveries
     assert (found.drained_s, found.returned_s, found.resumed_s) == (1.0, 10.0, None)
 
 
 def test_training_has_resumed_with_the_first_step_of_a_later_generation():
-    blow = FaultImpact(1, "power-off", "n1", 10.0)
+    impact = FaultImpact(1, "power-off", "n1", 10.0)
     done = steps((9.0, 5, 1), (13.0, 6, 2))
-    assert drill((blow,), (), done).recoveries[0].resumed_s == 3.0
+    assert drill((impact,), (), done).recoveries[0].resumed_s == 3.0
 
 
 def test_time_in_which_the_old_generation_trains_is_not_a_stop():
-    blow = FaultImpact(1, "xid 79", "n1", 10.0)
+    impact = FaultImpact(1, "xid 79", "n1", 10.0)
     done = steps((9.0, 5, 1), (11.0, 6, 1), (14.0, 7, 1), (15.5, 8, 2))
-    assert drill((blow,), (), done).recoveries[0].resumed_s == 1.5
+    assert drill((impact,), (), done).recoveries[0].resumed_s == 1.5
 
 
 def test_a_drained_fault_counts_as_known():
-    blow = FaultImpact(1, "xid 79", "n1", 10.0)
-    assert drill((blow,), (DrillMark(12.0, DRAINED, "n1"),)).recoveries[0].known_s == 2.0
+    impact = FaultImpact(1, "xid 79", "n1", 10.0)
+    assert drill((impact,), (DrillMark(12.0, DRAINED, "n1"),)).recoveries[0].known_s == 2.0
 
 
 def test_repeated_steps_are_lost_and_counted_once():
     done = steps((1, 0, 1), (2, 1, 1), (3, 2, 1), (6, 1, 2), (7, 2, 2), (8, 3, 2))
-    blows = (FaultImpact(1, "worker-kill", "n1", 4.0), FaultImpact(2, "worker-kill", "n1", 7.5))
-    found = drill(blows, (), done)
+    impacts = (FaultImpact(1, "worker-kill", "n1", 4.0), FaultImpact(2, "worker-kill", "n1", 7.5))
+    found = drill(impacts, (), done)
     assert found.steps_lost == 2
     assert [each.steps_lost for each in found.recoveries] == [2, 0]
 
@@ -112,12 +112,12 @@ def test_a_fault_of_a_drained_node_shares_its_return():
 
 
 def test_a_stop_that_is_not_the_direct_effect_of_a_fault_is_listed():
-    blow = FaultImpact(1, "net-cut", "n1", 10.0)
+    impact = FaultImpact(1, "net-cut", "n1", 10.0)
     done = steps((9.0, 5, 1), (13.0, 6, 2), (20.0, 9, 2), (29.5, 10, 3), (30.0, 11, 3))
-    found = drill((blow,), (DrillMark(21.0, KNOWN, "n1", "lost by the run"),), done)
+    found = drill((impact,), (DrillMark(21.0, KNOWN, "n1", "lost by the run"),), done)
     assert found.recoveries[0].resumed_s == 3.0
-    assert found.more_stops == (TrainingStop(blow, 10.0, 9.5, "n1: lost by the run"),)
-    assert drill((blow,), (), done[:3]).more_stops == ()
+    assert found.more_stops == (TrainingStop(impact, 10.0, 9.5, "n1: lost by the run"),)
+    assert drill((impact,), (), done[:3]).more_stops == ()
 
 
 def test_a_further_stop_is_attributed_to_the_fault_of_the_drained_node():
@@ -135,13 +135,13 @@ def test_a_further_stop_is_attributed_to_the_fault_of_the_drained_node():
 
 def test_a_run_that_trains_until_its_end_has_not_stopped():
     """The controller may not repair the node now and left it in service."""
-    blow = FaultImpact(1, "xid 79", "n1", 10.0)
-    assert not drill((blow,), (), steps((9.0, 5, 1), (10.2, 6, 1), (12.0, 7, 1))).recoveries[0].stopped
-    assert drill((blow,), (), steps((9.0, 5, 1), (10.2, 6, 1))).recoveries[0].stopped, "that step was in progress"
-    assert drill((blow,), (), steps((9.0, 5, 1), (11.0, 6, 1), (14.0, 7, 2))).recoveries[0].stopped
+    impact = FaultImpact(1, "xid 79", "n1", 10.0)
+    assert not drill((impact,), (), steps((9.0, 5, 1), (10.2, 6, 1), (12.0, 7, 1))).recoveries[0].stopped
+    assert drill((impact,), (), steps((9.0, 5, 1), (10.2, 6, 1))).recoveries[0].stopped, "that step was in progress"
+    assert drill((impact,), (), steps((9.0, 5, 1), (11.0, 6, 1), (14.0, 7, 2))).recoveries[0].stopped
 
 
 def test_the_timeline_ends_with_the_last_event():
-    blow = FaultImpact(1, "xid 79", "n1", 10.0)
-    assert drill((blow,), (DrillMark(12.0, KNOWN, "n1"),), steps((30.0, 1, 1))).last_event_at == 30.0
+    impact = FaultImpact(1, "xid 79", "n1", 10.0)
+    assert drill((impact,), (DrillMark(12.0, KNOWN, "n1"),), steps((30.0, 1, 1))).last_event_at == 30.0
     assert drill(()).last_event_at == 100.0

@@ -58,25 +58,25 @@ class Run:
 
 
 def played(run: Run, *lots: ScheduledFault, with_spares: bool = False) -> list[FaultImpact]:
-    return play(run, lots, lambda blow: None, lambda: run.now, run.sleep, with_spares)
+    return play(run, lots, lambda impact: None, lambda: run.now, run.sleep, with_spares)
 
 
 def test_each_fault_waits_for_its_number_of_steps():
     run = Run()
-    blows = played(run, ScheduledFault(POWER, 10, 3), ScheduledFault(XID, 5, 0), ScheduledFault(POWER, 5, 0))
-    assert [(blow.number, blow.fault, blow.node) for blow in blows] == [
+    impacts = played(run, ScheduledFault(POWER, 10, 3), ScheduledFault(XID, 5, 0), ScheduledFault(POWER, 5, 0))
+    assert [(impact.number, impact.fault, impact.node) for impact in impacts] == [
         (1, "power-off", "n2"),
         (2, "xid 79", "n1"),
         (3, "power-off", "n1"),
     ]
-    assert run.struck == [(blow.fault, blow.node, blow.at) for blow in blows]
-    gaps = [later.at - earlier.at for earlier, later in pairwise(blows)]
+    assert run.struck == [(impact.fault, impact.node, impact.at) for impact in impacts]
+    gaps = [later.at - earlier.at for earlier, later in pairwise(impacts)]
     assert gaps[0] > 2.4 and gaps[1] > 0.9  # away for two seconds, then five steps; half a second, then five
 
 
 def test_a_fault_without_a_ready_spare_is_marked():
-    blows = played(Run(), ScheduledFault(POWER, 5, 0), ScheduledFault(XID, 5, 0), ScheduledFault(POWER, 5, 0))
-    assert [blow.without_spare for blow in blows] == [False, False, True], "the second stops nothing"
+    impacts = played(Run(), ScheduledFault(POWER, 5, 0), ScheduledFault(XID, 5, 0), ScheduledFault(POWER, 5, 0))
+    assert [impact.without_spare for impact in impacts] == [False, False, True], "the second stops nothing"
 
 
 def test_with_spares_each_fault_waits_until_a_spare_is_ready():
@@ -93,8 +93,8 @@ def test_a_fault_that_only_an_agent_detects_skips_nodes_with_a_killed_agent():
         ScheduledFault(AGENT, 5, 0),
         ScheduledFault(XID, 5, 1),
     )
-    blows = play(run, lots, lambda what: said.append(str(what)), lambda: run.now, run.sleep)
-    assert [(blow.number, blow.fault, blow.node) for blow in blows] == [
+    impacts = play(run, lots, lambda what: said.append(str(what)), lambda: run.now, run.sleep)
+    assert [(impact.number, impact.fault, impact.node) for impact in impacts] == [
         (1, "agent-dead", "n1"),
         (2, "xid 79", "n2"),
         (3, "power-off", "n1"),

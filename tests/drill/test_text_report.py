@@ -47,7 +47,7 @@ def test_the_summary_has_the_main_figures():
 
 def test_missing_spares_and_held_back_repairs_are_reported():
     bare = (replace(BLOWS[0], without_spare=True), *BLOWS[1:])
-    drill = replace(DRILL, blows=bare, marks=(), held_back={"n1": "4 nodes were taken out within the hour"})
+    drill = replace(DRILL, impacts=bare, marks=(), held_back={"n1": "4 nodes were taken out within the hour"})
     assert rows(drill)[0][3:7] == ["not seen", "held back", "2.0 s, no spare ready", "held back"]
     assert sentences(drill)[3:] == [
         "1 of these hit while no spare was ready and had to wait for a node; after the others it took 0.5 s at most",

@@ -99,16 +99,16 @@ def test_the_faults_are_listed():
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "which fault?"),
+        ([], "no fault given"),
         (["power-of", "train-1"], "did you mean `power-off`?"),
         (["xdi", "79", "train-1"], "did you mean `xid`?"),
         (["foo", "train-1"], "`dalsegno inject --list` shows them"),
-        (["power-off"], "of which node?"),
+        (["power-off"], "needs a node"),
         (["power-off", "train-1", "--for", "5s"], "`--for` has no effect on `power-off`"),
         (["net-cut", "train-1", "--rank", "0"], "`--rank` has no effect on `net-cut`"),
-        (["net-cut", "train-1", "--for", "5s", "--clear"], "do not go together"),
+        (["net-cut", "train-1", "--for", "5s", "--clear"], "cannot be combined"),
         (["xid", "train-1"], "`xid` needs a code"),
-        (["xid", "79"], "of which node?"),
+        (["xid", "79"], "needs a node"),
         (
             ["xid", "abc", "train-1"],
             "invalid code `abc`: `xid` needs a number such as `dalsegno inject xid 79 train-1`",

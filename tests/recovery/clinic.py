@@ -40,9 +40,9 @@ class Clinic:
     def open(self) -> None:
         """Start as a new controller does."""
         cluster = self.cluster
-        hands = ActionContext(FakeSlurm(cluster), FakeAgents(cluster), FakeTarget(cluster), self.folder / "evidence")
+        context = ActionContext(FakeSlurm(cluster), FakeAgents(cluster), FakeTarget(cluster), self.folder / "evidence")
         self.store = self.store_type(self.folder / "recovery.sqlite")
-        self.healer = Healer(self.store, hands, self.policy, lambda: self.cluster.now, lambda work: work())
+        self.healer = Healer(self.store, context, self.policy, lambda: self.cluster.now, lambda work: work())
 
     def round(self) -> list[Action]:
         self.cluster.now += STEP_S

@@ -74,8 +74,8 @@ def test_the_bundle_of_a_lost_node_says_what_is_missing_and_why(
 ):
     cluster = FakeCluster.of(2)
     cluster.power_off("n1")
-    hands = ActionContext(FakeSlurm(cluster), FakeAgents(cluster), target, tmp_path)
-    do(TakeEvidence("n1"), "id", 0.0, hands)
+    context = ActionContext(FakeSlurm(cluster), FakeAgents(cluster), target, tmp_path)
+    do(TakeEvidence("n1"), "id", 0.0, context)
     bundle = tmp_path / "n1/19700101T000000Z"
     assert (bundle / INCOMPLETE).read_text() == gaps
     assert {each.name for each in bundle.iterdir()} == {INCOMPLETE, *OWN, *files}

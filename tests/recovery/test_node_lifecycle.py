@@ -246,7 +246,7 @@ def test_a_node_that_is_certainly_off_gets_no_grace_period(clinic_of: MakeClinic
     clinic.cluster.power_off("n2")
     clinic.round()
     clinic.cluster.now += 1
-    facts = look_at_power(clinic.cluster.facts(), clinic.healer.hands.target)
+    facts = look_at_power(clinic.cluster.facts(), clinic.healer.context.target)
     assert [action.kind for action in clinic.healer.round(facts)] == [EventKind.EVIDENCE]
     clinic.rounds(3)
     assert clinic.effects("n2") == ["down", "evidence"], "without that knowledge it gets one"
@@ -368,7 +368,7 @@ def test_a_reboot_ordered_before_a_crash_is_not_repeated_while_it_may_begin(
     clinic = clinic_of()
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.rounds(2)
-    target = clinic.healer.hands.target
+    target = clinic.healer.context.target
     clinic.healer.background = lambda work: None  # the target was told, the controller dies, the reboot takes a while
     clinic.round()
     clinic.store.close()

@@ -116,7 +116,7 @@ def _check_page(path: Path) -> None:
     if path.is_dir():
         raise UsageError(_no_page(path, "it is a folder"), hint=ELSEWHERE)
     if path.exists() and not path.is_file():
-        if not os.access(path, os.W_OK):  # not opened: whoever reads a pipe would take that for its end
+        if not os.access(path, os.W_OK):  # not opened: the reader of a pipe would take that for its end
             raise UsageError(_no_page(path, "it may not be written to"), hint=ELSEWHERE)
         return
     try:
@@ -178,10 +178,10 @@ class DrillView:
     def __exit__(self, *error: object) -> None:
         self.clear()
 
-    def say(self, blow: FaultImpact | str) -> None:
+    def say(self, impact: FaultImpact | str) -> None:
         self.clear()
-        text = blow if isinstance(blow, str) else f"{blow.fault} on {blow.node}"
-        if isinstance(blow, str):
+        text = impact if isinstance(impact, str) else f"{impact.fault} on {impact.node}"
+        if isinstance(impact, str):
             out.step(text)
         else:
             out.step(f"{self._clock()}  >>> {text}", bold=True)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Say = Callable[[FaultImpact | str], None]
 PAUSE_S = 0.05  # between steps: training that is fast enough to be seen, and slow enough to be struck
 ROOM = 30  # steps for each fault, beside those that the lots want
-ROOM_FOR_SPARES = 200  # a node is mended and has joined the run again in that time
+ROOM_FOR_SPARES = 200  # a node is repaired and has joined the run again in that time
 END_S = 300.0
 HEAL_S = 90.0
 TELL_EVERY_S = 5.0
@@ -83,7 +83,9 @@ class Training:
     def status(self) -> RunStatus:
         status = read_status(self.folder.status)
         if status is None:
-            raise DalsegnoError(f"run {self.folder.run} has vanished", hint="did somebody remove its folder?")
+            raise DalsegnoError(
+                f"run {self.folder.run} has vanished", hint="its folder may have been removed; start the drill again"
+            )
         return status
 
     def end(self, timeout_s: float) -> int:
@@ -99,23 +101,23 @@ class Training:
         self.look()
         return status.exit_code
 
-    def all_back(self, blows: Sequence[FaultImpact], timeout_s: float, say: Say) -> dict[str, str]:
+    def all_back(self, impacts: Sequence[FaultImpact], timeout_s: float, say: Say) -> dict[str, str]:
         """Wait until every node to be repaired is in service again, or the time is over. Return the nodes that the
         controller may not repair, and why: they are not waited for."""
         until, told_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
-        while (missing := find_unreturned(blows, self.ears.marks)) and time.monotonic() < until:
+        while (missing := find_unreturned(impacts, self.ears.marks)) and time.monotonic() < until:
             nodes = {str(node["node"]): node for node in self.ears.nodes()}
             self.look(at_once=True)  # after that: a node that is in service again was said to be so before
             missing = find_unreturned(missing, self.ears.marks)
             held = held_back(nodes.values())
-            coming = [blow for blow in find_repairable(missing, nodes, time.time()) if blow.node not in held]
+            coming = [impact for impact in find_repairable(missing, nodes, time.time()) if impact.node not in held]
             if not coming:
                 break
             if time.monotonic() - told_at >= TELL_EVERY_S:
                 told_at = time.monotonic()
                 say(describe_waiting(coming, nodes))
             time.sleep(0.1)
-        return {blow.node: held[blow.node] for blow in missing if blow.node in held}
+        return {impact.node: held[impact.node] for impact in missing if impact.node in held}
 
 
 @dataclass(frozen=True)
@@ -168,13 +170,13 @@ class DrillCluster:
             say(f"{total} steps on {where}, {counted(len(lots), 'fault')}, seed {seed}")
             started = time.time()
             training = self._start(folder / "disturbed", total, PAUSE_S, tell)
-            mended = self._foresee(training, lots, say)
-            blows = play(training, lots, say, with_spares=self.with_spares)
-            if len(blows) < len(lots):
-                say(f"{len(blows)} of the {len(lots)} faults: the run did not train long enough for more")
+            repairs = self._foresee(training, lots, say)
+            impacts = play(training, lots, say, with_spares=self.with_spares)
+            if len(impacts) < len(lots):
+                say(f"{len(impacts)} of the {len(lots)} faults: the run did not train long enough for more")
             code = training.end(END_S + total * PAUSE_S)
-            held = training.all_back(blows, HEAL_S if mended else 0.0, say)
-            return _account(training, seed, started, blows, code, reference, held)
+            held = training.all_back(impacts, HEAL_S if repairs else 0.0, say)
+            return _account(training, seed, started, impacts, code, reference, held)
 
     def _foresee(self, training: Training, lots: Sequence[ScheduledFault], say: Say) -> bool:
         """Report what will not be repaired; return False if nothing will."""
@@ -197,7 +199,7 @@ class DrillCluster:
                 hint=f"`dalsegno why {training.folder.run}`",
             )
         if troubles:
-            say(f"nobody broke anything, and yet {troubles}")
+            say(f"without any injected fault, {troubles}")
         return Reference(training.notes.weights, troubles)
 
     def _start(
@@ -252,7 +254,7 @@ def _account(
     training: Training,
     seed: int,
     started: float,
-    blows: Sequence[FaultImpact],
+    impacts: Sequence[FaultImpact],
     code: int,
     reference: Reference | None,
     held_back: dict[str, str],
@@ -264,7 +266,7 @@ def _account(
         _nodes_of(entries),
         started,
         time.time(),
-        tuple(blows),
+        tuple(impacts),
         tuple(training.ears.marks),
         tuple(training.notes.steps),
         {kind.value: spent_s for kind, spent_s in progress.account.spent.items()} if progress else {},

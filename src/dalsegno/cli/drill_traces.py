@@ -115,8 +115,8 @@ class Traces:
             self.ears.listen()
         cuts = {each.node: each.at for each in self.strikes if each.kind.fault == "power-off"}
         gone = [node for node, at in cuts.items() if self.ears is None or not self.ears.is_back(node, at)]
-        mends = "the controller mends it if it may, and `dalsegno up` boots it"
-        return [f"{node} may still be off: {mends}" for node in gone]
+        then = "the controller repairs it if it may, and `dalsegno up` boots it"
+        return [f"{node} may still be off: {then}" for node in gone]
 
 
 PREFIX = ".drill-"  # the dot: it is no run

@@ -121,7 +121,7 @@ def read_words(words: Sequence[str], options: FaultOptions) -> tuple[InjectableF
     from dalsegno.inject.faults import find_fault
 
     if not words:
-        raise UsageError("which fault?", hint="`dalsegno inject --list` shows them")
+        raise UsageError("no fault given", hint="`dalsegno inject --list` shows them")
     fault, rest = find_fault(words[0]), list(words[1:])
     if "code" in fault.options and (codes := [word for word in rest if word.isdecimal()]):
         rest.remove(codes[0])
@@ -132,7 +132,7 @@ def read_words(words: Sequence[str], options: FaultOptions) -> tuple[InjectableF
             hint=f"such as `dalsegno inject {fault.name} 79 {rest[-1]}`",
         )
     if not rest:
-        raise UsageError(f"`{fault.name}` of which node?", hint="`dalsegno status` shows the nodes")
+        raise UsageError(f"`{fault.name}` needs a node", hint="`dalsegno status` shows the nodes")
     if len(rest) > 1:
         example = f"{fault.name} {options.code} NODE" if options.code is not None else f"{fault.name} NODE"
         raise UsageError(f"`{' '.join(rest)}`: one node at a time", hint=f"such as `dalsegno inject {example}`")
@@ -163,7 +163,7 @@ def _clear(words: Sequence[str], options: FaultOptions, name: str | None, real: 
     from dalsegno.inject.faults import find_fault
 
     if given := options.given():
-        raise UsageError(f"`--clear` and `{_word(next(iter(given)))}` do not go together", hint="leave one out")
+        raise UsageError(f"`--clear` and `{_word(next(iter(given)))}` cannot be combined", hint="leave one out")
     fault = find_fault(words[0]).name if len(words) > 1 else None
     target = _open(name, real)
     nodes = [words[-1]] if words else sorted({one.node for one in target.injected()})

@@ -36,7 +36,7 @@ def command(file: str) -> None:
             out.talk(line)
         if not plan.empty:
             _apply(target, plan, say, cluster.name)
-    if plan.import_images:  # without the lock: the cluster is up, and its nodes may have to be mended meanwhile
+    if plan.import_images:  # without the lock: the cluster is up, and its nodes may need a repair meanwhile
         with interruptible(), out.progress() as say:
             target.import_images(plan, say)
     if not plan.empty:

@@ -35,7 +35,7 @@ def remove_paths(drill: Drill, folder: str) -> Drill:
 
 def compare(drill: Drill) -> Comparison:
     """Compare our time, as just measured, with that of other tools."""
-    cut = next((each for each in drill.recoveries if each.blow.fault == "power-off"), None)
+    cut = next((each for each in drill.recoveries if each.impact.fault == "power-off"), None)
     ours = seconds(cut.resumed_s) if cut else "not run"
     lines = [("dalsegno run, with a spare (just now)", ours), *OTHERS]
     return Comparison(("A NODE LOSES POWER", "TRAINING RESUMES AFTER"), lines, NOTES)

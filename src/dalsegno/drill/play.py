@@ -49,23 +49,23 @@ def play(
 
     There are fewer if the run ends or does not recover.
     """
-    blows: list[FaultImpact] = []
+    impacts: list[FaultImpact] = []
     for number, lot in enumerate(lots, 1):
-        last = blows[-1] if blows else None
+        last = impacts[-1] if impacts else None
         members = _wait_until_ready(stage, lot, last, now, sleep, with_spares)
         if not members:
             break
-        kind, open_nodes = lot.kind, _choose_nodes(lot.kind, members, blows)
+        kind, open_nodes = lot.kind, _choose_nodes(lot.kind, members, impacts)
         if not open_nodes:
             say(f"{kind.label} is skipped: no training node has an agent any more")
             continue
         node = open_nodes[lot.node % len(open_nodes)]
         bare = kind.stops and kind.heals and stage.is_bare()
-        blow = FaultImpact(number, kind.label, node, now(), kind.stops, kind.heals, bare)
-        blows.append(blow)
-        say(blow)
+        impact = FaultImpact(number, kind.label, node, now(), kind.stops, kind.heals, bare)
+        impacts.append(impact)
+        say(impact)
         stage.strike(kind, node)
-    return blows
+    return impacts
 
 
 def _wait_until_ready(
@@ -93,9 +93,9 @@ def _wait_until_ready(
     return []
 
 
-def _choose_nodes(kind: FaultKind, members: Sequence[str], blows: Sequence[FaultImpact]) -> Sequence[str]:
+def _choose_nodes(kind: FaultKind, members: Sequence[str], impacts: Sequence[FaultImpact]) -> Sequence[str]:
     """Return the nodes where the fault can be seen: nothing restarts an agent that the drill has killed."""
-    blind = {blow.node for blow in blows if blow.fault == "agent-dead"} if kind.by_agent else ()
+    blind = {impact.node for impact in impacts if impact.fault == "agent-dead"} if kind.by_agent else ()
     return [node for node in members if node not in blind]
 
 

@@ -20,13 +20,13 @@ def rows(drill: Drill) -> list[list[str]]:
 
 
 def _row(drill: Drill, each: Recovery) -> list[str]:
-    blow = each.blow
-    waited = ", no spare ready" if blow.without_spare else ""
+    impact = each.impact
+    waited = ", no spare ready" if impact.without_spare else ""
     resumed = seconds(each.resumed_s) + waited if each.stopped else "no stop"
-    unseen = "held back" if blow.node in drill.held_back else "not seen"
-    healed = [seconds(each.drained_s, unseen), seconds(each.returned_s, unseen)] if blow.heals else ["", ""]
+    unseen = "held back" if impact.node in drill.held_back else "not seen"
+    healed = [seconds(each.drained_s, unseen), seconds(each.returned_s, unseen)] if impact.heals else ["", ""]
     times = [seconds(each.known_s), healed[0], resumed, healed[1]]
-    return [str(blow.number), blow.fault, blow.node, *times, str(each.steps_lost)]
+    return [str(impact.number), impact.fault, impact.node, *times, str(each.steps_lost)]
 
 
 def seconds(value: float | None, unseen: str = "not seen") -> str:
@@ -63,8 +63,8 @@ def sentences(drill: Drill) -> list[str]:
 
 def _describe_missing_spares(drill: Drill) -> list[str]:
     """Return a sentence on the faults that found no spare ready, if there were any."""
-    bare = sum(each.blow.without_spare for each in drill.recoveries)
-    rest = [each.resumed_s for each in drill.recoveries if each.resumed_s is not None and not each.blow.without_spare]
+    bare = sum(each.impact.without_spare for each in drill.recoveries)
+    rest = [each.resumed_s for each in drill.recoveries if each.resumed_s is not None and not each.impact.without_spare]
     if not bare:
         return []
     others = f"; after the others it took {max(rest):.1f} s at most" if rest else ""
@@ -73,13 +73,13 @@ def _describe_missing_spares(drill: Drill) -> list[str]:
 
 def _describe_stop(stop: TrainingStop) -> str:
     """Return a sentence on a stop that belongs to no fault's row."""
-    blow = stop.blow
-    after = f" {max(stop.after_s, 0.0):.1f} s after {blow.fault} on {blow.node}" if blow else ""
+    impact = stop.impact
+    after = f" {max(stop.after_s, 0.0):.1f} s after {impact.fault} on {impact.node}" if impact else ""
     return f"training also stopped{after}, for {stop.for_s:.1f} s" + (f" ({stop.why})" if stop.why else "")
 
 
 def _outcome(drill: Drill) -> str:
-    faults = counted(len(drill.blows), "fault")
+    faults = counted(len(drill.impacts), "fault")
     if drill.exit_code:
         return f"the run ended with exit code {drill.exit_code} after {faults}"
     return f"the run survived {faults}; {drill.steps_lost} of {len(drill.steps)} steps were repeated"
@@ -92,7 +92,7 @@ def _time(drill: Drill) -> str:
 
 def as_json(drill: Drill) -> dict[str, Any]:
     """Return the whole report for programs."""
-    recoveries = [{**asdict(each.blow), **_figures(each)} for each in drill.recoveries]
+    recoveries = [{**asdict(each.impact), **_figures(each)} for each in drill.recoveries]
     whole = {"seed": drill.seed, "survived": drill.survived, "exit_code": drill.exit_code, "exact": drill.exact}
     times = {"started": drill.started, "ended": drill.ended, "goodput": dict(drill.goodput), "share": drill.share}
     steps = {
@@ -108,7 +108,7 @@ def as_json(drill: Drill) -> dict[str, Any]:
 
 
 def _stop(each: TrainingStop) -> dict[str, Any]:
-    number = each.blow.number if each.blow else None
+    number = each.impact.number if each.impact else None
     return {"after_fault": number, "after_s": each.after_s, "for_s": each.for_s, "why": each.why}
 
 
@@ -179,17 +179,17 @@ def _lanes(drill: Drill, scale: _Scale) -> Iterator[str]:
         yield f'<text x="0" y="{top + 13}">{in_html(node)}</text>'
         yield _bar("well", scale, drill.started, drill.ended, top, f"{node} in service")
         for each in drill.recoveries:
-            if each.blow.node == node and each.blow.heals:
+            if each.impact.node == node and each.impact.heals:
                 yield from _out_of_service(each, drill, scale, top)
 
 
 def _out_of_service(each: Recovery, drill: Drill, scale: _Scale, top: int) -> Iterator[str]:
-    blow = each.blow
-    drained = blow.at + each.drained_s if each.drained_s is not None else drill.ended
-    yield _bar("gone", scale, blow.at, drained, top, f"{blow.fault}, not drained yet")
+    impact = each.impact
+    drained = impact.at + each.drained_s if each.drained_s is not None else drill.ended
+    yield _bar("gone", scale, impact.at, drained, top, f"{impact.fault}, not drained yet")
     if each.drained_s is not None:
-        returned = blow.at + each.returned_s if each.returned_s is not None else drill.ended
-        yield _bar("repairing", scale, drained, returned, top, f"{blow.fault}: being repaired and validated")
+        returned = impact.at + each.returned_s if each.returned_s is not None else drill.ended
+        yield _bar("repairing", scale, drained, returned, top, f"{impact.fault}: being repaired and validated")
 
 
 def _bar(kind: str, scale: _Scale, first: float, last: float, top: int, title: str) -> str:
@@ -201,11 +201,11 @@ def _bar(kind: str, scale: _Scale, first: float, last: float, top: int, title: s
 
 
 def _blows(drill: Drill, scale: _Scale, height: int) -> Iterator[str]:
-    for blow in drill.blows:
-        x = scale.x(blow.at)
-        title = f"<title>{blow.number}: {in_html(blow.fault)} on {in_html(blow.node)}</title>"
-        yield f'<line class="blow" x1="{x}" x2="{x}" y1="0" y2="{height - AXIS}">{title}</line>'
-        yield f'<text x="{x + 3}" y="{12 + 12 * (blow.number % 3)}">{blow.number}</text>'
+    for impact in drill.impacts:
+        x = scale.x(impact.at)
+        title = f"<title>{impact.number}: {in_html(impact.fault)} on {in_html(impact.node)}</title>"
+        yield f'<line class="fault" x1="{x}" x2="{x}" y1="0" y2="{height - AXIS}">{title}</line>'
+        yield f'<text x="{x + 3}" y="{12 + 12 * (impact.number % 3)}">{impact.number}</text>'
 
 
 # The report as one self-contained HTML page
@@ -225,7 +225,7 @@ th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px so
 th { font-weight: 600; color: var(--dim); font-size: .8rem; } td.text { white-space: normal; }
 svg { width: 100%; height: auto; min-width: 40rem; } svg text { font: 11px system-ui, sans-serif; fill: var(--dim); }
 .well { fill: var(--well); } .gone { fill: var(--gone); } .repairing { fill: var(--repairing); }
-.grid { stroke: var(--line); } .blow { stroke: var(--gone); stroke-dasharray: 3 3; }
+.grid { stroke: var(--line); } .fault { stroke: var(--gone); stroke-dasharray: 3 3; }
 .curve { stroke: var(--curve); fill: none; stroke-width: 1.6; }
 """.strip()
 
@@ -268,8 +268,8 @@ def _render_comparison(beside: Comparison) -> str:
 
 
 def _events(drill: Drill) -> list[list[str]]:
-    blows = [DrillMark(blow.at, "injected", blow.node, blow.fault) for blow in drill.blows]
-    noted = sorted([*blows, *drill.marks], key=lambda mark: mark.at)
+    impacts = [DrillMark(impact.at, "injected", impact.node, impact.fault) for impact in drill.impacts]
+    noted = sorted([*impacts, *drill.marks], key=lambda mark: mark.at)
     return [[f"{mark.at - drill.started:.2f} s", mark.what, mark.node, mark.text] for mark in noted]
 
 

@@ -153,10 +153,10 @@ def find_existing_faults(faults: Sequence[InjectedFault], nodes: Sequence[Mappin
 NOTICED_S = 20.0  # a fault that was not noticed by then will not be
 
 
-def find_unreturned(blows: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> list[FaultImpact]:
+def find_unreturned(impacts: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> list[FaultImpact]:
     """Return the faults whose node should be repaired and has not returned since."""
     returned = {mark.node: mark.at for mark in sorted(marks, key=lambda mark: mark.at) if mark.what == RETURNED}
-    return [blow for blow in blows if blow.heals and returned.get(blow.node, 0.0) <= blow.at]
+    return [impact for impact in impacts if impact.heals and returned.get(impact.node, 0.0) <= impact.at]
 
 
 def find_repairable(
@@ -165,21 +165,23 @@ def find_repairable(
     """Return those that may still be repaired. `nodes` is the controller's answer: a node that is still in service has
     an unnoticed fault, and one that was given up needs an administrator."""
     return [
-        blow for blow in missing if _may_be_repaired(blow, NodePhase.parse(nodes.get(blow.node, {}).get("phase")), now)
+        impact
+        for impact in missing
+        if _may_be_repaired(impact, NodePhase.parse(nodes.get(impact.node, {}).get("phase")), now)
     ]
 
 
-def _may_be_repaired(blow: FaultImpact, phase: NodePhase, now: float) -> bool:
+def _may_be_repaired(impact: FaultImpact, phase: NodePhase, now: float) -> bool:
     if phase is NodePhase.IN_SERVICE:
-        return now - blow.at < NOTICED_S
+        return now - impact.at < NOTICED_S
     return phase is not NodePhase.GIVEN_UP
 
 
 def describe_waiting(missing: Sequence[FaultImpact], nodes: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a status line: `the run is over; waiting for n1 (xid 79), which is validating`"""
     faults: dict[str, list[str]] = {}
-    for blow in missing:
-        faults.setdefault(blow.node, []).append(blow.fault)
+    for impact in missing:
+        faults.setdefault(impact.node, []).append(impact.fault)
     each = [f"{node} ({' and '.join(hit)}), which is {_phase(nodes.get(node))}" for node, hit in faults.items()]
     return f"the run is over; waiting for {'; '.join(each)}"
 

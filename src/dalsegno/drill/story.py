@@ -54,7 +54,7 @@ class TrainedStep:
 class Recovery:
     """The recovery from a fault, in seconds after it; None: not seen."""
 
-    blow: FaultImpact
+    impact: FaultImpact
     known_s: float | None = None
     drained_s: float | None = None
     resumed_s: float | None = None
@@ -68,7 +68,7 @@ class TrainingStop:
     """A stop of training that is not the direct effect of a fault: after which fault, how long after it, how long, and
     why, as far as the run has recorded it."""
 
-    blow: FaultImpact | None
+    impact: FaultImpact | None
     after_s: float
     for_s: float
     why: str = ""
@@ -82,7 +82,7 @@ class Drill:
     nodes: tuple[str, ...]
     started: float
     ended: float
-    blows: tuple[FaultImpact, ...]
+    impacts: tuple[FaultImpact, ...]
     marks: tuple[DrillMark, ...]
     steps: tuple[TrainedStep, ...]
     goodput: Mapping[str, float] = field(default_factory=dict)  # seconds by kind
@@ -94,17 +94,19 @@ class Drill:
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
-        return tuple(recovery(blow, self.blows, self.marks, self.steps) for blow in self.blows)
+        return tuple(recovery(impact, self.impacts, self.marks, self.steps) for impact in self.impacts)
 
     @property
     def more_stops(self) -> tuple[TrainingStop, ...]:
         """Return the stops that are not in the row of a fault."""
-        return find_other_stops(self.blows, self.marks, self.steps)
+        return find_other_stops(self.impacts, self.marks, self.steps)
 
     @property
     def last_event_at(self) -> float:
         """Return the time of the last event."""
-        times = [blow.at for blow in self.blows] + [mark.at for mark in self.marks] + [step.at for step in self.steps]
+        times = (
+            [impact.at for impact in self.impacts] + [mark.at for mark in self.marks] + [step.at for step in self.steps]
+        )
         return min(max(times, default=self.ended), self.ended)
 
     @property
@@ -124,87 +126,87 @@ class Drill:
 
 
 def recovery(
-    blow: FaultImpact, blows: Sequence[FaultImpact], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]
+    impact: FaultImpact, impacts: Sequence[FaultImpact], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]
 ) -> Recovery:
     """Return the recovery from a fault. Marks after the next fault of the same node belong to that one, if it needs a
     repair. One drain and return repair all faults of a node."""
-    later = [each.at for each in blows if each.node == blow.node and each.at > blow.at and each.heals]
+    later = [each.at for each in impacts if each.node == impact.node and each.at > impact.at and each.heals]
     until = min(later, default=float("inf"))
-    on_node = [mark for mark in marks if mark.node == blow.node]
+    on_node = [mark for mark in marks if mark.node == impact.node]
 
-    def after(what: str, since: float = blow.at, before: float = float("inf")) -> float | None:
+    def after(what: str, since: float = impact.at, before: float = float("inf")) -> float | None:
         return min(
-            (mark.at - blow.at for mark in on_node if mark.what == what and since <= mark.at < before), default=None
+            (mark.at - impact.at for mark in on_node if mark.what == what and since <= mark.at < before), default=None
         )
 
-    out = blow.heals and _was_out(blow, on_node)
-    drained_s = 0.0 if out else after(DRAINED) if blow.heals else None
+    out = impact.heals and _was_out(impact, on_node)
+    drained_s = 0.0 if out else after(DRAINED) if impact.heals else None
     first = [after(KNOWN, before=until), drained_s]
     return Recovery(
-        blow,
+        impact,
         known_s=min((known for known in first if known is not None), default=None),
         drained_s=drained_s,
-        resumed_s=resumed(blow, steps) if blow.stops else None,
-        returned_s=after(RETURNED, blow.at + drained_s) if drained_s is not None else None,
-        steps_lost=count_lost_steps(blow, blows, steps),
-        stopped=blow.stops and not _trained_on(blow, steps),
+        resumed_s=resumed(impact, steps) if impact.stops else None,
+        returned_s=after(RETURNED, impact.at + drained_s) if drained_s is not None else None,
+        steps_lost=count_lost_steps(impact, impacts, steps),
+        stopped=impact.stops and not _trained_on(impact, steps),
     )
 
 
-def _was_out(blow: FaultImpact, on_node: Sequence[DrillMark]) -> bool:
+def _was_out(impact: FaultImpact, on_node: Sequence[DrillMark]) -> bool:
     """Return whether the node was drained already: a run may train there for a moment longer."""
-    before = [mark.what for mark in on_node if mark.what in (DRAINED, RETURNED) and mark.at < blow.at]
+    before = [mark.what for mark in on_node if mark.what in (DRAINED, RETURNED) and mark.at < impact.at]
     return bool(before) and before[-1] == DRAINED
 
 
-def resumed(blow: FaultImpact, steps: Sequence[TrainedStep]) -> float | None:
+def resumed(impact: FaultImpact, steps: Sequence[TrainedStep]) -> float | None:
     """Return how long training stood still: from the last step of the generation that was hit to the first step of a
     later one. The generation may have trained on for a while."""
-    hit = max((step.generation for step in steps if step.at <= blow.at), default=0)
-    stopped = max((step.at for step in steps if step.generation <= hit), default=blow.at)
-    first = min((step.at for step in steps if step.at > blow.at and step.generation > hit), default=None)
-    return None if first is None else first - max(stopped, blow.at)
+    hit = max((step.generation for step in steps if step.at <= impact.at), default=0)
+    stopped = max((step.at for step in steps if step.generation <= hit), default=impact.at)
+    first = min((step.at for step in steps if step.at > impact.at and step.generation > hit), default=None)
+    return None if first is None else first - max(stopped, impact.at)
 
 
 def find_other_stops(
-    blows: Sequence[FaultImpact], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]
+    impacts: Sequence[FaultImpact], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]
 ) -> tuple[TrainingStop, ...]:
     """Return the stops between generations that are not the direct effect of a fault."""
     first, last = dict[int, float](), dict[int, float]()
     for step in steps:
         first[step.generation] = min(step.at, first.get(step.generation, step.at))
         last[step.generation] = max(step.at, last.get(step.generation, step.at))
-    known = {_generation_after(blow, steps) for blow in blows if blow.stops}
+    known = {_generation_after(impact, steps) for impact in impacts if impact.stops}
     pairs = [(old, new) for old, new in pairwise(sorted(first)) if new not in known]
-    return tuple(_stop(last[old], first[new], blows, marks) for old, new in pairs)
+    return tuple(_stop(last[old], first[new], impacts, marks) for old, new in pairs)
 
 
-def _stop(began: float, ended: float, blows: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> TrainingStop:
+def _stop(began: float, ended: float, impacts: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> TrainingStop:
     missed = [mark for mark in marks if mark.what == KNOWN and began <= mark.at <= ended]
     taken = [mark for mark in marks if mark.what == DRAINED and began - LEAVES_S <= mark.at <= ended]
     hit = {mark.node for mark in (missed or taken)}
-    before = [each for each in blows if each.at <= ended]
-    blow = max([each for each in before if each.node in hit] or before, key=lambda each: each.at, default=None)
+    before = [each for each in impacts if each.at <= ended]
+    impact = max([each for each in before if each.node in hit] or before, key=lambda each: each.at, default=None)
     why = f"{missed[0].node}: {missed[0].text}" if missed else ""
-    return TrainingStop(blow, began - blow.at if blow else 0.0, ended - began, why)
+    return TrainingStop(impact, began - impact.at if impact else 0.0, ended - began, why)
 
 
-def _generation_after(blow: FaultImpact, steps: Sequence[TrainedStep]) -> int | None:
+def _generation_after(impact: FaultImpact, steps: Sequence[TrainedStep]) -> int | None:
     """Return the generation that trains after a fault."""
-    hit = max((step.generation for step in steps if step.at <= blow.at), default=0)
-    return min((step.generation for step in steps if step.at > blow.at and step.generation > hit), default=None)
+    hit = max((step.generation for step in steps if step.at <= impact.at), default=0)
+    return min((step.generation for step in steps if step.at > impact.at and step.generation > hit), default=None)
 
 
-def _trained_on(blow: FaultImpact, steps: Sequence[TrainedStep]) -> bool:
+def _trained_on(impact: FaultImpact, steps: Sequence[TrainedStep]) -> bool:
     """Return whether training continued: the run was done before the node was taken from it."""
-    after = [step for step in steps if step.at > blow.at + UNDER_WAY_S]
-    return bool(after) and _generation_after(blow, steps) is None
+    after = [step for step in steps if step.at > impact.at + UNDER_WAY_S]
+    return bool(after) and _generation_after(impact, steps) is None
 
 
-def count_lost_steps(blow: FaultImpact, blows: Sequence[FaultImpact], steps: Sequence[TrainedStep]) -> int:
+def count_lost_steps(impact: FaultImpact, impacts: Sequence[FaultImpact], steps: Sequence[TrainedStep]) -> int:
     """Return the steps that were repeated between this fault and the next."""
-    until = min((each.at for each in blows if each.at > blow.at), default=float("inf"))
-    return sum(lost for step, lost in zip(steps, again(steps), strict=True) if blow.at < step.at <= until)
+    until = min((each.at for each in impacts if each.at > impact.at), default=float("inf"))
+    return sum(lost for step, lost in zip(steps, again(steps), strict=True) if impact.at < step.at <= until)
 
 
 def again(steps: Sequence[TrainedStep]) -> list[int]:

@@ -74,13 +74,13 @@ class ControllerLink:
 
     def __init__(
         self,
-        whom: AgentAddress,
+        address: AgentAddress,
         selector: selectors.BaseSelector,
         heard: Callable[[Message], None],
         turned: Callable[[bool], None],
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.state, self._whom = LinkState.DOWN, whom
+        self.state, self._whom = LinkState.DOWN, address
         self._selector, self._heard, self._turned, self._chance = selector, heard, turned, chance
         self._sock: socket.socket | None = None
         self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
@@ -274,8 +274,8 @@ class NodeAgent:
         self.selector = selectors.DefaultSelector()
         self.findings = Findings(options.node, options.boot)
         started = time.clock_gettime(time.CLOCK_BOOTTIME)  # independent of the wall clock
-        whom = AgentAddress(options.host, options.port, secret, NodeHello(options.node, options.boot, started))
-        self.link = ControllerLink(whom, self.selector, self._on_message, self._on_link_change)
+        address = AgentAddress(options.host, options.port, secret, NodeHello(options.node, options.boot, started))
+        self.link = ControllerLink(address, self.selector, self._on_message, self._on_link_change)
         self.watch = CheckWatch(make, self.selector, self.findings.note, self._on_round, time.time, check_s)
         self.orders = OrderProcesses(do, self.selector, self._send, self.link.room)
         self._beat_at = 0.0

@@ -148,63 +148,63 @@ def remedies_of(target: object) -> frozenset[Remedy]:
     return frozenset(remedy for remedy, kind in able.items() if isinstance(target, kind))
 
 
-def do(action: Action, id: str, at: float, hands: ActionContext) -> str:
+def do(action: Action, id: str, at: float, context: ActionContext) -> str:
     """Carry out an action that began at `at` and return one line for the journal. Raises DalsegnoError."""
     if isinstance(action, Drain):
-        _check_not_taken(hands, action.node)
-        hands.slurm.drain(action.node, write_reason(action.fault))
+        _check_not_taken(context, action.node)
+        context.slurm.drain(action.node, write_reason(action.fault))
         return f"drained: {action.fault.summary}"
     if isinstance(action, SetDown):
-        _check_not_taken(hands, action.node)
-        hands.slurm.set_down(action.node, write_reason(action.fault))
+        _check_not_taken(context, action.node)
+        context.slurm.set_down(action.node, write_reason(action.fault))
         return f"set down: {action.fault.text}"
     if isinstance(action, TakeEvidence):
-        return f"evidence saved: {_take_evidence(action, id, at, hands)}"
+        return f"evidence saved: {_take_evidence(action, id, at, context)}"
     if isinstance(action, Repair):
-        return _repair(action, hands)
+        return _repair(action, context)
     if isinstance(action, Validate):
-        hands.agents.validate(action.node, id, action.partner)
+        context.agents.validate(action.node, id, action.partner)
         return "validation started" + (f" with partner {action.partner}" if action.partner else "")
-    return _do_for_jobs_and_spares(action, hands)
+    return _do_for_jobs_and_spares(action, context)
 
 
 def _in_parentheses(proof: str) -> str:
     return f" ({proof})" if proof else ""
 
 
-def _do_for_jobs_and_spares(action: Action, hands: ActionContext) -> str:
+def _do_for_jobs_and_spares(action: Action, context: ActionContext) -> str:
     if isinstance(action, Return):
-        _check_not_taken(hands, action.node)
-        hands.slurm.resume(action.node)
+        _check_not_taken(context, action.node)
+        context.slurm.resume(action.node)
         return f"{'validated, and back' if action.tried else 'back'} in service{_in_parentheses(action.proof)}"
     if isinstance(action, Hold):
-        if _check_not_taken(hands, action.node).down:
-            hands.slurm.resume(action.node)
-        hands.slurm.drain(action.node, SPARE_REASON)
-        end_loan(hands.slurm, action.node)
+        if _check_not_taken(context, action.node).down:
+            context.slurm.resume(action.node)
+        context.slurm.drain(action.node, SPARE_REASON)
+        end_loan(context.slurm, action.node)
         return f"validated, now a spare{_in_parentheses(action.proof)}"
     if isinstance(action, Release):
-        return _release(action, hands)
+        return _release(action, context)
     if isinstance(action, CloseLoan):
-        close_loan(hands.slurm, action.node)
+        close_loan(context.slurm, action.node)
         return "runs the job it was lent to; closed to other jobs"
     if isinstance(action, Recall):
-        return _recall(action, hands)
+        return _recall(action, context)
     if isinstance(action, Requeue):
-        hands.slurm.requeue(action.job)
+        context.slurm.requeue(action.job)
         return f"job {action.job} requeued: it cannot continue on this node"
     if isinstance(action, Expedite):
-        hands.slurm.update(JobId=str(action.job), StartTime="now")
+        context.slurm.update(JobId=str(action.job), StartTime="now")
         return f"job {action.job} was requeued by Slurm; its start delay is removed"
     raise TypeError(f"unknown action {action!r}")
 
 
-def _check_not_taken(hands: ActionContext, node: str) -> NodeInfo:
+def _check_not_taken(context: ActionContext, node: str) -> NodeInfo:
     """Return the node as Slurm shows it. Raise an error if an administrator has drained it since the decision."""
-    found = [each for each in hands.slurm.nodes(node) if each.name == node]
+    found = [each for each in context.slurm.nodes(node) if each.name == node]
     if not found:
         raise DalsegnoError(f"Slurm no longer has node {node}", hint="`dalsegno up` adds it again")
-    if owner(found[0], hands.slurm_users) is Owner.SOMEONE:
+    if owner(found[0], context.slurm_users) is Owner.SOMEONE:
         raise DalsegnoError(
             f"an administrator keeps {node} out of service: {found[0].reason or found[0].state_text}",
             hint=f"`scontrol update node={node} state=resume` returns it to service",
@@ -212,13 +212,15 @@ def _check_not_taken(hands: ActionContext, node: str) -> NodeInfo:
     return found[0]
 
 
-def _repair(action: Repair, hands: ActionContext) -> str:
+def _repair(action: Repair, context: ActionContext) -> str:
     repairs: dict[Remedy, Callable[[], tuple[Callable[[str], None], str] | None]] = {
         Remedy.RESET: lambda: (
-            (lambda node: _reset(node, hands), "GPUs reset") if isinstance(hands.target, CanReset) else None
+            (lambda node: _reset(node, context), "GPUs reset") if isinstance(context.target, CanReset) else None
         ),
-        Remedy.REBOOT: lambda: (hands.target.reboot, "rebooted") if isinstance(hands.target, CanReboot) else None,
-        Remedy.REPLACE: lambda: (hands.target.replace, "replaced") if isinstance(hands.target, CanReplace) else None,
+        Remedy.REBOOT: lambda: (context.target.reboot, "rebooted") if isinstance(context.target, CanReboot) else None,
+        Remedy.REPLACE: lambda: (
+            (context.target.replace, "replaced") if isinstance(context.target, CanReplace) else None
+        ),
     }
     found = repairs[action.how]()
     if found is None:
@@ -230,35 +232,35 @@ def _repair(action: Repair, hands: ActionContext) -> str:
     return text
 
 
-def _reset(node: str, hands: ActionContext) -> None:
+def _reset(node: str, context: ActionContext) -> None:
     """Reset a node's GPUs. Its agent runs its checks again afterwards, because earlier findings no longer hold."""
-    assert isinstance(hands.target, CanReset)
-    hands.agents.rest(node, MOST_RESET_S)
+    assert isinstance(context.target, CanReset)
+    context.agents.rest(node, MOST_RESET_S)
     try:
-        hands.target.reset_gpus(node)
+        context.target.reset_gpus(node)
     finally:
-        hands.agents.rest(node, 0.0)
+        context.agents.rest(node, 0.0)
 
 
-def _release(action: Release, hands: ActionContext) -> str:
+def _release(action: Release, context: ActionContext) -> str:
     """Release a spare for a job, with the highest priority: other jobs would take the node first."""
-    _check_not_taken(hands, action.node)
-    if any(job.id == action.job and job.state is JobState.RUNNING for job in hands.slurm.jobs()):
-        hands.slurm.resume(action.node)
+    _check_not_taken(context, action.node)
+    if any(job.id == action.job and job.state is JobState.RUNNING for job in context.slurm.jobs()):
+        context.slurm.resume(action.node)
         return f"given back to job {action.job}: Slurm had drained it again"
-    reserved = reserve(hands.slurm, action.node, action.uid)
+    reserved = reserve(context.slurm, action.node, action.uid)
     loan = {"ReservationName": loan_name(action.node)} if reserved else {}
-    hands.slurm.update(JobId=str(action.job), ReqNodeList=action.node, Priority=HIGHEST, **loan)
-    hands.slurm.resume(action.node)
+    context.slurm.update(JobId=str(action.job), ReqNodeList=action.node, Priority=HIGHEST, **loan)
+    context.slurm.resume(action.node)
     return f"released for job {action.job}" + ("" if reserved else "; Slurm refused to reserve it for its user")
 
 
-def _recall(action: Recall, hands: ActionContext) -> str:
-    _check_not_taken(hands, action.node)
-    hands.slurm.drain(action.node, SPARE_REASON)
+def _recall(action: Recall, context: ActionContext) -> str:
+    _check_not_taken(context, action.node)
+    context.slurm.drain(action.node, SPARE_REASON)
     with contextlib.suppress(CommandFailed):  # the job has ended
-        hands.slurm.update(JobId=str(action.job), ReqNodeList="", ReservationName="")
-    end_loan(hands.slurm, action.node)
+        context.slurm.update(JobId=str(action.job), ReqNodeList="", ReservationName="")
+    end_loan(context.slurm, action.node)
     return f"taken back: job {action.job} did not start on it"
 
 
@@ -266,28 +268,28 @@ MOST_RESET_S = 120.0  # the agent resumes its checks by itself after that
 HIGHEST = str(2**32 - 3)  # the two values above have a special meaning
 
 
-def _take_evidence(action: TakeEvidence, id: str, at: float, hands: ActionContext) -> str:
+def _take_evidence(action: TakeEvidence, id: str, at: float, context: ActionContext) -> str:
     """Save the node's report, what Slurm shows of it and its jobs, and the files that the node still delivers."""
     node = action.node
-    view = hands.agents.views().get(node)
+    view = context.agents.views().get(node)
     report = report_message(view.report) if view and view.report else None
-    jobs = [job for job in hands.slurm.jobs(ended=True) if node in job.nodes or job.id in action.jobs]
+    jobs = [job for job in context.slurm.jobs(ended=True) if node in job.nodes or job.id in action.jobs]
     lines = [f"{job.label} {job.user} {job.name} {job.state.value} {','.join(job.nodes)}" for job in jobs]
     own = {
         "report.json": json.dumps(report, indent=1),
-        "slurm.txt": hands.slurm.scontrol("show", "node", node),
+        "slurm.txt": context.slurm.scontrol("show", "node", node),
         "jobs.txt": "".join(f"{one_line(text)}\n" for text in lines),  # job names are user input
     }
-    found = hands.agents.evidence(node)
-    instead = _read_logs(node, hands) if is_empty(found) else {}
-    return str(save_evidence(hands.evidence, node, merge_evidence(found, instead, own), at, id))
+    found = context.agents.evidence(node)
+    instead = _read_logs(node, context) if is_empty(found) else {}
+    return str(save_evidence(context.evidence, node, merge_evidence(found, instead, own), at, id))
 
 
-def _read_logs(node: str, hands: ActionContext) -> Mapping[str, str]:
+def _read_logs(node: str, context: ActionContext) -> Mapping[str, str]:
     """Return what the target knows of a node whose agent does not answer. Incomplete evidence is better than none."""
-    if not isinstance(hands.target, CanReadLogs):
+    if not isinstance(context.target, CanReadLogs):
         return {INCOMPLETE: "machine: this target keeps no logs of a node that does not answer"}
     try:
-        return hands.target.read_logs(node) or {INCOMPLETE: "machine: the target has no logs of it"}
+        return context.target.read_logs(node) or {INCOMPLETE: "machine: the target has no logs of it"}
     except (DalsegnoError, OSError) as error:
         return {INCOMPLETE: f"machine: {error}"}

@@ -49,7 +49,7 @@ class Healer:
     """
 
     store: Journal
-    hands: ActionContext
+    context: ActionContext
     policy: Policy
     clock: Callable[[], float]
     background: Callable[[Work], None]
@@ -119,10 +119,10 @@ class Healer:
 
     def _run(self, id: str, action: Action, at: float) -> None:
         if not action.slow:
-            self._end(_outcome(id, action, at, self.hands))
+            self._end(_outcome(id, action, at, self.context))
             return
         self.underway[id] = action.node
-        self.background(lambda: self.outcomes.put(_outcome(id, action, at, self.hands)))
+        self.background(lambda: self.outcomes.put(_outcome(id, action, at, self.context)))
 
     def _end(self, outcome: ActionOutcome) -> None:
         action = outcome.action
@@ -133,9 +133,9 @@ class Healer:
         return self.partitions.get(node, ())
 
 
-def _outcome(id: str, action: Action, at: float, hands: ActionContext) -> ActionOutcome:
+def _outcome(id: str, action: Action, at: float, context: ActionContext) -> ActionOutcome:
     try:
-        return ActionOutcome(id, action, do(action, id, at, hands), "")
+        return ActionOutcome(id, action, do(action, id, at, context), "")
     except DalsegnoError as error:
         return ActionOutcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # the command's own message
     except Exception as error:  # a bug in a target must not stop the recovery of other nodes
@@ -192,8 +192,8 @@ class NodeWatch:
             log.error("recovery is not running: %s. %s", error.what, error.hint)
             return
         site, evidence = self.site, self.folder / EVIDENCE
-        hands = ActionContext(site.slurm, self.agents, site.target, evidence, site.slurm_users)
-        healer = Healer(store, hands, self.policy, time.time, self._run_in_background)
+        context = ActionContext(site.slurm, self.agents, site.target, evidence, site.slurm_users)
+        healer = Healer(store, context, self.policy, time.time, self._run_in_background)
         tidy_at = time.monotonic() + TIDY_S
         while not self._closed:
             try:

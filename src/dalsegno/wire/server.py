@@ -1,7 +1,7 @@
 """A server that authenticates its peers and then exchanges sealed messages with them.
 
 A peer that has not authenticated, a stranger, gets a bounded number of connections, few bytes, a short time and one
-answer. A refused peer changes nothing. Once the proof is valid, the host decides whom to admit
+answer. A refused peer changes nothing. Once the proof is valid, the host decides which peers to admit
 (`MessageHandler.admit`).
 """
 
