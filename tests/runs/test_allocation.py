@@ -631,4 +631,4 @@ class AnyOrderOfNodes(RuleBasedStateMachine):
 
 
 TestAnyOrderOfNodes = AnyOrderOfNodes.TestCase
-TestAnyOrderOfNodes.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestAnyOrderOfNodes.settings = settings(stateful_step_count=50)

@@ -139,10 +139,12 @@ def read_daemon_logs(folder: Folder) -> list[DaemonLog]:
     """Return the logs of all services of every host, and of the hosts' own init."""
     logs = []
     for path in host_folders(folder):
-        for service in _services(path) or ():
+        services = _services(path)
+        for service in services or ():
             kind, _, node = str(service["name"]).partition(":")
             logs.append(DaemonLog(node or path.name, kind, Path(str(service["log"]))))
-        logs.append(DaemonLog(path.name, "init", folder.log(path.name, "init")))
+        if services is not None:
+            logs.append(DaemonLog(path.name, "init", folder.log(path.name, "init")))
     return logs
 
 
