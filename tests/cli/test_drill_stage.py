@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.cli.drill_stage import Training
-from dalsegno.drill.story import RETURNED, DrillMark, FaultImpact, TrainingNotes
+from dalsegno.drill.impacts import RETURNED, DrillMark, FaultImpact, TrainingNotes
 
 BLOW = FaultImpact(1, "xid 79", "n1", 10.0)
 

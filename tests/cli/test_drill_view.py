@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dalsegno.cli.drill import DrillView, now
-from dalsegno.drill.story import TrainedStep
+from dalsegno.drill.impacts import TrainedStep
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus
 
 NODES = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dalsegno.drill.schedule import cast
+from dalsegno.drill.schedule import choose_size
 from dalsegno.errors import UsageError
 
 
@@ -20,10 +20,10 @@ from dalsegno.errors import UsageError
 def test_the_defaults_are_four_nodes_and_one_spare_if_available(
     in_service: int, nodes: int | None, spares: int | None, found: tuple[int, int]
 ):
-    assert cast(in_service, nodes, spares) == found
+    assert choose_size(in_service, nodes, spares) == found
 
 
 @pytest.mark.parametrize(("in_service", "nodes", "spares"), [(4, 4, 1), (4, 5, None), (0, None, None), (2, None, 2)])
 def test_more_nodes_than_are_in_service_are_refused(in_service: int, nodes: int | None, spares: int | None):
     with pytest.raises(UsageError, match="are in service"):
-        cast(in_service, nodes, spares)
+        choose_size(in_service, nodes, spares)

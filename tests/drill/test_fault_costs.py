@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.story import (
+from dalsegno.drill.impacts import (
     DRAINED,
     KNOWN,
     RETURNED,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from dalsegno.drill.impacts import FaultImpact, TrainedStep
 from dalsegno.drill.play import PATIENCE_S, play
 from dalsegno.drill.schedule import FaultKind, ScheduledFault
-from dalsegno.drill.story import FaultImpact, TrainedStep
 from dalsegno.inject.faults import FaultOptions
 
 POWER, XID = FaultKind("power-off"), FaultKind("xid", FaultOptions(code=79), stops=False, by_agent=True)

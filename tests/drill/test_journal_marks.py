@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, DrillMark, find_troubles, marks_of_controller, marks_of_run
+from dalsegno.drill.impacts import DRAINED, KNOWN, RETURNED, DrillMark, find_troubles, marks_of_controller, marks_of_run
 from dalsegno.recovery.event import Event, EventKind, EventStage
 from dalsegno.wire.frames import Message
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from dalsegno.demo.survival import NOTES, OTHERS, compare, remove_paths
+from dalsegno.drill.impacts import DRAINED, KNOWN, RETURNED, Drill, DrillMark, FaultImpact, TrainedStep
 from dalsegno.drill.report import render_page, render_picture, seconds
-from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Drill, DrillMark, FaultImpact, TrainedStep
 
 STEPS = tuple(TrainedStep(float(number), number, 3.0 - number / 50, 1 + number // 50) for number in range(100))
 MARKS = (DrillMark(51.0, KNOWN, "n1", "silent"), DrillMark(51.5, DRAINED, "n1"), DrillMark(60.0, RETURNED, "n1"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from dalsegno.drill.impacts import DRAINED, KNOWN, RETURNED, Drill, DrillMark, FaultImpact, TrainedStep
 from dalsegno.drill.report import as_json, rows, sentences
-from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Drill, DrillMark, FaultImpact, TrainedStep
 
 BLOWS = (
     FaultImpact(1, "power-off", "n1", 10.0),

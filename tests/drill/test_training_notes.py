@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dalsegno.drill.story import TrainedStep, TrainingNotes
+from dalsegno.drill.impacts import TrainedStep, TrainingNotes
 
 
 def test_only_complete_lines_are_read_and_each_once(tmp_path: Path):

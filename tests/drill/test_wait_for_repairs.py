@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dalsegno.drill.impacts import RETURNED, DrillMark, FaultImpact
 from dalsegno.drill.schedule import NOTICED_S, describe_waiting, find_repairable, find_unreturned
-from dalsegno.drill.story import RETURNED, DrillMark, FaultImpact
 
 XID, CUT = FaultImpact(1, "xid 79", "n1", 10.0), FaultImpact(2, "net-cut", "n2", 20.0)
 KILL = FaultImpact(3, "worker-kill", "n3", 30.0, heals=False)

@@ -14,7 +14,7 @@ from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarg
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.store import Journal
-from dalsegno.recovery.watch import Healer
+from dalsegno.recovery.watch import RecoveryLoop
 
 STEP_S = 1.0
 
@@ -42,7 +42,7 @@ class Clinic:
         cluster = self.cluster
         context = ActionContext(FakeSlurm(cluster), FakeAgents(cluster), FakeTarget(cluster), self.folder / "evidence")
         self.store = self.store_type(self.folder / "recovery.sqlite")
-        self.healer = Healer(self.store, context, self.policy, lambda: self.cluster.now, lambda work: work())
+        self.healer = RecoveryLoop(self.store, context, self.policy, lambda: self.cluster.now, lambda work: work())
 
     def round(self) -> list[Action]:
         self.cluster.now += STEP_S

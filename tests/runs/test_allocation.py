@@ -44,7 +44,7 @@ from dalsegno.runs.coordinator.allocation_actions import (
     WriteNote,
 )
 from dalsegno.runs.coordinator.events import Cancelled, NodesOutOfService, NodesReclaimed, RunMoved
-from dalsegno.runs.coordinator.node_loss import LONG_S, MOST_TRIES
+from dalsegno.runs.coordinator.node_rules import LONG_S, MOST_TRIES
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 
 VIEW = RunView(now=5000.0, clock=100.0, started=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, Heartbeat, HeartbeatSender, beat_key, pack_beat, read_beat
-from dalsegno.runs.coordinator.liveness import Pulse, Timing
+from dalsegno.runs.coordinator.liveness import AgentLiveness, Timing
 from dalsegno.wire.handshake import Session
 
 KEY = b"s" * 32
@@ -90,7 +90,7 @@ def gone_after(datagrams: Iterable[bytes]) -> tuple[bool, list[bytes]]:
     """Return whether a coordinator that receives these, one per check, loses the agent, and its answers."""
 
     async def watch() -> tuple[bool, list[bytes]]:
-        pulse = Pulse(Timing(gone_s=0.2, look_s=0.025), lambda agent: None)
+        pulse = AgentLiveness(Timing(gone_s=0.2, look_s=0.025), lambda agent: None)
         pulse.open(0)
         lost = asyncio.Event()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dalsegno.runs.coordinator.liveness import Pulse, Timing
+from dalsegno.runs.coordinator.liveness import AgentLiveness, Timing
 
 TIMING = Timing(gone_s=2.0, stuck_s=30.0, look_s=0.1)
 KEY = b"s" * 32
@@ -23,7 +23,7 @@ class Played:
 
     def __init__(self, timing: Timing = TIMING, *agents: str) -> None:
         self.now, self.probed = 0.0, list[tuple[float, str]]()
-        self.pulse = Pulse(timing, self._probe, lambda: self.now)
+        self.pulse = AgentLiveness(timing, self._probe, lambda: self.now)
         for agent in agents or ("a",):
             self.pulse.expect(agent, KEY)
 
@@ -129,7 +129,7 @@ def test_timers_are_per_agent():
 
 async def first_loss(timing: Timing, address: tuple[str, int], most_s: float) -> tuple[float, str] | None:
     """Return when and why an agent that never sends anything is lost."""
-    pulse, lost = Pulse(timing, lambda agent: address), asyncio.get_running_loop().create_future()
+    pulse, lost = AgentLiveness(timing, lambda agent: address), asyncio.get_running_loop().create_future()
     pulse.open(0, "127.0.0.1")
     began = time.monotonic()
     pulse.expect("a", KEY)

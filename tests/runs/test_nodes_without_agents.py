@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dalsegno.runs.coordinator.node_loss import (
+from dalsegno.runs.coordinator.node_rules import (
     FORGIVEN_S,
     LATELY_S,
     MOST_TRIES,

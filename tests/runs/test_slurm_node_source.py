@@ -16,7 +16,7 @@ from dalsegno.runs.coordinator.allocation_actions import AgentStep, Job
 from dalsegno.runs.coordinator.events import Event
 from dalsegno.runs.coordinator.generations import Run
 from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.node_loss import LONG_S
+from dalsegno.runs.coordinator.node_rules import LONG_S
 from dalsegno.runs.coordinator.node_source import RunControl
 from dalsegno.runs.coordinator.site import ASK_SLURM_S
 from dalsegno.runs.coordinator.slurm_jobs import JobProcesses, StepProcess

@@ -49,7 +49,7 @@ from dalsegno.train.memory.files import (
 )
 from dalsegno.train.memory.slots import Slot, Slots, write
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
-from dalsegno.train.ranks import OwnBoard
+from dalsegno.train.ranks import LocalRankStore
 from dalsegno.train.resume import resume_from_memory
 from dalsegno.train.state import Objects, TrainingState, take
 from dalsegno.wire.frames import BadFrame, Reader, send
@@ -226,7 +226,7 @@ def test_agent_of_another_user_is_not_asked_for_snapshots(run: str, loaded: Path
 
     def resume() -> bool:
         model = Objects({"model": torch.nn.Linear(2, 2)})
-        return resume_from_memory(model, AgentLink(name), Path("/nonexistent"), OwnBoard(), 0, print) is None
+        return resume_from_memory(model, AgentLink(name), Path("/nonexistent"), LocalRankStore(), 0, print) is None
 
     assert as_user(VICTIM, resume)
     thread.join(10)

@@ -9,9 +9,9 @@ import pytest
 from dalsegno.errors import UsageError
 from dalsegno.runs.submit.container import (
     check_container,
+    check_mounts,
     container_options,
     launcher_inside,
-    parse_mounts,
     takes_containers,
     wrap_guard,
 )
@@ -75,13 +75,13 @@ def test_no_container_options_without_an_image():
 
 @pytest.mark.parametrize("text", ["/fsx", "/fsx:/data", "./here:/there:ro", "/a:/b,/c:/d:ro"])
 def test_mounts_of_pyxis_are_accepted(text: str):
-    assert parse_mounts(text) == tuple(text.split(","))
+    assert check_mounts(text) == tuple(text.split(","))
 
 
 @pytest.mark.parametrize("text", ["", "fsx:/data", "/a:b", "/a:/b:ro:x", "/a,,/b", "./here"])
 def test_invalid_mount_is_refused(text: str):
     with pytest.raises(UsageError, match="invalid mount"):
-        parse_mounts(text)
+        check_mounts(text)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.ranks import Board, OwnBoard, StoreBoard
+from dalsegno.train.ranks import LocalRankStore, RankStore, TorchRankStore
 
 
-def ranks(world: int) -> list[Board]:
+def ranks(world: int) -> list[RankStore]:
     store = torch.distributed.HashStore()
-    return [StoreBoard(store, rank, world) for rank in range(world)]
+    return [TorchRankStore(store, rank, world) for rank in range(world)]
 
 
 def at_once(calls: list[Callable[[], None]]) -> None:
@@ -60,7 +60,7 @@ def test_gather_returns_the_values_of_all_ranks() -> None:
 
 
 def test_single_rank_needs_no_store() -> None:
-    board = OwnBoard()
+    board = LocalRankStore()
     board.write("stop", 1)
     board.write("stop", 2, replace=False)
     assert (board.read(), board.gather("x", 5)) == ({"stop": 1}, [5])
@@ -68,7 +68,7 @@ def test_single_rank_needs_no_store() -> None:
 
 def test_boards_on_the_same_store_are_independent() -> None:
     store = torch.distributed.HashStore()
-    first, second = (StoreBoard(store, 0, 1, number) for number in range(2))
+    first, second = (TorchRankStore(store, 0, 1, number) for number in range(2))
     first.write("stop", 7)
     assert first.gather("disk", "old") == ["old"]
     assert (second.read(), second.gather("disk", "new")) == ({}, ["new"])
@@ -77,7 +77,7 @@ def test_boards_on_the_same_store_are_independent() -> None:
 def test_gather_waits_longer_than_the_timeout_for_collectives() -> None:
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(milliseconds=200))
     other = torch.distributed.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(milliseconds=200))
-    boards, gathered = [StoreBoard(store, 0, 2), StoreBoard(other, 1, 2)], {}
+    boards, gathered = [TorchRankStore(store, 0, 2), TorchRankStore(other, 1, 2)], {}
     reading = threading.Event()
 
     def gather(rank: int) -> None:

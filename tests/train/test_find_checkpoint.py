@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.ranks import StoreBoard
+from dalsegno.train.ranks import TorchRankStore
 from dalsegno.train.resume import find_together
 from tests.train.disk.states import filled, save
 
@@ -26,7 +26,7 @@ def found_by_all(folder: Path) -> tuple[list[Any], list[str]]:
 
     def find(rank: int) -> None:
         try:
-            found = find_together(folder, StoreBoard(store, rank, WORLD), rank, WORLD, warned.append)
+            found = find_together(folder, TorchRankStore(store, rank, WORLD), rank, WORLD, warned.append)
             seen[rank] = found and found.step
         except CheckpointError as error:
             seen[rank] = error.what

@@ -25,7 +25,7 @@ from dalsegno.why import (
     moments_of_run,
     nodes_given,
     nodes_of_run,
-    read_care,
+    read_controller_view,
     within,
 )
 from dalsegno.why.job import WAITS, why_it_waits
@@ -163,7 +163,7 @@ def test_next_repair_step_of_a_drained_node_is_named(care: ControllerView, does:
 def test_current_fault_comes_from_the_controller():
     down = node(state=NodeState.DOWN, reason="dalsegno:replace:gone neither its agent nor slurmd answers")
     flaps = {"phase": "drained", "reason": "dalsegno:drain:fabric-flaps efa0 went down 3 times within 6 h"}
-    assert explain_node(down, read_care({"node": flaps, "ahead": {"how": "drain"}})) == Conclusion(
+    assert explain_node(down, read_controller_view({"node": flaps, "ahead": {"how": "drain"}})) == Conclusion(
         "gpu-3 was drained by the controller: fabric-flaps (efa0 went down 3 times within 6 h); "
         "it stays out of service until that check passes: an administrator must repair it",
         "dalsegno health --node gpu-3",
@@ -171,7 +171,7 @@ def test_current_fault_comes_from_the_controller():
 
 
 def test_node_returned_to_service_despite_a_fault_is_explained():
-    care = read_care({"node": {"phase": "in service", "excused": ["gpu-temperature"]}})
+    care = read_controller_view({"node": {"phase": "in service", "excused": ["gpu-temperature"]}})
     assert explain_node(node(), care) == Conclusion(
         "gpu-3 is in service despite gpu-temperature: a user returned it to service",
         "dalsegno health --node gpu-3",
@@ -181,7 +181,7 @@ def test_node_returned_to_service_despite_a_fault_is_explained():
 def test_paused_repair_names_the_resume_command():
     drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
     ahead = {"how": "reboot", "why": "", "held_back": "paused"}
-    found = explain_node(drained, read_care({"node": {"phase": "drained"}, "ahead": ahead}))
+    found = explain_node(drained, read_controller_view({"node": {"phase": "drained"}, "ahead": ahead}))
     assert found.sentence.endswith("it would be rebooted, but automation is paused")
     assert found.next == "dalsegno automation resume"
 
@@ -215,12 +215,12 @@ def test_resume_is_not_suggested_while_checks_fail():
     lost, well = ({"at": at, "check": "xid", "verdict": verdict, "text": "GPU 0 is off the bus"} for at, verdict in
                   ((1.0, "failed"), (2.0, "passed")))  # fmt: skip
     drained = node(NodeFlag.DRAIN, reason="new RAM", reason_user="bob")
-    found = explain_node(drained, read_care({"checks": [lost]}))
+    found = explain_node(drained, read_controller_view({"checks": [lost]}))
     assert found.sentence.endswith(
         "the controller does not touch it. It fails its health checks: xid (GPU 0 is off the bus)"
     )
     assert found.next == "dalsegno health --node gpu-3"
-    assert explain_node(drained, read_care({"checks": [lost, well]})) == explain_node(drained)
+    assert explain_node(drained, read_controller_view({"checks": [lost, well]})) == explain_node(drained)
 
 
 def test_slurm_events_stay_in_the_timeline_of_a_returned_node():
@@ -349,14 +349,14 @@ def test_timeline_of_a_node_has_checks_and_actions():
         "events": [{"at": 3.0, "text": "drained: gpu-ecc 4 errors"}],
         "checks": [{"at": 2.0, "check": "gpu-ecc", "verdict": "failed", "text": "4 errors"}],
     }
-    assert merge_timelines(read_care(told).moments) == (
+    assert merge_timelines(read_controller_view(told).moments) == (
         Moment(2.0, "check", "gpu-ecc failed: 4 errors"),
         Moment(3.0, "controller", "drained: gpu-ecc 4 errors"),
     )
-    assert (read_care(told).phase, read_care(told).note) == (NodePhase.DRAINED, "4 errors")
-    assert read_care({}) == ControllerView() and read_care({"node": {"phase": "of another version"}}) == ControllerView(
-        NodePhase.UNKNOWN
-    )
+    assert (read_controller_view(told).phase, read_controller_view(told).note) == (NodePhase.DRAINED, "4 errors")
+    assert read_controller_view({}) == ControllerView()
+    newer = {"node": {"phase": "of another version"}}
+    assert read_controller_view(newer) == ControllerView(NodePhase.UNKNOWN)
 
 
 def test_node_drained_by_slurm_is_distinguished_from_one_drained_by_a_user():
@@ -371,7 +371,7 @@ def test_node_drained_by_slurm_is_distinguished_from_one_drained_by_a_user():
 def test_slurm_drain_under_the_owners_name_is_recognized():
     drained = node(NodeFlag.DRAIN, reason="Prolog error", reason_user="ada")
     assert "was drained by ada" in explain_node(drained).sentence
-    told = explain_node(drained, read_care({"slurm_users": ["ada", "root"]}))
+    told = explain_node(drained, read_controller_view({"slurm_users": ["ada", "root"]}))
     assert "was drained by Slurm itself: Prolog error" in told.sentence
 
 

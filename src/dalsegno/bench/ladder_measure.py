@@ -86,7 +86,7 @@ class WatchedStep:
 
 @dataclass
 class Contestant:
-    """A rung with its own model, and its measurements on this rank."""
+    """One variant under test (a rung of `examples/ladder`), with its model and its measurements on this rank."""
 
     name: str
     rung: Rung

@@ -68,7 +68,7 @@ def hosts_here(name: str | None, ssh_options: Sequence[str]) -> CheckedHosts:
 
 
 def hosts_in(file: str, ssh_options: Sequence[str]) -> CheckedHosts:
-    """Return the machines of a cluster file, reached over ssh; this host needs no Slurm."""
+    """Return the hosts of a cluster file, reached over ssh. The calling host does not need Slurm."""
     from dalsegno.containers.plugstack.hosts import ssh_route
     from dalsegno.spec.load import load_spec
     from dalsegno.spec.resolve import resolve

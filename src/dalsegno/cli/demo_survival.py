@@ -1,4 +1,4 @@
-"""The scene of a training that survives: a host loses power, a GPU falls off the bus, the cluster repairs itself."""
+"""`dalsegno demo --scene survival`: a host loses power, a GPU falls off the bus, and training continues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dalsegno.errors import NotThere
 
 if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace
-    from dalsegno.drill.story import Drill
+    from dalsegno.drill.impacts import Drill
     from dalsegno.runs.folder import RunFolder
 
 NODES, SPARES = 4, 1

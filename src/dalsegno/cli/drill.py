@@ -15,7 +15,7 @@ from dalsegno.errors import DalsegnoError, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.cli.drill_traces import Traces
-    from dalsegno.drill.story import Drill
+    from dalsegno.drill.impacts import Drill
 
 import sys
 import time
@@ -25,7 +25,7 @@ from dalsegno.runs.status import NodeRole, RunPhase, RunStatus
 
 if TYPE_CHECKING:
     from dalsegno.cli.drill_stage import Training
-    from dalsegno.drill.story import DrillMark, FaultImpact, TrainedStep
+    from dalsegno.drill.impacts import DrillMark, FaultImpact, TrainedStep
 
 
 SAY_EVERY_S = 10.0

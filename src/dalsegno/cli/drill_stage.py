@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from dalsegno import drill
 from dalsegno.cli import out
 from dalsegno.cli.drill_traces import JournalReader, Traces, clear_leftovers, drill_folder, held_back, nodes_known_to
+from dalsegno.drill.impacts import Drill, DrillMark, FaultImpact, TrainedStep, TrainingNotes, find_troubles
 from dalsegno.drill.play import play
 from dalsegno.drill.report import counted
 from dalsegno.drill.schedule import (
     FaultKind,
     ScheduledFault,
-    cast,
+    choose_size,
     describe_waiting,
     find_existing_faults,
     find_repairable,
@@ -24,7 +25,6 @@ from dalsegno.drill.schedule import (
     repairs_nodes,
     warn_of_missing_repairs,
 )
-from dalsegno.drill.story import Drill, DrillMark, FaultImpact, TrainedStep, TrainingNotes, find_troubles
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.goodput import read_progress
@@ -147,7 +147,7 @@ class DrillCluster:
 
         place = find_place(name)
         traces, slurm = Traces(open_injectable(place)), find_slurm(place.name)
-        return cls(place, slurm, traces, *cast(_in_service(slurm), nodes, spares), with_spares=with_spares)
+        return cls(place, slurm, traces, *choose_size(_in_service(slurm), nodes, spares), with_spares=with_spares)
 
     def perform(
         self,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dalsegno.drill.story import RETURNED, DrillMark, marks_of_controller, marks_of_run
+from dalsegno.drill.impacts import RETURNED, DrillMark, marks_of_controller, marks_of_run
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.phase import HeldAction
 from dalsegno.runs import journal

@@ -1,7 +1,7 @@
 """The one printer. Standard output is data, standard error is talk; both can be read without colour.
 
 Everything that is printed here is made safe for terminals first: names, reasons and messages may be another user's.
-Only what a run's own program writes is handed on as it came (`screen.Screen.lines`).
+Only what a run's own program writes is printed unchanged (`follow.Screen.lines`).
 """
 
 from __future__ import annotations

@@ -204,13 +204,13 @@ def _node_moments(nodes: Iterable[str], slurm: SlurmHere, since: float, until: f
 
 def _care(node: str, slurm: SlurmHere) -> ControllerView | None:
     """Return what the controller knows about a node; None if it does not answer."""
-    from dalsegno.why import read_care
+    from dalsegno.why import read_controller_view
 
     answer = _ask(slurm, {"node": node})
     if answer is None:
         out.talk("the controller does not answer, so its events are missing here; check it with `dalsegno status`")
         return None
-    return read_care(answer)
+    return read_controller_view(answer)
 
 
 def _ask(slurm: SlurmHere, request: dict[str, Any]) -> dict[str, Any] | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from dalsegno.drill.impacts import Drill
 from dalsegno.drill.report import Comparison, seconds
 from dalsegno.drill.schedule import FaultKind, ScheduledFault
-from dalsegno.drill.story import Drill
 from dalsegno.inject.faults import FaultOptions
 
 SEED = 1

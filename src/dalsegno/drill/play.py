@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from dalsegno.drill.impacts import UNDER_WAY_S, FaultImpact, TrainedStep
 from dalsegno.drill.schedule import FaultKind, ScheduledFault
-from dalsegno.drill.story import UNDER_WAY_S, FaultImpact, TrainedStep
 
 LOOK_S = 0.05
 PATIENCE_S = 60.0  # if the run does not train again within this time, no more faults are injected

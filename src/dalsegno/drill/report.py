@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from dalsegno.drill.story import Drill, DrillMark, Recovery, TrainingStop
+from dalsegno.drill.impacts import Drill, DrillMark, Recovery, TrainingStop
 from dalsegno.printable import in_html
 
 COLUMNS = ["#", "FAULT", "NODE", "DETECTED", "DRAINED", "RESUMED", "BACK IN SERVICE", "STEPS LOST"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dalsegno.drill.story import RETURNED, DrillMark, FaultImpact
+from dalsegno.drill.impacts import RETURNED, DrillMark, FaultImpact
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
 from dalsegno.inject.faults import FaultOptions, InjectedFault
@@ -75,7 +75,7 @@ def draw(count: int, seed: int, kinds: Sequence[FaultKind] = KINDS) -> list[Sche
 NODES, SPARES = 4, 1  # by default, if the cluster has that many
 
 
-def cast(in_service: int, nodes: int | None, spares: int | None) -> tuple[int, int]:
+def choose_size(in_service: int, nodes: int | None, spares: int | None) -> tuple[int, int]:
     """Return the numbers of nodes and spares: as requested, else as available.
 
     More than are available would wait in Slurm's queue for ever.

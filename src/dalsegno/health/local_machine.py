@@ -91,6 +91,6 @@ def settings_here(env: Mapping[str, str] = os.environ) -> Settings:
     return read_settings(slurm_conf(env).with_name(FILE))
 
 
-def passport(gpu: GpuFacts) -> GpuIdentity:
+def identify_gpu(gpu: GpuFacts) -> GpuIdentity:
     """Return the identity of a GPU."""
     return GpuIdentity(gpu.index, gpu.uuid, gpu.serial, gpu.model)

@@ -14,7 +14,7 @@ from socket import socket
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
-from dalsegno.health.local_machine import machine_here, passport, settings_here
+from dalsegno.health.local_machine import identify_gpu, machine_here, settings_here
 from dalsegno.health.messages import Finding, GpuIdentity, NodeReport, Order, Reply, parts, reply_message
 from dalsegno.health.readers.gpus import ask_gpus, has_gpus
 from dalsegno.health.result import Result, Verdict
@@ -173,7 +173,7 @@ class ContinuousLooks:
             found = ask_gpus(self._checkup.world) if has_gpus(self._checkup.world) else ()
         except NoAnswer:
             return None
-        return [passport(gpu) for gpu in found if gpu.uuid and not gpu.lost]
+        return [identify_gpu(gpu) for gpu in found if gpu.uuid and not gpu.lost]
 
 
 @dataclass

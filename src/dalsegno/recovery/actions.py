@@ -34,7 +34,7 @@ class Action:
 
     @property
     def stage(self) -> EventStage:
-        """Return the stage of the event that records an action without an effect."""
+        """Return the stage of the event of an action that is only recorded, such as a note."""
         return EventStage.INFO
 
     def failure(self, error: str) -> str:

@@ -49,7 +49,7 @@ class AgentHandler(Protocol):
     def on_disconnect(self, call: Call) -> None: ...
 
 
-class AgentDoor:
+class NodeAgentServer:
     """The listening end. `secret_of` returns a node's secret, or None for an unknown node."""
 
     def __init__(

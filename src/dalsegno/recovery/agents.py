@@ -25,7 +25,7 @@ from dalsegno.health.messages import (
     parse_agent_message,
 )
 from dalsegno.health.wire import NodeHello
-from dalsegno.recovery.agent_server import STRANGER_S, AgentDoor, Call
+from dalsegno.recovery.agent_server import STRANGER_S, Call, NodeAgentServer
 from dalsegno.recovery.agent_view import NODE_LIMITS, AgentView
 from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.probes import NodeAddress, Probes, family_of
@@ -209,7 +209,7 @@ class AgentTable:
         self._complaints, self._changed = Complaints(warn), changed
         self._liveness, self._known = Liveness(NODE_LIMITS), dict[str, _Known]()
         self._probes = Probes(selector, self._probed)
-        self._door = AgentDoor(selector, secret_of, self, self._complaints, stranger_s)
+        self._door = NodeAgentServer(selector, secret_of, self, self._complaints, stranger_s)
         self._orders = Orders(time.time_ns() // 1000)
         self._look_at = 0.0
 

@@ -25,7 +25,7 @@ from dalsegno.recovery.records import NodeRecords
 from dalsegno.recovery.run_hints import CheckChanges, with_hint
 from dalsegno.recovery.spares import is_owed
 from dalsegno.recovery.store import Journal
-from dalsegno.runs.coordinator.node_loss import drained_for_repair
+from dalsegno.runs.coordinator.node_rules import drained_for_repair
 from dalsegno.targets.base import CanSeePower
 
 log = logging.getLogger("controller.recovery")
@@ -42,7 +42,7 @@ class ActionOutcome:
 
 
 @dataclass
-class Healer:
+class RecoveryLoop:
     """Carries out rounds. `background` runs slow actions in the background, so that one reboot delays no other.
 
     The store is used only by the thread that calls `round`.
@@ -193,7 +193,7 @@ class NodeWatch:
             return
         site, evidence = self.site, self.folder / EVIDENCE
         context = ActionContext(site.slurm, self.agents, site.target, evidence, site.slurm_users)
-        healer = Healer(store, context, self.policy, time.time, self._run_in_background)
+        healer = RecoveryLoop(store, context, self.policy, time.time, self._run_in_background)
         tidy_at = time.monotonic() + TIDY_S
         while not self._closed:
             try:
@@ -215,7 +215,7 @@ class NodeWatch:
         if not self._closed:
             self._pool.submit(work).add_done_callback(lambda done: self.request_round())
 
-    def _run_rounds(self, healer: Healer) -> float:
+    def _run_rounds(self, healer: RecoveryLoop) -> float:
         """Run rounds until there is nothing to do; return how long to wait."""
         if self._is_new:
             self.agents.remember(nodes_in_service_before(healer.store.look()))
@@ -265,7 +265,7 @@ def nodes_in_service_before(book: NodeRecords) -> list[str]:
     return [node.node for node in book.nodes.values() if node.seen and node.last_boot and not node.phase.out]
 
 
-def _record_reports(healer: Healer, facts: Facts) -> None:
+def _record_reports(healer: RecoveryLoop, facts: Facts) -> None:
     """Record the findings and GPUs that agents report."""
     for name, node in (facts.nodes or {}).items():
         report = node.agent.report

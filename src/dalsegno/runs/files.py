@@ -28,7 +28,7 @@ def read_value(path: Path) -> Json:
 
 
 def open_log(run: RunFolder, path: Path) -> int:
-    """Open a file of the run for reading, as `system.plain_files` does."""
+    """Open a file of the run for reading, without following links out of its folder."""
     return open_beneath(run.root, str(path.relative_to(run.root)))
 
 

@@ -131,7 +131,7 @@ def ends_with_session(runner: Runner, user: str) -> bool:
 
 
 def cluster_folders(cluster_id: str, mounted: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Return every folder of a cluster, whatever the machine's hierarchies were when it was created."""
+    """Return all cgroup folders of a cluster, in cgroup v1, in cgroup v2 and in scopes of systemd."""
     name = f"dalsegno-{cluster_id}"
     patterns = (name, f"*/{name}", f"system.slice/{name}.scope", f"*/system.slice/{name}.scope")
     return [path for pattern in patterns for path in mounted.glob(pattern)]

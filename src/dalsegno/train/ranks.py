@@ -81,7 +81,7 @@ def with_run_name(where: RankPlace, name: str) -> RankPlace:
 PATIENCE = timedelta(hours=1)  # if a rank has died, the launcher ends the others long before
 
 
-class Board(Protocol):
+class RankStore(Protocol):
     def read(self) -> dict[str, Any]:
         """Return all entries."""
         ...
@@ -95,7 +95,7 @@ class Board(Protocol):
         ...
 
 
-class OwnBoard:
+class LocalRankStore:
     """The board of a run with one rank."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class OwnBoard:
         return [value]
 
 
-class StoreBoard:
+class TorchRankStore:
     """A board in the store of the rendezvous: it already exists, and no GPU waits for it."""
 
     def __init__(self, store: Any, rank: int, world: int, number: int = 0) -> None:
@@ -156,10 +156,10 @@ class StoreBoard:
 _boards = itertools.count()
 
 
-def open_board(rank: int, world: int) -> Board:
+def open_board(rank: int, world: int) -> RankStore:
     """Return a new board of the process group. All ranks open their boards in the same order."""
     if world == 1:
-        return OwnBoard()
+        return LocalRankStore()
     from torch.distributed.distributed_c10d import _get_default_store
 
-    return StoreBoard(_get_default_store(), rank, world, next(_boards))
+    return TorchRankStore(_get_default_store(), rank, world, next(_boards))

@@ -17,7 +17,7 @@ from dalsegno.train.disk.load import FoundCheckpoint, all_damaged_error, find_ne
 from dalsegno.train.disk.verify import byte_faults, check, list_steps
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.snapshot import Snapshot, SnapshotVerdict, judge, open_snapshot, state_of
-from dalsegno.train.ranks import Board
+from dalsegno.train.ranks import RankStore
 from dalsegno.train.state import Objects, TensorPiece, TrainingState, layout_for, local_part, with_local
 
 # Checkpoints: the ranks share the reading of every byte, because one rank alone could take hours
@@ -25,7 +25,7 @@ from dalsegno.train.state import Objects, TensorPiece, TrainingState, layout_for
 Warn = Callable[[str], None]
 
 
-def find_together(folder: Path, board: Board, rank: int, world: int, warn: Warn) -> FoundCheckpoint | None:
+def find_together(folder: Path, board: RankStore, rank: int, world: int, warn: Warn) -> FoundCheckpoint | None:
     """Return the newest intact checkpoint, the same on all ranks. Skip damaged ones; the first rank warns of them."""
     damaged: list[str] = []
     for attempt in itertools.count():
@@ -88,7 +88,7 @@ class Resumed:
 
 
 def resume_from_memory(
-    objects: Objects, agent: AgentLink, folder: Path, board: Board, rank: int, warn: Warn
+    objects: Objects, agent: AgentLink, folder: Path, board: RankStore, rank: int, warn: Warn
 ) -> Resumed | None:
     """Load from memory on all ranks or on none: None if one rank cannot, or if the checkpoint on disk is newer."""
     layouts = objects.layouts()
@@ -153,7 +153,9 @@ def _whole(piece: TensorPiece, layouts: Mapping[str, torch.Tensor]) -> torch.Ten
     raise CheckpointError(f"{piece.key} was sharded and no longer is", hint="save to disk and resume from there")
 
 
-def resume_from_disk(objects: Objects, folder: Path, board: Board, rank: int, world: int, warn: Warn) -> Resumed | None:
+def resume_from_disk(
+    objects: Objects, folder: Path, board: RankStore, rank: int, world: int, warn: Warn
+) -> Resumed | None:
     found = find_together(folder, board, rank, world, warn)
     if found is None:
         return None

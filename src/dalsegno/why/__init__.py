@@ -2,7 +2,7 @@
 
 from dalsegno.why.answer import Conclusion, Explanation, Moment, merge_timelines, within
 from dalsegno.why.job import explain_job, moments_of_job
-from dalsegno.why.node import ControllerView, explain_node, moments_of_node, read_care
+from dalsegno.why.node import ControllerView, explain_node, moments_of_node, read_controller_view
 from dalsegno.why.run import explain_run, moments_of_run, nodes_given, nodes_of_run
 
 __all__ = [
@@ -19,6 +19,6 @@ __all__ = [
     "moments_of_run",
     "nodes_given",
     "nodes_of_run",
-    "read_care",
+    "read_controller_view",
     "within",
 ]

@@ -35,7 +35,7 @@ class ControllerView:
     about: Topic = Topic.OTHER  # what the note is about
 
 
-def read_care(answer: Mapping[str, Any]) -> ControllerView:
+def read_controller_view(answer: Mapping[str, Any]) -> ControllerView:
     """Parse the controller's answer. Unknown values, from another version, are tolerated."""
     own = answer.get("node", {})
     phase = NodePhase.parse(own["phase"]) if "phase" in own else None

@@ -1,8 +1,10 @@
 """The liveness detector: silence, then a probe, then the verdict. Pure: monotonic times in, verdicts out.
 
 The controller watches the agents of nodes with it, and a coordinator the agents of its run. A peer is probed when its
-agent is silent or its connection breaks. It is gone only if nothing answers during a whole probe. Any answer shows that
-its host is alive, whatever the state of its agent. The watcher sends the probes and reports how they ended.
+agent is silent, or when the watcher reports that its connection broke. (The controller does. A coordinator loses an
+agent whose connection breaks at once: the workers of the run end with the agent.) A peer is gone only if nothing
+answers during a whole probe. Any answer shows that its host is alive, whatever the state of its agent. The watcher
+sends the probes and reports how they ended.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class ServerLimits:
     """The limits of a server. Byte limits are per message."""
 
     strangers: int = 256  # at a time
-    stranger_s: float = 3.0  # for the proof, which is one packet each way
+    stranger_s: float = 3.0  # for a peer to complete the handshake, which is one packet each way
     stranger_bytes: int = 2048
     message_bytes: int = MOST_SEALED
     unsent_bytes: int = 16 << 20  # queued for a peer

@@ -68,7 +68,7 @@ def _bare(line: str) -> str:
 
 
 def _end(lines: list[str], start: int) -> int:
-    """Return one past the first line that is neither indented nor empty: `ValueError: …`."""
+    """Return the index after the last line of a traceback, the first that is not indented: `ValueError: …`."""
     for number in range(start + 1, len(lines)):
         line = _bare(lines[number])
         if line and not line[0].isspace():

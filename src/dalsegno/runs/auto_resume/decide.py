@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dalsegno.hostlist import expand
-from dalsegno.runs.coordinator.node_loss import drained_for_repair
+from dalsegno.runs.coordinator.node_rules import drained_for_repair
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo
 
 LOOK_S = 5.0  # a task may die of a failure before it is detected, up to 1.6 s later

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
 from dalsegno.runs.coordinator.events import Start
-from dalsegno.runs.coordinator.liveness import Pulse, Timing
+from dalsegno.runs.coordinator.liveness import AgentLiveness, Timing
 from dalsegno.runs.coordinator.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
 from dalsegno.runs.coordinator.site import GenerationLayout, RunTerms
 from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
@@ -158,7 +158,7 @@ class RunAgents:
     def __init__(self, run: str, secret: bytes, timing: Timing, listener: AgentListener) -> None:
         self.peers: dict[str, Peer] = {}
         self._listener = listener
-        self._pulse = Pulse(timing, self._probe_address)
+        self._pulse = AgentLiveness(timing, self._probe_address)
         self._door = AgentServer(run, secret, self._came, self._said, self._gone, listener.message_too_long)
 
     async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:

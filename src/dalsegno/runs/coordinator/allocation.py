@@ -44,7 +44,7 @@ from dalsegno.runs.coordinator.allocation_actions import (
     WriteNote,
 )
 from dalsegno.runs.coordinator.events import Cancelled, NodesOutOfService, NodesReclaimed, RunMoved
-from dalsegno.runs.coordinator.node_loss import (
+from dalsegno.runs.coordinator.node_rules import (
     Refusals,
     Tries,
     container_faults,

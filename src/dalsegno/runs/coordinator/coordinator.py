@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.agent.link import fallback_ports
+from dalsegno.runs.coordinator.admission import NodeAdmission
 from dalsegno.runs.coordinator.agents import Peer, RunAgents, start_message
 from dalsegno.runs.coordinator.background import BackgroundTasks
 from dalsegno.runs.coordinator.connect import Connect, read_connect, write_connect
@@ -31,7 +32,6 @@ from dalsegno.runs.coordinator.events import (
     StopGeneration,
     Wait,
 )
-from dalsegno.runs.coordinator.gathering import NodeGathering
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
 from dalsegno.runs.coordinator.goodput import ProgressWriter
 from dalsegno.runs.coordinator.hangs import HangWatch
@@ -82,7 +82,7 @@ class Coordinator:
         self.status_writer = status_writer or StatusWriter(site)
         self.node_source = node_source(self)
         self.agents: RunAgents
-        self.gathering = NodeGathering(self, gather_s)
+        self.admission = NodeAdmission(self, gather_s)
         self.hangs = HangWatch(self, site.hang_timeout_s)
         self.memory = MemoryTable()
         self.progress_writer = ProgressWriter(site.folder.progress)
@@ -234,7 +234,7 @@ class Coordinator:
             self.memory.update(peer.name, message.held)
             self._send_memory_updates()
         if isinstance(event, AgentJoined):
-            self.gathering.admit(event)
+            self.admission.admit(event)
         elif event is not None:
             self.apply(event)
 
@@ -296,7 +296,7 @@ class Coordinator:
         self.save_state()  # before anything is executed: a successor must know of it
         for order in orders:
             self._execute(order)
-        self.gathering.watch()
+        self.admission.watch()
         self.update_status()
 
     def _execute(self, order: Order) -> None:

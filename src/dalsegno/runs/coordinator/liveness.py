@@ -74,7 +74,7 @@ class _HostProbe:
             task.cancel()
 
 
-class Pulse:
+class AgentLiveness:
     """Checks ten times a second. Reading beats from the socket at each check is cheaper than waking up for each."""
 
     def __init__(

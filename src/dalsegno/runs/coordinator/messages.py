@@ -264,7 +264,7 @@ def _number(message: Message, name: str) -> int:
 def to_event(agent: str, message: AgentMessage, age_s: float, healthy: bool = True) -> Event | None:
     """Return the event that a message means for the run, or None.
 
-    `age_s` is the generation's age, and `healthy` whether the agent's node is.
+    `age_s` is the age of the generation. `healthy` says whether Slurm has the agent's node in service.
     """
     if isinstance(message, Ready):
         return AgentJoined(agent)

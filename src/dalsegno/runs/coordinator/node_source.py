@@ -16,7 +16,7 @@ from dalsegno.wire.frames import Message
 
 
 class RunControl(Protocol):
-    """The coordinator as its parts see it: the source of nodes, the watch for hangs and the gathering of nodes."""
+    """The coordinator as its parts see it: the source of nodes, the watch for hangs and the admission of nodes."""
 
     @property
     def run(self) -> Run: ...
@@ -136,7 +136,8 @@ class NodeSource(Protocol):
         ...
 
     async def recall_agents(self, nodes: Collection[str]) -> set[str]:
-        """Start agents on these nodes if they have none and are alive, to clean up at the end; return who will come."""
+        """Start agents on nodes that have none and are alive, to clean up at the end of the run. Return the nodes whose
+        agents are expected to connect."""
         ...
 
     async def release_all(self, code: int | None = None) -> None:

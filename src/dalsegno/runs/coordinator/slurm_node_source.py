@@ -43,7 +43,7 @@ from dalsegno.runs.coordinator.allocation_actions import (
     WriteNote,
 )
 from dalsegno.runs.coordinator.liveness import unreachable
-from dalsegno.runs.coordinator.node_loss import ask_again_s
+from dalsegno.runs.coordinator.node_rules import ask_again_s
 from dalsegno.runs.coordinator.node_source import RunControl
 from dalsegno.runs.coordinator.saved_state import SavedJob, SavedStep
 from dalsegno.runs.coordinator.site import CoordinatorSite

@@ -83,7 +83,7 @@ def check_container(request: RunRequest, folder: str, takes_containers: bool = T
             raise UsageError(f"{shown(path)} cannot be mounted into a container", hint=hint)
 
 
-def parse_mounts(text: str) -> tuple[str, ...]:
+def check_mounts(text: str) -> tuple[str, ...]:
     """Parse `SRC:DST[:FLAGS]`, or several separated by commas."""
     mounts = tuple(text.split(","))
     for each in mounts:

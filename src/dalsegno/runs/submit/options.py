@@ -12,7 +12,7 @@ from typing import Any
 
 from dalsegno.errors import UsageError
 from dalsegno.runs.submit import request, values
-from dalsegno.runs.submit.container import parse_mounts
+from dalsegno.runs.submit.container import check_mounts
 from dalsegno.runs.submit.request import RunRequest, check_framework, check_sbatch_args
 
 ENV_PREFIX = "DALSEGNO_RUN_"
@@ -242,7 +242,7 @@ OPTIONS = (
     ),
     Option(
         "container_mounts",
-        parse_mounts,
+        check_mounts,
         "Mounts into the container, in addition to the run folder and the working folder.",
         kind=ValueKind.LIST,
         examples=("/fsx:/fsx",),

@@ -22,7 +22,7 @@ from dalsegno.targets.local.daemons import daemon_env
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.nodes import LocalNodes, hold, pids_on, service_processes, tasks_of
 from dalsegno.targets.local.placement import healthy_node
-from dalsegno.targets.local.rack import power_off
+from dalsegno.targets.local.power import power_off
 
 if TYPE_CHECKING:
     from dalsegno.inject.faults import InjectedFault

@@ -86,7 +86,7 @@ class Folder(ClusterFolder):
         return self.host(node) / "telemetry.json"
 
     def boot_id(self, node: str) -> Path:
-        """Changes with every boot of the node."""
+        """The file with the node's boot id, which changes at every boot."""
         return self.host(node) / "boot-id"
 
     def agent_secret(self, node: str) -> Path:

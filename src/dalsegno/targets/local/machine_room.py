@@ -30,7 +30,7 @@ from dalsegno.targets.local.fault_access import end_faults, replacement_has_old_
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes
 from dalsegno.targets.local.placement import ROOM
-from dalsegno.targets.local.rack import power_off, power_on
+from dalsegno.targets.local.power import power_off, power_on
 from dalsegno.wire.peer import uid_of
 
 log = logging.getLogger("machine-room")

@@ -20,8 +20,8 @@ from dalsegno.targets.local.folder import ClusterState, Folder, read_state
 from dalsegno.targets.local.placement import SHELL, VIRTUAL
 
 ON_ONE_MACHINE_S = "1.5"  # there is no real network between its hosts, so a silent one is lost sooner
-# Entering a mount namespace loses the working folder: change to it by name, then execute the command.
 RENAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'  # in a UTS namespace of its own
+# Entering a mount namespace loses the working folder: change to it by name, then execute the command.
 GO = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
 
 

@@ -55,7 +55,7 @@ def _give(channel: Channel, message: Message, books: KeeperState, one: StoredSna
 MOST_RANKS = 1 << 20
 
 
-class Receiving:
+class SnapshotReceiver:
     """Receives copies, one per rank at a time: if its sender reconnects, the old connection ends first."""
 
     def __init__(self, books: KeeperState, read_room: Callable[[Path], FreeMemory] = read_room) -> None:
@@ -137,7 +137,7 @@ class KeeperServer:
 
     def __init__(self, books: KeeperState, listener: socket.socket) -> None:
         self._books, self._listener = books, listener
-        self._receiving = Receiving(books)
+        self._receiving = SnapshotReceiver(books)
         self._calls = threading.BoundedSemaphore(_MOST_CALLS)
         self._selector = selectors.DefaultSelector()
         self._server: BoundedServer[str] = BoundedServer(SelectorWatcher(self._selector), self, CALLER, CALLED, LIMITS)

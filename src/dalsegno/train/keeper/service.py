@@ -16,7 +16,7 @@ import torch
 from dalsegno.train.keeper.plan import Drop, Fetch, KeepOrder, Order, Sent, choose_to_sum, key_of, parse_order
 from dalsegno.train.keeper.server import KeeperServer
 from dalsegno.train.keeper.state import KeeperState
-from dalsegno.train.keeper.transfer import Fetching, Sending
+from dalsegno.train.keeper.transfer import SnapshotFetcher, SnapshotSender
 from dalsegno.train.memory.files import own_folder
 from dalsegno.train.memory.snapshot import checksum
 from dalsegno.wire.frames import BadFrame, Message, Reader, send
@@ -75,7 +75,7 @@ class SnapshotKeeper:
         self._agent, self._send_lock = agent, threading.Lock()
         self._books = KeeperState(folder, self._report)
         self._server = KeeperServer(self._books, listener)
-        self._fetching, self._sending = Fetching(self._books), Sending(self._books)
+        self._fetching, self._sending = SnapshotFetcher(self._books), SnapshotSender(self._books)
 
     def start(self) -> None:
         self._report({"keeper": self._server.port})

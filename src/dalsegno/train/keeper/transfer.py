@@ -110,7 +110,7 @@ _ROUNDS = 2  # a holder whose connection broke may be back
 _SLOW_S = 40.0  # a silent holder may answer soon: its keeper is forked only after torch is imported
 
 
-class Fetching:
+class SnapshotFetcher:
     """Runs several fetches at a time. A part that several ranks need is fetched once."""
 
     def __init__(self, books: KeeperState) -> None:
@@ -200,7 +200,7 @@ def _describe(wanted: WantedPart) -> str:
 # Copies to the buddy
 
 _MOST_S = 0.5  # between two connections to a buddy that does not answer
-_SKIPPED_S = 1.0  # without anything new to send, after which skipped snapshots are sent
+_SKIPPED_S = 1.0  # idle time after which skipped snapshots are sent
 
 
 class TransferOutcome(Enum):
@@ -215,7 +215,7 @@ class TransferOutcome(Enum):
 _REST_S = {TransferOutcome.LATER: 0.05, TransferOutcome.REFUSED: 0.5, TransferOutcome.GONE: 0.5}
 
 
-class Sending:
+class SnapshotSender:
     """Sends each rank's own part to the buddy, newest first, over one connection."""
 
     def __init__(self, books: KeeperState) -> None:

@@ -128,7 +128,7 @@ class Channel:
     def fill(self, buffer: memoryview, start: int) -> int:
         """Fill the buffer from the connection and return how many bytes arrived with a valid tag.
 
-        After fewer than all, the connection is unusable; `forged` tells whether they were changed in transit.
+        If that is less than the full length, the connection is unusable. `forged` is then set if a tag did not match.
         """
         good = start
         with ThreadPoolExecutor(_THREADS) as pool:

@@ -11,7 +11,7 @@ from dalsegno.runs.coordinator.node_source import RunControl
 TOGETHER_S = 10.0  # how long a newcomer waits for another that is starting
 
 
-class NodeGathering:
+class NodeAdmission:
     """Admits newcomers, and starts an elastic run with fewer nodes after `gather_s`."""
 
     def __init__(self, control: RunControl, gather_s: float) -> None:
