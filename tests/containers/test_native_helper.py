@@ -18,7 +18,10 @@ from dalsegno.containers.native import FLAGS, HELPER, PARTS, source_folder
 from tests.containers import entering
 
 SOMEONE = 54321
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="creating these namespaces needs root")
+pytestmark = [
+    pytest.mark.cluster,  # they compile: too slow for the unit part
+    pytest.mark.skipif(os.geteuid() != 0, reason="creating these namespaces needs root"),
+]
 
 
 @pytest.fixture(scope="module")

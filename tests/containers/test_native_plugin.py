@@ -18,7 +18,10 @@ from tests.waiting import eventually
 
 SOMEONE = 54321
 LONG = "DALSEGNO_LONG" in os.environ
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="creating these namespaces needs root")
+pytestmark = [
+    pytest.mark.cluster,  # they compile: too slow for the unit part
+    pytest.mark.skipif(os.geteuid() != 0, reason="creating these namespaces needs root"),
+]
 
 
 @pytest.fixture(scope="module")

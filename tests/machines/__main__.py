@@ -28,6 +28,7 @@ RESEARCHERS = "./dalsegno demo --scene researchers"
 CLUSTER = "tests/cluster/test_up_down.py tests/cluster/test_rootless.py tests/cluster/test_recovery.py"
 RUNS = "tests/cluster/test_run_starts.py tests/cluster/test_run_faults.py tests/cluster/test_containers.py"
 SECURITY = "tests/security/test_join.py tests/security/test_slurm_text.py"  # they depend on Slurm's own behaviour
+NATIVE = "tests/containers/test_native_plugin.py tests/containers/test_native_helper.py"
 KINDS = "tests/cluster/test_cgroups.py tests/cluster/test_sudo.py"
 
 # One each: a cluster made and removed, a node repaired, a run that continues, a container.
@@ -93,7 +94,7 @@ IN_CHROOT = {
     "set-up": "./dalsegno setup --dev",
     "demo": RESEARCHERS,
     "unit tests": f"{PYTEST} -m 'not cluster'",
-    "cluster tests": f"{PYTEST} {CLUSTER} {KINDS} {SECURITY}",
+    "cluster tests": f"{PYTEST} {CLUSTER} {KINDS} {SECURITY} {NATIVE}",
 }
 # This release's Slurm and Python are those of the ordinary suite. Its root is bare, so the set-up has everything to do.
 FROM_BARE = ("set-up", "demo")

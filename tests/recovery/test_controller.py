@@ -22,6 +22,8 @@ from dalsegno.wire.frames import pack
 from tests.recovery.stage import SOURCE, Stage, say_and_hear
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
+
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

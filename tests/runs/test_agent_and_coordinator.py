@@ -33,6 +33,8 @@ from dalsegno.why.run import explain_run
 from tests.runs.played import played
 from tests.runs.small_site import SmallSite
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
+
 SOURCE = str(Path(__file__).parents[2] / "src")
 PYTHON_39 = next((Path.home() / ".pyenv" / "versions").glob("3.9.*/bin/python"), None)
 
