@@ -833,4 +833,6 @@ def loops(image: Path) -> int:
         except OSError:  # released in the meantime
             return ""
 
-    return sum(str(image) in backing(path) for path in Path("/sys/block").glob("loop*/loop/backing_file"))
+    # Of a file on a tmpfs in another mount namespace, the kernel shows the path below the tmpfs only.
+    end = f"/{image.parent.name}/{image.name}\n"
+    return sum(backing(path).endswith(end) for path in Path("/sys/block").glob("loop*/loop/backing_file"))

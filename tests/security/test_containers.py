@@ -11,6 +11,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -399,6 +400,20 @@ def test_forged_holder_file_leads_into_no_namespace_of_root(crafting: Contained,
         script = f"python3 {work}/forge.py {folder} '{numbers}' self 1 {' '.join(map(str, stepds[:3]))}; rm -r {folder}"
         answer = crafting.sh(script)
         assert answer.out == "held\n" and "is in use on this node and cannot be joined" in answer.err, answer
+
+
+def test_named_container_is_usable_while_its_last_step_ends(eve: Contained):
+    """The process of a step that ends may hold the lock for a moment after its namespaces are gone."""
+    eve.lines("srun --container-name=brief $I touch /kept")
+    with (kept(eve, "brief") / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        ending = threading.Timer(0.7, fcntl.flock, (lock, fcntl.LOCK_UN))
+        ending.start()
+        assert eve.lines("srun --container-name=brief ls /kept; srun --container-remove=brief true") == [
+            "/kept",
+            "brief",
+        ]
+        ending.join()
 
 
 @pytest.mark.parametrize("which", ["dalsegno-container", "mksquashfs"])

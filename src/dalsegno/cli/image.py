@@ -91,8 +91,9 @@ def _explain_unreachable(error: Unreachable, source: str) -> DalsegnoError:
 
     if error.answered or reaches_beyond():
         return error
+    stored = f"{error.hint}; " if error.stored else ""
     hint = (
-        "this host has no route to the internet, and a virtual host reaches only its own machine; "
+        f"{stored}this host has no route to the internet, and a virtual host reaches only its own machine; "
         f"run `dalsegno image import {source}` on that machine first, then srun finds the image; "
         "to have it for all users, set `containers.images` in the cluster file"
     )

@@ -36,11 +36,14 @@ PLAIN_HINT = (
 class Unreachable(DalsegnoError):
     """The server did not answer, or the answer was cut off. A retry may succeed."""
 
-    def __init__(self, what: str, *, hint: str = "", answered: bool = False, plain: bool = False) -> None:
-        """`answered`: a server is there. `plain`: it may use HTTP without TLS."""
+    def __init__(
+        self, what: str, *, hint: str = "", answered: bool = False, plain: bool = False, stored: bool = False
+    ) -> None:
+        """`answered`: a server is there. `plain`: it may use HTTP without TLS. `stored`: the image is in the store."""
         super().__init__(what, hint=hint)
         self.answered = answered
         self.plain = plain
+        self.stored = stored
 
 
 class HttpError(DalsegnoError):

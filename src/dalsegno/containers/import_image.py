@@ -147,7 +147,7 @@ class Importer:
             raise error
         if not self.or_kept:
             hint = f"{error.hint}; `--or-kept` uses the image imported before: {known.path}"
-            raise Unreachable(error.what, hint=hint, answered=error.answered)
+            raise Unreachable(error.what, hint=hint, answered=error.answered, stored=True)
         self.progress.warn(f"{error.what}; using {name} as it was imported before")
         return known
 

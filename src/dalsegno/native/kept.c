@@ -13,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "build.h"
@@ -72,6 +73,16 @@ static bool belongs_to_user(int space, int user) {
 
 enum { NOTED = 4 + NAMESPACE_KINDS }; /* numbers of namespaces in a holder file: 0 for one that the container does not have */
 
+static void close_spaces(struct kept *kept) {
+    int *const fds[] = {&kept->spaces.mounts, &kept->spaces.user,   &kept->bare,          &kept->owner,
+                        &kept->spaces.own[0], &kept->spaces.own[1], &kept->spaces.own[2]};
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) {
+        if (*fds[i] >= 0)
+            close(*fds[i]);
+        *fds[i] = -1;
+    }
+}
+
 static bool join_holder(struct kept *kept, int folder, const char *pid) {
     static const char *const kinds[] = {"mnt", "user", "mnt", "user"};
     char text[256] = "";
@@ -98,6 +109,8 @@ static bool join_holder(struct kept *kept, int folder, const char *pid) {
     bool apart = (numbers[1] || (privileged && request.uid == 0)) && (numbers[3] || privileged);
     bool joined = all && apart && belongs_to_user(spaces->mounts, spaces->user) && belongs_to_user(kept->bare, kept->owner);
     give_root_back();
+    if (!joined)
+        close_spaces(kept);
     return joined;
 }
 
@@ -182,6 +195,21 @@ static void check_use(const struct container_name *name, bool known, bool busy) 
         fail("container %s does not exist on this node; create it with --container-image", name->name);
 }
 
+enum { JOIN_TRIES = 100, JOIN_PAUSE_NS = 20000000 }; /* two seconds in all */
+
+/* Takes the container's lock, or joins its holders; returns whether it is held. A step that is ending may hold the lock
+ * for a moment after it has closed its namespaces. */
+static bool join_or_lock(struct kept *kept, const char *name) {
+    for (int tries = 0; flock(kept->lock, LOCK_EX | LOCK_NB) != 0; tries++) {
+        if (join_any(kept, false))
+            return true;
+        if (tries == JOIN_TRIES)
+            fail("container %s is in use on this node and cannot be joined", name);
+        nanosleep(&(struct timespec){.tv_nsec = JOIN_PAUSE_NS}, NULL);
+    }
+    return false;
+}
+
 /* If root builds the root, only root can access the kept files: an overlay's folders decide where writes go. */
 void open_kept(struct kept *kept) {
     struct container_name name;
@@ -203,10 +231,8 @@ void open_kept(struct kept *kept) {
     if (kept->door < 0 || kept->lock < 0 || flock(kept->door, LOCK_EX) != 0)
         fail("cannot store the container: %s", strerror(errno));
     read_image(kept);
-    bool busy = flock(kept->lock, LOCK_EX | LOCK_NB) != 0;
+    bool busy = join_or_lock(kept, name.name);
     check_use(&name, kept->image[0], busy);
-    if (busy && !join_any(kept, false))
-        fail("container %s is in use on this node and cannot be joined", name.name);
     if (!busy)
         join_any(kept, true);
     if (kept->image[0])

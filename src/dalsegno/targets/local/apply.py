@@ -30,6 +30,7 @@ from dalsegno.targets.local.daemons import (
     socket_answers,
     start_and_wait,
     start_services,
+    wait_until_started,
 )
 from dalsegno.targets.local.desired import File
 from dalsegno.targets.local.drain import drain_and_wait, lost_nodes, set_down_and_wait, wait_for_nodes
@@ -304,6 +305,7 @@ def _settle(site: ApplySite, plan: LocalPlan, since: float) -> None:
     start_and_wait(head, _first(head), "controller", lambda: socket_answers(site.folder.controller_socket))
     for host in _head_and_nodes(plan):
         start_services(host, [service.name for service in host.services])
+    wait_until_started(_head_and_nodes(plan))
     if plan.cluster.slurm.backup_controller and plan.remove_nodes:
         _save_partitions(site, plan)
     if plan.reservations:

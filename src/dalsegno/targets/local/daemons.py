@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,6 +168,7 @@ class Services:
 
 
 START_S = 60.0
+STARTED_S = 5.0  # for a service that nothing else waits for
 LOG_LINES = 12
 
 
@@ -219,6 +220,16 @@ def start_and_wait(
             )
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.3, 0.1)
+
+
+def wait_until_started(hosts: Iterable[HostPlan]) -> None:
+    """Wait until every service of these hosts runs, so that the status shows no start under way as a fault. One that
+    does not start in time is left to the status."""
+    until = time.monotonic() + STARTED_S * slowness()
+    for host in hosts:
+        for service in host.services:
+            while not _is_current(host, service) and time.monotonic() < until:
+                time.sleep(0.02)
 
 
 def _answers(ready: Callable[[], bool]) -> bool:
