@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from dalsegno.cli.daemon_logs import LogReader, print_logs, select_logs
 from dalsegno.cli.main import cli
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.targets.base import DaemonLog
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.status import read_daemon_logs
 
 LOGS = [DaemonLog("head", "slurmctld", Path("a")), *(DaemonLog(f"n{i}", "slurmd", Path("b")) for i in (1, 2))]
 
@@ -53,6 +56,15 @@ def test_growing_log_is_read_on_also_after_it_was_emptied_or_replaced(tmp_path: 
     log.rename(tmp_path / "x.log.1")
     log.write_text("five\nsix\n")
     assert list(reader.new()) == ["five", "six"]
+
+
+def test_log_outside_the_folders_of_the_hosts_is_not_listed(tmp_path: Path):
+    """The plan of a cluster that another user made may name any file."""
+    host = tmp_path / "hosts/head"
+    host.mkdir(parents=True)
+    services = [{"name": "slurmctld", "log": str(host / "slurmctld.log")}, {"name": "slurmd", "log": "/etc/shadow"}]
+    (host / "plan.json").write_text(json.dumps({"services": services}))
+    assert [log.name for log in read_daemon_logs(Folder(tmp_path))] == ["slurmctld", "init"]
 
 
 def test_link_is_not_followed(tmp_path: Path):

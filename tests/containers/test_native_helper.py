@@ -172,13 +172,18 @@ def test_cache_that_another_step_has_just_created_is_given_to_its_user(helper: P
     assert (tmp_path / str(SOMEONE)).stat().st_uid == SOMEONE
 
 
-def test_cache_of_another_user_is_refused(helper: Path, image: Path, tmp_path: Path):
+@pytest.mark.parametrize("owner", [0, SOMEONE + 1])
+def test_cache_of_another_user_is_refused(helper: Path, image: Path, tmp_path: Path, owner: int):
+    """A folder with files of root is root's own, and not one that is still to be given to the user."""
     tmp_path.chmod(0o711)
-    (tmp_path / str(SOMEONE)).mkdir(0o700)
-    os.chown(tmp_path / str(SOMEONE), SOMEONE + 1, SOMEONE + 1)
+    cache = tmp_path / str(SOMEONE)
+    cache.mkdir(0o700)
+    (cache / "file").touch()
+    os.chown(cache, owner, owner)
     words = for_user(SOMEONE, f"image={image}", "as_user=1", f"cache={tmp_path}")
     done = on_a_node(helper, words, "true", before=fuse_for(0o600, tmp_path))
     assert done.returncode == 1 and "can be changed by users other than its owner" in done.stderr
+    assert cache.stat().st_uid == owner
 
 
 def test_link_in_the_users_cache_reveals_nothing_about_closed_folders(helper: Path, image: Path, tmp_path: Path):

@@ -10,6 +10,7 @@
  *                         change, and where the kernel cannot map owners
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -240,19 +241,30 @@ void check_owner(int folder, uid_t owner, const char *path) {
         fail("%s can be changed by users other than %s", path, owner == 0 ? "root" : "its owner");
 }
 
-/* Whether a folder is ours and still to be given to its owner. Only we can create entries in a folder of ours: another
-   step has just created this one, for the same owner. */
-static bool is_to_be_given(int parent, int folder, uid_t owner) {
+static bool is_empty(int folder) {
+    DIR *list = fdopendir(openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    struct dirent *entry = NULL;
+    while (list && (entry = readdir(list)) && (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0))
+        ;
+    if (list)
+        closedir(list);
+    return list && !entry;
+}
+
+/* Whether another step has just created a folder and not yet changed its owner. Only we can create entries in a folder
+ * of ours, and what we keep for ourselves is not empty. */
+static bool is_new(int parent, int folder, uid_t owner) {
     struct stat above, seen;
     return owner != geteuid() && fstat(parent, &above) == 0 && above.st_uid == geteuid() &&
-           !(above.st_mode & (S_IWGRP | S_IWOTH)) && fstat(folder, &seen) == 0 && seen.st_uid == geteuid();
+           !(above.st_mode & (S_IWGRP | S_IWOTH)) && fstat(folder, &seen) == 0 && seen.st_uid == geteuid() &&
+           is_empty(folder);
 }
 
 /* Opens a folder within another, and creates it if it is missing. A link is not followed. */
 int open_own_folder(int parent, const char *name, uid_t owner, const char *path) {
     bool made = mkdirat(parent, name, 0700) == 0;
     int folder = made || errno == EEXIST ? openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
-    bool give = folder >= 0 && ((made && owner != geteuid()) || is_to_be_given(parent, folder, owner));
+    bool give = folder >= 0 && ((made && owner != geteuid()) || is_new(parent, folder, owner));
     if (folder < 0 || (give && fchown(folder, request.uid, request.gid) != 0))
         fail("cannot store the container: %s: %s", path, strerror(errno));
     check_owner(folder, owner, path);

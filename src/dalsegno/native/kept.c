@@ -195,15 +195,22 @@ static void check_use(const struct container_name *name, bool known, bool busy) 
         fail("container %s does not exist on this node; create it with --container-image", name->name);
 }
 
-enum { JOIN_TRIES = 100, JOIN_PAUSE_NS = 20000000 }; /* two seconds in all */
+static time_t seconds_since_boot(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec;
+}
+
+enum { JOIN_S = 2, JOIN_PAUSE_NS = 20000000 };
 
 /* Takes the container's lock, or joins its holders; returns whether it is held. A step that is ending may hold the lock
  * for a moment after it has closed its namespaces. */
 static bool join_or_lock(struct kept *kept, const char *name) {
-    for (int tries = 0; flock(kept->lock, LOCK_EX | LOCK_NB) != 0; tries++) {
+    time_t until = seconds_since_boot() + JOIN_S;
+    while (flock(kept->lock, LOCK_EX | LOCK_NB) != 0) {
         if (join_any(kept, false))
             return true;
-        if (tries == JOIN_TRIES)
+        if (seconds_since_boot() > until) /* not by the number of tries: the user decides how many holders there are */
             fail("container %s is in use on this node and cannot be joined", name);
         nanosleep(&(struct timespec){.tv_nsec = JOIN_PAUSE_NS}, NULL);
     }

@@ -3,8 +3,8 @@
 say() { printf 'ds:%s %s\n' "$1" "$2"; }
 soon() { if command -v timeout >/dev/null; then timeout 20 "$@"; else "$@"; fi; }
 
-# Print the first part of a path, links followed, that users other than root and this one can write to. Whoever can write
-# to a folder can replace what is in it.
+# Print the first part of a path, links followed, that users other than root and this one can write to. A user who can
+# write to a folder can replace what is in it.
 open_part() (
     case $1 in
     /) ;;

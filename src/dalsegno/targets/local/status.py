@@ -138,11 +138,14 @@ def _services(host: Path) -> list[dict[str, Any]] | None:
 def read_daemon_logs(folder: Folder) -> list[DaemonLog]:
     """Return the logs of all services of every host, and of the hosts' own init."""
     logs = []
-    for path in host_folders(folder):
+    folders = host_folders(folder)
+    for path in folders:
         services = _services(path)
         for service in services or ():
             kind, _, node = str(service["name"]).partition(":")
-            logs.append(DaemonLog(node or path.name, kind, Path(str(service["log"]))))
+            log = Path(str(service["log"]))
+            if log.parent in folders:  # a plan may belong to another user, who must not choose what is read
+                logs.append(DaemonLog(node or path.name, kind, log))
         if services is not None:
             logs.append(DaemonLog(path.name, "init", folder.log(path.name, "init")))
     return logs
