@@ -331,7 +331,7 @@ def test_named_container_persists_is_shared_while_running_and_private(someone: C
     assert someone.lines(at_once) == ["seen"]
     beside = f"""{line} sh -c 'until test -e /third; do sleep 0.05; done; echo seen' &
         until told=$({line}:exec --container-mounts=/usr/share:/mnt true 2>&1); do sleep 0.1; done
-        {line}:no_exec --container-mounts=/usr/share:/mnt sh -c 'touch /third; test -d /mnt/doc && echo beside'
+        {line}:no_exec --container-mounts=/usr/share:/mnt sh -c 'touch /third; test -d /mnt/misc && echo beside'
         wait; echo "$told" >&2"""
     answer = someone.sh(beside)
     assert sorted(answer.out.splitlines()) == ["beside", "seen"], answer

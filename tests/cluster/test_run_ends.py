@@ -368,7 +368,8 @@ def start_now(cli: Cli, job: str) -> None:
     try:
         eventually(begun, LONG_S, every_s=1)
     except AssertionError:
-        words = ("bash", "-c", f"scontrol show job {job}; sinfo -N -o '%N %T %E'; squeue")
+        log = f"cat \"$(scontrol show job {job} | sed -n 's/ *StdOut=//p')\""
+        words = ("bash", "-c", f"scontrol show job {job}; sinfo -N -o '%N %T %E'; squeue; {log}")
         raise AssertionError(f"job {job} does not start: {cli.ok('shell', '--', *words)}") from None
 
 

@@ -252,8 +252,8 @@ def test_older_kernel_reads_the_image_with_user_rights(helper: Path, image: Path
 
 def test_mounts_appear_at_their_target_and_never_over_the_root(helper: Path, image: Path):
     words = for_user(SOMEONE, f"image={image}", "mounts=/usr/share:/a/b/c:ro,/etc/hostname")
-    done = on_a_node(helper, words, "ls -d /a/b/c/doc; cat /etc/hostname; touch /a/b/c/x 2>/dev/null || echo refused")
-    assert done.stdout.splitlines()[0] == "/a/b/c/doc" and done.stdout.splitlines()[-1] == "refused"
+    done = on_a_node(helper, words, "ls -d /a/b/c/misc; cat /etc/hostname; touch /a/b/c/x 2>/dev/null || echo refused")
+    assert done.stdout.splitlines()[0] == "/a/b/c/misc" and done.stdout.splitlines()[-1] == "refused"
     for bad in ("/usr:/", "/usr:/../..", "/usr:/bin/sh", "/etc/hostname:/bin"):
         done = on_a_node(helper, for_user(SOMEONE, f"image={image}", f"mounts={bad}"), "true")
         assert done.returncode == 1 and "cannot mount /" in done.stderr
@@ -321,9 +321,9 @@ def test_mount_points_are_created_over_a_folder_image_of_another_user(helper: Pa
     """They are created in the container's own layer: the folder is not written to, and closed folders stay closed."""
     tree = image.parent / "tree"
     words = for_user(SOMEONE, f"image={tree}", "mounts=/usr/share:/bin/new/share,/etc/hostname:/bin/name")
-    done = on_a_node(helper, words, "ls -d /bin/new/share/doc; cat /bin/name; touch /bin/own 2>&1 || echo refused")
+    done = on_a_node(helper, words, "ls -d /bin/new/share/misc; cat /bin/name; touch /bin/own 2>&1 || echo refused")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "/bin/new/share/doc" and done.stdout.splitlines()[-1] == "refused"
+    assert done.stdout.splitlines()[0] == "/bin/new/share/misc" and done.stdout.splitlines()[-1] == "refused"
     assert not (tree / "bin/new").exists() and not (tree / "bin/name").exists()
     closed = image.parent / "closed"
     (closed / "private").mkdir(parents=True)

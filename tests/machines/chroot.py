@@ -197,12 +197,13 @@ def own_cgroups(name: str) -> Iterator[str]:
 
     Clusters of the same name on two machines then do not meet, and what a killed cluster leaves is removed here.
     """
-    folders = [path.parent / name for path in Path("/sys/fs/cgroup").glob("*/cgroup.procs")]
-    folders = folders or [Path("/sys/fs/cgroup") / name]
+    top = Path("/sys/fs/cgroup")  # with cgroup v2 alone it is the hierarchy, otherwise each folder in it is one
+    hierarchies = [top / "cgroup.procs"] if (top / "cgroup.procs").exists() else top.glob("*/cgroup.procs")
+    folders = [path.parent / name for path in hierarchies]
     for path in folders:
         path.mkdir(exist_ok=True)
         for setting in ("cpuset.cpus", "cpuset.mems"):  # v1: without them no process may enter
-            if (path / setting).exists() and not (path / setting).read_text().strip():
+            if (path.parent / setting).exists() and not (path / setting).read_text().strip():
                 (path / setting).write_text((path.parent / setting).read_text())
     try:
         yield " ".join(map(str, folders))

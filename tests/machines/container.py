@@ -133,7 +133,7 @@ class Container(Chroot):
                     assert parent.stdin is not None and parent.stdout is not None
                     assert parent.stdout.readline() == "entered\n"
                     for each in folders:
-                        (each.parent / "cgroup.procs").write_text(str(parent.pid))
+                        (left_for(each) / "cgroup.procs").write_text(str(parent.pid))
                     parent.stdin.write("\n")
                     parent.stdin.close()
                     yield Booted(first_process(folders))
@@ -154,6 +154,15 @@ class Booted:
         argv = ["nsenter", "-t", str(self.pid), "--all", *start, *kept, "bash", "-c", command]
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         return subprocess.run(argv, check=False, env=environment(), **streams).returncode
+
+
+def left_for(folder: Path) -> Path:
+    """Return where a process goes that leaves this folder; v2 allows none in a parent that passes controllers on."""
+    if not (folder / "cgroup.controllers").exists():
+        return folder.parent
+    own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    top = [each for each in folder.parents if (each / "cgroup.controllers").exists()][-1]
+    return top / own.removeprefix("0::/")
 
 
 def pass_controllers_on(folders: list[Path]) -> None:
