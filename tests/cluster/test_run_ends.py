@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import os
 import signal
 import subprocess
@@ -358,8 +359,13 @@ def preempt(cli: Cli) -> str:
 
 
 def start_now(cli: Cli, job: str) -> None:
-    """Start a requeued job now: Slurm delays it until its old credential has expired."""
+    """Start a requeued job now: Slurm delays it until its old credential has expired.
+
+    Not in the same second, though: slurmd refuses a credential of the second in which it revoked the old one.
+    """
     eventually(lambda: job_states(cli).get(job) == "PENDING")
+    pending_at = int(time.time())
+    eventually(lambda: int(time.time()) > pending_at)
 
     def begun() -> bool:
         cli.run("shell", "--", "scontrol", "update", f"jobid={job}", "starttime=now")
