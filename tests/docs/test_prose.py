@@ -1,4 +1,4 @@
-"""Sentences are short, and the glossary is small."""
+"""Sentences are short, pages have one order, and the glossary is small."""
 
 import re
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from tests.docs.blocks import PAGES, ROOT
 
 MOST_WORDS = 25
 MOST_TERMS = 20
+PARTS = ("Using ", "What can go wrong", "Reference")
 
 NOT_PROSE = re.compile(
     r"^```.*?^```$"  # code
@@ -18,6 +19,7 @@ NOT_PROSE = re.compile(
     r"|<!--.*?-->",
     re.MULTILINE | re.DOTALL,
 )
+HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) +")
 CELL_EDGE = re.compile(r"(?<!\\)\|")
 CODE = re.compile(r"`[^`\n]+`")
@@ -97,6 +99,16 @@ def test_sentences_are_found_in_paragraphs_list_items_and_cells():
         (15, "An item of two lines", 5),
         (17, "Another - 2.5 s long: nothing ends here", 7),
     ]
+
+
+@pytest.mark.parametrize("name", sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.stem != "glossary"))
+def test_pages_say_what_it_is_how_to_use_it_and_what_can_go_wrong(name: str):
+    page = (ROOT / "docs" / name).read_text()
+    headings = HEADING.findall(page)
+    assert len(list(sentences(page.partition("\n## ")[0]))) >= 2, "say first what it is"
+    assert [next((each for each in headings if each.startswith(start)), "") for start in PARTS] == [
+        each for each in headings if each.startswith(PARTS)
+    ], f"each of {PARTS} once, in this order"
 
 
 def test_glossary_has_one_sentence_for_each_of_few_terms():
