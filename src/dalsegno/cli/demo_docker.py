@@ -27,7 +27,7 @@ def check(target: Target, cluster: Cluster) -> None:
     if target.plan(cluster).only_user:
         raise TargetError(
             "Docker's daemon runs as root alone, and this scene gives it a virtual host of its own",
-            hint="use sudo, where namespaces are permitted; docs/containers.md shows what is to be seen",
+            hint="use sudo, where namespaces are permitted; docs/containers.md shows its output",
         )
 
 
