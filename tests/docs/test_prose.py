@@ -9,6 +9,7 @@ import pytest
 
 from tests.docs.blocks import PAGES, ROOT
 
+OTHER_PAGES = [ROOT / name for name in ("CHANGELOG.md", "src/dalsegno/native/README.md", "examples/ladder/README.md")]
 MOST_WORDS = 25
 MOST_TERMS = 20
 PARTS = ("Using ", "What can go wrong", "Reference")
@@ -61,7 +62,7 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
             parts.append(ITEM.sub("", line).strip())
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_sentence_has_more_than_25_words(page: Path):
     found = [each for each in sentences(page.read_text()) if each.words > MOST_WORDS]
     assert [f"{page.name}:{each.line}: {each.words} words: {each.text}" for each in found] == []
