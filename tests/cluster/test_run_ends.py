@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
