@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.bench_ddp import Rank, command, run_ranks
+from dalsegno.cli.bench import Rank, ddp, run_ranks
 from dalsegno.errors import DalsegnoError, UsageError
 
 
@@ -35,6 +35,6 @@ def test_first_failure_ends_the_other_processes_and_shows_its_output(tmp_path: P
 
 def test_unwritable_picture_is_refused_before_the_measurement(tmp_path: Path):
     pytest.importorskip("torch")  # without it the command fails earlier
-    asked = CliRunner().invoke(command, ["--timeline", str(tmp_path / "not there" / "step.svg")])
+    asked = CliRunner().invoke(ddp, ["--timeline", str(tmp_path / "not there" / "step.svg")])
     assert isinstance(asked.exception, UsageError)
     assert asked.exception.where == "--timeline"

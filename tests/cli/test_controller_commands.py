@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dalsegno.cli.automation import describe_mode
-from dalsegno.cli.events import line
 from dalsegno.cli.main import cli
+from dalsegno.cli.nodes import describe_event, describe_mode
 from dalsegno.health import GpuIdentity, Remedy
 from dalsegno.recovery.actions import Drain
 from dalsegno.recovery.controller import SOCKET, Controller
@@ -80,7 +79,7 @@ def test_events_prints_lines_or_json(invoke: Invoke):
 
 def test_events_without_a_node_are_aligned():
     nobodys, own = ({"at": 1e9, "node": node, "kind": "pause", "text": "so"} for node in ("", "gpu-2"))
-    assert line(nobodys, 5).index("pause so") == line(own, 5).index("so")
+    assert describe_event(nobodys, 5).index("pause so") == describe_event(own, 5).index("so")
 
 
 def test_automation_pauses_and_resumes(invoke: Invoke):

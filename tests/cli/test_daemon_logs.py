@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.daemon_logs import LogReader, print_logs, select_logs
+from dalsegno.cli.logs import LogReader, print_logs, select_logs
 from dalsegno.cli.main import cli
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.targets.base import DaemonLog

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import click
 
-from dalsegno.cli.main import COMMANDS
+from dalsegno.cli.main import COMMANDS, cli
 
 
 def meanings(letter: str) -> set[str]:
     """Return the long options that belong to a short one, over all commands."""
-    commands = [import_module(f"dalsegno.cli.{name}").command for name in COMMANDS]
+    commands = [command for name in COMMANDS if (command := cli.get_command(click.Context(cli), name))]
     options = [option for command in commands for option in command.params if isinstance(option, click.Option)]
     return {
         option.opts[-1] if option.opts[0] == letter else option.opts[0] for option in options if letter in option.opts

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.last_runs import end_in_order, runs_on, write_ends
+from dalsegno.cli.down import end_in_order, runs_on, write_ends
 from dalsegno.cluster import ClusterPlace
 from dalsegno.recovery.coordinators import Records, RunRecord
 from dalsegno.runs.folder import RunFolder
@@ -155,7 +155,7 @@ def test_status_file_that_is_a_pipe_does_not_block_down(tmp_path: Path, home: Pa
 READ = """
 import sys
 from pathlib import Path
-from dalsegno.cli.last_runs import runs_on
+from dalsegno.cli.down import runs_on
 from dalsegno.cluster import ClusterPlace
 assert runs_on(ClusterPlace("one", Path(sys.argv[1]))) == []
 """

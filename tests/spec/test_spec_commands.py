@@ -5,9 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.init import command as init
-from dalsegno.cli.schema import command as schema
-from dalsegno.cli.validate import command as validate
+from dalsegno.cli.cluster_file import init, schema, validate
 from dalsegno.errors import DalsegnoError, SpecError, UsageError
 from dalsegno.spec.targets import TARGETS
 from dalsegno.spec.unbuilt import UNBUILT_TARGETS

@@ -20,6 +20,7 @@ from typing import Any
 from dalsegno.errors import DalsegnoError, UsageError
 
 BASELINE = "ddp"  # with torch's own bucket_cap_mb
+ASK, MEETING, PROGRESS, REPORT = "ask.json", "meeting", "progress", "report.json"  # files of the ranks of one machine
 
 
 @dataclass(frozen=True)

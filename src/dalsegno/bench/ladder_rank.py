@@ -10,9 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from dalsegno.bench.ladder import LadderAsk, make_importable
-
-ASK, MEETING, PROGRESS, REPORT = "ask.json", "meeting", "progress", "report.json"
+from dalsegno.bench.ladder import ASK, MEETING, PROGRESS, REPORT, LadderAsk, make_importable
 
 
 def main(folder: Path) -> None:

@@ -76,14 +76,12 @@ def _refuse_another(place: ClusterPlace) -> None:
 
 def _check(scene: str, target: Target, cluster: Cluster, report: str | None) -> None:
     """Check what a scene needs before anything is made."""
+    from dalsegno.cli.demo_scenes import check_docker, check_survival
+
     if scene == "docker":
-        from dalsegno.cli import demo_docker
-
-        demo_docker.check(target, cluster)
+        check_docker(target, cluster)
     elif scene == "survival":
-        from dalsegno.cli import demo_survival
-
-        demo_survival.check(report)
+        check_survival(report)
 
 
 def _play(
@@ -96,22 +94,18 @@ def _play(
     keep: bool,
 ) -> None:
     """Play the scene; runs that go with the cluster are added to `runs`."""
+    from dalsegno.cli.demo_scenes import play_docker, play_researchers, play_survival
+
     if scene == "researchers":
-        from dalsegno.cli import demo_researchers
-
-        demo_researchers.play(target, plan)
+        play_researchers(target, plan)
     elif scene == "docker":
-        from dalsegno.cli import demo_docker
-
-        demo_docker.play(target, place)
+        play_docker(target, place)
     else:
-        from dalsegno.cli import demo_survival
-
-        demo_survival.play(place, report, runs, keep)
+        play_survival(place, report, runs, keep)
 
 
 def _bring_up(target: Target, cluster: Cluster, place: ClusterPlace, afterwards: ExitStack | None) -> Plan:
-    from dalsegno.cli.demo_researchers import for_one_user
+    from dalsegno.cli.demo_scenes import for_one_user
     from dalsegno.system.processes import LocalRunner
 
     out.heading("A cluster from one file")

@@ -88,7 +88,7 @@ class Traces:
 
     def _end(self, run: RunFolder) -> None:
         from dalsegno.cli.cancel import end_run
-        from dalsegno.cli.last_runs import is_under_way
+        from dalsegno.cli.watch import is_under_way
 
         if not is_under_way(run):
             return
@@ -150,8 +150,7 @@ def clear_leftovers(home: Path, end: Callable[[RunFolder], None] | None = None) 
 
 
 def _training_in(folder: Path, home: Path) -> list[RunFolder]:
-    from dalsegno.cli.last_runs import is_under_way
-    from dalsegno.cli.watch import cluster_is_gone
+    from dalsegno.cli.watch import cluster_is_gone, is_under_way
     from dalsegno.runs.submit.prepare import list_runs, read_plan
 
     under_way = [run for run in list_runs(home) if is_under_way(run) and not cluster_is_gone(run)]

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dalsegno.cli import image_verdict, out
-from dalsegno.cli.image_progress import ImportBar
-from dalsegno.cli.image_verdict import find_image, verdict_of
+from dalsegno.cli import image_report, out
+from dalsegno.cli.image_report import ImportBar, find_image, verdict_of
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.out import json_option, size
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
@@ -170,11 +169,11 @@ def ls(json_: bool) -> None:
     """List the images in the store, newest first."""
     found = _open_store().all()
     if json_:
-        out.as_json([image_verdict.as_json(each) for each in found])
+        out.as_json([image_report.as_json(each) for each in found])
     elif not found:
         out.talk("no images yet; import one: `dalsegno image import ubuntu:24.04`")
     else:
-        out.table(image_verdict.HEADERS, [row for each in found for row in image_verdict.rows(each)])
+        out.table(image_report.HEADERS, [row for each in found for row in image_report.rows(each)])
 
 
 @command.command(short_help="Show the details of an image.")
@@ -187,9 +186,9 @@ def show(image: str, json_: bool) -> None:
         return
     found = find_image(_open_store(), image)
     if json_:
-        out.as_json(image_verdict.as_json(found))
+        out.as_json(image_report.as_json(found))
     else:
-        out.data("\n".join(image_verdict.lines(found)))
+        out.data("\n".join(image_report.lines(found)))
 
 
 def _show_file(path: Path, json_: bool) -> None:
@@ -198,9 +197,9 @@ def _show_file(path: Path, json_: bool) -> None:
 
     inside = inspect_image(path, LocalRunner())
     if json_:
-        out.as_json(image_verdict.inside_as_json(str(path), inside))
+        out.as_json(image_report.inside_as_json(str(path), inside))
     else:
-        out.data("\n".join(image_verdict.inside_lines(str(path), inside)))
+        out.data("\n".join(image_report.inside_lines(str(path), inside)))
 
 
 @command.command()

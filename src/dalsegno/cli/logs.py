@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,12 +16,20 @@ from dalsegno.cli import out
 from dalsegno.cli.follow import Screen, pause_s, ranks_of, watch_of
 from dalsegno.cli.out import cluster_option
 from dalsegno.cli.watch import is_over
-from dalsegno.errors import UsageError
+from dalsegno.errors import DalsegnoError, NotThere, UsageError
+from dalsegno.printable import one_line
+from dalsegno.system.plain_files import open_beneath
 
 if TYPE_CHECKING:
     from dalsegno.runs.folder import RunFolder
     from dalsegno.runs.logs import RunLogs, Wanted
     from dalsegno.runs.submit.plan import RunPlan
+    from dalsegno.targets.base import DaemonLog
+
+EVERY_S = 0.3
+OLD_LOGS = 9  # the most parts of a rotated log that are looked for
+RUN_DAEMONS = ("coordinator", "run-agent")
+_NONE = "`dalsegno status` shows what there is of the cluster"
 
 
 @click.command()
@@ -88,35 +98,11 @@ def command(
             out.talk(f"no output; `dalsegno why {found.run}` shows what happened")
 
 
-def _print_daemon(
-    daemon: str,
-    cluster: str | None,
-    run: str,
-    node: str | None,
-    rank_options: Sequence[tuple[str, object]],
-    last: int | None,
-    follow: bool,
-) -> None:
-    from dalsegno.cli.daemon_logs import RUN_DAEMONS, print_logs, refuse_rank_options, run_logs, select_logs
-    from dalsegno.cluster import find_place, open_cluster, runs_home
-    from dalsegno.runs.submit.prepare import find_run
-
-    refuse_rank_options([*rank_options, *((("--node", node),) if daemon in RUN_DAEMONS else ())])
-    if daemon in RUN_DAEMONS:
-        logs = run_logs(find_run(runs_home(), run))
-    elif run:
-        raise UsageError(f"{daemon} is a daemon of the cluster, not of run {run}", hint="leave the run out")
-    else:
-        logs = list(open_cluster(find_place(cluster)).daemon_logs())
-    print_logs(select_logs(logs, daemon, node), last, follow)
-
-
 def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: int | None, follow: bool) -> None:
     """Refuse a rank or generation that the run does not have: no output would look like a silent run.
 
     With --follow, a generation that may still be formed is accepted.
     """
-    from dalsegno.errors import NotThere
     from dalsegno.runs.status import read_status
 
     ranks = ranks_of(plan)
@@ -138,7 +124,6 @@ def _has_output(run: RunFolder, rank: int) -> bool:
 
 
 def _wanted(run: RunFolder, rank: int | None, node: str | None, generation: int | None) -> Wanted:
-    from dalsegno.errors import NotThere
     from dalsegno.runs.logs import everything, on_node, ranks_on
 
     there = on_node(run, node) if node else everything
@@ -158,3 +143,110 @@ def _follow(run: RunFolder, plan: RunPlan, logs: RunLogs, screen: Screen) -> Non
         time.sleep(pause_s(logs))
     screen.lines(logs.lines(time.time(), final=True))
     out.talk(f"run {run.run} has ended: {status.message or f'exit code {status.exit_code}'}")
+
+
+def _print_daemon(
+    daemon: str,
+    cluster: str | None,
+    run: str,
+    node: str | None,
+    rank_options: Sequence[tuple[str, object]],
+    last: int | None,
+    follow: bool,
+) -> None:
+    from dalsegno.cluster import find_place, open_cluster, runs_home
+    from dalsegno.runs.submit.prepare import find_run
+
+    refuse_rank_options([*rank_options, *((("--node", node),) if daemon in RUN_DAEMONS else ())])
+    if daemon in RUN_DAEMONS:
+        logs = run_logs(find_run(runs_home(), run))
+    elif run:
+        raise UsageError(f"{daemon} is a daemon of the cluster, not of run {run}", hint="leave the run out")
+    else:
+        logs = list(open_cluster(find_place(cluster)).daemon_logs())
+    print_logs(select_logs(logs, daemon, node), last, follow)
+
+
+def refuse_rank_options(given: Sequence[tuple[str, object]]) -> None:
+    """Refuse options that select ranks: daemons have none."""
+    wrong = [option for option, value in given if value is not None]
+    if wrong:
+        raise UsageError(f"{wrong[0]} does not apply to --daemon", hint="--node selects a host of a cluster's daemon")
+
+
+def run_logs(run: RunFolder) -> list[DaemonLog]:
+    """Return the logs of a run's own daemons. All agents of a run share one log."""
+    from dalsegno.targets.base import DaemonLog
+
+    paths = (run.coordinator_log, run.agents_log)
+    return [DaemonLog("", name, path) for name, path in zip(RUN_DAEMONS, paths, strict=True)]
+
+
+def select_logs(logs: Sequence[DaemonLog], daemon: str, node: str | None) -> list[DaemonLog]:
+    """Return the logs of a daemon, on one host or on all. Raises NotThere if there are none."""
+    found = [log for log in logs if log.name == daemon]
+    if not found:
+        names = ", ".join(dict.fromkeys(log.name for log in logs))
+        raise NotThere(f"the cluster has no daemon `{daemon}`", hint=f"its daemons: {names}" if names else _NONE)
+    here = [log for log in found if node in (None, log.host)]
+    if not here:
+        hosts = ", ".join(log.host for log in found[:8]) + (" …" if len(found) > 8 else "")
+        raise NotThere(f"{daemon} does not run on `{node}`", hint=f"it runs on {hosts}")
+    return here
+
+
+def print_logs(logs: Sequence[DaemonLog], last: int | None, follow: bool) -> None:
+    """Print logs one after the other, then new lines as they are written. With several, the host is in front."""
+    width = max(len(log.host) for log in logs)
+    readers = [(f"{log.host.ljust(width)}  " if len(logs) > 1 else "", LogReader(log.path)) for log in logs]
+    printed = 0
+    for prefix, reader in readers:
+        lines = reader.all_lines(final=not follow)
+        for line in lines if last is None else deque(lines, maxlen=last):
+            printed += 1
+            out.data(prefix + one_line(line))
+    if not printed and not follow:
+        out.talk(f"nothing was logged yet in {logs[0].path}")
+    while follow:
+        time.sleep(EVERY_S)
+        for prefix, reader in readers:
+            for line in reader.new():
+                out.data(prefix + one_line(line))
+
+
+class LogReader:
+    """Reads a log that grows, and is emptied or replaced when its owner rotates it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._file = 0  # the inode
+        self._rest = b""
+
+    def all_lines(self, *, final: bool) -> Iterator[str]:
+        """Yield all lines, those of rotated parts first. `final`: also a last line that has no end yet."""
+        for number in range(OLD_LOGS, 0, -1):
+            yield from LogReader(self._path.with_name(f"{self._path.name}.{number}")).new()
+        yield from self.new()
+        if final and self._rest:
+            yield self._rest.decode(errors="replace")
+
+    def new(self) -> Iterator[str]:
+        """Yield the lines that were completed since the last call."""
+        try:
+            handle = open_beneath(self._path.parent, self._path.name)
+        except FileNotFoundError:
+            return
+        except PermissionError as error:
+            raise DalsegnoError(f"{self._path} cannot be read: permission denied", hint="use sudo") from error
+        with open(handle, "rb") as file:
+            about = os.fstat(handle)
+            if about.st_ino != self._file or about.st_size < self._offset:
+                self._file, self._offset, self._rest = about.st_ino, 0, b""
+            file.seek(self._offset)
+            for line in file:
+                self._offset += len(line)
+                self._rest += line
+                if line.endswith(b"\n"):
+                    yield self._rest.rstrip(b"\r\n").decode(errors="replace")
+                    self._rest = b""

@@ -59,6 +59,10 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     },
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
+SHARED_MODULES = {  # command -> the module where it stands under its own name, beside those that belong to it
+    "init": "cluster_file", "validate": "cluster_file", "schema": "cluster_file", "plan": "up", "ls": "status",
+    "env": "shell", "events": "nodes", "automation": "nodes",
+}  # fmt: skip
 
 
 class Commands(click.Group):
@@ -70,8 +74,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"dalsegno.cli.{name}")
-        command: click.Command = module.command
+        module = importlib.import_module(f"dalsegno.cli.{SHARED_MODULES.get(name, name)}")
+        command: click.Command = getattr(module, name if name in SHARED_MODULES else "command")
         return command
 
     def resolve_command(

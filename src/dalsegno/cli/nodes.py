@@ -1,7 +1,9 @@
-"""`dalsegno nodes`: show the cluster's nodes as its controller sees them."""
+"""`dalsegno nodes`, `events`, `automation`: nodes, their events and their recovery, as the controller knows them."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +11,25 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.controller_requests import ask_controller, find_controller, format_time
-from dalsegno.cli.events import line
+from dalsegno.cli.elevation import elevate_for_cluster
 from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dalsegno.slurm.facts import NodeInfo
 
 LEFT_ALONE = "left alone"  # the controller itself reports such a node as "in service"
 SLURM_S = 3.0
-SHOWN = 10  # check results
+SHOWN_CHECKS = 10
+LAST_EVENTS = 50
+EVENTS_EVERY_S = 0.5
+ACTIONS = ("pause", "resume", "status")
+_MODES = {
+    "observe": "automation is {} and only reports what it would do (`mode: observe` in the cluster file)",
+    "off": "automation is {} and only watches nodes (`mode: off` in the cluster file)",
+}
 
 
 @click.group(invoke_without_command=True)
@@ -150,15 +161,90 @@ def _show(answer: dict[str, Any]) -> None:
         out.data("")
         rows = [
             [format_time(each["at"]), each["check"], each["verdict"], each["text"]]
-            for each in answer["checks"][-SHOWN:]
+            for each in answer["checks"][-SHOWN_CHECKS:]
         ]
         out.table(["WHEN", "CHECK", "VERDICT", "FOUND"], rows)
     if answer["events"]:
         out.data("")
         for event in answer["events"]:
-            out.data(line(event))
+            out.data(describe_event(event))
 
 
 def _gpu(gpu: dict[str, Any]) -> list[str]:
     plain = [gpu["uuid"], gpu["serial"] or "-", gpu["model"] or "-"]
     return [str(gpu["slot"]), *plain, format_time(gpu["since"]), format_time(gpu["sent_away_at"])]
+
+
+@click.command()
+@cluster_option
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new events until Ctrl-C.")
+@click.option("--node", "-w", metavar="NODE", help="Only events of this node.")
+@click.option("--all", "-a", "everything", is_flag=True, help=f"All events, not only the last {LAST_EVENTS}.")
+@click.option("--json", "json_", is_flag=True, help="Print JSON, one event per line.")
+def events(name: str | None, follow: bool, node: str | None, everything: bool, json_: bool) -> None:
+    """Show node events and recovery actions, oldest first.
+
+    \b
+    dalsegno events -f
+    dalsegno events --node gpu-2 --json
+    """
+    socket = find_controller(name)
+    if node:
+        ask_controller(socket, {"node": node})  # the controller refuses an unknown node
+    since = 0 if everything or node else -LAST_EVENTS
+    while True:
+        since = _show_new(socket, since, node, json_)
+        if not follow:
+            return
+        time.sleep(EVENTS_EVERY_S)
+
+
+def _show_new(socket: Path, since: int, node: str | None, json_: bool) -> int:
+    """Print the events after `since` and return the id of the last one."""
+    while found := ask_controller(socket, {"events": since})["events"]:
+        width = max(len(event["node"]) for event in found)
+        for event in found:
+            if node in (None, event["node"]):
+                out.data(json.dumps(event) if json_ else describe_event(event, width))
+        since = found[-1]["id"]
+    return max(since, 0)
+
+
+def describe_event(event: dict[str, Any], width: int = 0) -> str:
+    """Return an event as one line, with the node's name padded to `width`."""
+    kind = "" if event["node"] else f"{event['kind']} "  # the text of a node's event says its kind already
+    return f"{format_time(event['at'])}  {(event['node'] or '-').ljust(width)}  {kind}{event['text']}"
+
+
+@click.command()
+@click.argument("action", type=click.Choice(ACTIONS), metavar="pause|resume|status")
+@cluster_option
+@json_option
+def automation(action: str, name: str | None, json_: bool) -> None:
+    """Show, pause or resume automatic recovery: draining, repairing and returning nodes.
+
+    While paused, no action is started; `dalsegno events` shows what would have been done. `resume` also retries
+    repairs that had failed too often, and resets the hourly limit on nodes taken out of service. Only root and
+    the cluster's owner may pause and resume.
+    """
+    if action != "status":
+        elevate_for_cluster(name)
+    answer = ask_controller(find_controller(name), {"automation": action})
+    if json_:
+        out.as_json(answer)
+        return
+    out.data(describe_mode(answer["automation"], answer["mode"]))
+    if nodes := [*answer["out"], *answer["suspected"]]:
+        rows = [[node["node"], node["phase"], format_time(node["since"]), _why(node)] for node in nodes]
+        out.table(["NODE", "PHASE", "SINCE", "REASON"], rows)
+
+
+def describe_mode(automation: str, mode: str) -> str:
+    return _MODES.get(mode, "automation is {}").format(automation)
+
+
+def _why(node: dict[str, Any]) -> str:
+    from dalsegno.recovery.phase import NodePhase
+
+    suspected = NodePhase.parse(node["phase"]) is NodePhase.SUSPECTED
+    return str(node["note"] or node["reason"] if suspected else node["reason"])

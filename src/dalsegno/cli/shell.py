@@ -1,14 +1,15 @@
-"""`dalsegno shell`: open a shell, or run a command, with the cluster's Slurm commands."""
+"""`dalsegno shell`, `dalsegno env`: the Slurm commands of a cluster, in a shell of its own or in yours."""
 
 from __future__ import annotations
 
 import os
+import shlex
 
 import click
 
 from dalsegno.cli import out
 from dalsegno.cli.elevation import elevate_to_change
-from dalsegno.cli.out import cluster_option
+from dalsegno.cli.out import cluster_option, json_option
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -37,3 +38,18 @@ def command(name: str | None, host: str | None, user: str | None, command_: tupl
     if entry.uid is not None:
         raise SystemExit(run_for_another(entry.argv, entry.env, entry.uid))
     become(entry.argv, entry.env)
+
+
+@click.command()
+@cluster_option
+@json_option
+def env(name: str | None, json_: bool) -> None:
+    """Print shell commands that put the cluster's Slurm on your PATH: eval "$(dalsegno env)"."""
+    from dalsegno.cluster import find_place, open_cluster
+
+    variables = open_cluster(find_place(name)).user_env(dict(os.environ))
+    if json_:
+        out.as_json(variables)
+    else:
+        for key, value in variables.items():
+            out.data(f"export {key}={shlex.quote(value)}")

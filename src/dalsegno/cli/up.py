@@ -1,25 +1,52 @@
-"""`dalsegno up`: create the cluster of a file, or apply changes to a running one."""
+"""`dalsegno plan`, `dalsegno up`: show what a cluster file changes, and create or change its cluster."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dalsegno.cli import out
 from dalsegno.cli.elevation import elevate_to_make
 from dalsegno.cli.interrupts import interruptible
-from dalsegno.cli.out import file_argument
+from dalsegno.cli.out import file_argument, json_option
 from dalsegno.errors import DalsegnoError
 from dalsegno.targets.base import ClusterPhase, Plan, Say, Target
+
+if TYPE_CHECKING:
+    from dalsegno.cluster import ClusterPlace
+    from dalsegno.spec.facts import Cluster
 
 
 @click.command()
 @file_argument
-def command(file: str) -> None:
-    """Create the cluster in FILE (default: cluster.yaml), or apply changes in the file to a running cluster without
-    disturbing its jobs. If `up` is interrupted, run it again: it continues from there."""
+@json_option
+def plan(file: str, json_: bool) -> None:
+    """Show what `up` would do with FILE (default: cluster.yaml): what it adds, removes, restarts and waits for."""
+    cluster, _, target = _open(file)
+    plan = target.plan(cluster)
+    consequences = [*plan.sentences(), *plan.details()]
+    if json_:
+        out.as_json(
+            {
+                "cluster": cluster.name,
+                "target": cluster.target,
+                "changes": not plan.empty,
+                "consequences": consequences,
+            }
+        )
+    else:
+        for line in consequences:
+            out.data(line)
+
+
+def _open(file: str) -> tuple[Cluster, ClusterPlace, Target]:
+    """Read the cluster file and open its target, as root where it needs root.
+
+    Somebody who may not change the cluster is refused, also for `plan`: not all of its state can be read then.
+    """
     from dalsegno.cluster import may_change, open_target, place_named
     from dalsegno.spec.load import load_spec
     from dalsegno.spec.resolve import resolve
@@ -29,6 +56,15 @@ def command(file: str) -> None:
     target = open_target(cluster.target, place)
     elevate_to_make(place, cluster, target)
     may_change(place)
+    return cluster, place, target
+
+
+@click.command()
+@file_argument
+def command(file: str) -> None:
+    """Create the cluster in FILE (default: cluster.yaml), or apply changes in the file to a running cluster without
+    disturbing its jobs. If `up` is interrupted, run it again: it continues from there."""
+    cluster, place, target = _open(file)
     started = time.monotonic()
     with place.lock(), interruptible(), out.progress() as say:
         plan = target.plan(cluster)

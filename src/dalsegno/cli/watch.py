@@ -131,6 +131,18 @@ def is_over(status: RunStatus) -> bool:
     return status.over and status.exit_code is not None
 
 
+def find_status(run: RunFolder) -> RunStatus | None:
+    """Return the status of a run; None if there is none or it cannot be read."""
+    with contextlib.suppress(DalsegnoError, OSError):
+        return read_status(run.status)
+    return None
+
+
+def is_under_way(run: RunFolder) -> bool:
+    status = find_status(run)
+    return status is not None and not is_over(status)
+
+
 def mark_lost(status: RunStatus) -> RunStatus:
     """Return the final status of a run whose cluster was removed before its end was recorded."""
     from dalsegno.runs.submit.prepare import given_up

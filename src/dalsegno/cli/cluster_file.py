@@ -1,14 +1,16 @@
-"""`dalsegno validate`: check a cluster file and report all errors at once."""
+"""`dalsegno init`, `validate`, `schema`: write a starter cluster file, check one, print the JSON schema."""
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from dalsegno.cli import out
 from dalsegno.cli.out import file_argument, json_option
-from dalsegno.errors import SpecError
+from dalsegno.errors import DalsegnoError, SpecError, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.spec.facts import Cluster
@@ -16,8 +18,37 @@ if TYPE_CHECKING:
 
 @click.command()
 @file_argument
+@click.option(
+    "--target", default="local", show_default=True, help="Target: local, ssh, parallelcluster, hyperpod or oci."
+)
+@click.option("--name", default="demo", show_default=True, help="Name of the cluster.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def init(file: str, target: str, name: str, force: bool) -> None:
+    """Write a commented starter cluster file to FILE (default: cluster.yaml)."""
+    from dalsegno.spec.load import parse_spec
+    from dalsegno.spec.schema import starter
+    from dalsegno.spec.unbuilt import UNBUILT_TARGETS
+    from dalsegno.system.files import write_atomic
+
+    path = Path(file)
+    if path.is_dir():
+        raise DalsegnoError("this is a folder", where=file, hint=f"name a file in it: `{path / 'cluster.yaml'}`")
+    if path.exists() and not force:
+        raise DalsegnoError("the file already exists", where=file, hint="use `--force` to overwrite it")
+    text = starter(target, name)
+    # An invalid name is refused before anything is written.
+    if parse_spec(text, file).name != name:
+        raise UsageError(f"invalid cluster name `{name}`", hint="use lowercase letters, digits, `-` and `_`")
+    write_atomic(path, text)
+    argument = "" if file == "cluster.yaml" else f" {shlex.quote(file)}"
+    then = f" (target `{target}` is not built yet)" if target in UNBUILT_TARGETS else f", then `dalsegno up{argument}`"
+    out.talk(f"wrote {file}; next: `dalsegno validate{argument}`{then}")
+
+
+@click.command()
+@file_argument
 @json_option
-def command(file: str, json_: bool) -> None:
+def validate(file: str, json_: bool) -> None:
     """Check the cluster file FILE (default: cluster.yaml) and report all errors. Exits 1 if there are any.
 
     A file for a target that is not built yet is checked too, with a warning: `plan` and `up` refuse it.
@@ -74,3 +105,16 @@ def _summary(file: str, cluster: Cluster) -> str:
 
 def _plural(count: object, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON schema of the cluster file, for editors.
+
+    \b
+    For the YAML language server, make this the first line of the cluster file:
+    "# yaml-language-server: $schema=cluster.schema.json".
+    """
+    from dalsegno.spec.schema import json_schema
+
+    out.as_json(json_schema())
