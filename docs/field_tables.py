@@ -15,10 +15,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.quantities import Minutes, Seconds, Share, SizeMiB
-from dalsegno.spec.schema import json_schema
+from dalsegno.spec.model import ClusterSpec, json_schema
 from dalsegno.spec.unbuilt import UNBUILT_FIELDS
+from dalsegno.spec.values import Minutes, Seconds, Share, SizeMiB
 
 PAGE = Path(__file__).with_name("cluster-file.md")
 TABLE = re.compile(r"(<!-- fields: (\w+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from dalsegno.errors import SpecError
 from dalsegno.spec.load import parse_spec
-from dalsegno.spec.model import ClusterSpec
+from dalsegno.spec.model import ClusterSpec, starter
 from dalsegno.spec.resolve import resolve
-from dalsegno.spec.schema import starter
 from dalsegno.spec.targets import TARGETS
 
 FULL = """\

@@ -5,7 +5,7 @@ import yaml
 
 from dalsegno.errors import UsageError
 from dalsegno.spec.load import parse_spec
-from dalsegno.spec.schema import json_schema, starter
+from dalsegno.spec.model import json_schema, starter
 from dalsegno.spec.targets import TARGETS
 
 SCHEMA = json_schema()

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from dalsegno.errors import SpecError
 from dalsegno.hostlist import expand
 from dalsegno.spec.load import parse_spec
-from dalsegno.spec.quantities import parse_size_mib, parse_time
 from dalsegno.spec.targets import addresses
+from dalsegno.spec.values import parse_size_mib, parse_time
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def init(file: str, target: str, name: str, force: bool) -> None:
     """Write a commented starter cluster file to FILE (default: cluster.yaml)."""
     from dalsegno.spec.load import parse_spec
-    from dalsegno.spec.schema import starter
+    from dalsegno.spec.model import starter
     from dalsegno.spec.unbuilt import UNBUILT_TARGETS
     from dalsegno.system.files import write_atomic
 
@@ -115,6 +115,6 @@ def schema() -> None:
     For the YAML language server, make this the first line of the cluster file:
     "# yaml-language-server: $schema=cluster.schema.json".
     """
-    from dalsegno.spec.schema import json_schema
+    from dalsegno.spec.model import json_schema
 
     out.as_json(json_schema())

@@ -9,10 +9,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from dalsegno.errors import UsageError
 from dalsegno.image_name import parse_name
-from dalsegno.spec.names import AbsolutePath, matching
-from dalsegno.spec.quantities import Seconds, Share
 from dalsegno.spec.section import Section, fault, show
 from dalsegno.spec.slurm import one_of, word
+from dalsegno.spec.values import AbsolutePath, Seconds, Share, matching
 
 _CHECK = r"[a-z][a-z0-9_-]{0,47}"
 _MODULE = r"[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}"

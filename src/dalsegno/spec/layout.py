@@ -10,8 +10,7 @@ from dalsegno.errors import NotThere
 from dalsegno.hardware import Gpu, Instance, find_gpu, find_instance, gpu_of
 
 if TYPE_CHECKING:  # pydantic takes 0.1 s to import, and the local target needs only the sizes
-    from dalsegno.spec.model import ClusterSpec
-    from dalsegno.spec.partition import MachineSpec, PartitionSpec
+    from dalsegno.spec.model import ClusterSpec, MachineSpec, PartitionSpec
 
 
 def find_cycle(below: dict[str, list[str]]) -> list[str]:

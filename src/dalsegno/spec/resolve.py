@@ -9,9 +9,7 @@ from dalsegno.spec import facts
 from dalsegno.spec.checks.policy import DEFAULT_ACCOUNT
 from dalsegno.spec.health import CheckSpec
 from dalsegno.spec.layout import login_nodes, members, own_nodes, own_spares, size_of
-from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.partition import PartitionSpec
-from dalsegno.spec.people import StorageSpec, UserSpec
+from dalsegno.spec.model import ClusterSpec, PartitionSpec, StorageSpec, UserSpec
 from dalsegno.spec.slurm import Preemption, PrioritySpec, QosSpec, ReservationSpec, SlurmSpec, Topology
 
 

@@ -9,9 +9,21 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from dalsegno.hardware import did_you_mean
-from dalsegno.spec.names import AccountName, Accounts, HostNames, PartitionName, PlainName, PlainNames, Users, matching
-from dalsegno.spec.quantities import Limit, Minutes, Seconds, parse_size_mib
 from dalsegno.spec.section import Section, fault, show
+from dalsegno.spec.values import (
+    AccountName,
+    Accounts,
+    HostNames,
+    Limit,
+    Minutes,
+    PartitionName,
+    PlainName,
+    PlainNames,
+    Seconds,
+    Users,
+    matching,
+    parse_size_mib,
+)
 
 
 def word(*words: str, yes: str = "", no: str = "") -> Callable[[object], str]:

@@ -10,9 +10,18 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from dalsegno.hostlist import expand
-from dalsegno.spec.names import AbsolutePath, Label, PartitionName, PlainName, UserName, matching, shaped
-from dalsegno.spec.quantities import Seconds, SizeMiB
 from dalsegno.spec.section import Section, fault, show
+from dalsegno.spec.values import (
+    AbsolutePath,
+    Label,
+    PartitionName,
+    PlainName,
+    Seconds,
+    SizeMiB,
+    UserName,
+    matching,
+    shaped,
+)
 
 # No leading dash: ssh would read it as an option.
 _ADDRESS = r"[A-Za-z0-9_:][A-Za-z0-9_.:-]{0,252}(\[[0-9,-]{1,200}\][A-Za-z0-9_.:-]{0,100})?"

@@ -112,7 +112,7 @@ def parse_node_timeout(text: str) -> float:
 
 
 def _seconds(text: str, bare_s: int, hint: str) -> int | None:
-    from dalsegno.spec.quantities import parse_time  # pydantic comes with it: only who gives a time pays
+    from dalsegno.spec.values import parse_time  # pydantic comes with it: only who gives a time pays
 
     try:
         return parse_time(text, bare_s)
@@ -122,7 +122,7 @@ def _seconds(text: str, bare_s: int, hint: str) -> int | None:
 
 def parse_memory(text: str) -> int:
     """Parse `64G` to MiB. As in Slurm, a bare number is MiB and 0 is all memory of the node."""
-    from dalsegno.spec.quantities import parse_size_mib
+    from dalsegno.spec.values import parse_size_mib
 
     bare = text.strip()
     try:

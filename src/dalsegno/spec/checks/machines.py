@@ -7,8 +7,7 @@ from dalsegno.hardware import Instance, did_you_mean, find_instance, gpu_of, gpu
 from dalsegno.hostlist import MAX_NODES
 from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.layout import catalog_gpu, catalog_instance, find_circle, find_cycle, members, own_nodes, own_spares
-from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.partition import MachineSpec, PartitionSpec
+from dalsegno.spec.model import ClusterSpec, MachineSpec, PartitionSpec
 from dalsegno.spec.section import place
 from dalsegno.spec.slurm import SwitchSpec, Topology
 

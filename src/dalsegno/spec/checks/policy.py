@@ -8,8 +8,7 @@ from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks.machines import nodes_known
 from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.layout import find_cycle, members
-from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.people import UserSpec
+from dalsegno.spec.model import ClusterSpec, UserSpec
 from dalsegno.spec.section import Section
 from dalsegno.spec.slurm import QosSpec, ReservationSpec
 

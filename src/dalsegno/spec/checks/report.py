@@ -11,8 +11,7 @@ from dalsegno.hardware import did_you_mean
 from dalsegno.spec.document import Document, KeyPath
 from dalsegno.spec.health import CHECK_THRESHOLDS, CheckSpec, HealthSpec
 from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
-from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.partition import PartitionSpec
+from dalsegno.spec.model import ClusterSpec, PartitionSpec
 from dalsegno.spec.section import Section, place
 from dalsegno.spec.slurm import OWNED, OWNED_IN_PARTITION
 

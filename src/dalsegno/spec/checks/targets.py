@@ -10,8 +10,7 @@ from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks.machines import nodes_known
 from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
-from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.people import StorageSpec
+from dalsegno.spec.model import ClusterSpec, StorageSpec
 from dalsegno.spec.section import Section, required_keys
 from dalsegno.spec.targets import TARGETS, HyperPod, Oci, ParallelCluster, Ssh, addresses
 from dalsegno.spec.unbuilt import UNBUILT_FIELDS

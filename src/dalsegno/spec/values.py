@@ -1,4 +1,5 @@
-"""Validators for names that Slurm, Unix and the shell accept, and that cannot break a config line."""
+"""Values of the cluster file: names that Slurm, Unix and the shell accept and that cannot break a config line, and
+times, sizes and shares: `2h`, `1-00:00:00`, `infinite`, `64G`, `25%`."""
 
 from __future__ import annotations
 
@@ -121,3 +122,140 @@ Groups = Users
 Features = Annotated[list[Feature], BeforeValidator(_listed), _LIST_SCHEMA]
 PartitionNames = Annotated[list[PartitionName], BeforeValidator(_listed), _LIST_SCHEMA]
 PlainNames = Annotated[list[PlainName], BeforeValidator(_listed), _LIST_SCHEMA]
+
+
+# Times, sizes and shares
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_WORDS = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "day": "d", "week": "w"}
+_SPAN = re.compile(r"(\d{1,9})\s*([a-z]+)\s*")
+_SLURM_DAYS = re.compile(r"(\d{1,6})-(\d{1,2})(?::(\d{1,2}))?(?::(\d{1,2}))?")
+_SLURM_CLOCK = re.compile(r"(\d{1,9}):(\d{1,2})(?::(\d{1,2}))?")
+_FOREVER = {"infinite", "unlimited", "never"}
+_MAX_S = 100 * 365 * 86400
+
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,3})?)\s*([kmgtp])(?:i?b)?", re.IGNORECASE)
+_SIZE_MIB = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0**2, "p": 1024.0**3}
+
+_TIME_HINT = "write `30m`, `2h`, `1d`, Slurm's `1-00:00:00`, or `infinite`"
+_SIZE_HINT = "write a number with its unit: `512M`, `64G`, `2T`"
+
+
+def parse_time(value: object, bare_s: int) -> int | None:
+    """Return seconds, None for infinite. A bare number is in units of `bare_s`. Raises ValueError if invalid."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value * bare_s
+    if not isinstance(value, str):
+        raise ValueError(value)
+    text = value.strip().lower()
+    if text in _FOREVER:
+        return None
+    if text.isascii() and text.isdigit() and len(text) < 12:
+        return int(text) * bare_s
+    return _slurm_time(text) or _span(text)
+
+
+def _slurm_time(text: str) -> int:
+    if found := _SLURM_DAYS.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        return days * 86400 + hours * 3600 + minutes * 60 + seconds
+    if found := _SLURM_CLOCK.fullmatch(text):
+        first, second, third = found.groups()
+        if third is None:
+            return int(first) * 60 + int(second)
+        return int(first) * 3600 + int(second) * 60 + int(third)
+    return 0
+
+
+def _span(text: str) -> int:
+    if not text or _SPAN.sub("", text):
+        raise ValueError(text)
+    return sum(int(count) * _unit_s(unit) for count, unit in _SPAN.findall(text))
+
+
+def _unit_s(unit: str) -> int:
+    single = unit.removesuffix("s") if len(unit) > 1 else unit
+    letter = _WORDS.get(single, single)
+    if letter not in _UNITS_S:
+        raise ValueError(unit)
+    return _UNITS_S[letter]
+
+
+def _time(value: object, bare_s: int) -> int | None:
+    try:
+        seconds = parse_time(value, bare_s)
+    except ValueError:
+        raise fault(f"must be a time, not {show(value)}", _TIME_HINT) from None
+    if seconds is not None and not 0 < seconds <= _MAX_S:
+        raise fault(f"must be more than 0 and at most 100 years, not {show(value)}", _TIME_HINT)
+    return seconds
+
+
+def _limit(value: object) -> int | None:
+    """Return a limit in whole minutes, rounded up as Slurm does."""
+    seconds = _time(value, 60)
+    return None if seconds is None else -(-seconds // 60)
+
+
+def _finite(value: object, bare_s: int) -> int:
+    seconds = _time(value, bare_s)
+    if seconds is None:
+        raise fault("cannot be infinite", "write `30s`, `5m`, `7d`")
+    return seconds
+
+
+def _minutes(value: object) -> int:
+    return -(-_finite(value, 60) // 60)
+
+
+def _seconds(value: object) -> int:
+    return _finite(value, 1)
+
+
+def parse_size_mib(value: object) -> int:
+    """Return the MiB of a size with a unit, always in powers of 1024. Raises ValueError if invalid."""
+    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if not found:
+        raise ValueError(value)
+    return int(float(found[1]) * _SIZE_MIB[found[2].lower()])
+
+
+def _size_mib(value: object) -> int:
+    try:
+        size = parse_size_mib(value)
+    except ValueError:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        what = f"has no unit: {show(value)}" if number else f"must be a size, not {show(value)}"
+        raise fault(what, _SIZE_HINT) from None
+    if not 1 <= size <= 1024**4:
+        raise fault(f"must be between 1M and 1024P, not {show(value)}", _SIZE_HINT)
+    return size
+
+
+def _share(value: object) -> float:
+    """Parse a share, `25%` or 0.25."""
+    share = -1.0
+    if isinstance(value, str) and re.fullmatch(r"\d{1,3}(\.\d{1,6})?\s*%", value):
+        share = float(value.rstrip("% ")) / 100
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        share = float(value)
+    if not 0 < share <= 1:
+        raise fault(f"must be a share of the whole, not {show(value)}", "write `25%` or `0.25`")
+    return share
+
+
+_TIME_SCHEMA = WithJsonSchema(
+    {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}], "examples": ["30m", "2h", "1-00:00:00"]}
+)
+_SIZE_SCHEMA = WithJsonSchema({"type": "string", "examples": ["512M", "64G", "2T"]})
+
+# A limit in whole minutes, None for `infinite`. A bare number is minutes, as in Slurm.
+Limit = Annotated["int | None", PlainValidator(_limit), _TIME_SCHEMA]
+Minutes = Annotated[int, PlainValidator(_minutes), _TIME_SCHEMA]
+# A bare number is seconds, as in Slurm's *Timeout settings.
+Seconds = Annotated[int, PlainValidator(_seconds), _TIME_SCHEMA]
+SizeMiB = Annotated[int, PlainValidator(_size_mib), _SIZE_SCHEMA]
+Share = Annotated[
+    float,
+    PlainValidator(_share),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": "%$"}], "examples": ["25%", 0.25]}),
+]
