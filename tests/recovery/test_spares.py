@@ -12,7 +12,7 @@ from dalsegno.recovery.act import loan_name
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.spares import LOAN_S
 from dalsegno.slurm.facts import JobState, NodeFlag
-from dalsegno.slurm.parse.pending import PendingReason
+from dalsegno.slurm.parse.messages import PendingReason
 from dalsegno.slurm.render import SPARE_REASON
 from tests.recovery.clinic import Clinic, MakeClinic
 

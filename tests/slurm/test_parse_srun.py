@@ -1,9 +1,11 @@
-"""Tests of parsing srun's error messages."""
+"""Tests of parsing what salloc and srun print."""
 
 from dalsegno.slurm.parse.srun import (
+    SallocAnswer,
     ended_on,
     first_exit_code,
     launch_failures,
+    parse_salloc,
     refused_containers,
     started_outside,
     why_not_started,
@@ -91,3 +93,19 @@ def test_nodes_with_ended_tasks_are_found():
     assert ended_on(SAID) == {"train-2", "train-3"}
     assert ended_on(OUTSIDE) == {"train-1", "train-2", "train-3"}
     assert ended_on("pyxis: importing docker image: nvcr.io/nvidia/pytorch:24.01-py3\n") == set()
+
+
+def test_pending_and_granted_allocations_have_their_job():
+    waiting = "salloc: Pending job allocation 7\nsalloc: job 7 queued and waiting for resources\n"
+    assert parse_salloc(waiting) == SallocAnswer(7, False, "job 7 queued and waiting for resources")
+    granted = waiting + "salloc: job 7 has been allocated resources\nsalloc: Granted job allocation 7\n"
+    assert parse_salloc(granted) == SallocAnswer(7, True, "Granted job allocation 7")
+
+
+def test_refusal_has_no_prefix_and_no_further_lines():
+    text = "salloc: error: Job submit/allocate failed: Invalid qos\nsalloc: Relinquishing job allocation 7\n"
+    assert parse_salloc(text) == SallocAnswer(None, False, "Job submit/allocate failed: Invalid qos")
+
+
+def test_empty_output_gives_no_message():
+    assert parse_salloc("") == SallocAnswer() == parse_salloc("bash: salloc: not found\n")

@@ -10,8 +10,8 @@ from dalsegno.recovery.reason import Topic
 from dalsegno.recovery.repair import Forecast
 from dalsegno.runs.status import RunCause, RunPhase, RunStatus
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
+from dalsegno.slurm.parse.messages import PendingReason
 from dalsegno.slurm.parse.nodes import NodeEvent
-from dalsegno.slurm.parse.pending import PendingReason
 from dalsegno.why import (
     Conclusion,
     ControllerView,

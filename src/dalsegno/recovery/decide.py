@@ -49,7 +49,7 @@ from dalsegno.recovery.records import DAY_S, MarkKind, NodeRecord, NodeRecords
 from dalsegno.recovery.repair import repair
 from dalsegno.recovery.spares import keep_spare, lend
 from dalsegno.slurm.facts import JobInfo, JobState
-from dalsegno.slurm.parse.pending import PendingReason, parse_pending
+from dalsegno.slurm.parse.messages import PendingReason, parse_pending
 from dalsegno.wire.liveness import Presence
 
 # Jobs that belong to no run, on failing nodes. Runs recover by themselves.

@@ -16,7 +16,7 @@ from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Owner
 from dalsegno.recovery.records import NodeRecord, NodeRecords
 from dalsegno.slurm.facts import JobInfo, JobState
-from dalsegno.slurm.parse.pending import parse_pending
+from dalsegno.slurm.parse.messages import parse_pending
 
 LOAN_S = 600.0  # a job that has not started on its spare by then loses it
 

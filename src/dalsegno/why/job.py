@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from dalsegno.runs.comment import JobRole, read_comment
 from dalsegno.slurm.facts import JobInfo, JobState
-from dalsegno.slurm.parse.pending import PendingReason, parse_pending
+from dalsegno.slurm.parse.messages import PendingReason, parse_pending
 from dalsegno.why.answer import AFTER_S, Conclusion, Moment
 
 # The meaning of each reason and the next command. {job}: the job's id, {part}: its partition, {user}: its user.

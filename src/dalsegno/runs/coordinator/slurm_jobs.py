@@ -22,8 +22,7 @@ from dalsegno.runs.coordinator.site import CoordinatorSite
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.names import node_list
-from dalsegno.slurm.parse.salloc import SallocAnswer, read_answer
-from dalsegno.slurm.parse.srun import launch_failures
+from dalsegno.slurm.parse.srun import SallocAnswer, launch_failures, parse_salloc
 from dalsegno.system.children import Child, adopt, start
 from dalsegno.system.files import read_text
 
@@ -213,7 +212,7 @@ class SlurmJobs:
             self.listener.job_granted(job.number, info)
 
     def _answer(self, job: JobProcesses) -> SallocAnswer:
-        return read_answer(read_text(self._log(job)) or "")
+        return parse_salloc(read_text(self._log(job)) or "")
 
     def _log(self, job: JobProcesses) -> Path:
         return self.site.folder.salloc_log(job.number)

@@ -1,12 +1,15 @@
-"""Parse srun's messages about nodes where a task could not start, and about tasks that ended. Pure functions."""
+"""Parse the output of salloc, and what srun says about tasks that could not start or that ended."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from dalsegno.hostlist import HostlistError, expand
 
+_GRANTED = re.compile(r"(Granted|Pending) job allocation (\d+)")
+_SALLOC_NAME = re.compile(r"salloc: (?:error: )?")
 # The path of our package inside a run's container. On a node whose Slurm does not know the container options, srun
 # starts tasks outside the container without an error; this file does not exist there.
 INSIDE = "/.dalsegno/dalsegno"
@@ -18,6 +21,29 @@ _REFUSED = re.compile(r"^dalsegno: (?P<node>[^\s:]+): container: (?P<why>.+)$", 
 _NO_PROGRAM = re.compile(r"^slurmstepd-(?P<node>[^\s:]+): error: execve\(\): (?P<program>[^:\n]+): (?P<why>.+)$", re.M)
 _ENDED = re.compile(r"^srun: error: (?P<nodes>\S+): tasks? \d", re.MULTILINE)
 _EXITED = re.compile(r"tasks? [\d, -]+: Exited with exit code (\d+)")
+
+
+@dataclass(frozen=True)
+class SallocAnswer:
+    """The job that salloc waits for or was granted, and its last message."""
+
+    job: int | None = None
+    granted: bool = False
+    last_words: str = ""
+
+
+def parse_salloc(text: str) -> SallocAnswer:
+    found = _GRANTED.findall(text)
+    if not found:
+        return SallocAnswer(last_words=_last_words(text))
+    word, job = found[-1]
+    return SallocAnswer(int(job), word == "Granted", _last_words(text))
+
+
+def _last_words(text: str) -> str:
+    """Return salloc's last message, without its `salloc:` prefix."""
+    lines = [_SALLOC_NAME.sub("", line).strip() for line in text.splitlines() if line.startswith("salloc:")]
+    return next((line for line in reversed(lines) if line and "Relinquishing" not in line), "")
 
 
 def launch_failures(text: str, job: int, nodes: Collection[str]) -> dict[str, str]:
