@@ -18,7 +18,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` it is
     "gpu-facts": "dalsegno.health.readers.nvml_process",
     "machine-room": "dalsegno.targets.local.machine_room",
     "break-worker": "dalsegno.inject.worker_program",
-    "undo-fault": "dalsegno.targets.local.undo_fault",
+    "undo-fault": "dalsegno.targets.local.fault_access",
     "node-agent": "dalsegno.node_agent.agent",
 }
 

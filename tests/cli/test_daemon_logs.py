@@ -14,7 +14,7 @@ from dalsegno.cli.main import cli
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.targets.base import DaemonLog
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.status import read_daemon_logs
+from dalsegno.targets.local.observe import read_daemon_logs
 
 LOGS = [DaemonLog("head", "slurmctld", Path("a")), *(DaemonLog(f"n{i}", "slurmd", Path("b")) for i in (1, 2))]
 

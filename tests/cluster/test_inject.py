@@ -19,7 +19,7 @@ from dalsegno.recovery.client import ask
 from dalsegno.system.children import arguments, descendants, end, find, marked
 from dalsegno.system.hosts import host_process, service_facts
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.machine_room_client import MachineRoom
+from dalsegno.targets.local.machine_room import MachineRoom
 from dalsegno.targets.local.target import LocalTarget
 from tests.cluster.conftest import Answer, Cli, at_home, leftovers, taken_down
 from tests.cluster.test_up_down import idle_nodes

@@ -15,7 +15,7 @@ import pytest
 
 from dalsegno.system.children import end
 from dalsegno.system.hosts import host_process
-from dalsegno.targets.local.machine_room_client import MachineRoom
+from dalsegno.targets.local.machine_room import MachineRoom
 from tests.cluster.conftest import PINGED_S, SOURCE, Cli, leftovers, make_home, taken_down
 from tests.waiting import eventually
 

@@ -12,8 +12,8 @@ from dalsegno.health.result import Remedy
 from dalsegno.health.telemetry import Telemetry, read_telemetry
 from dalsegno.inject.faults import FAULTS
 from dalsegno.inject.hardware import CHANGES, with_faults
-from dalsegno.inject.injection import METHODS, clear
-from dalsegno.inject.network import check_restored, drop_program
+from dalsegno.inject.injection import clear
+from dalsegno.inject.methods import METHODS, check_restored, drop_program
 from dalsegno.inject.records import HISTORY, FaultRecord, add_to_history, forget, read_history, read_records, record
 from dalsegno.system.children import start_ticks
 from dalsegno.system.processes import Completed

@@ -14,8 +14,7 @@ from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.system.files import locked
 from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanSeePower
 from dalsegno.targets.local.folder import ApplyStage, Folder
-from dalsegno.targets.local.machine_room import MachineRoomServer
-from dalsegno.targets.local.machine_room_client import MachineRoom
+from dalsegno.targets.local.machine_room import MachineRoom, MachineRoomServer
 from tests.local.sites import folder_of
 
 OWNER = os.geteuid()

@@ -3,56 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from dalsegno.errors import TargetError, UsageError
 from dalsegno.health.result import Remedy
-from dalsegno.inject import files, network, processes
 from dalsegno.inject.access import NodeAccess
 from dalsegno.inject.faults import XID_DEPTH, FaultOptions, InjectableFault, InjectedFault
-from dalsegno.inject.processes import DAEMONS, check_runs, find_worker, kill_worker, largest_task
+from dalsegno.inject.methods import (
+    DAEMONS,
+    check_rate,
+    check_runs,
+    drop_program,
+    find_worker,
+    kill_worker,
+    largest_task,
+    method_of,
+)
 from dalsegno.inject.records import FaultRecord, add_to_history, forget, is_current, read_records, record
 
-Step = Callable[[NodeAccess, FaultRecord], None]
-
-
-@dataclass(frozen=True)
-class FaultMethod:
-    """How a fault is done and undone. `apart`: why it needs a host of its own; refused if nodes are processes."""
-
-    do: Step
-    undo: Step
-    apart: str = ""
-
-
-def _nothing(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Do nothing: only the telemetry shows it."""
-
-
-NO_NETWORK, NO_DISK = "it has no network of its own", "it has no files of its own"
-HARDWARE = FaultMethod(_nothing, _nothing)
-
-METHODS = {  # faults that are not here only change the telemetry
-    "slurmd-dead": FaultMethod(processes.kill_daemon, processes.start_daemon),
-    "agent-dead": FaultMethod(processes.kill_daemon, processes.start_daemon),
-    "worker-hang": FaultMethod(processes.stop_worker, processes.resume_worker),
-    "oom": FaultMethod(processes.run_out_of_memory, _nothing),
-    "link-down": FaultMethod(network.unplug, network.plug, NO_NETWORK),
-    "link-flap": FaultMethod(network.flap, network.plug, NO_NETWORK),
-    "net-cut": FaultMethod(network.cut, network.restore, NO_NETWORK),
-    "net-slow": FaultMethod(network.slow, network.remove_rate, NO_NETWORK),
-    "net-loss": FaultMethod(network.drop, network.stop_dropping, NO_NETWORK),
-    "disk-full": FaultMethod(files.fill, files.empty, NO_DISK),
-    "fs-hang": FaultMethod(files.hang, files.unhang, NO_DISK),
-    "munge-dead": FaultMethod(files.silence_munge, files.wake_munge, NO_DISK),
-}
 GPU_FAULTS = ("xid", "ecc", "gpu-lost", "gpu-hot", "nvlink", "slow-gpu")
-
-
-def method_of(fault: str) -> FaultMethod:
-    return METHODS.get(fault, HARDWARE)
 
 
 def inject(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
@@ -168,9 +138,9 @@ def _check_gpu(nodes: NodeAccess, node: str, gpu: int) -> None:
 
 def _check_amounts(options: FaultOptions) -> None:
     if options.rate is not None:
-        network.check_rate(options.rate)
+        check_rate(options.rate)
     if options.percent is not None:
-        network.drop_program(options.percent)
+        drop_program(options.percent)
     if options.until not in (None, Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE):
         raise UsageError(f"`{options.until}` is no remedy that ends a fault", hint="reset, reboot or replace")
     if options.code is not None and not 0 < options.code < 1000:

@@ -1,4 +1,7 @@
-"""Records of faults that last: a small file each, written before the fault begins, in a folder for each node."""
+"""Records of faults that last: a small file each, written before the fault begins, in a folder for each node.
+
+A remedy removes the records of the faults that it ends.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from dalsegno.system.children import Process
 from dalsegno.system.files import make_folder, read_json, read_text, write_atomic
 
 HISTORY = "history"  # beside the records: every fault that was ever injected, a line each
+BAD_REPLACEMENT = "bad-replacement"
 
 
 @dataclass(frozen=True)
@@ -98,3 +102,33 @@ def _read(path: Path) -> FaultRecord | None:
         value = read_json(path)
         return FaultRecord(**value) if isinstance(value, dict) else None  # type: ignore[arg-type]
     return None
+
+
+def end_by_remedy(folder: Path, remedy: Remedy) -> None:
+    """Forget the faults that this remedy ends. A replacement that was declared bad gets a fault of its own."""
+    for fault in read_records(folder):
+        if fault.fault != BAD_REPLACEMENT and not remedy < fault.ended_by:
+            forget(folder, fault)
+    bad = _bad_replacement(folder)
+    if bad is not None and remedy is Remedy.REPLACE:
+        _spoil(folder, bad)
+
+
+def brings_old_gpus(folder: Path) -> bool:
+    """Return whether the next replacement has the same GPUs as the machine that it replaces."""
+    bad = _bad_replacement(folder)
+    return bool(bad and bad.options.get("same"))
+
+
+def _bad_replacement(folder: Path) -> FaultRecord | None:
+    return next((fault for fault in read_records(folder) if fault.fault == BAD_REPLACEMENT), None)
+
+
+def _spoil(folder: Path, bad: FaultRecord) -> None:
+    left = int(bad.options.get("count", 1)) - 1
+    if not bad.options.get("same"):
+        record(folder, "ecc", bad.node, {"count": 7, "mended_by": Remedy.REPLACE.value})
+    if left:
+        record(folder, BAD_REPLACEMENT, bad.node, {**bad.options, "count": left})
+    else:
+        forget(folder, bad)

@@ -326,7 +326,7 @@ def _host_files(
     if cluster.containers.enabled:
         files[f"bin/{RESUME}"] = File(resume_command(), 0o755)
     if placement.gpus_simulated and any(node.gpus for node in cluster.nodes):
-        stand_in = resources.files("dalsegno.targets.local.assets").joinpath("nvidia_smi.py").read_text()
+        stand_in = resources.files("dalsegno.targets.local").joinpath("nvidia_smi.py").read_text()
         files["bin/nvidia-smi"] = File(stand_in, 0o755)
     if placement.hosts != LOOPBACK:
         files["etc/hosts"] = File(hosts_file(cluster, placement, machine), mounted=True)

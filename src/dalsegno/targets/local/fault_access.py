@@ -1,4 +1,4 @@
-"""The local target's part of fault injection.
+"""The local target's part of fault injection, and the program `undo-fault`, which ends a fault when its time is over.
 
 `dalsegno.inject` is imported inside functions, and only if a node has recorded faults or somebody injects one: an
 ordinary `up` does without it.
@@ -6,27 +6,30 @@ ordinary `up` does without it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dalsegno.errors import DalsegnoError
 from dalsegno.health.result import Remedy
 from dalsegno.health.telemetry import write_telemetry
 from dalsegno.programs import launcher
 from dalsegno.spec.facts import Node
 from dalsegno.system.children import Child, Process, start
 from dalsegno.system.files import read_text
-from dalsegno.system.processes import Runner
+from dalsegno.system.processes import LocalRunner, Runner
 from dalsegno.targets.local.daemons import daemon_env
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.nodes import LocalNodes, hold, pids_on, service_processes, tasks_of
+from dalsegno.targets.local.nodes import LocalNodes, hold, open_nodes, pids_on, power_off, service_processes, tasks_of
 from dalsegno.targets.local.placement import healthy_node
-from dalsegno.targets.local.power import power_off
 
 if TYPE_CHECKING:
     from dalsegno.inject.faults import InjectedFault
     from dalsegno.inject.records import FaultRecord
+
+UNDO_PATIENCE_S = 60.0
 
 
 def has_records(folder: Folder, node: str) -> bool:
@@ -63,9 +66,9 @@ def clear_faults(nodes: LocalNodes, node: str, only: str | None = None) -> Seque
 def end_faults(nodes: LocalNodes, node: str, remedy: Remedy) -> None:
     """Forget the faults that this remedy ends, and have the hardware report what is left."""
     if has_records(nodes.folder, node):
-        from dalsegno.inject import remedies
+        from dalsegno.inject.records import end_by_remedy
 
-        remedies.end_faults(nodes.folder.faults(node), remedy)
+        end_by_remedy(nodes.folder.faults(node), remedy)
     write_hardware(nodes.folder, nodes.node(node), nodes.placement.gpus_simulated)
 
 
@@ -73,7 +76,7 @@ def replacement_has_old_gpus(folder: Folder, node: str) -> bool:
     """Return whether it was injected that the next replacement brings the same GPUs."""
     if not has_records(folder, node):
         return False
-    from dalsegno.inject.remedies import brings_old_gpus
+    from dalsegno.inject.records import brings_old_gpus
 
     return brings_old_gpus(folder.faults(node))
 
@@ -157,3 +160,20 @@ class LocalAccess:
 
     def write_hardware(self, node: str) -> None:
         write_hardware(self.nodes.folder, self.node(node), self.gpus_simulated)
+
+
+def main(arguments: list[str]) -> int:
+    """Run `undo-fault FOLDER NODE MARK WHEN`: undo an injected fault when its time is over."""
+    from dalsegno.inject.injection import undo_when_due
+
+    root, node, mark, when = arguments
+    time.sleep(max(float(when) - time.time(), 0.0))
+    until = time.monotonic() + UNDO_PATIENCE_S
+    while True:
+        try:
+            undo_when_due(LocalAccess(open_nodes(LocalRunner(), Folder(Path(root)))), node, mark)
+            return 0
+        except DalsegnoError:  # an `up` may be changing the cluster
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)

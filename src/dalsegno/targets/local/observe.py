@@ -1,17 +1,34 @@
-"""Observe a local cluster: which of its files, hosts and services exist."""
+"""Observe a local cluster: for a plan, which of its files, hosts and services exist; for its status, the daemons as its
+hosts report them, and nodes and jobs as Slurm does."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.system.files import read_text
-from dalsegno.system.hosts import has_its_files, host_process, service_facts
+from dalsegno.slurm.facts import JobInfo, NodeInfo
+from dalsegno.spec.facts import Cluster, Node
+from dalsegno.system.files import read_json, read_text
+from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, service_facts
+from dalsegno.targets.base import (
+    ClusterPhase,
+    ClusterStatus,
+    ClusterSummary,
+    DaemonLog,
+    DaemonStatus,
+    JobStatus,
+    NodeStatus,
+)
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.desired import Desired
 from dalsegno.targets.local.fault_access import faults_of
-from dalsegno.targets.local.folder import ClusterState, Folder
+from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, read_state
+from dalsegno.targets.local.placement import LOOPBACK, Placement
 from dalsegno.targets.local.plan import Observed, RunningJob
 
 
@@ -53,3 +70,199 @@ def running_jobs(slurm: SlurmClient) -> tuple[RunningJob, ...]:
     """Return the jobs that a change could affect; raise if slurmctld does not answer, which does not mean none."""
     living = [job for job in slurm.jobs() if not job.state.ended]
     return tuple(RunningJob(job.label, job.partition, frozenset(job.nodes)) for job in living)
+
+
+def read_status(folder: Folder, slurm: SlurmClient) -> ClusterStatus:
+    """Return the status; a broken cluster is reported, not raised."""
+    state = read_state(folder)
+    applied = read_applied(folder)
+    if state is None:
+        return ClusterStatus(
+            folder.name,
+            "local",
+            ClusterPhase.GONE,
+            problems=("its folder holds no state: `dalsegno down` removes the rest",),
+        )
+    daemons = _daemons(folder)
+    nodes, jobs, silence = _ask(slurm) if controller_runs(folder) else ([], None, [])
+    problems = [*_advice(state, applied), *silence, *_dead(daemons), *_injected(folder), *_unbound(folder)]
+    return ClusterStatus(
+        folder.name,
+        "local",
+        _phase(state, problems, applied),
+        nodes=_nodes(applied, nodes, state.placement, _off(folder, state.placement)),
+        daemons=daemons,
+        jobs=None if jobs is None else tuple(_job(job) for job in jobs),
+        problems=tuple(problems),
+        facts=_facts(state, applied),
+    )
+
+
+def _unbound(folder: Folder) -> list[str]:
+    names = [path.name for path in host_folders(folder) if not has_its_files(path)]
+    return [f"{compress(names)}: the cluster's users are not known there; `dalsegno up` repairs it"] if names else []
+
+
+def _advice(state: ClusterState, applied: Cluster | None) -> list[str]:
+    if state.phase is ApplyStage.UP:
+        return []
+    if state.phase is not ApplyStage.MAKING:
+        return ["its removal was interrupted: `dalsegno down` finishes it"]
+    if applied is not None:
+        return ["a change of it was interrupted: `dalsegno up` finishes it"]
+    return ["it is half-made: `dalsegno up` finishes it, `dalsegno down` removes it"]
+
+
+def read_summary(folder: Folder) -> ClusterSummary:
+    try:
+        state, applied = read_state(folder), read_applied(folder)
+    except DalsegnoError:
+        return ClusterSummary("local", ClusterPhase.DAMAGED, 0)
+    phase = _phase(state, [], applied) if state else ClusterPhase.GONE
+    if phase is ClusterPhase.UP and applied and not _is_alive(folder, applied.head):
+        phase = ClusterPhase.STOPPED
+    return ClusterSummary("local", phase, len(applied.nodes) if applied else 0)
+
+
+def _is_alive(folder: Folder, host: str) -> bool:
+    try:
+        return host_process(folder.host(host)) is not None
+    except DalsegnoError:
+        return False
+
+
+def _phase(state: ClusterState, problems: list[str], applied: Cluster | None) -> ClusterPhase:
+    if state.phase is ApplyStage.REMOVING:
+        return ClusterPhase.HALF_REMOVED
+    if state.phase is ApplyStage.MAKING:
+        return ClusterPhase.CHANGING if applied else ClusterPhase.HALF_MADE
+    return ClusterPhase.DEGRADED if problems else ClusterPhase.UP
+
+
+def _facts(state: ClusterState, applied: Cluster | None) -> dict[str, str]:
+    accounting = {"accounting": "on" if applied.slurm.accounting else "off"} if applied else {}
+    return {"Slurm": state.slurm_version.split()[-1], "hosts": state.placement.hosts, **accounting}
+
+
+def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, list[str]]:
+    """Return Slurm's nodes and jobs, and what is wrong with its answer."""
+    try:
+        nodes, queue = slurm.nodes(), slurm.queue()
+        odd = f"{queue.unreadable} jobs of Slurm's queue could not be read, and are not shown"
+        return nodes, queue.jobs, [odd] if queue.unreadable else []
+    except DalsegnoError as error:
+        return [], None, [f"slurmctld does not answer: {error.what.splitlines()[-1].strip()}"]
+
+
+def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
+    """Return the daemons of every host's plan, and whether each runs. The head comes first."""
+    found = []
+    for path in host_folders(folder):
+        services = _services(path)
+        facts = service_facts(path)
+        alive = host_process(path) is not None
+        for service in services or ():
+            name = str(service["name"])
+            found.append(_daemon(path.name, name, facts.get(name), alive))
+        if not services and services is not None and not alive:
+            found.append(DaemonStatus(path.name, "host", running=False, detail="(off)"))
+    return tuple(sorted(found, key=lambda daemon: (daemon.name in ("slurmd", "node-agent"), daemon.host)))
+
+
+def _services(host: Path) -> list[dict[str, Any]] | None:
+    """Return the services of a host's plan; None if there is no plan."""
+    plan = read_json(host / "plan.json")
+    services = plan.get("services") if isinstance(plan, dict) else None
+    found = services if isinstance(services, list) else []
+    return [service for service in found if isinstance(service, dict)] if isinstance(plan, dict) else None
+
+
+def read_daemon_logs(folder: Folder) -> list[DaemonLog]:
+    """Return the logs of all services of every host, and of the hosts' own init."""
+    logs = []
+    folders = host_folders(folder)
+    for path in folders:
+        services = _services(path)
+        for service in services or ():
+            kind, _, node = str(service["name"]).partition(":")
+            log = Path(str(service["log"]))
+            if log.parent in folders:  # a plan may belong to another user, who must not choose what is read
+                logs.append(DaemonLog(node or path.name, kind, log))
+        if services is not None:
+            logs.append(DaemonLog(path.name, "init", folder.log(path.name, "init")))
+    return logs
+
+
+def _daemon(host: str, name: str, fact: ServiceFact | None, alive: bool) -> DaemonStatus:
+    kind, _, node = name.partition(":")
+    detail = ""
+    if not alive:
+        detail = "(host is off)"
+    elif fact and fact.exit_code is not None:
+        detail = f"(ended with code {fact.exit_code})"
+    return DaemonStatus(node or host, kind, running=fact is not None and fact.running, detail=detail)
+
+
+def _dead(daemons: tuple[DaemonStatus, ...]) -> list[str]:
+    dead = [f"{daemon.name} on {daemon.host} {daemon.detail}".strip() for daemon in daemons if not daemon.running]
+    if not dead:
+        return []
+    more = f" and {len(dead) - 4} more" if len(dead) > 4 else ""
+    return [f"not running: {', '.join(dead[:4])}{more}; `dalsegno up` starts what is missing"]
+
+
+def _injected(folder: Folder) -> list[str]:
+    """Report injected faults, so that nobody looks for their cause."""
+    found = [f"{one.fault} on {one.node}" for path in host_folders(folder) for one in faults_of(folder, path.name)]
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return [f"injected: {', '.join(found[:4])}{more}; `dalsegno inject --clear` undoes it"] if found else []
+
+
+def _off(folder: Folder, placement: Placement) -> frozenset[str]:
+    """Return the hosts that are off; Slurm notices only later."""
+    names = () if placement.hosts == LOOPBACK else placement.addresses
+    return frozenset(name for name in names if not _is_alive(folder, name))
+
+
+def _nodes(
+    applied: Cluster | None, seen: list[NodeInfo], placement: Placement, off: frozenset[str]
+) -> tuple[NodeStatus, ...]:
+    """Return the nodes of the file with Slurm's state of each, and nodes that only one of the two knows."""
+    known = {node.name: node for node in applied.nodes} if applied else {}
+    info = {node.name: node for node in seen}
+    nodes = [
+        _node(name, known.get(name), info.get(name), applied, placement) for name in dict.fromkeys([*known, *info])
+    ]
+    return tuple(replace(node, state="off") if node.name in off else node for node in nodes)
+
+
+def _node(
+    name: str, fact: Node | None, info: NodeInfo | None, applied: Cluster | None, placement: Placement
+) -> NodeStatus:
+    port = f":{placement.ports[name]}" if placement.hosts == LOOPBACK and name in placement.ports else ""
+    return NodeStatus(
+        name,
+        state=_state_word(info) if info else "unknown",
+        reason=info.reason if info else "",
+        partitions=tuple(part.name for part in applied.partitions if name in part.nodes) if applied else (),
+        gpus=info.gpus if info else fact.gpus if fact else 0,
+        gpus_used=info.gpus_used if info else None,
+        gpu_type=fact.gpu_type if fact else "",
+        address=placement.addresses.get(name, "") + port,
+        spare=fact.spare if fact else False,
+    )
+
+
+def _state_word(info: NodeInfo) -> str:
+    """Return the state as sinfo writes it: idle, drained, down*."""
+    word = info.state.value.lower()
+    if info.draining and not info.down:
+        word = "drained" if info.drained else "draining"
+    return word if info.responding else f"{word}*"
+
+
+def _job(job: JobInfo) -> JobStatus:
+    return JobStatus(
+        id=job.label, name=job.name, user=job.user, partition=job.partition, state=job.state,
+        nodes=compress(job.nodes), gpus=job.gpus, elapsed_s=job.elapsed_s, reason=job.reason,
+    )  # fmt: skip

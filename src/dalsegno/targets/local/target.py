@@ -46,14 +46,13 @@ from dalsegno.targets.local.folder import (
     write_state,
 )
 from dalsegno.targets.local.images import import_all, present
-from dalsegno.targets.local.machine_room_client import MachineRoom
+from dalsegno.targets.local.machine_room import MachineRoom
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes
-from dalsegno.targets.local.observe import controller_runs, observe
+from dalsegno.targets.local.observe import controller_runs, observe, read_daemon_logs, read_status, read_summary
 from dalsegno.targets.local.people import People, shared_accounts
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.shell import enter, entrance, person_uid, user_env
-from dalsegno.targets.local.status import read_daemon_logs, read_status, read_summary
 from dalsegno.targets.local.sweep import sweep
 
 if TYPE_CHECKING:

@@ -1,0 +1,272 @@
+"""How each fault is done to a node and undone: to its processes, its network and its files. Only this node sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dalsegno.errors import TargetError, UsageError
+from dalsegno.inject.access import NodeAccess, in_mounts, in_network, in_switch
+from dalsegno.inject.records import FaultRecord, record_path
+from dalsegno.inject.workers import NodeWorker, choose, inspect
+from dalsegno.system.children import PROC, Process, arguments, end, find, send
+from dalsegno.system.network import run_ip
+from dalsegno.system.processes import Completed
+
+DAEMONS = {"slurmd-dead": "slurmd", "agent-dead": "node-agent"}
+DISABLED, FORWARDING = "0", "3"  # states of a bridge port; `ip link … bridge_slave state 0` is accepted but ignored
+# Ends a cut when its time is over, unless another has taken its place. A shell, not Python: cuts may be shorter than
+# Python takes to start.
+RESTORE_LATER = 'sleep "$1"; grep -q "$3" "$2" && bridge link set dev "$4" state 3 && rm -f "$2"'
+RATE = re.compile(r"\d{1,6}[kmg]bit")
+FLAPS, FLAP_S = 3, 0.3
+DISK_FILE = "full"
+FILL_DISK = 'exec 2>/dev/null; cat /dev/zero > "$1"'
+HANG_S = 10.0
+HANGING_FS = Path(__file__).with_name("hanging_fs.py")
+
+
+def kill_daemon(nodes: NodeAccess, fault: FaultRecord) -> None:
+    """Tell its host first not to restart it."""
+    nodes.hold(fault.node, DAEMONS[fault.fault], True)
+    end(nodes.daemons(fault.node, DAEMONS[fault.fault]))
+
+
+def start_daemon(nodes: NodeAccess, fault: FaultRecord) -> None:
+    nodes.hold(fault.node, DAEMONS[fault.fault], False)
+
+
+def stop_worker(nodes: NodeAccess, fault: FaultRecord) -> None:
+    send(_process(fault), signal.SIGSTOP)
+
+
+def resume_worker(nodes: NodeAccess, fault: FaultRecord) -> None:
+    send(_process(fault), signal.SIGCONT)
+
+
+def _process(fault: FaultRecord) -> Process:
+    return Process(int(fault.undo["pid"]), int(fault.undo["start"]))
+
+
+def kill_worker(nodes: NodeAccess, node: str, run: str | None, rank: int | None) -> NodeWorker:
+    """Kill a worker without warning, as a kernel that is out of memory does."""
+    worker, process = find_worker(nodes, node, run, rank)
+    send(process, signal.SIGKILL)
+    return worker
+
+
+def find_worker(nodes: NodeAccess, node: str, run: str | None, rank: int | None) -> tuple[NodeWorker, Process]:
+    """Return the worker of this run and rank, if they are given, else the one of the lowest rank."""
+    seen = [inspect(pid) for pid in nodes.pids(node)]
+    return choose([one for one in seen if one is not None], node, run, rank)
+
+
+def largest_task(nodes: NodeAccess, node: str) -> dict[str, Any]:
+    """Return PID, start, name and size of what the kernel would kill; nothing if no job runs."""
+    sizes = {process: _resident_kib(process.pid) for process in nodes.tasks(node)}
+    if not sizes:
+        return {}
+    process = max(sizes, key=lambda one: sizes[one])
+    name = (PROC / str(process.pid) / "comm").read_text(errors="replace").strip()
+    return {"pid": process.pid, "start": process.start, "name": name, "kib": sizes[process]}
+
+
+def run_out_of_memory(nodes: NodeAccess, fault: FaultRecord) -> None:
+    if fault.undo:
+        send(_process(fault), signal.SIGKILL)
+
+
+def _resident_kib(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int((PROC / str(pid) / "statm").read_text().split()[1]) * 4
+    return 0
+
+
+def check_runs(nodes: NodeAccess, node: str, name: str) -> None:
+    if not nodes.daemons(node, name):
+        raise TargetError(f"{name} does not run on {node}", hint="`dalsegno status` shows the daemons")
+
+
+def cut_off(nodes: NodeAccess, fault: FaultRecord) -> None:
+    port, for_s = nodes.port(fault.node), fault.options.get("for_s")
+    if for_s is not None:  # its end is arranged before it begins
+        path = record_path(nodes.records(fault.node), fault.fault)
+        argv = ["sh", "-c", RESTORE_LATER, "sh", str(for_s), str(path), fault.mark, port]
+        nodes.start(fault.node, ["nsenter", "-t", str(nodes.switch().pid), "-n", *argv]).close()
+    in_switch(nodes, ["bridge", "link", "set", "dev", port, "state", DISABLED]).checked()
+
+
+def reconnect(nodes: NodeAccess, fault: FaultRecord) -> None:
+    check_restored(in_switch(nodes, ["bridge", "link", "set", "dev", nodes.port(fault.node), "state", FORWARDING]))
+
+
+def check_restored(done: Completed) -> None:
+    """Accept that a port refuses while its link is down, as when its host boots: it forwards once the link is up."""
+    if "Network is down" not in done.stderr:
+        done.checked()
+
+
+def unplug(nodes: NodeAccess, fault: FaultRecord) -> None:
+    run_ip(nodes.runner, [f"link set {nodes.port(fault.node)} down"], nodes.switch().pid)
+
+
+def plug(nodes: NodeAccess, fault: FaultRecord) -> None:
+    run_ip(nodes.runner, [f"link set {nodes.port(fault.node)} up"], nodes.switch().pid)
+
+
+def flap(nodes: NodeAccess, fault: FaultRecord) -> None:
+    for _ in range(int(fault.options.get("count", FLAPS))):
+        unplug(nodes, fault)
+        time.sleep(FLAP_S)
+        plug(nodes, fault)
+        time.sleep(FLAP_S)
+
+
+def check_rate(rate: str) -> str:
+    if not RATE.fullmatch(rate):
+        raise UsageError(f"invalid rate `{rate}`", hint="such as `1mbit`, `500kbit` or `10gbit`")
+    return rate
+
+
+def slow_down(nodes: NodeAccess, fault: FaultRecord) -> None:
+    """Use tbf, which every kernel has; some have no netem."""
+    tbf = ["tbf", "rate", check_rate(str(fault.options.get("rate", "1mbit"))), "burst", "32kb", "latency", "400ms"]
+    in_switch(nodes, ["tc", "qdisc", "replace", "dev", nodes.port(fault.node), "root", *tbf]).checked()
+    in_network(nodes, fault.node, ["tc", "qdisc", "replace", "dev", "eth0", "root", *tbf]).checked()
+
+
+def remove_limit(nodes: NodeAccess, fault: FaultRecord) -> None:
+    in_switch(nodes, ["tc", "qdisc", "del", "dev", nodes.port(fault.node), "root"])
+    in_network(nodes, fault.node, ["tc", "qdisc", "del", "dev", "eth0", "root"])
+
+
+def drop_packets(nodes: NodeAccess, fault: FaultRecord) -> None:
+    """Drop packets of both directions at the switch's end of the link."""
+    stop_dropping(nodes, fault)
+    port = nodes.port(fault.node)
+    in_switch(nodes, ["tc", "qdisc", "add", "dev", port, "clsact"]).checked()
+    code = drop_program(float(fault.options.get("percent", 30.0)))
+    for way in ("ingress", "egress"):
+        argv = ["tc", "filter", "add", "dev", port, way, "bpf", "direct-action", "bytecode", code]
+        in_switch(nodes, argv).checked()
+
+
+def stop_dropping(nodes: NodeAccess, fault: FaultRecord) -> None:
+    in_switch(nodes, ["tc", "qdisc", "del", "dev", nodes.port(fault.node), "clsact"])
+
+
+def drop_program(percent: float) -> str:
+    """Return a packet filter, in the form of tc, that drops (2) packets whose random number is below the share."""
+    if not 0 < percent <= 100:
+        raise UsageError(f"invalid percentage `{percent:g}`", hint="between 0 and 100")
+    below = min(round(percent / 100 * 2**32), 2**32 - 1)
+    return f"4,32 0 0 {2**32 - 4096 + 56},37 0 1 {below},6 0 0 {2**32 - 1},6 0 0 2"
+
+
+def fill_disk(nodes: NodeAccess, fault: FaultRecord) -> None:
+    """Write until the disk is full, but never to the disk of this machine."""
+    disk = str(nodes.disk(fault.node))
+    if not _is_mounted(nodes.host(fault.node).pid, disk, "tmpfs"):
+        raise TargetError(f"{fault.node} has no disk of its own yet", hint="`inject power-off` and `up` give it one")
+    in_mounts(nodes, fault.node, ["sh", "-c", FILL_DISK, "sh", str(_filling(nodes, fault))])
+
+
+def empty_disk(nodes: NodeAccess, fault: FaultRecord) -> None:
+    in_mounts(nodes, fault.node, ["rm", "-f", str(_filling(nodes, fault))]).checked()
+
+
+def _filling(nodes: NodeAccess, fault: FaultRecord) -> Path:
+    return nodes.disk(fault.node) / DISK_FILE
+
+
+def hang_homes(nodes: NodeAccess, fault: FaultRecord) -> None:
+    """Mount a FUSE file system over the home folders whose server never answers."""
+    host, homes = nodes.host(fault.node), str(nodes.homes)
+    inside = ["nsenter", "-t", str(host.pid), "-m", "-p", "--"]
+    argv = [*inside, sys.executable, "-I", "-S", str(HANGING_FS), homes, fault.mark]
+    server = nodes.start(fault.node, argv)
+    until = time.monotonic() + HANG_S
+    while not _is_mounted(host.pid, homes, "fuse"):
+        if not server.alive() or time.monotonic() > until:
+            raise TargetError(
+                f"no file system could be made to hang on {fault.node}",
+                where=str(nodes.log(fault.node)),
+                hint="the kernel needs FUSE",
+            )
+        time.sleep(0.01)
+    server.close()
+
+
+def _is_mounted(pid: int, path: str, kind: str | None = None) -> bool:
+    written = path.replace(" ", "\\040")
+    mounts = [line.split()[1:3] for line in (PROC / str(pid) / "mounts").read_text().splitlines()]
+    return any(target == written and kind in (None, found) for target, found in mounts)
+
+
+def release_homes(nodes: NodeAccess, fault: FaultRecord) -> None:
+    """End the server, so that waiting processes get an error, and unmount it."""
+    server = [str(HANGING_FS), str(nodes.homes), fault.mark]
+    end(find(lambda pid: arguments(pid)[-3:] == server))
+    while _is_mounted(nodes.host(fault.node).pid, str(nodes.homes), "fuse"):
+        in_mounts(nodes, fault.node, ["umount", "-l", "-c", str(nodes.homes)]).checked()
+
+
+def silence_munge(nodes: NodeAccess, fault: FaultRecord) -> None:
+    """Mount something over munge's socket that is no socket."""
+    if not _is_covered(nodes, fault.node):
+        in_mounts(nodes, fault.node, ["mount", "--bind", "/dev/null", str(nodes.munge_socket)]).checked()
+
+
+def wake_munge(nodes: NodeAccess, fault: FaultRecord) -> None:
+    if _is_covered(nodes, fault.node):
+        in_mounts(nodes, fault.node, ["umount", "-l", str(nodes.munge_socket)]).checked()
+
+
+def _is_covered(nodes: NodeAccess, node: str) -> bool:
+    return _is_mounted(nodes.host(node).pid, str(nodes.munge_socket))
+
+
+Step = Callable[[NodeAccess, FaultRecord], None]
+
+
+@dataclass(frozen=True)
+class FaultMethod:
+    """How a fault is done and undone. `apart`: why it needs a host of its own; refused if nodes are processes."""
+
+    do: Step
+    undo: Step
+    apart: str = ""
+
+
+def _nothing(nodes: NodeAccess, fault: FaultRecord) -> None:
+    """Do nothing: only the telemetry shows it."""
+
+
+NO_NETWORK, NO_DISK = "it has no network of its own", "it has no files of its own"
+HARDWARE = FaultMethod(_nothing, _nothing)
+
+METHODS = {  # faults that are not here only change the telemetry
+    "slurmd-dead": FaultMethod(kill_daemon, start_daemon),
+    "agent-dead": FaultMethod(kill_daemon, start_daemon),
+    "worker-hang": FaultMethod(stop_worker, resume_worker),
+    "oom": FaultMethod(run_out_of_memory, _nothing),
+    "link-down": FaultMethod(unplug, plug, NO_NETWORK),
+    "link-flap": FaultMethod(flap, plug, NO_NETWORK),
+    "net-cut": FaultMethod(cut_off, reconnect, NO_NETWORK),
+    "net-slow": FaultMethod(slow_down, remove_limit, NO_NETWORK),
+    "net-loss": FaultMethod(drop_packets, stop_dropping, NO_NETWORK),
+    "disk-full": FaultMethod(fill_disk, empty_disk, NO_DISK),
+    "fs-hang": FaultMethod(hang_homes, release_homes, NO_DISK),
+    "munge-dead": FaultMethod(silence_munge, wake_munge, NO_DISK),
+}
+
+
+def method_of(fault: str) -> FaultMethod:
+    return METHODS.get(fault, HARDWARE)

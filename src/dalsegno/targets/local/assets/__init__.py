@@ -1,1 +1,0 @@
-"""Stand-alone programs that a local cluster puts on its nodes."""
