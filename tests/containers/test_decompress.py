@@ -12,7 +12,7 @@ import pytest
 from dalsegno.containers.manifest import DamagedImage
 from dalsegno.containers.tar import FileSlice, unpacked
 from dalsegno.errors import CommandFailed, DalsegnoError
-from dalsegno.system.pipes import Sink, through
+from dalsegno.system.processes import Sink, through
 
 PLAIN = os.urandom(300_000) + bytes(3_000_000)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.system.execute import as_caller, caller, refusal, sudo_command
+from dalsegno.system.execute import as_caller, refusal, sudo_command
+from dalsegno.system.ownership import caller
 from dalsegno.system.processes import Completed, FakeRunner
 
 NOBODY = 65534

@@ -18,7 +18,7 @@ from dalsegno.cli.out import cluster_option
 from dalsegno.cli.watch import is_over
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.printable import one_line
-from dalsegno.system.plain_files import open_beneath
+from dalsegno.system.ownership import open_beneath
 
 if TYPE_CHECKING:
     from dalsegno.runs.folder import RunFolder

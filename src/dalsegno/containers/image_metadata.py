@@ -25,8 +25,7 @@ from dalsegno.containers.tar import TarEntry, TarType
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.system.files import read_text, write_atomic
 from dalsegno.system.machine import program
-from dalsegno.system.pipes import through
-from dalsegno.system.processes import Runner
+from dalsegno.system.processes import Runner, through
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SPECIAL = re.compile(r'(["$`\\])')

@@ -12,8 +12,7 @@ from dalsegno.containers.merge import Merged
 from dalsegno.containers.tar import END, FileSlice, Stream, hard_link, header, padding, unpacked
 from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 from dalsegno.system.machine import program
-from dalsegno.system.pipes import Sink
-from dalsegno.system.processes import LocalRunner
+from dalsegno.system.processes import LocalRunner, Sink
 
 COMPRESSIONS = ("lz4", "zstd", "gzip")
 MEMORY_VARIABLE = "DALSEGNO_MEMORY_MIB"  # set by the container plugin (`native/start.c`)

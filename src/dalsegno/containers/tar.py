@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dalsegno.containers.manifest import DamagedImage
 from dalsegno.errors import CommandFailed
 from dalsegno.system.machine import program
-from dalsegno.system.pipes import through
+from dalsegno.system.processes import through
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)

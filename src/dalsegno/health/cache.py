@@ -17,7 +17,7 @@ from pathlib import Path
 from dalsegno.health.messages import BadReport, Finding, NodeReport, parse_report, report_message
 from dalsegno.health.result import Verdict
 from dalsegno.health.telemetry import telemetry_path
-from dalsegno.system.plain_files import trusted_folder
+from dalsegno.system.ownership import trusted_folder
 
 KEPT_S = 60.0
 _MOST_BYTES = 1 << 20

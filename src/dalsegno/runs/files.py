@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dalsegno.runs.folder import RunFolder, repair_hint
 from dalsegno.system.files import Json, damaged
-from dalsegno.system.plain_files import list_beneath, open_beneath, read_beneath
+from dalsegno.system.ownership import list_beneath, open_beneath, read_beneath
 
 MOST_BYTES = 8 << 20  # of a file that is read whole
 

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from dalsegno.system.plain_files import open_beneath
+from dalsegno.system.ownership import open_beneath
 
 MOST_BYTES = 256 << 20
 MOST_BYTES_OF_OTHERS = 16 << 20  # another user's run must not exhaust our memory

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.machine import UNSHARE, program
+from dalsegno.system.ownership import caller
 from dalsegno.system.processes import Runner
 
 
@@ -219,12 +220,6 @@ def refusal(runner: Runner) -> str:
     if runner.run([sudo, "-n", "--", "true"], timeout_s=60).exit_code == 0:
         return "this kernel or container does not permit namespaces"
     return "sudo requires a password"
-
-
-def caller(env: Mapping[str, str] = os.environ) -> int:
-    """Return the uid of the user who ran this command; under sudo, the user who called sudo."""
-    uid, behind = os.geteuid(), env.get("SUDO_UID", "")
-    return int(behind) if uid == 0 and behind.isdecimal() else uid
 
 
 def as_caller(body: Callable[[], None], env: Mapping[str, str] = os.environ) -> None:

@@ -15,10 +15,10 @@ from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.versions import NOBODY_UID
 from dalsegno.system.children import Process
-from dalsegno.system.execute import caller
 from dalsegno.system.files import make_folder, write_atomic
 from dalsegno.system.hosts import HostPlan, boot, has_its_files, host_process, reload, write_plan
 from dalsegno.system.machine import MachineFacts
+from dalsegno.system.ownership import caller
 from dalsegno.system.processes import Runner
 from dalsegno.targets.base import Say
 from dalsegno.targets.folder import write_applied
