@@ -1,19 +1,38 @@
-"""The ladder benchmark on each rank. Rungs take turns in rounds, so that noise affects all of them equally."""
+"""The ladder benchmark on each rank. Rungs take turns in rounds, so that noise affects all of them equally.
+
+`python -m dalsegno.bench.ladder_measure FOLDER` is one rank on this machine, with `examples/` on its path. The folder
+holds `ask.json` and the rendezvous file of the ranks. Rank 0 writes `progress` and `report.json`.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from statistics import median_low
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dalsegno.bench.ladder import BASELINE, LadderAsk, LadderReport, RankTraffic, RungResult, StepSpan, tcp_bytes_sent
+from dalsegno.bench.ladder import (
+    ASK,
+    BASELINE,
+    MEETING,
+    PROGRESS,
+    REPORT,
+    LadderAsk,
+    LadderReport,
+    RankTraffic,
+    RungResult,
+    StepSpan,
+    tcp_bytes_sent,
+)
 from ladder import RUNGS, Rung
 from ladder.torch_data_parallel import why_not_measured
 from ladder.torch_ddp import TorchDDP
@@ -242,3 +261,23 @@ def _typical(by_rank: list[list[WatchedStep]]) -> list[WatchedStep]:
 def _traffic(watched: WatchedStep, tcp_bytes: list[int | None]) -> RankTraffic:
     known = [each for each in tcp_bytes if each is not None]
     return RankTraffic(**watched.tally, tcp_bytes=median_low(known) if known else None)
+
+
+def main(folder: Path) -> None:
+    """Measure as one of the ranks that `dalsegno bench ddp` starts on this machine."""
+    parent = os.getppid()
+    ask = LadderAsk.from_json((folder / ASK).read_text())
+
+    def each_round(number: int) -> None:
+        if os.getppid() != parent:
+            sys.exit("the process that started this benchmark has ended")
+        if os.environ["RANK"] == "0" and ask.progress(number):
+            (folder / PROGRESS).write_text(ask.progress(number))
+
+    report = measure(ask, f"file://{folder / MEETING}", each_round)
+    if report:
+        (folder / REPORT).write_text(json.dumps(report.to_dict()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -146,8 +146,9 @@ def _show(report: LadderReport) -> None:
 
 
 def measure_here(ask: LadderAsk, processes: int, say: Say) -> LadderReport:
-    from dalsegno.bench.ladder import ASK, REPORT, count_processes, read_report
+    from dalsegno.bench.ladder import ASK, REPORT, count_processes, make_importable, read_report
 
+    make_importable()  # for the ranks too, which get our path
     say(f"starting {count_processes(processes)}")
     with tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as name, interruptible():
         folder = Path(name)
@@ -186,7 +187,7 @@ def _rank(folder: Path, rank: int, processes: int) -> Rank:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     loopback = {} if "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": "lo"}
     env = {**os.environ, **local_env(rank, processes), **loopback, "PYTHONPATH": path}
-    return Rank([sys.executable, "-m", "dalsegno.bench.ladder_rank", str(folder)], env)
+    return Rank([sys.executable, "-m", "dalsegno.bench.ladder_measure", str(folder)], env)
 
 
 def _wait(folder: Path, ranks: Sequence[Child], say: Say) -> None:
