@@ -65,6 +65,16 @@ def last_event(cli: Cli) -> int:
     return max((each["id"] for each in request(cli, {"events": -1})["events"]), default=0)
 
 
+def wait_for_event(cli: Cli, node: str, text: str, since: int) -> None:
+    def texts() -> list[str]:
+        return [each["text"] for each in events(cli, node, since)]
+
+    try:
+        eventually(lambda: text in texts(), 100)
+    except AssertionError:
+        raise AssertionError(f"no event {text!r}; {node} is {state(cli, node)}, its events: {texts()}") from None
+
+
 def state(cli: Cli, node: str) -> str:
     return cli.ok("shell", "--", "sinfo", "-h", "-n", node, "-o", "%T").split()[0]
 
@@ -442,7 +452,7 @@ def test_spare_is_lent_to_a_run_and_returned(cluster: Cli):
             eventually(lambda: saved.stat().st_mtime > running_since)  # otherwise Slurm forgets the job
             os.kill(daemon_pid(cluster, "head", "slurmctld"), 9)
         cluster.ok(*read_again)
-        eventually(lambda before=before: given_back in [each["text"] for each in events(cluster, SPARE, before)], 100)
+        wait_for_event(cluster, SPARE, given_back, before)
         eventually(lambda: state(cluster, SPARE) == "allocated", 100)
         assert node() == f"RUNNING {SPARE}"
     cluster.ok("shell", "--", "scancel", *full, joins)
