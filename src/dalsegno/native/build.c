@@ -36,7 +36,7 @@
 struct request request = {.in_use = -1, .data_folder = -1};
 bool privileged, slurmd_is_root;
 static bool can_regain_root; /* effective rights of the user, saved rights of root */
-static char **started_with; /* our environment */
+static char **initial_environment; /* our environment */
 
 /* Answers */
 
@@ -74,27 +74,27 @@ void as_root(void) {
 }
 
 /* Used where root's helper builds a container with the user's rights. The user can still neither trace nor stop us. */
-static void take_users_rights(void) {
+static void use_user_rights(void) {
     can_regain_root = slurmd_is_root && request.uid != 0;
     if (can_regain_root && (setgroups(request.group_count, request.groups) != 0 || setegid(request.gid) != 0 ||
                             seteuid(request.uid) != 0))
         fail("cannot take the user's rights: %s", strerror(errno));
 }
 
-void borrow_root(void) {
+void regain_root(void) {
     if (can_regain_root && (seteuid(0) != 0 || setegid(0) != 0))
         fail("cannot take root's rights back: %s", strerror(errno));
 }
 
-void give_root_back(void) {
+void release_root(void) {
     if (can_regain_root && (setegid(request.gid) != 0 || seteuid(request.uid) != 0))
         fail("cannot take the user's rights: %s", strerror(errno));
 }
 
 /* Drops root's rights permanently. With `caps`, root's capabilities stay until a user namespace is created: systems that
  * refuse user namespaces to users (Ubuntu 24.04) allow this one. */
-void leave_root(bool caps) {
-    borrow_root();
+void drop_root(bool caps) {
+    regain_root();
     if (can_regain_root && caps && prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP) != 0)
         fail("cannot keep root's capabilities: %s", strerror(errno));
     if (can_regain_root)
@@ -120,7 +120,7 @@ int run_program(const char *const argv[], int folder, int errors_fd) {
     int status;
     pid_t child = fork();
     if (child == 0) {
-        leave_root(false);
+        drop_root(false);
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* after the change of user, which resets it */
         int null = open("/dev/null", O_RDWR);
         for (int stream = 0; stream < 3; stream++)
@@ -181,7 +181,7 @@ static void read_word(const char *word) {
                  {"home", &request.home},   {"script", &request.script}, {"data", &request.data},
                  {"cache", &request.cache}, {"save", &request.save},     {"import", &request.import},
                  {"pmix", &request.pmix},   {"home_at", &request.home_at}, {"remove", &request.remove},
-                 {"asked", &request.asked}, {"cgroups", &request.cgroups}};
+                 {"asked", &request.requested_image}, {"cgroups", &request.cgroups}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (is_named(word, texts[i].name, &value)) {
             *texts[i].to = value;
@@ -219,7 +219,7 @@ static void read_variables(void) {
     const char *own = getenv("PATH");
     if (own)
         snprintf(path, sizeof path, "%s", own);
-    started_with = environ;
+    initial_environment = environ;
     for (char **each = environ; each && *each && request.variable_count < VARIABLES_MAX; each++)
         if (strncmp(*each, FOR_IMPORT, strlen(FOR_IMPORT)) == 0)
             request.variables[request.variable_count++] = *each + strlen(FOR_IMPORT);
@@ -329,16 +329,16 @@ static void make_scratch(void) {
 }
 
 static void attach_at(int tree, const char *path) {
-    int place = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (place < 0 || tree < 0 || attach_tree(tree, place) != 0)
+    int mount_point = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (mount_point < 0 || tree < 0 || attach_tree(tree, mount_point) != 0)
         fail("cannot store the container: %s", strerror(errno));
-    close(place);
+    close(mount_point);
     close(tree);
 }
 
-static void make_layer(const struct kept *kept) {
-    if (kept->tree >= 0) {
-        attach_at(kept->tree, SCRATCH "/rw");
+static void make_layer(const struct named_container *container) {
+    if (container->tree >= 0) {
+        attach_at(container->tree, SCRATCH "/rw");
         return;
     }
     mkdir(SCRATCH "/rw/upper", 0755);
@@ -375,16 +375,16 @@ static _Noreturn void restart_as_user(char *argv[], int mounts, int folder) {
     words[count] = "as_user=1";
     /* the last of two equal names wins: neither the import nor the message of the task is repeated */
     if (asprintf(&words[count + 1], "image=%s", request.image) < 0 ||
-        asprintf(&words[count + 2], "asked=%s", request.asked) < 0 ||
+        asprintf(&words[count + 2], "asked=%s", request.requested_image) < 0 ||
         (request.cgroups && asprintf(&words[count + 3], "cgroups=%s", request.cgroups) < 0))
         fail("out of memory");
     fcntl(ANSWER_FD, F_SETFD, 0);
-    execve("/proc/self/exe", words, started_with);
+    execve("/proc/self/exe", words, initial_environment);
     fail("cannot restart the helper: %s", strerror(errno));
 }
 
 /* Called as root before anything is opened that is mounted later, so that the mount is what was opened. */
-static void leave_mounts(void) {
+static void unshare_mounts(void) {
     if (unshare(CLONE_NEWNS) != 0)
         fail("cannot create a mount namespace: %s", strerror(errno));
     if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0)
@@ -392,85 +392,86 @@ static void leave_mounts(void) {
 }
 
 /* Returns false if the image must be mounted with the user's rights. */
-static bool mount_root(struct kept *kept, struct image *image) {
+static bool mount_root(struct named_container *container, struct image *image) {
     open_image(image);
     if (!privileged) {
         prepare_image(image);
         enter_own_user_namespace();
     }
     hold_image(image);
-    hold_kept(kept);
-    open_places();
+    clone_named_container(container);
+    open_mount_sources();
     make_scratch();
-    make_layer(kept);
+    make_layer(container);
     if (!mount_image(image, SCRATCH "/lower"))
         return false;
     mount_overlay();
-    if (kept->folder >= 0) {
-        kept->bare = bare_namespace(SCRATCH "/root");
-        kept->owner = privileged ? -1 : namespace_fd(0, "user");
+    if (container->folder >= 0) {
+        container->rootfs = create_rootfs_namespace(SCRATCH "/root");
+        container->owner = privileged ? -1 : namespace_fd(0, "user");
     }
     return true;
 }
 
 /* An overlay's upper folder can be mounted only once, so this uses the mount of the running container. */
-static void mount_root_of_running(struct kept *kept) {
-    leave_root(false);
+static void mount_root_of_running(struct named_container *container) {
+    drop_root(false);
     join_unpacked();
     if (!privileged)
-        join_user_namespace(kept->owner);
-    open_places();
+        join_user_namespace(container->owner);
+    open_mount_sources();
     make_scratch();
-    attach_at(tree_in(kept->bare), SCRATCH "/root");
+    attach_at(clone_root_of(container->rootfs), SCRATCH "/root");
 }
 
-static void build(char *argv[], int old_mounts, int old_folder, struct kept *kept, struct spaces *spaces,
-                  bool *folder) {
+static void build(char *argv[], int old_mounts, int old_folder, struct named_container *container,
+                  struct namespaces *namespaces, bool *folder) {
     struct image image = {0};
-    if (kept->running)
-        mount_root_of_running(kept);
-    else if (!mount_root(kept, &image)) {
-        if (kept->image[0]) /* its files were stored for a mount by root, and a mount by the user would not show them */
+    if (container->running)
+        mount_root_of_running(container);
+    else if (!mount_root(container, &image)) {
+        if (container->image[0]) /* its files were stored for a mount by root, and a mount by the user would not show them */
             fail("image %s: users other than root can change it now, and the container was created when they could not; "
                  "remove the container, or restore the image's owner",
                  request.image);
         restart_as_user(argv, old_mounts, old_folder);
     }
-    fill_root(SCRATCH "/root", SCRATCH);
+    mount_in_root(SCRATCH "/root", SCRATCH);
     change_root();
     *folder = image.folder;
     bool wrapped = privileged ? request.uid != 0 : !request.remap_root;
     if (!wrapped && !set_propagation())
         fail("cannot set the propagation of mounts: %s", strerror(errno));
     if (wrapped && privileged)
-        wrap(request.remap_root ? 0 : request.uid, request.remap_root ? 0 : request.gid, request.uid, request.gid, spaces);
+        wrap_in_user_namespace(request.remap_root ? 0 : request.uid, request.remap_root ? 0 : request.gid, request.uid,
+                               request.gid, namespaces);
     else if (wrapped)
-        wrap(request.uid, request.gid, 0, 0, spaces);
-    else if (!leave_namespaces())
-        fail(NO_NAMESPACES, strerror(errno));
+        wrap_in_user_namespace(request.uid, request.gid, 0, 0, namespaces);
+    else if (!unshare_namespaces())
+        fail(UNSHARE_REFUSED, strerror(errno));
     else
-        hold_namespaces(0, spaces);
+        open_namespaces(0, namespaces);
     if (privileged && request.uid == 0)
-        close(spaces->user), spaces->user = -1;
+        close(namespaces->user), namespaces->user = -1;
 }
 
-static void answer(const struct kept *kept, const struct spaces *spaces, bool folder) {
+static void answer(const struct named_container *container, const struct namespaces *namespaces, bool folder) {
     char text[WHY_LENGTH] = "mnt";
     int all[DESCRIPTORS_MAX], count = 0;
-    all[count++] = spaces->mounts;
-    if (spaces->user >= 0)
-        all[count++] = spaces->user, strcat(text, " user");
-    if (kept->lock >= 0)
-        all[count++] = kept->lock, strcat(text, " lock");
+    all[count++] = namespaces->mounts;
+    if (namespaces->user >= 0)
+        all[count++] = namespaces->user, strcat(text, " user");
+    if (container->lock >= 0)
+        all[count++] = container->lock, strcat(text, " lock");
     if (request.in_use >= 0)
         all[count++] = request.in_use, strcat(text, " unpacked");
-    if (kept->bare >= 0)
-        all[count++] = kept->bare, strcat(text, " bare");
-    if (kept->owner >= 0)
-        all[count++] = kept->owner, strcat(text, " owner");
+    if (container->rootfs >= 0)
+        all[count++] = container->rootfs, strcat(text, " bare");
+    if (container->owner >= 0)
+        all[count++] = container->owner, strcat(text, " owner");
     for (int i = 0; i < NAMESPACE_KINDS; i++)
-        if (spaces->own[i] >= 0)
-            all[count++] = spaces->own[i], strcat(strcat(text, " "), namespace_words[i]);
+        if (namespaces->own[i] >= 0)
+            all[count++] = namespaces->own[i], strcat(strcat(text, " "), namespace_words[i]);
     if (folder)
         strcat(text, " folder");
     if (request.note) /* last, on a separate line */
@@ -499,8 +500,8 @@ static _Noreturn void manage(void) {
 /* Whether the container must be built with the user's rights: as before, or because the kernel must not mount its file. */
 static bool needs_user_rights(void) {
     struct image image;
-    if (request.name && (is_kept("") || is_kept(".own")))
-        return !is_kept("");
+    if (request.name && (named_container_exists("") || named_container_exists(".own")))
+        return !named_container_exists("");
     if (!request.image)
         return false;
     open_image(&image);
@@ -510,8 +511,8 @@ static bool needs_user_rights(void) {
 }
 
 int main(int argc, char *argv[]) {
-    struct kept kept;
-    struct spaces spaces = no_spaces;
+    struct named_container container;
+    struct namespaces namespaces = no_namespaces;
     bool folder = false;
     /* Before anything else is opened and gets this number: containers of root have no user namespace. */
     int user = fcntl(USER_FD, F_GETFD) < 0 ? -1 : USER_FD;
@@ -527,11 +528,11 @@ int main(int argc, char *argv[]) {
     drop_oom_protection();
     if (request.save)
         save_root(user, MOUNTS_FD);
-    look_up_user();
+    look_up_user_name();
     slurmd_is_root = geteuid() == 0;
     privileged = slurmd_is_root && !(request.as_user && request.uid != 0);
-    if (!request.asked)
-        request.asked = request.image;
+    if (!request.requested_image)
+        request.requested_image = request.image;
     if (request.image && !image_is_path(request.image))
         import_image();
     request.image = absolute(request.image);
@@ -540,7 +541,7 @@ int main(int argc, char *argv[]) {
         privileged = false;
     int mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC), here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (privileged)
-        leave_mounts();
+        unshare_mounts();
     if (managing)
         manage();
     if (request.name)
@@ -548,19 +549,19 @@ int main(int argc, char *argv[]) {
     if (!privileged) {
         close(open_users_folder(&request.cache, ""));
         enter_cgroups();
-        take_users_rights();
+        use_user_rights();
     }
-    open_kept(&kept);
-    if (kept.spaces.mounts >= 0) {
-        leave_root(false);
-        spaces = kept.spaces;
+    open_named_container(&container);
+    if (container.namespaces.mounts >= 0) {
+        drop_root(false);
+        namespaces = container.namespaces;
         join_unpacked();
     } else {
         if (!request.image)
             fail("no image: --container-image is missing");
-        build(argv, mounts, here, &kept, &spaces, &folder);
+        build(argv, mounts, here, &container, &namespaces, &folder);
     }
-    note_kept(&kept, &spaces);
-    answer(&kept, &spaces, folder);
+    record_holder(&container, &namespaces);
+    answer(&container, &namespaces, folder);
     return 0;
 }

@@ -17,7 +17,7 @@ struct request {
     const char *image, *mounts, *name, *home, *home_at, *pmix, *script, *user, *data, *cache, *save;
     const char *remove;                   /* names of containers; with `list`, they are listed and nothing is built */
     bool list;
-    const char *asked;                    /* the image as the user named it */
+    const char *requested_image;          /* the image as the user named it */
     const char *cgroups;                  /* of the step, as a task reported them; NULL: not yet */
     const char *import;                   /* the program that imports an image by its name */
     const char *note;                     /* its warning, for the user */
@@ -47,9 +47,9 @@ int open_again(int first, const char *path);
 void as_user(void);
 void as_root(void);
 void become_user(void);
-void borrow_root(void);
-void give_root_back(void);
-void leave_root(bool caps);
+void regain_root(void);
+void release_root(void);
+void drop_root(bool caps);
 void write_text(int folder, const char *path, const char *text);
 int run_program(const char *const argv[], int folder, int errors_fd);
 const char *why_failed(int rc, int errors_fd, char why[WHY_LENGTH]);
@@ -83,54 +83,54 @@ bool mount_image(struct image *image, const char *at);
 void unpack(struct image *image);
 void join_unpacked(void);
 
-/* places.c: mounts inside the container */
-void look_up_user(void);
-void open_places(void);
-void fill_root(const char *root, const char *scratch);
+/* mounts.c: mounts inside the container */
+void look_up_user_name(void);
+void open_mount_sources(void);
+void mount_in_root(const char *root, const char *scratch);
 bool set_propagation(void);
 
 /* gpu.c: the driver's libraries and programs */
 int gpu_tree(const char *scratch);
 
 /* A container's namespaces; -1 for one of the node. */
-struct spaces {
+struct namespaces {
     int mounts, user, own[NAMESPACE_KINDS]; /* own: those of --container-unshare */
 };
 
-static const struct spaces no_spaces = {-1, -1, {-1, -1, -1}};
+static const struct namespaces no_namespaces = {-1, -1, {-1, -1, -1}};
 
-/* kept.c: named containers */
-struct kept {
+/* named_containers.c: named containers */
+struct named_container {
     char path[PATH_MAX], image[2 * PATH_MAX];
-    const char *asked; /* the image as the user named it */
-    int folder, door, lock, tree;
-    struct spaces spaces; /* of a running container that is joined */
-    int bare, owner;  /* a namespace with only its file system, and the user namespace of that, if any */
+    const char *requested_image; /* the image as the user named it */
+    int folder, entry_lock, lock, tree;
+    struct namespaces namespaces; /* of a running container that is joined */
+    int rootfs, owner;    /* a namespace with only its file system, and the user namespace of that, if any */
     bool running;     /* use the file system of a running container, with separate mounts and namespaces */
 };
-void open_kept(struct kept *kept);
-void hold_kept(struct kept *kept);
-void note_kept(struct kept *kept, const struct spaces *spaces);
-void read_image(struct kept *kept);
-bool is_kept(const char *ending);
+void open_named_container(struct named_container *container);
+void clone_named_container(struct named_container *container);
+void record_holder(struct named_container *container, const struct namespaces *namespaces);
+void read_recorded_image(struct named_container *container);
+bool named_container_exists(const char *ending);
 
-/* manage.c: listing and removing named containers */
+/* manage_named.c: listing and removing named containers */
 _Noreturn void manage_containers(int own);
 
-/* spaces.c: namespaces */
+/* namespaces.c: namespaces */
 int namespace_fd(pid_t pid, const char *kind);
 void enter_own_user_namespace(void);
-int user_namespace_of(unsigned inside, unsigned outside_uid, unsigned outside_gid);
-int bare_namespace(const char *root);
-int tree_in(int mounts);
+int create_mapped_user_namespace(unsigned inside, unsigned outside_uid, unsigned outside_gid);
+int create_rootfs_namespace(const char *root);
+int clone_root_of(int mounts);
 void join_user_namespace(int user);
-#define NO_NAMESPACES                                                                                                   \
-    "--container-unshare: the kernel refused: %s; check user.max_net_namespaces, user.max_ipc_namespaces and "            \
+#define UNSHARE_REFUSED                                                                                                 \
+    "--container-unshare: the kernel refused: %s; check user.max_net_namespaces, user.max_ipc_namespaces and "          \
     "user.max_uts_namespaces"
-void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid,
-          struct spaces *spaces);
-bool leave_namespaces(void);
-void hold_namespaces(pid_t pid, struct spaces *spaces);
+void wrap_in_user_namespace(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid,
+                            struct namespaces *namespaces);
+bool unshare_namespaces(void);
+void open_namespaces(pid_t pid, struct namespaces *namespaces);
 extern int proc_fd;
 
 void save_root(int user, int mounts);

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "kernel.h"
-#include "owners.h"
+#include "remap_root.h"
 
 enum { TEXT_MAX = 1 << 18 };
 
@@ -39,7 +39,7 @@ static _Noreturn void exit_with_error(spank_t spank, const char *format, ...) {
  * pipe nor a device nor a link to a descriptor of slurmstepd. */
 static char *read_file(const char *path) {
     struct stat seen;
-    int fd = open_without_magic(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    int fd = open_no_magiclinks(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
         return NULL;
     char *text = fstat(fd, &seen) == 0 && S_ISREG(seen.st_mode) ? malloc(TEXT_MAX + 1) : NULL;
@@ -120,7 +120,7 @@ static void add_gpu_libraries(spank_t spank) {
 
 /* A link such as /proc/self/fd/5 is refused: it could lead to a folder outside that slurmstepd has open. */
 static bool enter_folder(const char *path) {
-    int folder = open_without_magic(path, O_PATH | O_DIRECTORY);
+    int folder = open_no_magiclinks(path, O_PATH | O_DIRECTORY);
     bool gone = folder >= 0 && fchdir(folder) == 0;
     int error = errno;
     if (folder >= 0)
@@ -180,8 +180,8 @@ static _Noreturn void print_answer(spank_t spank, int answer) {
 void enter_container(spank_t spank, char *const given[], const struct container *container) {
     if (container->error[0])
         exit_with_error(spank, "%s", container->error);
-    if (container->said >= 0)
-        print_answer(spank, container->said);
+    if (container->output >= 0)
+        print_answer(spank, container->output);
     prctl(PR_SET_DUMPABLE, 0); /* until the program runs: processes inside must not reach descriptors of slurmstepd */
     if (container->user >= 0 && setns(container->user, CLONE_NEWUSER) != 0)
         exit_with_error(spank, "cannot enter its user namespace: %s", strerror(errno));
@@ -198,7 +198,7 @@ void enter_container(spank_t spank, char *const given[], const struct container 
     if (container->folder)
         print_note(spank, "Pyxis does not accept a folder as image; on clusters with Pyxis, use a .sqsh file");
     if (container->user >= 0 && given[OPTION_REMAP_ROOT])
-        accept_all_owners();
+        ignore_owner_changes();
     if (given[OPTION_ENTRYPOINT] && access("/etc/rc", R_OK) == 0)
         run_entrypoint(spank);
 }

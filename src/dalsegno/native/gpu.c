@@ -28,12 +28,12 @@ static bool is_library(const char *name) {
 /* Mounts a file of the node over an empty one of ours. */
 static bool show(int from, const char *name, int folder) {
     int file = openat(from, name, O_PATH | O_CLOEXEC), tree = file < 0 ? -1 : clone_tree(file);
-    int place = tree < 0 ? -1 : openat(folder, name, O_CREAT | O_EXCL | O_RDONLY | O_CLOEXEC, 0644);
-    bool shown = place >= 0 && change_tree(tree, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, -1, 0) == 0 &&
-                 attach_tree(tree, place) == 0;
+    int mount_point = tree < 0 ? -1 : openat(folder, name, O_CREAT | O_EXCL | O_RDONLY | O_CLOEXEC, 0644);
+    bool shown = mount_point >= 0 && change_tree(tree, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, -1, 0) == 0 &&
+                 attach_tree(tree, mount_point) == 0;
     for (int fd = 0; fd < 3; fd++)
-        if ((const int[]){file, tree, place}[fd] >= 0)
-            close((const int[]){file, tree, place}[fd]);
+        if ((const int[]){file, tree, mount_point}[fd] >= 0)
+            close((const int[]){file, tree, mount_point}[fd]);
     return shown;
 }
 

@@ -23,7 +23,7 @@ void open_image(struct image *image) {
     struct stat seen;
     char magic[4] = "";
     as_user();
-    image->fd = open_without_magic(request.image, O_RDONLY | O_NONBLOCK); /* a pipe must not block us */
+    image->fd = open_no_magiclinks(request.image, O_RDONLY | O_NONBLOCK); /* a pipe must not block us */
     image->folder = image->fd >= 0 && fstat(image->fd, &seen) == 0 && S_ISDIR(seen.st_mode);
     /* The container's root belongs to the user, whatever the folder's mode: they must also be allowed to search it. */
     int searched = image->folder ? openat(image->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC) : image->fd, error = errno;
@@ -80,7 +80,7 @@ static bool mount_squashfs(struct image *image, const char *at) {
     if (request.uid == 0)
         return true;
     int folder = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC), tree = clone_tree(folder);
-    int owner = user_namespace_of(0, request.uid, request.gid);
+    int owner = create_mapped_user_namespace(0, request.uid, request.gid);
     bool mapped = tree >= 0 && change_tree(tree, MOUNT_ATTR_IDMAP, owner, 0) == 0;
     umount2(at, MNT_DETACH);
     close(folder);
@@ -119,7 +119,7 @@ static bool start_fuse_server(struct image *image) {
     }
     if (fork() != 0)
         _exit(0); /* not a child of the step: it must outlive the step's tasks */
-    leave_root(false);
+    drop_root(false);
     setsid();
     char text[8], file[64], device[64];
     int fuse;
@@ -226,12 +226,12 @@ bool mount_image(struct image *image, const char *at) {
         return mount_fuse(image, at);
     if (image->tree < 0)
         return mount_squashfs(image, at);
-    int place = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (attach_tree(image->tree, place) != 0)
+    int mount_point = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (attach_tree(image->tree, mount_point) != 0)
         fail("image %s: %s", request.image, strerror(errno));
     if (privileged && request.uid != 0) /* again: its owner may have renamed the folder during the first check */
         refuse_mounts_within(at, strlen(at));
     close(image->tree);
-    close(place);
+    close(mount_point);
     return true;
 }

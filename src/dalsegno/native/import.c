@@ -16,7 +16,7 @@
 
 #include "build.h"
 
-enum { SAID_MAX = 8192 };
+enum { OUTPUT_MAX = 8192 };
 
 static _Noreturn void become_program(int out, int err, pid_t parent) {
     char *words[] = {(char *)request.import, "image", "import", "--quiet", "--or-kept", "--", (char *)request.image,
@@ -59,8 +59,8 @@ static int wait_for_import(pid_t child) {
 
 /* Returns the content of an output file. */
 static char *read_output(int file) {
-    char *text = calloc(SAID_MAX + 1, 1);
-    if (!text || pread(file, text, SAID_MAX, 0) < 0)
+    char *text = calloc(OUTPUT_MAX + 1, 1);
+    if (!text || pread(file, text, OUTPUT_MAX, 0) < 0)
         fail("cannot read the output of the import");
     return text;
 }

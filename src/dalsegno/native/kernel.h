@@ -45,8 +45,8 @@ static inline int clone_tree(int fd) {
     return (int)syscall(SYS_open_tree, fd, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | AT_RECURSIVE | O_CLOEXEC);
 }
 
-static inline int attach_tree(int tree, int place) {
-    return (int)syscall(SYS_move_mount, tree, "", place, "", 0x04 | 0x40); /* both sides are descriptors */
+static inline int attach_tree(int tree, int mount_point) {
+    return (int)syscall(SYS_move_mount, tree, "", mount_point, "", 0x04 | 0x40); /* both sides are descriptors */
 }
 
 static inline int change_tree(int tree, uint64_t set, int userns, int recursive) {
@@ -63,7 +63,7 @@ static inline int change_propagation(int fd, uint64_t propagation, bool recursiv
 }
 
 /* Opens a path as if root were /: links in it, even absolute ones, and `..` never lead out. */
-static inline int open_below(int root, const char *path, int flags, int mode) {
+static inline int open_in_root(int root, const char *path, int flags, int mode) {
     struct kernel_how how = {.flags = (uint64_t)(flags | O_CLOEXEC),
                              .mode = flags & O_CREAT ? (uint64_t)mode : 0,
                              .resolve = RESOLVE_BELOW_ROOT | RESOLVE_WITHOUT_MAGIC};
@@ -71,7 +71,7 @@ static inline int open_below(int root, const char *path, int flags, int mode) {
 }
 
 /* Opens a path of the user. A link such as /proc/self/fd/5 is refused: it would refer to a descriptor of the helper. */
-static inline int open_without_magic(const char *path, int flags) {
+static inline int open_no_magiclinks(const char *path, int flags) {
     struct kernel_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .resolve = RESOLVE_WITHOUT_MAGIC};
     return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
 }

@@ -29,7 +29,7 @@ bool is_resumed(void) {
     return resumed = true;
 }
 
-void tell_step(spank_t spank) {
+void report_step(spank_t spank) {
     slurm_step_id_t id = {.step_het_comp = NO_VAL};
     if (notes < 0 || spank_get_item(spank, S_JOB_ID, &id.job_id) != ESPANK_SUCCESS ||
         spank_get_item(spank, S_JOB_STEPID, &id.step_id) != ESPANK_SUCCESS)
@@ -66,7 +66,7 @@ static char **read_words(const char *path, size_t free_places) {
 }
 
 /* Uses the original arguments and environment of srun, which it may have changed since. */
-void hand_over(const char *program) {
+void exec_resume_program(const char *program) {
     char srun[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", srun, sizeof srun - 1);
     char **arguments = read_words("/proc/self/cmdline", 2), **environment = read_words("/proc/self/environ", 0);

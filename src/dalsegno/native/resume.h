@@ -9,9 +9,9 @@
 bool is_resumed(void);
 
 /* Returns only on failure; srun then continues without the option. */
-void hand_over(const char *program);
+void exec_resume_program(const char *program);
 
 /* Reports job, step and nodes to that program, in one line. */
-void tell_step(spank_t spank);
+void report_step(spank_t spank);
 
 #endif

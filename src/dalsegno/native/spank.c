@@ -17,10 +17,10 @@
 #include <unistd.h>
 
 #include "enter.h"
-#include "later.h"
+#include "wait_helper.h"
 #include "options.h"
 #include "resume.h"
-#include "saving.h"
+#include "wait_save.h"
 #include "start.h"
 
 SPANK_PLUGIN(dalsegno_container, 1)
@@ -29,8 +29,8 @@ enum { VALUE_MAX = 1 << 16, SERVER_MS = 500 };
 
 static char *given[OPTION_COUNT]; /* the value, "" for a switch, NULL if not given */
 static struct site site;
-static struct container container = {.mounts = -1, .user = -1, .own = {-1, -1, -1}, .lock = -1, .unpacked = -1, .bare = -1,
-                                     .owner = -1, .said = -1};
+static struct container container = {.mounts = -1, .user = -1, .own = {-1, -1, -1}, .lock = -1, .unpacked = -1, .rootfs = -1,
+                                     .owner = -1, .output = -1};
 
 /* Options */
 
@@ -163,7 +163,7 @@ int slurm_spank_init_post_opt(spank_t spank, int count, char *words[]) {
         warn_of_comment(given[OPTION_IMAGE]);
     if (spank_context() == S_CTX_LOCAL && is_resume_requested() && !is_resumed()) {
         if (site.resume)
-            hand_over(site.resume);
+            exec_resume_program(site.resume);
         else
             slurm_info("--auto-resume is ignored: this cluster does not restart steps");
     }
@@ -177,13 +177,13 @@ int slurm_spank_init_post_opt(spank_t spank, int count, char *words[]) {
 
 int slurm_spank_local_user_init(spank_t spank, int count, char *words[]) {
     (void)count, (void)words;
-    tell_step(spank);
+    report_step(spank);
     return ESPANK_SUCCESS;
 }
 
 /* In slurmstepd */
 
-static void note_auto_resume(spank_t spank) {
+static void export_auto_resume(spank_t spank) {
     if (given[OPTION_AUTO_RESUME])
         spank_setenv(spank, "DALSEGNO_AUTO_RESUME", given[OPTION_AUTO_RESUME], 1);
 }
@@ -204,18 +204,18 @@ int slurm_spank_user_init(spank_t spank, int count, char *words[]) {
     (void)count, (void)words;
     if (spank_context() != S_CTX_REMOTE)
         return ESPANK_SUCCESS;
-    note_auto_resume(spank);
+    export_auto_resume(spank);
     spank_get_item(spank, S_JOB_STEPID, &step);
     if (step != SLURM_BATCH_SCRIPT)
         read_environment(spank);
     container.wanted |= given[OPTION_IMAGE] || given[OPTION_NAME] || given[OPTION_LIST] || given[OPTION_REMOVE];
     if (!container.wanted) {
-        keep_detached();
+        become_subreaper();
         return ESPANK_SUCCESS;
     }
     make_save_path_absolute();
-    if (given[OPTION_SAVE] && may_be_saved(given[OPTION_SAVE], container.error))
-        expect_save(spank, &site, given[OPTION_SAVE], &container);
+    if (given[OPTION_SAVE] && check_save_path(given[OPTION_SAVE], container.error))
+        start_save_thread(spank, &site, given[OPTION_SAVE], &container);
     if (step == SLURM_BATCH_SCRIPT && spank_get_item(spank, S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0)
         container.script = strdup(argv[0]); /* in slurmd's spool folder, which no image has */
     if (!container.error[0])
@@ -255,7 +255,7 @@ int slurm_spank_task_exit(spank_t spank, int count, char *words[]) {
     if (!container.wanted || spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS || ++ended != tasks)
         return ESPANK_SUCCESS;
     stop_waiting();
-    end_saving();
+    finish_save();
     close_namespaces();
     return ESPANK_SUCCESS;
 }

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "descriptors.h"
-#include "later.h"
+#include "wait_helper.h"
 #include "message.h"
 
 enum { WORDS_MAX = 64, LINGER_MS = 5000 };
@@ -29,7 +29,7 @@ struct words {
     int count;
 };
 
-static struct words saving_words;
+static struct words save_words;
 
 static void add(struct words *words, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -151,7 +151,7 @@ static void add_site(const struct site *site, struct words *words) {
 }
 
 /* Only system calls between fork and exec: locks that other threads of slurmstepd hold are never released here. */
-static void run_helper(const char *path, char *const words[], char *const variables[], int answer, int user,
+static void exec_helper(const char *path, char *const words[], char *const variables[], int answer, int user,
                        int mounts) {
     sigset_t none;
     sigemptyset(&none);
@@ -177,25 +177,25 @@ static void run_helper(const char *path, char *const words[], char *const variab
 /* Without cgroups, Slurm finds a step's processes only by their parents (proctrack/linuxproc). Processes that detach now
  * become children of slurmstepd, and end with the step. Not before the helper is done, because the server of a FUSE mount
  * outlives the tasks. */
-void keep_detached(void) { prctl(PR_SET_CHILD_SUBREAPER, 1); }
+void become_subreaper(void) { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
-struct helper begin_helper(const char *path, char *const words[], char *const variables[], int user, int mounts) {
+struct helper start_helper(const char *path, char *const words[], char *const variables[], int user, int mounts) {
     static char *const none[] = {PATH_WORD, NULL};
-    struct helper helper = {.pid = -1, .talk = -1, .process = -1};
+    struct helper helper = {.pid = -1, .socket = -1, .process = -1};
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         return helper;
     helper.pid = fork();
     if (helper.pid == 0)
-        run_helper(path, words, variables ? variables : none, pair[1], user, mounts);
+        exec_helper(path, words, variables ? variables : none, pair[1], user, mounts);
     close(pair[1]);
-    helper.talk = pair[0];
+    helper.socket = pair[0];
     helper.process = helper.pid < 0 ? -1 : (int)syscall(SYS_pidfd_open, helper.pid, 0);
     return helper;
 }
 
 /* Sends the cgroups of this process, in which the helper then runs programs with the user's rights. */
-void tell_cgroups(int helper) {
+void send_cgroups(int helper) {
     char text[CGROUPS_LENGTH] = "";
     if (read_cgroups(text))
         send_now(helper, text);
@@ -210,7 +210,7 @@ bool read_cgroups(char text[CGROUPS_LENGTH]) {
     return got > 0;
 }
 
-int take_message(int from, char *text, size_t size, int *fds, int count) {
+int receive_answer(int from, char *text, size_t size, int *fds, int count) {
     int came = receive_message(from, text, size, fds, count);
     if (came < 0)
         snprintf(text, size, "!the container helper ended without an answer");
@@ -221,7 +221,7 @@ int take_message(int from, char *text, size_t size, int *fds, int count) {
  * file system may hang: it must not block slurmstepd. */
 void end_helper(struct helper *helper) {
     int status = 0;
-    close(helper->talk);
+    close(helper->socket);
     if (helper->process >= 0) {
         if (poll(&(struct pollfd){.fd = helper->process, .events = POLLIN}, 1, LINGER_MS) == 0)
             syscall(SYS_pidfd_send_signal, helper->process, SIGKILL, NULL, 0);
@@ -229,11 +229,11 @@ void end_helper(struct helper *helper) {
     }
     while (helper->pid > 0 && waitpid(helper->pid, &status, 0) < 0 && errno == EINTR)
         ;
-    *helper = (struct helper){.pid = -1, .talk = -1, .process = -1};
+    *helper = (struct helper){.pid = -1, .socket = -1, .process = -1};
 }
 
 /* Reads the helper's answer; one that begins with `!` is an error. */
-void take_answer(char *text, const int *fds, int count, struct container *container) {
+void parse_answer(char *text, const int *fds, int count, struct container *container) {
     int next = 0;
     if (text[0] == '!' || count < 1) {
         snprintf(container->error, sizeof container->error, "%s", text[0] == '!' ? text + 1 : text);
@@ -247,7 +247,7 @@ void take_answer(char *text, const int *fds, int count, struct container *contai
         make_printable(container->note);
     }
     if (strcmp(text, "said") == 0) {
-        container->said = fds[next];
+        container->output = fds[next];
         return;
     }
     container->mounts = fds[next++];
@@ -258,7 +258,7 @@ void take_answer(char *text, const int *fds, int count, struct container *contai
     if (strstr(text, " unpacked") && next < count)
         container->unpacked = fds[next++];
     if (strstr(text, " bare") && next < count)
-        container->bare = fds[next++];
+        container->rootfs = fds[next++];
     if (strstr(text, " owner") && next < count)
         container->owner = fds[next++];
     for (int i = 0; i < NAMESPACE_KINDS; i++) {
@@ -273,7 +273,7 @@ void take_answer(char *text, const int *fds, int count, struct container *contai
 void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container) {
     struct words words = {.count = 0}, variables = {.count = 0};
     char text[ANSWER_LENGTH];
-    int fds[HANDED_MAX];
+    int fds[ANSWER_FDS_MAX];
     const char *image = given[OPTION_IMAGE];
     bool import = image && !image_is_path(image);
     add(&words, "dalsegno-container");
@@ -308,36 +308,36 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     add_memory(spank, &words, "memory_mib");
     add(&words, "readonly=%d", given[OPTION_READONLY] != NULL);
     add(&words, "remap_root=%d", given[OPTION_REMAP_ROOT] != NULL);
-    struct helper helper = begin_helper(site->helper, words.list, variables.list, -1, -1);
+    struct helper helper = start_helper(site->helper, words.list, variables.list, -1, -1);
     free_words(&words);
     free_words(&variables);
-    if (await_later(spank, helper, container))
+    if (start_wait_thread(spank, helper, container))
         return;
-    tell_cgroups(helper.talk); /* there is no task yet that could send its own */
-    int count = take_message(helper.talk, text, sizeof text, fds, HANDED_MAX);
+    send_cgroups(helper.socket); /* there is no task yet that could send its own */
+    int count = receive_answer(helper.socket, text, sizeof text, fds, ANSWER_FDS_MAX);
     end_helper(&helper);
-    take_answer(text, fds, count, container);
-    keep_detached();
+    parse_answer(text, fds, count, container);
+    become_subreaper();
 }
 
 /* Called early, because a handle of Slurm is valid only in the hook that received it. */
 void prepare_save(spank_t spank, const char *path) {
-    add(&saving_words, "dalsegno-container");
-    add_user(spank, &saving_words);
-    add_memory(spank, &saving_words, "memory_mib");
-    add(&saving_words, "save=%s", path);
+    add(&save_words, "dalsegno-container");
+    add_user(spank, &save_words);
+    add_memory(spank, &save_words, "memory_mib");
+    add(&save_words, "save=%s", path);
 }
 
 bool save_container(const struct site *site, const struct container *container, const char *cgroups) {
     char text[ANSWER_LENGTH];
-    struct helper helper = begin_helper(site->helper, saving_words.list, NULL, container->user, container->mounts);
+    struct helper helper = start_helper(site->helper, save_words.list, NULL, container->user, container->mounts);
     if (*cgroups)
-        send_message(helper.talk, cgroups, NULL, 0);
+        send_message(helper.socket, cgroups, NULL, 0);
     else
-        tell_cgroups(helper.talk);
-    take_message(helper.talk, text, sizeof text, NULL, 0);
+        send_cgroups(helper.socket);
+    receive_answer(helper.socket, text, sizeof text, NULL, 0);
     end_helper(&helper);
-    free_words(&saving_words);
+    free_words(&save_words);
     make_printable(text);
     if (text[0] == '!')
         slurm_spank_log("dalsegno: %s", text + 1);

@@ -10,7 +10,7 @@
 #include "descriptors.h"
 #include "options.h"
 
-enum { SHOWN_MAX = 16, HANDED_MAX = 6 + NAMESPACE_KINDS, ANSWER_LENGTH = WHY_LENGTH * 2 };
+enum { SHOWN_MAX = 16, ANSWER_FDS_MAX = 6 + NAMESPACE_KINDS, ANSWER_LENGTH = WHY_LENGTH * 2 };
 
 /* The arguments in plugstack.conf. %n in data stands for the node's name. */
 struct site {
@@ -22,8 +22,8 @@ struct site {
 
 struct container {
     bool wanted, folder;
-    int said; /* a file that a task prints instead of running its command, or -1 */
-    int mounts, user, lock, unpacked, bare, owner; /* kept open as long as the step runs */
+    int output; /* a file that a task prints instead of running its command, or -1 */
+    int mounts, user, lock, unpacked, rootfs, owner; /* kept open as long as the step runs */
     int own[NAMESPACE_KINDS]; /* namespaces of --container-unshare; -1 for one of the node */
     char *script;
     char error[WHY_LENGTH * 2]; /* printed by the tasks */
@@ -33,18 +33,18 @@ struct container {
 /* A running helper, and the socket for its answer. */
 struct helper {
     pid_t pid;
-    int talk;
+    int socket;
     int process; /* a pidfd: slurmstepd may reap the process first, and its PID may then be reused */
 };
 
-struct helper begin_helper(const char *path, char *const words[], char *const variables[], int user, int mounts);
-int take_message(int from, char *text, size_t size, int *fds, int count); /* number of descriptors; -1: closed */
+struct helper start_helper(const char *path, char *const words[], char *const variables[], int user, int mounts);
+int receive_answer(int from, char *text, size_t size, int *fds, int count); /* number of descriptors; -1: closed */
 void end_helper(struct helper *helper);
-void tell_cgroups(int helper);
+void send_cgroups(int helper);
 bool read_cgroups(char text[CGROUPS_LENGTH]);
-void take_answer(char *text, const int *fds, int count, struct container *container);
+void parse_answer(char *text, const int *fds, int count, struct container *container);
 
-void keep_detached(void);
+void become_subreaper(void);
 void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container);
 void prepare_save(spank_t spank, const char *path);
 bool save_container(const struct site *site, const struct container *container, const char *cgroups);

@@ -4,7 +4,7 @@
  * thread of slurmstepd has saved the container, and exits with an error if that failed and nothing else did. (The task
  * does not save it itself: packing takes memory that the job may not have.) */
 #define _GNU_SOURCE
-#include "saving.h"
+#include "wait_save.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,17 +24,17 @@
 #include "enter.h"
 #include "message.h"
 
-enum { ENDING_MAX = 64 }; /* the suffix of the file while it is written */
+enum { SUFFIX_MAX = 64 }; /* the suffix of the file while it is written */
 
 static struct {
     bool wanted, started, done;
     pthread_t thread;
-    int talk[2]; /* tasks use the first */
+    int socket[2]; /* tasks use the first */
     uint32_t task_count;
     const struct site *site;
     const struct container *container;
     char cgroups[CGROUPS_LENGTH]; /* as reported by a task */
-} saving = {.talk = {-1, -1}};
+} pending = {.socket = {-1, -1}};
 
 static bool refuse(char why[WHY_LENGTH], const char *path, const char *what) {
     snprintf(why, WHY_LENGTH, "--container-save: %.*s: %s", WHY_LENGTH / 2, path, what);
@@ -49,13 +49,13 @@ static bool belongs_to_another(const char *folder, const struct stat *file) {
 }
 
 /* Checked before the step starts, not after hours of work. This runs with the user's rights. */
-bool may_be_saved(const char *path, char why[WHY_LENGTH]) {
+bool check_save_path(const char *path, char why[WHY_LENGTH]) {
     char folder[PATH_MAX];
     struct stat seen;
     const char *name = path + strlen(path);
     while (name > path && name[-1] != '/')
         name--;
-    if (strlen(path) >= sizeof folder - ENDING_MAX || strlen(name) > NAME_MAX - ENDING_MAX)
+    if (strlen(path) >= sizeof folder - SUFFIX_MAX || strlen(name) > NAME_MAX - SUFFIX_MAX)
         return refuse(why, path, strerror(ENAMETOOLONG));
     snprintf(folder, sizeof folder, "%.*s", (int)(name - path) - (name - path > 1), path);
     bool there = stat(path, &seen) == 0;
@@ -71,53 +71,53 @@ bool may_be_saved(const char *path, char why[WHY_LENGTH]) {
 /* In slurmstepd */
 
 static bool save(void) {
-    saving.done = true;
-    return saving.container->mounts < 0 || save_container(saving.site, saving.container, saving.cgroups);
+    pending.done = true;
+    return pending.container->mounts < 0 || save_container(pending.site, pending.container, pending.cgroups);
 }
 
 /* Any task may receive any answer; one of those left receives the last. */
 static void *answer_tasks(void *nothing) {
     char text[CGROUPS_LENGTH];
-    for (uint32_t ended = 0; receive_message(saving.talk[1], text, sizeof text, NULL, 0) >= 0;) {
+    for (uint32_t ended = 0; receive_message(pending.socket[1], text, sizeof text, NULL, 0) >= 0;) {
         if (text[0]) /* a task starts */
-            snprintf(saving.cgroups, sizeof saving.cgroups, "%s", text);
+            snprintf(pending.cgroups, sizeof pending.cgroups, "%s", text);
         else
-            send_message(saving.talk[1], ++ended == saving.task_count && !save() ? "!" : "", NULL, 0);
+            send_message(pending.socket[1], ++ended == pending.task_count && !save() ? "!" : "", NULL, 0);
     }
     return nothing;
 }
 
-void expect_save(spank_t spank, const struct site *site, const char *path, const struct container *container) {
+void start_save_thread(spank_t spank, const struct site *site, const char *path, const struct container *container) {
     sigset_t all, before;
-    saving.wanted = true, saving.site = site, saving.container = container;
+    pending.wanted = true, pending.site = site, pending.container = container;
     prepare_save(spank, path);
-    if (spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &saving.task_count) != ESPANK_SUCCESS ||
-        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, saving.talk) != 0)
+    if (spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &pending.task_count) != ESPANK_SUCCESS ||
+        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pending.socket) != 0)
         return;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for slurmstepd's own threads */
-    saving.started = pthread_create(&saving.thread, NULL, answer_tasks, NULL) == 0;
+    pending.started = pthread_create(&pending.thread, NULL, answer_tasks, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 /* Called once no task is left. A task that was killed has reported nothing: then the container is saved now, and the step
  * has failed anyway. */
-void end_saving(void) {
-    if (saving.started) {
-        shutdown(saving.talk[1], SHUT_RD);
-        pthread_join(saving.thread, NULL);
-        close(saving.talk[0]);
-        close(saving.talk[1]);
+void finish_save(void) {
+    if (pending.started) {
+        shutdown(pending.socket[1], SHUT_RD);
+        pthread_join(pending.thread, NULL);
+        close(pending.socket[0]);
+        close(pending.socket[1]);
     }
-    if (saving.wanted && !saving.done)
+    if (pending.wanted && !pending.done)
         save();
-    saving.started = saving.wanted = false;
+    pending.started = pending.wanted = false;
 }
 
 /* In a task */
 
 /* Ends like the program, but without a core dump. */
-static _Noreturn void end_as(int status, bool saved) {
+static _Noreturn void exit_like(int status, bool saved) {
     if (WIFSIGNALED(status)) {
         sigset_t same;
         sigemptyset(&same);
@@ -148,22 +148,22 @@ static _Noreturn void wait_for_program(pid_t program, const sigset_t *all) {
     char text[8] = "";
     prctl(PR_SET_DUMPABLE, 0);        /* it never executes a program, and has slurmstepd's memory */
     prctl(PR_SET_NAME, "slurmstepd"); /* a task that waited for its image has another name, and would be signalled too */
-    dup2(saving.talk[0], 0);
+    dup2(pending.socket[0], 0);
     syscall(SYS_close_range, 1, ~0u, 0); /* so that readers of the program's output see its end, and we see slurmstepd's */
     int status = forward_signals(program, all);
     if (send_message(0, "", NULL, 0))
         receive_message(0, text, sizeof text, NULL, 0);
-    end_as(status, text[0] != '!');
+    exit_like(status, text[0] != '!');
 }
 
 /* Returns only in the program's process. */
 void wait_for_save(spank_t spank) {
     sigset_t all, before;
     char number[16], cgroups[CGROUPS_LENGTH];
-    if (!saving.started)
+    if (!pending.started)
         return;
     if (read_cgroups(cgroups))
-        send_message(saving.talk[0], cgroups, NULL, 0);
+        send_message(pending.socket[0], cgroups, NULL, 0);
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &before);
     signal(SIGCHLD, SIG_DFL);

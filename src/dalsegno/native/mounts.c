@@ -15,9 +15,9 @@
 #include "build.h"
 #include "kernel.h"
 
-enum { TABLE_MAX = 1 << 20, PLACES_MAX = MOUNTS_MAX + SITE_MAX + 16 };
+enum { TABLE_MAX = 1 << 20, ENTRIES_MAX = MOUNTS_MAX + SITE_MAX + 16 };
 
-struct place {
+struct mount_entry {
     const char *from, *to;
     int tree;
     bool folder, wanted; /* wanted by the user: an error if it cannot be mounted */
@@ -25,29 +25,29 @@ struct place {
     uint64_t attached;         /* the id of its mount, once attached */
 };
 
-static struct place places[PLACES_MAX];
-static size_t place_count;
+static struct mount_entry entries[ENTRIES_MAX];
+static size_t entry_count;
 static struct mounts mounts;
 static char passwd_line[512], group_line[256], home[PATH_MAX];
 
 /* Sources, opened before anything hides them */
 
-enum whose { NODES, USERS, USERS_IF_THERE };
+enum path_kind { NODE_PATH, USER_PATH, OPTIONAL_USER_PATH };
 
-static struct place *add_place(struct place place) {
-    if (place_count == PLACES_MAX)
+static struct mount_entry *add_entry(struct mount_entry entry) {
+    if (entry_count == ENTRIES_MAX)
         fail("too many mounts");
-    places[place_count] = place;
-    return &places[place_count++];
+    entries[entry_count] = entry;
+    return &entries[entry_count++];
 }
 
-static struct place *add(const char *from, const char *to, enum whose whose, uint64_t attributes) {
+static struct mount_entry *add_bind(const char *from, const char *to, enum path_kind path_kind, uint64_t attributes) {
     struct stat seen;
-    if (whose != NODES)
+    if (path_kind != NODE_PATH)
         as_user(); /* only what the user can reach is mounted for them */
-    int fd = open_without_magic(from, O_PATH), error = errno;
+    int fd = open_no_magiclinks(from, O_PATH), error = errno;
     as_root();
-    if (fd < 0 && whose != USERS)
+    if (fd < 0 && path_kind != USER_PATH)
         return NULL;
     if (fd < 0)
         fail("cannot mount %s: %s", from, error == ENOENT ? "the source path does not exist" : strerror(error));
@@ -55,7 +55,7 @@ static struct place *add(const char *from, const char *to, enum whose whose, uin
     if (tree < 0 || fstat(fd, &seen) != 0 || (attributes && change_tree(tree, attributes, -1, 1) != 0))
         fail("cannot mount %s: %s", from, strerror(errno));
     close(fd);
-    return add_place((struct place){from, to, tree, S_ISDIR(seen.st_mode), whose == USERS, NULL, 0});
+    return add_entry((struct mount_entry){from, to, tree, S_ISDIR(seen.st_mode), path_kind == USER_PATH, NULL, 0});
 }
 
 static uint64_t attributes_of(const struct mount *mount) {
@@ -75,7 +75,7 @@ bool set_propagation(void) {
         const struct mount *each = &mounts.list[i];
         if (each->propagation == PROPAGATION_DEFAULT)
             continue;
-        int fd = open_without_magic(each->to, O_PATH);
+        int fd = open_no_magiclinks(each->to, O_PATH);
         bool set = fd >= 0 && change_propagation(fd, flags[each->propagation], each->recursive) == 0;
         int error = errno;
         if (fd >= 0)
@@ -89,40 +89,40 @@ bool set_propagation(void) {
 
 static void open_mount(const struct mount *mount) {
     if (mount->kind != MOUNT_BIND) { /* mounted or unmounted when its turn comes */
-        add_place((struct place){mount->from, mount->to, -1, true, true, mount, 0});
+        add_entry((struct mount_entry){mount->from, mount->to, -1, true, true, mount, 0});
         return;
     }
-    struct place *place = add(mount->from, mount->to, USERS, attributes_of(mount));
-    place->mount = mount;
+    struct mount_entry *entry = add_bind(mount->from, mount->to, USER_PATH, attributes_of(mount));
+    entry->mount = mount;
 }
 
-void open_places(void) {
+void open_mount_sources(void) {
     char why[WHY_LENGTH];
-    add("/proc", "/proc", NODES, 0);
-    add("/sys", "/sys", NODES, 0);
+    add_bind("/proc", "/proc", NODE_PATH, 0);
+    add_bind("/sys", "/sys", NODE_PATH, 0);
     if (request.unshare[NAMESPACE_IPC])
-        add_place((struct place){"/dev", "/dev", -1, true, false, NULL, 0}); /* created when its turn comes */
+        add_entry((struct mount_entry){"/dev", "/dev", -1, true, false, NULL, 0}); /* created when its turn comes */
     else
-        add("/dev", "/dev", NODES, MOUNT_ATTR_NOSUID); /* with /dev/shm and /dev/pts, which all tasks of the node share */
-    add("/etc/resolv.conf", "/etc/resolv.conf", NODES, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
-    add("/etc/hosts", "/etc/hosts", NODES, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
+        add_bind("/dev", "/dev", NODE_PATH, MOUNT_ATTR_NOSUID); /* with /dev/shm and /dev/pts, shared by the node's tasks */
+    add_bind("/etc/resolv.conf", "/etc/resolv.conf", NODE_PATH, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
+    add_bind("/etc/hosts", "/etc/hosts", NODE_PATH, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
     for (size_t i = 0; i < request.site_count; i++)
-        add(request.site[i], request.site[i], NODES, MOUNT_ATTR_NOSUID);
+        add_bind(request.site[i], request.site[i], NODE_PATH, MOUNT_ATTR_NOSUID);
     if (request.pmix)
-        add(request.pmix, request.pmix, USERS_IF_THERE, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+        add_bind(request.pmix, request.pmix, OPTIONAL_USER_PATH, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
     if (request.home)
-        add(request.home, request.home_at ? request.home_at : request.home, USERS, MOUNT_ATTR_NOSUID);
+        add_bind(request.home, request.home_at ? request.home_at : request.home, USER_PATH, MOUNT_ATTR_NOSUID);
     if (request.mounts && parse_mounts(request.mounts, &mounts, why) != 0)
         fail("--container-mounts: %s", why);
     for (size_t i = 0; i < mounts.count; i++)
         open_mount(&mounts.list[i]);
     if (request.script)
-        add(request.script, request.script, USERS, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
+        add_bind(request.script, request.script, USER_PATH, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
 }
 
 /* Mount points. The image is not trusted, so no path may lead out of its root. */
 
-static bool make_new(int folder, const char *name, mode_t mode, bool is_folder) {
+static bool create_one(int folder, const char *name, mode_t mode, bool is_folder) {
     if (is_folder)
         return mkdirat(folder, name, mode) == 0;
     int file = openat(folder, name, O_CREAT | O_WRONLY | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
@@ -132,13 +132,13 @@ static bool make_new(int folder, const char *name, mode_t mode, bool is_folder) 
 /* A folder image may belong to another user. Where the user has no write permission, a mount point owned by the user is
  * created nevertheless, but only in the container's own layer, on the mount of its root. Any other mount is a real folder
  * of the node, where the user has no additional rights. */
-static bool make_one(int root, int folder, const char *name, mode_t mode, bool is_folder) {
-    if (make_new(folder, name, mode, is_folder))
+static bool create_in_root(int root, int folder, const char *name, mode_t mode, bool is_folder) {
+    if (create_one(folder, name, mode, is_folder))
         return true;
     if (errno != EACCES || !privileged || request.uid == 0)
         return false;
     bool made = on_one_mount(root, folder) && set_effective(1u << CAP_DAC_OVERRIDE) == 0 &&
-                make_new(folder, name, mode, is_folder);
+                create_one(folder, name, mode, is_folder);
     int error = errno;
     if (set_effective(0) != 0)
         fail("cannot drop root's rights: %s", strerror(errno));
@@ -150,7 +150,7 @@ static int make_folder(int root, const char *path, mode_t mode) {
     char part[PATH_MAX] = "";
     if (strlen(path) >= sizeof part)
         return errno = ENAMETOOLONG, -1;
-    int here = open_below(root, "/", O_PATH | O_DIRECTORY, 0);
+    int here = open_in_root(root, "/", O_PATH | O_DIRECTORY, 0);
     for (const char *end = path; here >= 0 && *end;) {
         end += strspn(end, "/");
         const char *name = end;
@@ -159,12 +159,12 @@ static int make_folder(int root, const char *path, mode_t mode) {
         part[end - path] = '\0';
         if (end == name)
             break;
-        int next = open_below(root, part, O_PATH | O_DIRECTORY, 0);
+        int next = open_in_root(root, part, O_PATH | O_DIRECTORY, 0);
         if (next < 0 && errno == ENOENT) {
             char last[NAME_MAX + 1];
             snprintf(last, sizeof last, "%.*s", (int)(end - name), name);
-            if (make_one(root, here, last, mode, true))
-                next = open_below(root, part, O_PATH | O_DIRECTORY, 0);
+            if (create_in_root(root, here, last, mode, true))
+                next = open_in_root(root, part, O_PATH | O_DIRECTORY, 0);
         }
         int error = errno;
         close(here);
@@ -180,32 +180,32 @@ static int make_file(int root, const char *path) {
     char *slash = strrchr(parent, '/');
     *(slash ? slash : parent) = '\0';
     int folder = make_folder(root, parent, 0755);
-    bool made = folder >= 0 && make_one(root, folder, slash ? slash + 1 : path, 0644, false);
+    bool made = folder >= 0 && create_in_root(root, folder, slash ? slash + 1 : path, 0644, false);
     int error = errno;
     if (folder >= 0)
         close(folder);
     errno = error;
-    return made ? open_below(root, path, O_PATH, 0) : -1;
+    return made ? open_in_root(root, path, O_PATH, 0) : -1;
 }
 
-static int place_for(int root, const struct place *place) {
+static int open_mount_point(int root, const struct mount_entry *entry) {
     struct stat found, top;
-    int fd = open_below(root, place->to, O_PATH, 0);
+    int fd = open_in_root(root, entry->to, O_PATH, 0);
     if (fd < 0 && errno == ENOENT)
-        fd = place->folder ? make_folder(root, place->to, 0755) : make_file(root, place->to);
+        fd = entry->folder ? make_folder(root, entry->to, 0755) : make_file(root, entry->to);
     if (fd < 0)
         return -1;
     if (fstat(fd, &found) != 0 || fstat(root, &top) != 0)
         return -1;
-    if (S_ISDIR(found.st_mode) != place->folder)
-        return errno = place->folder ? ENOTDIR : EISDIR, -1;
+    if (S_ISDIR(found.st_mode) != entry->folder)
+        return errno = entry->folder ? ENOTDIR : EISDIR, -1;
     if (found.st_dev == top.st_dev && found.st_ino == top.st_ino)
         return errno = EBUSY, -1;
     return fd;
 }
 
 /* Unmounts what is at a path below our scratch folder, and returns it as a tree to attach. */
-static int take_tree(const char *at) {
+static int detach_tree(const char *at) {
     int folder = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC), tree = folder < 0 ? -1 : clone_tree(folder);
     if (folder >= 0)
         close(folder);
@@ -228,12 +228,12 @@ static bool show_device(int from, const char *name, int to) {
     if (fd < 0)
         return true; /* a dangling link such as /dev/log */
     int tree = fstat(fd, &seen) == 0 ? clone_tree(fd) : -1;
-    int place = tree >= 0 && make_new(to, name, 0755, S_ISDIR(seen.st_mode)) ? openat(to, name, O_PATH | O_CLOEXEC) : -1;
-    bool shown = place >= 0 && change_tree(tree, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, -1, 1) == 0 &&
-                 attach_tree(tree, place) == 0;
+    int target = tree >= 0 && create_one(to, name, 0755, S_ISDIR(seen.st_mode)) ? openat(to, name, O_PATH | O_CLOEXEC) : -1;
+    bool shown = target >= 0 && change_tree(tree, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, -1, 1) == 0 &&
+                 attach_tree(tree, target) == 0;
     for (int i = 0; i < 3; i++)
-        if ((const int[]){fd, tree, place}[i] >= 0)
-            close((const int[]){fd, tree, place}[i]);
+        if ((const int[]){fd, tree, target}[i] >= 0)
+            close((const int[]){fd, tree, target}[i]);
     return shown;
 }
 
@@ -255,7 +255,7 @@ static bool fill_devices(int to) {
 }
 
 /* Creates /dev for a container with its own IPC namespace, much like Enroot: it has separate shared memory, message queues
- * (see leave_namespaces) and terminals. */
+ * (see unshare_namespaces) and terminals. */
 static int make_devices(const char *scratch) {
     char at[PATH_MAX], shm[PATH_MAX + 8], pts[PATH_MAX + 8];
     const unsigned long flags = MS_NOSUID | MS_NOEXEC;
@@ -270,7 +270,7 @@ static int make_devices(const char *scratch) {
                 mount("devpts", pts, "devpts", flags, "newinstance,ptmxmode=0666,mode=0620") == 0;
     if (folder >= 0)
         close(folder);
-    int tree = made ? take_tree(at) : -1;
+    int tree = made ? detach_tree(at) : -1;
     if (tree < 0)
         fail("--container-unshare=ipc: cannot create a new /dev: %s", strerror(errno));
     return tree;
@@ -285,51 +285,51 @@ static int make_tmpfs(const struct mount *wanted, const char *scratch) {
              wanted->options);
     if (mkdir(at, 0700) != 0 || mount("tmpfs", at, "tmpfs", MS_NOSUID | MS_NODEV, options) != 0)
         fail("cannot mount a tmpfs at %s: %s", wanted->to, strerror(errno));
-    int tree = take_tree(at);
+    int tree = detach_tree(at);
     if (tree < 0 || change_tree(tree, attributes_of(wanted) | MOUNT_ATTR_NODEV, -1, 0) != 0)
         fail("cannot mount a tmpfs at %s: %s", wanted->to, strerror(errno));
     return tree;
 }
 
 static bool is_attached(uint64_t mount) {
-    for (size_t i = 0; i < place_count; i++)
-        if (mount != 0 && places[i].attached == mount)
+    for (size_t i = 0; i < entry_count; i++)
+        if (mount != 0 && entries[i].attached == mount)
             return true;
     return false;
 }
 
 /* `umount:/PATH`: unmounts what we mounted before, for example for the cluster. Not the mounts below it, with which the
  * node may hide something. */
-static void unmount_place(int root, const struct place *place) {
+static void detach_entry(int root, const struct mount_entry *entry) {
     char path[64];
     as_user();
-    int fd = open_below(root, place->to, O_PATH, 0), error = errno;
+    int fd = open_in_root(root, entry->to, O_PATH, 0), error = errno;
     as_root();
     if (fd < 0)
-        fail("cannot unmount %s in the container: %s", place->to, strerror(error));
+        fail("cannot unmount %s in the container: %s", entry->to, strerror(error));
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     uint64_t mount = mount_of(fd);
     if (!is_attached(mount) || umount2(path, MNT_DETACH) != 0)
-        fail("cannot unmount %s in the container: nothing is mounted there", place->to);
+        fail("cannot unmount %s in the container: nothing is mounted there", entry->to);
     close(fd);
-    for (size_t i = 0; i < place_count; i++) /* another mount may get the same id */
-        if (places[i].attached == mount)
-            places[i].attached = 0;
+    for (size_t i = 0; i < entry_count; i++) /* another mount may get the same id */
+        if (entries[i].attached == mount)
+            entries[i].attached = 0;
 }
 
-static void mount_place(int root, struct place *place) {
+static void attach_entry(int root, struct mount_entry *entry) {
     as_user();
-    int fd = place_for(root, place), error = errno;
+    int fd = open_mount_point(root, entry), error = errno;
     as_root();
-    if (fd >= 0 && attach_tree(place->tree, fd) != 0)
+    if (fd >= 0 && attach_tree(entry->tree, fd) != 0)
         error = errno, close(fd), fd = -1;
-    if (fd < 0 && place->wanted)
-        fail("cannot mount %s at %s in the container: %s", place->from, place->to, strerror(error));
-    if (fd < 0 && strncmp(place->to, "/etc/", 5) != 0)
-        fail("cannot create the mount point %s in the image: %s", place->to, strerror(error));
+    if (fd < 0 && entry->wanted)
+        fail("cannot mount %s at %s in the container: %s", entry->from, entry->to, strerror(error));
+    if (fd < 0 && strncmp(entry->to, "/etc/", 5) != 0)
+        fail("cannot create the mount point %s in the image: %s", entry->to, strerror(error));
     if (fd >= 0)
-        close(fd), place->attached = mount_of(place->tree);
-    close(place->tree);
+        close(fd), entry->attached = mount_of(entry->tree);
+    close(entry->tree);
 }
 
 /* Mounts a file with this text over a file of the image. */
@@ -340,15 +340,15 @@ static void mount_text(int root, const char *scratch, const char *to, const char
     for (; *pieces; pieces++)
         if (file < 0 || dprintf(file, "%s", *pieces) < 0)
             fail("cannot write %s: %s", to, strerror(errno));
-    struct place place = {path, to, clone_tree(file), false, false, NULL, 0};
+    struct mount_entry entry = {path, to, clone_tree(file), false, false, NULL, 0};
     close(file);
-    if (place.tree >= 0)
-        mount_place(root, &place);
+    if (entry.tree >= 0)
+        attach_entry(root, &entry);
 }
 
 /* The user's name: the image's passwd and group with an additional line */
 
-void look_up_user(void) {
+void look_up_user_name(void) {
     const struct passwd *user = getpwuid(request.uid);
     const struct group *group = getgrgid(request.gid);
     if (user)
@@ -376,7 +376,7 @@ static void add_line(int root, const char *scratch, const char *to, const char *
     static char table[TABLE_MAX];
     struct stat seen = {0};
     as_user();
-    int fd = open_below(root, to, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
+    int fd = open_in_root(root, to, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
     ssize_t got = fd >= 0 && fstat(fd, &seen) == 0 && S_ISREG(seen.st_mode) ? read(fd, table, sizeof table - 1) : 0;
     if (fd >= 0)
         close(fd);
@@ -390,7 +390,7 @@ static void add_line(int root, const char *scratch, const char *to, const char *
 /* apt switches to its own user and verifies that, which fails where root is the only user. */
 static void configure_apt(int root, const char *scratch) {
     as_user();
-    int folder = open_below(root, "/etc/apt/apt.conf.d", O_PATH | O_DIRECTORY, 0);
+    int folder = open_in_root(root, "/etc/apt/apt.conf.d", O_PATH | O_DIRECTORY, 0);
     as_root();
     if (folder < 0)
         return;
@@ -398,7 +398,7 @@ static void configure_apt(int root, const char *scratch) {
     mount_text(root, scratch, "/etc/apt/apt.conf.d/90dalsegno", (const char *[]){"APT::Sandbox::User \"root\";\n", NULL});
 }
 
-void fill_root(const char *path, const char *scratch) {
+void mount_in_root(const char *path, const char *scratch) {
     int root = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     as_user();
     mode_t mask = umask(0);
@@ -416,20 +416,20 @@ void fill_root(const char *path, const char *scratch) {
     }
     if (request.remap_root && request.uid != 0)
         configure_apt(root, scratch);
-    struct place gpu = {"NVIDIA's driver", GPU_FOLDER, gpu_tree(scratch), true, true, NULL, 0};
+    struct mount_entry gpu = {"NVIDIA's driver", GPU_FOLDER, gpu_tree(scratch), true, true, NULL, 0};
     if (gpu.tree >= 0)
-        mount_place(root, &gpu);
-    for (size_t i = 0; i < place_count; i++) {
-        const struct mount *mount = places[i].mount;
+        attach_entry(root, &gpu);
+    for (size_t i = 0; i < entry_count; i++) {
+        const struct mount *mount = entries[i].mount;
         if (mount && mount->kind == MOUNT_UMOUNT) {
-            unmount_place(root, &places[i]);
+            detach_entry(root, &entries[i]);
             continue;
         }
         if (mount && mount->kind == MOUNT_TMPFS)
-            places[i].tree = make_tmpfs(mount, scratch);
-        else if (places[i].tree < 0)
-            places[i].tree = make_devices(scratch);
-        mount_place(root, &places[i]);
+            entries[i].tree = make_tmpfs(mount, scratch);
+        else if (entries[i].tree < 0)
+            entries[i].tree = make_devices(scratch);
+        attach_entry(root, &entries[i]);
     }
     close(root);
 }

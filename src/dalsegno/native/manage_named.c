@@ -141,21 +141,22 @@ static bool remove_one(int parent, const char *name) {
 /* Listing */
 
 static void list_one(FILE *to, int parent, const char *name) {
-    struct kept kept = {.folder = open_folder(parent, name)};
+    struct named_container container = {.folder = open_folder(parent, name)};
     struct stat used = {0};
     int locks[2];
-    if (kept.folder < 0)
+    if (container.folder < 0)
         return;
-    read_image(&kept);
-    bool busy = !is_free(kept.folder, locks);
+    read_recorded_image(&container);
+    bool busy = !is_free(container.folder, locks);
     close_locks(locks);
-    char *asked = kept.image[0] && fstatat(kept.folder, "holders", &used, AT_SYMLINK_NOFOLLOW) == 0 ? strdup(kept.asked) : NULL;
-    if (asked) { /* otherwise the container was never built */
-        make_printable(asked);
-        fprintf(to, "%s\t%d\t%lld\t%s\n", name, busy, (long long)used.st_mtime, asked);
+    bool built = container.image[0] && fstatat(container.folder, "holders", &used, AT_SYMLINK_NOFOLLOW) == 0;
+    char *requested_image = built ? strdup(container.requested_image) : NULL;
+    if (requested_image) {
+        make_printable(requested_image);
+        fprintf(to, "%s\t%d\t%lld\t%s\n", name, busy, (long long)used.st_mtime, requested_image);
     }
-    free(asked);
-    close(kept.folder);
+    free(requested_image);
+    close(container.folder);
 }
 
 static void list_all(FILE *to, int folder) {

@@ -3,7 +3,7 @@
  * slurmstepd waits for the helper, and the tasks wait in task_init for the answer, which the thread passes on. There a
  * signal ends them like any task. When the last one has ended, the helper sees its socket closed and ends the import. */
 #define _GNU_SOURCE
-#include "later.h"
+#include "wait_helper.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -26,71 +26,71 @@ static struct {
     int tasks[2]; /* tasks read from the first */
     uint32_t task_count;
     struct container *container;
-} later = {.tasks = {-1, -1}};
+} pending = {.tasks = {-1, -1}};
 
 /* Sends one message for each task. */
-static void *pass_on_answer(void *nothing) {
+static void *forward_answer(void *nothing) {
     char text[ANSWER_LENGTH], copy[ANSWER_LENGTH];
-    int fds[HANDED_MAX];
-    int count = take_message(later.helper.talk, text, sizeof text, fds, HANDED_MAX);
+    int fds[ANSWER_FDS_MAX];
+    int count = receive_answer(pending.helper.socket, text, sizeof text, fds, ANSWER_FDS_MAX);
     snprintf(copy, sizeof copy, "%s", text);
-    take_answer(copy, fds, count, later.container);
-    keep_detached();
+    parse_answer(copy, fds, count, pending.container);
+    become_subreaper();
     if (count < 0) /* what killed the helper is about to kill the tasks, which must not exit with an error first */
-        poll(&(struct pollfd){.fd = later.tasks[1]}, 1, KILLED_MS);
-    for (uint32_t i = 0; i < later.task_count && send_message(later.tasks[1], text, fds, count); i++)
+        poll(&(struct pollfd){.fd = pending.tasks[1]}, 1, KILLED_MS);
+    for (uint32_t i = 0; i < pending.task_count && send_message(pending.tasks[1], text, fds, count); i++)
         ;
-    shutdown(later.tasks[1], SHUT_WR); /* a task without a message stops waiting */
+    shutdown(pending.tasks[1], SHUT_WR); /* a task without a message stops waiting */
     return nothing;
 }
 
 /* Returns false if no thread could be started; then the caller waits for the helper itself. */
-bool await_later(spank_t spank, struct helper helper, struct container *container) {
+bool start_wait_thread(spank_t spank, struct helper helper, struct container *container) {
     sigset_t all, before;
-    if (spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &later.task_count) != ESPANK_SUCCESS || helper.talk < 0 ||
-        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, later.tasks) != 0)
+    if (spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &pending.task_count) != ESPANK_SUCCESS || helper.socket < 0 ||
+        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pending.tasks) != 0)
         return false;
-    later.helper = helper, later.container = container;
+    pending.helper = helper, pending.container = container;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for slurmstepd's own threads */
-    later.started = pthread_create(&later.thread, NULL, pass_on_answer, NULL) == 0;
+    pending.started = pthread_create(&pending.thread, NULL, forward_answer, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return later.started;
+    return pending.started;
 }
 
 /* Called in a task. Ignores what the thread had written to the container when the task was forked. */
 void wait_for_container(spank_t spank, const char *image, struct container *container) {
     char text[ANSWER_LENGTH];
-    int fds[HANDED_MAX];
+    int fds[ANSWER_FDS_MAX];
     uint32_t task = 1;
-    struct pollfd answer = {.fd = later.tasks[0], .events = POLLIN};
-    if (!later.started)
+    struct pollfd answer = {.fd = pending.tasks[0], .events = POLLIN};
+    if (!pending.started)
         return;
-    close(later.tasks[1]);                /* so that the socket closes with slurmstepd */
+    close(pending.tasks[1]);               /* so that the socket closes with slurmstepd */
     prctl(PR_SET_DUMPABLE, 0);             /* other processes of the user must not read slurmstepd's memory */
     prctl(PR_SET_NAME, "awaits-an-image"); /* proctrack/linuxproc does not signal processes named slurmstepd */
-    tell_cgroups(later.helper.talk);
+    send_cgroups(pending.helper.socket);
     if (image && !image_is_path(image) && spank_get_item(spank, S_TASK_GLOBAL_ID, &task) == ESPANK_SUCCESS &&
         task == 0 && poll(&answer, 1, SLOW_MS) == 0)
         dprintf(STDERR_FILENO, "dalsegno: importing %s; this may take a while\n", image);
-    int count = take_message(later.tasks[0], text, sizeof text, fds, HANDED_MAX);
-    container->mounts = container->user = container->lock = container->said = -1;
+    int count = receive_answer(pending.tasks[0], text, sizeof text, fds, ANSWER_FDS_MAX);
+    container->mounts = container->user = container->lock = container->output = -1;
     for (int i = 0; i < NAMESPACE_KINDS; i++)
         container->own[i] = -1;
     container->folder = false;
     container->error[0] = container->note[0] = '\0';
-    take_answer(text, fds, count, container);
+    parse_answer(text, fds, count, container);
 }
 
 /* Called in slurmstepd once no task is left: the helper and the thread see their sockets closed. */
 void stop_waiting(void) {
-    if (!later.started)
+    if (!pending.started)
         return;
-    shutdown(later.helper.talk, SHUT_RDWR);
-    shutdown(later.tasks[0], SHUT_RDWR);
-    pthread_join(later.thread, NULL);
-    end_helper(&later.helper);
-    close(later.tasks[0]);
-    close(later.tasks[1]);
-    later.started = false;
+    shutdown(pending.helper.socket, SHUT_RDWR);
+    shutdown(pending.tasks[0], SHUT_RDWR);
+    pthread_join(pending.thread, NULL);
+    end_helper(&pending.helper);
+    close(pending.tasks[0]);
+    close(pending.tasks[1]);
+    pending.started = false;
 }

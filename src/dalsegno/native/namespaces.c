@@ -39,23 +39,23 @@ int namespace_fd(pid_t pid, const char *kind) {
 
 static void write_maps(pid_t pid, unsigned inside_uid, unsigned inside_gid, unsigned outside_uid,
                        unsigned outside_gid) {
-    char who[32] = "self", path[64], text[64];
+    char process[32] = "self", path[64], text[64];
     if (pid != 0)
-        snprintf(who, sizeof who, "%d", (int)pid);
+        snprintf(process, sizeof process, "%d", (int)pid);
     /* Otherwise a member of a group to which access is denied could leave the group in here. */
-    snprintf(path, sizeof path, "%s/setgroups", who);
+    snprintf(path, sizeof path, "%s/setgroups", process);
     write_text(proc_fd, path, "deny");
-    snprintf(path, sizeof path, "%s/uid_map", who);
+    snprintf(path, sizeof path, "%s/uid_map", process);
     snprintf(text, sizeof text, "%u %u 1\n", inside_uid, outside_uid);
     write_text(proc_fd, path, text);
-    snprintf(path, sizeof path, "%s/gid_map", who);
+    snprintf(path, sizeof path, "%s/gid_map", process);
     snprintf(text, sizeof text, "%u %u 1\n", inside_gid, outside_gid);
     write_text(proc_fd, path, text);
 }
 
 /* For an unprivileged user: become root of a namespace in which nobody else exists. */
 void enter_own_user_namespace(void) {
-    leave_root(true);
+    drop_root(true);
     prctl(PR_SET_DUMPABLE, 1); /* after a change of user, our files in /proc would belong to root */
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
         fail("this machine does not let users create namespaces (%s); check kernel.unprivileged_userns_clone and "
@@ -83,7 +83,7 @@ static bool start_loopback(void) {
 /* Creates the namespaces of --container-unshare inside the container's root and user namespace, to which they belong, and
  * mounts the file systems that show them. If the kernel refuses a new /sys because the node hides parts of its own, the
  * node's stays. */
-bool leave_namespaces(void) {
+bool unshare_namespaces(void) {
     const unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
     struct statfs seen;
     for (int i = 0; i < NAMESPACE_KINDS; i++)
@@ -100,15 +100,15 @@ bool leave_namespaces(void) {
     return true;
 }
 
-void hold_namespaces(pid_t pid, struct spaces *spaces) {
-    spaces->mounts = namespace_fd(pid, "mnt");
-    spaces->user = namespace_fd(pid, "user");
+void open_namespaces(pid_t pid, struct namespaces *namespaces) {
+    namespaces->mounts = namespace_fd(pid, "mnt");
+    namespaces->user = namespace_fd(pid, "user");
     for (int i = 0; i < NAMESPACE_KINDS; i++)
-        spaces->own[i] = request.unshare[i] ? namespace_fd(pid, namespace_words[i]) : -1;
+        namespaces->own[i] = request.unshare[i] ? namespace_fd(pid, namespace_words[i]) : -1;
 }
 
 /* Starts a child that waits in a new user namespace until it is mapped; with `mounts`, it then leaves our mounts too. */
-static pid_t start_child(bool mounts, int *talk) {
+static pid_t start_child(bool mounts, int *pipes) {
     int pair[2];
     if (pipe2(pair, O_CLOEXEC) != 0)
         fail("cannot create a pipe: %s", strerror(errno));
@@ -123,7 +123,7 @@ static pid_t start_child(bool mounts, int *talk) {
         close(back[1]);
         if (!read_reply(back[0]))
             fail("the kernel refused a user namespace; check user.max_user_namespaces");
-        talk[0] = back[0], talk[1] = pair[1];
+        pipes[0] = back[0], pipes[1] = pair[1];
         return child;
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* a change of user resets this; then the end of the pipe ends us */
@@ -139,21 +139,21 @@ static pid_t start_child(bool mounts, int *talk) {
     if (unshare(CLONE_NEWUSER) != 0 || write(back[1], "r", 1) != 1 || read(pair[0], &go, 1) != 1)
         _exit(1);
     if (mounts && (unshare(CLONE_NEWNS) != 0 ||
-                   write(back[1], !set_propagation() ? "p" : leave_namespaces() ? "m" : "n", 1) != 1 ||
+                   write(back[1], !set_propagation() ? "p" : unshare_namespaces() ? "m" : "n", 1) != 1 ||
                    read(pair[0], &go, 1) < 0))
         _exit(1);
     _exit(0);
 }
 
-static void end_child(pid_t child, int talk[2]) {
-    close(talk[0]);
-    close(talk[1]);
+static void end_child(pid_t child, int pipes[2]) {
+    close(pipes[0]);
+    close(pipes[1]);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
 }
 
 /* Creates a mount namespace with one mount: what is at that path. */
-int bare_namespace(const char *root) {
+int create_rootfs_namespace(const char *root) {
     int pair[2];
     if (pipe2(pair, O_CLOEXEC) != 0)
         fail("cannot create a pipe: %s", strerror(errno));
@@ -179,7 +179,7 @@ int bare_namespace(const char *root) {
 }
 
 /* Returns that one mount as a tree to attach. */
-int tree_in(int mounts) {
+int clone_root_of(int mounts) {
     int pair[2], tree = -1;
     char text[8];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
@@ -208,28 +208,28 @@ void join_user_namespace(int user) {
 }
 
 /* For an ID-mapped mount: the owner `inside` on disk is the user outside. */
-int user_namespace_of(unsigned inside, unsigned outside_uid, unsigned outside_gid) {
-    int talk[2];
-    pid_t child = start_child(false, talk);
+int create_mapped_user_namespace(unsigned inside, unsigned outside_uid, unsigned outside_gid) {
+    int pipes[2];
+    pid_t child = start_child(false, pipes);
     write_maps(child, inside, inside, outside_uid, outside_gid);
     int fd = namespace_fd(child, "user");
-    end_child(child, talk);
+    end_child(child, pipes);
     return fd;
 }
 
 /* Copies the current mounts into a namespace of the user, where the kernel locks them. */
-void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid,
-          struct spaces *spaces) {
-    int talk[2];
-    pid_t child = start_child(true, talk);
+void wrap_in_user_namespace(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid,
+                            struct namespaces *namespaces) {
+    int pipes[2];
+    pid_t child = start_child(true, pipes);
     write_maps(child, inside_uid, inside_gid, outside_uid, outside_gid);
-    char reply = write(talk[1], "g", 1) == 1 ? read_reply(talk[0]) : '\0';
+    char reply = write(pipes[1], "g", 1) == 1 ? read_reply(pipes[0]) : '\0';
     if (reply == 'p')
         fail("cannot set the propagation of mounts");
     if (reply == 'n')
-        fail(NO_NAMESPACES, "a limit is reached, or users may not create them");
+        fail(UNSHARE_REFUSED, "a limit is reached, or users may not create them");
     if (reply != 'm')
         fail("the kernel refused a mount namespace; check user.max_mnt_namespaces");
-    hold_namespaces(child, spaces);
-    end_child(child, talk);
+    open_namespaces(child, namespaces);
+    end_child(child, pipes);
 }

@@ -19,13 +19,13 @@
 #include "build.h"
 #include "kernel.h"
 
-static int open_lock(const struct kept *kept, const char *name) {
-    return openat(kept->folder, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+static int open_lock(const struct named_container *container, const char *name) {
+    return openat(container->folder, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 }
 
-static void make_subfolder(const struct kept *kept, const char *name, mode_t mode) {
-    if (mkdirat(kept->folder, name, mode) != 0 && errno != EEXIST)
-        fail("cannot store the container: %s/%s: %s", kept->path, name, strerror(errno));
+static void make_subfolder(const struct named_container *container, const char *name, mode_t mode) {
+    if (mkdirat(container->folder, name, mode) != 0 && errno != EEXIST)
+        fail("cannot store the container: %s/%s: %s", container->path, name, strerror(errno));
 }
 
 /* The process may belong to the user, who could exchange the descriptor in the meantime: only a namespace is opened for
@@ -59,10 +59,10 @@ static int find_namespace(const char *pid, const char *kind, unsigned long long 
 
 /* Whether a namespace belongs to this user namespace, or to ours (-1), and that one to the user. The process may have
  * ended, and another one may have its PID and a namespace with the same number. */
-static bool belongs_to_user(int space, int user) {
+static bool belongs_to_user(int namespace, int user) {
     struct stat owning, named;
     uid_t owner;
-    int userns = ioctl(space, NS_GET_USERNS);
+    int userns = ioctl(namespace, NS_GET_USERNS);
     bool same = userns >= 0 && fstat(userns, &owning) == 0 &&
                 (user >= 0 ? fstat(user, &named) : fstatat(proc_fd, "self/ns/user", &named, 0)) == 0 &&
                 owning.st_ino == named.st_ino;
@@ -71,11 +71,12 @@ static bool belongs_to_user(int space, int user) {
     return same && (user < 0 || (ioctl(user, NS_GET_OWNER_UID, &owner) == 0 && owner == request.uid));
 }
 
-enum { NOTED = 4 + NAMESPACE_KINDS }; /* numbers of namespaces in a holder file: 0 for one that the container does not have */
+enum { NAMESPACE_NUMBERS = 4 + NAMESPACE_KINDS }; /* in a holder file; 0 for one that the container does not have */
 
-static void close_spaces(struct kept *kept) {
-    int *const fds[] = {&kept->spaces.mounts, &kept->spaces.user,   &kept->bare,          &kept->owner,
-                        &kept->spaces.own[0], &kept->spaces.own[1], &kept->spaces.own[2]};
+static void close_namespaces(struct named_container *container) {
+    int *const fds[] = {&container->namespaces.mounts, &container->namespaces.user,   &container->rootfs,
+                        &container->owner,             &container->namespaces.own[0], &container->namespaces.own[1],
+                        &container->namespaces.own[2]};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) {
         if (*fds[i] >= 0)
             close(*fds[i]);
@@ -83,12 +84,12 @@ static void close_spaces(struct kept *kept) {
     }
 }
 
-static bool join_holder(struct kept *kept, int folder, const char *pid) {
+static bool join_holder(struct named_container *container, int folder, const char *pid) {
     static const char *const kinds[] = {"mnt", "user", "mnt", "user"};
     char text[256] = "";
-    unsigned long long numbers[NOTED] = {0};
-    struct spaces *spaces = &kept->spaces;
-    int *const fds[] = {&spaces->mounts, &spaces->user, &kept->bare, &kept->owner};
+    unsigned long long numbers[NAMESPACE_NUMBERS] = {0};
+    struct namespaces *namespaces = &container->namespaces;
+    int *const fds[] = {&namespaces->mounts, &namespaces->user, &container->rootfs, &container->owner};
     int file = openat(folder, pid, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW); /* a file of the user may be a pipe */
     ssize_t got = file < 0 ? -1 : read(file, text, sizeof text - 1);
     bool all = true;
@@ -97,34 +98,35 @@ static bool join_holder(struct kept *kept, int folder, const char *pid) {
     if (got <= 0 || sscanf(text, "%llu %llu %llu %llu %llu %llu %llu", &numbers[0], &numbers[1], &numbers[2], &numbers[3],
                            &numbers[4], &numbers[5], &numbers[6]) < 4) /* earlier versions wrote four */
         return false;
-    borrow_root(); /* if slurmd runs as root, only root sees the descriptors of slurmstepd */
+    regain_root(); /* if slurmd runs as root, only root sees the descriptors of slurmstepd */
     for (int i = 0; i < 4; i++) {
         *fds[i] = numbers[i] ? find_namespace(pid, kinds[i], numbers[i]) : -1;
         all &= *fds[i] >= 0 || !numbers[i];
     }
     for (int i = 0; i < NAMESPACE_KINDS; i++) {
-        spaces->own[i] = numbers[4 + i] ? find_namespace(pid, namespace_words[i], numbers[4 + i]) : -1;
-        all &= !numbers[4 + i] || (spaces->own[i] >= 0 && belongs_to_user(spaces->own[i], spaces->user));
+        namespaces->own[i] = numbers[4 + i] ? find_namespace(pid, namespace_words[i], numbers[4 + i]) : -1;
+        all &= !numbers[4 + i] || (namespaces->own[i] >= 0 && belongs_to_user(namespaces->own[i], namespaces->user));
     }
     bool apart = (numbers[1] || (privileged && request.uid == 0)) && (numbers[3] || privileged);
-    bool joined = all && apart && belongs_to_user(spaces->mounts, spaces->user) && belongs_to_user(kept->bare, kept->owner);
-    give_root_back();
+    bool joined = all && apart && belongs_to_user(namespaces->mounts, namespaces->user) &&
+                  belongs_to_user(container->rootfs, container->owner);
+    release_root();
     if (!joined)
-        close_spaces(kept);
+        close_namespaces(container);
     return joined;
 }
 
-/* Tries to join each holder of the container; with `forget`, only removes their files. */
-static bool join_any(struct kept *kept, bool forget) {
-    DIR *list = fdopendir(openat(kept->folder, "holders", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+/* Tries to join each holder of the container; with `remove_only`, only removes their files. */
+static bool join_or_remove_holders(struct named_container *container, bool remove_only) {
+    DIR *list = fdopendir(openat(container->folder, "holders", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
     bool joined = false;
     for (struct dirent *entry; list && !joined && (entry = readdir(list));) {
         if (entry->d_name[0] == '.')
             continue;
-        if (forget)
+        if (remove_only)
             unlinkat(dirfd(list), entry->d_name, 0);
         else
-            joined = join_holder(kept, dirfd(list), entry->d_name);
+            joined = join_holder(container, dirfd(list), entry->d_name);
     }
     if (list)
         closedir(list);
@@ -132,7 +134,7 @@ static bool join_any(struct kept *kept, bool forget) {
 }
 
 /* Whether the named container exists below data/UID, or below data/UID.own, where the user may have put anything. */
-bool is_kept(const char *ending) {
+bool named_container_exists(const char *ending) {
     struct container_name name;
     struct stat seen;
     char why[WHY_LENGTH], path[PATH_MAX];
@@ -141,18 +143,18 @@ bool is_kept(const char *ending) {
     snprintf(path, sizeof path, "%s/%u%s/%s/image", request.data, request.uid, ending, name.name);
     if (*ending)
         as_user();
-    bool kept = lstat(path, &seen) == 0 && S_ISREG(seen.st_mode);
+    bool exists = lstat(path, &seen) == 0 && S_ISREG(seen.st_mode);
     as_root();
-    return kept;
+    return exists;
 }
 
 /* Reads the path of the container's image, and the image as the user named it. */
-void read_image(struct kept *kept) {
-    int file = openat(kept->folder, "image", O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
-    ssize_t got = file < 0 ? 0 : read(file, kept->image, sizeof kept->image - 1);
-    kept->image[got > 0 ? got : 0] = '\0';
-    size_t first = strlen(kept->image) + 1;
-    kept->asked = got > (ssize_t)first ? kept->image + first : kept->image;
+void read_recorded_image(struct named_container *container) {
+    int file = openat(container->folder, "image", O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
+    ssize_t got = file < 0 ? 0 : read(file, container->image, sizeof container->image - 1);
+    container->image[got > 0 ? got : 0] = '\0';
+    size_t first = strlen(container->image) + 1;
+    container->requested_image = got > (ssize_t)first ? container->image + first : container->image;
     if (file >= 0)
         close(file);
 }
@@ -170,15 +172,15 @@ static void add_note(const char *format, ...) {
 }
 
 /* As in Pyxis, an existing container takes precedence over the image named; a note reports a different image. */
-static void take_image(const struct kept *kept, const char *name) {
-    if (request.image && strcmp(request.image, kept->image) != 0)
+static void use_recorded_image(const struct named_container *container, const char *name) {
+    if (request.image && strcmp(request.image, container->image) != 0)
         add_note("container %s exists and is reused; it was created from %s, and --container-image=%s is ignored", name,
-                 kept->asked, request.asked);
-    request.image = kept->image;
+                 container->requested_image, request.requested_image);
+    request.image = container->image;
 }
 
 /* As in Pyxis, a running container has the namespaces that it was started with. */
-static void check_namespaces(const struct spaces *running) {
+static void check_namespaces(const struct namespaces *running) {
     static const char *const names[] = {[NAMESPACE_NET] = "network", [NAMESPACE_IPC] = "IPC", [NAMESPACE_UTS] = "UTS"};
     for (int i = 0; i < NAMESPACE_KINDS; i++)
         if (request.unshare[i] && running->own[i] < 0)
@@ -205,10 +207,10 @@ enum { JOIN_S = 2, JOIN_PAUSE_NS = 20000000 };
 
 /* Takes the container's lock, or joins its holders; returns whether it is held. A step that is ending may hold the lock
  * for a moment after it has closed its namespaces. */
-static bool join_or_lock(struct kept *kept, const char *name) {
+static bool join_or_lock(struct named_container *container, const char *name) {
     time_t until = seconds_since_boot() + JOIN_S;
-    while (flock(kept->lock, LOCK_EX | LOCK_NB) != 0) {
-        if (join_any(kept, false))
+    while (flock(container->lock, LOCK_EX | LOCK_NB) != 0) {
+        if (join_or_remove_holders(container, false))
             return true;
         if (seconds_since_boot() > until) /* not by the number of tries: the user decides how many holders there are */
             fail("container %s is in use on this node and cannot be joined", name);
@@ -218,80 +220,80 @@ static bool join_or_lock(struct kept *kept, const char *name) {
 }
 
 /* If root builds the root, only root can access the kept files: an overlay's folders decide where writes go. */
-void open_kept(struct kept *kept) {
+void open_named_container(struct named_container *container) {
     struct container_name name;
     char why[WHY_LENGTH];
-    *kept = (struct kept){.folder = -1, .door = -1, .lock = -1, .tree = -1, .bare = -1, .owner = -1,
-                           .spaces = no_spaces};
+    *container = (struct named_container){.folder = -1, .entry_lock = -1, .lock = -1, .tree = -1, .rootfs = -1, .owner = -1,
+                           .namespaces = no_namespaces};
     if (!request.name)
         return;
     if (parse_container_name(request.name, &name, why) != 0)
         fail("--container-name: %s", why);
     if (!request.data)
         fail("named containers are disabled: plugstack.conf has no data=");
-    if ((size_t)snprintf(kept->path, sizeof kept->path, "%s/%s", request.data, name.name) >= sizeof kept->path)
+    if ((size_t)snprintf(container->path, sizeof container->path, "%s/%s", request.data, name.name) >= sizeof container->path)
         fail("cannot store the container: %s: %s", request.data, strerror(ENAMETOOLONG));
-    kept->folder = open_own_folder(request.data_folder, name.name, geteuid(), kept->path);
-    make_subfolder(kept, "holders", 0700);
-    kept->door = open_lock(kept, "door");
-    kept->lock = open_lock(kept, "lock");
-    if (kept->door < 0 || kept->lock < 0 || flock(kept->door, LOCK_EX) != 0)
+    container->folder = open_own_folder(request.data_folder, name.name, geteuid(), container->path);
+    make_subfolder(container, "holders", 0700);
+    container->entry_lock = open_lock(container, "door");
+    container->lock = open_lock(container, "lock");
+    if (container->entry_lock < 0 || container->lock < 0 || flock(container->entry_lock, LOCK_EX) != 0)
         fail("cannot store the container: %s", strerror(errno));
-    read_image(kept);
-    bool busy = join_or_lock(kept, name.name);
-    check_use(&name, kept->image[0], busy);
+    read_recorded_image(container);
+    bool busy = join_or_lock(container, name.name);
+    check_use(&name, container->image[0], busy);
     if (!busy)
-        join_any(kept, true);
-    if (kept->image[0])
-        take_image(kept, name.name);
-    kept->running = busy && name.use == NAME_NO_EXEC;
-    if (kept->running) /* beside it: the same file system, with separate mounts and namespaces */
-        kept->spaces = no_spaces;
+        join_or_remove_holders(container, true);
+    if (container->image[0])
+        use_recorded_image(container, name.name);
+    container->running = busy && name.use == NAME_NO_EXEC;
+    if (container->running) /* beside it: the same file system, with separate mounts and namespaces */
+        container->namespaces = no_namespaces;
     else if (busy)
-        check_namespaces(&kept->spaces);
-    if (busy && !kept->running && request.mounts)
+        check_namespaces(&container->namespaces);
+    if (busy && !container->running && request.mounts)
         add_note("container %s is already running: --container-mounts is ignored", name.name);
-    make_subfolder(kept, "upper", 0755);
-    make_subfolder(kept, "work", 0700);
-    if (privileged && fchownat(kept->folder, "upper", request.uid, request.gid, AT_SYMLINK_NOFOLLOW) != 0)
+    make_subfolder(container, "upper", 0755);
+    make_subfolder(container, "work", 0700);
+    if (privileged && fchownat(container->folder, "upper", request.uid, request.gid, AT_SYMLINK_NOFOLLOW) != 0)
         fail("cannot store the container: %s", strerror(errno));
 }
 
-void hold_kept(struct kept *kept) {
-    if (!kept->path[0])
+void clone_named_container(struct named_container *container) {
+    if (!container->path[0])
         return;
-    int folder = privileged ? kept->folder : open_again(kept->folder, kept->path);
-    kept->tree = folder < 0 ? -1 : clone_tree(folder);
-    if (kept->tree < 0)
-        fail("cannot store the container: %s: %s", kept->path, strerror(errno));
+    int folder = privileged ? container->folder : open_again(container->folder, container->path);
+    container->tree = folder < 0 ? -1 : clone_tree(folder);
+    if (container->tree < 0)
+        fail("cannot store the container: %s: %s", container->path, strerror(errno));
     if (!privileged)
         close(folder);
 }
 
 /* Records the step, which is our parent, as a holder. */
-void note_kept(struct kept *kept, const struct spaces *spaces) {
-    int fds[NOTED] = {spaces->mounts, spaces->user, kept->bare, kept->owner};
+void record_holder(struct named_container *container, const struct namespaces *namespaces) {
+    int fds[NAMESPACE_NUMBERS] = {namespaces->mounts, namespaces->user, container->rootfs, container->owner};
     struct stat seen;
     char name[64];
-    if (kept->door < 0)
+    if (container->entry_lock < 0)
         return;
-    memcpy(fds + 4, spaces->own, sizeof spaces->own);
+    memcpy(fds + 4, namespaces->own, sizeof namespaces->own);
     snprintf(name, sizeof name, "holders/%d", (int)getppid());
-    int file = openat(kept->folder, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    for (int i = 0; i < NOTED; i++) {
+    int file = openat(container->folder, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    for (int i = 0; i < NAMESPACE_NUMBERS; i++) {
         seen.st_ino = 0;
         if (file < 0 || (fds[i] >= 0 && fstat(fds[i], &seen) != 0) ||
-            dprintf(file, "%llu%c", (unsigned long long)seen.st_ino, i + 1 < NOTED ? ' ' : '\n') < 0)
+            dprintf(file, "%llu%c", (unsigned long long)seen.st_ino, i + 1 < NAMESPACE_NUMBERS ? ' ' : '\n') < 0)
             fail("cannot store the container: %s", strerror(errno));
     }
     close(file);
-    file = openat(kept->folder, "image", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    file = openat(container->folder, "image", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (file >= 0) {
         size_t first = strlen(request.image) + 1;
-        if (write(file, request.image, first) < 0 || write(file, request.asked, strlen(request.asked)) < 0)
+        if (write(file, request.image, first) < 0 || write(file, request.requested_image, strlen(request.requested_image)) < 0)
             fail("cannot store the container: %s", strerror(errno));
         close(file);
     }
-    flock(kept->lock, LOCK_SH);
-    close(kept->door);
+    flock(container->lock, LOCK_SH);
+    close(container->entry_lock);
 }
