@@ -19,7 +19,7 @@ from dalsegno.recovery.client import ask
 from dalsegno.system.children import arguments, descendants, end, find, marked
 from dalsegno.system.hosts import host_process, service_facts
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.machine_room import MachineRoom
+from dalsegno.targets.local.machine_room import HostControlClient
 from dalsegno.targets.local.target import LocalTarget
 from tests.cluster.conftest import Answer, Cli, at_home, leftovers, taken_down
 from tests.cluster.test_up_down import idle_nodes
@@ -234,7 +234,7 @@ def test_on_loopback_ports_workers_can_be_killed_and_hosts_cannot(cli: Cli):
     for fault in ("power-off", "net-cut"):
         answer = cli.run("inject", fault, "train-2")
         assert answer.code == 1 and "is a process on this machine, not a host" in answer.err
-    room = MachineRoom(folder(cli).root)
+    room = HostControlClient(folder(cli).root)
     mark, before = room.boot_id("train-2"), telemetry(cli, "train-2").gpus[0].uuid
     cli.ok("inject", "slurmd-dead", "train-2")
     room.replace("train-2")
@@ -415,8 +415,9 @@ def failed_checks(answer: Answer) -> set[str]:
 
 
 def test_machine_room_reboots_and_replaces_a_node(two: Cli):
-    room = MachineRoom(folder(two).root)
-    script = f"from {MachineRoom.__module__} import *; print(MachineRoom(Path('{folder(two).root}')).is_on('train-2'))"
+    room = HostControlClient(folder(two).root)
+    is_on = f"HostControlClient(Path('{folder(two).root}')).is_on('train-2')"
+    script = f"from {HostControlClient.__module__} import *; print({is_on})"
     assert in_host(two, "head", sys.executable, "-c", script).out == "True\n", "the host of the controller"
     two.ok("inject", "gpu-lost", "train-2")
     two.ok("inject", "slow-gpu", "train-2")
@@ -459,7 +460,7 @@ def back(cli: Cli, remedy: Callable[[str], None], node: str) -> None:
 
 def test_killed_machine_room_leaves_no_partial_host(two: Cli):
     """It is killed at various moments of its work; its successor completes the host."""
-    room = MachineRoom(folder(two).root)
+    room = HostControlClient(folder(two).root)
     for delay_s in (0.0, 0.02, 0.05, 0.08):
         threading.Thread(target=ask_in_vain, args=(room,), daemon=True).start()
         time.sleep(delay_s)
@@ -471,7 +472,7 @@ def test_killed_machine_room_leaves_no_partial_host(two: Cli):
     two.ok("up")
 
 
-def ask_in_vain(room: MachineRoom) -> None:
+def ask_in_vain(room: HostControlClient) -> None:
     """Send a request that may fail because the machine room is killed."""
     with suppress(TargetError):
         room.reboot("train-2")

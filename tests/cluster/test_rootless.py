@@ -15,7 +15,7 @@ import pytest
 
 from dalsegno.system.children import end
 from dalsegno.system.hosts import host_process
-from dalsegno.targets.local.machine_room import MachineRoom
+from dalsegno.targets.local.machine_room import HostControlClient
 from tests.cluster.conftest import PINGED_S, SOURCE, Cli, leftovers, make_home, taken_down
 from tests.waiting import eventually
 
@@ -99,7 +99,7 @@ def test_nodes_are_added(user: Rootless):
     user.ok("up", user.file(FILE.format(name="two", accounting="false")))
     user.ok("up", user.file(FILE.format(name="two", accounting="false").replace("nodes: 3", "nodes: 5")))
     assert user.ok("shell", "--", "srun", "-N5", "true") == ""
-    room = MachineRoom(user.home / "clusters/two")  # without root, rebooting a node restarts its slurmd
+    room = HostControlClient(user.home / "clusters/two")  # without root, rebooting a node restarts its slurmd
     mark = room.boot_id("train-2")
     room.reboot("train-2")
     assert room.boot_id("train-2") != mark

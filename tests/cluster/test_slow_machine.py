@@ -14,8 +14,8 @@ import pytest
 
 from dalsegno.health.checks.services import ask_munge, judge_munge
 from dalsegno.health.local_machine import machine_here
+from dalsegno.health.node_reader import LocalNode
 from dalsegno.health.result import Verdict
-from dalsegno.health.world import LocalNode
 from dalsegno.recovery.client import ask
 from dalsegno.system.children import descendants
 from dalsegno.system.hanging_calls import TooLate

@@ -8,17 +8,17 @@ import pytest
 
 from dalsegno.errors import UsageError
 from dalsegno.health.expected import Expected
-from dalsegno.health.world import FolderWorld
+from dalsegno.health.node_reader import RecordedNode
 from dalsegno.health.xids import MARK, record_repair, repaired_at
 
 
 def test_a_repair_is_recorded_and_read(tmp_path: Path) -> None:
-    world = FolderWorld(tmp_path, Expected("gpu-1"))
-    assert repaired_at(world) == 0
+    node = RecordedNode(tmp_path, Expected("gpu-1"))
+    assert repaired_at(node) == 0
     record_repair(1700000000.25, 0, f"{tmp_path}{MARK}")
-    assert repaired_at(world) == 1700000000.25
-    world.seen.since = 1700000005.0
-    assert repaired_at(world) == 1700000005.0
+    assert repaired_at(node) == 1700000000.25
+    node.seen.since = 1700000005.0
+    assert repaired_at(node) == 1700000005.0
 
 
 def test_only_root_may_record_a_repair(tmp_path: Path) -> None:
@@ -30,4 +30,4 @@ def test_a_damaged_mark_is_ignored(tmp_path: Path) -> None:
     path = Path(f"{tmp_path}{MARK}")
     path.parent.mkdir(parents=True)
     path.write_text("lately")
-    assert repaired_at(FolderWorld(tmp_path, Expected("gpu-1"))) == 0
+    assert repaired_at(RecordedNode(tmp_path, Expected("gpu-1"))) == 0

@@ -18,11 +18,11 @@ from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import Expected
 from dalsegno.health.facts import GpuFacts, GpuProcess
 from dalsegno.health.local_machine import env_here, machine_here, settings_here, slurmd_settings
+from dalsegno.health.node_reader import LocalNode, RecordedNode, good_for_s
 from dalsegno.health.readers.gpus import ask_job_gpus
 from dalsegno.health.runner import Checkup, examine, result_line
 from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
-from dalsegno.health.world import FolderWorld, LocalNode, good_for_s
 from dalsegno.spec.facts import CheckSetting, Health
 from dalsegno.system.hanging_calls import NoAnswer, TooLate
 
@@ -141,16 +141,16 @@ def test_before_a_job_only_its_own_gpus_must_be_free(env: dict[str, str], tmp_pa
 def test_processes_of_our_own_agent_are_not_leftovers(tmp_path: Path) -> None:
     used = with_gpu(healthy("gpu-1", 1, "h100"), 0, memory_used_mib=900, processes=(GpuProcess(7),))
     write_telemetry(tmp_path / "telemetry.json", used)
-    world = FolderWorld(tmp_path, Expected("gpu-1", gpus=1))
+    node = RecordedNode(tmp_path, Expected("gpu-1", gpus=1))
     process = tmp_path / "proc/7"
     process.mkdir(parents=True)
     for words, uid, gpus in (("python\0-I\0programs.py\0node-agent\0--node\0gpu-1", 0, 0), ("python\0train.py", 0, 1)):
         (process / "cmdline").write_text(words)
         (process / "status").write_text(f"Name:\tpython\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
-        assert len(ask_job_gpus(world)) == gpus
+        assert len(ask_job_gpus(node)) == gpus
     (process / "cmdline").write_text("python\0-I\0programs.py\0node-agent\0")
     (process / "status").write_text("Name:\tpython\nUid:\t1000\t1000\t1000\t1000\n")
-    assert len(ask_job_gpus(world)) == 1, "the name alone proves nothing, the owner must be root"
+    assert len(ask_job_gpus(node)) == 1, "the name alone proves nothing, the owner must be root"
 
 
 def test_slow_gpu_queries_are_repeated_less_often() -> None:
@@ -174,8 +174,8 @@ def test_the_deadline_holds_for_all_questions_together(tmp_path: Path) -> None:
     never, began = threading.Event(), time.monotonic()
     machine = LocalNode(Expected("gpu-1"), {"PATH": os.environ["PATH"]}, lambda: (never.wait(60), ())[1])
     machine.until = began + 0.5
-    hang = [Check(name, "", lambda world, name=name: world.run(["sleep", f"6{name}"]), judge=passed) for name in "123"]
-    hang.append(Check("gpu", "", lambda world: world.nvml(), judge=passed))
+    hang = [Check(name, "", lambda node, name=name: node.run(["sleep", f"6{name}"]), judge=passed) for name in "123"]
+    hang.append(Check("gpu", "", lambda node: node.nvml(), judge=passed))
     found = examine(hang, Context.PROLOG, machine, {}, within_s=100)
     never.set()
     assert time.monotonic() - began < 30, "not four timeouts of a minute"

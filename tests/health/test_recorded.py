@@ -1,7 +1,7 @@
 """Tests that each check fails, passes and is unknown on recorded inputs.
 
 A folder below tests/recorded/health/<check>/ is a node: files by their paths, and commands with their output
-(`FolderWorld`). Its name starts with good, bad or garbage. Numbered folders inside it are consecutive looks.
+(`RecordedNode`). Its name starts with good, bad or garbage. Numbered folders inside it are consecutive looks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dalsegno.health.check import Check, Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import expected_of
 from dalsegno.health.facts import SeenBefore
+from dalsegno.health.node_reader import RecordedNode
 from dalsegno.health.runner import examine
-from dalsegno.health.world import FolderWorld
 from dalsegno.spec.health import CHECK_THRESHOLDS
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "health"
@@ -44,9 +44,9 @@ def judged(check: Check, case: Path) -> Result:
     for look in looks(case):
         own = look / "etc/slurm/slurm.conf"
         conf = (own if own.exists() else RECORDED / "slurm.conf").read_text()
-        world = FolderWorld(look, expected_of("gpu-1", conf), seen)
+        node = RecordedNode(look, expected_of("gpu-1", conf), seen)
         context = sorted(check.contexts, key=lambda each: list(Context).index(each))[0]
-        found = examine([check], context, world, {})
+        found = examine([check], context, node, {})
         result = found[0].result if found else None
     assert result is not None, f"{check.name} does not apply to {case}"
     return result
@@ -99,7 +99,7 @@ def test_every_check_has_good_bad_and_garbage_inputs() -> None:
 
 
 def test_a_check_without_inputs_is_reported(tmp_path: Path) -> None:
-    never = Check("never", "cannot fail", lambda world: "", lambda answer: passed("always"))
+    never = Check("never", "cannot fail", lambda node: "", lambda answer: passed("always"))
     (tmp_path / "never" / "good").mkdir(parents=True)
     assert lacking([never], tmp_path) == ["never: bad", "never: garbage"]
 

@@ -13,15 +13,15 @@ from dalsegno.health.check import QUIET, Check, Context
 from dalsegno.health.checks.gpu import ask_fabric_manager
 from dalsegno.health.checks.late import blame
 from dalsegno.health.expected import Expected
-from dalsegno.health.messages import LONGEST, NodeReport
+from dalsegno.health.messages import LONGEST_TEXT, NodeReport
+from dalsegno.health.node_reader import NodeReader, RecordedNode
 from dalsegno.health.runner import Checkup, examine, result_line
-from dalsegno.health.world import FolderWorld, NodeWorld
 from dalsegno.spec.facts import CheckSetting
 from dalsegno.system.hanging_calls import NoAnswer, TooLate
 
 
-def ask_load(world: NodeWorld) -> str:
-    return world.read("/proc/loadavg")
+def ask_load(node: NodeReader) -> str:
+    return node.read("/proc/loadavg")
 
 
 def judge_load(text: str, *, most: float = 4.0) -> Result:
@@ -33,10 +33,10 @@ LOAD = Check("load", "how busy it is", ask_load, judge_load, every_s=10)
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> FolderWorld:
+def node(tmp_path: Path) -> RecordedNode:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/loadavg").write_text("9.0 1.0 1.0 1/100 1234\n")
-    return FolderWorld(tmp_path, Expected("gpu-1"))
+    return RecordedNode(tmp_path, Expected("gpu-1"))
 
 
 def only(findings: list[Finding]) -> Result:
@@ -44,8 +44,8 @@ def only(findings: list[Finding]) -> Result:
     return finding.result
 
 
-def test_a_check_asks_and_judges(world: FolderWorld) -> None:
-    found = only(examine([LOAD], Context.IDLE, world, {}))
+def test_a_check_asks_and_judges(node: RecordedNode) -> None:
+    found = only(examine([LOAD], Context.IDLE, node, {}))
     assert found == failed("the load is 9", Remedy.REBOOT)
 
 
@@ -59,17 +59,17 @@ def test_a_check_asks_and_judges(world: FolderWorld) -> None:
     ],
 )
 def test_settings_change_thresholds_and_limit_the_remedy(
-    world: FolderWorld, settings: dict[str, CheckSetting], result: Result
+    node: RecordedNode, settings: dict[str, CheckSetting], result: Result
 ) -> None:
-    assert only(examine([LOAD], Context.IDLE, world, settings)) == result
+    assert only(examine([LOAD], Context.IDLE, node, settings)) == result
 
 
-def test_a_check_runs_only_if_enabled_and_in_its_contexts(world: FolderWorld) -> None:
-    assert examine([LOAD], Context.IDLE, world, {"load": CheckSetting(enabled=False)}) == []
+def test_a_check_runs_only_if_enabled_and_in_its_contexts(node: RecordedNode) -> None:
+    assert examine([LOAD], Context.IDLE, node, {"load": CheckSetting(enabled=False)}) == []
     quiet = Check("load", "", ask_load, judge_load, QUIET)
-    assert examine([quiet], Context.PROLOG, world, {}) == []
-    elsewhere = Check("load", "", ask_load, judge_load, applies=lambda world: world.has("dcgmi"))
-    assert examine([elsewhere], Context.IDLE, world, {}) == []
+    assert examine([quiet], Context.PROLOG, node, {}) == []
+    elsewhere = Check("load", "", ask_load, judge_load, applies=lambda node: node.has("dcgmi"))
+    assert examine([elsewhere], Context.IDLE, node, {}) == []
 
 
 def raises(error: Exception) -> Callable[[Any], Any]:
@@ -90,39 +90,39 @@ def raises(error: Exception) -> Callable[[Any], Any]:
     ],
 )
 def test_an_error_makes_a_check_unknown_and_does_not_stop_the_others(
-    world: FolderWorld, ask: Callable[[NodeWorld], Any], why: str
+    node: RecordedNode, ask: Callable[[NodeReader], Any], why: str
 ) -> None:
     broken = Check("broken", "", ask, judge_load)
-    found = examine([broken, LOAD], Context.IDLE, world, {})
+    found = examine([broken, LOAD], Context.IDLE, node, {})
     assert [each.result for each in found] == [unknown(why), failed("the load is 9", Remedy.REBOOT)]
 
 
-def test_a_shared_question_is_asked_once(world: FolderWorld) -> None:
+def test_a_shared_question_is_asked_once(node: RecordedNode) -> None:
     asked = []
 
-    def ask(_: NodeWorld) -> str:
+    def ask(_: NodeReader) -> str:
         asked.append(1)
         return "1.0"
 
-    examine([Check("a", "", ask, judge_load), Check("b", "", ask, judge_load)], Context.IDLE, world, {})
+    examine([Check("a", "", ask, judge_load), Check("b", "", ask, judge_load)], Context.IDLE, node, {})
     assert len(asked) == 1
 
 
-def test_each_check_runs_at_its_interval(world: FolderWorld, tmp_path: Path) -> None:
-    checkup = Checkup([LOAD], world, {})
+def test_each_check_runs_at_its_interval(node: RecordedNode, tmp_path: Path) -> None:
+    checkup = Checkup([LOAD], node, {})
 
     def ran_at(now: float) -> bool:
         (tmp_path / "now").write_text(str(now))
         return bool(checkup.due(Context.CONTINUOUS))
 
     assert [now for now in (0, 1, 9.9, 10, 19, 20, 5) if ran_at(now)] == [0, 10, 20, 5]  # the clock was set back
-    often = Checkup([LOAD], world, {"load": CheckSetting(every_s=1)})
+    often = Checkup([LOAD], node, {"load": CheckSetting(every_s=1)})
     assert often.due(Context.CONTINUOUS) and not often.due(Context.CONTINUOUS) and often.due(Context.IDLE)
 
 
-def test_a_temporary_failure_counts_only_after_it_has_lasted(world: FolderWorld, tmp_path: Path) -> None:
+def test_a_temporary_failure_counts_only_after_it_has_lasted(node: RecordedNode, tmp_path: Path) -> None:
     patient = Check("load", "", ask_load, judge_load, every_s=10, settle_s=5)
-    checkup = Checkup([patient], world, {})
+    checkup = Checkup([patient], node, {})
 
     def seen(now: float, load: float) -> str:
         (tmp_path / "now").write_text(str(now))
@@ -134,9 +134,9 @@ def test_a_temporary_failure_counts_only_after_it_has_lasted(world: FolderWorld,
     assert only(checkup.all(Context.IDLE)).verdict is Verdict.FAILED  # a single look cannot wait
 
 
-def test_a_failure_must_last_longer_on_a_slow_machine(world: FolderWorld, tmp_path: Path) -> None:
+def test_a_failure_must_last_longer_on_a_slow_machine(node: RecordedNode, tmp_path: Path) -> None:
     patient = Check("load", "", ask_load, judge_load, every_s=10, settle_s=5)
-    checkup = Checkup([patient], world, {})
+    checkup = Checkup([patient], node, {})
     (tmp_path / "pace_s").write_text("0.2")  # four times the usual
 
     def seen(now: float) -> str:
@@ -154,12 +154,12 @@ def test_a_broken_exchange_fails_unless_the_machine_is_slow(took_s: float, verdi
     assert (found.verdict, found.text.startswith("the exchange failed")) == (verdict, True)
 
 
-def test_every_result_fits_into_a_report(world: FolderWorld) -> None:
+def test_every_result_fits_into_a_report(node: RecordedNode) -> None:
     def judge_loudly(text: str) -> Result:
         return failed("\x1b[31m" + "é\n" * 2000, Remedy.DRAIN, "a\tb")
 
-    found = examine([Check("loud", "", ask_load, judge_loudly)], Context.IDLE, world, {})
-    assert len(only(found).text) == LONGEST
+    found = examine([Check("loud", "", ask_load, judge_loudly)], Context.IDLE, node, {})
+    assert len(only(found).text) == LONGEST_TEXT
     report = NodeReport("gpu-1", "boot", tuple(found))
     assert parse_report(report_message(report)) == report
 
@@ -190,24 +190,24 @@ def test_unknown_is_neither_passed_nor_failed() -> None:
 # Before a job
 
 
-def test_known_findings_are_not_asked_again(world: FolderWorld) -> None:
+def test_known_findings_are_not_asked_again(node: RecordedNode) -> None:
     before = Finding("load", passed("a moment ago"), 5.0)
-    assert examine([LOAD], Context.PROLOG, world, {}, known={"load": before}) == [before]
+    assert examine([LOAD], Context.PROLOG, node, {}, known={"load": before}) == [before]
 
 
-def test_no_check_starts_after_the_time_limit(world: FolderWorld, tmp_path: Path) -> None:
-    def ask_slowly(world: NodeWorld) -> str:
+def test_no_check_starts_after_the_time_limit(node: RecordedNode, tmp_path: Path) -> None:
+    def ask_slowly(node: NodeReader) -> str:
         (tmp_path / "now").write_text("1700000010")
         return "1.0"
 
     slow = Check("slow", "", ask_slowly, judge_load)
-    found = examine([slow, LOAD], Context.PROLOG, world, {}, within_s=5)
+    found = examine([slow, LOAD], Context.PROLOG, node, {}, within_s=5)
     assert [each.result for each in found] == [passed("little to do"), unknown("not run: out of time")]
 
 
 def test_the_fabric_manager_is_unknown_without_systemd(tmp_path: Path) -> None:
     (tmp_path / "commands").mkdir()
     (tmp_path / "commands/systemctl.exit1").write_text("")
-    world = FolderWorld(tmp_path, Expected("gpu-1", gpus=8, gpu_type="h100"))
+    node = RecordedNode(tmp_path, Expected("gpu-1", gpus=8, gpu_type="h100"))
     with pytest.raises(NoAnswer, match="no answer from systemctl: no output"):
-        ask_fabric_manager(world)
+        ask_fabric_manager(node)

@@ -12,9 +12,9 @@ from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import Expected
 from dalsegno.health.facts import GpuFacts, GpuProcess
+from dalsegno.health.node_reader import RecordedNode
 from dalsegno.health.readers.gpus import gpus_on_bus, parse_link_errors, parse_links, parse_smi, read_smi
 from dalsegno.health.runner import examine
-from dalsegno.health.world import FolderWorld
 from dalsegno.system.hanging_calls import NoAnswer
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "nvidia-smi-580"
@@ -90,7 +90,7 @@ def test_nvlinks_are_counted_per_gpu() -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> FolderWorld:
+def machine(tmp_path: Path) -> RecordedNode:
     """A real machine with an H200 and no NVML."""
     for place, text in {"vendor": "0x10de\n", "class": "0x030200\n", "uevent": "DRIVER=nvidia\n"}.items():
         (tmp_path / "sys/bus/pci/devices/0000:00:06.0").mkdir(parents=True, exist_ok=True)
@@ -98,10 +98,10 @@ def machine(tmp_path: Path) -> FolderWorld:
     (tmp_path / "commands").mkdir()
     shutil.copy(RECORDED / "h200.xml", tmp_path / "commands/nvidia-smi -q -x")
     shutil.copy(RECORDED / "nvlink-s.txt", tmp_path / "commands/nvidia-smi nvlink -s")
-    return FolderWorld(tmp_path, Expected("here"))
+    return RecordedNode(tmp_path, Expected("here"))
 
 
-def test_nvidia_smi_is_used_without_nvml(machine: FolderWorld) -> None:
+def test_nvidia_smi_is_used_without_nvml(machine: RecordedNode) -> None:
     (gpu,) = read_smi(machine)
     assert (gpu.model, gpu.nvlinks, gpu.nvlink_errors) == ("NVIDIA H200", 2, None)
     about_gpus = [check for check in CHECKS if check.name.startswith(("gpu", "pcie"))]
@@ -109,7 +109,7 @@ def test_nvidia_smi_is_used_without_nvml(machine: FolderWorld) -> None:
     assert set(found.values()) == {Verdict.PASSED} and len(found) == 7
 
 
-def test_a_gpu_on_the_bus_without_a_driver_counts_as_missing(machine: FolderWorld) -> None:
+def test_a_gpu_on_the_bus_without_a_driver_counts_as_missing(machine: RecordedNode) -> None:
     shutil.copytree(
         machine.folder / "sys/bus/pci/devices/0000:00:06.0", machine.folder / "sys/bus/pci/devices/0000:00:07.0"
     )
@@ -118,12 +118,12 @@ def test_a_gpu_on_the_bus_without_a_driver_counts_as_missing(machine: FolderWorl
     assert (found.result.verdict, found.result.text) == (Verdict.FAILED, "1 of 2 GPUs are present")
 
 
-def test_a_gpu_passed_to_a_virtual_machine_does_not_count(machine: FolderWorld) -> None:
+def test_a_gpu_passed_to_a_virtual_machine_does_not_count(machine: RecordedNode) -> None:
     (machine.folder / "sys/bus/pci/devices/0000:00:06.0/uevent").write_text("DRIVER=vfio-pci\n")
     assert examine([check for check in CHECKS if check.name == "gpu-count"], Context.IDLE, machine, {}) == []
 
 
-def test_the_device_class_is_cached_and_the_driver_is_not(machine: FolderWorld) -> None:
+def test_the_device_class_is_cached_and_the_driver_is_not(machine: RecordedNode) -> None:
     device = machine.folder / "sys/bus/pci/devices/0000:00:06.0"
     assert gpus_on_bus(machine) == 1
     (device / "vendor").unlink()
@@ -133,7 +133,7 @@ def test_the_device_class_is_cached_and_the_driver_is_not(machine: FolderWorld) 
     assert gpus_on_bus(machine) == 1
 
 
-def test_a_missing_driver_is_unknown(machine: FolderWorld) -> None:
+def test_a_missing_driver_is_unknown(machine: RecordedNode) -> None:
     (machine.folder / "commands/nvidia-smi -q -x").rename(machine.folder / "commands/nvidia-smi -q -x.exit9")
     (machine.folder / "commands/nvidia-smi -q -x.exit9").write_text("couldn't communicate with the NVIDIA driver.\n")
     with pytest.raises(NoAnswer, match="exited with code 9"):

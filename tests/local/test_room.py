@@ -14,14 +14,14 @@ from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.system.files import locked
 from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanSeePower
 from dalsegno.targets.local.folder import ApplyStage, Folder
-from dalsegno.targets.local.machine_room import MachineRoom, MachineRoomServer
+from dalsegno.targets.local.machine_room import HostControlClient, HostControlServer
 from tests.local.sites import folder_of
 
 OWNER = os.geteuid()
 STRANGER = 12345
 
 
-def ask(room: MachineRoomServer, uid: int = OWNER, **request: object) -> dict[str, object]:
+def ask(room: HostControlServer, uid: int = OWNER, **request: object) -> dict[str, object]:
     return room.answer(uid, json.dumps(request) + "\n")
 
 
@@ -42,41 +42,41 @@ def folder(short: Path) -> Folder:
 
 
 @pytest.fixture
-def room(folder: Folder) -> Iterator[MachineRoomServer]:
-    made = MachineRoomServer(folder)
+def room(folder: Folder) -> Iterator[HostControlServer]:
+    made = HostControlServer(folder)
     yield made
     made.listener.close()
 
 
-def test_socket_belongs_to_the_owner(room: MachineRoomServer, folder: Folder):
+def test_socket_belongs_to_the_owner(room: HostControlServer, folder: Folder):
     assert folder.room_socket.stat().st_mode & 0o777 == 0o600
     assert folder.room_socket.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_status_has_power_state_and_boot_id(room: MachineRoomServer, folder: Folder):
+def test_status_has_power_state_and_boot_id(room: HostControlServer, folder: Folder):
     assert ask(room, do="power", node="train-1") == {"ok": True, "on": False, "boot": ""}
     folder.boot_id("train-1").write_text("abc\n")
     assert ask(room, do="power", node="train-1")["boot"] == "abc"
 
 
-def test_other_user_is_refused_whatever_the_socket_mode(room: MachineRoomServer):
+def test_other_user_is_refused_whatever_the_socket_mode(room: HostControlServer):
     assert "answers its owner alone" in str(ask(room, STRANGER, do="replace", node="train-1")["error"])
 
 
 @pytest.mark.parametrize(
     "line", ["", "{", "[]", "null", "7", '{"do": "power"}', '{"do": ["power"], "node": "train-1"}', "[" * 100_000]
 )
-def test_invalid_request_is_refused(room: MachineRoomServer, line: str):
+def test_invalid_request_is_refused(room: HostControlServer, line: str):
     assert "does not understand" in room.answer(OWNER, line)["error"]
 
 
 @pytest.mark.parametrize("node", ["train-9", "head", "switch", "../train-1", ""])
-def test_only_nodes_are_rebuilt(room: MachineRoomServer, node: str):
+def test_only_nodes_are_rebuilt(room: HostControlServer, node: str):
     for word in ("reboot", "replace", "reset_gpus", "power"):
         assert "there is no node" in str(ask(room, do=word, node=node)["error"])
 
 
-def test_request_during_up_or_down_is_refused(room: MachineRoomServer, folder: Folder):
+def test_request_during_up_or_down_is_refused(room: HostControlServer, folder: Folder):
     with locked(folder.lock, "the cluster"):
         answer = ask(room, do="reboot", node="train-1")
     assert "another `dalsegno` is working on demo" in str(answer["error"]) and "try again" in str(answer["hint"])
@@ -91,14 +91,14 @@ def test_up_waits_for_a_started_action(folder: Folder):
 
 
 def test_partly_created_cluster_has_no_nodes(short: Path):
-    room = MachineRoomServer(folder_of(short, phase=ApplyStage.MAKING))
+    room = HostControlServer(folder_of(short, phase=ApplyStage.MAKING))
     assert "is being changed" in str(ask(room, do="reboot", node="train-1")["error"])
     assert ask(room, do="power", node="train-1")["on"] is False, "to look is always allowed"
     room.listener.close()
 
 
-def test_client_implements_the_protocol_of_recovery(room: MachineRoomServer, folder: Folder):
-    client = MachineRoom(folder.root)
+def test_client_implements_the_protocol_of_recovery(room: HostControlServer, folder: Folder):
+    client = HostControlClient(folder.root)
     assert isinstance(client, CanReset) and isinstance(client, CanReboot) and isinstance(client, CanReplace)
     assert isinstance(client, CanSeePower)
     with served(room):
@@ -109,7 +109,7 @@ def test_client_implements_the_protocol_of_recovery(room: MachineRoomServer, fol
 
 
 @contextlib.contextmanager
-def served(room: MachineRoomServer) -> Iterator[None]:
+def served(room: HostControlServer) -> Iterator[None]:
     """Until then; whoever still waited on its socket when that is closed would wait on another's of the same number."""
 
     def serve() -> None:
@@ -126,7 +126,7 @@ def served(room: MachineRoomServer) -> Iterator[None]:
 
 
 def test_missing_or_disconnecting_machine_room_is_an_error(folder: Folder):
-    client = MachineRoom(folder.root, patience_s=0)
+    client = HostControlClient(folder.root, patience_s=0)
     with pytest.raises(TargetError, match="does not answer"):
         client.is_on("train-1")
     assert client.is_off("train-1") is False, "nobody knows"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.health.messages import (
-    LONGEST,
+    LONGEST_TEXT,
     MOST_FINDINGS,
     Finding,
     GpuIdentity,
@@ -64,8 +64,10 @@ def test_findings_of_removed_checks_are_dropped():
 def test_the_longest_report_fits_into_valid_messages():
     findings = Findings("gpu-1", "boot-1")
     for number in range(2 * MOST_FINDINGS):
-        findings.note(Finding(f"{number:03}" + '"' * LONGEST, failed("ü" * 1000, Remedy.DRAIN, "ü" * 1000), 1.0))
-    findings.set_gpus([GpuIdentity(number, '"' * LONGEST, '"' * LONGEST, '"' * LONGEST) for number in range(100)])
+        findings.note(Finding(f"{number:03}" + '"' * LONGEST_TEXT, failed("ü" * 1000, Remedy.DRAIN, "ü" * 1000), 1.0))
+    findings.set_gpus(
+        [GpuIdentity(number, '"' * LONGEST_TEXT, '"' * LONGEST_TEXT, '"' * LONGEST_TEXT) for number in range(100)]
+    )
     messages = findings.messages(0.0)
     seal = Seal(b"s" * 32, AGENT)
     assert all(len(seal.close(message)) < MOST_BYTES for message in messages)

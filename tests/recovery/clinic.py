@@ -71,7 +71,7 @@ class Clinic:
         self.cluster.now += seconds
 
     def phase(self, node: str) -> NodePhase:
-        return self.store.book.of(node).phase
+        return self.store.records.get(node).phase
 
     def effects(self, node: str) -> list[str]:
         """Return what was really done to the node, in order."""

@@ -59,7 +59,7 @@ def test_all_faults_of_a_returned_node_are_accepted(clinic_of: MakeClinic):
     clinic.cluster.someone_resumes("n2")
     clinic.rounds(50)
     assert clinic.effects("n2") == ["drain"]
-    assert clinic.store.book.of("n2").excuses == ("gpu-clocks[hot]", "xid[hot]")
+    assert clinic.store.records.get("n2").excuses == ("gpu-clocks[hot]", "xid[hot]")
     clinic.store.close()
     clinic.open()
     clinic.rounds(50)
@@ -96,7 +96,7 @@ def test_held_back_faults_are_accepted_after_an_administrators_drain(clinic_of: 
     clinic.cluster.someone_resumes("n2")
     clinic.rounds(5)
     assert clinic.texts("n2")[-1] == "in service: its faults were accepted by the administrator who returned it"
-    assert clinic.store.book.of("n2").excuses == ("xid[79]",)
+    assert clinic.store.records.get("n2").excuses == ("xid[79]",)
 
 
 def test_faults_during_a_maintenance_reservation_are_not_accepted(clinic_of: MakeClinic):

@@ -187,7 +187,7 @@ def test_tidy_keeps_the_last_verdicts_and_deletes_old_marks(store: Journal, monk
 
 def test_the_journal_shrinks_after_rows_are_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch):
     store = Journal(folder / JOURNAL)
-    with store._changing(store.book):
+    with store._changing(store.records):
         for number in range(3000):
             store._event(float(number), "n1", EventKind.DRAIN, "text " * 100)
     store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

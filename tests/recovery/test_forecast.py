@@ -13,8 +13,8 @@ from tests.recovery.clinic import Clinic, MakeClinic
 
 
 def ahead(clinic: Clinic) -> Forecast | None:
-    book = clinic.store.book
-    return forecast(book.of("n2"), ("train",), book, clinic.policy, clinic.cluster.now)
+    records = clinic.store.records
+    return forecast(records.get("n2"), ("train",), records, clinic.policy, clinic.cluster.now)
 
 
 def drained_with_a_job(clinic: Clinic, needs: Remedy = Remedy.REBOOT) -> None:
@@ -39,8 +39,8 @@ def done_next(clinic: Clinic) -> Remedy | str:
 def marks(clinic: Clinic, kind: str, count: int, key: str = "xid[48]") -> None:
     """Record earlier repairs of the node."""
     at = clinic.cluster.now - clinic.policy.reboots_apart_s - 60
-    book = clinic.store.book
-    clinic.store.book = book.with_node(book.of("n2"), *[BudgetMark(kind, "n2", at, key, ("train",))] * count)
+    records = clinic.store.records
+    clinic.store.records = records.with_node(records.get("n2"), *[BudgetMark(kind, "n2", at, key, ("train",))] * count)
 
 
 @pytest.mark.parametrize("needs", [Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE])

@@ -136,9 +136,9 @@ class World(RuleBasedStateMachine):
         self.cluster.blind = True
         self.clinic.round()
         before = self._deeds()
-        if self.clinic.store.book.blind:
+        if self.clinic.store.records.blind:
             self.clinic.rounds(rounds)
-            assert not self.clinic.store.book.blind or self._deeds() == before
+            assert not self.clinic.store.records.blind or self._deeds() == before
         self.cluster.blind = False
 
     @rule()
@@ -170,7 +170,7 @@ class World(RuleBasedStateMachine):
     @rule(rounds=st.integers(1, 12))
     def the_controller_works(self, rounds: int) -> None:
         for _ in range(rounds):
-            paused, answers = self.clinic.store.book.paused, self.cluster.slurm_answers
+            paused, answers = self.clinic.store.records.paused, self.cluster.slurm_answers
             before = self._deeds()
             out = self._out()
             self.clinic.round()
@@ -229,10 +229,10 @@ class World(RuleBasedStateMachine):
         if phase is NodePhase.GIVEN_UP:
             assert any(text.startswith("given up: ") and len(text) > 15 for text in self.clinic.texts(name))
         elif phase is NodePhase.SUSPECTED:
-            out = [own for own in self.clinic.store.book.nodes.values() if own.out and own.node != SPARE]
+            out = [own for own in self.clinic.store.records.nodes.values() if own.out and own.node != SPARE]
             assert len(out) >= max(1, int(self.clinic.policy.max_out * (len(NODES) - 1)))
         else:
-            excused = self.clinic.store.book.of(name).excuses
+            excused = self.clinic.store.records.get(name).excuses
             assert phase in (NodePhase.IN_SERVICE, NodePhase.SPARE), (name, phase, self.clinic.texts(name)[-5:])
             assert node.machine.on or excused, (name, self.clinic.texts(name)[-5:])
             assert not node.machine.cured_by or excused, (name, self.clinic.texts(name)[-5:])

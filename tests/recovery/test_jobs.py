@@ -27,11 +27,11 @@ def test_a_requeued_job_may_return_to_its_repaired_node(clinic_of: MakeClinic):
     clinic.cluster.power_off("n2")
     clinic.settle()
     assert clinic.cluster.updates == [{"JobId": "7", "StartTime": "now"}]
-    assert clinic.store.book.of("n2").victims == (7,)
+    assert clinic.store.records.get("n2").victims == (7,)
     clinic.cluster.start(7, "n1", "n2", "n3", "n4")
     clinic.round()
     assert clinic.texts("n2")[-1] == "job 7 runs again on n1, n2, n3, n4"
-    assert clinic.store.book.of("n2").victims == ()
+    assert clinic.store.records.get("n2").victims == ()
 
 
 def test_a_job_still_on_its_lost_node_does_not_count_as_running_again(clinic_of: MakeClinic):
@@ -40,7 +40,7 @@ def test_a_job_still_on_its_lost_node_does_not_count_as_running_again(clinic_of:
     clinic.cluster.start(7, "n2")
     clinic.cluster.power_off("n2")
     clinic.rounds(10)
-    assert clinic.store.book.of("n2").victims == (7,)
+    assert clinic.store.records.get("n2").victims == (7,)
     assert "job 7 runs again on n2" not in clinic.texts("n2")
 
 

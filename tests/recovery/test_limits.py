@@ -56,7 +56,7 @@ def test_in_observe_mode_nodes_are_reported_as_would_be_out(clinic_of: MakeClini
     assert clinic.texts("n2") == ["suspected: only observing; would drain it: xid[79]: GPU has fallen off the bus"]
     (text,) = clinic.texts("n3")
     assert text.endswith("; no action: 1 of 4 nodes of train would be out of service already")
-    assert [clinic.store.book.of(name).held_back for name in ("n1", "n2", "n3")] == [
+    assert [clinic.store.records.get(name).held_back for name in ("n1", "n2", "n3")] == [
         HeldAction.NO,
         *[HeldAction.OBSERVING] * 2,
     ]
@@ -68,13 +68,13 @@ def test_the_reason_for_holding_back_is_kept_until_it_changes(clinic_of: MakeCli
     for name in ("n1", "n2"):
         clinic.cluster.break_gpu(name, Remedy.REBOOT)
     clinic.rounds(3)
-    assert clinic.store.book.of("n1").held_back is HeldAction.PAUSED
+    assert clinic.store.records.get("n1").held_back is HeldAction.PAUSED
     clinic.store.pause(False, "ada", clinic.cluster.now)
     clinic.settle()
-    assert [clinic.store.book.of(name).held_back for name in ("n1", "n2")] == [HeldAction.NO, HeldAction.HOUR]
+    assert [clinic.store.records.get(name).held_back for name in ("n1", "n2")] == [HeldAction.NO, HeldAction.HOUR]
     clinic.store.pause(False, "ada", clinic.cluster.now)
     clinic.settle()
-    assert clinic.store.book.of("n2").held_back is HeldAction.NO
+    assert clinic.store.records.get("n2").held_back is HeldAction.NO
 
 
 def test_a_pause_starts_no_action_and_resuming_continues(clinic_of: MakeClinic):

@@ -102,7 +102,7 @@ def test_nodes_that_are_late_with_the_first_lost_one_do_not_prove_contact(clinic
         facts = clinic.cluster.facts()
         assert facts.nodes is not None
         late = {name: replace(node, agent=replace(node.agent, quiet_s=quiet_s)) for name, node in facts.nodes.items()}
-        assert is_blind(replace(facts, nodes=late), clinic.store.book) is blind
+        assert is_blind(replace(facts, nodes=late), clinic.store.records) is blind
 
 
 @pytest.mark.parametrize("heard_s, missed", [(-0.1, False), (0.1, True)])
@@ -117,7 +117,7 @@ def test_a_node_is_lost_only_if_another_was_heard_later(clinic_of: MakeClinic, b
     last = {"heard": 1.0, "answered": 1.0, by: lost.agent.since + heard_s}
     nodes = {name: replace(node, agent=replace(node.agent, **last)) for name, node in facts.nodes.items()}
     changed = replace(facts, nodes={**nodes, "n1": lost})
-    actions = decide(changed, clinic.store.book, clinic.policy, clinic.cluster.now)
+    actions = decide(changed, clinic.store.records, clinic.policy, clinic.cluster.now)
     assert [type(action) for action in actions] == ([SetDown] if missed else [])
 
 
@@ -128,8 +128,8 @@ def test_silence_that_began_without_contact_is_doubtful():
     other = NodeFacts(NodeInfo("n1", NodeState.IDLE), agent=AgentView("n1", Presence.CONNECTED, 100.5, 102.0, boot="b"))
     facts = Facts({"n1": other, "n2": gone}, slurm_at=102.0)
     known = {name: NodeRecord(name, seen=True, last_boot="b") for name in ("n1", "n2")}
-    book = NodeRecords(known, saw_at=100.0)
-    assert is_doubtful(gone, facts, book, 102.0)
-    assert not is_doubtful(gone, facts, book, 100.0 + SETTLE_S), "only for a while"
+    records = NodeRecords(known, saw_at=100.0)
+    assert is_doubtful(gone, facts, records, 102.0)
+    assert not is_doubtful(gone, facts, records, 100.0 + SETTLE_S), "only for a while"
     heard_since = replace(gone, agent=replace(view, heard=100.5))
-    assert not is_doubtful(heard_since, facts, book, 102.0), "a later loss counts"
+    assert not is_doubtful(heard_since, facts, records, 102.0), "a later loss counts"

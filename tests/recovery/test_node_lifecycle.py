@@ -193,7 +193,7 @@ def test_a_node_whose_gpus_are_forgiven_is_validated_and_returned(clinic_of: Mak
     assert "GPU GPU-2-b was forgiven by ada and may come back" in clinic.texts("n2")
     clinic.store.close()
     clinic.open()
-    assert clinic.store.book.replaced_gpus == frozenset()
+    assert clinic.store.records.replaced_gpus == frozenset()
 
 
 def test_evidence_lists_the_jobs_of_the_lost_node(clinic_of: MakeClinic):

@@ -39,8 +39,8 @@ def old(tmp_path: Path) -> Path:
 
 def test_the_old_phase_mending_is_read_as_repairing(old: Path):
     store = Journal(old)
-    node = store.book.of("n1")
-    assert (node.phase, node.about) == (NodePhase.REPAIRING, Subject()) and store.book.marks[0].at == 5.0
+    node = store.records.get("n1")
+    assert (node.phase, node.about) == (NodePhase.REPAIRING, Subject()) and store.records.marks[0].at == 5.0
     store.close()
 
 

@@ -3,14 +3,14 @@
 import os
 from pathlib import Path
 
-from dalsegno.recovery.coordinators import Records, RunRecord
+from dalsegno.recovery.coordinators import RunRecord, RunRecords
 from dalsegno.system.children import start_ticks
 
 ONE = RunRecord("/home/ada/runs/r1", 1001, pid=7, start=99, short_lives=2)
 
 
 def test_a_record_survives_writing_and_is_private(tmp_path: Path):
-    records = Records(tmp_path / "runs")
+    records = RunRecords(tmp_path / "runs")
     assert records.read() == ({}, [])
     records.write(ONE)
     assert records.read() == ({"r1": ONE}, [])
@@ -22,7 +22,7 @@ def test_a_record_survives_writing_and_is_private(tmp_path: Path):
 
 
 def test_damaged_records_are_reported_and_the_others_read(tmp_path: Path):
-    records = Records(tmp_path)
+    records = RunRecords(tmp_path)
     records.write(ONE)
     bad = {"a": "{", "b": "[]", "c": '{"folder": 3, "uid": 1}', "d": "{}", "e": '{"folder": "/r", "uid": true}'}
     for name, text in bad.items():
@@ -34,7 +34,7 @@ def test_damaged_records_are_reported_and_the_others_read(tmp_path: Path):
 
 def test_unknown_fields_are_ignored(tmp_path: Path):
     (tmp_path / "r2.json").write_text('{"folder": "/x/r2", "uid": 5, "colour": "red"}')
-    assert Records(tmp_path).read() == ({"r2": RunRecord("/x/r2", 5)}, [])
+    assert RunRecords(tmp_path).read() == ({"r2": RunRecord("/x/r2", 5)}, [])
 
 
 def test_a_process_is_identified_by_pid_start_and_owner():

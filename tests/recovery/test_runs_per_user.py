@@ -13,9 +13,9 @@ from dalsegno.recovery.coordinators import (
     MOST_RUNS,
     MOST_RUNS_OF_A_USER,
     CoordinatorKeeper,
-    Records,
     RunRecord,
-    check_room,
+    RunRecords,
+    check_run_limit,
     on_coordinator_end,
 )
 from dalsegno.runs.coordinator.program import MOST_SHORT_LIVES
@@ -29,7 +29,7 @@ SLEEP = ("/bin/sh", "-c", "exec sleep 100")  # further arguments distinguish the
 def keeper(tmp_path: Path) -> Iterator[CoordinatorKeeper]:
     env = {"PATH": os.defpath, "DALSEGNO_MARK": str(tmp_path)}
     with selectors.DefaultSelector() as selector:
-        keeper = CoordinatorKeeper(Records(tmp_path), SLEEP, env, selector)
+        keeper = CoordinatorKeeper(RunRecords(tmp_path), SLEEP, env, selector)
         keeper.begin()
         yield keeper
         end(marked(str(tmp_path)))
@@ -74,13 +74,13 @@ def test_only_the_last_given_up_runs_of_each_user_are_kept(tmp_path: Path, keepe
 
 
 def test_the_controllers_own_user_has_only_the_total_limit():
-    check_room(OWN, [OWN] * (MOST_RUNS - 1))
-    check_room(ADA, [OWN] * (MOST_RUNS - 1))
+    check_run_limit(OWN, [OWN] * (MOST_RUNS - 1))
+    check_run_limit(ADA, [OWN] * (MOST_RUNS - 1))
     with pytest.raises(DalsegnoError, match="has 500 runs, its limit"):
-        check_room(OWN, [OWN] * MOST_RUNS)
+        check_run_limit(OWN, [OWN] * MOST_RUNS)
 
 
 def test_the_limit_counts_each_user_separately():
-    check_room(ADA, [ADA] * (MOST_RUNS_OF_A_USER - 1) + [NOBODY] * MOST_RUNS_OF_A_USER)
+    check_run_limit(ADA, [ADA] * (MOST_RUNS_OF_A_USER - 1) + [NOBODY] * MOST_RUNS_OF_A_USER)
     with pytest.raises(DalsegnoError, match="you have 64 runs"):
-        check_room(ADA, [ADA] * MOST_RUNS_OF_A_USER)
+        check_run_limit(ADA, [ADA] * MOST_RUNS_OF_A_USER)

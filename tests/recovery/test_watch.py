@@ -84,7 +84,7 @@ def site(folder: Path) -> Iterator[FakeSite]:
 def _seen(folder: Path) -> bool:
     store = Journal(folder / JOURNAL)
     try:
-        return len(store.book.nodes) == 4
+        return len(store.records.nodes) == 4
     finally:
         store.close()
 

@@ -172,7 +172,7 @@ def test_slow_agent_is_not_started_twice():
         step.looked.clear()
         assert allocation.check_agents(VIEW) == [ProbeNodes(1, ("n1",))]
         actions += allocation.nodes_probed(1, ("n1",), ProbeResult(found=(IDLE,)), VIEW)
-    assert allocation.silent == {} and step.will_bring("n1", VIEW.clock)
+    assert allocation.lost_since == {} and step.will_bring("n1", VIEW.clock)
     what = "agents are slow to start on n1 (image import or prolog); see /r/agents.log"
     assert of_kind(actions, StartAgents, WriteNote) == [WriteNote(what)]
 
@@ -402,13 +402,13 @@ class AnyOrderOfNodes(RuleBasedStateMachine):
         assert not {*action.suspects} & {*action.members}
         if action.role is JobRole.JOIN:
             assert not self.leaving and not self.waiting, "two requests at once"
-            assert {*self.allocation.silent, *self.allocation.excluded} <= {*action.suspects}
+            assert {*self.allocation.lost_since, *self.allocation.excluded} <= {*action.suspects}
         assert action.role not in self.waiting.values(), "two requests at once"
         self.waiting[action.number] = action.role
 
     def start(self, action: StartAgents) -> None:
         assert action.number in self.held
-        avoid = {*self.allocation.silent, *self.allocation.excluded, *self.present}
+        avoid = {*self.allocation.lost_since, *self.allocation.excluded, *self.present}
         assert not {*action.nodes} & avoid, "agents are started on nodes that the run does not use"
         self.steps[action.step] = (action.number, action.nodes)
 

@@ -91,7 +91,7 @@ def looks(staff: SlurmNodeSource, slurm: PlayedSlurm, coordinator: FakeCoordinat
             await coordinator.begun.pop()
 
     asyncio.run(all_of_them())
-    return "n1" not in staff.silent
+    return "n1" not in staff.lost_since
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_returning_agent_is_refused_if_slurm_marked_its_node_down(
     staff, slurm, coordinator = staffed
     staff.agent_lost("n1", silent=True)
     assert not looks(staff, slurm, coordinator, DOWN)
-    assert not staff.agent_came("n1", again=True) and "n1" in staff.silent
+    assert not staff.agent_came("n1", again=True) and "n1" in staff.lost_since
     assert staff.agent_came("n1", again=False), "a new agent was started there since, so Slurm has it back"
     assert looks(staff, slurm, coordinator, IDLE) and staff.agent_came("n1", again=True)
 
@@ -164,7 +164,7 @@ def test_slow_agent_is_not_started_twice(staffed: Staffed):
     """For example while a large image is imported. The site would raise on another step."""
     staff, _, coordinator = staffed
     step = probed(staff, coordinator)
-    assert staff.silent == {} and step.will_bring("n1", time.monotonic())
+    assert staff.lost_since == {} and step.will_bring("n1", time.monotonic())
     (said,) = coordinator.noted
     assert said == f"agents are slow to start on n1 (image import or prolog); see {staff.site.folder.agents_log}"
 

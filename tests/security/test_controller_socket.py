@@ -81,7 +81,7 @@ def test_a_user_who_floods_the_socket_does_not_stall_the_controller(tmp_path: Pa
     stage = Stage(tmp_path)
     (tmp_path / JOURNAL).parent.mkdir(parents=True, exist_ok=True)
     store = Journal(tmp_path / JOURNAL)
-    with store._changing(store.book):
+    with store._changing(store.records):
         for number in range(500):
             store._event(float(number), f"gpu-{number % 64}", EventKind.DRAIN, "text " * 100)
     store.close()

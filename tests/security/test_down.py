@@ -12,7 +12,7 @@ import pytest
 
 from dalsegno.cli.down import end_in_order, runs_on, write_ends
 from dalsegno.cluster import ClusterPlace
-from dalsegno.recovery.coordinators import Records, RunRecord
+from dalsegno.recovery.coordinators import RunRecord, RunRecords
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, RunStatus, write_status
 from dalsegno.system.files import make_folder, remove_tree
@@ -115,7 +115,7 @@ def test_a_plain_user_removes_folders_that_were_closed_to_everyone(home: Path) -
 
 def keep(place: ClusterPlace, run: Path) -> None:
     """Record a run of eve as the controller does."""
-    records = Records(Folder(place.folder).runs)
+    records = RunRecords(Folder(place.folder).runs)
     make_folder(records.folder, 0o700)
     records.write(RunRecord(str(run), EVE))
 

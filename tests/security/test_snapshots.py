@@ -31,7 +31,7 @@ from dalsegno.node_agent.worker import CHECK_S
 from dalsegno.runs.torchrun.rendezvous import Keys
 from dalsegno.system.children import descendants
 from dalsegno.train.agent import AgentLink
-from dalsegno.train.errors import NoRoom
+from dalsegno.train.errors import NotEnoughMemory
 from dalsegno.train.keeper.holdings import holdings
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.keeper.wire import dial
@@ -199,7 +199,7 @@ def test_when_every_name_is_taken_the_error_names_the_fix(run: str) -> None:
     as_user(ATTACKER, squat_all)
 
     def train() -> str:
-        with pytest.raises(NoRoom) as refused:
+        with pytest.raises(NotEnoughMemory) as refused:
             Slots(run, 0, 1)
         return str(refused.value)
 

@@ -179,7 +179,7 @@ def test_no_snapshot_is_skipped_while_a_slot_is_free(keeping: RankSnapshots) -> 
 
 
 def test_state_is_saved_synchronously_if_memory_is_short(tmp_path: Path, keeping: RankSnapshots) -> None:
-    keeping._slots = None  # as after NoRoom
+    keeping._slots = None  # as after NotEnoughMemory
     training = Training()
     keeping.keep(training.state(4), training.objects.steady(), save=True)
     assert (tmp_path / "step-000000000004" / "MANIFEST.json").exists()

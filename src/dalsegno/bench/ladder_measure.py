@@ -89,7 +89,7 @@ def _device(wanted: str, local_size: int) -> Any:
     return torch.device("cuda", local_rank if local_rank < gpus else 0)  # srun may show each task only its own GPU
 
 
-# Contestants
+# Measured rungs
 
 LEARNING_RATE = 1e-3
 
@@ -104,7 +104,7 @@ class WatchedStep:
 
 
 @dataclass
-class Contestant:
+class MeasuredRung:
     """One variant under test (a rung of `examples/ladder`), with its model and its measurements on this rank."""
 
     name: str
@@ -163,20 +163,20 @@ def why_not(rung: str, place: RankDevice) -> str:
     return why_not_measured(torch.cuda.device_count() if place.device.type == "cuda" else 0)
 
 
-def create_contestant(name: str, rung: str, cap_mb: float | None, ask: LadderAsk, place: RankDevice) -> Contestant:
-    """Create a contestant with a new model. All have the same weights and data."""
+def create_measured_rung(name: str, rung: str, cap_mb: float | None, ask: LadderAsk, place: RankDevice) -> MeasuredRung:
+    """Create a measured rung with a new model. All have the same weights and data."""
     watch = CudaWatch() if place.device.type == "cuda" else Watch()
     model = make_model(ask.model_mb, ask.layers).to(place.device)
     made = RUNGS.get(rung, Rung)(model, Wire(watch), bucket_cap_mb=cap_mb)
     data = torch.randn(2, ask.batch * place.size, width_of(ask.model_mb, ask.layers), device=place.device)
     batch = made.my_part(data[0]), made.my_part(data[1])
-    return Contestant(name, made, torch.optim.SGD(made.parameters, lr=LEARNING_RATE), batch)
+    return MeasuredRung(name, made, torch.optim.SGD(made.parameters, lr=LEARNING_RATE), batch)
 
 
-def make_countable(contestant: Contestant) -> None:
+def make_countable(measured: MeasuredRung) -> None:
     """Install the hook that counts the buckets of torch's DDP, which is timed without it."""
-    if isinstance(contestant.rung, TorchDDP):
-        contestant.rung.count_buckets()
+    if isinstance(measured.rung, TorchDDP):
+        measured.rung.count_buckets()
 
 
 # Measurement
@@ -197,35 +197,35 @@ def measure(ask: LadderAsk, meeting: str, each_round: EachRound) -> LadderReport
 
 def _measure(ask: LadderAsk, place: RankDevice, each_round: EachRound) -> LadderReport | None:
     rows = [(*row, why_not(row[1], place)) for row in list_rungs(ask)]
-    contestants = [create_contestant(name, rung, cap, ask, place) for name, rung, cap, why in rows if not why]
-    for contestant in contestants * WARM_UP_ROUNDS:
-        contestant.step(place)
+    measured_rungs = [create_measured_rung(name, rung, cap, ask, place) for name, rung, cap, why in rows if not why]
+    for measured in measured_rungs * WARM_UP_ROUNDS:
+        measured.step(place)
     for number in range(ask.steps):
         each_round(number)
-        for contestant in _turned(contestants, number):
-            contestant.timed_step(place)
-    for contestant in contestants:
-        make_countable(contestant)
+        for measured in _turned(measured_rungs, number):
+            measured.timed_step(place)
+    for measured in measured_rungs:
+        make_countable(measured)
         for _ in range(WATCHED_ROUNDS):
-            contestant.watched_step(place)
-    found = [place.gather(_facts(each)) for each in contestants]
+            measured.watched_step(place)
+    found = [place.gather(_facts(each)) for each in measured_rungs]
     if place.rank:
         return None
-    return _report(place, contestants, [_result(*row[::3], found, contestants) for row in rows])
+    return _report(place, measured_rungs, [_result(*row[::3], found, measured_rungs) for row in rows])
 
 
-def _turned(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
-    """Return the contestants with another one first in each round, so that the order does not matter."""
-    first = number % len(contestants)
-    return [*contestants[first:], *contestants[:first]]
+def _turned(measured_rungs: Sequence[MeasuredRung], number: int) -> list[MeasuredRung]:
+    """Return the measured rungs with another one first in each round, so that the order does not matter."""
+    first = number % len(measured_rungs)
+    return [*measured_rungs[first:], *measured_rungs[:first]]
 
 
-def _facts(contestant: Contestant) -> tuple[list[float], list[int | None], list[WatchedStep]]:
-    return contestant.steps_s, contestant.tcp_bytes, contestant.watched
+def _facts(measured: MeasuredRung) -> tuple[list[float], list[int | None], list[WatchedStep]]:
+    return measured.steps_s, measured.tcp_bytes, measured.watched
 
 
-def _report(place: RankDevice, contestants: Sequence[Contestant], results: list[RungResult]) -> LadderReport:
-    parameters = contestants[0].rung.parameters
+def _report(place: RankDevice, measured_rungs: Sequence[MeasuredRung], results: list[RungResult]) -> LadderReport:
+    parameters = measured_rungs[0].rung.parameters
     return LadderReport(
         processes=place.size,
         backend=place.backend,
@@ -237,10 +237,10 @@ def _report(place: RankDevice, contestants: Sequence[Contestant], results: list[
     )
 
 
-def _result(name: str, why: str, found: list[Any], contestants: Sequence[Contestant]) -> RungResult:
+def _result(name: str, why: str, found: list[Any], measured_rungs: Sequence[MeasuredRung]) -> RungResult:
     if why:
         return RungResult(name, why_not=why)
-    by_rank = next(facts for facts, each in zip(found, contestants, strict=True) if each.name == name)
+    by_rank = next(facts for facts, each in zip(found, measured_rungs, strict=True) if each.name == name)
     steps = zip(*(steps_s for steps_s, _, _ in by_rank), strict=True)
     watched = _typical([watched for _, _, watched in by_rank])
     return RungResult(

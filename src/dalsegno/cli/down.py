@@ -126,11 +126,11 @@ def runs_on(place: ClusterPlace) -> list[RunOnCluster]:
 
 
 def _kept(place: ClusterPlace) -> Iterator[RunOnCluster]:
-    from dalsegno.recovery.coordinators import Records
+    from dalsegno.recovery.coordinators import RunRecords
     from dalsegno.runs.folder import RunFolder
     from dalsegno.targets.folder import ClusterFolder
 
-    records = Records(ClusterFolder(place.folder).runs)
+    records = RunRecords(ClusterFolder(place.folder).runs)
     if records.folder.is_dir():
         for record in records.read()[0].values():
             yield RunOnCluster(RunFolder(Path(record.folder)), record.uid)

@@ -51,7 +51,7 @@ def main(folder: str, notes: str, total: int, pause_s: float) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     torch.manual_seed(1 + rank)  # different data on every rank
     ckpt = Checkpointer(folder, model=model, optimizer=optimizer, memory_every=1, disk_every=50)
-    book = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    notes_fd = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for step in ckpt.steps(total):
         places = torch.randint(len(letters) - CONTEXT, (BATCH, 1)) + torch.arange(CONTEXT)
         loss = F.cross_entropy(model(letters[places]).flatten(0, 1), letters[places + 1].flatten())
@@ -59,12 +59,12 @@ def main(folder: str, notes: str, total: int, pause_s: float) -> None:
         loss.backward()
         optimizer.step()
         if rank == 0:
-            os.write(book, f"step {time.time():.3f} {step} {loss.item():.6f} {generation}\n".encode())
+            os.write(notes_fd, f"step {time.time():.3f} {step} {loss.item():.6f} {generation}\n".encode())
         ckpt.done(step, loss=loss)
         time.sleep(pause_s)
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     if rank == 0:
-        os.write(book, f"weights {hashlib.sha256(weights).hexdigest()}\n".encode())
+        os.write(notes_fd, f"weights {hashlib.sha256(weights).hexdigest()}\n".encode())
     dist.destroy_process_group()
 
 

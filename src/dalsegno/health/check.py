@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dalsegno.health.result import Result
 
 if TYPE_CHECKING:  # commands that only name a finding also start on Windows, where no check can run
-    from dalsegno.health.world import NodeWorld
+    from dalsegno.health.node_reader import NodeReader
 
 
 class Context(Enum):
@@ -30,7 +30,7 @@ QUIET = frozenset({Context.IDLE, Context.VALIDATION})
 WATCHING = frozenset({Context.CONTINUOUS})
 
 
-def always(world: NodeWorld) -> bool:
+def always(node: NodeReader) -> bool:
     return True
 
 
@@ -44,11 +44,11 @@ class Check:
 
     name: str
     about: str
-    ask: Callable[[NodeWorld], Any]
+    ask: Callable[[NodeReader], Any]
     judge: Callable[..., Result]
     contexts: frozenset[Context] = ALWAYS
     every_s: float = 30.0
-    applies: Callable[[NodeWorld], bool] = always
+    applies: Callable[[NodeReader], bool] = always
     settle_s: float = 0.0  # in continuous checks, a failure counts only after it has lasted this long
     lasts: bool = True  # a recent pass need not be repeated before the next job
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from dalsegno.health.expected import Expected, expected_of
 from dalsegno.health.facts import GpuFacts
 from dalsegno.health.messages import GpuIdentity
+from dalsegno.health.node_reader import Gpus, LocalNode
 from dalsegno.health.settings import FILE, Settings, read_settings
 from dalsegno.health.telemetry import VARIABLE as TELEMETRY
-from dalsegno.health.world import Gpus, LocalNode
 from dalsegno.system.children import ancestors, arguments, environment
 
 # The environment of slurmd: Slurm gives prologs and health checks an almost empty one, without slurmd's slurm.conf

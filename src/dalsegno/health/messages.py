@@ -16,7 +16,7 @@ from dalsegno.wire.frames import Message
 
 MOST_FINDINGS = 256
 MOST_GPUS = 64
-LONGEST = 500  # characters of one text; the sender cuts longer ones off, the reader refuses them
+LONGEST_TEXT = 500  # characters of one text; the sender cuts longer ones off, the reader refuses them
 
 _E = TypeVar("_E", Verdict, Remedy)
 
@@ -62,14 +62,14 @@ def report_message(report: NodeReport) -> dict[str, Any]:
 
 def _finding_message(finding: Finding) -> dict[str, Any]:
     result = finding.result
-    outcome = {"verdict": result.verdict.value, "text": result.text[:LONGEST], "remedy": result.remedy.value}
-    return {"check": finding.check, "at": finding.at, **outcome, "code": result.code[:LONGEST]}
+    outcome = {"verdict": result.verdict.value, "text": result.text[:LONGEST_TEXT], "remedy": result.remedy.value}
+    return {"check": finding.check, "at": finding.at, **outcome, "code": result.code[:LONGEST_TEXT]}
 
 
 def parse_report(message: Mapping[str, Any]) -> NodeReport:
     """Parse a report. Raises BadReport."""
     if set(message) != {"node", "boot", "findings", "gpus"}:
-        raise BadReport(f"unexpected keys {sorted(map(str, message))}"[:LONGEST])
+        raise BadReport(f"unexpected keys {sorted(map(str, message))}"[:LONGEST_TEXT])
     report = NodeReport(_text(message, "node"), _text(message, "boot"))
     findings = tuple(map(_finding, _list(message, "findings", MOST_FINDINGS)))
     return replace(report, findings=findings, gpus=tuple(map(_gpu, _list(message, "gpus", MOST_GPUS))))
@@ -98,7 +98,7 @@ def _list(message: Mapping[str, Any], key: str, most: int) -> list[Mapping[str, 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:
     value = entry.get(key)
-    if not isinstance(value, str) or len(value) > LONGEST or not value.isprintable():
+    if not isinstance(value, str) or len(value) > LONGEST_TEXT or not value.isprintable():
         raise BadReport(f"`{key}` is not a line of text")
     return value
 
@@ -162,7 +162,12 @@ def findings_message(news: NewFindings) -> Message:
 
 
 def reply_message(reply: Reply) -> Message:
-    message: Message = {"answer": reply.order, "done": reply.done, "error": reply.error[:LONGEST], "port": reply.port}
+    message: Message = {
+        "answer": reply.order,
+        "done": reply.done,
+        "error": reply.error[:LONGEST_TEXT],
+        "port": reply.port,
+    }
     message.update(file=reply.file, part=reply.part)
     return message if reply.report is None else {**message, "report": report_message(reply.report)}
 
@@ -209,7 +214,7 @@ def _report(value: object) -> NodeReport:
 def _names(value: object) -> frozenset[str]:
     if not isinstance(value, list) or len(value) > MOST_FINDINGS:
         raise BadReport("`all` is not a list of checks")
-    if not all(isinstance(name, str) and len(name) <= LONGEST for name in value):
+    if not all(isinstance(name, str) and len(name) <= LONGEST_TEXT for name in value):
         raise BadReport("`all` is not a list of names")
     return frozenset(value)
 
@@ -223,7 +228,7 @@ def _number(message: Mapping[str, Any], key: str, most: int) -> int:
 
 def _text_field(message: Mapping[str, Any], key: str) -> str:
     value = message[key]
-    if not isinstance(value, str) or len(value) > (MOST_PART if key == "part" else LONGEST):
+    if not isinstance(value, str) or len(value) > (MOST_PART if key == "part" else LONGEST_TEXT):
         raise BadReport(f"`{key}` is not text, or too long")
     return value
 
@@ -253,6 +258,6 @@ def read_order(message: Mapping[str, Any]) -> Order:
     arguments = message.get("arguments")
     if set(message) != {"order", "do", "arguments"} or not isinstance(arguments, dict):
         raise BadReport("not an order")
-    if not all(isinstance(value, str) and len(value) <= LONGEST for value in arguments.values()):
+    if not all(isinstance(value, str) and len(value) <= LONGEST_TEXT for value in arguments.values()):
         raise BadReport("invalid arguments of an order")
     return Order(_number(message, "order", 1 << 53), _text_field(message, "do"), arguments)

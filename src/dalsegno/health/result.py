@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+LONGEST_REASON = 200  # characters of a drain reason; longer ones make `sinfo -R` unreadable
+
 
 class Verdict(Enum):
     PASSED = "passed"

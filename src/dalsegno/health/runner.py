@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from dalsegno.health.check import Check, Context
-from dalsegno.health.messages import LONGEST, Finding
-from dalsegno.health.result import Remedy, Result, Verdict, unknown
+from dalsegno.health.messages import LONGEST_TEXT, Finding
+from dalsegno.health.node_reader import NodeReader
+from dalsegno.health.result import LONGEST_REASON, Remedy, Result, Verdict, unknown
 from dalsegno.health.settings import Settings, cap_remedy, every_s, is_enabled, thresholds
-from dalsegno.health.world import NodeWorld
 from dalsegno.system.hanging_calls import NoAnswer
 
 CHOSEN_S = 30.0
@@ -26,8 +26,8 @@ class Checkup:
     >>> while True: report(checkup.due(Context.CONTINUOUS)); sleep(1)
     """
 
-    def __init__(self, checks: Sequence[Check], world: NodeWorld, settings: Settings) -> None:
-        self.checks, self.world, self.settings = checks, world, settings
+    def __init__(self, checks: Sequence[Check], node: NodeReader, settings: Settings) -> None:
+        self.checks, self.node, self.settings = checks, node, settings
         self._last: dict[tuple[Context, str], float] = {}
         self._failing: dict[str, float] = {}  # check -> since when
         self._settle_s: dict[str, float] = {}  # how long each of those must fail before it counts
@@ -43,23 +43,23 @@ class Checkup:
 
     def look(self, context: Context, without: frozenset[str] = frozenset()) -> Iterator[str | Finding]:
         """Run the due checks one by one: yield a check's name, then its finding."""
-        now, answers = self.world.now(), _Answers(self.world)
+        now, answers = self.node.now(), _Answers(self.node)
         for check in self._checks_for(context):
             if check.name not in without and self._is_due(check, context, now):
                 self._last[context, check.name] = now
                 yield check.name
-                yield self._apply_settling(check, _finding(check, answers, self.world, self.settings), context)
+                yield self._apply_settling(check, _finding(check, answers, self.node, self.settings), context)
 
     def _checks_for(self, context: Context) -> list[Check]:
         """Return the checks that apply here. The list is refreshed only now and then: hardware rarely changes."""
         at, chosen = self._chosen.get(context, (-math.inf, []))
-        if not 0 <= self.world.now() - at < CHOSEN_S:
-            at, chosen = self.world.now(), _choose_checks(self.checks, context, self.world, self.settings)
+        if not 0 <= self.node.now() - at < CHOSEN_S:
+            at, chosen = self.node.now(), _choose_checks(self.checks, context, self.node, self.settings)
             self._chosen[context] = at, chosen
         return chosen
 
     def all(self, context: Context) -> list[Finding]:
-        return examine(self.checks, context, self.world, self.settings)
+        return examine(self.checks, context, self.node, self.settings)
 
     def _is_due(self, check: Check, context: Context, now: float) -> bool:
         """Return whether a check is due. A failure that does not count yet is checked at every look."""
@@ -87,7 +87,7 @@ class Checkup:
         if not check.settle_s:
             return 0.0
         try:
-            slower = self.world.pace_s() / USUAL_PACE_S
+            slower = self.node.pace_s() / USUAL_PACE_S
         except NoAnswer:
             slower = 1.0
         return check.settle_s * min(max(slower, 1.0), MOST_SLOWER)
@@ -96,7 +96,7 @@ class Checkup:
 def examine(
     checks: Iterable[Check],
     context: Context,
-    world: NodeWorld,
+    node: NodeReader,
     settings: Settings,
     *,
     within_s: float = math.inf,
@@ -106,30 +106,30 @@ def examine(
 
     Checks in `known` are not run again, and after `within_s` no further check is started.
     """
-    answers, found, until = _Answers(world), [], world.now() + within_s
-    for check in _choose_checks(checks, context, world, settings):
+    answers, found, until = _Answers(node), [], node.now() + within_s
+    for check in _choose_checks(checks, context, node, settings):
         if known and check.name in known:
             found.append(known[check.name])
-        elif world.now() <= until:
-            found.append(_finding(check, answers, world, settings))
+        elif node.now() <= until:
+            found.append(_finding(check, answers, node, settings))
         else:
-            found.append(Finding(check.name, unknown("not run: out of time"), world.now()))
+            found.append(Finding(check.name, unknown("not run: out of time"), node.now()))
     return found
 
 
-def _choose_checks(checks: Iterable[Check], context: Context, world: NodeWorld, settings: Settings) -> list[Check]:
+def _choose_checks(checks: Iterable[Check], context: Context, node: NodeReader, settings: Settings) -> list[Check]:
     wanted = (check for check in checks if context in check.contexts and is_enabled(check, settings))
-    return [check for check in wanted if _applies(check, world)]
+    return [check for check in wanted if _applies(check, node)]
 
 
-def _finding(check: Check, answers: _Answers, world: NodeWorld, settings: Settings) -> Finding:
+def _finding(check: Check, answers: _Answers, node: NodeReader, settings: Settings) -> Finding:
     result = cap_remedy(check, settings, _result(check, answers, settings))
-    return Finding(check.name, result, world.now())
+    return Finding(check.name, result, node.now())
 
 
-def _applies(check: Check, world: NodeWorld) -> bool:
+def _applies(check: Check, node: NodeReader) -> bool:
     try:
-        return check.applies(world)
+        return check.applies(node)
     except NoAnswer:
         return True  # the check itself reports the error
 
@@ -148,14 +148,14 @@ def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
 class _Answers:
     """The answers of one look."""
 
-    def __init__(self, world: NodeWorld) -> None:
-        self._world = world
-        self._known: dict[Callable[[NodeWorld], Any], Any] = {}
+    def __init__(self, node: NodeReader) -> None:
+        self._node = node
+        self._known: dict[Callable[[NodeReader], Any], Any] = {}
 
-    def to(self, ask: Callable[[NodeWorld], Any]) -> Any:
+    def to(self, ask: Callable[[NodeReader], Any]) -> Any:
         if ask not in self._known:
             try:
-                self._known[ask] = ask(self._world)
+                self._known[ask] = ask(self._node)
             except Exception as error:
                 self._known[ask] = error
         answer = self._known[ask]
@@ -170,13 +170,12 @@ def _make_printable(result: Result) -> Result:
 
 
 def _line(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))[:LONGEST]
+    return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))[:LONGEST_TEXT]
 
 
 # Summary of a node in one line, for other tools
 
 
-LONGEST_REASON = 200  # longer ones make `sinfo -R` unreadable
 _SAID = {Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE}
 
 

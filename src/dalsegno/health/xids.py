@@ -10,8 +10,8 @@ from pathlib import Path
 
 from dalsegno.errors import UsageError
 from dalsegno.health.facts import LogLine
+from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.result import Remedy
-from dalsegno.health.world import NodeWorld
 from dalsegno.system.files import make_folder, write_atomic
 from dalsegno.system.hanging_calls import NoAnswer
 
@@ -105,9 +105,9 @@ def record_repair(now: float, uid: int, mark: str = MARK) -> None:
     write_atomic(Path(mark), f"{now:.3f}\n", 0o600)
 
 
-def repaired_at(world: NodeWorld) -> float:
+def repaired_at(node: NodeReader) -> float:
     """Return when the GPUs were last reset; 0 if unknown."""
     try:
-        return max(float(world.read(MARK)), world.seen.since)
+        return max(float(node.read(MARK)), node.seen.since)
     except (NoAnswer, ValueError):
-        return world.seen.since
+        return node.seen.since

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dalsegno.health.messages import (
-    LONGEST,
+    LONGEST_TEXT,
     MOST_FINDINGS,
     MOST_GPUS,
     Finding,
@@ -110,4 +110,8 @@ def _name(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    return text[:LONGEST] if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text[:LONGEST])
+    return (
+        text[:LONGEST_TEXT]
+        if text.isprintable()
+        else "".join(c if c.isprintable() else "?" for c in text[:LONGEST_TEXT])
+    )

@@ -170,7 +170,7 @@ class ContinuousLooks:
             return None
         self._gpus_at = time.monotonic()
         try:
-            found = ask_gpus(self._checkup.world) if has_gpus(self._checkup.world) else ()
+            found = ask_gpus(self._checkup.node) if has_gpus(self._checkup.node) else ()
         except NoAnswer:
             return None
         return [identify_gpu(gpu) for gpu in found if gpu.uuid and not gpu.lost]

@@ -81,14 +81,14 @@ class Answers:
             self._changed()
         elif word != "status":
             raise DalsegnoError(f"unknown automation command `{word!s:.40}`", hint="use pause, resume or status")
-        book, policy, now = self.store.look(), self._policy(), time.time()
-        out = [node_message(own) for own in book.nodes.values() if own.out]
-        suspected = [node_message(own) for own in book.nodes.values() if own.phase is NodePhase.SUSPECTED]
+        records, policy, now = self.store.look(), self._policy(), time.time()
+        out = [node_message(own) for own in records.nodes.values() if own.out]
+        suspected = [node_message(own) for own in records.nodes.values() if own.phase is NodePhase.SUSPECTED]
         return {
-            "automation": "paused" if book.paused else "on",
+            "automation": "paused" if records.paused else "on",
             "mode": policy.mode,
             "per_hour": policy.per_hour,
-            "taken": {name: count_taken_last_hour(book, name, now) for name in partitions_of(book)},
+            "taken": {name: count_taken_last_hour(records, name, now) for name in partitions_of(records)},
             "out": out,
             "suspected": suspected,
         }
@@ -103,11 +103,11 @@ class Answers:
         return {"forgiven": [asdict(each) for each in found]}
 
     def _node(self, name: str) -> Message:
-        book = self.store.look()
-        own = book.nodes.get(name)
+        records = self.store.look()
+        own = records.nodes.get(name)
         if own is None:
             raise DalsegnoError(f"unknown node {name!r:.80}", hint="`dalsegno nodes` lists them")
-        ahead = forecast(own, self._partitions(name), book, self._policy(), time.time())
+        ahead = forecast(own, self._partitions(name), records, self._policy(), time.time())
         return {
             **self._slurm_users(),
             "node": node_message(own),
@@ -142,9 +142,9 @@ def node_message(own: NodeRecord) -> Message:
     }
 
 
-def partitions_of(book: NodeRecords) -> list[str]:
+def partitions_of(records: NodeRecords) -> list[str]:
     """Return the partitions that ever had a node taken out of service."""
-    return sorted({partition for mark in book.marks for partition in mark.partitions})
+    return sorted({partition for mark in records.marks for partition in mark.partitions})
 
 
 def _name(uid: int) -> str:

@@ -17,9 +17,9 @@ class Refusal:
     held: HeldAction
 
 
-def find_restraint(book: NodeRecords, policy: Policy) -> Refusal | None:
+def find_restraint(records: NodeRecords, policy: Policy) -> Refusal | None:
     """Return why no action is carried out at present; None if actions are allowed."""
-    if book.paused:
+    if records.paused:
         return Refusal("paused", HeldAction.PAUSED)
     return None if policy.mode == AUTO else Refusal("only observing", HeldAction.OBSERVING)
 
@@ -30,15 +30,15 @@ class OutOfService:
     While recovery is paused or only observes, a node that would be taken out is counted as if it were.
     """
 
-    def __init__(self, nodes: Iterable[NodeFacts], book: NodeRecords, policy: Policy, now: float) -> None:
-        self.book, self.policy, self.now = book, policy, now
+    def __init__(self, nodes: Iterable[NodeFacts], records: NodeRecords, policy: Policy, now: float) -> None:
+        self.records, self.policy, self.now = records, policy, now
         self.size: dict[str, int] = {}
         self.out: dict[str, int] = {}
         self.taken: dict[str, int] = {}
         for node in nodes:
             if node.name in policy.spares:  # spares are not part of the partition's capacity
                 continue
-            out = book.of(node.name).out
+            out = records.get(node.name).out
             for partition in node.slurm.partitions:
                 self.size[partition] = self.size.get(partition, 0) + 1
                 self.out[partition] = self.out.get(partition, 0) + out
@@ -50,7 +50,7 @@ class OutOfService:
     def refusal(self, node: NodeFacts) -> Refusal | None:
         """Return why this node may not be taken out; None if it may."""
         observing = self.policy.mode != AUTO
-        dry_run = self.book.paused or observing
+        dry_run = self.records.paused or observing
         for partition in node.slurm.partitions:
             if node.name not in self.policy.spares and self.out.get(partition, 0) >= self.limit(partition):
                 are = "would be" if dry_run and self.taken.get(partition) else "are"
@@ -58,7 +58,7 @@ class OutOfService:
                     f"{self.out[partition]} of {self.size[partition]} nodes of {partition} {are} out of service already"
                 )
                 return Refusal(text, HeldAction.OBSERVING if observing else HeldAction.OUT)
-            hour = count_taken_last_hour(self.book, partition, self.now) + self.taken.get(partition, 0)
+            hour = count_taken_last_hour(self.records, partition, self.now) + self.taken.get(partition, 0)
             if hour >= self.policy.per_hour:
                 were = "would be" if dry_run and self.taken.get(partition) else "were"
                 more = "`dalsegno automation resume` resets this limit"
@@ -72,34 +72,34 @@ class OutOfService:
             self.taken[partition] = self.taken.get(partition, 0) + 1
 
 
-def count_taken_last_hour(book: NodeRecords, partition: str, now: float) -> int:
+def count_taken_last_hour(records: NodeRecords, partition: str, now: float) -> int:
     """Return how many nodes were taken out in the last hour, or since recovery was last resumed."""
-    return book.count(MarkKind.TAKEN, max(now - HOUR_S, resumed_at(book)), partition=partition)
+    return records.count(MarkKind.TAKEN, max(now - HOUR_S, resumed_at(records)), partition=partition)
 
 
-def reboot_refusal(book: NodeRecords, node: str, key: str, policy: Policy, now: float) -> str:
+def reboot_refusal(records: NodeRecords, node: str, key: str, policy: Policy, now: float) -> str:
     """Return why a node may not be rebooted now; "" if it may."""
-    for_it = book.count(MarkKind.REBOOTED, now - DAY_S, node=node, key=key)
+    for_it = records.count(MarkKind.REBOOTED, now - DAY_S, node=node, key=key)
     if for_it >= policy.reboots_per_fault:
         return f"it was rebooted {for_it} times for this fault within a day, the limit"
-    today = book.count(MarkKind.REBOOTED, now - DAY_S, node=node)
+    today = records.count(MarkKind.REBOOTED, now - DAY_S, node=node)
     if today >= policy.reboots_per_day:
         return f"it was rebooted {today} times within a day, the limit"
-    if book.count(MarkKind.REBOOTED, now - policy.reboots_apart_s, node=node):
+    if records.count(MarkKind.REBOOTED, now - policy.reboots_apart_s, node=node):
         return f"it was rebooted less than {policy.reboots_apart_s / HOUR_S:g} h ago"
     return ""
 
 
-def find_tripped_breaker(book: NodeRecords, partitions: Collection[str], policy: Policy) -> str:
+def find_tripped_breaker(records: NodeRecords, partitions: Collection[str], policy: Policy) -> str:
     """Return the partition in which too many replacements in a row have failed; "" if there is none."""
     for partition in partitions:
-        good = [m.at for m in book.marks if m.kind is MarkKind.REPLACED_WELL and partition in m.partitions]
-        since = max([*good, resumed_at(book)])
-        if book.count(MarkKind.REPLACED_BADLY, since, partition=partition) >= policy.breaker:
+        good = [m.at for m in records.marks if m.kind is MarkKind.REPLACED_WELL and partition in m.partitions]
+        since = max([*good, resumed_at(records)])
+        if records.count(MarkKind.REPLACED_BADLY, since, partition=partition) >= policy.breaker:
             return partition
     return ""
 
 
-def resumed_at(book: NodeRecords) -> float:
+def resumed_at(records: NodeRecords) -> float:
     """Return when an administrator last resumed recovery, which resets the limits; -1 if never."""
-    return max((mark.at for mark in book.marks if mark.kind is MarkKind.RESUMED), default=-1.0)
+    return max((mark.at for mark in records.marks if mark.kind is MarkKind.RESUMED), default=-1.0)

@@ -1,4 +1,4 @@
-"""How the book changes when an action begins or ends, or a node changes its phase. Pure."""
+"""How the records change when an action begins or ends, or a node changes its phase. Pure."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ WORN = 5  # failures in a row after which a repair counts as tried
 
 
 def begin_action(
-    book: NodeRecords, action: Action, id: str, now: float, partitions: tuple[str, ...] = ()
+    records: NodeRecords, action: Action, id: str, now: float, partitions: tuple[str, ...] = ()
 ) -> NodeRecords:
     """Record that an action is about to be carried out. It counts against budgets from here on."""
-    old = book.of(action.node)
+    old = records.get(action.node)
     boot = action.boot if isinstance(action, Repair) else ""
     how = action.how.value if isinstance(action, Repair) else ""
     new = replace(old, pending=PendingAction(id, now, boot, how), since=now)
@@ -47,44 +47,50 @@ def begin_action(
     if isinstance(action, Repair) and action.how is Remedy.REBOOT:
         marks.append(BudgetMark(MarkKind.REBOOTED, action.node, now, action.fault.key, partitions))
     if isinstance(action, Repair) and action.how is Remedy.REPLACE:
-        book = replace(book, replaced_gpus=book.replaced_gpus | set(action.gpus))
-    return book.with_node(new, *marks)
+        records = replace(records, replaced_gpus=records.replaced_gpus | set(action.gpus))
+    return records.with_node(new, *marks)
 
 
 def end_action(
-    book: NodeRecords, action: Action, id: str, error: str, now: float, policy: Policy, partitions: tuple[str, ...] = ()
+    records: NodeRecords,
+    action: Action,
+    id: str,
+    error: str,
+    now: float,
+    policy: Policy,
+    partitions: tuple[str, ...] = (),
 ) -> NodeRecords:
     """Record that an action was carried out, or that it failed."""
-    old = replace(book.of(action.node), pending=None, since=now)
+    old = replace(records.get(action.node), pending=None, since=now)
     if error:
-        return _apply_failed(book, old, action, now, policy, partitions)
-    return book.with_node(
+        return _apply_failed(records, old, action, now, policy, partitions)
+    return records.with_node(
         _apply_done(
             replace(old, failures=0, retry_at=0.0, said="", about=ANYTHING, held_back=HeldAction.NO), action, id, now
         ),
-        *_success_marks(book, old, action, now, partitions),
+        *_success_marks(records, old, action, now, partitions),
     )
 
 
 def _success_marks(
-    book: NodeRecords, old: NodeRecord, action: Action, now: float, partitions: tuple[str, ...]
+    records: NodeRecords, old: NodeRecord, action: Action, now: float, partitions: tuple[str, ...]
 ) -> list[BudgetMark]:
     if isinstance(action, Release) and action.run:
         return [BudgetMark(MarkKind.LENT, old.node, now, "", partitions, (action.run,))]
     if isinstance(action, Recall) and action.run:
         return [BudgetMark(MarkKind.RECALLED, old.node, now, "", partitions, (action.run,))]
     if isinstance(action, Hold) and old.phase is NodePhase.LENT:
-        return _unused_loan(book, old, now, partitions)
+        return _unused_loan(records, old, now, partitions)
     replaced = isinstance(action, (Return, Hold)) and Remedy.REPLACE in old.steps
     return [BudgetMark(MarkKind.REPLACED_WELL, old.node, now, "", partitions)] if replaced else []
 
 
-def _unused_loan(book: NodeRecords, node: NodeRecord, now: float, partitions: tuple[str, ...]) -> list[BudgetMark]:
+def _unused_loan(records: NodeRecords, node: NodeRecord, now: float, partitions: tuple[str, ...]) -> list[BudgetMark]:
     """Return a mark if the job of a lent spare ended before it started there, so that the run may be lent one again.
 
     A run withdraws its request when a lost node is usable again, and requests a node with the new one included.
     """
-    lent = [mark.runs for mark in book.marks if mark.kind is MarkKind.LENT and mark.node == node.node]
+    lent = [mark.runs for mark in records.marks if mark.kind is MarkKind.LENT and mark.node == node.node]
     if node.closed or not lent:
         return []
     return [BudgetMark(MarkKind.RECALLED, node.node, now, "", partitions, lent[-1])]
@@ -149,58 +155,60 @@ def clear_faults(node: NodeRecord, phase: NodePhase, now: float) -> NodeRecord:
 
 
 def _apply_failed(
-    book: NodeRecords, node: NodeRecord, action: Action, now: float, policy: Policy, partitions: tuple[str, ...]
+    records: NodeRecords, node: NodeRecord, action: Action, now: float, policy: Policy, partitions: tuple[str, ...]
 ) -> NodeRecords:
     """Schedule a retry. A refused replacement counts against the budget, and a repair that keeps failing as tried."""
     pause = min(policy.retry_s * 2**node.failures, MOST_RETRY_S)
     node = replace(node, failures=node.failures + 1, retry_at=now + pause)
     if isinstance(action, Requeue):  # it may not be requeued, so it is left alone
-        return book.with_node(replace(node, failures=0, retry_at=0.0, left=(*node.left, action.job)))
+        return records.with_node(replace(node, failures=0, retry_at=0.0, left=(*node.left, action.job)))
     if not isinstance(action, Repair):
-        return book.with_node(node)
+        return records.with_node(node)
     if action.how is Remedy.REPLACE:
         node = replace(node, steps=(*node.steps, action.how), retry_at=now + policy.capacity_s)
-        return book.with_node(node, BudgetMark(MarkKind.REPLACED_BADLY, node.node, now, action.fault.key, partitions))
+        return records.with_node(
+            node, BudgetMark(MarkKind.REPLACED_BADLY, node.node, now, action.fault.key, partitions)
+        )
     if node.failures >= WORN:
         node = replace(node, steps=(*node.steps, action.how), failures=0, retry_at=0.0)
-    return book.with_node(node)
+    return records.with_node(node)
 
 
 def apply_change(
-    book: NodeRecords, action: ChangePhase | Note, now: float, partitions: tuple[str, ...] = ()
+    records: NodeRecords, action: ChangePhase | Note, now: float, partitions: tuple[str, ...] = ()
 ) -> NodeRecords:
     """Record a new phase or a remark, without an action."""
-    old = book.of(action.node)
+    old = records.get(action.node)
     if isinstance(action, Note):
         left = tuple(job for job in old.victims if job not in action.settles)
         excuses = old.excuses if action.excuses is None else action.excuses
         noted = replace(old, said=action.text, about=action.about, held_back=action.held_back, excuses=excuses)
-        return book.with_node(replace(old, victims=left) if action.settles else noted)
+        return records.with_node(replace(old, victims=left) if action.settles else noted)
     marks = []
     if action.failed and old.steps[-1:] == (Remedy.REPLACE,):
         marks.append(BudgetMark(MarkKind.REPLACED_BADLY, old.node, now, old.fault.key if old.fault else "", partitions))
     if action.to is NodePhase.SPARE and old.phase is NodePhase.LENT:
-        marks += _unused_loan(book, old, now, partitions)
+        marks += _unused_loan(records, old, now, partitions)
     if action.to in (NodePhase.IN_SERVICE, NodePhase.SPARE):
         cleared = replace(clear_faults(old, action.to, now), excuses=action.excuses, relapses=action.relapses)
-        return book.with_node(cleared, *marks)
+        return records.with_node(cleared, *marks)
     new = replace(old, phase=action.to, since=now, entered=now, fault=action.fault or old.fault)
     boot, relapses = action.boot or old.boot, action.relapses or old.relapses
     changed = replace(
         new, said=action.why, about=action.about, held_back=action.held_back, boot=boot, relapses=relapses
     )
-    return book.with_node(changed, *marks)
+    return records.with_node(changed, *marks)
 
 
-def apply_sight(book: NodeRecords, action: ContactChange, now: float) -> NodeRecords:
-    return replace(book, blind=action.blind, saw_at=book.saw_at if action.blind else now)
+def apply_sight(records: NodeRecords, action: ContactChange, now: float) -> NodeRecords:
+    return replace(records, blind=action.blind, saw_at=records.saw_at if action.blind else now)
 
 
-def record_seen(book: NodeRecords, facts: Facts) -> NodeRecords:
+def record_seen(records: NodeRecords, facts: Facts) -> NodeRecords:
     """Record which nodes were seen: from then on their absence is a fault."""
     for node in (facts.nodes or {}).values():
-        old = book.of(node.name)
+        old = records.get(node.name)
         boot = node.agent.boot if node.connected and node.agent.boot else old.last_boot
         new = replace(old, seen=old.seen or node.slurm.in_service or node.connected, last_boot=boot)
-        book = book if new == old else book.with_node(new)
-    return book
+        records = records if new == old else records.with_node(new)
+    return records

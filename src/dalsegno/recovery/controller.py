@@ -19,7 +19,7 @@ from dalsegno.recovery.agent_view import views_message
 from dalsegno.recovery.answers import Answers
 from dalsegno.recovery.client import MOST_ANSWER
 from dalsegno.recovery.complaints import Complaints
-from dalsegno.recovery.coordinators import CoordinatorKeeper, Records, RunRecord, check_folder, check_may_ask
+from dalsegno.recovery.coordinators import CoordinatorKeeper, RunRecord, RunRecords, check_folder, check_may_ask
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.policy import ControllerSite, Policy
 from dalsegno.recovery.watch import JOURNAL, NodeWatch
@@ -57,7 +57,7 @@ class Controller:
 
     def __init__(self, folder: Path, launcher: Sequence[str], env: Mapping[str, str]) -> None:
         self.selector = selectors.DefaultSelector()
-        self.keeper = CoordinatorKeeper(Records(folder / RUNS), launcher, env, self.selector)
+        self.keeper = CoordinatorKeeper(RunRecords(folder / RUNS), launcher, env, self.selector)
         self.keeper.begin()
         self.folder, self.complaints = folder, Complaints(log.warning)
         self.nodes = NodeLink(

@@ -58,7 +58,7 @@ class RunRecord:
         return self.process.alive() and owner(self.pid) == self.uid
 
 
-class Records:
+class RunRecords:
     """The folder of the record files."""
 
     def __init__(self, folder: Path) -> None:
@@ -194,7 +194,7 @@ def check_may_ask(uid: int) -> None:
         )
 
 
-def check_room(uid: int, kept: Sequence[int]) -> None:
+def check_run_limit(uid: int, kept: Sequence[int]) -> None:
     """Raise an error if the limits do not allow one more run of this user. `kept` are the owners of current runs."""
     if len(kept) >= MOST_RUNS:
         raise DalsegnoError(f"the controller has {MOST_RUNS} runs, its limit", hint="try again when some have ended")
@@ -261,7 +261,7 @@ class CoordinatorKeeper:
 
     def __init__(
         self,
-        records: Records,
+        records: RunRecords,
         launcher: Sequence[str],
         env: Mapping[str, str],
         selector: selectors.BaseSelector,
@@ -291,7 +291,7 @@ class CoordinatorKeeper:
             raise DalsegnoError(f"the run id `{wanted.run}` is in use", hint="choose another id")
         if step.do is not CoordinatorTask.START:
             return
-        check_room(uid, [self.known[run].uid for run in (*self.watched, *self.due)])
+        check_run_limit(uid, [self.known[run].uid for run in (*self.watched, *self.due)])
         try:
             self._start(step.record)
         except DalsegnoError:

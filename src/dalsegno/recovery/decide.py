@@ -1,4 +1,4 @@
-"""Decide what to do now: facts, the book and the policy in, actions out. Pure."""
+"""Decide what to do now: facts, records and policy in, actions out. Pure."""
 
 from __future__ import annotations
 
@@ -103,25 +103,25 @@ SETTLE_S = 15.0  # after contact is regained; agents connect every few seconds, 
 FRESH_S = 0.75  # a heartbeat is due every 0.4 s, and no node is declared lost in less than 1.3
 
 
-def is_blind(facts: Facts, book: NodeRecords) -> bool:
+def is_blind(facts: Facts, records: NodeRecords) -> bool:
     """Return whether a node would be declared lost now and hardly any expected node is heard."""
-    expected = [node for node in (facts.nodes or {}).values() if _is_expected(node, book.of(node.name))]
+    expected = [node for node in (facts.nodes or {}).values() if _is_expected(node, records.get(node.name))]
     unseen = [node for node in expected if not _is_seen(node.agent)]
-    gone = any(node.gone for node in unseen) or (book.blind and bool(unseen))
+    gone = any(node.gone for node in unseen) or (records.blind and bool(unseen))
     return gone and len(expected) >= FEWEST and len(unseen) >= NEARLY_ALL * len(expected)
 
 
-def is_doubtful(node: NodeFacts, facts: Facts, book: NodeRecords, now: float) -> bool:
+def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float) -> bool:
     """Return whether a loss is doubtful: the node fell silent while contact was lost and may still return, or no other
     node has been heard since."""
     if not node.gone:
         return False
     silent_since = node.agent.heard or node.agent.since  # the verdict may follow only after contact is regained
-    missed_blindly = silent_since <= book.saw_at and now < book.saw_at + SETTLE_S
-    return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, book))
+    missed_blindly = silent_since <= records.saw_at and now < records.saw_at + SETTLE_S
+    return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, records))
 
 
-def _are_others_heard(node: NodeFacts, facts: Facts, book: NodeRecords) -> bool:
+def _are_others_heard(node: NodeFacts, facts: Facts, records: NodeRecords) -> bool:
     """Return whether another node was heard after this one was declared lost.
 
     A message that arrives later was sent while this node was being probed, so this node could have been heard too.
@@ -130,7 +130,7 @@ def _are_others_heard(node: NodeFacts, facts: Facts, book: NodeRecords) -> bool:
     others = [
         each.agent
         for each in (facts.nodes or {}).values()
-        if each.name != node.name and _is_expected(each, book.of(each.name))
+        if each.name != node.name and _is_expected(each, records.get(each.name))
     ]
     heard = [signed for view in others if (signed := max(view.heard, view.answered))]
     return not heard or max(heard) >= node.agent.since
@@ -163,41 +163,41 @@ class DecisionRound:
     """The input of one decision."""
 
     facts: Facts
-    book: NodeRecords
+    records: NodeRecords
     policy: Policy
     now: float
     outs: OutOfService
     quick: dict[str, EarlyFailures]
 
 
-def decide(facts: Facts, book: NodeRecords, policy: Policy, now: float) -> list[Action]:
+def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> list[Action]:
     """Return the actions in the order to carry them out, at most one per node.
 
     There are none if Slurm did not answer, or while hardly any node is heard.
     """
     if facts.nodes is None or policy.mode == OFF:
         return []
-    if (blind := is_blind(facts, book)) or book.blind:
-        return [] if blind and book.blind else [report_contact(facts, blind)]
-    outs = OutOfService(facts.nodes.values(), book, policy, now)
-    this = DecisionRound(facts, book, policy, now, outs, quick_failures(facts.jobs, book, policy, now))
-    lent = lend(facts, book, policy, now)
+    if (blind := is_blind(facts, records)) or records.blind:
+        return [] if blind and records.blind else [report_contact(facts, blind)]
+    outs = OutOfService(facts.nodes.values(), records, policy, now)
+    this = DecisionRound(facts, records, policy, now, outs, quick_failures(facts.jobs, records, policy, now))
+    lent = lend(facts, records, policy, now)
     actions = []
     for node in facts.nodes.values():
-        own = book.of(node.name)
-        if is_doubtful(node, facts, book, now):
+        own = records.get(node.name)
+        if is_doubtful(node, facts, records, now):
             continue
         actions += [lent[node.name]] if node.name in lent else list(_decide_node(this, node, own))
-    return [held for action in actions if (held := _hold_back(action, book, policy)) is not None]
+    return [held for action in actions if (held := _hold_back(action, records, policy)) is not None]
 
 
-def _hold_back(action: Action, book: NodeRecords, policy: Policy) -> Action | None:
+def _hold_back(action: Action, records: NodeRecords, policy: Policy) -> Action | None:
     """Replace an action by a remark, made once, while recovery is paused or only observes."""
-    held = find_restraint(book, policy) if action.touches else None
+    held = find_restraint(records, policy) if action.touches else None
     if held is None:
         return action
     return _remark(
-        book.of(action.node), f"{held.why}; would {action.summary}", getattr(action, "fault", None), held.held
+        records.get(action.node), f"{held.why}; would {action.summary}", getattr(action, "fault", None), held.held
     )
 
 
@@ -251,7 +251,7 @@ def _decide_next(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Actio
     if own.phase in (NodePhase.IN_SERVICE, NodePhase.SUSPECTED, NodePhase.SPARE, NodePhase.LENT):
         return _watch(this, node, own, whose)
     return _respect_administrator(node, own, whose, this.policy) or repair(
-        node, own, this.facts, this.book, this.policy, this.now
+        node, own, this.facts, this.records, this.policy, this.now
     )
 
 
@@ -328,7 +328,7 @@ def _take_over(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Action 
     if rule is None:
         return None
     key = NodeFault(CHECK, Remedy.NONE, "", rule.code).key
-    times = this.book.count(MarkKind.TAKEN, this.now - DAY_S, node=node.name, key=key)
+    times = this.records.count(MarkKind.TAKEN, this.now - DAY_S, node=node.name, key=key)
     fault = fault_of_drain(node.slurm, rule, times)
     if fault is None:
         again = f"Slurm has taken it out of service again, {times + 1} times today"

@@ -127,7 +127,9 @@ def _network_warning(node: NodeFacts) -> str:
 Kind = tuple[int | None, str]  # jobs of one user and one name
 
 
-def quick_failures(jobs: Iterable[JobInfo], book: NodeRecords, policy: Policy, now: float) -> dict[str, EarlyFailures]:
+def quick_failures(
+    jobs: Iterable[JobInfo], records: NodeRecords, policy: Policy, now: float
+) -> dict[str, EarlyFailures]:
     """Count jobs that failed right after their start, by node, since its last validation or successful job.
 
     A job that fails everywhere says nothing about a node. Repeated mistakes of one user fail wherever Slurm starts them
@@ -139,7 +141,7 @@ def quick_failures(jobs: Iterable[JobInfo], book: NodeRecords, policy: Policy, n
     where: dict[Kind, list[str]] = {}
     for job in jobs:
         if _failed_quickly(job, policy) and (job.started_at or now) > well.get(job.nodes[0], 0):
-            since = max(now - policy.quick_window_s, book.of(job.nodes[0]).validated_at)
+            since = max(now - policy.quick_window_s, records.get(job.nodes[0]).validated_at)
             if job.ends_at is not None and job.ends_at >= since:
                 where.setdefault((job.uid, job.name), []).append(job.nodes[0])
     alone = len({job.uid for job in jobs}) == 1

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from dalsegno.health import Remedy
+from dalsegno.health.result import LONGEST_REASON
 from dalsegno.recovery.facts import NodeFault
 from dalsegno.slurm.facts import NodeFlag, NodeInfo
 from dalsegno.slurm.parse.messages import SlurmReason, is_absence, parse_reason
@@ -63,7 +64,6 @@ def fault_of_drain(node: NodeInfo, rule: Rule, times: int) -> NodeFault | None:
 # Reasons that the controller writes
 
 
-LONGEST = 200  # longer ones make `sinfo -R` unreadable
 _OURS = re.compile(r"dalsegno:(drain|reset|reboot|replace):([a-z][a-z0-9_-]*)(?:\[([^\]]*)\])?(?: (.*))?")
 # The users under which slurmctld, slurmd and slurmstepd write reasons.
 SLURM_USERS = frozenset({"root", "slurm"})
@@ -81,7 +81,7 @@ class Owner(Enum):
 
 def write_reason(fault: NodeFault) -> str:
     code = f"[{fault.code}]" if fault.code else ""
-    return f"dalsegno:{fault.remedy.value}:{fault.check}{code} {fault.text}".strip()[:LONGEST]
+    return f"dalsegno:{fault.remedy.value}:{fault.check}{code} {fault.text}".strip()[:LONGEST_REASON]
 
 
 def read_reason(reason: str) -> NodeFault | None:

@@ -1,4 +1,4 @@
-"""The controller's records of nodes and past actions. Pure: each change returns a new book."""
+"""The controller's records of nodes and past actions. Pure: each change returns new records."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class NodeRecords:
     blind: bool = False  # nearly all nodes are silent: most likely a fault on the controller's side
     saw_at: float = 0.0  # when that last ended
 
-    def of(self, node: str) -> NodeRecord:
+    def get(self, node: str) -> NodeRecord:
         return self.nodes.get(node) or NodeRecord(node)
 
     def with_node(self, node: NodeRecord, *marks: BudgetMark) -> NodeRecords:

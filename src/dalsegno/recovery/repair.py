@@ -43,7 +43,7 @@ class RepairStep:
 
 
 def next_step(
-    node: NodeRecord, fault: NodeFault, partitions: Collection[str], book: NodeRecords, policy: Policy, now: float
+    node: NodeRecord, fault: NodeFault, partitions: Collection[str], records: NodeRecords, policy: Policy, now: float
 ) -> RepairStep | str:
     """Return the next repair to try, or why none is left."""
     most = policy.caps.get(fault.check, Remedy.REPLACE)
@@ -55,12 +55,12 @@ def next_step(
         if most < step:
             refusals.append(f"the cluster file allows no more than {most.value} for {fault.check}")
             break
-        why = _refusal(step, node, fault, partitions, book, policy, now)
+        why = _refusal(step, node, fault, partitions, records, policy, now)
         if not why:
             return RepairStep(step, "; ".join(refusals))
         refusals.append(why)
     if fault.remedy > Remedy.REBOOT and Remedy.REPLACE not in policy.can and Remedy.REBOOT in policy.can:
-        why = _refusal(Remedy.REBOOT, node, fault, partitions, book, policy, now)  # better than nothing
+        why = _refusal(Remedy.REBOOT, node, fault, partitions, records, policy, now)  # better than nothing
         return why or RepairStep(Remedy.REBOOT, "; ".join(refusals))
     return refusals[-1]
 
@@ -70,7 +70,7 @@ def _refusal(
     node: NodeRecord,
     fault: NodeFault,
     partitions: Collection[str],
-    book: NodeRecords,
+    records: NodeRecords,
     policy: Policy,
     now: float,
 ) -> str:
@@ -81,10 +81,10 @@ def _refusal(
     if step is Remedy.REBOOT:
         if Remedy.REPLACE in node.steps:
             return "its replacement was faulty"
-        return reboot_refusal(book, node.node, fault.key, policy, now)
+        return reboot_refusal(records, node.node, fault.key, policy, now)
     if node.steps.count(Remedy.REPLACE) >= policy.replaces_per_fault:
         return f"it was replaced {policy.replaces_per_fault} times, each time by a faulty machine"
-    tripped = find_tripped_breaker(book, partitions, policy)
+    tripped = find_tripped_breaker(records, partitions, policy)
     return f"{policy.breaker} replacements in {tripped} failed in a row" if tripped else ""
 
 
@@ -105,7 +105,7 @@ class RepairCase:
     node: NodeFacts
     own: NodeRecord
     facts: Facts
-    book: NodeRecords
+    records: NodeRecords
     policy: Policy
     now: float
 
@@ -119,13 +119,13 @@ class RepairCase:
 
     @property
     def in_phase_s(self) -> float:
-        return self.now - max(self.own.entered, self.book.saw_at)
+        return self.now - max(self.own.entered, self.records.saw_at)
 
 
 def repair(
-    node: NodeFacts, own: NodeRecord, facts: Facts, book: NodeRecords, policy: Policy, now: float
+    node: NodeFacts, own: NodeRecord, facts: Facts, records: NodeRecords, policy: Policy, now: float
 ) -> Action | None:
-    case = RepairCase(node, own, facts, book, policy, now)
+    case = RepairCase(node, own, facts, records, policy, now)
     if own.phase is NodePhase.DRAINED:
         return _decide_drained(case)
     if own.phase is NodePhase.DOWN:
@@ -188,7 +188,7 @@ def _is_stale(case: RepairCase) -> bool:
 def _is_over(case: RepairCase) -> bool:
     """Return whether its fault is over before any repair. The second time in a day it is repaired anyway."""
     untouched = not case.own.steps and not case.own.asked
-    times = case.book.count(MarkKind.TAKEN, case.now - DAY_S, node=case.name, key=case.fault.key)
+    times = case.records.count(MarkKind.TAKEN, case.now - DAY_S, node=case.name, key=case.fault.key)
     return untouched and times <= 1 and case.node.connected and _passes_now(case)
 
 
@@ -227,7 +227,7 @@ def _decide_down(case: RepairCase) -> Action | None:
 def _start_repair(case: RepairCase) -> Action | None:
     if not case.own.evidence:
         return None if _may_agent_return(case) else TakeEvidence(case.name, case.own.held)
-    step = next_step(case.own, case.fault, case.node.slurm.partitions, case.book, case.policy, case.now)
+    step = next_step(case.own, case.fault, case.node.slurm.partitions, case.records, case.policy, case.now)
     if isinstance(step, str):
         return _give_up(case, f"{case.fault.summary}; {step}")
     boot = case.node.agent.boot or case.own.last_boot
@@ -258,7 +258,7 @@ def _decide_repairing(case: RepairCase) -> Action | None:
 def _reject_replaced_gpus(case: RepairCase) -> Action | None:
     """Reject a new machine with a GPU that was replaced before."""
     replaced_gpus = (
-        set(_gpus(case.node.agent.report)) & case.book.replaced_gpus if Remedy.REPLACE in case.own.steps else set()
+        set(_gpus(case.node.agent.report)) & case.records.replaced_gpus if Remedy.REPLACE in case.own.steps else set()
     )
     if not replaced_gpus:
         return None
@@ -286,7 +286,7 @@ def _choose_partner(case: RepairCase) -> str:
 
 def _may_be_partner(case: RepairCase, other: NodeFacts) -> bool:
     shares = set(other.slurm.partitions) & set(case.node.slurm.partitions)
-    known = case.book.of(other.name).phase in (NodePhase.IN_SERVICE, NodePhase.SPARE)
+    known = case.records.get(other.name).phase in (NodePhase.IN_SERVICE, NodePhase.SPARE)
     idle = other.connected and not other.busy and not reported_faults(other, case.policy)
     return other.name != case.name and bool(shares) and known and idle
 
@@ -329,7 +329,7 @@ def _decide_given_up(case: RepairCase) -> Action | None:
 
 
 def _is_forgiven(case: RepairCase) -> bool:
-    return case.fault.check == PASSPORT and not set(_gpus(case.node.agent.report)) & case.book.replaced_gpus
+    return case.fault.check == PASSPORT and not set(_gpus(case.node.agent.report)) & case.records.replaced_gpus
 
 
 def _passes_now(case: RepairCase) -> bool:
@@ -362,7 +362,7 @@ class Forecast:
 
 
 def forecast(
-    own: NodeRecord, partitions: Collection[str], book: NodeRecords, policy: Policy, now: float
+    own: NodeRecord, partitions: Collection[str], records: NodeRecords, policy: Policy, now: float
 ) -> Forecast | None:
     """Return what will be done for a node; None if it is in service, being repaired, or given up.
 
@@ -373,14 +373,14 @@ def forecast(
         return None
     if policy.mode == OFF:
         return Forecast(None, "automatic recovery is off in the cluster file")
-    if book.blind:
+    if records.blind:
         return Forecast(
             None, "the controller has lost contact with nearly all nodes: no action until it hears them again"
         )
     if own.fault.remedy is Remedy.DRAIN:
         return Forecast(Remedy.DRAIN)
-    step = next_step(own, own.fault, partitions, book, policy, now)
+    step = next_step(own, own.fault, partitions, records, policy, now)
     if isinstance(step, str):
         return Forecast(None, step)
-    held = find_restraint(book, policy)
+    held = find_restraint(records, policy)
     return Forecast(step.how, step.why, held.held if held else HeldAction.NO)

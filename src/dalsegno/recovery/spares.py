@@ -21,15 +21,17 @@ from dalsegno.slurm.parse.messages import parse_pending
 LOAN_S = 600.0  # a job that has not started on its spare by then loses it
 
 
-def lend(facts: Facts, book: NodeRecords, policy: Policy, now: float) -> dict[str, Action]:
+def lend(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> dict[str, Action]:
     """Return the spares to release now, one for each job that waits for a node that its run has lost."""
-    free = [node for node in (facts.nodes or {}).values() if _is_ready(node, book.of(node.name), facts, policy, now)]
-    served = {own.lent_to for own in book.nodes.values() if own.phase is NodePhase.LENT}
+    free = [
+        node for node in (facts.nodes or {}).values() if _is_ready(node, records.get(node.name), facts, policy, now)
+    ]
+    served = {own.lent_to for own in records.nodes.values() if own.phase is NodePhase.LENT}
     lent: dict[str, Action] = {}
     given: Counter[str] = Counter()
     for job in facts.jobs:
         run = facts.run_of(job)
-        if job.id in served or not is_owed(job, facts, book, given[run]):
+        if job.id in served or not is_owed(job, facts, records, given[run]):
             continue
         node = next((each for each in free if job.partition in each.slurm.partitions), None)
         if node:
@@ -39,13 +41,13 @@ def lend(facts: Facts, book: NodeRecords, policy: Policy, now: float) -> dict[st
     return lent
 
 
-def is_owed(job: JobInfo, facts: Facts, book: NodeRecords, given: int = 0) -> bool:
+def is_owed(job: JobInfo, facts: Facts, records: NodeRecords, given: int = 0) -> bool:
     """Return whether a job waits for a node that its run has lost; `given` spares are being released to the run now."""
     if not is_join_job(job) or job.state is not JobState.PENDING or parse_pending(job.reason).held_back:
         return False
     run = facts.run_of(job)
     lives = any(is_active(each) and facts.run_of(each) == run for each in facts.jobs)
-    return bool(run) and lives and book.owed(run) > given
+    return bool(run) and lives and records.owed(run) > given
 
 
 def _is_ready(node: NodeFacts, own: NodeRecord, facts: Facts, policy: Policy, now: float) -> bool:

@@ -114,13 +114,13 @@ class GpuHistory:
 
 
 class Journal:
-    """The journal file, and the book as it was last read."""
+    """The journal file, and the records as they were last read."""
 
     def __init__(self, path: Path) -> None:
         try:
             self.db = open_file(path)
             self._version = self._data_version()
-            self.book = self._read_book()
+            self.records = self._read_records()
         except (sqlite3.Error, OSError, ValueError) as error:
             hint = "move the file away: the controller then starts a new one from Slurm's drain reasons"
             raise DalsegnoError(f"{path} cannot be read: {error}", hint=hint) from error
@@ -135,7 +135,7 @@ class Journal:
         compared with it.
         """
         old = (time.time() if now is None else now) - MARKS_KEPT_S
-        with self._changing(self.book):
+        with self._changing(self.records):
             self.db.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (MOST_KEPT,))
             self.db.execute(
                 "DELETE FROM checks WHERE id <= (SELECT MAX(id) FROM checks) - ?"
@@ -152,11 +152,11 @@ class Journal:
     # Reading
 
     def look(self) -> NodeRecords:
-        """Return the book, read again if another connection has written."""
+        """Return the records, read again if another connection has written."""
         if self._data_version() != self._version:
             self._version = self._data_version()
-            self.book = self._read_book()
-        return self.book
+            self.records = self._read_records()
+        return self.records
 
     def action(self, id: str) -> tuple[Action, float] | None:
         """Return an action that was begun, and when."""
@@ -204,7 +204,7 @@ class Journal:
     def begin(self, action: Action, now: float, partitions: tuple[str, ...] = ()) -> str:
         """Record an action before it is carried out and return its id."""
         id = os.urandom(6).hex()
-        with self._changing(begin_action(self.book, action, id, now, partitions)):
+        with self._changing(begin_action(self.records, action, id, now, partitions)):
             self.db.execute(
                 "INSERT INTO actions (id, node, kind, body, begun_at) VALUES (?, ?, ?, ?, ?)",
                 (id, action.node, type(action).__name__, json.dumps(facts_to_json(action)), now),
@@ -218,7 +218,7 @@ class Journal:
         self, id: str, action: Action, result: str, error: str, now: float, policy: Policy, partitions: tuple[str, ...]
     ) -> None:
         """Record the outcome of an action."""
-        with self._changing(end_action(self.book, action, id, error, now, policy, partitions)):
+        with self._changing(end_action(self.records, action, id, error, now, policy, partitions)):
             self.db.execute(
                 "UPDATE actions SET ended_at = ?, error = ?, told = ? WHERE id = ?", (now, error, result, id)
             )
@@ -226,26 +226,26 @@ class Journal:
             self._event(now, action.node, action.kind, text, stage, action.concerns)
 
     def turn(self, action: ChangePhase | Note, now: float, partitions: tuple[str, ...] = ()) -> None:
-        with self._changing(apply_change(self.book, action, now, partitions)):
+        with self._changing(apply_change(self.records, action, now, partitions)):
             self._event(now, action.node, action.kind, action.summary, action.stage, action.concerns)
 
     def sight(self, action: ContactChange, now: float) -> None:
-        book = apply_sight(self.book, action, now)
-        with self._changing(book):
-            rows = [("blind", str(int(book.blind))), ("saw_at", str(book.saw_at))]
+        records = apply_sight(self.records, action, now)
+        with self._changing(records):
+            rows = [("blind", str(int(records.blind))), ("saw_at", str(records.saw_at))]
             self.db.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
             self._event(now, "", action.kind, action.summary)
 
-    def record_seen(self, book: NodeRecords) -> None:
+    def record_seen(self, records: NodeRecords) -> None:
         """Record what was only observed, without an event."""
-        if book != self.book:
-            with self._changing(book):
+        if records != self.records:
+            with self._changing(records):
                 pass
 
     def record_gpus(self, node: str, gpus: Iterable[GpuIdentity], now: float) -> None:
         """Record the GPUs of a node."""
         rows = [(gpu.uuid, node, gpu.index, gpu.serial, gpu.model, now) for gpu in gpus if gpu.uuid]
-        with self._changing(self.book):
+        with self._changing(self.records):
             self.db.executemany(
                 "INSERT INTO passports (uuid, node, slot, serial, model, since) VALUES (?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (uuid) DO UPDATE SET node = excluded.node, slot = excluded.slot, since = excluded.since"
@@ -256,15 +256,15 @@ class Journal:
     def record_checks(self, news: Iterable[CheckChange], now: float) -> None:
         rows = [(now, each.node, each.check, each.verdict.value, each.text) for each in news]
         if rows:
-            with self._changing(self.book):
+            with self._changing(self.records):
                 self.db.executemany("INSERT INTO checks (at, node, name, verdict, text) VALUES (?, ?, ?, ?, ?)", rows)
 
     def forgive(self, name: str, who: str, now: float) -> list[GpuHistory]:
         """Allow replaced GPUs to come back: the one with this id, or all of this node."""
         self.look()
         found = [each for each in self.passports() if each.sent_away_at and name in (each.uuid, each.node)]
-        book = replace(self.book, replaced_gpus=self.book.replaced_gpus - {each.uuid for each in found})
-        with self._changing(book):
+        records = replace(self.records, replaced_gpus=self.records.replaced_gpus - {each.uuid for each in found})
+        with self._changing(records):
             for each in found:
                 self.db.execute("UPDATE passports SET sent_away_at = NULL WHERE uuid = ?", (each.uuid,))
                 self._event(
@@ -276,8 +276,8 @@ class Journal:
         """Pause or resume recovery. Resuming resets the limits."""
         self.look()
         marks = () if paused else (BudgetMark(MarkKind.RESUMED, "", now),)
-        book = replace(self.book, paused=paused, marks=(*self.book.marks, *marks))
-        with self._changing(book):
+        records = replace(self.records, paused=paused, marks=(*self.records.marks, *marks))
+        with self._changing(records):
             self.db.execute("INSERT OR REPLACE INTO settings VALUES ('paused', ?)", (str(int(paused)),))
             self._event(now, "", EventKind.AUTOMATION, f"{'paused' if paused else 'resumed'} by {who}")
 
@@ -296,37 +296,37 @@ class Journal:
         )
 
     @contextmanager
-    def _changing(self, book: NodeRecords) -> Iterator[None]:
-        """One transaction that writes the changes of the book. The book in memory changes once they are on disk."""
+    def _changing(self, records: NodeRecords) -> Iterator[None]:
+        """One transaction that writes changed records. Those in memory change once they are on disk."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
-            self._write_book(book)
+            self._write_records(records)
             yield
             self.commit()
         except BaseException:
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
             raise
-        self.book = book
+        self.records = records
 
     def commit(self) -> None:
         self.db.execute("COMMIT")
 
-    def _write_book(self, book: NodeRecords) -> None:
-        for name, node in book.nodes.items():
-            if self.book.nodes.get(name) != node:
+    def _write_records(self, records: NodeRecords) -> None:
+        for name, node in records.nodes.items():
+            if self.records.nodes.get(name) != node:
                 body = json.dumps(facts_to_json(node))
                 self.db.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (name, body))
-        for mark in book.marks[len(self.book.marks) :]:
+        for mark in records.marks[len(self.records.marks) :]:
             self.db.execute("INSERT INTO marks (at, body) VALUES (?, ?)", (mark.at, json.dumps(facts_to_json(mark))))
-        for uuid in book.replaced_gpus - self.book.replaced_gpus:
+        for uuid in records.replaced_gpus - self.records.replaced_gpus:
             self.db.execute(
                 "INSERT INTO passports VALUES (?, '', 0, '', '', 0, strftime('%s'))"
                 " ON CONFLICT (uuid) DO UPDATE SET sent_away_at = excluded.sent_away_at",
                 (uuid,),
             )
 
-    def _read_book(self) -> NodeRecords:
+    def _read_records(self) -> NodeRecords:
         nodes = [facts_from_json(NodeRecord, json.loads(body)) for (body,) in self.db.execute("SELECT body FROM nodes")]
         (latest,) = self.db.execute("SELECT COALESCE(MAX(at), 0) FROM marks").fetchone()
         old = latest - 30 * DAY_S  # older marks no longer count

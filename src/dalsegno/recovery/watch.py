@@ -232,7 +232,7 @@ class NodeWatch:
             if facts.nodes is None:
                 return AFTER_SILENCE_S
             if not acted or self._closed:
-                return pause_s(healer.store.book, facts)
+                return pause_s(healer.store.records, facts)
         return QUICK_S
 
     def look(self, underway: frozenset[str] = frozenset()) -> Facts:
@@ -260,9 +260,9 @@ class NodeWatch:
         self._complaint = text
 
 
-def nodes_in_service_before(book: NodeRecords) -> list[str]:
-    """Return the nodes that were heard and in service when the book was last written."""
-    return [node.node for node in book.nodes.values() if node.seen and node.last_boot and not node.phase.out]
+def nodes_in_service_before(records: NodeRecords) -> list[str]:
+    """Return the nodes that were heard and in service when the records were last written."""
+    return [node.node for node in records.nodes.values() if node.seen and node.last_boot and not node.phase.out]
 
 
 def _record_reports(healer: RecoveryLoop, facts: Facts) -> None:
@@ -275,16 +275,16 @@ def _record_reports(healer: RecoveryLoop, facts: Facts) -> None:
                 healer.record_gpus(name, report.gpus)
 
 
-def pause_s(book: NodeRecords, facts: Facts) -> float:
+def pause_s(records: NodeRecords, facts: Facts) -> float:
     """Return the time until the next round, unless a change is reported before."""
     nodes = facts.nodes or {}
     large = len(nodes) > LARGE
-    known = [book.of(name) for name in nodes]
+    known = [records.get(name) for name in nodes]
     busy = any(own.pending or own.victims or (own.phase.out and own.phase is not NodePhase.GIVEN_UP) for own in known)
     missed = any(
-        node.gone and node.agent.quiet_s < JUST_S and not book.of(name).phase.out for name, node in nodes.items()
+        node.gone and node.agent.quiet_s < JUST_S and not records.get(name).phase.out for name, node in nodes.items()
     )
-    wanted = any(is_owed(job, facts, book) for job in facts.jobs)
+    wanted = any(is_owed(job, facts, records) for job in facts.jobs)
     if missed:
         return LARGE_MISSED_S if large else MISSED_S
     if busy or wanted:

@@ -11,5 +11,5 @@ class CheckpointError(RuntimeError):
         self.what, self.hint = what, hint
 
 
-class NoRoom(CheckpointError):
+class NotEnoughMemory(CheckpointError):
     """The snapshot does not fit into this machine's shared memory, or its folder cannot be used."""

@@ -13,10 +13,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dalsegno.train.agent import AgentLink
-from dalsegno.train.errors import NoRoom
+from dalsegno.train.errors import NotEnoughMemory
 from dalsegno.train.memory.cuda import Copier
 from dalsegno.train.memory.files import hold
-from dalsegno.train.memory.room import describe_use
+from dalsegno.train.memory.free_memory import describe_use
 from dalsegno.train.memory.slots import Pair, Slot, Slots, SnapshotDraft, compute_needed_bytes, copy_now
 from dalsegno.train.saver import Request, SaverTerms, save_here
 from dalsegno.train.saver_client import Saver, SaveResult
@@ -214,7 +214,7 @@ class RankSnapshots:
             if terms.sweep:
                 alive.append(hold(terms.run, terms.rank))
             self._slots = Slots(terms.run, terms.rank, terms.generation, resumed, count=SLOTS, ranks=ranks_here)
-        except NoRoom as error:
+        except NotEnoughMemory as error:
             self._go_without(error)
         self._alive, self._saver = alive, Saver(terms.rank, agent, alive)
         self._mover = TensorCopier()
@@ -314,11 +314,11 @@ class RankSnapshots:
         """Open a slot; None if none is free, or if the state has outgrown its slots and memory is short."""
         try:
             return self._slots.begin(state, spare=self._saver.busy) if self._slots is not None else None
-        except NoRoom as error:
+        except NotEnoughMemory as error:
             self._go_without(error)
             return None
 
-    def _go_without(self, error: NoRoom) -> None:
+    def _go_without(self, error: NotEnoughMemory) -> None:
         self._warn(f"{error}; training now waits for every save")
         if self._slots is not None:
             self._slots.close()
@@ -330,7 +330,7 @@ class RankSnapshots:
             return
         try:
             self._slots.prepare(state)
-        except NoRoom as error:
+        except NotEnoughMemory as error:
             self._go_without(error)
             return
         self._mover.prepare(self._slots.slots, state)

@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.errors import NoRoom
+from dalsegno.train.errors import NotEnoughMemory
 from dalsegno.train.memory.files import list_run_files, safe_name
-from dalsegno.train.memory.room import FreeMemory
+from dalsegno.train.memory.free_memory import FreeMemory
 from dalsegno.train.memory.safe_steps import SafeSteps, write_safe
 from dalsegno.train.memory.slots import Slots, compute_needed_bytes
 from dalsegno.train.memory.snapshot import hold_snapshot
@@ -73,8 +73,8 @@ def test_memory_use_matches_the_estimate_from_the_start(shm: Path) -> None:
 
 def test_too_large_snapshot_is_refused_before_creation(shm: Path) -> None:
     tight = FreeMemory(shm=1 << 20, memory=8 << 30)
-    slots = Slots("a", rank=0, generation=1, folder=shm, read_room=lambda folder: tight)
-    with pytest.raises(NoRoom, match="snapshots in memory need 3 MiB more"):
+    slots = Slots("a", rank=0, generation=1, folder=shm, read_free_memory=lambda folder: tight)
+    with pytest.raises(NotEnoughMemory, match="snapshots in memory need 3 MiB more"):
         slots.prepare(filled(1, elements=50_000))
     assert list_run_files("a", shm) == []
 
@@ -82,7 +82,9 @@ def test_too_large_snapshot_is_refused_before_creation(shm: Path) -> None:
 def test_existing_slots_need_no_more_memory(shm: Path) -> None:
     Slots("a", rank=0, generation=1, folder=shm).write(filled(1))
     none = FreeMemory(shm=0, memory=0)
-    assert Slots("a", rank=0, generation=2, resumed=1, folder=shm, read_room=lambda folder: none).write(filled(2))
+    assert Slots("a", rank=0, generation=2, resumed=1, folder=shm, read_free_memory=lambda folder: none).write(
+        filled(2)
+    )
 
 
 def test_slots_of_an_earlier_process_are_mapped_in_prepare(shm: Path) -> None:

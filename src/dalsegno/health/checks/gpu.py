@@ -19,6 +19,7 @@ from dalsegno.health.facts import (
     Sample,
     nvlinks_of,
 )
+from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.readers.gpus import (
     GpuCount,
     TemperatureHistory,
@@ -32,7 +33,6 @@ from dalsegno.health.readers.gpus import (
 )
 from dalsegno.health.readers.host import KernelLines, ask_kernel_log
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
-from dalsegno.health.world import NodeWorld
 from dalsegno.health.xids import SAYS_ITSELF, XidEvent, events, meaning, named_action, remedy_for
 from dalsegno.system.hanging_calls import NoAnswer
 
@@ -210,39 +210,39 @@ class Links:
     each: int  # NVLinks per GPU of this type; 0: unknown
 
 
-def has_links(world: NodeWorld) -> bool:
-    return has_gpus(world) and (world.expected.gpus or 2) > 1 and _links_each(world) > 0
+def has_links(node: NodeReader) -> bool:
+    return has_gpus(node) and (node.expected.gpus or 2) > 1 and _links_each(node) > 0
 
 
-def is_switched(world: NodeWorld) -> bool:
-    return has_links(world) and (world.expected.gpus or 0) >= SWITCHED_FROM
+def is_switched(node: NodeReader) -> bool:
+    return has_links(node) and (node.expected.gpus or 0) >= SWITCHED_FROM
 
 
-def ask_links(world: NodeWorld) -> Links:
-    return Links(ask_gpus(world), _links_each(world))
+def ask_links(node: NodeReader) -> Links:
+    return Links(ask_gpus(node), _links_each(node))
 
 
-def _links_each(world: NodeWorld) -> int:
+def _links_each(node: NodeReader) -> int:
     """Return the NVLinks per GPU by the type in slurm.conf. Without one, or for PCIe cards, whose bridges vary, return
     the largest number found."""
-    gpus = ask_gpus(world)
-    if world.expected.gpu_type and not any(_SLOT.search(gpu.model) for gpu in gpus):
-        return nvlinks_of(world.expected.gpu_type)
+    gpus = ask_gpus(node)
+    if node.expected.gpu_type and not any(_SLOT.search(gpu.model) for gpu in gpus):
+        return nvlinks_of(node.expected.gpu_type)
     return max((gpu.nvlinks or 0 for gpu in gpus), default=0)
 
 
-def ask_fabric_manager(world: NodeWorld) -> str:
-    telemetry = ask_telemetry(world)
+def ask_fabric_manager(node: NodeReader) -> str:
+    telemetry = ask_telemetry(node)
     if telemetry is not None:
         return telemetry.fabric_manager
-    done = world.run(("systemctl", "is-active", "nvidia-fabricmanager"))
+    done = node.run(("systemctl", "is-active", "nvidia-fabricmanager"))
     if not done.stdout.strip():
         raise NoAnswer(f"no answer from systemctl: {(done.stderr.strip() or 'no output').splitlines()[0]}")
     return done.stdout.strip()
 
 
-def ask_dcgm(world: NodeWorld) -> str:
-    return world.run(("dcgmi", "health", "-g", "0", "-c", "-j")).stdout
+def ask_dcgm(node: NodeReader) -> str:
+    return node.run(("dcgmi", "health", "-g", "0", "-c", "-j")).stdout
 
 
 def judge_nvlink(links: Links, *, errors: float = 0) -> Result:
@@ -290,7 +290,7 @@ GPU_LINK_CHECKS = (
     ),
     Check(
         "dcgm", "health reported by DCGM, if installed", ask_dcgm, judge_dcgm, QUIET, 300,
-        applies=lambda world: has_gpus(world) and world.has("dcgmi"),
+        applies=lambda node: has_gpus(node) and node.has("dcgmi"),
     ),
 )  # fmt: skip
 
@@ -304,8 +304,8 @@ class XidLog:
     a100: bool
 
 
-def ask_xids(world: NodeWorld) -> XidLog:
-    return XidLog(ask_kernel_log(world), world.expected.gpu_type.lower().startswith("a100"))
+def ask_xids(node: NodeReader) -> XidLog:
+    return XidLog(ask_kernel_log(node), node.expected.gpu_type.lower().startswith("a100"))
 
 
 def judge_xid(log: XidLog, *, window_s: float = 86400, repeats: float = 3) -> Result:

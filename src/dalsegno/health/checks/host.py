@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dalsegno.health.check import ALWAYS, QUIET, WATCHING, Check, Context
+from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.readers.gpus import ask_telemetry
 from dalsegno.health.readers.host import (
     BlockedProcesses,
@@ -21,7 +22,6 @@ from dalsegno.health.readers.host import (
     has_ports,
 )
 from dalsegno.health.result import Remedy, Result, failed, passed, unknown, warned
-from dalsegno.health.world import NodeWorld
 from dalsegno.system.hanging_calls import NoAnswer
 
 UNSYNCHRONIZED_S = 16.0  # the kernel reports this error if no daemon synchronizes the clock
@@ -65,25 +65,25 @@ class ClockOffset:
 # Questions
 
 
-def ask_disks(world: NodeWorld) -> Disks:
-    return Disks(world.run(DF).stdout, world.expected.spool)
+def ask_disks(node: NodeReader) -> Disks:
+    return Disks(node.run(DF).stdout, node.expected.spool)
 
 
-def ask_memory(world: NodeWorld) -> MemoryUse:
+def ask_memory(node: NodeReader) -> MemoryUse:
     """Return the memory use. A simulated node specifies the memory of the machine it simulates: not compared."""
-    simulated = ask_telemetry(world) is not None
-    return MemoryUse(world.read("/proc/meminfo"), None if simulated else world.expected.memory_mib)
+    simulated = ask_telemetry(node) is not None
+    return MemoryUse(node.read("/proc/meminfo"), None if simulated else node.expected.memory_mib)
 
 
-def ask_clock(world: NodeWorld) -> ClockOffset:
-    telemetry = ask_telemetry(world)
+def ask_clock(node: NodeReader) -> ClockOffset:
+    telemetry = ask_telemetry(node)
     if telemetry is not None:
         if telemetry.clock_skew_s is None:
             raise NoAnswer("the node's telemetry has no clock offset")
         return ClockOffset(telemetry.clock_skew_s)
-    if world.has("chronyc"):
-        return parse_chronyc(world.run(("chronyc", "-c", "tracking")).stdout)
-    return ClockOffset(None, world.clock_error_s() < UNSYNCHRONIZED_S)
+    if node.has("chronyc"):
+        return parse_chronyc(node.run(("chronyc", "-c", "tracking")).stdout)
+    return ClockOffset(None, node.clock_error_s() < UNSYNCHRONIZED_S)
 
 
 def parse_chronyc(text: str) -> ClockOffset:
@@ -91,9 +91,9 @@ def parse_chronyc(text: str) -> ClockOffset:
     return ClockOffset(float(fields[4]), fields[-1] != "Not synchronised")
 
 
-def ask_nvme(world: NodeWorld) -> dict[str, str]:
-    devices = [name for name in world.names("/sys/class/nvme") if re.fullmatch(r"nvme\d+", name)]
-    return {name: world.run(("nvme", "smart-log", "--output-format=json", f"/dev/{name}")).stdout for name in devices}
+def ask_nvme(node: NodeReader) -> dict[str, str]:
+    devices = [name for name in node.names("/sys/class/nvme") if re.fullmatch(r"nvme\d+", name)]
+    return {name: node.run(("nvme", "smart-log", "--output-format=json", f"/dev/{name}")).stdout for name in devices}
 
 
 # Judges
@@ -176,7 +176,7 @@ HOST_CHECKS = (
     Check("clock", "clock offset", ask_clock, judge_clock, every_s=5, settle_s=5),
     Check(
         "nvme", "warnings of NVMe disks", ask_nvme, judge_nvme, QUIET, 300,
-        applies=lambda world: world.has("nvme") and bool(world.names("/sys/class/nvme")),
+        applies=lambda node: node.has("nvme") and bool(node.names("/sys/class/nvme")),
     ),
 )  # fmt: skip
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.result import Remedy, Result, Verdict, failed
-from dalsegno.health.world import NodeWorld
 from dalsegno.system.hanging_calls import NoAnswer, TooLate, pace_s
 
 PATIENCE_S, MOST_PATIENCE_S = 1.25, 2.0  # for one command
@@ -16,7 +16,7 @@ SLOW = "slow"  # code of a result that is unknown because this machine is slow
 _T = TypeVar("_T")
 
 
-def ask_twice(world: NodeWorld, question: Callable[[float], _T]) -> _T:
+def ask_twice(node: NodeReader, question: Callable[[float], _T]) -> _T:
     """Ask, and ask again if the answer is late. `question` is called with the time limit of its commands.
 
     The second attempt starts from the beginning: a munge credential, for instance, can be decoded only once. `TooLate`
@@ -25,11 +25,11 @@ def ask_twice(world: NodeWorld, question: Callable[[float], _T]) -> _T:
     try:
         return question(PATIENCE_S)
     except TooLate:
-        took_s = world.pace_s()
+        took_s = node.pace_s()
     try:
         return question(min(max(PATIENCE_S, 10 * took_s), MOST_PATIENCE_S))
     except TooLate as error:
-        took_s = max(took_s, world.pace_s())
+        took_s = max(took_s, node.pace_s())
         if took_s < SLOW_S:
             raise
         raise NoAnswer(_excused(str(error), took_s)) from error

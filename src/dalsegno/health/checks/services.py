@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from dalsegno.health.check import ALWAYS, Check, Context
 from dalsegno.health.checks.late import PATIENCE_S, ask_twice
+from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
-from dalsegno.health.world import NodeWorld
 from dalsegno.system.hanging_calls import NoAnswer, TooLate
 
 # slurmd waits for the prolog, so the prolog need not ask it and must not run Slurm's commands.
@@ -22,12 +22,12 @@ BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
 _TOO_SLOW = re.compile(r"timed[ -]?out|temporarily unavailable", re.IGNORECASE)
 
 
-def ask_slurmd(world: NodeWorld) -> tuple[str, bool]:
+def ask_slurmd(node: NodeReader) -> tuple[str, bool]:
     """Return slurmd's address, and whether its port is listened on. Connecting would fill its log with errors."""
-    if world.expected.slurmd is None:
-        raise NoAnswer(world.expected.missing_reason or "slurm.conf gives no port for slurmd")
-    address, port = world.expected.slurmd
-    return f"{address}:{port}", port in world.listening()
+    if node.expected.slurmd is None:
+        raise NoAnswer(node.expected.missing_reason or "slurm.conf gives no port for slurmd")
+    address, port = node.expected.slurmd
+    return f"{address}:{port}", port in node.listening()
 
 
 @dataclass(frozen=True)
@@ -38,30 +38,30 @@ class MungeAnswer:
     late: bool = False
 
 
-def ask_munge(world: NodeWorld) -> MungeAnswer:
+def ask_munge(node: NodeReader) -> MungeAnswer:
     """Encode a credential and decode it."""
-    if world.expected.munge is None:
-        raise NoAnswer(world.expected.missing_reason)
-    socket = [f"--socket={world.expected.munge}"] if world.expected.munge else []
+    if node.expected.munge is None:
+        raise NoAnswer(node.expected.missing_reason)
+    socket = [f"--socket={node.expected.munge}"] if node.expected.munge else []
 
     def encode_and_decode(timeout_s: float) -> str:
-        made = world.run(("munge", "-n", *socket), timeout_s=timeout_s)
+        made = node.run(("munge", "-n", *socket), timeout_s=timeout_s)
         if made.exit_code == 0:
-            made = world.run(("unmunge", *socket), stdin=made.stdout, timeout_s=timeout_s)
+            made = node.run(("unmunge", *socket), stdin=made.stdout, timeout_s=timeout_s)
         output = made.stdout + made.stderr
         if _TOO_SLOW.search(output):
             raise TooLate(" ".join(output.split()))
         return output
 
     try:
-        return MungeAnswer(ask_twice(world, encode_and_decode))
+        return MungeAnswer(ask_twice(node, encode_and_decode))
     except TooLate as error:
         return MungeAnswer(str(error), late=True)
 
 
-def needs_munge(world: NodeWorld) -> bool:
+def needs_munge(node: NodeReader) -> bool:
     """Return whether the node needs munge; assumed if nothing is known about the cluster."""
-    expected = world.expected
+    expected = node.expected
     return expected.munge is not None or bool(expected.missing_reason and not expected.controllers)
 
 
@@ -74,15 +74,15 @@ class Names:
     own_address: str
 
 
-def ask_names(world: NodeWorld) -> Names:
-    own = world.read("/proc/sys/kernel/hostname").strip()
-    controllers = {name: _address(world, name) for name in world.expected.controllers}
-    return Names(controllers, own, controllers.get(own) or _address(world, own))
+def ask_names(node: NodeReader) -> Names:
+    own = node.read("/proc/sys/kernel/hostname").strip()
+    controllers = {name: _address(node, name) for name in node.expected.controllers}
+    return Names(controllers, own, controllers.get(own) or _address(node, own))
 
 
-def _address(world: NodeWorld, name: str) -> str:
+def _address(node: NodeReader, name: str) -> str:
     try:
-        done = ask_twice(world, lambda timeout_s: world.run(("getent", "ahosts", name), timeout_s=timeout_s))
+        done = ask_twice(node, lambda timeout_s: node.run(("getent", "ahosts", name), timeout_s=timeout_s))
     except TooLate:
         return ""
     if done.exit_code not in (0, 2):
@@ -119,7 +119,7 @@ def judge_names(names: Names) -> Result:
 SERVICE_CHECKS = (
     Check(
         "slurmd", "slurmd listens", ask_slurmd, judge_slurmd, BESIDE_PROLOG, 1,
-        applies=lambda world: world.expected.named or bool(world.expected.missing_reason), settle_s=5,
+        applies=lambda node: node.expected.named or bool(node.expected.missing_reason), settle_s=5,
     ),
     Check(
         "munge", "munge encodes and decodes credentials", ask_munge, judge_munge, every_s=10,
@@ -176,26 +176,26 @@ def _is_shared(mount: Mount) -> bool:
     return SHARED.fullmatch(mount.kind) is not None and not users
 
 
-def ask_shared(world: NodeWorld) -> Mapping[str, FsAnswer]:
+def ask_shared(node: NodeReader) -> Mapping[str, FsAnswer]:
     """Return the state of every shared file system that is mounted or should be."""
-    mounts = [mount for mount in _mounts(world.read("/proc/self/mounts")) if _is_shared(mount)]
+    mounts = [mount for mount in _mounts(node.read("/proc/self/mounts")) if _is_shared(mount)]
     mounted = [mount.target for mount in mounts]
-    wanted = [mount.target for mount in _mounts(_fstab(world)) if _is_shared(mount)]
+    wanted = [mount.target for mount in _mounts(_fstab(node)) if _is_shared(mount)]
     absent = FsAnswer(FsState.NOT_MOUNTED, "is not mounted")
     found = {target: absent for target in wanted if target not in mounted}
     hanging = 0
     once = {mount.source: mount.target for mount in reversed(mounts)}  # a file system may be mounted in many places
     for target in list(once.values())[:MOST_ASKED]:
         if hanging < MOST_HANGING:
-            found[target] = _stat(world, target)
+            found[target] = _stat(node, target)
             hanging += found[target].state is FsState.HANGS
     return found
 
 
-def _stat(world: NodeWorld, target: str) -> FsAnswer:
+def _stat(node: NodeReader, target: str) -> FsAnswer:
     argv = ("stat", "--file-system", "--format=%T", target)
     try:
-        done = ask_twice(world, lambda timeout_s: world.run(argv, timeout_s=timeout_s))
+        done = ask_twice(node, lambda timeout_s: node.run(argv, timeout_s=timeout_s))
     except TooLate:
         return FsAnswer(FsState.HANGS, f"does not answer within {PATIENCE_S:g} s")
     if done.exit_code == 0:
@@ -203,9 +203,9 @@ def _stat(world: NodeWorld, target: str) -> FsAnswer:
     return FsAnswer(FsState.FAILS, done.stderr.strip() or done.stdout.strip() or "cannot be read")
 
 
-def _fstab(world: NodeWorld) -> str:
+def _fstab(node: NodeReader) -> str:
     try:
-        lines = world.read("/etc/fstab").splitlines()
+        lines = node.read("/etc/fstab").splitlines()
     except NoAnswer:
         return ""
     return "\n".join(line for line in lines if not line.lstrip().startswith("#") and "noauto" not in line)
@@ -237,30 +237,30 @@ class ContainerTools:
     missing: tuple[str, ...] = ()
 
 
-def has_containers(world: NodeWorld) -> bool:
-    return world.has("enroot") or bool(_plugins(world))
+def has_containers(node: NodeReader) -> bool:
+    return node.has("enroot") or bool(_plugins(node))
 
 
-def ask_containers(world: NodeWorld) -> ContainerTools:
-    missing = [path for path in _plugins(world) if posixpath.basename(path) not in world.names(posixpath.dirname(path))]
-    allowed = int(world.read("/proc/sys/user/max_user_namespaces"))
-    return ContainerTools(_enroot(world), allowed, tuple(missing))
+def ask_containers(node: NodeReader) -> ContainerTools:
+    missing = [path for path in _plugins(node) if posixpath.basename(path) not in node.names(posixpath.dirname(path))]
+    allowed = int(node.read("/proc/sys/user/max_user_namespaces"))
+    return ContainerTools(_enroot(node), allowed, tuple(missing))
 
 
-def _enroot(world: NodeWorld) -> str | None:
-    if not world.has("enroot"):
+def _enroot(node: NodeReader) -> str | None:
+    if not node.has("enroot"):
         return None
-    done = world.run(("enroot", "version"))
+    done = node.run(("enroot", "version"))
     if done.exit_code == 0 and not done.stdout.strip():
         raise NoAnswer("`enroot version` has no output")
     return done.stdout.strip() if done.exit_code == 0 else ""
 
 
-def _plugins(world: NodeWorld) -> list[str]:
+def _plugins(node: NodeReader) -> list[str]:
     """Return the plugins without which no job starts: the `required` ones in plugstack.conf, beside slurm.conf."""
-    folder = posixpath.dirname(world.env.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
+    folder = posixpath.dirname(node.env.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
     try:
-        lines = world.read(f"{folder}/plugstack.conf").splitlines()
+        lines = node.read(f"{folder}/plugstack.conf").splitlines()
     except NoAnswer:
         return []
     return [

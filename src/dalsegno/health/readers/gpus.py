@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dalsegno.health.facts import GpuFacts, GpuProcess
-from dalsegno.health.world import NodeWorld
+from dalsegno.health.node_reader import NodeReader
 from dalsegno.system.hanging_calls import NoAnswer
 
 if TYPE_CHECKING:  # many nodes never run nvidia-smi, and an agent must be small
@@ -30,12 +30,12 @@ _GPU = re.compile(r"^GPU (\d+):.*?(?:UUID: (GPU-[\w-]+))?\)?\s*$")
 _REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown", "sw_power_cap")
 
 
-def read_smi(world: NodeWorld) -> tuple[GpuFacts, ...]:
-    answer = world.run(("nvidia-smi", "-q", "-x"), timeout_s=5.0)
+def read_smi(node: NodeReader) -> tuple[GpuFacts, ...]:
+    answer = node.run(("nvidia-smi", "-q", "-x"), timeout_s=5.0)
     if answer.exit_code != 0 or "<gpu " not in answer.stdout:
         raise NoAnswer(f"nvidia-smi exited with code {answer.exit_code}: {_last(answer.stdout, answer.stderr)}")
     gpus = parse_smi(answer.stdout)
-    up, errors = _links(world, "-s"), _links(world, "-e")
+    up, errors = _links(node, "-s"), _links(node, "-e")
     return tuple(_with_links(gpu, parse_links(up), parse_link_errors(errors)) for gpu in gpus)
 
 
@@ -129,9 +129,9 @@ def _sum(within: ElementTree.Element, path: str, counts: Callable[[str], bool]) 
 # NVLink
 
 
-def _links(world: NodeWorld, flag: str) -> str:
+def _links(node: NodeReader, flag: str) -> str:
     try:
-        return world.run(("nvidia-smi", "nvlink", flag), timeout_s=3.0).stdout
+        return node.run(("nvidia-smi", "nvlink", flag), timeout_s=3.0).stdout
     except NoAnswer:
         return ""
 
@@ -171,13 +171,13 @@ def _last(*texts: str) -> str:
 # Telemetry
 
 
-def ask_telemetry(world: NodeWorld) -> Telemetry | None:
+def ask_telemetry(node: NodeReader) -> Telemetry | None:
     """Return the telemetry of a simulated node; None on a real node."""
-    path = world.env.get(VARIABLE)
+    path = node.env.get(VARIABLE)
     if not path:
         return None
     try:
-        return parse_telemetry(world.read(path))
+        return parse_telemetry(node.read(path))
     except BadTelemetry as error:
         raise NoAnswer(f"the node's telemetry is damaged: {error}") from error
 
@@ -207,17 +207,17 @@ class TemperatureHistory:
     samples: tuple[Sample, ...]
 
 
-def has_gpus(world: NodeWorld) -> bool:
+def has_gpus(node: NodeReader) -> bool:
     """Return whether the node should have GPUs."""
-    if world.expected.gpus is not None:
-        return world.expected.gpus > 0 and _is_nvidias(world.expected.gpu_type)
-    telemetry = ask_telemetry(world)
-    return bool(telemetry.gpus) if telemetry else gpus_on_bus(world) > 0
+    if node.expected.gpus is not None:
+        return node.expected.gpus > 0 and _is_nvidias(node.expected.gpu_type)
+    telemetry = ask_telemetry(node)
+    return bool(telemetry.gpus) if telemetry else gpus_on_bus(node) > 0
 
 
-def may_have_gpus(world: NodeWorld) -> bool:
+def may_have_gpus(node: NodeReader) -> bool:
     """Return whether the node should have GPUs, or its specification is missing."""
-    return has_gpus(world) or bool(world.expected.missing_reason)
+    return has_gpus(node) or bool(node.expected.missing_reason)
 
 
 def _is_nvidias(gpu_type: str) -> bool:
@@ -228,63 +228,63 @@ def _is_nvidias(gpu_type: str) -> bool:
         return True
 
 
-def ask_gpus(world: NodeWorld) -> tuple[GpuFacts, ...]:
-    telemetry = ask_telemetry(world)
-    if telemetry is not None and (telemetry.gpus or not gpus_on_bus(world)):
+def ask_gpus(node: NodeReader) -> tuple[GpuFacts, ...]:
+    telemetry = ask_telemetry(node)
+    if telemetry is not None and (telemetry.gpus or not gpus_on_bus(node)):
         return telemetry.gpus
-    found = world.nvml()
-    return read_smi(world) if found is None else found
+    found = node.nvml()
+    return read_smi(node) if found is None else found
 
 
-def ask_gpu_count(world: NodeWorld) -> GpuCount:
-    if not has_gpus(world):
-        raise NoAnswer(world.expected.missing_reason)
-    simulated = ask_telemetry(world) is not None
-    return GpuCount(ask_gpus(world), world.expected.gpus, 0 if simulated else gpus_on_bus(world))
+def ask_gpu_count(node: NodeReader) -> GpuCount:
+    if not has_gpus(node):
+        raise NoAnswer(node.expected.missing_reason)
+    simulated = ask_telemetry(node) is not None
+    return GpuCount(ask_gpus(node), node.expected.gpus, 0 if simulated else gpus_on_bus(node))
 
 
-def ask_job_gpus(world: NodeWorld) -> tuple[GpuFacts, ...]:
+def ask_job_gpus(node: NodeReader) -> tuple[GpuFacts, ...]:
     """Return the GPUs that should be free: before a job only those of the job, as others may be in use."""
-    found = tuple(gpu for gpu in ask_gpus(world) if not _is_tried(world, gpu))
-    if "SLURM_JOB_ID" not in world.env:
+    found = tuple(gpu for gpu in ask_gpus(node) if not _is_tried(node, gpu))
+    if "SLURM_JOB_ID" not in node.env:
         return found
-    mine = world.env.get("SLURM_JOB_GPUS", "").split(",")
+    mine = node.env.get("SLURM_JOB_GPUS", "").split(",")
     return tuple(gpu for gpu in found if str(gpu.index) in mine)
 
 
-def _is_tried(world: NodeWorld, gpu: GpuFacts) -> bool:
+def _is_tried(node: NodeReader, gpu: GpuFacts) -> bool:
     """Return whether the GPU is used by our own agent, for seconds, as the partner in another node's validation."""
-    return bool(gpu.processes) and all(_is_our_agents(world, process.pid) for process in gpu.processes or ())
+    return bool(gpu.processes) and all(_is_our_agents(node, process.pid) for process in gpu.processes or ())
 
 
-def _is_our_agents(world: NodeWorld, pid: int) -> bool:
+def _is_our_agents(node: NodeReader, pid: int) -> bool:
     try:
-        argv, status = world.read(f"/proc/{pid}/cmdline").split("\0"), world.read(f"/proc/{pid}/status")
+        argv, status = node.read(f"/proc/{pid}/cmdline").split("\0"), node.read(f"/proc/{pid}/status")
     except NoAnswer:
         return False
     return "node-agent" in argv[:4] and "\nUid:\t0\t" in status
 
 
-def ask_heat(world: NodeWorld) -> tuple[TemperatureHistory, ...]:
+def ask_heat(node: NodeReader) -> tuple[TemperatureHistory, ...]:
     """Record the current temperatures and return all that are recorded."""
-    now, found = world.now(), []
-    for gpu in ask_gpus(world):
+    now, found = node.now(), []
+    for gpu in ask_gpus(node):
         if gpu.temperature_c is not None and gpu.slowdown_c is not None:
-            samples = world.seen.heat_of(gpu.uuid or str(gpu.index))
+            samples = node.seen.heat_of(gpu.uuid or str(gpu.index))
             samples.append(Sample(now, gpu.temperature_c))
             found.append(TemperatureHistory(gpu.index, gpu.slowdown_c, tuple(samples)))
     return tuple(found)
 
 
-def gpus_on_bus(world: NodeWorld) -> int:
-    return sum(_is_gpu(world, f"{PCI}/{name}") for name in world.names(PCI))
+def gpus_on_bus(node: NodeReader) -> int:
+    return sum(_is_gpu(node, f"{PCI}/{name}") for name in node.names(PCI))
 
 
-def _is_gpu(world: NodeWorld, device: str) -> bool:
+def _is_gpu(node: NodeReader, device: str) -> bool:
     """Return whether a device is an NVIDIA GPU. This is cached: large nodes have hundreds of devices."""
-    displays = world.seen.displays
+    displays = node.seen.displays
     if device not in displays:
-        is_nvidias = world.read(f"{device}/vendor").strip() == NVIDIA
-        displays[device] = is_nvidias and world.read(f"{device}/class").startswith(DISPLAY_OR_3D)
+        is_nvidias = node.read(f"{device}/vendor").strip() == NVIDIA
+        displays[device] = is_nvidias and node.read(f"{device}/class").startswith(DISPLAY_OR_3D)
     # A GPU that is passed to a virtual machine does not count.
-    return displays[device] and "DRIVER=vfio-pci" not in world.read(f"{device}/uevent").splitlines()
+    return displays[device] and "DRIVER=vfio-pci" not in node.read(f"{device}/uevent").splitlines()

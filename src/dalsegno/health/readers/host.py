@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 
 from dalsegno.health.facts import LogLine, Port, TcpSegments, WaitingProcess
+from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.readers.gpus import ask_telemetry
-from dalsegno.health.world import NodeWorld
 from dalsegno.health.xids import repaired_at
 from dalsegno.system.hanging_calls import NoAnswer
 
@@ -27,33 +27,33 @@ class KernelLines:
     now: float
 
 
-def ask_kernel_log(world: NodeWorld) -> KernelLines:
-    telemetry = ask_telemetry(world)
+def ask_kernel_log(node: NodeReader) -> KernelLines:
+    telemetry = ask_telemetry(node)
     if telemetry is None:
-        since = repaired_at(world)
-        return KernelLines(tuple(line for line in _machines_log(world) if line.at >= since), world.now())
+        since = repaired_at(node)
+        return KernelLines(tuple(line for line in _machines_log(node) if line.at >= since), node.now())
     lines = telemetry.kernel_log
-    if world.expected.gpus and not telemetry.gpus:
-        since = max(_booted_at(world), repaired_at(world))
-        lines += tuple(line for line in _machines_log(world) if line.at >= since and XID.search(line.text))
-    return KernelLines(tuple(line for line in lines if line.at >= world.seen.since), world.now())
+    if node.expected.gpus and not telemetry.gpus:
+        since = max(_booted_at(node), repaired_at(node))
+        lines += tuple(line for line in _machines_log(node) if line.at >= since and XID.search(line.text))
+    return KernelLines(tuple(line for line in lines if line.at >= node.seen.since), node.now())
 
 
-def _machines_log(world: NodeWorld) -> list[LogLine]:
+def _machines_log(node: NodeReader) -> list[LogLine]:
     """Return the kept lines of the kernel log, including those that are new."""
-    lines = parse_records(world.kernel_records(), _machine_booted_at(world))
-    world.seen.log.extend(line for line in lines if line.level <= WARNING)
-    return list(world.seen.log)
+    lines = parse_records(node.kernel_records(), _machine_booted_at(node))
+    node.seen.log.extend(line for line in lines if line.level <= WARNING)
+    return list(node.seen.log)
 
 
-def _machine_booted_at(world: NodeWorld) -> float:
-    return world.now() - float(world.read("/proc/uptime").split()[0])
+def _machine_booted_at(node: NodeReader) -> float:
+    return node.now() - float(node.read("/proc/uptime").split()[0])
 
 
-def _booted_at(world: NodeWorld) -> float:
+def _booted_at(node: NodeReader) -> float:
     """Return when this host's first process started, which on a virtual host is long after the machine's boot."""
-    ticks = world.read("/proc/1/stat").rpartition(")")[2].split()[19]
-    return _machine_booted_at(world) + int(ticks) / TICKS_PER_S
+    ticks = node.read("/proc/1/stat").rpartition(")")[2].split()[19]
+    return _machine_booted_at(node) + int(ticks) / TICKS_PER_S
 
 
 def parse_records(records: list[str], booted_at: float) -> list[LogLine]:
@@ -81,33 +81,33 @@ class BlockedProcesses:
     now: float
 
 
-def ask_sleepers(world: NodeWorld) -> BlockedProcesses:
+def ask_sleepers(node: NodeReader) -> BlockedProcesses:
     """Return the processes in state D or Z. A process that has run since the last look starts again."""
-    pids = [name for name in world.names("/proc") if name.isdigit()]
+    pids = [name for name in node.names("/proc") if name.isdigit()]
     if not pids:
         raise NoAnswer("/proc shows no process")
-    found = dict(entry for pid in pids if (entry := _waiting(world, pid)))
-    world.seen.waiting = {key: _since(world, key, one) for key, one in found.items()}
-    return BlockedProcesses(tuple(world.seen.waiting.values()), world.now())
+    found = dict(entry for pid in pids if (entry := _waiting(node, pid)))
+    node.seen.waiting = {key: _since(node, key, one) for key, one in found.items()}
+    return BlockedProcesses(tuple(node.seen.waiting.values()), node.now())
 
 
-def _waiting(world: NodeWorld, pid: str) -> tuple[tuple[int, str], WaitingProcess] | None:
+def _waiting(node: NodeReader, pid: str) -> tuple[tuple[int, str], WaitingProcess] | None:
     try:
-        head, _, tail = world.read(f"/proc/{pid}/stat").rpartition(")")
+        head, _, tail = node.read(f"/proc/{pid}/stat").rpartition(")")
         fields = tail.split()
         if fields[0] not in STATES:
             raise ValueError(f"/proc/{pid}/stat is {head[:20]!r} … {tail[:20]!r}")
         if fields[0] not in ("D", "Z"):
             return None
-        switches = ",".join(_SWITCHES.findall(world.read(f"/proc/{pid}/status")))
+        switches = ",".join(_SWITCHES.findall(node.read(f"/proc/{pid}/status")))
     except NoAnswer:
         return None  # it has ended meanwhile
     name = head.partition("(")[2]
-    return (int(pid), fields[19]), WaitingProcess(int(pid), name, fields[0], world.now(), switches)
+    return (int(pid), fields[19]), WaitingProcess(int(pid), name, fields[0], node.now(), switches)
 
 
-def _since(world: NodeWorld, key: tuple[int, str], now: WaitingProcess) -> WaitingProcess:
-    before = world.seen.waiting.get(key)
+def _since(node: NodeReader, key: tuple[int, str], now: WaitingProcess) -> WaitingProcess:
+    before = node.seen.waiting.get(key)
     same = before is not None and (before.state, before.switches) == (now.state, now.switches)
     return before if before is not None and same else now
 
@@ -118,10 +118,10 @@ def _since(world: NodeWorld, key: tuple[int, str], now: WaitingProcess) -> Waiti
 _FILE = "/proc/net/snmp"
 
 
-def ask_traffic(world: NodeWorld) -> TcpTraffic:
+def ask_traffic(node: NodeReader) -> TcpTraffic:
     """Return the recent counters, including the current ones."""
-    now, seen = world.now(), world.seen.sent
-    seen.append(parse_snmp(world.read(_FILE), now))
+    now, seen = node.now(), node.seen.sent
+    seen.append(parse_snmp(node.read(_FILE), now))
     while seen[0].segments > seen[-1].segments:  # from before a reset of the counters
         seen.popleft()
     return TcpTraffic(now, tuple(seen))
@@ -169,56 +169,56 @@ class Ports:
     booted_at: float
 
 
-def has_ports(world: NodeWorld) -> bool:
-    telemetry = ask_telemetry(world)
-    return bool(telemetry.ports) if telemetry else bool(world.names(CLASS))
+def has_ports(node: NodeReader) -> bool:
+    telemetry = ask_telemetry(node)
+    return bool(telemetry.ports) if telemetry else bool(node.names(CLASS))
 
 
-def ask_ports(world: NodeWorld) -> Ports:
-    telemetry = ask_telemetry(world)
+def ask_ports(node: NodeReader) -> Ports:
+    telemetry = ask_telemetry(node)
     if telemetry is not None:
-        return Ports(telemetry.ports, len(telemetry.ports), world.now(), telemetry.booted_at)
-    ports = tuple(_port(world, device, number) for device, number in _places(world))
-    world.seen.active.update(port.name for port in ports if port.state == "ACTIVE")
-    booted_at = world.now() - float(world.read("/proc/uptime").split()[0])
-    return Ports(ports, len(world.seen.active), world.now(), booted_at)
+        return Ports(telemetry.ports, len(telemetry.ports), node.now(), telemetry.booted_at)
+    ports = tuple(_port(node, device, number) for device, number in _places(node))
+    node.seen.active.update(port.name for port in ports if port.state == "ACTIVE")
+    booted_at = node.now() - float(node.read("/proc/uptime").split()[0])
+    return Ports(ports, len(node.seen.active), node.now(), booted_at)
 
 
-def _places(world: NodeWorld) -> list[tuple[str, str]]:
-    return [(device, number) for device in world.names(CLASS) for number in world.names(f"{CLASS}/{device}/ports")]
+def _places(node: NodeReader) -> list[tuple[str, str]]:
+    return [(device, number) for device in node.names(CLASS) for number in node.names(f"{CLASS}/{device}/ports")]
 
 
-def _port(world: NodeWorld, device: str, number: str) -> Port:
+def _port(node: NodeReader, device: str, number: str) -> Port:
     folder, name = f"{CLASS}/{device}/ports/{number}", f"{device}/{number}"
-    found = re.fullmatch(r"\d+: (\w+)", world.read(f"{folder}/state").strip())
+    found = re.fullmatch(r"\d+: (\w+)", node.read(f"{folder}/state").strip())
     if not found:
         raise NoAnswer(f"{folder}/state has unexpected content")
-    counters = {name: count for name in (*ERRORS, DOWNED) if (count := _count(world, f"{folder}/counters/{name}"))}
-    flaps = _flaps(world, name, counters.pop(DOWNED, 0))
-    return Port(name, found[1], _kind(world, folder), flaps, counters)
+    counters = {name: count for name in (*ERRORS, DOWNED) if (count := _count(node, f"{folder}/counters/{name}"))}
+    flaps = _flaps(node, name, counters.pop(DOWNED, 0))
+    return Port(name, found[1], _kind(node, folder), flaps, counters)
 
 
-def _flaps(world: NodeWorld, port: str, downed: int) -> tuple[float, ...]:
+def _flaps(node: NodeReader, port: str, downed: int) -> tuple[float, ...]:
     """Return when the port went down. The counter has no times, so they are when an increase was seen."""
-    seen = world.seen
+    seen = node.seen
     rise = downed - seen.downs.get(port, downed)
     seen.downs[port] = downed
     if rise > 0:
-        seen.flaps[port] = (*seen.flaps.get(port, ()), *[world.now()] * rise)[-_FLAPS_KEPT:]
+        seen.flaps[port] = (*seen.flaps.get(port, ()), *[node.now()] * rise)[-_FLAPS_KEPT:]
     return seen.flaps.get(port, ())
 
 
-def _kind(world: NodeWorld, folder: str) -> str:
+def _kind(node: NodeReader, folder: str) -> str:
     try:
-        return _KINDS.get(world.read(f"{folder}/link_layer").strip(), "efa")
+        return _KINDS.get(node.read(f"{folder}/link_layer").strip(), "efa")
     except NoAnswer:
         return "efa"
 
 
-def _count(world: NodeWorld, path: str) -> int:
+def _count(node: NodeReader, path: str) -> int:
     """Return a counter; 0 if this kind of port does not have it."""
     try:
-        text = world.read(path).strip()
+        text = node.read(path).strip()
     except NoAnswer:
         return 0
     return int(text) if text.isdigit() else 0

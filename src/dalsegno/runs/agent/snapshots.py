@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from dalsegno.runs.agent.orders import ResumeOrder, StartOrder
-from dalsegno.train.errors import NoRoom
+from dalsegno.train.errors import NotEnoughMemory
 from dalsegno.train.keeper.holdings import holdings, listen
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.files import find_folder, own_folder, safe_name, sweep
@@ -76,7 +76,7 @@ class Snapshots:
 
     def note_safe(self, safe: SafeSteps | None) -> None:
         """Write what workers must not overwrite. None: they have only their own snapshots."""
-        with contextlib.suppress(OSError, NoRoom):  # a full /dev/shm: then nothing newer counts as safe
+        with contextlib.suppress(OSError, NotEnoughMemory):  # a full /dev/shm: then nothing newer counts as safe
             if safe is not None:
                 write_safe(own_folder() / safe_name(self.run), safe)
             elif (folder := find_folder()) is not None:

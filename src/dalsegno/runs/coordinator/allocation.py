@@ -73,7 +73,7 @@ class NodeAllocation:
         self.terms = terms
         self.jobs = RunJobs()
         self.excluded: list[str] = []
-        self.silent: dict[str, float] = {}  # lost nodes, and since when; their hosts are assumed dead
+        self.lost_since: dict[str, float] = {}  # lost nodes, and those left for repair
         self.unhealthy: frozenset[str] = frozenset()
         self._down: frozenset[str] = frozenset()
         self._vacating: dict[str, str] = {}  # nodes drained for repair, and why
@@ -122,7 +122,7 @@ class NodeAllocation:
 
     def _has_agent(self, job: Job, view: RunView) -> bool:
         others = (node for each in self.jobs if each is not job for node in each.nodes)
-        return not {*view.present, *self.silent, *others}.isdisjoint(job.nodes)
+        return not {*view.present, *self.lost_since, *others}.isdisjoint(job.nodes)
 
     def job_changed(self, number: int, info: JobInfo) -> None:
         if (job := self.jobs.find(number)) is not None:
@@ -189,7 +189,7 @@ class NodeAllocation:
 
     @property
     def _suspects(self) -> tuple[str, ...]:
-        return (*self.excluded, *self.silent, *self._vacating)
+        return (*self.excluded, *self.lost_since, *self._vacating)
 
     def _not_to_join(self, view: RunView) -> set[str]:
         return {*self._suspects, *self.coming(view)}
@@ -202,7 +202,7 @@ class NodeAllocation:
             return []
         actions = self._leave_drained(view)
         for job in self.jobs:
-            bare = self.jobs.unstaffed(job, view, {*self.silent, *self.excluded, *self._probed})
+            bare = self.jobs.unstaffed(job, view, {*self.lost_since, *self.excluded, *self._probed})
             if bare:
                 self._probed.update(bare)
                 actions.append(ProbeNodes(job.number, tuple(bare)))
@@ -214,7 +214,7 @@ class NodeAllocation:
         job = self.jobs.find(number)
         if view.closing or job is None:
             return []
-        bare = [node for node in self.jobs.unstaffed(job, view, {*self.silent, *self.excluded}) if node in nodes]
+        bare = [node for node in self.jobs.unstaffed(job, view, {*self.lost_since, *self.excluded}) if node in nodes]
         dead = [node for node in bare if node in result.dead]
         actions: list[Action] = [self._lose(node, f"{node} does not answer", view) for node in dead]
         slow, notes = self._wait_for_slow([node for node in bare if node not in dead], result, view)
@@ -255,7 +255,7 @@ class NodeAllocation:
                 return [], [*actions, StopRun(NO_CONTAINER, what)]
             why = startup_failure(result.log, node)
             actions.append(self._lose(node, f"agents on {node} end right after they start{why}", view))
-            if not some_started and {*ours} <= self.silent.keys():  # then the nodes are not at fault
+            if not some_started and {*ours} <= self.lost_since.keys():  # then the nodes are not at fault
                 what = f"the run's agents end right after they start on every node{why}; see {self.terms.log}"
                 return [], [*actions, StopRun(1, what)]
         return start, actions
@@ -285,7 +285,7 @@ class NodeAllocation:
         self._some_connected = True
         if again and node in self._down:
             return False, self.leave_for_repair(node, view)
-        self.silent.pop(node, None)
+        self.lost_since.pop(node, None)
         return True, []
 
     def agent_ready(self, node: str) -> None:
@@ -295,7 +295,7 @@ class NodeAllocation:
         for step in self.jobs.steps:
             step.left.add(node)
         if silent:
-            self.silent[node] = view.now - self.terms.gone_s  # it may have booted before the loss was detected
+            self.lost_since[node] = view.now - self.terms.gone_s  # it may have booted before the loss was detected
 
     # Lost nodes, and nodes to leave
 
@@ -304,10 +304,10 @@ class NodeAllocation:
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
         self._down = frozenset(node.name for node in nodes if node.down)
         before, self._vacating = set(self._vacating), drained_for_repair(nodes)
-        self._were_out = {*self._were_out, *out_of_service(nodes)} & set(self.silent)
-        back = usable_again(self.silent, nodes, view.now, self._were_out)
+        self._were_out = {*self._were_out, *out_of_service(nodes)} & set(self.lost_since)
+        back = usable_again(self.lost_since, nodes, view.now, self._were_out)
         for name in back:
-            del self.silent[name]
+            del self.lost_since[name]
         self._tries.forget(*back)
         stays = (before - set(self._vacating)) & view.present  # healthy again before the run had left it
         # Waiting requests exclude that node, or are no longer needed.
@@ -319,7 +319,7 @@ class NodeAllocation:
         return WriteNote(f"{why}; the run continues without it")
 
     def _leave(self, node: str, view: RunView) -> None:
-        self.silent[node] = view.now
+        self.lost_since[node] = view.now
         self._tries.forget(node)
 
     def release_lost(self, view: RunView) -> list[Action]:
@@ -327,7 +327,7 @@ class NodeAllocation:
         actions: list[Action] = []
         for job in [job for job in self.jobs if job.nodes and job.id != self.terms.own_job and not view.closing]:
             busy = {node for step in job.steps for node in step.nodes}
-            stay = tuple(node for node in job.nodes if node in busy or node not in self.silent)
+            stay = tuple(node for node in job.nodes if node in busy or node not in self.lost_since)
             if not stay and not job.steps:
                 actions += [*self._release([job]), *self._over(job, JobState.NODE_FAIL, view)]
             elif stay and stay != job.nodes and job.id is not None:
@@ -352,7 +352,7 @@ class NodeAllocation:
         return actions
 
     def comments_due(self, view: RunView) -> list[Action]:
-        left = {*self._vacating} & {*self.silent} - view.present
+        left = {*self._vacating} & {*self.lost_since} - view.present
         due = [(job, frozenset(left & {*job.nodes})) for job in self.jobs if job.nodes]
         return [CommentJob(job.number, job.id, job.role, left) for job, left in due if job.id and left != job.left]
 
@@ -424,4 +424,4 @@ class NodeAllocation:
     @property
     def watched(self) -> list[str]:
         """The nodes whose state in Slurm matters."""
-        return sorted({*self.silent, *self.jobs.nodes})
+        return sorted({*self.lost_since, *self.jobs.nodes})

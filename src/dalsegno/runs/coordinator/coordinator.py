@@ -148,7 +148,7 @@ class Coordinator:
         self.lost_nodes, self.started = saved.lost_nodes, saved.started
         self.memory.used.update(saved.used)
         self.journal(RunEvent.CAME_BACK, host=socket.gethostname(), pid=os.getpid())
-        if await self.node_source.adopt(saved.jobs, saved.excluded, saved.silent):
+        if await self.node_source.adopt(saved.jobs, saved.excluded, saved.lost_since):
             asyncio.get_running_loop().call_later(ADOPT_S, self._lose_missing)
         else:
             self._start_over()
@@ -397,7 +397,7 @@ class Coordinator:
             run=self.run,
             jobs=self.node_source.saved(),
             excluded=tuple(self.node_source.excluded),
-            silent=dict(self.node_source.silent),
+            lost_since=dict(self.node_source.lost_since),
             lost_nodes=self.lost_nodes,
             started=self.started,
             granted=self.granted,

@@ -81,8 +81,8 @@ class NodeSource(Protocol):
         ...
 
     @property
-    def silent(self) -> Mapping[str, float]:
-        """Nodes assumed dead, and since when."""
+    def lost_since(self) -> Mapping[str, float]:
+        """Lost nodes and those left for repair, and since when."""
         ...
 
     @property
@@ -92,7 +92,9 @@ class NodeSource(Protocol):
 
     def begin(self) -> None: ...
 
-    async def adopt(self, saved: Sequence[SavedJob], excluded: Collection[str], silent: Mapping[str, float]) -> bool:
+    async def adopt(
+        self, saved: Sequence[SavedJob], excluded: Collection[str], lost_since: Mapping[str, float]
+    ) -> bool:
         """Continue with the previous coordinator's jobs and nodes; False if none of the jobs is ours any more."""
         ...
 
@@ -171,13 +173,15 @@ class NoNodeSource:
 
     def __init__(self) -> None:
         self.excluded: list[str] = []
-        self.silent: dict[str, float] = {}
+        self.lost_since: dict[str, float] = {}
         self.unhealthy: frozenset[str] = frozenset()
 
     def begin(self) -> None: ...
 
-    async def adopt(self, saved: Sequence[SavedJob], excluded: Collection[str], silent: Mapping[str, float]) -> bool:
-        self.excluded, self.silent = list(excluded), dict(silent)
+    async def adopt(
+        self, saved: Sequence[SavedJob], excluded: Collection[str], lost_since: Mapping[str, float]
+    ) -> bool:
+        self.excluded, self.lost_since = list(excluded), dict(lost_since)
         return True
 
     def saved(self) -> tuple[SavedJob, ...]:

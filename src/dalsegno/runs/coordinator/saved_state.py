@@ -44,7 +44,7 @@ class Saved:
     run: Run
     jobs: tuple[SavedJob, ...] = ()
     excluded: tuple[str, ...] = ()
-    silent: Mapping[str, float] = field(default_factory=dict)  # nodes assumed dead, and since when
+    lost_since: Mapping[str, float] = field(default_factory=dict)  # lost nodes, and since when
     lost_nodes: int = 0
     started: float | None = None
     granted: int = 0  # the newest generation that was allowed to commit
@@ -53,10 +53,14 @@ class Saved:
 
 def write_saved(path: Path, saved: Saved, durable: bool = False) -> None:
     data = {
-        **vars(saved),
-        "silent": dict(saved.silent),
         "run": _run_to_json(saved.run),
         "jobs": [_job_to_json(job) for job in saved.jobs],
+        "excluded": saved.excluded,
+        "silent": dict(saved.lost_since),
+        "lost_nodes": saved.lost_nodes,
+        "started": saved.started,
+        "granted": saved.granted,
+        "used": saved.used,
     }
     write_atomic(path, json.dumps(data), mode=0o600, durable=durable)
 
@@ -75,7 +79,7 @@ def _from_json(raw: Any, fresh: Run) -> Saved:
         run=_run_from_json(raw["run"], fresh),
         jobs=tuple(_job_from_json(job) for job in raw["jobs"]),
         excluded=tuple(raw["excluded"]),
-        silent={str(node): float(at) for node, at in raw["silent"].items()},
+        lost_since={str(node): float(at) for node, at in raw["silent"].items()},
         lost_nodes=int(raw["lost_nodes"]),
         started=raw["started"],
         granted=int(raw.get("granted", 0)),

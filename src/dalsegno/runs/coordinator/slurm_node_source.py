@@ -213,7 +213,7 @@ class SlurmNodeSource:
 
     @property
     def ask_again_s(self) -> float:
-        return ask_again_s(self.allocation.silent.values(), time.time())
+        return ask_again_s(self.allocation.lost_since.values(), time.time())
 
     def exclude(self, node: str) -> None:
         self.allocation.excluded.append(node)
@@ -259,10 +259,10 @@ class SlurmNodeSource:
         return self._jobs.saved({job.number: job.role for job in self.allocation.jobs})
 
     async def adopt(
-        self, saved: Sequence[SavedJob], excluded: Collection[str] = (), silent: Mapping[str, float] | None = None
+        self, saved: Sequence[SavedJob], excluded: Collection[str] = (), lost_since: Mapping[str, float] | None = None
     ) -> bool:
         """Adopt saved jobs. A requeued job has none of the steps it had before."""
-        self.allocation.excluded, self.allocation.silent = list(excluded), dict(silent or {})
+        self.allocation.excluded, self.allocation.lost_since = list(excluded), dict(lost_since or {})
         own = self.site.own_job
         ours = own is None or any(job.job == own and any(map(_is_alive, job.steps)) for job in saved)
         if not (ours and saved):
@@ -277,8 +277,8 @@ class SlurmNodeSource:
         return self.allocation.excluded
 
     @property
-    def silent(self) -> Mapping[str, float]:
-        return self.allocation.silent
+    def lost_since(self) -> Mapping[str, float]:
+        return self.allocation.lost_since
 
     @property
     def unhealthy(self) -> frozenset[str]:

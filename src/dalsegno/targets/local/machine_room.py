@@ -1,5 +1,5 @@
 """The machine room: a small service outside the virtual hosts that boots, replaces and resets them, as a BMC or a
-cloud's API does. The controller, inside the head's host, cannot. Its client, `MachineRoom`, is used there and outside.
+cloud's API does. The controller, inside the head's host, cannot. Its client, `HostControlClient`, is used there and outside.
 
 A request is a line of JSON, {"do": "reboot", "node": "gpu-2"}, and so is the answer. Each request does all of its work
 from the start, so the machine room may be killed at any moment: the next request continues from what is there.
@@ -78,13 +78,13 @@ def main(arguments: list[str]) -> int:
     folder = Folder(Path(arguments[0]))
     try:
         with locked(folder.host(ROOM) / "lock", "this cluster's machine room", wait_s=5.0):
-            MachineRoomServer(folder).serve()
+            HostControlServer(folder).serve()
     except DalsegnoError as error:
         log.error("the machine room stops: %s", error)
     return 1
 
 
-class MachineRoomServer:
+class HostControlServer:
     """Serves each caller in a thread of its own; never two at once on one node."""
 
     def __init__(self, folder: Folder) -> None:
@@ -169,7 +169,7 @@ WORK_S = 60.0  # a boot takes 0.5 s, longer on a loaded machine
 LOOK_S = 1.0  # reading the power state is cheap
 
 
-class MachineRoom:
+class HostControlClient:
     """A local cluster's `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanReadLogs`. Slurm must have
     set a node down before it is touched.
 

@@ -46,7 +46,7 @@ from dalsegno.targets.local.folder import (
     write_state,
 )
 from dalsegno.targets.local.images import import_all, present
-from dalsegno.targets.local.machine_room import MachineRoom
+from dalsegno.targets.local.machine_room import HostControlClient
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes
 from dalsegno.targets.local.observe import controller_runs, observe, read_daemon_logs, read_status, read_summary
 from dalsegno.targets.local.people import People, shared_accounts
@@ -277,8 +277,8 @@ class LocalTarget:
         return TIMES
 
     @cached_property
-    def _room(self) -> MachineRoom:
-        return MachineRoom(self.folder.root)
+    def _room(self) -> HostControlClient:
+        return HostControlClient(self.folder.root)
 
     def reset_gpus(self, node: str) -> None:
         self._room.reset_gpus(node)

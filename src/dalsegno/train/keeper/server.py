@@ -15,8 +15,8 @@ from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.keeper.plan import COPIES, choose_slot, find_own, find_shared
 from dalsegno.train.keeper.state import KeeperState, unlimited
 from dalsegno.train.keeper.wire import CALLED, CALLER, IDLE_S, PROOF_S, STALL_S, Channel
+from dalsegno.train.memory.free_memory import FreeMemory, check_free_memory, read_free_memory
 from dalsegno.train.memory.record import ABSENT, SnapshotRecord, parse_record, parse_sums
-from dalsegno.train.memory.room import FreeMemory, check_room, read_room
 from dalsegno.train.memory.slots import capacity_for
 from dalsegno.train.memory.snapshot import Incoming, hold_snapshot, pack_part, read_header, read_record
 from dalsegno.wire.frames import BadFrame, Message
@@ -58,8 +58,8 @@ MOST_RANKS = 1 << 20
 class SnapshotReceiver:
     """Receives copies, one per rank at a time: if its sender reconnects, the old connection ends first."""
 
-    def __init__(self, books: KeeperState, read_room: Callable[[Path], FreeMemory] = read_room) -> None:
-        self._books, self._read_room = books, read_room
+    def __init__(self, books: KeeperState, read_free_memory: Callable[[Path], FreeMemory] = read_free_memory) -> None:
+        self._books, self._read_free_memory = books, read_free_memory
         self._busy: set[int] = set()
         self._lock = threading.Lock()
 
@@ -100,7 +100,7 @@ class SnapshotReceiver:
         return self._receive(channel, paths[slot], header, record)
 
     def _receive(self, channel: Channel, path: Path, header: bytes, record: SnapshotRecord) -> Message:
-        make_room(path, record, self._read_room)
+        check_copy_fits(path, record, self._read_free_memory)
         with channel.at_work():
             coming = Incoming(path, header)
         channel.send({"go": True})
@@ -119,10 +119,12 @@ class SnapshotReceiver:
         return {"kept": True}
 
 
-def make_room(path: Path, record: SnapshotRecord, read_room: Callable[[Path], FreeMemory] = read_room) -> None:
-    """Raise NoRoom if the copy does not fit, before any memory is allocated."""
+def check_copy_fits(
+    path: Path, record: SnapshotRecord, read_free_memory: Callable[[Path], FreeMemory] = read_free_memory
+) -> None:
+    """Raise NotEnoughMemory if the copy does not fit, before any memory is allocated."""
     there = path.stat().st_size if path.exists() else 0
-    check_room(max(0, capacity_for(record.end) - there), read_room(path.parent), 1)
+    check_free_memory(max(0, capacity_for(record.end) - there), read_free_memory(path.parent), 1)
 
 
 # Connections of other keepers

@@ -25,7 +25,7 @@ from dalsegno.train.keeper.plan import (
     find_shared,
     key_of,
 )
-from dalsegno.train.keeper.server import make_room
+from dalsegno.train.keeper.server import check_copy_fits
 from dalsegno.train.keeper.state import ByteRate, KeeperState
 from dalsegno.train.keeper.wire import Channel, dial
 from dalsegno.train.memory.record import ABSENT, SnapshotRecord, SnapshotSums, parse_record, parse_sums
@@ -92,7 +92,7 @@ class IncomingPart:
         self.abandon()
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
-        make_room(self._path, record)
+        check_copy_fits(self._path, record)
         self._coming, self._header = Incoming(self._path, bytes.fromhex(header)), header
         return self._coming
 

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.train.errors import CheckpointError, NoRoom
+from dalsegno.train.errors import CheckpointError, NotEnoughMemory
 
 SHM = Path("/dev/shm")
 _NAMES = 64  # candidates per user, in case others have taken the first ones
@@ -46,7 +46,7 @@ def own_folder(shm: Path = SHM) -> Path:
             os.mkdir(path, 0o700)
         if _is_private(path, uid):  # created here, or by another process of ours at the same time
             return path
-    raise NoRoom(
+    raise NotEnoughMemory(
         f"cannot create a folder for snapshots in {shm}: other users own dalsegno.{uid} and {_NAMES - 1} similar names",
         f"ask an administrator to remove {shm}/dalsegno.{uid}*",
     )
@@ -295,7 +295,7 @@ def hold(run: str, rank: int, folder: Path | None = None) -> int:
         except FileExistsError:  # a sweep, or another process of that name is starting
             continue
         except PermissionError as error:
-            raise NoRoom(str(error), "have its owner or an administrator remove it") from error
+            raise NotEnoughMemory(str(error), "have its owner or an administrator remove it") from error
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(fd).st_nlink:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
-from dalsegno.train.errors import NoRoom
+from dalsegno.train.errors import NotEnoughMemory
 from dalsegno.train.memory.files import SlotName, create_own, open_own, own_folder, safe_name
+from dalsegno.train.memory.free_memory import FreeMemory, check_free_memory, read_free_memory
 from dalsegno.train.memory.layout import LaidOutPart, SlotLayout, aligned, lay_out
 from dalsegno.train.memory.record import (
     COMMIT_AT,
@@ -27,7 +28,6 @@ from dalsegno.train.memory.record import (
     free_slots,
     parse_record,
 )
-from dalsegno.train.memory.room import FreeMemory, check_room, read_room
 from dalsegno.train.memory.safe_steps import read_safe
 from dalsegno.train.memory.views import Views
 from dalsegno.train.state import TrainingState
@@ -43,7 +43,7 @@ def create(path: Path, size: int) -> int:
     try:
         fd = create_own(path)
     except PermissionError as error:
-        raise NoRoom(str(error), "have its owner or an administrator remove it") from error
+        raise NotEnoughMemory(str(error), "have its owner or an administrator remove it") from error
     try:
         _allocate(fd, size)
     except OSError as error:
@@ -51,7 +51,9 @@ def create(path: Path, size: int) -> int:
         path.unlink()
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
             raise
-        raise NoRoom(f"{path.parent} has no room for {size} bytes", "enlarge /dev/shm, or use fewer slots") from error
+        raise NotEnoughMemory(
+            f"{path.parent} has no room for {size} bytes", "enlarge /dev/shm, or use fewer slots"
+        ) from error
     return fd
 
 
@@ -271,16 +273,16 @@ class Slots:
         count: int = SLOTS,
         ranks: int = 1,
         folder: Path | None = None,
-        read_room: Callable[[Path], FreeMemory] = read_room,
+        read_free_memory: Callable[[Path], FreeMemory] = read_free_memory,
     ) -> None:
         folder = folder or own_folder()
         self.slots = [Slot(folder / str(SlotName(run, rank, number))) for number in range(count)]
         self.skipped = 0
         self._generation, self._resumed, self._ranks = generation, resumed, ranks
-        self._folder, self._read_room, self._safe = folder, read_room, folder / safe_name(run)
+        self._folder, self._read_free_memory, self._safe = folder, read_free_memory, folder / safe_name(run)
 
     def prepare(self, state: TrainingState) -> None:
-        """Create missing slots before the first snapshot; raise NoRoom if they do not fit."""
+        """Create missing slots before the first snapshot; raise NotEnoughMemory if they do not fit."""
         self._prepare(lay_out(state))
 
     def begin(self, state: TrainingState, spare: Collection[str] = ()) -> SnapshotDraft | None:
@@ -315,13 +317,15 @@ class Slots:
         unfit = [slot for slot in self.slots if not slot.fits(layout.total)]
         if unfit:
             more = sum(capacity_for(layout.total) - slot.capacity for slot in unfit)
-            check_room(self._ranks * max(0, more), self._read_room(self._folder), len(self.slots), self._ranks)
+            check_free_memory(
+                self._ranks * max(0, more), self._read_free_memory(self._folder), len(self.slots), self._ranks
+            )
         empty = [slot for slot in self.slots if slot.record() is None]
         try:
             for slot in self.slots:
                 if slot in empty or slot not in unfit:
                     slot.make_fit(layout.total)
-        except NoRoom:
+        except NotEnoughMemory:
             for slot in empty:
                 slot.discard()  # some slots without the others are useless
             raise

@@ -28,8 +28,8 @@ OPENED_S = 2.0  # the same for an answer that took long because the library was 
 Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
 
 
-class NodeWorld(Protocol):
-    """The node. `seen` holds earlier observations, for checks that need a history."""
+class NodeReader(Protocol):
+    """Reads a node for its checks. `seen` holds earlier observations, for checks that need a history."""
 
     expected: Expected
     env: Mapping[str, str]
@@ -167,7 +167,7 @@ def good_for_s(took_s: float) -> float:
     return min(max(took_s / NVML_SHARE, SAME_LOOK_S), NVML_OLDEST_S)
 
 
-class FolderWorld:
+class RecordedNode:
     """A node recorded in a folder. The file of a command is named by its first words, with `.exit2` added for an exit
     code and `.hangs` if it hangs. `env` is the environment, `now` the time, `pace_s` the machine's pace."""
 

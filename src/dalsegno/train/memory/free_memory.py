@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.train.errors import NoRoom
+from dalsegno.train.errors import NotEnoughMemory
 
 RESERVE = 256 << 20  # memory that stays free for training itself
 _UNLIMITED = 1 << 60
@@ -33,19 +33,22 @@ def describe_use(needed: int, slots: int, ranks: int) -> str:
     return f"{slots} snapshots{each} take {_gib(needed)} of memory"
 
 
-def check_room(needed: int, room: FreeMemory, slots: int, ranks: int = 1) -> None:
-    """Raise NoRoom if the snapshots do not fit. `needed`: bytes still to allocate, for all ranks of this machine."""
-    if needed <= room.for_snapshots:
+def check_free_memory(needed: int, free: FreeMemory, slots: int, ranks: int = 1) -> None:
+    """Raise NotEnoughMemory if the snapshots do not fit.
+
+    `needed`: bytes still to allocate, for all ranks of this machine.
+    """
+    if needed <= free.for_snapshots:
         return
-    limited = "" if room.cgroup is None else f", {_gib(room.cgroup)} below the job's memory limit"
-    raise NoRoom(
+    limited = "" if free.cgroup is None else f", {_gib(free.cgroup)} below the job's memory limit"
+    raise NotEnoughMemory(
         f"snapshots in memory need {_gib(needed)} more ({slots} slots for each of {ranks} ranks on this node), but only"
-        f" {_gib(room.shm)} are free in {room.folder}, {_gib(room.memory)} of memory are available{limited}",
-        f"enlarge {room.folder}, request more memory, use fewer slots, or save to disk only (memory_every=None)",
+        f" {_gib(free.shm)} are free in {free.folder}, {_gib(free.memory)} of memory are available{limited}",
+        f"enlarge {free.folder}, request more memory, use fewer slots, or save to disk only (memory_every=None)",
     )
 
 
-def read_room(folder: Path, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> FreeMemory:
+def read_free_memory(folder: Path, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> FreeMemory:
     try:
         disk = os.statvfs(folder)
     except FileNotFoundError:  # a run that ended has removed the empty folder
