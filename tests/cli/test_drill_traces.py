@@ -47,8 +47,8 @@ def test_its_own_faults_are_undone_and_those_of_others_are_not():
     bench, said = Bench(*others), list[str]()
     traces = Traces(bench)
     with traces.removed(said.append):
-        traces.strike(FaultKind("xid", FaultOptions(code=79)), "n1")
-        traces.strike(FaultKind("agent-dead"), "n2")
+        traces.inject(FaultKind("xid", FaultOptions(code=79)), "n1")
+        traces.inject(FaultKind("agent-dead"), "n2")
     assert bench.injected() == list(others) and said == []
 
 
@@ -68,9 +68,9 @@ def test_a_drill_that_is_cut_short_ends_its_run_and_says_in_a_line_what_it_did(t
     bench, said = Bench(), list[str]()
     traces = Traces(bench, runs=[run, never_begun])
     with pytest.raises(KeyboardInterrupt), traces.removed(said.append):
-        traces.strike(FaultKind("power-off"), "n1")
-        traces.strike(FaultKind("agent-dead"), "n2")
-        traces.strike(FaultKind("agent-dead"), "stuck")
+        traces.inject(FaultKind("power-off"), "n1")
+        traces.inject(FaultKind("agent-dead"), "n2")
+        traces.inject(FaultKind("agent-dead"), "stuck")
         raise KeyboardInterrupt
     ended = read_status(run.status)
     assert ended is not None and (ended.phase, ended.message) == (RunPhase.ENDED, "cancelled")

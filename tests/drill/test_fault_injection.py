@@ -40,7 +40,7 @@ class Run:
     def members(self) -> Sequence[str]:
         return ["n1", "n2"] if self.now >= self.away_until else []
 
-    def is_bare(self) -> bool:
+    def lacks_spare(self) -> bool:
         return self.now < self.bare_until
 
     def newest(self) -> TrainedStep | None:
@@ -49,7 +49,7 @@ class Run:
     def over(self) -> bool:
         return self.done >= self.total
 
-    def strike(self, kind: FaultKind, node: str) -> None:
+    def inject(self, kind: FaultKind, node: str) -> None:
         self.struck.append((kind.label, node, self.now))
         if kind.fault == "power-off":
             self.away_until = self.now + (2.0 if self.comes_back else 1e9)
@@ -57,8 +57,8 @@ class Run:
             self.generation += 1
 
 
-def played(run: Run, *lots: ScheduledFault, with_spares: bool = False) -> list[FaultImpact]:
-    return play(run, lots, lambda impact: None, lambda: run.now, run.sleep, with_spares)
+def played(run: Run, *faults: ScheduledFault, with_spares: bool = False) -> list[FaultImpact]:
+    return play(run, faults, lambda impact: None, lambda: run.now, run.sleep, with_spares)
 
 
 def test_each_fault_waits_for_its_number_of_steps():
@@ -86,14 +86,14 @@ def test_with_spares_each_fault_waits_until_a_spare_is_ready():
 
 def test_a_fault_that_only_an_agent_detects_skips_nodes_with_a_killed_agent():
     run, said = Run(), list[str]()
-    lots = (
+    faults = (
         ScheduledFault(AGENT, 5, 0),
         ScheduledFault(XID, 5, 0),
         ScheduledFault(POWER, 5, 0),
         ScheduledFault(AGENT, 5, 0),
         ScheduledFault(XID, 5, 1),
     )
-    impacts = play(run, lots, lambda what: said.append(str(what)), lambda: run.now, run.sleep)
+    impacts = play(run, faults, lambda what: said.append(str(what)), lambda: run.now, run.sleep)
     assert [(impact.number, impact.fault, impact.node) for impact in impacts] == [
         (1, "agent-dead", "n1"),
         (2, "xid 79", "n2"),

@@ -16,13 +16,13 @@ def test_the_same_seed_draws_the_same_faults():
 
 @given(st.integers(0, 60), st.integers())
 def test_the_requested_number_is_drawn_and_every_kind_occurs(count: int, seed: int):
-    lots = draw(count, seed)
-    assert len(lots) == count
-    assert len({lot.kind for lot in lots}) >= min(count, len(KINDS))
+    faults = draw(count, seed)
+    assert len(faults) == count
+    assert len({fault.kind for fault in faults}) >= min(count, len(KINDS))
 
 
 def test_the_kinds_of_faults_can_be_restricted():
-    assert {lot.kind.fault for lot in draw(9, 7, select_kinds(["xid", "power-off"]))} == {"xid", "power-off"}
+    assert {fault.kind.fault for fault in draw(9, 7, select_kinds(["xid", "power-off"]))} == {"xid", "power-off"}
     assert list(select_kinds([])) == list(KINDS)
     with pytest.raises(UsageError, match="unknown fault `power-of`") as refused:
         select_kinds(["power-of"])

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.impacts import DRAINED, KNOWN, RETURNED, DrillMark, find_troubles, marks_of_controller, marks_of_run
+from dalsegno.drill.impacts import (
+    DRAINED,
+    KNOWN,
+    RETURNED,
+    DrillMark,
+    describe_run_failures,
+    marks_of_controller,
+    marks_of_run,
+)
 from dalsegno.recovery.event import Event, EventKind, EventStage
 from dalsegno.wire.frames import Message
 
@@ -58,9 +66,9 @@ def test_faults_of_the_undisturbed_run_are_reported():
     formed = [{"at": 1.0, "event": "generation", "generation": 1, "nodes": ["n1"]}]
     failed = {"at": 2.0, "event": "failed", "node": "n1", "rank": 3, "what": "failed: CheckpointError"}
     again = {"at": 3.0, "event": "generation", "generation": 2, "nodes": ["n1"]}
-    assert find_troubles(formed) == ""
-    assert find_troubles([*formed, failed]) == "n1: rank 3 failed: CheckpointError"
-    assert find_troubles([*formed, failed, again]) == (
+    assert describe_run_failures(formed) == ""
+    assert describe_run_failures([*formed, failed]) == "n1: rank 3 failed: CheckpointError"
+    assert describe_run_failures([*formed, failed, again]) == (
         "it restarted 1 time, first because of n1: rank 3 failed: CheckpointError"
     )
-    assert find_troubles([*formed, again]) == "it restarted 1 time"
+    assert describe_run_failures([*formed, again]) == "it restarted 1 time"

@@ -21,7 +21,7 @@ import torch
 from dalsegno import node_agent
 from dalsegno.node_agent import all_reduce
 from dalsegno.node_agent.collective import Collective, serve
-from dalsegno.node_agent.pair import answer, call, try_together
+from dalsegno.node_agent.pair import answer, call, run_pair_tests
 
 SECRET = b"for this test"
 
@@ -55,7 +55,7 @@ def found(kind: str, rank: int, meet: Callable[[], Any]) -> list[Any]:
         sys.path.insert(0, kind)
     numbers, load_s = NUMBERS.get(kind, all_reduce.numbers), 1.0 if kind.endswith("/hangs") else 60.0
     with Collective(lambda sock: serve(sock, numbers), load_s=load_s) as collective, meet() as sock:
-        results = list(try_together(sock, SECRET, rank, collective))
+        results = list(run_pair_tests(sock, SECRET, rank, collective))
     with contextlib.suppress(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
         raise AssertionError("a process is left")

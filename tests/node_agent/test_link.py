@@ -92,8 +92,8 @@ def test_the_agent_connects_reports_and_sends_heartbeats(stage: Stage):
     assert stage.result("good")() == passed("fine")
     assert stage.view.report is not None
     assert stage.view.boot == "boot-1" and [gpu.uuid for gpu in stage.view.report.gpus] == ["GPU-1"]
-    quiet_since = stage.view.heard
-    stage.until(lambda: stage.view.heard > quiet_since + 1.5)
+    quiet_since = stage.view.last_seen
+    stage.until(lambda: stage.view.last_seen > quiet_since + 1.5)
     assert stage.view.presence is Presence.CONNECTED and stage.log == []
 
 

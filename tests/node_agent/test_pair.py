@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.node_agent.pair import DIALLER, LISTENER, MOST_CALLERS, NotMet, answer, call
+from dalsegno.node_agent.pair import DIALLER, LISTENER, MOST_CALLERS, PartnerUnreachable, answer, call
 from dalsegno.system.children import MARK, marked
 from dalsegno.wire.client import read_frame
 from dalsegno.wire.frames import pack, parse
@@ -151,7 +151,7 @@ def test_any_number_of_strangers_cannot_block_the_partner():
 
 def test_a_caller_without_the_secret_is_refused():
     waiting = Waiting()
-    with pytest.raises(NotMet, match="does not know the secret") as info:
+    with pytest.raises(PartnerUnreachable, match="does not know the secret") as info:
         call("127.0.0.1", waiting.port, b"another")
     assert info.value.result.code == "stranger"
     with socket.create_connection(("127.0.0.1", waiting.port)) as sock:  # echoing does not prove the secret either
@@ -171,7 +171,7 @@ def test_a_missing_partner_is_reported_with_the_number_of_strangers():
         strangers.append(socket.create_connection(("127.0.0.1", port)))
         strangers[0].sendall(pack({"nonce": "x"}))
 
-    with pytest.raises(NotMet) as info:
+    with pytest.raises(PartnerUnreachable) as info:
         answer("127.0.0.1", b"once", knock, 2.0)
     assert info.value.result.code == "unreachable"
     assert str(info.value) == "the other node did not connect; callers without the secret: 1"
@@ -181,9 +181,9 @@ def test_a_missing_partner_is_reported_with_the_number_of_strangers():
 def test_an_unreachable_or_silent_partner_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(NotMet, match=r"did not answer within 0\.2 s"):
+        with pytest.raises(PartnerUnreachable, match=r"did not answer within 0\.2 s"):
             call("127.0.0.1", port, b"once", 0.2)
-    with pytest.raises(NotMet, match="cannot be reached: "):
+    with pytest.raises(PartnerUnreachable, match="cannot be reached: "):
         call("127.0.0.1", port, b"once")
 
 

@@ -53,10 +53,10 @@ class Watching:
         self.findings: list[Finding] = []
         self.looks: list[tuple[list[str], list[GpuIdentity] | None]] = []
         self.ahead = 0.0  # how far our clock is ahead of the real one
-        self.watch = CheckWatch(Played, self.selector, self.findings.append, self._heard, time.time, CHECK_S)
+        self.watch = CheckWatch(Played, self.selector, self.findings.append, self._on_round, time.time, CHECK_S)
         self.watch.set(settings)
 
-    def _heard(self, names: list[str], gpus: list[GpuIdentity] | None) -> None:
+    def _on_round(self, names: list[str], gpus: list[GpuIdentity] | None) -> None:
         self.looks.append((names, gpus))
 
     def until(self, true: Callable[[], object]) -> None:

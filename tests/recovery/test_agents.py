@@ -305,7 +305,7 @@ def test_a_node_on_a_shared_address_is_lost_without_agent_and_slurmd(scene: Scen
     again.sock.close()
     scene.until(lambda: view(scene).presence is Presence.SILENT)
     assert scene.until(lambda: view(scene).presence is Presence.GONE)
-    assert time.time() - view(scene).heard >= RESTART_S
+    assert time.time() - view(scene).last_seen >= RESTART_S
 
 
 def test_a_lost_node_is_disconnected(scene: Scene):

@@ -64,7 +64,9 @@ def test_the_status_shows_the_hourly_budget_and_held_back_nodes(store: Journal, 
     begun = time.time()
     for node in ("n1", "n2"):
         store.begin(Drain(node, XID), begun, ("train",))
-    store.turn(ChangePhase("n3", NodePhase.SUSPECTED, "stays in service", XID, held_back=HeldAction.HOUR), begun)
+    store.record_change(
+        ChangePhase("n3", NodePhase.SUSPECTED, "stays in service", XID, held_back=HeldAction.HOUR), begun
+    )
     assert answers.answer(STRANGER, {"automation": "status"})["taken"] == {"train": 2}
     held = {node["node"]: node["held_back"] for node in answers.answer(STRANGER, {"nodes": True})["nodes"]}
     assert held == {"n1": "", "n2": "", "n3": HeldAction.HOUR.value}
@@ -88,8 +90,8 @@ def test_the_forecast_of_a_node_uses_the_current_policy_and_partitions(folder: P
 
 def test_events_are_ordered_and_can_be_resumed(store: Journal, answers: Answers):
     drained(store, "n1", 100.0)
-    store.turn(ChangePhase("n1", NodePhase.GIVEN_UP, "nothing helps"), 101.0)
-    store.turn(Note("n2", "job 7 is over"), 102.0)
+    store.record_change(ChangePhase("n1", NodePhase.GIVEN_UP, "nothing helps"), 101.0)
+    store.record_change(Note("n2", "job 7 is over"), 102.0)
     events = answers.answer(STRANGER, {"events": 0})["events"]
     assert [(event["node"], event["kind"]) for event in events] == [("n1", "drain"), ("n1", "turn"), ("n2", "note")]
     later = answers.answer(STRANGER, {"events": events[1]["id"]})["events"]

@@ -106,15 +106,15 @@ def test_nodes_that_are_late_with_the_first_lost_one_do_not_prove_contact(clinic
 
 
 @pytest.mark.parametrize("heard_s, missed", [(-0.1, False), (0.1, True)])
-@pytest.mark.parametrize("by", ["heard", "answered"])
+@pytest.mark.parametrize("by", ["last_seen", "answered"])
 def test_a_node_is_lost_only_if_another_was_heard_later(clinic_of: MakeClinic, by: str, heard_s: float, missed: bool):
     """The age of its own last message does not matter: on a busy machine it may be the only one that is late."""
     clinic = clinic_of()
     clinic.cluster.power_off("n1")
     facts = clinic.cluster.facts()
     assert facts.nodes is not None
-    lost = replace(facts.nodes["n1"], agent=replace(facts.nodes["n1"].agent, heard=clinic.cluster.now - 30))
-    last = {"heard": 1.0, "answered": 1.0, by: lost.agent.since + heard_s}
+    lost = replace(facts.nodes["n1"], agent=replace(facts.nodes["n1"].agent, last_seen=clinic.cluster.now - 30))
+    last = {"last_seen": 1.0, "answered": 1.0, by: lost.agent.since + heard_s}
     nodes = {name: replace(node, agent=replace(node.agent, **last)) for name, node in facts.nodes.items()}
     changed = replace(facts, nodes={**nodes, "n1": lost})
     actions = decide(changed, clinic.store.records, clinic.policy, clinic.cluster.now)
@@ -123,7 +123,9 @@ def test_a_node_is_lost_only_if_another_was_heard_later(clinic_of: MakeClinic, b
 
 def test_silence_that_began_without_contact_is_doubtful():
     """Its silence began while contact was lost; the others are heard first."""
-    view = AgentView("n2", Presence.GONE, since=101.0, heard=90.0, boot="b", host_answers=False, slurmd_answers=False)
+    view = AgentView(
+        "n2", Presence.GONE, since=101.0, last_seen=90.0, boot="b", host_answers=False, slurmd_answers=False
+    )
     gone = NodeFacts(NodeInfo("n2", NodeState.IDLE), agent=view)
     other = NodeFacts(NodeInfo("n1", NodeState.IDLE), agent=AgentView("n1", Presence.CONNECTED, 100.5, 102.0, boot="b"))
     facts = Facts({"n1": other, "n2": gone}, slurm_at=102.0)
@@ -131,5 +133,5 @@ def test_silence_that_began_without_contact_is_doubtful():
     records = NodeRecords(known, saw_at=100.0)
     assert is_doubtful(gone, facts, records, 102.0)
     assert not is_doubtful(gone, facts, records, 100.0 + SETTLE_S), "only for a while"
-    heard_since = replace(gone, agent=replace(view, heard=100.5))
+    heard_since = replace(gone, agent=replace(view, last_seen=100.5))
     assert not is_doubtful(heard_since, facts, records, 102.0), "a later loss counts"

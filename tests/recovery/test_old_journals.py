@@ -46,7 +46,7 @@ def test_the_old_phase_mending_is_read_as_repairing(old: Path):
 
 def test_old_events_are_read_and_new_ones_are_added(old: Path):
     store = Journal(old)
-    store.turn(Note("n1", "job 13 is over", settles=(13,)), 6.0)
+    store.record_change(Note("n1", "job 13 is over", settles=(13,)), 6.0)
     first, second = store.events()
     assert first == Event(1, 5.0, "n1", EventKind.RELEASE, "is released for job 12", EventStage.INFO, (12,))
     assert (second.kind, second.jobs) == (EventKind.NOTE, (13,))

@@ -7,7 +7,7 @@ from dalsegno.recovery.act import remedies_of
 from dalsegno.recovery.facts import NodeFault
 from dalsegno.recovery.fakes import FakeCluster, FakeTarget
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, read_reason, write_reason
+from dalsegno.recovery.reason import SLURM_USERS, Owner, find_owner, read_reason, write_reason
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.spec.facts import CheckSetting, Health
@@ -41,7 +41,7 @@ def test_a_drain_reason_survives_writing_and_reading():
 
 
 def owned(node: NodeInfo) -> Owner:
-    return owner(node, SLURM_USERS)
+    return find_owner(node, SLURM_USERS)
 
 
 def test_the_owner_of_a_drain_is_recognized():

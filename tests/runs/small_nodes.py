@@ -26,7 +26,7 @@ from dalsegno.train.keeper.plan import (
 )
 from dalsegno.train.memory.files import SlotName
 from dalsegno.train.memory.record import ABSENT, Extent, SnapshotRecord, free_slots
-from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, parse_word
+from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, parse_safe_steps
 from dalsegno.wire.frames import Message
 
 SLOTS = 3
@@ -197,7 +197,7 @@ class Cluster:
             resume = told["resume"]
             step = resume["step"] if resume else None
             node.keep = KeepOrder("a", b"", name, group.generation, KeeperAddress(*told["buddy"]), step)
-            node.safe = parse_word(told["safe"])
+            node.safe = parse_safe_steps(told["safe"])
             self.safe = node.safe.place
             self.steps[rank] = step or 0
             if resume:
@@ -238,13 +238,13 @@ class Cluster:
             if to in self.nodes:
                 self.nodes[to].inbox.append(message)
             if "safe" in message:
-                self.safe = parse_word(message["safe"]).place
+                self.safe = parse_safe_steps(message["safe"]).place
 
     def obey(self, node: Node, message: Message) -> None:
         if "buddy" in message:
             node.keep = replace(node.keep, buddy=KeeperAddress(*message["buddy"]["address"]))
         if "safe" in message:
-            node.safe = parse_word(message["safe"])
+            node.safe = parse_safe_steps(message["safe"])
 
     # Ground truth
 

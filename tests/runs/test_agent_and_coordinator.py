@@ -21,7 +21,7 @@ from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.hangs import HangWatch
 from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.messages import AgentHello, GrantAsked
+from dalsegno.runs.coordinator.messages import AgentHello, GrantRequested
 from dalsegno.runs.coordinator.node_source import NoNodeSource
 from dalsegno.runs.coordinator.saved_state import Saved, read_saved, write_saved
 from dalsegno.runs.folder import RunFolder
@@ -439,10 +439,10 @@ def test_commit_is_allowed_only_after_it_is_saved(tmp_path: Path):
     coordinator.run = Run(Shape(1, 1, 1), generation=3)
     told: list[Any] = []
     peer = Peer("n1", AgentHello("n1", 1), "127.0.0.1", b"", told.append, lambda: None)
-    coordinator._answer_grant(peer, GrantAsked(7, 3))
+    coordinator._answer_grant(peer, GrantRequested(7, 3))
     assert told == [{"granted": {"number": 7, "ok": False, "why": "the run's folder cannot be written"}}]
     site.folder.root.mkdir()
-    coordinator._answer_grant(peer, GrantAsked(8, 3))
+    coordinator._answer_grant(peer, GrantRequested(8, 3))
     assert told[1] == {"granted": {"number": 8, "ok": True, "why": ""}}
     saved = read_saved(site.folder.state, Run(Shape(1, 1, 1)))
     assert saved is not None and saved.granted == 3

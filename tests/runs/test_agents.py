@@ -22,10 +22,10 @@ class Listener:
     def __init__(self) -> None:
         self.log: list[tuple[object, ...]] = []
 
-    def agent_came(self, peer: Peer) -> None:
+    def agent_connected(self, peer: Peer) -> None:
         self.log.append(("came", peer.name))
 
-    def agent_said(self, peer: Peer, message: AgentMessage) -> None:
+    def agent_message(self, peer: Peer, message: AgentMessage) -> None:
         self.log.append(("said", peer.name, message))
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:

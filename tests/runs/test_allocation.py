@@ -182,7 +182,7 @@ def test_agent_that_will_not_come_is_started_again(why: str):
     allocation, _ = with_slow_agent()
     result = ProbeResult(found=(replace(IDLE, slurmd_started_at=int(VIEW.now)),))
     if why == "its task has ended":
-        result = ProbeResult(found=(IDLE,), said={1: "srun: error: n1: task 0: Killed\n"})
+        result = ProbeResult(found=(IDLE,), step_output={1: "srun: error: n1: task 0: Killed\n"})
     assert of_kind(allocation.nodes_probed(1, ("n1",), result, VIEW), StartAgents) == [StartAgents(1, 1, ("n1",))]
 
 
@@ -215,7 +215,7 @@ def test_image_missing_on_one_node_excludes_that_node():
 
 def test_image_that_started_before_does_not_end_the_run():
     allocation = holding("n1", "n2")
-    allocation.agent_came("n1", again=False, view=VIEW)
+    allocation.agent_connected("n1", again=False, view=VIEW)
     assert [type(action) for action in tried_too_often(allocation, "n1", "n2")] == [WriteNote, WriteNote]
 
 
@@ -517,7 +517,7 @@ class AnyOrderOfNodes(RuleBasedStateMachine):
             self.admit(data.draw(st.sampled_from(sorted(coming))), again)
 
     def admit(self, node: str, again: bool) -> None:
-        admitted, actions = self.allocation.agent_came(node, again, self.view)
+        admitted, actions = self.allocation.agent_connected(node, again, self.view)
         if admitted and node not in self.allocation.excluded:
             self.present.add(node)
             self.allocation.agent_ready(node)

@@ -37,8 +37,8 @@ class Listening:
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.sock.bind(("127.0.0.1", 0))
         self.sock.settimeout(60)
-        self.heart = HeartbeatSender("n1")
-        self.heart.aim("127.0.0.1", self.sock.getsockname()[1], KEY)
+        self.heartbeats = HeartbeatSender("n1")
+        self.heartbeats.aim("127.0.0.1", self.sock.getsockname()[1], KEY)
         self.next()
 
     def next(self) -> Heartbeat:
@@ -50,11 +50,11 @@ class Listening:
 
     def hears(self, data: bytes) -> bool:
         """Return whether the data counts as an answer, after two more beats."""
-        before = self.heart.heard
+        before = self.heartbeats.last_seen
         self.sock.sendto(data, self.address)
         self.next()
         self.next()
-        return self.heart.heard > before
+        return self.heartbeats.last_seen > before
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 from dalsegno.runs.coordinator.group import GroupPlace, Members
 from dalsegno.runs.coordinator.memory import MemoryTable
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
-from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, parse_word
+from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, parse_safe_steps
 
 TWO = Members(3, (GroupPlace("a", 0, 0), GroupPlace("b", 1, 1)), 1)
 A, B = ("10.0.0.1", 700), ("10.0.0.2", 700)
@@ -26,11 +26,11 @@ def resume(memory: MemoryTable, group: Members = TWO) -> Any:
 
 
 def safe(memory: MemoryTable, group: Members = TWO) -> SafeSteps:
-    return parse_word(memory.start(group, group.agents[0], 0.0)["safe"])
+    return parse_safe_steps(memory.start(group, group.agents[0], 0.0)["safe"])
 
 
 def safe_messages(memory: MemoryTable, now: float = 0.0) -> list[tuple[str, SafeSteps]]:
-    return [(node, parse_word(word["safe"])) for node, word in memory.updates(TWO, now) if "safe" in word]
+    return [(node, parse_safe_steps(word["safe"])) for node, word in memory.updates(TWO, now) if "safe" in word]
 
 
 def both(step: int, generation: int) -> list[HeldSnapshot]:

@@ -8,7 +8,7 @@ from dalsegno.runs.coordinator.messages import (
     AgentMessage,
     AllStopped,
     EndedWorker,
-    GrantAsked,
+    GrantRequested,
     ParentDied,
     Ready,
     Stepped,
@@ -30,7 +30,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "/home/ada/t.py", line 1
         (AllStopped(3), GenerationStopped("n1", 3)),
         (EndedWorker(WorkerReport(3, 1, 0)), WorkerEnded("n1", 3, 1, 0, None, 5.0)),
         (Stepped(3, 7), None),
-        (GrantAsked(1, 3), None),
+        (GrantRequested(1, 3), None),
         (UserNote("hello"), None),
     ],
 )

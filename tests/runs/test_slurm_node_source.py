@@ -128,9 +128,9 @@ def test_returning_agent_is_refused_if_slurm_marked_its_node_down(
     staff, slurm, coordinator = staffed
     staff.agent_lost("n1", silent=True)
     assert not looks(staff, slurm, coordinator, DOWN)
-    assert not staff.agent_came("n1", again=True) and "n1" in staff.lost_since
-    assert staff.agent_came("n1", again=False), "a new agent was started there since, so Slurm has it back"
-    assert looks(staff, slurm, coordinator, IDLE) and staff.agent_came("n1", again=True)
+    assert not staff.agent_connected("n1", again=True) and "n1" in staff.lost_since
+    assert staff.agent_connected("n1", again=False), "a new agent was started there since, so Slurm has it back"
+    assert looks(staff, slurm, coordinator, IDLE) and staff.agent_connected("n1", again=True)
 
 
 # Probes

@@ -26,7 +26,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.node_agent.evidence import UNUSED_S, MemoryOfRuns
+from dalsegno.node_agent.evidence import UNUSED_S, SharedMemorySweeper
 from dalsegno.node_agent.worker import CHECK_S
 from dalsegno.runs.torchrun.rendezvous import Keys
 from dalsegno.system.children import descendants
@@ -270,7 +270,7 @@ def test_root_sweep_follows_no_links_out_of_the_owners_folder(run: str, loaded: 
         (shm / f"dalsegno.{VICTIM}").symlink_to(outside)
 
     as_user(ATTACKER, prepare)
-    memory = MemoryOfRuns(shm)
+    memory = SharedMemorySweeper(shm)
     assert memory.tidy(0.0) == []
     assert memory.tidy(UNUSED_S) == [(ATTACKER, run)]
     assert os.listdir(shm) == [f"dalsegno.{VICTIM}"], "the link itself and the empty folder were removed"
@@ -421,7 +421,7 @@ def test_user_with_many_files_does_not_delay_sweeping_for_others(tmp_path: Path,
             (folder / name).touch()
             os.utime(folder / name, (1e9, 1e9))
         os.chown(folder, uid, uid)
-    memory = MemoryOfRuns(tmp_path, uid=0)
+    memory = SharedMemorySweeper(tmp_path, uid=0)
     memory.tidy(0.0)
     began = time.process_time()
     gone = memory.tidy(UNUSED_S)

@@ -112,11 +112,11 @@ class Coordinator:
     def run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
 
-    def agent_came(self, peer: Peer) -> None:
+    def agent_connected(self, peer: Peer) -> None:
         self.peers[peer.name] = peer
         self.log.append(("came", peer.name))
 
-    def agent_said(self, peer: Peer, word: AgentMessage) -> None:
+    def agent_message(self, peer: Peer, word: AgentMessage) -> None:
         self.log.append(("received", peer.name, word))
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
@@ -497,7 +497,7 @@ def test_silent_stranger_is_disconnected_in_time(coordinator: Coordinator):
     with socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S) as sock:
         while sock.recv(4096):
             pass
-    assert time.monotonic() - began < PATIENCE_S / 2 and len(coordinator.agents._door._server.strangers) == 0
+    assert time.monotonic() - began < PATIENCE_S / 2 and len(coordinator.agents._server._server.strangers) == 0
 
 
 # Hostile servers
@@ -609,8 +609,8 @@ def recorded(link: CoordinatorLink, count: int) -> list[bytes]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
         sock.settimeout(PATIENCE_S)
-        heart = HeartbeatSender(link.name)
-        heart.aim("127.0.0.1", int(sock.getsockname()[1]), beat_key(link.session))
+        heartbeats = HeartbeatSender(link.name)
+        heartbeats.aim("127.0.0.1", int(sock.getsockname()[1]), beat_key(link.session))
         return [sock.recv(512) for _ in range(count)]
 
 
@@ -736,7 +736,7 @@ def taken(names: Iterable[str]) -> Iterator[None]:
 def test_agent_starts_when_a_guessable_socket_name_is_taken():
     with taken([f"dalsegno.{os.getuid()}.{RUN}.{os.getpid()}"]):
         agent = RunAgent({"run": RUN, "secret": SECRET.hex(), "addresses": ["127.0.0.1"], "port": 1}, "n1")
-        agent.door._listener.close()
+        agent.worker_socket._listener.close()
 
 
 def test_taken_saver_names_do_not_end_an_agent():
@@ -755,7 +755,7 @@ def test_longest_run_id_fits_into_a_socket_name():
     agent.snapshots._fork = lambda *task: True
     agent.snapshots.handle({"saver": 1023}, answers.append)
     assert answers[0]["saver"]
-    agent.door._listener.close()
+    agent.worker_socket._listener.close()
 
 
 def test_loopback_check_ignores_connections_of_strangers():

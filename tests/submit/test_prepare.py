@@ -13,10 +13,10 @@ from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, read_status
 from dalsegno.runs.submit.plan import RunPlan, plan_run
 from dalsegno.runs.submit.prepare import (
+    aborted_status,
     discard_run,
     find_run,
     first_status,
-    given_up,
     list_runs,
     new_run_id,
     prepare_run,
@@ -54,7 +54,7 @@ def test_new_run_is_waiting(tmp_path: Path) -> None:
     assert (status.run, status.name, status.user, status.phase) == ("train-k3f9x", "train", "ada", RunPhase.WAITING)
     assert (status.wanted_nodes, status.nproc_per_node, status.message) == (4, 8, "handed over")
     assert not status.over
-    over = given_up(status, 160.0, 143, "cancelled")
+    over = aborted_status(status, 160.0, 143, "cancelled")
     assert (over.phase, over.ended, over.exit_code, over.message) == (RunPhase.ENDED, 160.0, 143, "cancelled")
 
 

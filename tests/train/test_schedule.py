@@ -6,17 +6,17 @@ from dalsegno.train.options import Auto, Never, Seconds, Steps
 from dalsegno.train.schedule import RETRY_S, DueActions, Leader, due, next_common_step
 
 
-def test_intervals_in_steps_need_no_board() -> None:
+def test_intervals_in_steps_need_no_rank_store() -> None:
     dues = [due(step, Steps(2), Steps(3), {}) for step in range(1, 7)]
     assert [each.memory for each in dues] == [False, True, False, True, False, True]
     assert [each.disk for each in dues] == [False, False, True, False, False, True]
 
 
-def test_nothing_is_due_by_time_without_a_board_entry() -> None:
+def test_nothing_is_due_by_time_without_a_store_entry() -> None:
     assert due(5, Auto(), Seconds(10), {}) == DueActions()
 
 
-def test_board_entry_applies_from_its_step_on() -> None:
+def test_store_entry_applies_from_its_step_on() -> None:
     agreed = {"memory": [10, 4], "disk": 12}
     assert [step for step in range(20) if due(step, Auto(), Seconds(9), agreed).memory] == [10, 14, 18]
     assert [step for step in range(20) if due(step, Auto(), Seconds(9), agreed).disk] == [12]
@@ -36,7 +36,7 @@ def test_rank_past_the_stop_step_still_stops() -> None:
     assert due(9, Never(), Never(), {"stop": 7}).stop
 
 
-def test_soon_is_after_every_rank_has_read_the_board() -> None:
+def test_soon_is_after_every_rank_has_read_the_store() -> None:
     assert next_common_step(100, step_s=0.05) == 111
     assert next_common_step(100, step_s=10.0) == 102
     assert next_common_step(100, step_s=10.0, world=1) == 100, "a single rank stops at once"

@@ -136,7 +136,7 @@ SPENT = "it was rebooted 2 times for this fault within a day, the limit"
 
 
 @pytest.mark.parametrize(
-    ("care", "does"),
+    ("controller", "does"),
     [
         (ControllerView(NodePhase.DRAINED, ahead=Forecast(REBOOT)), "as soon as its jobs have ended, it is rebooted"),
         (ControllerView(NodePhase.DOWN, ahead=Forecast(REPLACE, SPENT)),
@@ -155,9 +155,9 @@ SPENT = "it was rebooted 2 times for this fault within a day, the limit"
         (ControllerView(), "there is no controller to repair it"),
     ],
 )  # fmt: skip
-def test_next_repair_step_of_a_drained_node_is_named(care: ControllerView, does: str):
+def test_next_repair_step_of_a_drained_node_is_named(controller: ControllerView, does: str):
     drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
-    assert explain_node(drained, care).sentence.endswith(f"; {does}")
+    assert explain_node(drained, controller).sentence.endswith(f"; {does}")
 
 
 def test_current_fault_comes_from_the_controller():
@@ -171,8 +171,8 @@ def test_current_fault_comes_from_the_controller():
 
 
 def test_node_returned_to_service_despite_a_fault_is_explained():
-    care = read_controller_view({"node": {"phase": "in service", "excused": ["gpu-temperature"]}})
-    assert explain_node(node(), care) == Conclusion(
+    controller = read_controller_view({"node": {"phase": "in service", "excused": ["gpu-temperature"]}})
+    assert explain_node(node(), controller) == Conclusion(
         "gpu-3 is in service despite gpu-temperature: a user returned it to service",
         "dalsegno health --node gpu-3",
     )

@@ -153,14 +153,14 @@ def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
 def _write_end(run: RunFolder, slurm: SlurmClient | None) -> None:
     """Record the end of the run, unless a job of it is left whose coordinator may still do so."""
     from dalsegno.runs.status import RunCause, write_status
-    from dalsegno.runs.submit.prepare import given_up
+    from dalsegno.runs.submit.prepare import aborted_status
 
     left = _jobs_left(run, slurm)
     if left:
         jobs = ", ".join(map(str, left))
         hint = "Slurm kills the remaining processes after KillWait, 30 s; `dalsegno runs` shows when the run has ended"
         raise DalsegnoError(f"run {run.run} was told to end, but job {jobs} has not ended", hint=hint)
-    write_status(run.status, given_up(_status(run), time.time(), TERMINATED, "cancelled", RunCause.CANCELLED))
+    write_status(run.status, aborted_status(_status(run), time.time(), TERMINATED, "cancelled", RunCause.CANCELLED))
 
 
 def _status(run: RunFolder) -> RunStatus:

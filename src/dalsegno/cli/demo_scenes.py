@@ -167,7 +167,7 @@ def play_docker(target: Target, place: ClusterPlace) -> None:
         command = f"srun {docker.client} run --rm --network=host -e CUDA_VISIBLE_DEVICES {name} {scene.PROGRAM}"
         theirs = scene.play(stage, command, out.step, f"DOCKER_HOST={docker.host}")
         ours = scene.play(stage, f"srun --container-image={sqsh} {scene.PROGRAM}", out.step)
-        still = any(process.pid == theirs.sight.pid for process in scene.find(stage))
+        still = any(process.pid == theirs.program.pid for process in scene.find(stage))
     _show_docker(theirs, ours, still)
     if ours.lives_on or not theirs.lives_on:
         raise TargetError(
@@ -210,11 +210,11 @@ def _show_docker(theirs: Ending, ours: Ending, still: bool) -> None:
     out.data("")
     both = [theirs, ours]
     rows = [
-        ["the program's user", *(each.sight.user for each in both)],
-        ["is a child of", *(" > ".join(each.sight.ancestors) for each in both)],
-        ["its cgroup", *(_short(each.sight.cgroup) for each in both)],
-        ["Slurm counts it as the job's", *("yes" if each.sight.counted else "no" for each in both)],
-        ["it was given GPU", *(each.sight.gpu or "none" for each in both)],
+        ["the program's user", *(each.program.user for each in both)],
+        ["is a child of", *(" > ".join(each.program.ancestors) for each in both)],
+        ["its cgroup", *(_short(each.program.cgroup) for each in both)],
+        ["Slurm counts it as the job's", *("yes" if each.program.counted else "no" for each in both)],
+        ["it was given GPU", *(each.program.gpu or "none" for each in both)],
         ["after scancel, node idle", *("STILL RUNS" if each.lives_on else "gone" for each in both)],
     ]
     out.table(["", "DOCKER", "--CONTAINER-IMAGE"], rows)

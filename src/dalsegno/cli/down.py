@@ -164,11 +164,13 @@ def end_in_order(runs: Sequence[RunOnCluster]) -> None:
 def write_ends(runs: Sequence[RunOnCluster]) -> None:
     """Record how the runs ended, after all of the cluster is gone."""
     from dalsegno.runs.status import RunCause, write_status
-    from dalsegno.runs.submit.prepare import given_up
+    from dalsegno.runs.submit.prepare import aborted_status
 
     for run in runs:
         status = find_status(run.folder) if run.ours else None
         if status is not None and not is_over(status):
-            write_status(run.folder.status, given_up(status, time.time(), TERMINATED, TAKEN_DOWN, RunCause.TAKEN_DOWN))
+            write_status(
+                run.folder.status, aborted_status(status, time.time(), TERMINATED, TAKEN_DOWN, RunCause.TAKEN_DOWN)
+            )
         elif status is not None and status.cause is RunCause.CANCELLED:
             write_status(run.folder.status, replace(status, message=TAKEN_DOWN, cause=RunCause.TAKEN_DOWN))

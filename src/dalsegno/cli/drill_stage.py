@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dalsegno import drill
 from dalsegno.cli import out
 from dalsegno.cli.drill_traces import JournalReader, Traces, clear_leftovers, drill_folder, held_back, nodes_known_to
-from dalsegno.drill.impacts import Drill, DrillMark, FaultImpact, TrainedStep, TrainingNotes, find_troubles
+from dalsegno.drill.impacts import Drill, DrillMark, FaultImpact, TrainedStep, TrainingNotes, describe_run_failures
 from dalsegno.drill.play import play
 from dalsegno.drill.report import counted
 from dalsegno.drill.schedule import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[FaultImpact | str], None]
 PAUSE_S = 0.05  # between steps: training that is fast enough to be seen, and slow enough to be struck
-ROOM = 30  # steps for each fault, beside those that the lots want
+ROOM = 30  # steps for each fault, beside those that the faults wait for
 ROOM_FOR_SPARES = 200  # a node is repaired and has joined the run again in that time
 END_S = 300.0
 HEAL_S = 90.0
@@ -68,7 +68,7 @@ class Training:
             return []
         return [node.name for node in status.nodes if node.state is NodeRole.MEMBER]
 
-    def is_bare(self) -> bool:
+    def lacks_spare(self) -> bool:
         return self.spares > 0 and all(node.state is not NodeRole.SPARE for node in self.status().nodes)
 
     def newest(self) -> TrainedStep | None:
@@ -77,8 +77,8 @@ class Training:
     def over(self) -> bool:
         return self.status().over
 
-    def strike(self, kind: FaultKind, node: str) -> None:
-        self.traces.strike(kind, node)
+    def inject(self, kind: FaultKind, node: str) -> None:
+        self.traces.inject(kind, node)
 
     def status(self) -> RunStatus:
         status = read_status(self.folder.status)
@@ -138,7 +138,7 @@ class DrillCluster:
     nodes: int
     spares: int
     heals: bool = True  # wait until broken nodes are back in service
-    with_spares: bool = False  # strike only while the spares stand by
+    with_spares: bool = False  # inject only while the spares stand by
 
     @classmethod
     def open(cls, name: str | None, nodes: int | None, spares: int | None, with_spares: bool = False) -> DrillCluster:
@@ -151,7 +151,7 @@ class DrillCluster:
 
     def perform(
         self,
-        lots: Sequence[ScheduledFault],
+        faults: Sequence[ScheduledFault],
         seed: int,
         compare: bool,
         say: Say,
@@ -159,7 +159,9 @@ class DrillCluster:
     ) -> Drill:
         from dalsegno.cluster import runs_home
 
-        total = sum(lot.after_steps for lot in lots) + (ROOM_FOR_SPARES if self.with_spares else ROOM) * len(lots)
+        total = sum(fault.after_steps for fault in faults) + (ROOM_FOR_SPARES if self.with_spares else ROOM) * len(
+            faults
+        )
         home = runs_home()
         clear_leftovers(home, _end_abandoned)
         for line in find_existing_faults(self.traces.target.injected(), nodes_known_to(self.slurm.controller)):
@@ -167,21 +169,21 @@ class DrillCluster:
         with drill_folder(home) as folder, self.traces.removed(say):
             reference = self._undisturbed(folder, total, say, tell) if compare else None
             where = f"{counted(self.nodes, 'node')} with {counted(self.spares, 'spare')}"
-            say(f"{total} steps on {where}, {counted(len(lots), 'fault')}, seed {seed}")
+            say(f"{total} steps on {where}, {counted(len(faults), 'fault')}, seed {seed}")
             started = time.time()
             training = self._start(folder / "disturbed", total, PAUSE_S, tell)
-            repairs = self._foresee(training, lots, say)
-            impacts = play(training, lots, say, with_spares=self.with_spares)
-            if len(impacts) < len(lots):
-                say(f"{len(impacts)} of the {len(lots)} faults: the run did not train long enough for more")
+            repairs = self._foresee(training, faults, say)
+            impacts = play(training, faults, say, with_spares=self.with_spares)
+            if len(impacts) < len(faults):
+                say(f"{len(impacts)} of the {len(faults)} faults: the run did not train long enough for more")
             code = training.end(END_S + total * PAUSE_S)
             held = training.all_back(impacts, HEAL_S if repairs else 0.0, say)
             return _account(training, seed, started, impacts, code, reference, held)
 
-    def _foresee(self, training: Training, lots: Sequence[ScheduledFault], say: Say) -> bool:
+    def _foresee(self, training: Training, faults: Sequence[ScheduledFault], say: Say) -> bool:
         """Report what will not be repaired; return False if nothing will."""
         told = training.ears.automation()
-        if undone := warn_of_missing_repairs(lots, told, _default_partitions(self.slurm)):
+        if undone := warn_of_missing_repairs(faults, told, _default_partitions(self.slurm)):
             say(undone)
         return self.heals and repairs_nodes(told)
 
@@ -191,7 +193,7 @@ class DrillCluster:
         say(f"the undisturbed run to compare with: {total} steps")
         training = self._start(folder / "undisturbed", total, 0.0, tell)
         code = training.end(END_S + total)
-        troubles = find_troubles(journal.read(training.folder.journal))
+        troubles = describe_run_failures(journal.read(training.folder.journal))
         if code or not training.notes.weights:
             how = f"ended with code {code}" if code else "noted no weights to compare with"
             raise DalsegnoError(

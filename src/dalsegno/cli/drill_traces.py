@@ -51,14 +51,14 @@ class Traces:
 
     target: CanInject
     runs: list[RunFolder] = field(default_factory=list)
-    strikes: list[DrillInjection] = field(default_factory=list)
+    injections: list[DrillInjection] = field(default_factory=list)
     ears: JournalReader | None = None  # of the run under way
     done: list[str] = field(default_factory=list)  # to take them back, in words
 
-    def strike(self, kind: FaultKind, node: str) -> None:
+    def inject(self, kind: FaultKind, node: str) -> None:
         from dalsegno.inject.faults import FAULTS
 
-        self.strikes.append(DrillInjection(kind, node, time.time()))
+        self.injections.append(DrillInjection(kind, node, time.time()))
         self.target.inject(FAULTS[kind.fault], node, kind.options)
 
     @contextmanager
@@ -100,7 +100,7 @@ class Traces:
 
     def _undo(self) -> None:
         """Undo the faults of this drill; those that were there before are left."""
-        own = {(each.kind.fault, each.node): each.at for each in self.strikes}
+        own = {(each.kind.fault, each.node): each.at for each in self.injections}
         for fault in self.target.injected():
             if fault.at >= own.get((fault.fault, fault.node), float("inf")):
                 try:
@@ -113,7 +113,7 @@ class Traces:
         """Report hosts without power: that is repaired, not undone."""
         if self.ears is not None:
             self.ears.listen()
-        cuts = {each.node: each.at for each in self.strikes if each.kind.fault == "power-off"}
+        cuts = {each.node: each.at for each in self.injections if each.kind.fault == "power-off"}
         gone = [node for node, at in cuts.items() if self.ears is None or not self.ears.is_back(node, at)]
         then = "the controller repairs it if it may, and `dalsegno up` boots it"
         return [f"{node} may still be off: {then}" for node in gone]

@@ -124,7 +124,7 @@ def start(plan: RunPlan, slurm: SlurmHere, home: Path) -> RunFolder:
 def _submit_to_controller(run: RunFolder, controller: Path) -> None:
     from dalsegno.recovery.client import start_run
     from dalsegno.runs.status import read_status, write_status
-    from dalsegno.runs.submit.prepare import given_up
+    from dalsegno.runs.submit.prepare import aborted_status
 
     try:
         start_run(controller, run.root)
@@ -132,7 +132,7 @@ def _submit_to_controller(run: RunFolder, controller: Path) -> None:
         run.cancel.touch()  # the answer may have been lost: a coordinator that did start must end
         status = read_status(run.status)
         if status is not None and not status.over:
-            write_status(run.status, given_up(status, time.time(), 1, "the controller did not accept the run"))
+            write_status(run.status, aborted_status(status, time.time(), 1, "the controller did not accept the run"))
         raise
 
 

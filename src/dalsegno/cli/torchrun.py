@@ -26,10 +26,10 @@ def command(words: tuple[str, ...]) -> None:
     if args is None:
         out.data(torchrun_parser({}).format_help().rstrip("\n"))
         return
-    from dalsegno.runs.torchrun.launch import LaunchWorld, launch
+    from dalsegno.runs.torchrun.launch import LaunchContext, launch
     from dalsegno.runs.torchrun.logs import write_all
 
-    raise SystemExit(launch(args, LaunchWorld(os.environ, _talk, write_all)))
+    raise SystemExit(launch(args, LaunchContext(os.environ, _talk, write_all)))
 
 
 def _talk(text: str) -> None:

@@ -145,9 +145,11 @@ def is_under_way(run: RunFolder) -> bool:
 
 def mark_lost(status: RunStatus) -> RunStatus:
     """Return the final status of a run whose cluster was removed before its end was recorded."""
-    from dalsegno.runs.submit.prepare import given_up
+    from dalsegno.runs.submit.prepare import aborted_status
 
-    return status if is_over(status) else given_up(status, status.updated, TERMINATED, GONE, RunCause.CLUSTER_GONE)
+    return (
+        status if is_over(status) else aborted_status(status, status.updated, TERMINATED, GONE, RunCause.CLUSTER_GONE)
+    )
 
 
 def cluster_is_gone(run: RunFolder) -> bool:

@@ -162,10 +162,12 @@ def _controller_moments(job: JobInfo, slurm: SlurmHere) -> list[Moment]:
 def _explain_node(name: str, slurm: SlurmHere) -> Explanation:
     from dalsegno.why import ControllerView, Explanation, explain_node, merge_timelines, moments_of_node
 
-    node, care = slurm.client.node(name), _care(name, slurm) or ControllerView()
+    node, controller = slurm.client.node(name), _controller_view(name, slurm) or ControllerView()
     slurms = moments_of_node(node, _events(name, slurm))
     return Explanation(
-        f"node {name}", explain_node(node, care), merge_timelines(_injected(name, slurm), slurms, care.moments)
+        f"node {name}",
+        explain_node(node, controller),
+        merge_timelines(_injected(name, slurm), slurms, controller.moments),
     )
 
 
@@ -195,14 +197,14 @@ def _node_moments(nodes: Iterable[str], slurm: SlurmHere, since: float, until: f
 
     moments = list[Moment]()
     for node in list(nodes)[:MOST_NODES]:
-        care = _care(node, slurm)
-        if care is None:
+        controller = _controller_view(node, slurm)
+        if controller is None:
             break  # each further request would wait for the full timeout
-        moments += [Moment(moment.at, moment.who, f"{node}: {moment.text}") for moment in care.moments]
+        moments += [Moment(moment.at, moment.who, f"{node}: {moment.text}") for moment in controller.moments]
     return within(moments, since, until)
 
 
-def _care(node: str, slurm: SlurmHere) -> ControllerView | None:
+def _controller_view(node: str, slurm: SlurmHere) -> ControllerView | None:
     """Return what the controller knows about a node; None if it does not answer."""
     from dalsegno.why import read_controller_view
 

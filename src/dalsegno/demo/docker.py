@@ -26,7 +26,7 @@ from dalsegno.system.processes import Completed, LocalRunner, Runner
 PROGRAM = "sleep 1000"
 TOPS = ("slurmstepd", "slurmd", "dockerd", "containerd")  # ancestors at which the list of parents ends
 WAIT_S = 90.0
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class NodeProcess:
 
 
 @dataclass(frozen=True)
-class ProgramSight:
+class ObservedProgram:
     """What is visible of a program while its job runs."""
 
     pid: int
@@ -58,7 +58,7 @@ class Ending:
 
     job: int
     command: str
-    sight: ProgramSight
+    program: ObservedProgram
     lives_on: bool
 
 
@@ -73,20 +73,20 @@ class DockerStage:
     output: Path  # of the jobs
 
 
-def play(stage: DockerStage, command: str, say: Say, export: str = "") -> Ending:
+def play(stage: DockerStage, command: str, notify: Notify, export: str = "") -> Ending:
     """Submit a job, look at its program, cancel the job, and look again once Slurm has nothing on the node."""
     before = {process.pid for process in find(stage)}
     args = ["--gpus=1", f"--output={stage.output}", f"--export=ALL{export and ','}{export}", f"--wrap={command}"]
     job = stage.researcher.submit(args=args)
-    say(f"job {job}: {command}")
+    notify(f"job {job}: {command}")
     pid = until(lambda: _started(stage, job, before), WAIT_S, f"`{PROGRAM}` of job {job} on {stage.node}")
-    sight = look(stage, job, pid)
-    say(f"its program is process {pid} on {stage.node}; now: scancel {job}")
+    program = look(stage, job, pid)
+    notify(f"its program is process {pid} on {stage.node}; now: scancel {job}")
     stage.slurm.cancel(job)
     until(lambda: _is_idle(stage), WAIT_S, f"{stage.node} to be idle again")
     lives_on = any(process.pid == pid for process in find(stage))
-    say(f"job {job} has ended and {stage.node} is idle; its program {'still runs' if lives_on else 'has ended'}")
-    return Ending(job, command, sight, lives_on)
+    notify(f"job {job} has ended and {stage.node} is idle; its program {'still runs' if lives_on else 'has ended'}")
+    return Ending(job, command, program, lives_on)
 
 
 def _started(stage: DockerStage, job: int, before: set[int]) -> int:
@@ -112,10 +112,10 @@ def find(stage: DockerStage) -> list[NodeProcess]:
     return [each for each in processes(stage) if each.name == name and each.args.endswith(PROGRAM)]
 
 
-def look(stage: DockerStage, job: int, pid: int) -> ProgramSight:
+def look(stage: DockerStage, job: int, pid: int) -> ObservedProgram:
     known = {process.pid: process for process in processes(stage)}
     counted = stage.ask(["scontrol", "listpids", str(job), stage.node])
-    return ProgramSight(
+    return ObservedProgram(
         pid,
         known[pid].user,
         ancestors(known, pid),

@@ -27,7 +27,7 @@ def until(answer: Callable[[], T], timeout_s: float, what: str) -> T:
     return value
 
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 PARTITION = "lab"
 BIG_PARTITION = "train"
 FAIR_SHARE_WAIT_S = 150.0  # Slurm updates fair share once a minute at best
@@ -65,23 +65,23 @@ class Lab:
     as_user: Callable[[str], SlurmClient]
 
 
-def play(lab: Lab, say: Say) -> ScenarioOutcome:
+def play(lab: Lab, notify: Notify) -> ScenarioOutcome:
     """Play the whole scene. No job is left, and the partition is open."""
-    say("the partition is closed; ada, bob and cem submit their jobs, in this order")
+    notify("the partition is closed; ada, bob and cem submit their jobs, in this order")
     lab.slurm.update(PartitionName=PARTITION, State="DOWN")
     try:
         ids = {wish.who: _submit(lab, wish) for wish in WISHES}
         refusal = _ask_too_much(lab)
     finally:
         lab.slurm.update(PartitionName=PARTITION, State="UP")
-    say(f"dee requests 9 GPUs on an 8-GPU node: {refusal}")
-    say("the partition is open")
+    notify(f"dee requests 9 GPUs on an 8-GPU node: {refusal}")
+    notify("the partition is open")
     running = _wait_for_start(lab, ids)
     waiting = " ".join(who for who in ids if who not in running)
-    say(f"running: {' and '.join(running)}, on all four GPUs; {waiting} waits")
+    notify(f"running: {' and '.join(running)}, on all four GPUs; {waiting} waits")
     jobs = _wait_for_end(lab, ids)
-    say("all three are done; ada takes all four GPUs, and she and cem submit one more job each, otherwise identical")
-    return ScenarioOutcome(jobs, running, refusal, _compare_next(lab, say))
+    notify("all three are done; ada takes all four GPUs, and she and cem submit one more job each, otherwise identical")
+    return ScenarioOutcome(jobs, running, refusal, _compare_next(lab, notify))
 
 
 def _submit(lab: Lab, wish: WantedJob) -> int:
@@ -132,12 +132,12 @@ def _wait_for_end(lab: Lab, ids: dict[str, int]) -> dict[str, JobInfo]:
     return until(all_ended, 120, "the three jobs ended")
 
 
-def _compare_next(lab: Lab, say: Say) -> dict[str, int]:
+def _compare_next(lab: Lab, notify: Notify) -> dict[str, int]:
     """Let one user take all GPUs while both submit equal jobs, until Slurm has updated fair share."""
     hog = _submit(lab, WantedJob(HEAVY, 4, "medium", 600))
     until(lambda: lab.slurm.job(hog).state is JobState.RUNNING, 60, f"{HEAVY}'s big job running")
     ids = {who: _submit(lab, WantedJob(who, 1, "medium", 1)) for who in (HEAVY, LIGHT)}
-    say("Slurm updates fair share once a minute: waiting for it")
+    notify("Slurm updates fair share once a minute: waiting for it")
 
     def weighed() -> dict[str, int]:
         priorities = {job.name: job.priority for job in lab.slurm.jobs() if job.id in ids.values()}

@@ -235,7 +235,7 @@ def marks_of_run(entries: Iterable[Entry]) -> Iterator[DrillMark]:
             yield DrillMark(at, "generation", "", f"generation {entry.get('generation')} on {nodes}")
 
 
-def find_troubles(entries: Iterable[Entry]) -> str:
+def describe_run_failures(entries: Iterable[Entry]) -> str:
     """Return how often a run restarted, and the first reason; "" if it was undisturbed."""
     known = list(entries)
     again = (

@@ -24,7 +24,7 @@ class DrillStage(Protocol):
         """Return the nodes that train now; none while the run recovers."""
         ...
 
-    def is_bare(self) -> bool:
+    def lacks_spare(self) -> bool:
         """Return whether a node that is lost now would have no spare ready to replace it."""
         ...
 
@@ -34,13 +34,13 @@ class DrillStage(Protocol):
 
     def over(self) -> bool: ...
 
-    def strike(self, kind: FaultKind, node: str) -> None: ...
+    def inject(self, kind: FaultKind, node: str) -> None: ...
 
 
 def play(
     stage: DrillStage,
-    lots: Sequence[ScheduledFault],
-    say: Callable[[FaultImpact | str], None],
+    faults: Sequence[ScheduledFault],
+    notify: Callable[[FaultImpact | str], None],
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
     with_spares: bool = False,
@@ -50,27 +50,27 @@ def play(
     There are fewer if the run ends or does not recover.
     """
     impacts: list[FaultImpact] = []
-    for number, lot in enumerate(lots, 1):
+    for number, fault in enumerate(faults, 1):
         last = impacts[-1] if impacts else None
-        members = _wait_until_ready(stage, lot, last, now, sleep, with_spares)
+        members = _wait_until_ready(stage, fault, last, now, sleep, with_spares)
         if not members:
             break
-        kind, open_nodes = lot.kind, _choose_nodes(lot.kind, members, impacts)
+        kind, open_nodes = fault.kind, _choose_nodes(fault.kind, members, impacts)
         if not open_nodes:
-            say(f"{kind.label} is skipped: no training node has an agent any more")
+            notify(f"{kind.label} is skipped: no training node has an agent any more")
             continue
-        node = open_nodes[lot.node % len(open_nodes)]
-        bare = kind.stops and kind.heals and stage.is_bare()
+        node = open_nodes[fault.node % len(open_nodes)]
+        bare = kind.stops and kind.heals and stage.lacks_spare()
         impact = FaultImpact(number, kind.label, node, now(), kind.stops, kind.heals, bare)
         impacts.append(impact)
-        say(impact)
-        stage.strike(kind, node)
+        notify(impact)
+        stage.inject(kind, node)
     return impacts
 
 
 def _wait_until_ready(
     stage: DrillStage,
-    lot: ScheduledFault,
+    fault: ScheduledFault,
     last: FaultImpact | None,
     now: Callable[[], float],
     sleep: Callable[[float], None],
@@ -84,7 +84,7 @@ def _wait_until_ready(
         step, members = stage.newest(), stage.members()
         if step is not None and members and (last is None or _is_after(step, last)):
             begun = begun if begun is not None and begun.generation == step.generation else step
-            if step.step - begun.step >= lot.after_steps and not (with_spares and stage.is_bare()):
+            if step.step - begun.step >= fault.after_steps and not (with_spares and stage.lacks_spare()):
                 return members
             until = max(until, step.at + PATIENCE_S)
         if now() > until:

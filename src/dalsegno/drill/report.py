@@ -139,7 +139,7 @@ def render_picture(drill: Drill) -> str:
     """Return the timeline as SVG, coloured by the page around it."""
     scale = _Scale(drill.started, drill.last_event_at)
     height = CURVE + GAP + len(drill.nodes) * (LANE + GAP) + AXIS
-    parts = [*_axis(scale, height), *_curve(drill, scale), *_lanes(drill, scale), *_blows(drill, scale, height)]
+    parts = [*_axis(scale, height), *_curve(drill, scale), *_lanes(drill, scale), *_fault_lines(drill, scale, height)]
     head = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="loss and nodes over time">'
     return "\n".join([head, *parts, "</svg>"])
 
@@ -200,7 +200,7 @@ def _bar(kind: str, scale: _Scale, first: float, last: float, top: int, title: s
     )
 
 
-def _blows(drill: Drill, scale: _Scale, height: int) -> Iterator[str]:
+def _fault_lines(drill: Drill, scale: _Scale, height: int) -> Iterator[str]:
     for impact in drill.impacts:
         x = scale.x(impact.at)
         title = f"<title>{impact.number}: {in_html(impact.fault)} on {in_html(impact.node)}</title>"

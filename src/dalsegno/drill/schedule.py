@@ -102,11 +102,11 @@ _MODES = {"observe": "the controller only observes (`mode: observe` in the clust
 
 
 def warn_of_missing_repairs(
-    lots: Sequence[ScheduledFault], automation: Mapping[str, Any] | None, partitions: Sequence[str]
+    faults: Sequence[ScheduledFault], automation: Mapping[str, Any] | None, partitions: Sequence[str]
 ) -> str:
     """Return a warning if the controller will not repair everything, else "". `automation` is its answer, or None if
     there is no controller."""
-    if not any(lot.kind.heals for lot in lots):
+    if not any(fault.kind.heals for fault in faults):
         return ""
     if automation is None:
         return f"this cluster has no controller: {_STAYS}"
@@ -114,7 +114,7 @@ def warn_of_missing_repairs(
         return f"automation is paused: {_STAYS}; resume it with `dalsegno automation resume`"
     if mode := _MODES.get(str(automation.get("mode"))):
         return f"{mode}: {_STAYS}"
-    return _warn_of_budget(sum(lot.kind.heals for lot in lots), automation, partitions)
+    return _warn_of_budget(sum(fault.kind.heals for fault in faults), automation, partitions)
 
 
 def repairs_nodes(automation: Mapping[str, Any] | None) -> bool:

@@ -70,18 +70,23 @@ class AgentAddress:
 
 
 class ControllerLink:
-    """The connection. `heard` is called with every message, `turned` when the connection is up or down."""
+    """The connection. `on_message` is called with every message, `on_state_change` when it is up or down."""
 
     def __init__(
         self,
         address: AgentAddress,
         selector: selectors.BaseSelector,
-        heard: Callable[[Message], None],
-        turned: Callable[[bool], None],
-        chance: Callable[[], float] = random.random,
+        on_message: Callable[[Message], None],
+        on_state_change: Callable[[bool], None],
+        jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.state, self._whom = LinkState.DOWN, address
-        self._selector, self._heard, self._turned, self._chance = selector, heard, turned, chance
+        self.state, self._address = LinkState.DOWN, address
+        self._selector, self._on_message, self._on_state_change, self._jitter = (
+            selector,
+            on_message,
+            on_state_change,
+            jitter,
+        )
         self._sock: socket.socket | None = None
         self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
         self._handshake = ClientHandshake(AGENT, CONTROLLER)
@@ -96,7 +101,7 @@ class ControllerLink:
     def up(self) -> bool:
         return self.state is LinkState.UP
 
-    def room(self) -> bool:
+    def can_send(self) -> bool:
         """Return whether the connection is up and has room for more data."""
         return self.up and len(self._unsent) < ROOM
 
@@ -123,7 +128,9 @@ class ControllerLink:
 
     def _dial(self, now: float) -> None:
         self._due = now + HANDSHAKE_S
-        family, kind, _, _, address = socket.getaddrinfo(self._whom.host, self._whom.port, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(
+            self._address.host, self._address.port, type=socket.SOCK_STREAM
+        )[0]
         self._sock = socket.socket(family, kind)
         self._sock.setblocking(False)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -166,21 +173,21 @@ class ControllerLink:
 
     def _take(self, body: bytes, now: float) -> None:
         if self.state is LinkState.GREETED:
-            hello = self._whom.hello
-            proof = self._handshake.answer(parse(body), self._whom.secret, *hello.names())
+            hello = self._address.hello
+            proof = self._handshake.answer(parse(body), self._address.secret, *hello.names())
             self._unsent += pack({**hello.fields(), **proof})
             self.state = LinkState.PROVING
         elif self.state is LinkState.PROVING:
             self._come_up(self._handshake.finish(parse(body)), now)
         elif self._session is not None:
-            self._heard(self._session.opener.open(body))
+            self._on_message(self._session.opener.open(body))
 
     def _come_up(self, session: Session, now: float) -> None:
         self._session = session
         self._reader.most_bytes = MOST_BYTES + TAG_BYTES
         self.state, self._up_at, self._logged_why = LinkState.UP, now, ""
-        log.info("connected to %s:%d", self._whom.host, self._whom.port)
-        self._turned(True)
+        log.info("connected to %s:%d", self._address.host, self._address.port)
+        self._on_state_change(True)
 
     def _flush(self) -> None:
         assert self._sock is not None
@@ -204,13 +211,13 @@ class ControllerLink:
         self.state, self._session = LinkState.DOWN, None
         if was_up and now - self._up_at >= SETTLED_S:
             self._pause_s = FIRST_PAUSE_S
-        self._due = now + self._pause_s * (0.5 + self._chance())  # many agents must not connect all at once
+        self._due = now + self._pause_s * (0.5 + self._jitter())  # many agents must not connect all at once
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
         if why != self._logged_why:
-            log.warning("no connection to %s:%d: %s", self._whom.host, self._whom.port, why)
+            log.warning("no connection to %s:%d: %s", self._address.host, self._address.port, why)
             self._logged_why = why
         if was_up:
-            self._turned(False)
+            self._on_state_change(False)
 
 
 MOST_REST_S = 600.0
@@ -277,7 +284,7 @@ class NodeAgent:
         address = AgentAddress(options.host, options.port, secret, NodeHello(options.node, options.boot, started))
         self.link = ControllerLink(address, self.selector, self._on_message, self._on_link_change)
         self.watch = CheckWatch(make, self.selector, self.findings.note, self._on_round, time.time, check_s)
-        self.orders = OrderProcesses(do, self.selector, self._send, self.link.room)
+        self.orders = OrderProcesses(do, self.selector, self._send, self.link.can_send)
         self._beat_at = 0.0
         self._has_settings, self._checked_with_settings = False, False
 
@@ -304,7 +311,7 @@ class NodeAgent:
 
     def _send_news(self, now: float) -> float | None:
         """Send a heartbeat when it is due, and new findings; return when the next heartbeat is due."""
-        if not self.link.room():
+        if not self.link.can_send():
             return now + BEAT_S if self.link.up else None
         if self._has_settings and self._checked_with_settings:  # checks that are off here must not be reported
             for message in self.findings.messages(now):

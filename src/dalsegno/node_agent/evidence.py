@@ -92,7 +92,7 @@ Run = tuple[int, str]  # uid and id
 _FILES = re.compile(rb"/dalsegno\.[0-9.]+/([^/\n]+)")
 
 
-class MemoryOfRuns:
+class SharedMemorySweeper:
     """The shared memory of runs: of all users as root, else of the own user."""
 
     def __init__(self, folder: Path = SHM, uid: int | None = None) -> None:

@@ -22,9 +22,9 @@ from dalsegno.health.runner import Checkup
 from dalsegno.health.settings import LISTEN_S, VALIDATE_S, Settings
 from dalsegno.node_agent import loads
 from dalsegno.node_agent.collective import Collective
-from dalsegno.node_agent.evidence import MemoryOfRuns, gather
+from dalsegno.node_agent.evidence import SharedMemorySweeper, gather
 from dalsegno.node_agent.findings import clean
-from dalsegno.node_agent.pair import NotMet, answer, call, try_together
+from dalsegno.node_agent.pair import PartnerUnreachable, answer, call, run_pair_tests
 from dalsegno.spec.facts import Health, facts_from_json
 from dalsegno.system.files import read_text
 from dalsegno.system.hanging_calls import Forked, NoAnswer, fork
@@ -50,12 +50,12 @@ class _RunningOrder:
 
 
 class OrderProcesses:
-    """The processes of orders. `say` sends an answer to the controller, `room` returns whether it can be sent now."""
+    """The processes of orders. `send` sends an answer to the controller, `can_send` returns whether it fits now."""
 
     def __init__(
-        self, do: Do, selector: selectors.BaseSelector, say: Callable[[Message], None], room: Callable[[], bool]
+        self, do: Do, selector: selectors.BaseSelector, send: Callable[[Message], None], can_send: Callable[[], bool]
     ) -> None:
-        self._do, self._selector, self._say, self._room = do, selector, say, room
+        self._do, self._selector, self._send, self._can_send = do, selector, send, can_send
         self._under_way: list[_RunningOrder] = []
         self._killed: list[Forked] = []
 
@@ -75,7 +75,7 @@ class OrderProcesses:
         self._killed = [forked for forked in self._killed if not forked.ended()]
         for running in [each for each in self._under_way if each.until <= now]:
             self._end(running, "it took too long and was stopped")
-        if self._room():
+        if self._can_send():
             for running in self._under_way:
                 if not running.listening:
                     self._register(running)
@@ -94,14 +94,14 @@ class OrderProcesses:
     def _listen(self, running: _RunningOrder) -> None:
         if running not in self._under_way:
             return
-        if not self._room():  # its socket buffers what it sends meanwhile
+        if not self._can_send():  # its socket buffers what it sends meanwhile
             self._selector.unregister(running.forked.sock)
             running.listening = False
             return
         try:
             data = running.forked.sock.recv(16384)
             for message in running.reader.feed(data):
-                self._say(message)
+                self._send(message)
                 if message.get("done"):
                     self._stop(running)
                     return
@@ -124,7 +124,7 @@ class OrderProcesses:
         self._killed.append(running.forked)
 
     def _refuse(self, order: Order, why: str) -> None:
-        self._say(reply_message(Reply(order.number, done=True, error=why)))
+        self._send(reply_message(Reply(order.number, done=True, error=why)))
 
 
 def _carry_out(do: Do, order: Order, sock: socket) -> None:
@@ -153,7 +153,7 @@ class ContinuousLooks:
     """The continuous checks of this node."""
 
     def __init__(self, checkup: Checkup) -> None:
-        self._checkup, self._gpus_at, self._memory = checkup, float("-inf"), MemoryOfRuns()
+        self._checkup, self._gpus_at, self._memory = checkup, float("-inf"), SharedMemorySweeper()
 
     def names(self) -> Iterable[str]:
         return self._checkup.names(Context.CONTINUOUS)
@@ -237,8 +237,8 @@ class OrderHandlers:
         with Collective() as collective:
             try:
                 with answer(self.address(), secret, lambda port: send(Reply(order.number, port=port))) as sock:
-                    found = [self._finding(*each) for each in try_together(sock, secret, 1, collective)]
-            except NotMet as error:
+                    found = [self._finding(*each) for each in run_pair_tests(sock, secret, 1, collective)]
+            except PartnerUnreachable as error:
                 found = [self._finding("pair", error.result)]
         self._send_report(order, send, found)
 
@@ -261,12 +261,12 @@ def _partner(arguments: Mapping[str, str]) -> Iterator[Callable[[Collective], It
     secret = arguments["secret"].encode()
     try:
         sock = call(arguments["address"], int(arguments["port"]), secret)
-    except NotMet as error:
+    except PartnerUnreachable as error:
         found = [("pair", error.result)]
         yield lambda collective: found
         return
     with sock:
-        yield lambda collective: try_together(sock, secret, 0, collective)
+        yield lambda collective: run_pair_tests(sock, secret, 0, collective)
 
 
 def check_settings(settings: Message) -> Settings:

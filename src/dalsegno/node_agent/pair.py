@@ -23,7 +23,9 @@ PINGS = 20
 _ONE = b"!"
 
 
-def try_together(sock: socket.socket, secret: bytes, rank: int, collective: Collective) -> Iterator[tuple[str, Result]]:
+def run_pair_tests(
+    sock: socket.socket, secret: bytes, rank: int, collective: Collective
+) -> Iterator[tuple[str, Result]]:
     """Yield each finding by name. Rank 0 starts at any time; the connection stays open until both are done."""
     exchanged = _exchange(sock, secret, first=rank == 0)
     yield "pair", exchanged
@@ -109,7 +111,7 @@ MOST_CALLERS = 64
 LISTENER, DIALLER = "pair that listens/2", "pair that calls/2"
 
 
-class NotMet(Exception):
+class PartnerUnreachable(Exception):
     """The two nodes could not connect; `result` says why."""
 
     def __init__(self, text: str, code: str) -> None:
@@ -117,35 +119,35 @@ class NotMet(Exception):
         self.result = blame(text, Remedy.DRAIN, code)
 
 
-def answer(address: str, secret: bytes, listens: Callable[[int], None], knock_s: float = KNOCK_S) -> socket.socket:
+def answer(address: str, secret: bytes, listens: Callable[[int], None], connect_s: float = KNOCK_S) -> socket.socket:
     """Wait for the other node; `listens` is called with the port. Callers without the secret cannot block it."""
-    with _PairListener(address, secret, knock_s) as listener:
+    with _PairListener(address, secret, connect_s) as listener:
         listens(listener.port)
-        until = time.monotonic() + knock_s
+        until = time.monotonic() + connect_s
         while listener.found is None and time.monotonic() < until:
             listener.turn(until)
         if listener.found is not None:
             return listener.found
     called = f"; callers without the secret: {listener.refusals}" if listener.refusals else ""
-    raise NotMet(f"the other node did not connect{called}", "unreachable")
+    raise PartnerUnreachable(f"the other node did not connect{called}", "unreachable")
 
 
-def call(address: str, port: int, secret: bytes, knock_s: float = KNOCK_S) -> socket.socket:
+def call(address: str, port: int, secret: bytes, connect_s: float = KNOCK_S) -> socket.socket:
     """Connect to the node that listens."""
-    until = time.monotonic() + knock_s
+    until = time.monotonic() + connect_s
     try:
-        sock = socket.create_connection((address, port), knock_s)
+        sock = socket.create_connection((address, port), connect_s)
     except OSError as error:
-        raise NotMet(f"{address} cannot be reached: {error.strerror or error}", "unreachable") from error
+        raise PartnerUnreachable(f"{address} cannot be reached: {error.strerror or error}", "unreachable") from error
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         prove_as_client(sock, ClientHandshake(DIALLER, LISTENER), secret, fields={}, until=until)
     except TimeoutError as error:
         sock.close()
-        raise NotMet(f"{address} did not answer within {knock_s:g} s", "unreachable") from error
+        raise PartnerUnreachable(f"{address} did not answer within {connect_s:g} s", "unreachable") from error
     except (OSError, BadFrame) as error:
         sock.close()
-        raise NotMet(f"{address} does not know the secret of this test", "stranger") from error
+        raise PartnerUnreachable(f"{address} does not know the secret of this test", "stranger") from error
     sock.settimeout(None)
     return sock
 
@@ -153,9 +155,9 @@ def call(address: str, port: int, secret: bytes, knock_s: float = KNOCK_S) -> so
 class _PairListener:
     """Handles callers in parallel until one proves that it knows the secret; `found` is its socket."""
 
-    def __init__(self, address: str, secret: bytes, knock_s: float) -> None:
+    def __init__(self, address: str, secret: bytes, connect_s: float) -> None:
         self._secret, self._selector = secret, selectors.DefaultSelector()
-        limits = ServerLimits(strangers=MOST_CALLERS, stranger_s=knock_s, stranger_bytes=512)
+        limits = ServerLimits(strangers=MOST_CALLERS, stranger_s=connect_s, stranger_bytes=512)
         self._server: BoundedServer[str] = BoundedServer(
             SelectorWatcher(self._selector), self, DIALLER, LISTENER, limits
         )

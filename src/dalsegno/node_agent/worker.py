@@ -51,19 +51,19 @@ class HungCheck:
 
 
 class CheckWatch:
-    """Runs the checks continuously. `found` is called with each finding; `heard`, after each round, with the names of
-    all checks and the GPUs."""
+    """Runs the checks continuously. `found` is called with each finding; `on_round`, after each round, with the names
+    of all checks and the GPUs."""
 
     def __init__(
         self,
         make: Make,
         selector: selectors.BaseSelector,
         found: Callable[[Finding], None],
-        heard: Callable[[list[str], list[GpuIdentity] | None], None],
+        on_round: Callable[[list[str], list[GpuIdentity] | None], None],
         wall: Callable[[], float],
         check_s: float = CHECK_S,
     ) -> None:
-        self._make, self._selector, self._found, self._heard, self._wall = make, selector, found, heard, wall
+        self._make, self._selector, self._found, self._on_round, self._wall = make, selector, found, on_round, wall
         self._check_s, self._settings = check_s, dict[str, Any]()
         self._forked: Forked | None = None
         self._reader = Reader()
@@ -161,7 +161,7 @@ class CheckWatch:
         elif "done" in message:
             self._busy, self._now_asked = False, ""
             gpus = None if message["gpus"] is None else list(parse_report(message["gpus"]).gpus)
-            self._heard([*message["done"]], gpus)
+            self._on_round([*message["done"]], gpus)
 
     def _give_up(self, now: float, what: str = "gave no answer") -> None:
         """Handle a process that hangs or has ended: the current check is to blame."""

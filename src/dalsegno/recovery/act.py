@@ -30,7 +30,7 @@ from dalsegno.recovery.actions import (
 from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.evidence import INCOMPLETE, is_empty, merge_evidence, save_evidence
 from dalsegno.recovery.facts import Validation
-from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, write_reason
+from dalsegno.recovery.reason import SLURM_USERS, Owner, find_owner, write_reason
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 from dalsegno.slurm.parse.jobs import JobList
 from dalsegno.slurm.render import SPARE_REASON
@@ -204,7 +204,7 @@ def _check_not_taken(context: ActionContext, node: str) -> NodeInfo:
     found = [each for each in context.slurm.nodes(node) if each.name == node]
     if not found:
         raise DalsegnoError(f"Slurm no longer has node {node}", hint="`dalsegno up` adds it again")
-    if owner(found[0], context.slurm_users) is Owner.SOMEONE:
+    if find_owner(found[0], context.slurm_users) is Owner.SOMEONE:
         raise DalsegnoError(
             f"an administrator keeps {node} out of service: {found[0].reason or found[0].state_text}",
             hint=f"`scontrol update node={node} state=resume` returns it to service",

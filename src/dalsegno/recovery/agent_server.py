@@ -25,8 +25,8 @@ from dalsegno.health.wire import (
     read_hello,
     read_secret,
 )
-from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.probes import NodeAddress, family_of
+from dalsegno.recovery.refusal_log import RefusalLog
 from dalsegno.system.files import read_text
 from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import TAG_BYTES, BadProof, ServerHandshake
@@ -57,10 +57,10 @@ class NodeAgentServer:
         selector: selectors.BaseSelector,
         secret_of: Callable[[str], bytes | None],
         inside: AgentHandler,
-        complaints: Complaints,
+        refusals: RefusalLog,
         stranger_s: float = STRANGER_S,
     ) -> None:
-        self._secret_of, self._inside, self._complaints = secret_of, inside, complaints
+        self._secret_of, self._inside, self._refusals = secret_of, inside, refusals
         limits = ServerLimits(
             strangers=STRANGERS,
             stranger_s=stranger_s,
@@ -110,7 +110,7 @@ class NodeAgentServer:
             raise BadFrame(str(error)) from error
 
     def on_refused(self, cause: str, detail: str) -> None:
-        self._complaints.log(cause, detail)
+        self._refusals.log(cause, detail)
 
 
 # Known nodes and their addresses

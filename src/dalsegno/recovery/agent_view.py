@@ -26,7 +26,7 @@ class AgentView:
     node: str
     presence: Presence = Presence.NEVER
     since: float = 0.0  # when `presence` last changed
-    heard: float = 0.0  # the agent's last message; 0: none
+    last_seen: float = 0.0  # the agent's last message; 0: none
     report: NodeReport | None = None
     boot: str = ""  # changes with every boot of the host
     host_answers: bool | None = None
@@ -45,6 +45,6 @@ def _view_message(view: AgentView, most: int) -> Message:
     findings = view.report.findings if view.report else ()
     bad = [each for each in findings if each.result.verdict is not Verdict.PASSED]
     shown = [[each.check, each.result.verdict.value, each.result.text[:60]] for each in bad[:most]]
-    state = {"presence": view.presence.value, "since": view.since, "heard": view.heard, "boot": view.boot}
+    state = {"presence": view.presence.value, "since": view.since, "heard": view.last_seen, "boot": view.boot}
     answers = {"host": view.host_answers, "slurmd": view.slurmd_answers}
     return {"node": view.node, **state, **answers, "checks": len(findings), "findings": shown}

@@ -27,8 +27,8 @@ from dalsegno.health.messages import (
 from dalsegno.health.wire import NodeHello
 from dalsegno.recovery.agent_server import STRANGER_S, Call, NodeAgentServer
 from dalsegno.recovery.agent_view import NODE_LIMITS, AgentView
-from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.probes import NodeAddress, Probes, family_of
+from dalsegno.recovery.refusal_log import RefusalLog
 from dalsegno.wire.frames import Message
 from dalsegno.wire.liveness import Liveness, Presence
 
@@ -185,7 +185,7 @@ class _Known:
     place: NodeAddress
     presence: Presence = Presence.NEVER
     since: float = field(default_factory=time.time)
-    heard: float = 0.0
+    last_seen: float = 0.0
     answered: float = 0.0
     call: Call | None = None
     seen: str = ""  # the address from which its agent called
@@ -206,23 +206,23 @@ class AgentTable:
         changed: Callable[[str], None] = lambda node: None,
         stranger_s: float = STRANGER_S,
     ) -> None:
-        self._complaints, self._changed = Complaints(warn), changed
+        self._refusals, self._changed = RefusalLog(warn), changed
         self._liveness, self._known = Liveness(NODE_LIMITS), dict[str, _Known]()
         self._probes = Probes(selector, self._probed)
-        self._door = NodeAgentServer(selector, secret_of, self, self._complaints, stranger_s)
+        self._server = NodeAgentServer(selector, secret_of, self, self._refusals, stranger_s)
         self._orders = Orders(time.time_ns() // 1000)
         self._look_at = 0.0
 
     def open(self, host: str, port: int) -> int:
         """Listen for agents and return the port."""
-        return self._door.open(host, port)
+        return self._server.open(host, port)
 
     def close(self) -> None:
         self._probes.cancel()
         for known in self._known.values():
             if known.call:
-                self._door.drop(known.call)
-        self._door.close()
+                self._server.drop(known.call)
+        self._server.close()
 
     def expect(self, places: Mapping[str, NodeAddress], settings: Mapping[str, Message] | None = None) -> None:
         """Set the nodes of the cluster and the settings of their checks. Agents of other nodes are refused."""
@@ -238,12 +238,12 @@ class AgentTable:
 
     def view(self, node: str) -> AgentView:
         known, sign = self._known[node], self._liveness.signs[node]
-        quiet_s = max(time.time() - known.heard, 0.0) if known.heard else 0.0
+        quiet_s = max(time.time() - known.last_seen, 0.0) if known.last_seen else 0.0
         return AgentView(
             node,
             known.presence,
             known.since,
-            known.heard,
+            known.last_seen,
             known.report,
             known.boot,
             sign.host,
@@ -290,12 +290,12 @@ class AgentTable:
             now = time.monotonic()
             port_until = None if listens_s is None else now + listens_s
             number = self._orders.add(PendingOrder(node, now + timeout_s, done, listens, port_until))
-            self._door.send(known.call, order_message(Order(number, do, arguments or {})))
+            self._server.send(known.call, order_message(Order(number, do, arguments or {})))
 
     def wake(self) -> float | None:
         """Handle what is due and return when to call again (monotonic)."""
         now = time.monotonic()
-        times = [self._door.wake(now), self._orders.wake(now), self._look(now), self._probes.wake(now)]
+        times = [self._server.wake(now), self._orders.wake(now), self._look(now), self._probes.wake(now)]
         return min((at for at in times if at is not None), default=None)
 
     def _look(self, now: float) -> float | None:
@@ -320,7 +320,7 @@ class AgentTable:
         sign = self._liveness.signs.get(node)
         if sign and (host or slurmd):
             self._known[node].answered = time.time()
-        if sign and self._known[node].place.shared and not host and now - sign.heard < RESTART_S:
+        if sign and self._known[node].place.shared and not host and now - sign.last_seen < RESTART_S:
             host = slurmd = None  # agent and slurmd may both be restarting, and a shared host proves nothing
         self._liveness.probe_ended(node, now, host=host, service=slurmd)
         self._publish(node)
@@ -337,7 +337,7 @@ class AgentTable:
 
     def _disconnect(self, node: str, known: _Known, why: OrderEnd) -> None:
         if known.call:
-            self._door.drop(known.call)
+            self._server.drop(known.call)
             known.call = None
         self._orders.fail_all(node, why)
 
@@ -377,7 +377,7 @@ class AgentTable:
         if isinstance(word, NewFindings):
             self._take_report(node, known, word)
         elif isinstance(word, Reply) and not self._orders.take(node, word):
-            self._complaints.log(f"unexpected answer of {node}")
+            self._refusals.log(f"unexpected answer of {node}")
 
     def on_disconnect(self, call: Call) -> None:
         assert call.who is not None
@@ -391,7 +391,7 @@ class AgentTable:
         self._orders.fail_all(node, OrderEnd.DISCONNECTED)
 
     def _beat(self, node: str, known: _Known) -> None:
-        known.heard = time.time()
+        known.last_seen = time.time()
         self._liveness.beat(node, time.monotonic())
         self._publish(node)
 
@@ -405,7 +405,7 @@ class AgentTable:
 
     def _send_settings(self, known: _Known) -> None:
         if known.call:
-            self._door.send(known.call, {"settings": known.settings})
+            self._server.send(known.call, {"settings": known.settings})
 
 
 def merge(before: NodeReport | None, news: NewFindings) -> NodeReport:

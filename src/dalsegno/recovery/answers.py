@@ -112,7 +112,7 @@ class Answers:
             **self._slurm_users(),
             "node": node_message(own),
             "ahead": ahead.message() if ahead else None,
-            "gpus": [asdict(each) for each in self.store.passports(name)],
+            "gpus": [asdict(each) for each in self.store.gpu_history(name)],
             "events": [event.message() for event in self.store.last_events(name, LAST)],
             "checks": [asdict(event) for event in self.store.last_checks(name, LAST)],
         }

@@ -200,7 +200,7 @@ def apply_change(
     return records.with_node(changed, *marks)
 
 
-def apply_sight(records: NodeRecords, action: ContactChange, now: float) -> NodeRecords:
+def apply_contact_change(records: NodeRecords, action: ContactChange, now: float) -> NodeRecords:
     return replace(records, blind=action.blind, saw_at=records.saw_at if action.blind else now)
 
 

@@ -18,10 +18,10 @@ from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agent_view import views_message
 from dalsegno.recovery.answers import Answers
 from dalsegno.recovery.client import MOST_ANSWER
-from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.coordinators import CoordinatorKeeper, RunRecord, RunRecords, check_folder, check_may_ask
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.policy import ControllerSite, Policy
+from dalsegno.recovery.refusal_log import RefusalLog
 from dalsegno.recovery.watch import JOURNAL, NodeWatch
 from dalsegno.system.children import allow_many_files
 from dalsegno.system.files import locked, make_folder
@@ -59,7 +59,7 @@ class Controller:
         self.selector = selectors.DefaultSelector()
         self.keeper = CoordinatorKeeper(RunRecords(folder / RUNS), launcher, env, self.selector)
         self.keeper.begin()
-        self.folder, self.complaints = folder, Complaints(log.warning)
+        self.folder, self.refusals = folder, RefusalLog(log.warning)
         self.nodes = NodeLink(
             self.selector, folder / SECRETS, slurm_conf(env), changed=lambda node: self.request_round()
         )
@@ -71,7 +71,7 @@ class Controller:
             lambda node: self.watch.partitions.get(node, ()) if self.watch else (),
         )
         listener = listen_at(folder / SOCKET, 0o666)  # every user may connect; the kernel identifies the user
-        self.requests = RequestServer(listener, self.selector, self.answer, Complaints(log.warning).log, MOST_ANSWER)
+        self.requests = RequestServer(listener, self.selector, self.answer, RefusalLog(log.warning).log, MOST_ANSWER)
         log.info("controller %d started with %d runs", os.getpid(), len(self.keeper.known))
 
     def watch_nodes(self, site: ControllerSite) -> None:
@@ -118,7 +118,7 @@ class Controller:
                 return self.answers.answer(uid, request)
             raise DalsegnoError("unknown request", hint="use `start`, `runs` or `agents`")
         except DalsegnoError as error:
-            self.complaints.log(f"request of uid {uid}", error.what)
+            self.refusals.log(f"request of uid {uid}", error.what)
             return {"error": error.what, "hint": error.hint}
 
 

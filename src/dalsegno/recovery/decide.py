@@ -41,7 +41,7 @@ from dalsegno.recovery.reason import (
     Owner,
     Subject,
     fault_of_drain,
-    owner,
+    find_owner,
     read_reason,
     rule_of,
 )
@@ -116,7 +116,7 @@ def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float)
     node has been heard since."""
     if not node.gone:
         return False
-    silent_since = node.agent.heard or node.agent.since  # the verdict may follow only after contact is regained
+    silent_since = node.agent.last_seen or node.agent.since  # the verdict may follow only after contact is regained
     missed_blindly = silent_since <= records.saw_at and now < records.saw_at + SETTLE_S
     return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, records))
 
@@ -132,8 +132,8 @@ def _are_others_heard(node: NodeFacts, facts: Facts, records: NodeRecords) -> bo
         for each in (facts.nodes or {}).values()
         if each.name != node.name and _is_expected(each, records.get(each.name))
     ]
-    heard = [signed for view in others if (signed := max(view.heard, view.answered))]
-    return not heard or max(heard) >= node.agent.since
+    last_signs = [signed for view in others if (signed := max(view.last_seen, view.answered))]
+    return not last_signs or max(last_signs) >= node.agent.since
 
 
 def report_contact(facts: Facts, blind: bool) -> ContactChange:
@@ -243,21 +243,21 @@ def _resume(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Iterator[A
 
 
 def _decide_next(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Action | None:
-    whose = owner(node.slurm, this.policy.slurm_users)
-    if own.phase in (NodePhase.SPARE, NodePhase.LENT) or (node.name in this.policy.spares and whose is Owner.SPARE):
-        kept, action = keep_spare(node, own, whose, this.facts, this.policy, this.now)
+    owner = find_owner(node.slurm, this.policy.slurm_users)
+    if own.phase in (NodePhase.SPARE, NodePhase.LENT) or (node.name in this.policy.spares and owner is Owner.SPARE):
+        kept, action = keep_spare(node, own, owner, this.facts, this.policy, this.now)
         if kept:
             return action
     if own.phase in (NodePhase.IN_SERVICE, NodePhase.SUSPECTED, NodePhase.SPARE, NodePhase.LENT):
-        return _watch(this, node, own, whose)
-    return _respect_administrator(node, own, whose, this.policy) or repair(
+        return _watch(this, node, own, owner)
+    return _respect_administrator(node, own, owner, this.policy) or repair(
         node, own, this.facts, this.records, this.policy, this.now
     )
 
 
-def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, whose: Owner) -> Action | None:
+def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, owner: Owner) -> Action | None:
     """Decide for a node in service."""
-    if whose is Owner.US:
+    if owner is Owner.US:
         fault = read_reason(node.slurm.reason)
         return ChangePhase(
             node.name,
@@ -269,11 +269,11 @@ def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, whose: Owner) 
     faults = current_faults(node, own, this.policy, quick)
     if own.excuses and is_over(node, own, faults):
         return _forget_excuses(own)
-    if whose is Owner.SOMEONE:
+    if owner is Owner.SOMEONE:
         return _accept_faults(node, own, faults)
     if fault := heaviest(each for each in faults if each.key not in own.excuses):
         return _take_out(this, node, own, fault)
-    if whose is Owner.SLURM and node.connected:
+    if owner is Owner.SLURM and node.connected:
         return _take_over(this, node, own)
     if suspicion := find_suspicion(node, own, this.policy, quick):
         if is_reported(suspicion.about, own):
@@ -340,11 +340,11 @@ def _take_over(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Action 
     return Drain(node.name, fault, node.held, this.facts.runs_on(node))
 
 
-def _respect_administrator(node: NodeFacts, own: NodeRecord, whose: Owner, policy: Policy) -> Action | None:
+def _respect_administrator(node: NodeFacts, own: NodeRecord, owner: Owner, policy: Policy) -> Action | None:
     """Respect an administrator who drains one of our nodes, or returns it in spite of its faults."""
-    if whose is Owner.SOMEONE:
+    if owner is Owner.SOMEONE:
         return ChangePhase(node.name, NodePhase.IN_SERVICE, f"an administrator has taken it over: {node.slurm.reason}")
-    if whose is Owner.NOBODY and own.fault and node.slurm.in_service:
+    if owner is Owner.NOBODY and own.fault and node.slurm.in_service:
         keys = {own.fault.key, *(fault.key for fault in current_faults(node, own, policy))}
         return ChangePhase(
             node.name, NodePhase.IN_SERVICE, "an administrator has returned it to service", excuses=tuple(sorted(keys))

@@ -46,7 +46,7 @@ class FakeNode:
     booted_at: int | None = None
     validation: Validation | None = None
     agent: bool = True
-    heard: bool = False  # its agent was connected once
+    was_connected: bool = False  # its agent was connected once
     asked: str = ""  # a validation in progress
     resting: bool = False  # its agent holds no GPU
     missed_at: float | None = None  # missed by slurmctld since
@@ -286,9 +286,9 @@ class FakeAgents:
                 name, Presence.GONE, node.lost_at or 0.0, boot=boot, host_answers=False, slurmd_answers=False
             )
         if not node.agent:
-            known = Presence.AGENT_DEAD if node.heard else Presence.NEVER
+            known = Presence.AGENT_DEAD if node.was_connected else Presence.NEVER
             return AgentView(name, known, node.lost_at or 0.0, host_answers=True, slurmd_answers=True, answered=now)
-        node.heard = True
+        node.was_connected = True
         gpu_ids = machine.gpus if self.cluster.tell_gpus else ()
         gpus = tuple(GpuIdentity(index, uuid) for index, uuid in enumerate(gpu_ids))
         checks = (machine.check, *machine.also)

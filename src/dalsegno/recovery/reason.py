@@ -97,7 +97,7 @@ def slurm_users_of(answer: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(map(str, answer.get("slurm_users", SLURM_USERS)))
 
 
-def owner(node: NodeInfo, slurm_users: Collection[str]) -> Owner:
+def find_owner(node: NodeInfo, slurm_users: Collection[str]) -> Owner:
     if read_reason(node.reason):
         return Owner.US if node.draining or node.down else Owner.NOBODY
     if node.reason == SPARE_REASON:

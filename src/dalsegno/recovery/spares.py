@@ -58,12 +58,12 @@ def _is_ready(node: NodeFacts, own: NodeRecord, facts: Facts, policy: Policy, no
 
 
 def keep_spare(
-    node: NodeFacts, own: NodeRecord, whose: Owner, facts: Facts, policy: Policy, now: float
+    node: NodeFacts, own: NodeRecord, owner: Owner, facts: Facts, policy: Policy, now: float
 ) -> tuple[bool, Action | None]:
     """Return whether the node is handled as a spare, and the action for it."""
     if own.phase is NodePhase.LENT:
-        return _decide_lent(node, own, whose, facts, now)
-    if whose is not Owner.SPARE or own.phase.out or find_fault(node, own, policy):
+        return _decide_lent(node, own, owner, facts, now)
+    if owner is not Owner.SPARE or own.phase.out or find_fault(node, own, policy):
         return False, None
     if not own.validated_at or now - own.validated_at >= policy.burn_in_s:
         return True, Validate(node.name, boot=node.agent.boot) if node.connected and not node.busy else None
@@ -71,7 +71,7 @@ def keep_spare(
 
 
 def _decide_lent(
-    node: NodeFacts, own: NodeRecord, whose: Owner, facts: Facts, now: float
+    node: NodeFacts, own: NodeRecord, owner: Owner, facts: Facts, now: float
 ) -> tuple[bool, Action | None]:
     """Decide for a lent spare: it returns to the spares when its job has ended and it has no other job.
 
@@ -79,16 +79,16 @@ def _decide_lent(
     its job would wait for ever, and the run would count the node as failing.
     """
     job = next((job for job in facts.jobs if job.id == own.lent_to and not job.state.ended), None)
-    if job and whose is Owner.SPARE:
+    if job and owner is Owner.SPARE:
         again = Release(node.name, own.lent_to, uid=job.uid or 0)
         return True, again if node.connected and node.slurm.responding else None
-    if job and own.since < facts.slurm_at and whose is Owner.NOBODY:
+    if job and own.since < facts.slurm_at and owner is Owner.NOBODY:
         if job.state is JobState.PENDING and (parse_pending(job.reason).held_back or now - own.entered >= LOAN_S):
             return True, Recall(node.name, job.id, facts.run_of(job))
         if is_active(job) and not own.closed:
             return True, CloseLoan(node.name)
-    if job or node.busy or whose not in (Owner.NOBODY, Owner.SPARE):
+    if job or node.busy or owner not in (Owner.NOBODY, Owner.SPARE):
         return False, None
-    if whose is Owner.SPARE:  # slurmctld has read its files again, in which it is a spare
+    if owner is Owner.SPARE:  # slurmctld has read its files again, in which it is a spare
         return True, ChangePhase(node.name, NodePhase.SPARE, "is a spare again")
     return True, Hold(node.name)

@@ -18,7 +18,7 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import GpuIdentity, Verdict
 from dalsegno.recovery.actions import KINDS, Action, ChangePhase, ContactChange, Note
-from dalsegno.recovery.change import apply_change, apply_sight, begin_action, end_action
+from dalsegno.recovery.change import apply_change, apply_contact_change, begin_action, end_action
 from dalsegno.recovery.event import Event, EventKind, EventStage, jobs_in_old_text
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.records import DAY_S, BudgetMark, MarkKind, NodeRecord, NodeRecords
@@ -193,11 +193,11 @@ class Journal:
     def last_event(self) -> int:
         return int(self.db.execute("SELECT COALESCE(MAX(id), 0) FROM events").fetchone()[0])
 
-    def passports(self, node: str = "") -> list[GpuHistory]:
+    def gpu_history(self, node: str = "") -> list[GpuHistory]:
         rows = self.db.execute(
             "SELECT uuid, node, slot, serial, model, since, sent_away_at FROM passports ORDER BY node, slot, since"
         )
-        return [passport for row in rows if node in ("", (passport := GpuHistory(*row)).node)]
+        return [gpu for row in rows if node in ("", (gpu := GpuHistory(*row)).node)]
 
     # Writing: each method is one transaction
 
@@ -225,12 +225,12 @@ class Journal:
             text, stage = (action.failure(error), EventStage.FAILED) if error else (result, EventStage.DONE)
             self._event(now, action.node, action.kind, text, stage, action.concerns)
 
-    def turn(self, action: ChangePhase | Note, now: float, partitions: tuple[str, ...] = ()) -> None:
+    def record_change(self, action: ChangePhase | Note, now: float, partitions: tuple[str, ...] = ()) -> None:
         with self._changing(apply_change(self.records, action, now, partitions)):
             self._event(now, action.node, action.kind, action.summary, action.stage, action.concerns)
 
-    def sight(self, action: ContactChange, now: float) -> None:
-        records = apply_sight(self.records, action, now)
+    def record_contact(self, action: ContactChange, now: float) -> None:
+        records = apply_contact_change(self.records, action, now)
         with self._changing(records):
             rows = [("blind", str(int(records.blind))), ("saw_at", str(records.saw_at))]
             self.db.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
@@ -262,7 +262,7 @@ class Journal:
     def forgive(self, name: str, who: str, now: float) -> list[GpuHistory]:
         """Allow replaced GPUs to come back: the one with this id, or all of this node."""
         self.look()
-        found = [each for each in self.passports() if each.sent_away_at and name in (each.uuid, each.node)]
+        found = [each for each in self.gpu_history() if each.sent_away_at and name in (each.uuid, each.node)]
         records = replace(self.records, replaced_gpus=self.records.replaced_gpus - {each.uuid for each in found})
         with self._changing(records):
             for each in found:

@@ -98,9 +98,9 @@ class RecoveryLoop:
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, (ChangePhase, Note)):
-            self.store.turn(action, self.clock(), self._partitions(action.node))
+            self.store.record_change(action, self.clock(), self._partitions(action.node))
         elif isinstance(action, ContactChange):
-            self.store.sight(action, self.clock())
+            self.store.record_contact(action, self.clock())
         elif isinstance(action, (Repeat, RecordDone)):
             self._resume(action)
         else:
@@ -193,14 +193,14 @@ class NodeWatch:
             return
         site, evidence = self.site, self.folder / EVIDENCE
         context = ActionContext(site.slurm, self.agents, site.target, evidence, site.slurm_users)
-        healer = RecoveryLoop(store, context, self.policy, time.time, self._run_in_background)
+        loop = RecoveryLoop(store, context, self.policy, time.time, self._run_in_background)
         tidy_at = time.monotonic() + TIDY_S
         while not self._closed:
             try:
                 if time.monotonic() >= tidy_at:
                     tidy_at = time.monotonic() + TIDY_S
                     store.tidy()
-                pause_s = self._run_rounds(healer)
+                pause_s = self._run_rounds(loop)
             except DalsegnoError as error:
                 self._complain(f"no action on nodes: {error.what}")
                 pause_s = CALM_S
@@ -215,24 +215,24 @@ class NodeWatch:
         if not self._closed:
             self._pool.submit(work).add_done_callback(lambda done: self.request_round())
 
-    def _run_rounds(self, healer: RecoveryLoop) -> float:
+    def _run_rounds(self, loop: RecoveryLoop) -> float:
         """Run rounds until there is nothing to do; return how long to wait."""
         if self._is_new:
-            self.agents.remember(nodes_in_service_before(healer.store.look()))
+            self.agents.remember(nodes_in_service_before(loop.store.look()))
             self._is_new = False
         for _ in range(AT_ONCE):
             self._round_requested.clear()
             if self.site.is_being_changed():
-                healer.collect()
+                loop.collect()
                 return QUICK_S
-            healer.policy = self.policy = self.site.policy()
-            facts = self.look(frozenset(healer.underway))
-            _record_reports(healer, facts)
-            acted = healer.round(facts)
+            loop.policy = self.policy = self.site.policy()
+            facts = self.look(frozenset(loop.underway))
+            _record_reports(loop, facts)
+            acted = loop.round(facts)
             if facts.nodes is None:
                 return AFTER_SILENCE_S
             if not acted or self._closed:
-                return pause_s(healer.store.records, facts)
+                return pause_s(loop.store.records, facts)
         return QUICK_S
 
     def look(self, underway: frozenset[str] = frozenset()) -> Facts:
@@ -265,14 +265,14 @@ def nodes_in_service_before(records: NodeRecords) -> list[str]:
     return [node.node for node in records.nodes.values() if node.seen and node.last_boot and not node.phase.out]
 
 
-def _record_reports(healer: RecoveryLoop, facts: Facts) -> None:
+def _record_reports(loop: RecoveryLoop, facts: Facts) -> None:
     """Record the findings and GPUs that agents report."""
     for name, node in (facts.nodes or {}).items():
         report = node.agent.report
         if report and node.connected:
-            healer.record_findings(name, report.findings)
+            loop.record_findings(name, report.findings)
             if report.gpus:
-                healer.record_gpus(name, report.gpus)
+                loop.record_gpus(name, report.gpus)
 
 
 def pause_s(records: NodeRecords, facts: Facts) -> float:

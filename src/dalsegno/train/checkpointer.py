@@ -29,7 +29,7 @@ from dalsegno.train.options import (
 )
 from dalsegno.train.progress import ProgressReporter
 from dalsegno.train.rank_state import RankOwnState, digest, seed_for, take_randomness
-from dalsegno.train.ranks import locate_process, open_board, with_run_name
+from dalsegno.train.ranks import locate_process, open_rank_store, with_run_name
 from dalsegno.train.resume import Resumed, fix_layouts, resume_from_disk, resume_from_memory
 from dalsegno.train.saver import SaverTerms
 from dalsegno.train.schedule import READ_S, Leader, StepClock, due, next_common_step
@@ -82,9 +82,9 @@ class Checkpointer:
         # Without an agent, no process could find a snapshot after a restart.
         self.memory_every = parse_interval(memory_every, "memory_every") if self._agent else Never()
         self._where = locate_process()
-        self._board = open_board(self._where.rank, self._where.world)
+        self._rank_store = open_rank_store(self._where.rank, self._where.world)
         has_name = bool(self._where.run)
-        self._where = with_run_name(self._where, self._board.gather("run", f"{ALONE}{os.getpid()}-{_PROCESS}")[0])
+        self._where = with_run_name(self._where, self._rank_store.gather("run", f"{ALONE}{os.getpid()}-{_PROCESS}")[0])
         fix_layouts(objects.values(), self._warn)
         self._open_folder(has_name)
         self.resumed = self._resume()
@@ -175,7 +175,7 @@ class Checkpointer:
         self._own.step_done(samples)
         self._clock.step(time.monotonic())
         self._keeping.step_done()
-        self._follow_board()
+        self._sync_rank_store()
         now_due = due(self.step, self.memory_every, self.disk_every, self._agreed, last=self._total)
         if now_due.memory or now_due.disk:
             self._keep(save=now_due.disk)
@@ -204,15 +204,17 @@ class Checkpointer:
     def _resume(self) -> Resumed | None:
         rank = self._where.rank
         found = (
-            resume_from_memory(self._objects, self._agent, self.folder, self._board, rank, self._warn)
+            resume_from_memory(self._objects, self._agent, self.folder, self._rank_store, rank, self._warn)
             if self._agent
             else None
         )
-        found = found or resume_from_disk(self._objects, self.folder, self._board, rank, self._where.world, self._warn)
+        found = found or resume_from_disk(
+            self._objects, self.folder, self._rank_store, rank, self._where.world, self._warn
+        )
         if found is not None:
             self.step = found.step
             digests = [digest(found.own.get("random")), digest(take_randomness())]
-            saved, now = zip(*self._board.gather("random", digests))
+            saved, now = zip(*self._rank_store.gather("random", digests))
             self._own.load(found.own, found.world, self._where.world, seed_for(rank, saved, found.world, now))
             missing = self._own.load_per_rank(found.own, rank)
             if missing:
@@ -250,18 +252,18 @@ class Checkpointer:
 
     # Between steps
 
-    def _follow_board(self) -> None:
-        """Write what this rank knows to the board, and read it at intervals."""
+    def _sync_rank_store(self) -> None:
+        """Write what this rank knows to the rank store, and read it at intervals."""
         now = time.monotonic()
         ahead = next_common_step(self.step, self._clock.fastest_s, self._where.world)
         if self._signal.received is not None:
-            self._board.write("stop", ahead, replace=False)
+            self._rank_store.write("stop", ahead, replace=False)
         elif now - self._read_at < READ_S:
             return
         self._read_at = now
         if self._keeping.collect_results():
-            self._board.write("failed", self.step)
-        self._agreed = self._board.read()
+            self._rank_store.write("failed", self.step)
+        self._agreed = self._rank_store.read()
         if self._where.rank == 0:
             self._lead(now, ahead)
 
@@ -269,7 +271,7 @@ class Checkpointer:
         keeping, behind = self._keeping, self._leader.behind
         measured = (self._clock.mean_s, keeping.counted.stall_s, self._agreed.get("failed"), ahead, keeping.busy)
         for name, value in self._leader.decide(self.step, now, *measured).items():
-            self._board.write(name, value)
+            self._rank_store.write(name, value)
             self._agreed[name] = value
         if self._leader.behind and not behind:
             self._warn("a save takes longer than disk_every: the next one starts when it is done")
@@ -309,7 +311,7 @@ class Checkpointer:
         """Wait for the saves of all ranks. The first rank's save ends when the checkpoint is complete."""
         self._reporter.report_end(self.step)
         ours = self._save_step == self.step and self._keeping.wait(self.step, timeout_s)
-        ends = self._board.gather(f"ended{attempt}", [self.step, ours])
+        ends = self._rank_store.gather(f"ended{attempt}", [self.step, ours])
         self._reporter.report_end(self.step)  # now with that save
         return all(end == [self.step, True] for end in ends)
 

@@ -1,4 +1,4 @@
-"""The rank, run and generation of this process, and the board on which ranks agree."""
+"""The rank, run and generation of this process, and the store in which ranks agree."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class RankStore(Protocol):
 
 
 class LocalRankStore:
-    """The board of a run with one rank."""
+    """The store of a run with one rank."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Any] = {}
@@ -113,7 +113,7 @@ class LocalRankStore:
 
 
 class TorchRankStore:
-    """A board in the store of the rendezvous: it already exists, and no GPU waits for it."""
+    """A record in the store of the rendezvous: it already exists, and no GPU waits for it."""
 
     def __init__(self, store: Any, rank: int, world: int, number: int = 0) -> None:
         self._store, self._rank, self._world = store, rank, world
@@ -153,13 +153,13 @@ class TorchRankStore:
         return value
 
 
-_boards = itertools.count()
+_store_numbers = itertools.count()
 
 
-def open_board(rank: int, world: int) -> RankStore:
-    """Return a new board of the process group. All ranks open their boards in the same order."""
+def open_rank_store(rank: int, world: int) -> RankStore:
+    """Return a new store of the process group. All ranks open their stores in the same order."""
     if world == 1:
         return LocalRankStore()
     from torch.distributed.distributed_c10d import _get_default_store
 
-    return TorchRankStore(_get_default_store(), rank, world, next(_boards))
+    return TorchRankStore(_get_default_store(), rank, world, next(_store_numbers))

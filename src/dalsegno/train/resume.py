@@ -25,18 +25,18 @@ from dalsegno.train.state import Objects, TensorPiece, TrainingState, layout_for
 Warn = Callable[[str], None]
 
 
-def find_together(folder: Path, board: RankStore, rank: int, world: int, warn: Warn) -> FoundCheckpoint | None:
+def find_together(folder: Path, rank_store: RankStore, rank: int, world: int, warn: Warn) -> FoundCheckpoint | None:
     """Return the newest intact checkpoint, the same on all ranks. Skip damaged ones; the first rank warns of them."""
     damaged: list[str] = []
     for attempt in itertools.count():
         first = _find_newest(folder, damaged, warn) if rank == 0 else None
-        name, error = board.gather(f"disk {attempt}", _name_or_error(first))[0]
+        name, error = rank_store.gather(f"disk {attempt}", _name_or_error(first))[0]
         if error:
             raise CheckpointError(*error)
         if name is None:
             return None
         found, faults = _read_share(first, folder / name, rank, world)
-        all_faults = sorted({fault for each in board.gather(f"faults {attempt}", faults) for fault in each})
+        all_faults = sorted({fault for each in rank_store.gather(f"faults {attempt}", faults) for fault in each})
         if found is not None and not all_faults:
             return found
         if found is not None:
@@ -88,13 +88,13 @@ class Resumed:
 
 
 def resume_from_memory(
-    objects: Objects, agent: AgentLink, folder: Path, board: RankStore, rank: int, warn: Warn
+    objects: Objects, agent: AgentLink, folder: Path, rank_store: RankStore, rank: int, warn: Warn
 ) -> Resumed | None:
     """Load from memory on all ranks or on none: None if one rank cannot, or if the checkpoint on disk is newer."""
     layouts = objects.layouts()
     state = _find_in_memory(agent, rank, layouts, warn)
-    steps = board.gather("memory", None if state is None else [state.step, state.world])
-    on_disk = board.gather("on disk", _newest_on_disk(folder) if rank == 0 else None)[0]
+    steps = rank_store.gather("memory", None if state is None else [state.step, state.world])
+    on_disk = rank_store.gather("on disk", _newest_on_disk(folder) if rank == 0 else None)[0]
     if state is None or any(step != steps[0] for step in steps) or state.step < on_disk:
         return None
     objects.restore(state.shell, {piece.key: _whole(piece, layouts) for piece in state.pieces})
@@ -154,15 +154,15 @@ def _whole(piece: TensorPiece, layouts: Mapping[str, torch.Tensor]) -> torch.Ten
 
 
 def resume_from_disk(
-    objects: Objects, folder: Path, board: RankStore, rank: int, world: int, warn: Warn
+    objects: Objects, folder: Path, rank_store: RankStore, rank: int, world: int, warn: Warn
 ) -> Resumed | None:
-    found = find_together(folder, board, rank, world, warn)
+    found = find_together(folder, rank_store, rank, world, warn)
     if found is None:
         return None
     with found:
         objects.restore(found.shell, _read(found, objects.layouts()), found.unpickle)
         resumed = Resumed(found.step, found.world, _own(found, rank), "disk")
-        board.gather("loaded", True)  # one rank's lock keeps it from being removed until all have read it
+        rank_store.gather("loaded", True)  # one rank's lock keeps it from being removed until all have read it
     return resumed
 
 

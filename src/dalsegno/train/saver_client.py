@@ -18,14 +18,14 @@ from dalsegno.wire.peer import check_peer
 
 
 class SaveResult(NamedTuple):
-    """The result of one save. `why` is empty on success. `overtaken`: abandoned for a newer one. `words`: warnings."""
+    """The result of one save. `why` is empty on success. `overtaken`: abandoned for a newer one."""
 
     step: int
     slot: str
     seconds: float
     why: str
     overtaken: bool = False
-    words: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Saver:

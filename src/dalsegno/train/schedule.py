@@ -1,7 +1,8 @@
-"""Decide at which steps a run takes snapshots, saves and stops. Pure: steps, times and board entries in, decisions out.
+"""Decide at which steps a run takes snapshots, saves and stops. Pure: steps, times and store entries in, decisions out.
 
 All ranks must make the same decision for the same step. What depends on a clock or a measurement is therefore decided
-by the first rank and written on the board for a later step. The first rank that receives a request to stop writes it.
+by the first rank and written to the rank store for a later step. The first rank that receives a request to stop
+writes it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from dalsegno.train.options import Auto, Interval, Measured, Seconds, Steps, auto_steps
 
-READ_S = 0.5  # how often a rank reads the board
+READ_S = 0.5  # how often a rank reads the rank store
 RETRY_S = 30.0  # until a failed save is retried
 RUN_AHEAD = 1  # steps that a CPU may be ahead of its GPU, and so one rank ahead of another
 
@@ -27,7 +28,7 @@ class DueActions(NamedTuple):
 
 
 def due(step: int, memory: Interval, disk: Interval, agreed: Mapping[str, Any], last: int | None = None) -> DueActions:
-    """Return what is due after a step: the same on every rank that read the same board. The last step needs no stop."""
+    """Return what is due after a step: the same on every rank that read the same store. The last step needs no stop."""
     stop = "stop" in agreed and step >= agreed["stop"] and step != last
     return DueActions(
         memory=stop or _by_steps(step, memory) or _by_start(step, agreed.get("memory")),
@@ -46,7 +47,7 @@ def _by_start(step: int, start: list[int] | None) -> bool:
 
 
 def next_common_step(step: int, step_s: float, world: int = 2) -> int:
-    """Return the next step before which every rank will have read the board. `step_s`: of the fastest steps.
+    """Return the next step before which every rank will have read the store. `step_s`: of the fastest steps.
 
     A single rank need not wait for others. If a step takes longer than the interval between two reads, every rank reads
     after each step, and none finishes a step that another has not begun.
@@ -77,7 +78,7 @@ class Leader:
         ahead: int = 0,
         busy: bool = False,
     ) -> dict[str, Any]:
-        """Return the entries to write on the board now.
+        """Return the entries to write to the rank store now.
 
         `stall_s`: the cost of a snapshot. `failed`: the step of the last failed save. `ahead`: the first step that all
         ranks can act on. `busy`: the first rank's save is running; it is the last of all ranks to end.

@@ -203,11 +203,11 @@ class RankSnapshots:
         resumed: int | None,
         ranks_here: int,
         warn: Callable[[str], None],
-        say: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.counted = SaveCounts()
         self.failed = False  # of the last save
-        self._terms, self._agent, self._warn, self._say, self._ranks_here = terms, agent, warn, say, ranks_here
+        self._terms, self._agent, self._warn, self._notify, self._ranks_here = terms, agent, warn, notify, ranks_here
         self._slots: Slots | None = None
         alive: list[int] = []
         try:
@@ -240,7 +240,7 @@ class RankSnapshots:
         elif save:
             warnings: list[str] = []
             why = save_here(Request(self._terms, state.step, ""), state, warnings.append)
-            self._note(SaveResult(state.step, "", time.monotonic() - began, why, words=tuple(warnings)))
+            self._note(SaveResult(state.step, "", time.monotonic() - began, why, warnings=tuple(warnings)))
         else:
             self.counted.skipped += 1
 
@@ -337,10 +337,10 @@ class RankSnapshots:
         self._prepared = True
         if self._agent is not None:
             needed = self._ranks_here * compute_needed_bytes(state, SLOTS)
-            self._say(describe_use(needed, SLOTS, self._ranks_here))
+            self._notify(describe_use(needed, SLOTS, self._ranks_here))
 
     def _note(self, result: SaveResult) -> None:
-        for warning in set(result.words) - self._warned:
+        for warning in set(result.warnings) - self._warned:
             self._warned.add(warning)
             self._warn(warning)
         if result.overtaken:

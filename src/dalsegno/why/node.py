@@ -86,43 +86,43 @@ _BUT = {HeldAction.PAUSED: "but automation is paused", HeldAction.OBSERVING: "bu
 _PERSON = "it stays out of service until that check passes: an administrator must repair it"
 
 
-def explain_node(node: NodeInfo, care: ControllerView = _UNKNOWN) -> Conclusion:
+def explain_node(node: NodeInfo, controller: ControllerView = _UNKNOWN) -> Conclusion:
     """Return the verdict on a node."""
     fault = read_reason(node.reason)
-    if care.phase is NodePhase.GIVEN_UP and node.draining:
+    if controller.phase is NodePhase.GIVEN_UP and node.draining:
         return Conclusion(
-            f"{node.name} is not repaired automatically any more: {care.note or node.reason}",
+            f"{node.name} is not repaired automatically any more: {controller.note or node.reason}",
             f"dalsegno nodes show {node.name}",
         )
-    if care.phase is NodePhase.SUSPECTED and node.in_service:
+    if controller.phase is NodePhase.SUSPECTED and node.in_service:
         # Only its agent knows more, and `up` restarts it.
-        look = "dalsegno up" if care.about is Topic.AGENT_DEAD else f"dalsegno health --node {node.name}"
-        command = _next(care, look)
-        return Conclusion(f"{node.name} is in service but suspected: {care.note}", command)
+        look = "dalsegno up" if controller.about is Topic.AGENT_DEAD else f"dalsegno health --node {node.name}"
+        command = _next(controller, look)
+        return Conclusion(f"{node.name} is in service but suspected: {controller.note}", command)
     if node.reason == SPARE_REASON:
         return Conclusion(
             f"{node.name} is a spare: validated, and reserved for a run that loses a node", "dalsegno runs"
         )
     if fault and (node.draining or node.down):
         return Conclusion(
-            f"{node.name} was drained by the controller: {_fault(care.fault or fault, care)}",
-            _next(care, _look(node.name, care)),
+            f"{node.name} was drained by the controller: {_fault(controller.fault or fault, controller)}",
+            _next(controller, _look(node.name, controller)),
         )
-    if rule_of(node, care.slurm_users):
-        is_known = care.held is not HeldAction.NO or care.about is Topic.SLURM_DRAIN
+    if rule_of(node, controller.slurm_users):
+        is_known = controller.held is not HeldAction.NO or controller.about is Topic.SLURM_DRAIN
         does = (
-            care.note
+            controller.note
             if is_known
             else "the controller validates it and returns it to service, unless it happens too often"
         )
         return Conclusion(
             f"{node.name} was drained by Slurm itself: {node.reason}; {does}",
-            _next(care, f"dalsegno events --node {node.name}"),
+            _next(controller, f"dalsegno events --node {node.name}"),
         )
     if node.draining:
-        return _drained_by_others(node, care)
-    if care.excused and node.in_service:
-        wrong = ", ".join(care.excused)
+        return _drained_by_others(node, controller)
+    if controller.excused and node.in_service:
+        wrong = ", ".join(controller.excused)
         text = f"{node.name} is in service despite {wrong}: a user returned it to service"
         return Conclusion(text, f"dalsegno health --node {node.name}")
     return _by_state(node)
@@ -137,34 +137,35 @@ def moments_of_node(node: NodeInfo, events: Sequence[NodeEvent]) -> Iterator[Mom
         yield Moment(at, "slurm", f"{node.reason} ({node.reason_user})")
 
 
-def _drained_by_others(node: NodeInfo, care: ControllerView) -> Conclusion:
+def _drained_by_others(node: NodeInfo, controller: ControllerView) -> Conclusion:
     """Return the verdict on a node that someone else drained. Do not suggest a resume while its checks fail."""
     by = f" by {node.reason_user}" if node.reason_user else ""
     drained = f"{node.name} was drained{by}: {node.reason or 'no reason given'}; the controller does not touch it"
-    if care.failing:
+    if controller.failing:
         return Conclusion(
-            f"{drained}. It fails its health checks: {', '.join(care.failing)}", f"dalsegno health --node {node.name}"
+            f"{drained}. It fails its health checks: {', '.join(controller.failing)}",
+            f"dalsegno health --node {node.name}",
         )
     return Conclusion(drained, f"scontrol update nodename={node.name} state=resume")
 
 
-def _fault(fault: NodeFault, care: ControllerView) -> str:
+def _fault(fault: NodeFault, controller: ControllerView) -> str:
     code = f" {fault.code}" if fault.code else ""
     said = f" ({fault.text})" if fault.text else ""
-    return f"{fault.check}{code}{said}; {_does(fault.remedy, care)}"
+    return f"{fault.check}{code}{said}; {_does(fault.remedy, controller)}"
 
 
-def _does(remedy: Remedy, care: ControllerView) -> str:
+def _does(remedy: Remedy, controller: ControllerView) -> str:
     """Return what happens to the node now or next."""
-    if care.phase is None:
+    if controller.phase is None:
         return "there is no controller to repair it"
-    if care.phase is NodePhase.REPAIRING:
-        return _DOES.get(care.tried or remedy, "it is being repaired")
-    if care.ahead:
-        return _will(care.ahead)
-    if care.held is not HeldAction.NO:
-        return care.note
-    return "it is being validated" if care.phase is NodePhase.VALIDATING else "the controller is working on it"
+    if controller.phase is NodePhase.REPAIRING:
+        return _DOES.get(controller.tried or remedy, "it is being repaired")
+    if controller.ahead:
+        return _will(controller.ahead)
+    if controller.held is not HeldAction.NO:
+        return controller.note
+    return "it is being validated" if controller.phase is NodePhase.VALIDATING else "the controller is working on it"
 
 
 def _will(ahead: Forecast) -> str:
@@ -178,14 +179,14 @@ def _will(ahead: Forecast) -> str:
     return f"as soon as its jobs have ended, {what}"
 
 
-def _next(care: ControllerView, look: str) -> str:
+def _next(controller: ControllerView, look: str) -> str:
     """Return the command that unblocks the repair, or else one that shows more."""
-    held = care.ahead.held if care.ahead else care.held
+    held = controller.ahead.held if controller.ahead else controller.held
     return "dalsegno automation resume" if held.ends_with_resume else look
 
 
-def _look(name: str, care: ControllerView) -> str:
-    waits = care.ahead and care.ahead.how is Remedy.DRAIN
+def _look(name: str, controller: ControllerView) -> str:
+    waits = controller.ahead and controller.ahead.how is Remedy.DRAIN
     return f"dalsegno health --node {name}" if waits else f"dalsegno nodes show {name}"
 
 

@@ -50,7 +50,7 @@ class PeerSign:
 
     presence: Presence
     since: float
-    heard: float  # last message of its agent, or when silence began to count
+    last_seen: float  # last message of its agent, or when silence began to count
     alive: float  # last message of its agent or answer of its host, or when silence began to count
     probe: float  # when the next one is due
     probing: bool = False
@@ -87,7 +87,7 @@ class Liveness:
         for peer in peers:
             sign = self.signs.get(peer)
             if sign and sign.presence is Presence.NEVER and not sign.known:
-                self.signs[peer] = replace(sign, known=True, heard=now, probe=now + self.limits.silent_s)
+                self.signs[peer] = replace(sign, known=True, last_seen=now, probe=now + self.limits.silent_s)
 
     def forget(self, peer: str) -> None:
         self.signs.pop(peer, None)
@@ -127,13 +127,13 @@ class Liveness:
         for peer, sign in self.signs.items():
             again = replace(sign, probe=now + self.limits.silent_s, probing=False)
             if sign.presence not in _SETTLED:
-                again = replace(again, heard=now, alive=now)
+                again = replace(again, last_seen=now, alive=now)
             self.signs[peer] = replace(again, since=now) if sign.presence is Presence.NEVER else again
 
     def _start_probe(self, sign: PeerSign, now: float) -> PeerSign:
         young = sign.known and sign.presence is Presence.NEVER and now < sign.since + self.limits.new_s
         slowly = sign.presence in (Presence.NEVER, Presence.GONE) and not young
-        if sign.presence is Presence.CONNECTED and now >= sign.heard + self.limits.silent_s:
+        if sign.presence is Presence.CONNECTED and now >= sign.last_seen + self.limits.silent_s:
             sign = replace(_with_presence(sign, Presence.SILENT, now), service=None)
         return replace(sign, probing=True, probe=now + (self.limits.settled_s if slowly else self.limits.again_s))
 
@@ -154,22 +154,22 @@ class Liveness:
             return sign
         due = max(sign.probe, now + self.limits.rest_s)
         if sign.presence is Presence.SILENT:
-            due = min(due, sign.heard + self.limits.stuck_s)  # the answer then shows that the agent is stuck
-        return replace(sign, alive=now, probe=due, heard=now if sign.presence is Presence.NEVER else sign.heard)
+            due = min(due, sign.last_seen + self.limits.stuck_s)  # the answer then shows that the agent is stuck
+        return replace(sign, alive=now, probe=due, last_seen=now if sign.presence is Presence.NEVER else sign.last_seen)
 
     def _verdict(self, sign: PeerSign, alive: bool, now: float) -> Presence:
         if sign.presence is Presence.NEVER:
-            waits = now < (sign.heard if sign.known else sign.since) + self._grace_s(sign)
+            waits = now < (sign.last_seen if sign.known else sign.since) + self._grace_s(sign)
             return Presence.NEVER if alive or waits else Presence.GONE
         if not alive:
             return Presence.GONE
-        stuck = sign.broken or now >= sign.heard + self.limits.stuck_s or sign.presence is not Presence.SILENT
+        stuck = sign.broken or now >= sign.last_seen + self.limits.stuck_s or sign.presence is not Presence.SILENT
         return Presence.AGENT_DEAD if stuck else Presence.SILENT
 
     def _grace_s(self, sign: PeerSign) -> float:
         """Return how long a peer may stay silent: longer if no peer is heard, as the watcher may be cut off."""
-        hears = sign.known and any(each.presence is Presence.CONNECTED for each in self.signs.values())
-        return self.limits.known_s if hears else self.limits.new_s
+        others_connected = sign.known and any(each.presence is Presence.CONNECTED for each in self.signs.values())
+        return self.limits.known_s if others_connected else self.limits.new_s
 
 
 def _with_presence(sign: PeerSign, presence: Presence, now: float) -> PeerSign:

@@ -8,7 +8,7 @@ from dalsegno.runs.coordinator.group import in_order
 from dalsegno.runs.coordinator.site import GenerationLayout
 from dalsegno.runs.torchrun.args import TorchrunArgs, parse_torchrun
 from dalsegno.runs.torchrun.coordinator import TorchrunSite
-from dalsegno.runs.torchrun.rendezvous import agent_name, find_meeting, host_of
+from dalsegno.runs.torchrun.rendezvous import agent_name, find_rendezvous, host_of
 
 
 def read(line: str) -> TorchrunArgs:
@@ -44,5 +44,5 @@ def test_numbers_in_names_sort_as_numbers() -> None:
 )
 def test_master_address_is_reachable_by_every_node(line: str, hosts: list[str], master: str) -> None:
     args = read(line)
-    site = TorchrunSite(args, "j", "id", 2, find_meeting(args, lambda host: True))
+    site = TorchrunSite(args, "j", "id", 2, find_rendezvous(args, lambda host: True))
     assert site.worker_env(GenerationLayout(1, tuple(hosts), 2, 4242, 0), 0, {})["MASTER_ADDR"] == master

@@ -6,7 +6,7 @@ import pytest
 
 from dalsegno.errors import UsageError
 from dalsegno.runs.torchrun.args import TorchrunArgs, parse_torchrun
-from dalsegno.runs.torchrun.rendezvous import ALONE, Rendezvous, find_meeting, is_own_address, parse_endpoint
+from dalsegno.runs.torchrun.rendezvous import ALONE, Rendezvous, find_rendezvous, is_own_address, parse_endpoint
 
 
 def read(line: str) -> TorchrunArgs:
@@ -38,7 +38,7 @@ def read(line: str) -> TorchrunArgs:
     ],
 )
 def test_rendezvous_is_found_as_by_torchrun(line: str, meeting: Rendezvous) -> None:
-    assert find_meeting(read(line), lambda host: host == "me") == meeting
+    assert find_rendezvous(read(line), lambda host: host == "me") == meeting
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_invalid_endpoint_is_refused(text: str) -> None:
 )
 def test_impossible_rendezvous_is_refused(line: str) -> None:
     with pytest.raises(UsageError):
-        find_meeting(read(line), lambda host: False)
+        find_rendezvous(read(line), lambda host: False)
 
 
 def test_own_addresses_are_recognised() -> None:

@@ -17,15 +17,15 @@ from tests.train.disk.child import fork, wait
 
 
 def held_by_a_child(folder: Path, run: str, then: Callable[[], None] = signal.pause) -> int:
-    ready, say = os.pipe()
+    ready, notify = os.pipe()
 
     def hold() -> None:
         lock_folder(folder, run, warn=pytest.fail)
-        os.write(say, b"!")
+        os.write(notify, b"!")
         then()
 
     child = fork(hold)
-    os.close(say)
+    os.close(notify)
     assert os.read(ready, 1) == b"!"
     os.close(ready)
     return child
@@ -51,11 +51,11 @@ def test_second_run_is_refused_with_the_name_of_the_first(tmp_path: Path) -> Non
 
 
 def test_lock_ends_with_its_process_even_if_children_remain(tmp_path: Path) -> None:
-    orphan, say = os.pipe()
+    orphan, notify = os.pipe()
 
     def fork_and_pause() -> None:
         grandchild = fork(signal.pause)
-        os.write(say, f"{grandchild}\n".encode())
+        os.write(notify, f"{grandchild}\n".encode())
         signal.pause()
 
     child = held_by_a_child(tmp_path, "run-a", then=fork_and_pause)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from dalsegno.train.memory.record import ABSENT, SnapshotRecord, free_slots
-from dalsegno.train.memory.safe_steps import NOTHING_SAFE, SafeSteps, parse_word, read_safe, render_word, write_safe
+from dalsegno.train.memory.safe_steps import (
+    NOTHING_SAFE,
+    SafeSteps,
+    parse_safe_steps,
+    read_safe,
+    render_safe_steps,
+    write_safe,
+)
 
 
 def held(step: int, generation: int = 1) -> SnapshotRecord:
@@ -76,7 +83,7 @@ def test_safe_step_survives_write_and_read(tmp_path: Path) -> None:
     for step in (3, 2**50):
         safe = SafeSteps(3, (2, step), resumed=(2, step + 1), floor=step + 9)
         write_safe(path, safe)
-        assert read_safe(path) == safe == parse_word(render_word(safe))
+        assert read_safe(path) == safe == parse_safe_steps(render_safe_steps(safe))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert path.stat().st_mode & 0o777 == 0o600
 

@@ -36,7 +36,7 @@ from dalsegno.runs.agent.workers import Workers
 from dalsegno.train.contract import RUN, TERMINATED
 from dalsegno.train.memory import files
 from dalsegno.train.memory.files import sweep_abandoned
-from dalsegno.train.memory.safe_steps import parse_word
+from dalsegno.train.memory.safe_steps import parse_safe_steps
 from dalsegno.wire.frames import Message
 
 log = logging.getLogger("run-agent")
@@ -145,14 +145,16 @@ class RunAgent:
         secret = bytes.fromhex(connect["secret"])
         self.link = CoordinatorLink(secret, connect["addresses"], int(connect["port"]), node, unlock)
         self.link.on_close = self._unwatch
-        self.heart = HeartbeatSender(node)
+        self.heartbeats = HeartbeatSender(node)
         self.selector = selectors.DefaultSelector()
         # Random, because any user could bind a predictable name first. Socket names must be short.
         name = f"dalsegno.{os.getuid()}.{self.run[:40]}.{secrets.token_hex(8)}"
-        self.door = WorkerSocket(name, self.selector, self._handle_worker)
+        self.worker_socket = WorkerSocket(name, self.selector, self._handle_worker)
         self.probe = self._open_probe()
-        self.workers = Workers(node, self.door.name, self.selector, self._send)
-        self.snapshots = Snapshots(self.run, node, secret, self.door.name, self.workers.fork_helper, self._send)
+        self.workers = Workers(node, self.worker_socket.name, self.selector, self._send)
+        self.snapshots = Snapshots(
+            self.run, node, secret, self.worker_socket.name, self.workers.fork_helper, self._send
+        )
         self.workers.held, self.workers.helper_ended = self.snapshots.held, self._helper_ended
         self.workers.can_fork = self.snapshots.can_fork
         self.peers: tuple[tuple[str, int], ...] = ()
@@ -179,7 +181,7 @@ class RunAgent:
             "work": self.workers.report_work,
             "granted": self._granted,
             "buddy": lambda data: self.snapshots.pair(read_keeper(data.get("address"))),
-            "safe": lambda data: self.snapshots.note_safe(parse_word(data)),
+            "safe": lambda data: self.snapshots.note_safe(parse_safe_steps(data)),
             "replaced": self._yield_memory,
             "finish": self._finish,
         }
@@ -214,7 +216,7 @@ class RunAgent:
             time.sleep(TICK_S)
             return
         self.snapshots.take_secret(self.link.secret)
-        self.heart.aim(self.link.peer, self.link.port, beat_key(self.link.session))
+        self.heartbeats.aim(self.link.peer, self.link.port, beat_key(self.link.session))
         log.info("connected to %s:%d", self.link.peer, self.link.port)
         self.watched, self.cut_off = self.link.sock, False
         self.selector.register(self.link.sock, selectors.EVENT_READ, self._read_coordinator)
@@ -350,13 +352,13 @@ class RunAgent:
             self.exit_code, self.final_command = 1, () if self.cut_off else setup.final_command
             return
         gone_s = setup.gone_s
-        silence = now - max(self.heart.heard, self.link.heard, self.looked_at)
+        silence = now - max(self.heartbeats.last_seen, self.link.last_seen, self.looked_at)
         if gone_s and silence > LOOK_AFTER * gone_s:
             self._check_isolation(LOOK_FOR * gone_s)
 
     def _tick_s(self) -> float:
         """Return the tick, short during silence, so that the agent reacts in time."""
-        quiet = time.monotonic() - max(self.heart.heard, self.link.heard) > 2 * TICK_S
+        quiet = time.monotonic() - max(self.heartbeats.last_seen, self.link.last_seen) > 2 * TICK_S
         return TICK_S / 4 if quiet and self.workers.crew.running() else TICK_S
 
     def _check_isolation(self, timeout_s: float) -> None:

@@ -62,7 +62,7 @@ class CoordinatorLink:
         self.peer = ""  # the address that answered
         self._silent_host = False  # the last dial ended before there was a connection
         self._stalled: list[tuple[str, int]] = []  # places that accepted but sent nothing, the oldest first
-        self.heard = time.monotonic()
+        self.last_seen = time.monotonic()
         self._reader = Reader(MOST_SEALED)
         self.session: Session  # of this connection or the last one
         self.on_close: Callable[[], None] = lambda: None
@@ -113,7 +113,7 @@ class CoordinatorLink:
         self.sock.sendall(pack(opening) + handshake.session.closer.close(hello))
         self.session = handshake.finish(parse(read_frame(self.sock, _UNPROVED_BYTES, until)))
         self.sock.settimeout(TALK_S)
-        self._reader, self.peer, self.heard = Reader(MOST_SEALED), address, time.monotonic()
+        self._reader, self.peer, self.last_seen = Reader(MOST_SEALED), address, time.monotonic()
 
     def receive(self) -> list[Message]:
         """Return what has arrived, and close a connection that is gone."""
@@ -124,7 +124,7 @@ class CoordinatorLink:
             return []
         except OSError:
             data = b""
-        self.heard = time.monotonic()
+        self.last_seen = time.monotonic()
         messages = self._opened(data)
         if not data:
             self.close()
@@ -223,11 +223,11 @@ class _Target(NamedTuple):
 
 
 class HeartbeatSender:
-    """Sends beats to the coordinator; `heard` is when its last answer came (monotonic)."""
+    """Sends beats to the coordinator; `last_seen` is when its last answer came (monotonic)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.heard = time.monotonic()
+        self.last_seen = time.monotonic()
         self._target: _Target | None = None
         self._number = time.time_ns()  # grows across restarts of the agent, so that old beats stay old
         self._answered = self._number
@@ -236,7 +236,7 @@ class HeartbeatSender:
 
     def aim(self, host: str, port: int, key: bytes) -> None:
         """Send there from now on, signed with this key."""
-        self.heard = time.monotonic()
+        self.last_seen = time.monotonic()
         self._target = _Target(host, port, key)
 
     def _live(self) -> None:
@@ -274,4 +274,4 @@ class HeartbeatSender:
             with contextlib.suppress(socket.timeout, OSError):
                 beat = read_beat(key, self._socket.recv(512))
                 if beat is not None and not beat.sender and self._answered < beat.number <= self._number:
-                    self._answered, self.heard = beat.number, time.monotonic()
+                    self._answered, self.last_seen = beat.number, time.monotonic()

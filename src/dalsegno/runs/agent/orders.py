@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno.train.keeper.plan import KeeperAddress
-from dalsegno.train.memory.safe_steps import SafeSteps, parse_word
+from dalsegno.train.memory.safe_steps import SafeSteps, parse_safe_steps
 from dalsegno.wire.frames import Message
 
 ABSENCE_S = 60.0  # how long an agent continues without a coordinator, unless the setup says otherwise
@@ -91,7 +91,7 @@ def read_setup(data: Message) -> Setup:
 def read_start(data: Message) -> StartOrder:
     workers = tuple(_worker(each) for each in data["workers"])
     resume = _resume(data["resume"]) if data.get("resume") else None
-    safe = parse_word(data["safe"]) if data.get("safe") else None
+    safe = parse_safe_steps(data["safe"]) if data.get("safe") else None
     peers = tuple((str(host), int(port)) for host, port in data.get("peers") or ())
     buddy = read_keeper(data.get("buddy"))
     return StartOrder(int(data["generation"]), workers, peers, resume, buddy, safe)

@@ -18,7 +18,7 @@ from dalsegno.train.errors import NotEnoughMemory
 from dalsegno.train.keeper.holdings import holdings, listen
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.files import find_folder, own_folder, safe_name, sweep
-from dalsegno.train.memory.safe_steps import SafeSteps, read_safe, render_word, write_safe
+from dalsegno.train.memory.safe_steps import SafeSteps, read_safe, render_safe_steps, write_safe
 from dalsegno.wire.frames import Message
 
 Answer = Callable[[Message], None]
@@ -29,10 +29,10 @@ class Snapshots:
     """The snapshots of one run on one node. `send` sends to the coordinator."""
 
     def __init__(
-        self, run: str, node: str, secret: bytes, door: str, fork: Fork, send: Callable[[Message], None]
+        self, run: str, node: str, secret: bytes, socket_name: str, fork: Fork, send: Callable[[Message], None]
     ) -> None:
         self.run, self._node, self._secret = run, node, secret
-        self._door, self._fork, self._send = door, fork, send
+        self._socket_name, self._fork, self._send = socket_name, fork, send
         self._resume: ResumeOrder | None = None
         self._buddy: KeeperAddress | None = None
         self._generation = 0
@@ -91,7 +91,7 @@ class Snapshots:
         folder = find_folder()
         safe = read_safe(folder / safe_name(self.run)) if folder else None
         port = int(self._listener.getsockname()[1]) if self._shares else 0
-        return {"held": self.held(), "keeper": port, "safe": render_word(safe) if safe else None}
+        return {"held": self.held(), "keeper": port, "safe": render_safe_steps(safe) if safe else None}
 
     def end(self) -> None:
         """Remove everything of the run from memory."""
@@ -119,10 +119,12 @@ class Snapshots:
     def _give_saver(self, rank: int, answer: Answer) -> None:
         """Start a saver, which listens before the worker learns of it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            name = f"{self._door}.saver.{secrets.token_hex(8)}"  # cannot be guessed from the door's name either
+            name = (
+                f"{self._socket_name}.saver.{secrets.token_hex(8)}"  # cannot be guessed from the socket's name either
+            )
             sock.bind("\0" + name)
             sock.listen(1)
-            task = {"kind": "saver", "name": f"ds:save{rank}", "door": self._door}
+            task = {"kind": "saver", "name": f"ds:save{rank}", "door": self._socket_name}
             forked = self._fork(f"saver:{name}", task, [sock.fileno()])
         answer({"saver": name} if forked else {"saver": ""})
 
@@ -175,7 +177,7 @@ class Snapshots:
 
     def _start_keeper(self) -> None:
         if not self._keeper_asked:
-            task: Message = {"kind": "keeper", "name": "ds:keeper", "door": self._door}
+            task: Message = {"kind": "keeper", "name": "ds:keeper", "door": self._socket_name}
             self._keeper_asked = self._fork("keeper", task, [self._listener.fileno()])
 
     def _keeper_came(self, answer: Answer) -> None:

@@ -106,9 +106,9 @@ def _size(path: str) -> int:
 STORE_FILE = str(Path(__file__).with_name("store.py"))
 
 
-def worker_task(setup: Setup, warm: bool, worker: WorkerProcess, order: WorkerOrder, door: str) -> Message:
+def worker_task(setup: Setup, warm: bool, worker: WorkerProcess, order: WorkerOrder, socket_name: str) -> Message:
     """Return the task of one worker; later variables override earlier ones."""
-    own = {AGENT: door, "TORCHELASTIC_ERROR_FILE": worker.error_file}
+    own = {AGENT: socket_name, "TORCHELASTIC_ERROR_FILE": worker.error_file}
     python = [] if warm or not setup.is_python else [setup.python, "-u"]
     module = ["-m"] if setup.module and python else []
     argv: list[str] = [*python, *module, setup.script, *(order.args or setup.args)]

@@ -29,8 +29,10 @@ SETTLE_S = 5.0
 class Workers:
     """Starts and ends processes on the agent's orders; `send` sends to the coordinator."""
 
-    def __init__(self, node: str, door: str, selector: selectors.BaseSelector, send: Callable[[Message], None]) -> None:
-        self.node, self.door, self.selector, self.send = node, door, selector, send
+    def __init__(
+        self, node: str, socket_name: str, selector: selectors.BaseSelector, send: Callable[[Message], None]
+    ) -> None:
+        self.node, self.socket_name, self.selector, self.send = node, socket_name, selector, send
         self.setup = Setup()
         self.parent: WarmParent | None = None
         self.warm = False  # workers are forked, else they are separate programs
@@ -158,7 +160,7 @@ class Workers:
         self._signalled.clear()
         for each in order.workers:
             worker = self.crew.add(each.rank, **(each.files or run_files(self.setup.folder, generation, each.rank)))
-            task = worker_task(self.setup, self.warm, worker, each, self.door)
+            task = worker_task(self.setup, self.warm, worker, each, self.socket_name)
             self._fork(f"{generation}:{each.rank}", task)
 
     def _fork(self, name: str, task: Message, files: Sequence[int] = ()) -> None:

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     srun, *argv = arguments
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     if restarts:
-        say(f"job {os.environ.get('SLURM_JOB_ID')} was restarted on {os.environ.get('SLURM_JOB_NODELIST')}")
+        report(f"job {os.environ.get('SLURM_JOB_ID')} was restarted on {os.environ.get('SLURM_JOB_NODELIST')}")
     end_as(_supervise(StandIn(), srun, argv, restarts))
 
 
@@ -46,7 +46,7 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
         try:
             again = _decide(here, srun, step, times, restarts, ended.hung_up)
         except Exception as error:  # on any error the script gets srun's code, as it would without auto-resume
-            say(f"could not find out whether a node has failed: {error}")
+            report(f"could not find out whether a node has failed: {error}")
             return ended.code
         if again is None:
             return ended.code
@@ -64,7 +64,7 @@ def _decide(here: StandIn, srun: str, step: SrunStep, times: int, restarts: int,
     nodes = "; ".join(f"{name} has failed ({why})" for name, why in failed.items()) or f"job {step.job} has lost a node"
     if isinstance(choice, StartAgain):
         where = "a new job" if choice.alone else f"job {step.job}"
-        say(f"{nodes}: restarting the step in {where} (restart {times + 1} of at most {MOST})")
+        report(f"{nodes}: restarting the step in {where} (restart {times + 1} of at most {MOST})")
         return choice
     if isinstance(choice, RequeueJob):
         _requeue(here, slurm, step.job, f"{nodes}: {choice.why}")
@@ -75,17 +75,17 @@ def _decide(here: StandIn, srun: str, step: SrunStep, times: int, restarts: int,
 
 def _leave_step(here: StandIn, choice: LeaveStep, nodes: str) -> None:
     if choice.why:
-        say(f"{nodes}: {choice.why}")
+        report(f"{nodes}: {choice.why}")
     if choice.ends:
         here.pause(_LAST_S)
 
 
 def _requeue(here: StandIn, slurm: SlurmClient, job: int, why: str) -> None:
     try:
-        say(f"{why}; requeueing it, so that its script restarts on healthy nodes")
+        report(f"{why}; requeueing it, so that its script restarts on healthy nodes")
         slurm.requeue(job)
     except DalsegnoError as error:
-        say(f"could not requeue job {job}, so the step ends here: {error}")
+        report(f"could not requeue job {job}, so the step ends here: {error}")
         return
     here.pause(_LAST_S)
 
@@ -111,7 +111,7 @@ def _is_over(srun: str, notes: str) -> bool:
         return False
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     print(f"dalsegno: auto-resume: {text}", file=sys.stderr, flush=True)
 
 

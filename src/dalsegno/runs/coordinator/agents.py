@@ -52,14 +52,19 @@ class AgentServer:
         self,
         run: str,
         secret: bytes,
-        came: Callable[[Peer], None],
-        said: Callable[[Peer, Message], None],
-        gone: Callable[[Peer], None],
+        connected: Callable[[Peer], None],
+        received: Callable[[Peer, Message], None],
+        disconnected: Callable[[Peer], None],
         too_long: Callable[[str, str], None],
         limits: ServerLimits = LIMITS,
     ) -> None:
         self.run, self.secret = run, secret
-        self._came, self._said, self._gone, self._too_long = came, said, gone, too_long
+        self._connected, self._received, self._disconnected, self._too_long = (
+            connected,
+            received,
+            disconnected,
+            too_long,
+        )
         self._limits = limits
         self._greeting: Callable[[], Message] = dict
         self._peers: dict[Connection[str], Peer] = {}
@@ -96,7 +101,7 @@ class AgentServer:
     def on_message(self, connection: Connection[str], message: Message) -> None:
         peer = self._peers.get(connection)
         if peer is not None:
-            self._said(peer, message)
+            self._received(peer, message)
             return
         assert connection.who is not None and connection.session is not None
         try:
@@ -108,15 +113,15 @@ class AgentServer:
             hello,
             connection.address,
             beat_key(connection.session),
-            lambda told: self._send(connection, told),
+            lambda message: self._send(connection, message),
             lambda: self._drop(connection),
         )
-        self._came(peer)
+        self._connected(peer)
 
     def on_disconnect(self, connection: Connection[str]) -> None:
         peer = self._peers.pop(connection, None)
         if peer is not None:
-            self._gone(peer)
+            self._disconnected(peer)
 
     def on_refused(self, cause: str, detail: str) -> None:
         """Ignore it: unauthenticated peers are not worth a line in the run's log."""
@@ -139,9 +144,9 @@ TRIES = 20
 class AgentListener(Protocol):
     """Receives the events of agents."""
 
-    def agent_came(self, peer: Peer) -> None: ...
+    def agent_connected(self, peer: Peer) -> None: ...
 
-    def agent_said(self, peer: Peer, message: AgentMessage) -> None: ...
+    def agent_message(self, peer: Peer, message: AgentMessage) -> None: ...
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         """An agent is gone; `silent` means that its host does not answer either."""
@@ -158,29 +163,31 @@ class RunAgents:
     def __init__(self, run: str, secret: bytes, timing: Timing, listener: AgentListener) -> None:
         self.peers: dict[str, Peer] = {}
         self._listener = listener
-        self._pulse = AgentLiveness(timing, self._probe_address)
-        self._door = AgentServer(run, secret, self._came, self._said, self._gone, listener.message_too_long)
+        self._liveness = AgentLiveness(timing, self._probe_address)
+        self._server = AgentServer(
+            run, secret, self._connected, self._received, self._disconnected, listener.message_too_long
+        )
 
     async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
         """Listen for connections and heartbeats on the same port and return it. Raise OSError if it is taken."""
         for attempt in range(TRIES if port == 0 else 1):
-            found = await self._door.open(port, greeting, host)
+            found = await self._server.open(port, greeting, host)
             try:
-                self._pulse.open(found, host)
+                self._liveness.open(found, host)
                 return found
             except OSError:  # the UDP port of the same number is taken
-                self._door.close()
+                self._server.close()
                 if port or attempt == TRIES - 1:
                     raise
         raise AssertionError("unreachable")
 
     def close(self) -> None:
         """Stop listening; connections stay until the agents end them."""
-        self._door.close()
-        self._pulse.close()
+        self._server.close()
+        self._liveness.close()
 
     async def watch(self) -> None:
-        await self._pulse.watch(lambda agent, why: self.lose(agent, why, silent=True))
+        await self._liveness.watch(lambda agent, why: self.lose(agent, why, silent=True))
 
     def send(self, agent: str, message: Message) -> None:
         if agent in self.peers:
@@ -192,12 +199,12 @@ class RunAgents:
 
     def lose(self, agent: str, why: str, silent: bool) -> None:
         peer = self.peers.pop(agent, None)
-        self._pulse.forget(agent)
+        self._liveness.forget(agent)
         self._listener.agent_lost(agent, why, silent)
         if peer is not None:
             peer.close()
 
-    def _came(self, peer: Peer) -> None:
+    def _connected(self, peer: Peer) -> None:
         before = self.peers.get(peer.name)
         if before is not None:
             if before.hello.pid != peer.hello.pid:
@@ -205,21 +212,21 @@ class RunAgents:
                 before.send({"replaced": True, "finish": 0})
             self.lose(peer.name, "another agent replaced it", silent=False)
         self.peers[peer.name] = peer
-        self._pulse.expect(peer.name, peer.beat_key)
-        self._listener.agent_came(peer)
+        self._liveness.expect(peer.name, peer.beat_key)
+        self._listener.agent_connected(peer)
 
-    def _said(self, peer: Peer, message: Message) -> None:
+    def _received(self, peer: Peer, message: Message) -> None:
         if self.peers.get(peer.name) is not peer:
             return
-        self._pulse.record_message(peer.name)
+        self._liveness.record_message(peer.name)
         try:
             parsed = read_message(message)
         except UNREADABLE as error:  # from another version, perhaps
             raise BadFrame(f"unreadable message: {error!r}") from error
         if parsed is not None:
-            self._listener.agent_said(peer, parsed)
+            self._listener.agent_message(peer, parsed)
 
-    def _gone(self, peer: Peer) -> None:
+    def _disconnected(self, peer: Peer) -> None:
         if self.peers.get(peer.name) is peer:
             self.lose(peer.name, "its agent is gone", silent=False)
 

@@ -202,10 +202,10 @@ class NodeAllocation:
             return []
         actions = self._leave_drained(view)
         for job in self.jobs:
-            bare = self.jobs.unstaffed(job, view, {*self.lost_since, *self.excluded, *self._probed})
-            if bare:
-                self._probed.update(bare)
-                actions.append(ProbeNodes(job.number, tuple(bare)))
+            without_agent = self.jobs.nodes_without_agent(job, view, {*self.lost_since, *self.excluded, *self._probed})
+            if without_agent:
+                self._probed.update(without_agent)
+                actions.append(ProbeNodes(job.number, tuple(without_agent)))
         return [*actions, *self._ask_for_missing(view)]
 
     def nodes_probed(self, number: int, nodes: Collection[str], result: ProbeResult, view: RunView) -> list[Action]:
@@ -214,11 +214,15 @@ class NodeAllocation:
         job = self.jobs.find(number)
         if view.closing or job is None:
             return []
-        bare = [node for node in self.jobs.unstaffed(job, view, {*self.lost_since, *self.excluded}) if node in nodes]
-        dead = [node for node in bare if node in result.dead]
+        without_agent = [
+            node
+            for node in self.jobs.nodes_without_agent(job, view, {*self.lost_since, *self.excluded})
+            if node in nodes
+        ]
+        dead = [node for node in without_agent if node in result.dead]
         actions: list[Action] = [self._lose(node, f"{node} does not answer", view) for node in dead]
-        slow, notes = self._wait_for_slow([node for node in bare if node not in dead], result, view)
-        start, lost = self._count_tries([node for node in bare if node not in (*dead, *slow)], result, view)
+        slow, notes = self._wait_for_slow([node for node in without_agent if node not in dead], result, view)
+        start, lost = self._count_tries([node for node in without_agent if node not in (*dead, *slow)], result, view)
         actions += [*notes, *lost]
         if any(isinstance(action, StopRun) for action in lost):
             return actions
@@ -231,7 +235,7 @@ class NodeAllocation:
         """Return nodes whose agents are merely slow, and a note on them. They get more time if the node is healthy."""
         ages_s: dict[str, float] = {}
         for step in self.jobs.steps:
-            step.left |= ended_on(result.said.get(step.number, "")) & {*nodes}  # its agent no longer comes
+            step.left |= ended_on(result.step_output.get(step.number, "")) & {*nodes}  # its agent no longer comes
             late = [node for node in nodes if step.is_slow(node, view.clock)]
             ages_s.update({node: max(view.clock - step.began, ages_s.get(node, 0.0)) for node in late})
         waits = still_starting(ages_s, result.found, view.now)
@@ -280,7 +284,7 @@ class NodeAllocation:
         ]
         return [*lost, ReleaseLostNodes()]
 
-    def agent_came(self, node: str, again: bool, view: RunView) -> tuple[bool, list[Action]]:
+    def agent_connected(self, node: str, again: bool, view: RunView) -> tuple[bool, list[Action]]:
         """Refuse a node that Slurm has taken from the job since: it is under repair, or belongs to another job."""
         self._some_connected = True
         if again and node in self._down:
@@ -396,8 +400,8 @@ class NodeAllocation:
 
     def nodes_to_recall(self, nodes: Collection[str], view: RunView) -> dict[int, list[str]]:
         """Return those nodes without an agent, by job: at the end of the run, agents clean up there."""
-        bare = {job.number: self.jobs.unstaffed(job, view, self.excluded) for job in self.jobs}
-        return {number: [node for node in each if node in nodes] for number, each in bare.items()}
+        without_agent = {job.number: self.jobs.nodes_without_agent(job, view, self.excluded) for job in self.jobs}
+        return {number: [node for node in each if node in nodes] for number, each in without_agent.items()}
 
     def recall(self, nodes: Mapping[int, Collection[str]], dead: Collection[str], view: RunView) -> list[Action]:
         alive = [(job, tuple(node for node in nodes.get(job.number, ()) if node not in dead)) for job in self.jobs]

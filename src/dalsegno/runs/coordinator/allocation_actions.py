@@ -89,7 +89,7 @@ class RunJobs(list[Job]):
         due = {node for step in self.steps for node in step.nodes if step.will_bring(node, view.clock)}
         return (due & {*self.nodes}) - view.present
 
-    def unstaffed(self, job: Job, view: RunView, without: Collection[str]) -> list[str]:
+    def nodes_without_agent(self, job: Job, view: RunView, without: Collection[str]) -> list[str]:
         """Return the nodes of a job that have no agent and will not get one."""
         coming = {*view.present, *self.expected(view), *without}
         return [node for node in job.nodes if node not in coming]
@@ -128,7 +128,7 @@ class ProbeResult:
 
     found: tuple[NodeInfo, ...] = ()  # as Slurm sees them; empty if it does not respond
     dead: tuple[str, ...] = ()  # their hosts do not answer
-    said: Mapping[int, str] = field(default_factory=dict)  # output of steps on these nodes, by number
+    step_output: Mapping[int, str] = field(default_factory=dict)  # output of steps on these nodes, by number
     log: str = ""  # output of all steps
 
 

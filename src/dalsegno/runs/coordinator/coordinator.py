@@ -41,7 +41,7 @@ from dalsegno.runs.coordinator.messages import (
     AllStopped,
     Broken,
     EndedWorker,
-    GrantAsked,
+    GrantRequested,
     MemoryHeld,
     NodeActivity,
     ParentDied,
@@ -182,13 +182,13 @@ class Coordinator:
 
     # Agents
 
-    def agent_came(self, peer: Peer) -> None:
+    def agent_connected(self, peer: Peer) -> None:
         if self.end is not None:  # a late agent: the others have finished already
             self.memory.used.discard(peer.name)
             peer.send({"finish": self.end.code})
             return
         again = bool(peer.hello.generation) and peer.name not in self.run.ready
-        if not self.node_source.agent_came(peer.name, again):
+        if not self.node_source.agent_connected(peer.name, again):
             self.continue_without(peer.name, "it was lost, and Slurm has marked it down")
             return
         keeper = (peer.host, peer.hello.keeper) if peer.hello.keeper else None
@@ -204,10 +204,10 @@ class Coordinator:
         """Take back an agent of the previous coordinator, with the reports it kept of workers that ended meanwhile."""
         if peer.hello.generation == self.run.generation:
             for report in peer.hello.reports:
-                self.agent_said(peer, EndedWorker(report))
+                self.agent_message(peer, EndedWorker(report))
         self._reconcile(peer)
 
-    def agent_said(self, peer: Peer, message: AgentMessage) -> None:
+    def agent_message(self, peer: Peer, message: AgentMessage) -> None:
         event = to_event(peer.name, message, self.hangs.age_s, healthy=peer.name not in self.node_source.unhealthy)
         self.status_writer.record_message(self.run.generation, peer.name, message, event)
         if isinstance(message, Ready):
@@ -226,7 +226,7 @@ class Coordinator:
             self.hangs.stacks_done(peer.name)
         elif isinstance(message, NodeActivity):
             self.hangs.worked(message.generation, message.ranks)
-        elif isinstance(message, GrantAsked):
+        elif isinstance(message, GrantRequested):
             self._answer_grant(peer, message)
         elif isinstance(message, AllStopped):
             self.memory.update(peer.name, message.held)
@@ -250,7 +250,7 @@ class Coordinator:
             for agent, message in self.memory.updates(self.run.group, time.monotonic()):
                 self.agents.send(agent, message)
 
-    def _answer_grant(self, peer: Peer, asked: GrantAsked) -> None:
+    def _answer_grant(self, peer: Peer, asked: GrantRequested) -> None:
         """Allow or deny a commit. A saver may finish its generation's work until a later generation has committed."""
         ok = self.granted <= asked.generation <= self.run.generation and self.end is None
         why = "" if ok else f"generation {asked.generation} is over"

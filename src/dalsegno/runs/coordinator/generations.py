@@ -218,8 +218,8 @@ def _stop_all(run: Run) -> Step:
 def _stopped(run: Run, event: GenerationStopped) -> Step:
     if run.phase is not GenerationPhase.STOPPING or event.generation != run.generation:
         return run, []
-    heard = (*run.failures, *event.failures) if run.failures else ()
-    return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {event.agent}, failures=heard))
+    failures = (*run.failures, *event.failures) if run.failures else ()
+    return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {event.agent}, failures=failures))
 
 
 def _when_all_stopped(run: Run) -> Step:

@@ -163,8 +163,8 @@ class AgentLiveness:
 
     def _advance(self, agent: str, probe: _HostProbe, now: float) -> str:
         """Connect once more, or end the probe; return why the agent is lost, if it is."""
-        heard = self._liveness.signs[agent].presence is Presence.CONNECTED
-        if not heard and probe.answered is None and now < probe.until:
+        connected = self._liveness.signs[agent].presence is Presence.CONNECTED
+        if not connected and probe.answered is None and now < probe.until:
             self._dial(agent, probe)
             return ""
         del self._probing[agent]
@@ -198,7 +198,7 @@ def _reason_of_loss(sign: PeerSign, now: float) -> str:
     if sign.presence is Presence.GONE:
         return f"the host has not answered for {now - sign.alive:.1f} s"
     if sign.presence is Presence.AGENT_DEAD:
-        return f"the agent has been silent for {now - sign.heard:.0f} s, though the host answers"
+        return f"the agent has been silent for {now - sign.last_seen:.0f} s, though the host answers"
     return ""
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from dalsegno.runs.coordinator.group import Members
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot, Place, Resume, buddies, whole_steps
 from dalsegno.train.keeper.plan import KeeperAddress
-from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, render_word
+from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, render_safe_steps
 from dalsegno.wire.frames import Message
 
 # What the ranks of one generation may overwrite in memory. Pure: times are arguments.
@@ -146,7 +146,7 @@ class MemoryTable:
         return {
             "resume": self._order(self._resume, ranks, place.group_rank) if self._resume else None,
             "buddy": buddy["buddy"]["address"] if buddy else None,
-            "safe": render_word(self._sent_safe) if self._sent_safe else None,
+            "safe": render_safe_steps(self._sent_safe) if self._sent_safe else None,
         }
 
     def _begin(self, group: Members, now: float) -> None:
@@ -207,7 +207,7 @@ class MemoryTable:
         safe = self._safety and self._safety.look(now)
         if safe and safe != self._sent_safe:
             self._sent_safe = safe
-            said += [(node, {"safe": render_word(safe)}) for node in group.agents]
+            said += [(node, {"safe": render_safe_steps(safe)}) for node in group.agents]
         return said
 
     def _new_pairs(self, group: Members) -> list[tuple[str, Message]]:

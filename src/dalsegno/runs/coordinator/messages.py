@@ -12,7 +12,7 @@ from dalsegno.runs.coordinator.causes import Failure, read_failure
 from dalsegno.runs.coordinator.events import AgentGone, AgentJoined, Event, GenerationStopped, StoreOpened, WorkerEnded
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
 from dalsegno.train.contract import DONE, SAVED
-from dalsegno.train.memory.safe_steps import SafeSteps, parse_word
+from dalsegno.train.memory.safe_steps import SafeSteps, parse_safe_steps
 from dalsegno.wire.frames import Message
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -112,7 +112,7 @@ class MemoryHeld:
 
 
 @dataclass(frozen=True)
-class GrantAsked:
+class GrantRequested:
     """A request of a worker of this generation to commit what it wrote."""
 
     number: int
@@ -163,7 +163,7 @@ class LogPiece:
 
 
 AgentMessage = (
-    Ready | ParentDied | Broken | StoreOpen | EndedWorker | AllStopped | Stepped | MemoryHeld | GrantAsked
+    Ready | ParentDied | Broken | StoreOpen | EndedWorker | AllStopped | Stepped | MemoryHeld | GrantRequested
     | StacksTaken | NodeActivity | Signalled | UserNote | LogPiece
 )  # fmt: skip
 
@@ -182,7 +182,7 @@ def read_hello(message: Message) -> AgentHello:
         reports=_reports(message),
         held=_held(message.get("held")),
         keeper=_number(message, "keeper"),
-        safe=parse_word(message["safe"]) if message.get("safe") else None,
+        safe=parse_safe_steps(message["safe"]) if message.get("safe") else None,
     )
 
 
@@ -202,7 +202,7 @@ _READERS: dict[str, Callable[[Message], AgentMessage]] = {
         _number(said, "generation"), int(said["step"]), _figures(said.get("progress")), bool(said.get("over"))
     ),
     "kept": lambda said: MemoryHeld(_held(said["kept"])),
-    "grant": lambda said: GrantAsked(int(said["grant"]), int(said["generation"])),
+    "grant": lambda said: GrantRequested(int(said["grant"]), int(said["generation"])),
     "stacks": lambda said: StacksTaken(int(said["stacks"])),
     "worked": lambda said: NodeActivity(int(said["worked"]), _works(said["ranks"])),
     "signal": lambda said: Signalled(str(said["signal"])),

@@ -121,7 +121,7 @@ class NodeSource(Protocol):
         """Leave a node that Slurm has out of service and the run cannot use, until it is back in service."""
         ...
 
-    def agent_came(self, node: str, again: bool) -> bool:
+    def agent_connected(self, node: str, again: bool) -> bool:
         """Return whether the agent may take part. `again`: it took part before and was lost since."""
         ...
 
@@ -201,7 +201,7 @@ class NoNodeSource:
     def leave_for_repair(self, node: str) -> None:
         self.exclude(node)
 
-    def agent_came(self, node: str, again: bool) -> bool:
+    def agent_connected(self, node: str, again: bool) -> bool:
         return True
 
     def agent_ready(self, node: str) -> None: ...

@@ -132,7 +132,7 @@ class StepProcess:
 
     child: Child
     nodes: tuple[str, ...]
-    said_from: int = 0  # where its own output begins in the agents' log
+    output_from: int = 0  # where its own output begins in the agents' log
 
 
 @dataclass(eq=False)
@@ -227,21 +227,21 @@ class SlurmJobs:
         argv = self.site.step(job.id, nodes)
         folder = self.site.folder
         stdin = folder.connect if folder.connect.exists() else None
-        said_from = _size(folder.agents_log)
+        output_from = _size(folder.agents_log)
         child = start(argv, self.site.environment, stdin=stdin, output=folder.agents_log)
-        job.steps[step] = StepProcess(child, tuple(nodes), said_from)
+        job.steps[step] = StepProcess(child, tuple(nodes), output_from)
         self._watch(child, partial(self._step_ended, job, step))
 
     def _step_ended(self, job: JobProcesses, number: int) -> None:
         step = job.steps.pop(number)
-        said = said_since(self.site.folder.agents_log, step.said_from)
-        self.listener.step_ended(job.number, number, launch_failures(said, job.id or 0, step.nodes))
+        step_output = read_since(self.site.folder.agents_log, step.output_from)
+        self.listener.step_ended(job.number, number, launch_failures(step_output, job.id or 0, step.nodes))
 
-    def said(self, nodes: Collection[str]) -> dict[int, str]:
+    def step_output(self, nodes: Collection[str]) -> dict[int, str]:
         """Return the output of the steps that start agents on these nodes, by number."""
         steps = [item for job in self._jobs.values() for item in job.steps.items()]
         log = self.site.folder.agents_log
-        return {number: said_since(log, step.said_from) for number, step in steps if {*step.nodes} & {*nodes}}
+        return {number: read_since(log, step.output_from) for number, step in steps if {*step.nodes} & {*nodes}}
 
     def has_steps(self, number: int) -> bool:
         return number in self._jobs and bool(self._jobs[number].steps)
@@ -377,7 +377,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def said_since(path: Path, offset: int) -> str:
+def read_since(path: Path, offset: int) -> str:
     """Return what the agents' log has from here on, within limits."""
     try:
         with path.open("rb") as file:

@@ -47,7 +47,7 @@ from dalsegno.runs.coordinator.node_rules import ask_again_s
 from dalsegno.runs.coordinator.node_source import RunControl
 from dalsegno.runs.coordinator.saved_state import SavedJob, SavedStep
 from dalsegno.runs.coordinator.site import CoordinatorSite
-from dalsegno.runs.coordinator.slurm_jobs import SlurmJobs, said_since
+from dalsegno.runs.coordinator.slurm_jobs import SlurmJobs, read_since
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 from dalsegno.system.children import start_ticks
 
@@ -158,8 +158,8 @@ class SlurmNodeSource:
     async def _probe(self, number: int, nodes: Sequence[str]) -> None:
         found = await self._look_at(nodes) or ()
         dead = await unreachable(found, self._jobs.slurm.slurmd_port)
-        log = said_since(self.site.folder.agents_log, 0)
-        result = ProbeResult(tuple(found), tuple(dead), self._jobs.said(nodes), log)
+        log = read_since(self.site.folder.agents_log, 0)
+        result = ProbeResult(tuple(found), tuple(dead), self._jobs.step_output(nodes), log)
         self._execute(self.allocation.nodes_probed(number, nodes, result, self._view))
 
     async def _look_at(self, nodes: Sequence[str]) -> list[NodeInfo] | None:
@@ -221,8 +221,8 @@ class SlurmNodeSource:
     def leave_for_repair(self, node: str) -> None:
         self._execute(self.allocation.leave_for_repair(node, self._view))
 
-    def agent_came(self, node: str, again: bool) -> bool:
-        admitted, actions = self.allocation.agent_came(node, again, self._view)
+    def agent_connected(self, node: str, again: bool) -> bool:
+        admitted, actions = self.allocation.agent_connected(node, again, self._view)
         self._execute(actions)
         return admitted
 
@@ -242,11 +242,11 @@ class SlurmNodeSource:
 
     async def recall_agents(self, nodes: Collection[str]) -> set[str]:
         view = self._view  # before agents are started: present ones end meanwhile
-        bare = self.allocation.nodes_to_recall(nodes, view)
-        asked = sorted({node for each in bare.values() for node in each})
+        without_agent = self.allocation.nodes_to_recall(nodes, view)
+        asked = sorted({node for each in without_agent.values() for node in each})
         found = await self._look_at(asked) if asked else ()
         dead = await unreachable(found or (), self._jobs.slurm.slurmd_port)
-        self._execute(self.allocation.recall(bare, dead, view))
+        self._execute(self.allocation.recall(without_agent, dead, view))
         return self.allocation.jobs.expected(view) & set(nodes)
 
     async def release_all(self, code: int | None = None) -> None:

@@ -118,7 +118,7 @@ SAVE_SIGNAL = "USR2"
 
 
 @dataclass(frozen=True)
-class JobAsk:
+class JobRequest:
     """What one job of a run requests from Slurm. `role` is its role in the run."""
 
     name: str
@@ -140,7 +140,7 @@ class JobAsk:
     extra: tuple[str, ...] = ()
 
 
-def slurm_options(job: JobAsk) -> list[str]:
+def slurm_options(job: JobRequest) -> list[str]:
     """Return `--name=value` words, the user's own last so that they take precedence."""
     asked = {
         "job-name": job.name,
@@ -179,7 +179,7 @@ def _span(nodes: NodeCount) -> str:
     return str(nodes.max) if nodes.min == nodes.max else f"{nodes.min}-{nodes.max}"
 
 
-def _gpu_option(job: JobAsk) -> dict[str, str]:
+def _gpu_option(job: JobRequest) -> dict[str, str]:
     if not job.gpus.count:
         return {}
     if job.gres == "gpu":
@@ -265,7 +265,7 @@ class RunPlan:
     run: str  # its id, and the name of all its Slurm jobs
     request: RunRequest
     shape: Shape
-    job: JobAsk
+    job: JobRequest
     folder: str
     cluster: str = ""  # its id: job ids of a run are meaningless on another cluster of the same name
     on_head: bool = False  # the coordinator runs on the head node and holds an allocation; else in a batch step
@@ -327,9 +327,9 @@ def salloc_argv(plan: RunPlan) -> list[str]:
     return ["salloc", "--no-shell", "--no-kill", *slurm_options(plan.job)]
 
 
-def _job(request: RunRequest, partition: PartitionFacts | None, run: str) -> JobAsk:
+def _job(request: RunRequest, partition: PartitionFacts | None, run: str) -> JobRequest:
     processes, cpus = request.processes_per_node, job_cpus(request, partition)
-    return JobAsk(
+    return JobRequest(
         name=run,
         nodes=_with_spares(request),
         tasks_per_node=1 if request.has_agents else processes,

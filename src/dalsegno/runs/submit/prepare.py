@@ -42,7 +42,9 @@ def first_status(plan: RunPlan, user: str, now: float) -> RunStatus:
     )
 
 
-def given_up(status: RunStatus, now: float, exit_code: int, why: str, cause: RunCause = RunCause.OTHER) -> RunStatus:
+def aborted_status(
+    status: RunStatus, now: float, exit_code: int, why: str, cause: RunCause = RunCause.OTHER
+) -> RunStatus:
     """Return the final status of a run that has no coordinator to write it."""
     return replace(status, phase=RunPhase.ENDED, updated=now, ended=now, exit_code=exit_code, message=why, cause=cause)
 

@@ -230,12 +230,12 @@ class TorchrunCoordinator(Coordinator):
         self._output.quiet = True
         self.agents.send_all({"leave": signal_name})
 
-    def agent_said(self, peer: Peer, message: AgentMessage) -> None:
+    def agent_message(self, peer: Peer, message: AgentMessage) -> None:
         """Handle a message. A node that cannot start workers ends the run: there is no other to replace it."""
         if isinstance(message, Broken):
             self.stop(1, f"{host_of(peer.name)}: {message.why}")
         else:
-            super().agent_said(peer, message)
+            super().agent_message(peer, message)
 
 
 class JoinTimeout(NoNodeSource):

@@ -22,7 +22,7 @@ from dalsegno.runs.torchrun.agent import TorchrunAgent
 from dalsegno.runs.torchrun.args import TorchrunArgs, count_processes
 from dalsegno.runs.torchrun.coordinator import JOIN_S, CoordinatorThread, Talk, TorchrunSite, agent_setup, seconds
 from dalsegno.runs.torchrun.logs import Logs, Tee, Write
-from dalsegno.runs.torchrun.rendezvous import Keys, Rendezvous, agent_name, find_meeting, find_munge, is_own_address
+from dalsegno.runs.torchrun.rendezvous import Keys, Rendezvous, agent_name, find_munge, find_rendezvous, is_own_address
 from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner
@@ -32,7 +32,7 @@ _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tor
 
 
 @dataclass(frozen=True)
-class LaunchWorld:
+class LaunchContext:
     """What a launch touches besides its own processes."""
 
     environ: Mapping[str, str]
@@ -40,41 +40,41 @@ class LaunchWorld:
     write: Write
 
 
-def launch(args: TorchrunArgs, world: LaunchWorld) -> int:
+def launch(args: TorchrunArgs, context: LaunchContext) -> int:
     """Run the workers of this node to the end of the run; the exit code is torchrun's."""
-    check(args, world.environ)
+    check(args, context.environ)
     check_size((args.training_script, *args.training_script_args))
     for text in flag_notes(args):
-        world.talk(text)
-    nproc = count_processes(args.nproc_per_node, os.cpu_count() or 1, count_gpus(world.environ))
-    check_devices(args, nproc, world.environ)
-    os.environ.update(torch_threads(nproc, cpus_per_process(world.environ, nproc), os.environ))
-    meeting = find_meeting(args, is_own_address)
+        context.talk(text)
+    nproc = count_processes(args.nproc_per_node, os.cpu_count() or 1, count_gpus(context.environ))
+    check_devices(args, nproc, context.environ)
+    os.environ.update(torch_threads(nproc, cpus_per_process(context.environ, nproc), os.environ))
+    meeting = find_rendezvous(args, is_own_address)
     run = str(uuid.uuid4()) if is_single(args) else args.rdzv_id
     endpoint = f"{meeting.host}:{meeting.port}"
-    keys = Keys(run, endpoint, None if meeting.alone else find_munge(world.environ), meeting.alone)
-    return _Launch(args, world, nproc, meeting, run, keys).serve()
+    keys = Keys(run, endpoint, None if meeting.alone else find_munge(context.environ), meeting.alone)
+    return _Launch(args, context, nproc, meeting, run, keys).serve()
 
 
 @dataclass
 class _Launch:
     args: TorchrunArgs
-    world: LaunchWorld
+    context: LaunchContext
     nproc: int
     meeting: Rendezvous
     run: str
     keys: Keys
 
     def serve(self) -> int:
-        python = choose_python(self.world.environ)
+        python = choose_python(self.context.environ)
         join_s = seconds(self.args, "join_timeout", JOIN_S)
         setup = agent_setup(self.args, python, self.nproc, join_s)
         hosted, port = self._host(python) if self.meeting.ours else (None, self.meeting.port)
         known = self.keys.secret if self.meeting.alone else b""
         connect = {"run": self.keys.mark, "secret": known.hex(), "addresses": [self.meeting.host], "port": port}
-        name = agent_name(self.args, self.world.environ, socket.gethostname(), os.getpid())
-        logs = Logs(self.args, self.run, Tee(self.world.write))
-        agent = TorchrunAgent(self.args, setup, connect, name, self.keys, logs, self.world.talk, hosted)
+        name = agent_name(self.args, self.context.environ, socket.gethostname(), os.getpid())
+        logs = Logs(self.args, self.run, Tee(self.context.write))
+        agent = TorchrunAgent(self.args, setup, connect, name, self.keys, logs, self.context.talk, hosted)
         try:
             return agent.serve()
         finally:
@@ -87,9 +87,9 @@ class _Launch:
         self.keys.make()
         site = TorchrunSite(
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
-            store=has_torch(python), timing=Timing(read_gone_s(self.world.environ) * slowness()),
+            store=has_torch(python), timing=Timing(read_gone_s(self.context.environ) * slowness()),
         )  # fmt: skip
-        hosted = CoordinatorThread(site, self.keys, self.world.talk)
+        hosted = CoordinatorThread(site, self.keys, self.context.talk)
         try:
             port = hosted.open()
         except OSError as error:
@@ -98,7 +98,7 @@ class _Launch:
             return None, self.meeting.port
         if not self.keys.private:
             who = f"anyone who can reach {self.keys.endpoint} can join, as with torchrun"
-            self.world.talk(f"munge is not available: {who}. Snapshots in memory stay on their node")
+            self.context.talk(f"munge is not available: {who}. Snapshots in memory stay on their node")
         return hosted, port
 
 

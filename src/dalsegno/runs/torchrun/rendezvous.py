@@ -39,7 +39,7 @@ class Rendezvous:
 ALONE = Rendezvous(LOOPBACK, 0, ours=True, alone=True)
 
 
-def find_meeting(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Rendezvous:
+def find_rendezvous(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Rendezvous:
     """Find the rendezvous as torchrun does: at the master for `static`, else at the endpoint."""
     if args.standalone or args.nodes.max == 1:
         return ALONE

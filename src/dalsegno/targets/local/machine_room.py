@@ -1,5 +1,6 @@
 """The machine room: a small service outside the virtual hosts that boots, replaces and resets them, as a BMC or a
-cloud's API does. The controller, inside the head's host, cannot. Its client, `HostControlClient`, is used there and outside.
+cloud's API does. The controller, inside the head's host, cannot. Its client, `HostControlClient`, is used there
+and outside.
 
 A request is a line of JSON, {"do": "reboot", "node": "gpu-2"}, and so is the answer. Each request does all of its work
 from the start, so the machine room may be killed at any moment: the next request continues from what is there.

@@ -24,18 +24,18 @@ from dalsegno.wire.handshake import ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
 
-def give(channel: Channel, message: Message, books: KeeperState) -> None:
+def give(channel: Channel, message: Message, state: KeeperState) -> None:
     """Send a part of a snapshot to a keeper that requests it: its header, then its bytes."""
     rank, generation, step, part = message["fetch"]
     shared = part == "shared"
-    held = books.held()
+    held = state.held()
     one = find_shared(held, generation, step) if shared else find_own(held, rank, generation, step)
-    if one is None or not _give(channel, message, books, one, shared):
+    if one is None or not _give(channel, message, state, one, shared):
         channel.send({"gone": True})
 
 
-def _give(channel: Channel, message: Message, books: KeeperState, one: StoredSnapshot, shared: bool) -> bool:
-    path = books.path_of(one)
+def _give(channel: Channel, message: Message, state: KeeperState, one: StoredSnapshot, shared: bool) -> bool:
+    path = state.path_of(one)
     with hold_snapshot(path) as snapshot:
         if snapshot is None or snapshot.record != one.record:
             return False
@@ -58,8 +58,8 @@ MOST_RANKS = 1 << 20
 class SnapshotReceiver:
     """Receives copies, one per rank at a time: if its sender reconnects, the old connection ends first."""
 
-    def __init__(self, books: KeeperState, read_free_memory: Callable[[Path], FreeMemory] = read_free_memory) -> None:
-        self._books, self._read_free_memory = books, read_free_memory
+    def __init__(self, state: KeeperState, read_free_memory: Callable[[Path], FreeMemory] = read_free_memory) -> None:
+        self._state, self._read_free_memory = state, read_free_memory
         self._busy: set[int] = set()
         self._lock = threading.Lock()
 
@@ -87,14 +87,14 @@ class SnapshotReceiver:
             return free
 
     def _answer(self, channel: Channel, record: SnapshotRecord, header: bytes, generation: int) -> Message:
-        keep = self._books.keep
+        keep = self._state.keep
         if keep is None or generation < keep.generation:
             return {"refused": "the run has replaced this generation"}
-        paths = [self._books.path(record.rank, slot) for slot in range(COPIES)]
+        paths = [self._state.path(record.rank, slot) for slot in range(COPIES)]
         copies = [read_record(path) for path in paths]
         if record in copies:
             return {"have": True}
-        slot = choose_slot(copies, [path.exists() for path in paths], keep, self._books.safe())
+        slot = choose_slot(copies, [path.exists() for path in paths], keep, self._state.safe())
         if slot is None:
             return {"later": True}
         return self._receive(channel, paths[slot], header, record)
@@ -115,7 +115,7 @@ class SnapshotReceiver:
         coming.commit()
         if read_record(path) != record:
             return {"refused": "the copy is no longer wanted"}  # dropped while it was received
-        self._books.refresh()
+        self._state.refresh()
         return {"kept": True}
 
 
@@ -137,9 +137,9 @@ LIMITS = ServerLimits(strangers=32, stranger_s=PROOF_S, stranger_bytes=1 << 10)
 class KeeperServer:
     """Accepts the keepers of the same run. One thread serves unauthenticated callers; each keeper then gets its own."""
 
-    def __init__(self, books: KeeperState, listener: socket.socket) -> None:
-        self._books, self._listener = books, listener
-        self._receiving = SnapshotReceiver(books)
+    def __init__(self, state: KeeperState, listener: socket.socket) -> None:
+        self._state, self._listener = state, listener
+        self._receiving = SnapshotReceiver(state)
         self._calls = threading.BoundedSemaphore(_MOST_CALLS)
         self._selector = selectors.DefaultSelector()
         self._server: BoundedServer[str] = BoundedServer(SelectorWatcher(self._selector), self, CALLER, CALLED, LIMITS)
@@ -148,9 +148,9 @@ class KeeperServer:
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
-    def accept_for_ever(self) -> None:
+    def accept_loop(self) -> None:
         """Accept connections once the agent has sent the secret. Until then callers wait in the kernel's queue."""
-        while self._books.wait_for_orders(PROOF_S) is None:
+        while self._state.wait_for_orders(PROOF_S) is None:
             pass
         self._server.listen_on(self._listener)
         while True:
@@ -165,7 +165,7 @@ class KeeperServer:
         return {}
 
     def identify(self, hello: Message, handshake: ServerHandshake) -> Proved[str]:
-        keep = self._books.keep
+        keep = self._state.keep
         if keep is None:
             raise BadFrame("this keeper has no orders")
         return Proved("keeper", handshake.check(hello, keep.secret, keep.run, keep.node))
@@ -215,4 +215,4 @@ class KeeperServer:
                 if "offer" in message:
                     self._receiving.take(channel, message)
                 else:
-                    give(channel, message, self._books)
+                    give(channel, message, self._state)

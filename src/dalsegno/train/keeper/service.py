@@ -23,19 +23,19 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, send
 from dalsegno.wire.peer import check_peer
 
 
-def sum_for_ever(books: KeeperState) -> None:
+def checksum_loop(state: KeeperState) -> None:
     """Make the checksums of this node's snapshots, newest first. Damaged or overwritten ones are not retried."""
     failed: set[Sent] = set()
     while True:
-        with books.changed:
-            one = choose_to_sum(books.held(), failed)
+        with state.changed:
+            one = choose_to_sum(state.held(), failed)
             while one is None:
-                books.changed.wait()
-                one = choose_to_sum(books.held(), failed)
-        if checksum(books.path_of(one)) is None:
+                state.changed.wait()
+                one = choose_to_sum(state.held(), failed)
+        if checksum(state.path_of(one)) is None:
             failed.add(key_of(one))
         else:
-            books.refresh()
+            state.refresh()
 
 
 NICE = 10  # training has priority
@@ -73,16 +73,16 @@ class SnapshotKeeper:
 
     def __init__(self, folder: Path, agent: socket.socket, listener: socket.socket) -> None:
         self._agent, self._send_lock = agent, threading.Lock()
-        self._books = KeeperState(folder, self._report)
-        self._server = KeeperServer(self._books, listener)
-        self._fetching, self._sending = SnapshotFetcher(self._books), SnapshotSender(self._books)
+        self._state = KeeperState(folder, self._report)
+        self._server = KeeperServer(self._state, listener)
+        self._fetching, self._sending = SnapshotFetcher(self._state), SnapshotSender(self._state)
 
     def start(self) -> None:
         self._report({"keeper": self._server.port})
         works: list[Callable[[], None]] = [
-            self._server.accept_for_ever,
-            self._sending.send_for_ever,
-            lambda: sum_for_ever(self._books),
+            self._server.accept_loop,
+            self._sending.send_loop,
+            lambda: checksum_loop(self._state),
         ]
         for work in works:
             threading.Thread(target=work, daemon=True).start()
@@ -99,14 +99,14 @@ class SnapshotKeeper:
 
     def _carry_out(self, order: Order | None) -> None:
         if isinstance(order, KeepOrder):
-            self._books.order(order)
+            self._state.order(order)
             self._sending.turn_to(order.buddy)
         elif isinstance(order, Fetch):
             self._fetching.start(order)
         elif isinstance(order, Drop):
-            self._books.drop(order.ranks)
+            self._state.drop(order.ranks)
         elif order is not None:
-            self._books.refresh()
+            self._state.refresh()
 
     def _report(self, message: Message) -> None:
         try:

@@ -113,8 +113,8 @@ _SLOW_S = 40.0  # a silent holder may answer soon: its keeper is forked only aft
 class SnapshotFetcher:
     """Runs several fetches at a time. A part that several ranks need is fetched once."""
 
-    def __init__(self, books: KeeperState) -> None:
-        self._books = books
+    def __init__(self, state: KeeperState) -> None:
+        self._state = state
         self._lock = threading.Lock()
         self._turns: dict[WantedPart, threading.Lock] = {}
 
@@ -129,26 +129,26 @@ class SnapshotFetcher:
             shared = str(self._part(WantedPart(fetch.rank, fetch.generation, fetch.step, True), fetch.shared))
         except CheckpointError as error:
             why = str(error)
-        self._books.refresh()
-        self._books.report({"fetched": fetch.number, "ok": not why, "why": why, "own": own, "shared": shared})
+        self._state.refresh()
+        self._state.report({"fetched": fetch.number, "ok": not why, "why": why, "own": own, "shared": shared})
 
     def _part(self, wanted: WantedPart, holders: Sequence[KeeperAddress]) -> Path:
         with self._turn(wanted):
             return self._here(wanted) or self._fetched(wanted, holders)
 
     def _here(self, wanted: WantedPart) -> Path | None:
-        held = self._books.held()
+        held = self._state.held()
         if wanted.shared:
             one = find_shared(held, wanted.generation, wanted.step)
         else:
             one = find_own(held, wanted.rank, wanted.generation, wanted.step)
-        return self._books.path_of(one) if one else None
+        return self._state.path_of(one) if one else None
 
     def _fetched(self, wanted: WantedPart, holders: Sequence[KeeperAddress]) -> Path:
-        keep = self._books.keep
+        keep = self._state.keep
         if keep is None:
             raise CheckpointError("the keeper has no orders yet")
-        path = self._books.path(wanted.rank, SHARED if wanted.shared else OWN)
+        path = self._state.path(wanted.rank, SHARED if wanted.shared else OWN)
         arriving, why = IncomingPart(path, wanted), [] if holders else ["no node is known to have it"]
         turns = HolderOrder(holders, time.monotonic())
         while turns.waiting:
@@ -218,8 +218,8 @@ _REST_S = {TransferOutcome.LATER: 0.05, TransferOutcome.REFUSED: 0.5, TransferOu
 class SnapshotSender:
     """Sends each rank's own part to the buddy, newest first, over one connection."""
 
-    def __init__(self, books: KeeperState) -> None:
-        self._books = books
+    def __init__(self, state: KeeperState) -> None:
+        self._state = state
         self._channel: Channel | None = None
         self._buddy: KeeperAddress | None = None
         self._pace = ByteRate(1.0)
@@ -227,14 +227,14 @@ class SnapshotSender:
         self._broken = 0  # consecutive failures
         self._aside: dict[Sent, float] = {}  # until when a snapshot waits behind others
 
-    def send_for_ever(self) -> None:
+    def send_loop(self) -> None:
         while True:
             keep, buddy, one = self._next()
             outcome = self._send(keep, buddy, one)
             self._broken = self._broken + 1 if outcome is TransferOutcome.BROKEN else 0
             if outcome is TransferOutcome.SENT:
                 self._moved = time.monotonic()
-                self._books.note_sent(one, buddy)
+                self._state.note_sent(one, buddy)
             elif outcome is TransferOutcome.BROKEN:
                 self._rest(min(_MOST_S, 0.01 * 2 ** min(self._broken, 10)))
             else:
@@ -247,27 +247,27 @@ class SnapshotSender:
             channel.hang_up()
 
     def _next(self) -> tuple[KeepOrder, KeeperAddress, StoredSnapshot]:
-        with self._books.changed:
+        with self._state.changed:
             while True:
-                keep = self._books.keep
+                keep = self._state.keep
                 one = self._choose(keep) if keep else None
                 if keep and keep.buddy and one:
                     return keep, keep.buddy, one
-                self._books.changed.wait(_REST_S[TransferOutcome.LATER] if self._aside else _SKIPPED_S)
+                self._state.changed.wait(_REST_S[TransferOutcome.LATER] if self._aside else _SKIPPED_S)
 
     def _choose(self, keep: KeepOrder) -> StoredSnapshot | None:
         now = time.monotonic()
         self._aside = {key: until for key, until in self._aside.items() if until > now}
-        held, sent = self._books.held(), self._books.sent() | self._aside.keys()
-        return choose_to_send(held, keep, sent, self._books.safe(), skipped=now - self._moved > _SKIPPED_S)
+        held, sent = self._state.held(), self._state.sent() | self._aside.keys()
+        return choose_to_send(held, keep, sent, self._state.safe(), skipped=now - self._moved > _SKIPPED_S)
 
     def _rest(self, seconds: float) -> None:
         """Wait, but no longer than until a new order or a newer snapshot."""
-        with self._books.changed:
-            self._books.changed.wait(seconds)
+        with self._state.changed:
+            self._state.changed.wait(seconds)
 
     def _send(self, keep: KeepOrder, buddy: KeeperAddress, one: StoredSnapshot) -> TransferOutcome:
-        path = self._books.path_of(one)
+        path = self._state.path_of(one)
         with hold_snapshot(path) as snapshot:
             if snapshot is None or key_of(one) != (snapshot.record.rank, snapshot.record.seq):
                 return TransferOutcome.GONE
@@ -289,7 +289,7 @@ class SnapshotSender:
             return TransferOutcome.SENT
         if answer.get("later"):
             return TransferOutcome.LATER
-        self._books.report_trouble(str(answer.get("refused") or "a copy was damaged in transit"))
+        self._state.report_trouble(str(answer.get("refused") or "a copy was damaged in transit"))
         return TransferOutcome.REFUSED
 
     def _connect(self, keep: KeepOrder, buddy: KeeperAddress) -> Channel:

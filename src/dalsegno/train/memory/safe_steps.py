@@ -40,14 +40,14 @@ class SafeSteps:
 NOTHING_SAFE = SafeSteps(0)
 
 
-def render_word(safe: SafeSteps) -> dict[str, Any]:
+def render_safe_steps(safe: SafeSteps) -> dict[str, Any]:
     """Return the message between coordinator and agent."""
     return {
         "generation": safe.generation, "place": list(safe.place), "resumed": list(safe.resumed), "floor": safe.floor,
     }  # fmt: skip
 
 
-def parse_word(message: Mapping[str, Any]) -> SafeSteps:
+def parse_safe_steps(message: Mapping[str, Any]) -> SafeSteps:
     place, resumed = _place(message["place"]), _place(message["resumed"])
     return SafeSteps(int(message["generation"]), place, resumed, int(message["floor"]))
 

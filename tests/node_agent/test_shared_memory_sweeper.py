@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.node_agent.evidence import EVERY_S, UNUSED_S, MemoryOfRuns
+from dalsegno.node_agent.evidence import EVERY_S, UNUSED_S, SharedMemorySweeper
 
 OLD = 1_000_000_000.0  # long ago
 UID = os.getuid()
@@ -41,7 +41,7 @@ def leave(shm: Path, *names: str, at: float = OLD, uid: int = UID) -> None:
 
 def test_unused_memory_is_freed_after_a_grace_period(tmp_path: Path, run: str):
     leave(tmp_path, f"{run}.safe", f"{run}.0.1", f"{run}.3.copy0", "other")
-    memory = MemoryOfRuns(tmp_path)
+    memory = SharedMemorySweeper(tmp_path)
     assert memory.tidy(0.0) == [] and memory.tidy(UNUSED_S - 1) == []
     assert memory.tidy(UNUSED_S - 1 + EVERY_S) == [(UID, run)]
     assert os.listdir(tmp_path / f"dalsegno.{UID}") == ["other"]
@@ -51,7 +51,7 @@ def test_unused_memory_is_freed_after_a_grace_period(tmp_path: Path, run: str):
 def test_without_root_the_memory_of_other_users_is_kept(tmp_path: Path, run: str):
     leave(tmp_path, f"{run}.safe")
     leave(tmp_path, "theirs.safe", uid=4711)
-    memory = MemoryOfRuns(tmp_path, uid=4711)
+    memory = SharedMemorySweeper(tmp_path, uid=4711)
     memory.tidy(0.0)
     assert memory.tidy(UNUSED_S) == [(4711, "theirs")]
     assert os.listdir(tmp_path) == [f"dalsegno.{UID}"], "an empty folder is removed too"
@@ -61,7 +61,7 @@ def test_memory_is_kept_while_a_process_of_the_run_lives_or_just_ended(
     tmp_path: Path, run: str, agent: subprocess.Popen[bytes]
 ):
     leave(tmp_path, f"{run}.safe")
-    memory = MemoryOfRuns(tmp_path)
+    memory = SharedMemorySweeper(tmp_path)
     assert memory.tidy(0.0) == memory.tidy(1000.0) == []
     agent.kill()
     agent.wait()
@@ -72,7 +72,7 @@ def test_memory_is_kept_while_a_process_of_the_run_lives_or_just_ended(
 def test_a_new_agent_is_recognized_by_its_arguments(tmp_path: Path, run: str):
     leave(tmp_path, f"{run}.safe")
     with subprocess.Popen(["sh", "-c", "read answer; exit", "run-agent", run], stdin=subprocess.PIPE) as process:
-        memory = MemoryOfRuns(tmp_path)
+        memory = SharedMemorySweeper(tmp_path)
         assert memory.tidy(0.0) == memory.tidy(1000.0) == []
         process.kill()
 
@@ -81,13 +81,13 @@ def test_recent_files_and_files_of_no_run_are_kept(tmp_path: Path, run: str):
     leave(tmp_path, f"{run}.safe", at=4_000_000_000.0)
     leave(tmp_path, "alone.77.0.0", "x", "dalsegno")
     (tmp_path / f"{run}.safe").touch()
-    memory = MemoryOfRuns(tmp_path)
+    memory = SharedMemorySweeper(tmp_path)
     assert memory.tidy(0.0) == memory.tidy(1000.0) == []
     assert len(os.listdir(tmp_path)) == 2 and len(os.listdir(tmp_path / f"dalsegno.{UID}")) == 4
 
 
 def test_the_folder_is_searched_at_intervals(tmp_path: Path, run: str):
-    memory = MemoryOfRuns(tmp_path)
+    memory = SharedMemorySweeper(tmp_path)
     memory.tidy(0.0)
     leave(tmp_path, f"{run}.safe")
     assert memory.tidy(EVERY_S - 1) == memory.tidy(EVERY_S) == []
@@ -95,12 +95,12 @@ def test_the_folder_is_searched_at_intervals(tmp_path: Path, run: str):
 
 
 def test_a_missing_folder_is_no_error(tmp_path: Path):
-    assert MemoryOfRuns(tmp_path / "none").tidy(0.0) == []
+    assert SharedMemorySweeper(tmp_path / "none").tidy(0.0) == []
 
 
 def test_memory_mapped_by_an_unmarked_process_is_kept(tmp_path: Path, run: str):
     leave(tmp_path, f"{run}.0.1")
-    memory = MemoryOfRuns(tmp_path)
+    memory = SharedMemorySweeper(tmp_path)
     with (tmp_path / f"dalsegno.{UID}" / f"{run}.0.1").open("r+b") as file:
         file.truncate(4096)
         os.utime(file.fileno(), (OLD, OLD))
