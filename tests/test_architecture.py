@@ -39,7 +39,7 @@ UP_TO_7 = (*UP_TO_5, "inject", "targets", "observe", "recovery", "train", "demo"
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "printable": (),
-    "log": ("printable",),
+    "log": ("errors", "printable"),
     "wire": (),  # runs on nodes where nothing but Python 3.9 may be
     "train": ("wire",),
     "hostlist": ("errors",),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno import log
-from dalsegno.log import LEVEL, start_logging
+from dalsegno.errors import UsageError
+from dalsegno.log import LEVEL, check_level, set_level, start_logging
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,31 @@ def test_environment_chooses_the_level(tmp_path: Path, monkeypatch: pytest.Monke
     logger.debug("not seen")
     logger.info("seen too")
     assert [line.rpartition(": ")[2] for line in (tmp_path / "log").read_text().splitlines()] == ["seen", "seen too"]
+
+
+def test_level_of_another_environment_takes_its_place(tmp_path: Path):
+    logger = start_logging("coordinator", tmp_path / "log")
+    for value in ("error", "nonsense", ""):
+        set_level({LEVEL: value})
+        logger.warning("not seen")
+    set_level({LEVEL: "warning"})
+    logger.warning("seen")
+    assert (tmp_path / "log").read_text().endswith(" WARNING coordinator: seen\n")
+    assert len((tmp_path / "log").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("value", "level"), [("debug", "debug"), ("WARNING", "warning"), ("", "")])
+def test_known_level_is_accepted_in_any_case(value: str, level: str):
+    assert check_level({LEVEL: value}) == level
+    assert check_level({}) == ""
+
+
+@pytest.mark.parametrize("value", ["verbose", "10", "critical"])
+def test_unknown_level_is_refused_with_the_known_ones(value: str):
+    with pytest.raises(UsageError) as refused:
+        check_level({LEVEL: value})
+    assert refused.value.what == f"DALSEGNO_LOG_LEVEL={value} is not a log level"
+    assert refused.value.hint == "use one of debug, info, warning, error"
 
 
 def test_log_that_cannot_be_written_raises_nothing(tmp_path: Path):

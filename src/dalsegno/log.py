@@ -1,6 +1,7 @@
 """Logging of the daemons: one line per event, with time, level and component in front.
 
-DALSEGNO_LOG_LEVEL sets the lowest level that is written: DEBUG, INFO (the default), WARNING or ERROR.
+DALSEGNO_LOG_LEVEL sets the lowest level that is written: debug, info (the default), warning or error. `up` and `run`
+check it and pass it on to the daemons that they start.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from dalsegno.printable import logged
+from dalsegno.errors import UsageError
+from dalsegno.printable import logged, one_line
 
 LEVEL = "DALSEGNO_LOG_LEVEL"
+LEVELS = ("debug", "info", "warning", "error")
 MOST_BYTES, OLD_FILES = 8 << 20, 2  # of a log that this process rotates itself
 
 
@@ -32,15 +36,25 @@ def start_logging(component: str, path: Path | None = None, level: int = logging
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(chosen_level(level))
+    root.setLevel(level)
+    set_level(os.environ)
     logging.raiseExceptions = False
     return logging.getLogger(component)
 
 
-def chosen_level(default: int) -> int:
-    """Return the level that the environment names, if it names one."""
-    level = logging.getLevelName(os.environ.get(LEVEL, "").upper())
-    return level if isinstance(level, int) else default
+def set_level(environ: Mapping[str, str]) -> None:
+    """Log from the level on that the environment names. If it names none, or an unknown one, nothing changes."""
+    name = environ.get(LEVEL, "").lower()
+    if name in LEVELS:
+        logging.getLogger().setLevel(name.upper())
+
+
+def check_level(environ: Mapping[str, str]) -> str:
+    """Return the level that the environment names, in lower case; "" if it names none. Raise UsageError for others."""
+    name = environ.get(LEVEL, "")
+    if name and name.lower() not in LEVELS:
+        raise UsageError(f"{LEVEL}={one_line(name)} is not a log level", hint=f"use one of {', '.join(LEVELS)}")
+    return name.lower()
 
 
 class LogFormatter(logging.Formatter):

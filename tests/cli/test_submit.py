@@ -41,6 +41,12 @@ def test_invalid_job_file_names_the_line(submit: Submit) -> None:
     assert fault.value.where.endswith("job.yaml:2")
 
 
+def test_unknown_log_level_is_refused_before_slurm_is_asked(submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DALSEGNO_LOG_LEVEL", "verbose")
+    with pytest.raises(UsageError, match="DALSEGNO_LOG_LEVEL=verbose is not a log level"):
+        submit("job.yaml", "script: train.py\n")
+
+
 def test_job_file_options_are_refused_for_scripts(submit: Submit) -> None:
     with pytest.raises(UsageError, match="are for job files"):
         submit("train.sh", "#!/bin/sh\n", "--dry-run")

@@ -61,6 +61,16 @@ def test_killed_service_is_restarted(shared: Cli):
     assert shared.run("up").err.strip() == "nothing to do: the cluster is as the file says"
 
 
+def test_log_level_of_up_reaches_the_controller(shared: Cli, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DALSEGNO_LOG_LEVEL", "debug")
+    assert "restarts controller" in shared.run("up").err
+    assert ask_from(shared, {"runs": True}) == {"runs": []}
+    assert "DEBUG controller: request of uid 0: runs" in shared.ok("logs", "--daemon", "controller")
+    assert shared.run("up").err.strip() == "nothing to do: the cluster is as the file says"
+    monkeypatch.delenv("DALSEGNO_LOG_LEVEL")
+    shared.ok("up")
+
+
 def test_loopback_cluster_has_a_controller_until_down(cli: Cli):
     cli.ok("up", cli.file(small(1) + "local: {hosts: loopback}\n"))
     path = cli.home / "clusters/one/run/controller.sock"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.errors import TargetError
+from dalsegno.errors import TargetError, UsageError
 from dalsegno.spec.facts import (
     Account,
     Cluster,
@@ -26,7 +26,7 @@ from dalsegno.spec.facts import (
 )
 from dalsegno.spec.layout import UNSIZED_MIB
 from dalsegno.system.cgroups import CgroupTree
-from dalsegno.system.hosts import ServiceFact
+from dalsegno.system.hosts import Service, ServiceFact
 from dalsegno.system.machine import MachineFacts
 from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.local.daemons import START
@@ -36,6 +36,7 @@ from dalsegno.targets.local.people import People
 from dalsegno.targets.local.placement import Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, Observed, RunningJob, make_plan
 from dalsegno.targets.local.shell import user_env
+from dalsegno.targets.local.target import LocalTarget
 
 V1 = CgroupTree(1, "/sys/fs/cgroup/freezer")
 V2 = CgroupTree(2, "/sys/fs/cgroup", ("/sys/fs/cgroup",), frozenset({"cpuset", "memory"}))
@@ -650,6 +651,26 @@ def test_every_daemon_has_the_cluster_mark_and_slurm_conf():
             assert service.env["DALSEGNO_MARK"] == str(FOLDER.root), service.name
             assert service.env["SLURM_CONF"] == str(FOLDER.slurm_conf)
             assert service.log.startswith(f"{FOLDER.root}/hosts/")
+
+
+def test_log_level_is_given_to_our_own_daemons_and_restarts_them():
+    """Those of Slurm have their own settings. The default level is not in the environment."""
+
+    def services(level: str) -> dict[str, Service]:
+        made = desired(cluster(1), FOLDER, put(cluster(1)), ROOT, PEOPLE, level)
+        return {service.name: service for host in made.hosts.values() for service in host.services}
+
+    plain, debug = services(""), services("debug")
+    given = {name for name, service in debug.items() if service.env.get("DALSEGNO_LOG_LEVEL") == "debug"}
+    assert given == {"controller", "machine-room", "node-agent"}
+    assert {name for name in plain if plain[name].revision != debug[name].revision} == given
+    assert services("info") == plain
+
+
+def test_unknown_log_level_is_refused_before_anything_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DALSEGNO_LOG_LEVEL", "verbose")
+    with pytest.raises(UsageError, match="is not a log level"):
+        LocalTarget(tmp_path, tmp_path).plan(cluster(1))
 
 
 @pytest.mark.parametrize("machine", [ROOT, USER])

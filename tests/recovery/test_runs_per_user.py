@@ -16,6 +16,7 @@ from dalsegno.recovery.coordinators import (
     RunRecord,
     RunRecords,
     check_run_limit,
+    find_identity,
     on_coordinator_end,
 )
 from dalsegno.runs.coordinator.program import MOST_SHORT_LIVES
@@ -41,6 +42,10 @@ def refusal(keeper: CoordinatorKeeper, run: str, uid: int) -> DalsegnoError:
     with pytest.raises(DalsegnoError) as caught:
         keeper.request(f"/home/{run}", uid)
     return caught.value
+
+
+def test_a_coordinator_gets_the_log_level_of_the_controller():
+    assert find_identity(OWN, {"DALSEGNO_LOG_LEVEL": "debug", "SECRET": "x"})[1]["DALSEGNO_LOG_LEVEL"] == "debug"
 
 
 @pytest.mark.skipif(OWN != 0, reason="only root can become another user")

@@ -65,6 +65,13 @@ def test_services_run_and_their_output_is_kept(folder: Path):
     eventually(lambda: running(folder, "talk"))  # its output may appear before its entry in services.json
 
 
+def test_host_logs_at_the_level_of_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DALSEGNO_LOG_LEVEL", "debug")
+    start(folder)
+    change(folder, service("new", folder, "/bin/sleep", "60"))
+    eventually(lambda: "DEBUG init: plan read again: 1 services" in (folder / "init.log").read_text())
+
+
 def test_a_service_that_ends_is_reported_with_its_code_and_not_restarted(folder: Path):
     start(folder, service("fails", folder, "/bin/sh", "-c", "exit 3"))
     eventually(lambda: fact(folder, "fails").exit_code == 3)

@@ -159,9 +159,8 @@ class DrillCluster:
     ) -> Drill:
         from dalsegno.cluster import runs_home
 
-        total = sum(fault.after_steps for fault in faults) + (ROOM_FOR_SPARES if self.with_spares else ROOM) * len(
-            faults
-        )
+        room = ROOM_FOR_SPARES if self.with_spares else ROOM
+        total = sum(fault.after_steps + room for fault in faults)
         home = runs_home()
         clear_leftovers(home, _end_abandoned)
         for line in find_existing_faults(self.traces.target.injected(), nodes_known_to(self.slurm.controller)):

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 def hand_over(request: RunRequest, cluster: str | None, dry_run: bool) -> int:
     """Submit a request as `run` and `submit` do, and return the exit code."""
     from dalsegno.cluster import find_slurm, runs_home
+    from dalsegno.log import check_level
     from dalsegno.runs.submit.program import check_program, check_torch
 
+    check_level({**os.environ, **dict(request.env)})
     request = replace(request, chdir=os.path.abspath(request.chdir or "."))
     slurm = find_slurm(cluster)
     check_program(request, slurm.env)

@@ -333,6 +333,7 @@ class NodeAgent:
             log.warning("invalid message of the controller: %s", error)
 
     def _carry_out(self, order: Order, now: float) -> None:
+        log.debug("order %d: %s", order.number, order.do)
         if order.do == "rest":
             until = now + min(float(order.arguments.get("seconds", "60")), MOST_REST_S)
             self.watch.rest(until, lambda: self._send(reply_message(Reply(order.number, done=True))))

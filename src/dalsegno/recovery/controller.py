@@ -105,6 +105,7 @@ class Controller:
 
     def answer(self, uid: int, request: Message) -> Message:
         """Answer a request of a user: `{"start": FOLDER}`, `{"runs": true}`, `{"agents": true}` or one of `Answers`."""
+        log.debug("request of uid %d: %s", uid, ", ".join(request))
         try:
             if set(request) == {"start"}:
                 check_may_ask(uid)

@@ -20,6 +20,7 @@ from enum import Enum
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.log import LEVEL
 from dalsegno.runs.coordinator.program import MOST_SHORT_LIVES, SHORT_LIFE_S
 from dalsegno.runs.folder import RunFolder
 from dalsegno.system.children import Child, Identity, Process, arguments, find, owner, start
@@ -165,7 +166,7 @@ def on_request(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None
 
 MOST_RUNS = 500  # each costs a process and an open file; the usual limit of those is 1024
 MOST_RUNS_OF_A_USER = 64  # about 30 MB each on the head node; one user cannot exhaust the limit above
-PASSED_ON = ("PATH", "SLURM_CONF", "LC_ALL", "DALSEGNO_MARK")
+PASSED_ON = ("PATH", "SLURM_CONF", "LC_ALL", "DALSEGNO_MARK", LEVEL)
 
 
 def find_identity(uid: int, own: Mapping[str, str]) -> tuple[Identity | None, dict[str, str]]:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.log import LEVEL
 from dalsegno.system.machine import UNSHARE, program
 from dalsegno.system.ownership import caller
 from dalsegno.system.processes import Runner
@@ -198,7 +199,7 @@ def _passing_on(child: int, master: int, ours: Sequence[int]) -> Iterator[int]:
             signal.signal(number, handler)
 
 
-KEPT = ("TERM", "NO_COLOR", "LANG", "LC_ALL", "TZ", "COLUMNS", "LINES", "DALSEGNO_CLUSTER")
+KEPT = ("TERM", "NO_COLOR", "LANG", "LC_ALL", "TZ", "COLUMNS", "LINES", "DALSEGNO_CLUSTER", LEVEL)
 ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

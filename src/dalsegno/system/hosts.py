@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import TargetError
+from dalsegno.log import LEVEL
 from dalsegno.system.cgroups import scope_command, user_scope_command
 from dalsegno.system.children import MARK, Process, send
 from dalsegno.system.files import damaged, read_json, user_of, write_if_changed
@@ -105,6 +106,8 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
     if not plans:
         return {}
     env = {"PATH": os.environ.get("PATH", os.defpath), MARK: mark}
+    if LEVEL in os.environ:
+        env[LEVEL] = os.environ[LEVEL]
     argv = [sys.executable, "-I", "-S", "-c", _START, PACKAGES, *(str(plan.path) for plan in plans)]
     first = plans[0]
     if first.unit and not all(Path(folder).is_dir() for folder in first.unit_folders):

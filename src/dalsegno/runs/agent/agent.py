@@ -259,6 +259,7 @@ class RunAgent:
     def _execute(self, message: Message) -> None:
         for word, order in self.orders.items():
             if word in message:
+                log.debug("order of the coordinator: %s", word)
                 order(message[word])
 
     def _set_up(self, data: Message) -> None:

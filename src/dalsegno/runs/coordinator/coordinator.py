@@ -52,7 +52,7 @@ from dalsegno.runs.coordinator.messages import (
     to_event,
 )
 from dalsegno.runs.coordinator.node_source import NodeSource, RunControl
-from dalsegno.runs.coordinator.report import RunFacts, StatusWriter
+from dalsegno.runs.coordinator.report import RunFacts, StatusWriter, log
 from dalsegno.runs.coordinator.saved_state import Saved, find_saved, unfinished, write_saved
 from dalsegno.runs.coordinator.shutdown import finish_agents
 from dalsegno.runs.coordinator.site import CHECK_S, RunTerms
@@ -285,6 +285,7 @@ class Coordinator:
     # Events and orders
 
     def apply(self, event: Event) -> None:
+        log.debug("event: %s", type(event).__name__)
         before = self.run
         self.run, orders = advance(self.run, event)
         if self.run is before and not orders:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dalsegno.log import start_logging
+from dalsegno.log import set_level, start_logging
 from dalsegno.programs import launcher
 from dalsegno.runs.coordinator.coordinator import Coordinator
 from dalsegno.runs.coordinator.liveness import MOST_GONE_S, Timing, read_gone_s
@@ -99,7 +99,9 @@ def _serve(folder: RunFolder) -> int:
     status = read_status(folder.status)
     if status is not None and status.over:
         return status.exit_code or 0  # a previous coordinator finished the run
-    return asyncio.run(_coordinate(open_site(folder)))
+    site = open_site(folder)
+    set_level(site.environment)  # of the user who ran `run`; until here that of the cluster
+    return asyncio.run(_coordinate(site))
 
 
 async def _coordinate(site: RunSite) -> int:

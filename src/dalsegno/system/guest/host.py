@@ -122,6 +122,7 @@ class GuestHost:
         except (OSError, ValueError) as error:
             log.warning("plan not read again: %s", error)
             return
+        log.debug("plan read again: %d services", len(self.plan["services"]))
         self.reconnect()
         self.reconcile()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from dalsegno import __version__
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.health.telemetry import VARIABLE as TELEMETRY
+from dalsegno.log import LEVEL
 from dalsegno.programs import launcher
 from dalsegno.slurm import versions
 from dalsegno.slurm.versions import Version
@@ -47,9 +48,16 @@ class Services:
     """Defines services; `structure` stands for all settings that need a restart of Slurm's daemons."""
 
     def __init__(
-        self, cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts, structure: str
+        self,
+        cluster: Cluster,
+        folder: Folder,
+        placement: Placement,
+        machine: MachineFacts,
+        structure: str,
+        log_level: str = "",
     ) -> None:
         self.cluster, self.folder, self.machine, self.structure = cluster, folder, machine, structure
+        self.log_env = {LEVEL: log_level} if log_level not in ("", "info") else {}
         self.door = f"{placement.addresses[cluster.head]}:{placement.ports.get(AGENTS, AGENTS_PORT)}"  # for node agents
 
     def head(self) -> list[Service]:
@@ -146,7 +154,7 @@ class Services:
 
     def _own(self, name: str, arguments: Sequence[str], env: dict[str, str], host: str) -> Service:
         """Return a service of Dal Segno: a new version restarts it, and its host does if it dies."""
-        argv = (*launcher(), name, *arguments)
+        argv, env = (*launcher(), name, *arguments), {**env, **self.log_env}
         log = str(self.folder.log(host, name))
         return Service(name, argv, env, log, revision(argv, sorted(env.items()), __version__), keep=True)
 

@@ -276,12 +276,19 @@ class Desired:
     hosts: Mapping[str, HostPlan]
 
 
-def desired(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts, people: People) -> Desired:
+def desired(
+    cluster: Cluster,
+    folder: Folder,
+    placement: Placement,
+    machine: MachineFacts,
+    people: People,
+    log_level: str = "",
+) -> Desired:
     """Return what the cluster should have. `people` are the machine's users; virtual hosts add the cluster's."""
     files = _slurm_files(cluster, folder, placement, machine)
     files |= _host_files(cluster, folder, placement, people, machine)
     structure = revision(machine.slurm_version, *sorted(_structure(files)))
-    services = Services(cluster, folder, placement, machine, structure)
+    services = Services(cluster, folder, placement, machine, structure, log_level)
     plans = host_plans(cluster, folder, placement, machine, services)
     return Desired(files, {plan.name: plan for plan in plans})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dalsegno.containers import native
 from dalsegno.errors import DalsegnoError, TargetError
+from dalsegno.log import check_level
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.facts import Cluster
@@ -106,6 +108,7 @@ class LocalTarget:
         return RootUse("virtual hosts", "processes on loopback ports" if cluster.local.hosts == "auto" else "")
 
     def plan(self, cluster: Cluster) -> LocalPlan:
+        log_level = check_level(os.environ)
         self.folder.check([node.name for node in cluster.nodes])
         self._check_packages(cluster)
         cluster, no_containers = self._settle_containers(cluster)
@@ -118,7 +121,7 @@ class LocalTarget:
                 hint="give it any: ip link add d0 type veth peer name d1; ip addr add 192.0.2.1/32 dev d0; "
                 "ip link set d0 up; ip link set d1 up",
             )
-        wanted = desired(cluster, self.folder, placement, self.machine, self._people())
+        wanted = desired(cluster, self.folder, placement, self.machine, self._people(), log_level)
         seen = observe(self.folder, state, wanted, self.slurm)
         listed = cluster.containers.images
         images = present(images_folder(cluster, self.folder), listed) if listed else frozenset()
