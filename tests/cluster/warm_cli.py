@@ -1,0 +1,135 @@
+"""A process with the command line imported, which forks for each command.
+
+Most tests of a cluster wait for a state, and ask for it several times a second. Starting Python takes 0.15 s of CPU
+each time, far more than the command itself. The commands that tests ask with are forked from this process instead. All
+others are started as users start them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+CLONE = Path(__file__).parents[2]
+WARM = frozenset({"shell", "status", "runs", "nodes", "events", "logs", "why", "ls"})
+LATER = ("cluster", "targets.local", "recovery.client", "runs.submit.prepare")  # imported only when they are needed
+MOST_BYTES = 1 << 20
+
+
+class WarmCli:
+    """The client's end: starts the process when it is first needed, once in each process that runs tests."""
+
+    def __init__(self) -> None:
+        self.owner = 0
+        self.address = ""
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def run(
+        self, args: Sequence[str], env: Mapping[str, str], cwd: Path, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `dalsegno ARGS...` and return its outputs, as `subprocess.run` does."""
+        self._start()
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, self._connected() as connection:
+            request = json.dumps({"args": list(args), "env": dict(env), "cwd": str(cwd)}).encode()
+            socket.send_fds(connection, [request], [out.fileno(), err.fileno()])
+            pid = int(connection.recv(32))
+            connection.settimeout(timeout_s)
+            try:
+                code = int(connection.recv(32))
+            except TimeoutError:
+                os.kill(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(list(args), timeout_s) from None
+            texts = []
+            for file in (out, err):
+                file.seek(0)
+                texts.append(file.read().decode())
+        return subprocess.CompletedProcess(list(args), code, *texts)
+
+    def _start(self) -> None:
+        if self.owner == os.getpid():  # a forked lane starts its own
+            return
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind("")  # the kernel chooses an abstract name
+        listener.listen(64)
+        self.owner, self.address = os.getpid(), listener.getsockname()
+        argv = [sys.executable, "-m", "tests.cluster.warm_cli", str(listener.fileno())]
+        self.process = subprocess.Popen(argv, cwd=CLONE, pass_fds=[listener.fileno()], stdin=subprocess.PIPE)
+        listener.close()
+
+    def _connected(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(self.address)
+        return connection
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork for each request until the process that runs the tests has ended; report each child's PID and exit code."""
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(listener, selectors.EVENT_READ)
+        waiting.register(sys.stdin, selectors.EVENT_READ)
+        while True:
+            for key, _ in waiting.select():
+                if key.fileobj is sys.stdin:
+                    return
+                if key.data is not None:
+                    pid, connection = key.data
+                    _, status = os.waitpid(pid, 0)
+                    with contextlib.suppress(OSError):  # the test did not wait for it
+                        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+                    connection.close()
+                    waiting.unregister(key.fileobj)
+                    os.close(key.fd)
+                    continue
+                connection, _ = listener.accept()
+                request, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, 2)
+                pid = os.fork()
+                if pid == 0:
+                    run(json.loads(request), fds)
+                for fd in fds:
+                    os.close(fd)
+                connection.send(str(pid).encode())
+                waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
+
+
+def run(request: dict[str, object], outputs: list[int]) -> None:
+    """Be the command, as if it had been started in that folder with that environment."""
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, fd in enumerate([null, *outputs]):
+        os.dup2(fd, number)
+    os.closerange(3, 1024)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+    sys.argv = ["dalsegno", *request["args"]]
+    from dalsegno.cli.main import main
+
+    main()
+    sys.exit()
+
+
+def imported() -> None:
+    """Import what the commands import, and keep it out of the garbage collector of every child."""
+    from dalsegno.cli.main import SHARED_MODULES
+
+    for name in WARM:
+        importlib.import_module(f"dalsegno.cli.{SHARED_MODULES.get(name, name)}")
+    for name in LATER:
+        importlib.import_module(f"dalsegno.{name}")
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    imported()
+    serve(socket.socket(fileno=int(sys.argv[1])))
