@@ -19,6 +19,7 @@ import pytest
 from dalsegno.system.cgroups import SYSTEMD_RUNS
 from dalsegno.system.hanging_calls import slowness
 from tests.cluster.warm_cli import WARM, WarmCli
+from tests.waiting import eventually
 
 SOURCE = Path(__file__).parents[2] / "src"
 WARM_CLI = WarmCli()
@@ -152,6 +153,18 @@ def units_of(cluster_id: str) -> list[str]:
         return []
     listed = ["systemctl", "list-units", "--all", "--plain", "--no-legend", "--full", f"dalsegno-{cluster_id}*"]
     return subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def have_job_saved(cli: Cli, cluster: str, job: str) -> None:
+    """Have slurmctld save a job as it is now; a killed one loses what it has not saved.
+
+    The first save may have begun before now, so a second one is waited for. Each change of a job leads to one.
+    """
+    path = cli.home / "clusters" / cluster / "slurmctld/job_state"
+    for number in range(2):
+        before = path.stat().st_mtime_ns if path.exists() else 0
+        cli.ok("shell", "-M", cluster, "--", "scontrol", "update", f"JobId={job}", f"AdminComment=save-{number}")
+        eventually(lambda before=before: path.stat().st_mtime_ns != before)
 
 
 def make_home(prefix: str) -> Path:

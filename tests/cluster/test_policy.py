@@ -4,7 +4,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 from dalsegno.system.children import Process, descendants, end, start_ticks
 from dalsegno.system.hosts import host_process
-from tests.cluster.conftest import Answer, Cli, at_home, taken_down
+from tests.cluster.conftest import Answer, Cli, at_home, have_job_saved, taken_down
 from tests.cluster.programs import programs
 from tests.waiting import eventually
 
@@ -471,13 +471,6 @@ def daemon(host: Path, program: str) -> Process:
     return Process(found[0], start)
 
 
-def saved(site: Site) -> Callable[[], bool]:
-    """Return whether Slurm has saved its queue since now: a killed controller loses unsaved jobs."""
-    path, known = site.folder / "slurmctld/job_state", ""
-    known = str(path.stat().st_mtime_ns) if path.exists() else ""
-    return lambda: path.exists() and str(path.stat().st_mtime_ns) != known
-
-
 @pytest.mark.waits
 def test_the_backup_controller_takes_over_and_up_brings_the_primary_back(home: Cli):
     home.ok("up", home.file(PAIR, "pair.yaml"))
@@ -486,7 +479,7 @@ def test_the_backup_controller_takes_over_and_up_brings_the_primary_back(home: C
     script = f"srun sh -c 'until [ -e {last} ]; do sleep 0.1; done'; echo done $SLURM_RESTART_COUNT"
     job = pair.ok("sbatch", "--parsable", "-N2", "-o", str(out), "--wrap", script)
     pair.comes_to(job, "RUNNING")
-    eventually(saved(pair))
+    have_job_saved(home, "pair", job)
     assert end([daemon(pair.folder / "hosts/head", "slurmctld")]) == []
     eventually(lambda: "slurmctld on head (ended with code -9)" in str(home.status("pair")["problems"]))
     assert pair.ok("sinfo", "-h", "-o", "%D") == "2"  # waits about 6 s for the backup

@@ -19,7 +19,7 @@ from dalsegno.system.children import arguments, descendants, find
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.local.network import port_name
 from dalsegno.wire.frames import Message
-from tests.cluster.conftest import PINGED_S, Cli, at_home, taken_down
+from tests.cluster.conftest import PINGED_S, Cli, at_home, have_job_saved, taken_down
 from tests.cluster.programs import programs
 from tests.cluster.test_containers import make_image
 from tests.cluster.test_repair import daemon_pid
@@ -444,12 +444,11 @@ def test_spare_is_lent_to_a_run_and_returned(cluster: Cli):
         return cluster.ok("shell", "--", "squeue", "-h", "-j", joins, "-o", "%T %N").strip()
 
     eventually(lambda: node() == f"RUNNING {SPARE}")
-    running_since, saved = time.time(), cluster.home / "clusters/one/slurmctld/job_state"
     given_back = f"given back to job {joins}: Slurm had drained it again"
     for read_again in (("shell", "--", "scontrol", "reconfigure"), ("up",)):  # it is a spare in slurm.conf
         before = last_event(cluster)
         if read_again == ("up",):
-            eventually(lambda: saved.stat().st_mtime > running_since)  # otherwise Slurm forgets the job
+            have_job_saved(cluster, "one", joins)
             os.kill(daemon_pid(cluster, "head", "slurmctld"), 9)
         cluster.ok(*read_again)
         wait_for_event(cluster, SPARE, given_back, before)
