@@ -1,15 +1,18 @@
-"""Shared by all tests: the golden-file comparison, and the marker and time limit of cluster tests."""
+"""Shared by all tests: the golden-file comparison, `dalsegno` in this process, and the time limit of cluster tests."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
 
+from dalsegno.cli.main import main
 from dalsegno.system.hanging_calls import slowness
 
 TESTS = Path(__file__).parent
@@ -55,3 +58,31 @@ def golden() -> Callable[[str, str], None]:
         assert text == path.read_text()
 
     return compare
+
+
+class CommandResult(NamedTuple):
+    """The end of a command that was run in this process."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., CommandResult]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Return a function that runs `dalsegno` with these words. A process of its own would import all modules again."""
+
+    def run(*words: str | Path) -> CommandResult:
+        monkeypatch.setattr(sys, "argv", ["dalsegno", *map(str, words)])
+        before = signal.getsignal(signal.SIGINT)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        signal.signal(signal.SIGINT, before)
+        assert isinstance(ended.value.code, int)
+        return CommandResult(ended.value.code, *capsys.readouterr())
+
+    return run

@@ -6,14 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from dalsegno.cli.containers import describe_steps, others, report_as_json, table_rows
 from dalsegno.containers.plugstack import CommandStep, ContainerFinding, HostFacts
 from dalsegno.containers.plugstack.facts import StackLine
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 from tests.cluster.conftest import SOURCE
-from tests.waiting import PATIENCE_S
+from tests.conftest import Command
 
 FILE = """
 name: far
@@ -31,19 +34,21 @@ def env(home: Path) -> dict[str, str]:
     return {**os.environ, "DALSEGNO_HOME": str(home), "PYTHONPATH": str(SOURCE)}
 
 
-def check(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words(*args), env=env(home), capture_output=True, text=True, timeout=60, check=False)
+@pytest.fixture
+def check(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setenv("DALSEGNO_HOME", str(tmp_path / "home"))
+    return partial(command, "containers", "check")
 
 
-def test_cluster_file_without_ssh_hosts_is_refused(tmp_path: Path):
+def test_cluster_file_without_ssh_hosts_is_refused(check: Command, tmp_path: Path):
     (tmp_path / "c.yaml").write_text("name: one\ntarget: local\npartitions: [{name: n, nodes: 1}]\n")
-    refused = check(tmp_path, str(tmp_path / "c.yaml"))
+    refused = check(str(tmp_path / "c.yaml"))
     assert refused.returncode == 2 and "its target is `local`" in refused.stderr and "needs no file" in refused.stderr
-    both = check(tmp_path, str(tmp_path / "c.yaml"), "-M", "one")
+    both = check(str(tmp_path / "c.yaml"), "-M", "one")
     assert both.returncode == 2 and "cannot be combined" in both.stderr
 
 
-def test_wrong_usage_exits_2_with_a_hint(tmp_path: Path):
+def test_wrong_usage_exits_2_with_a_hint(check: Command, tmp_path: Path):
     (tmp_path / "far.yaml").write_text(FILE)
     (tmp_path / "bad.yaml").write_text("name: far\ntarget: ssh\nnonsense: 1\n")
     far, bad = str(tmp_path / "far.yaml"), str(tmp_path / "bad.yaml")
@@ -58,7 +63,7 @@ def test_wrong_usage_exits_2_with_a_hint(tmp_path: Path):
         (["--repair"], "error: `--repair` was removed"),
         ([far, "--dry-run"], "error: `--dry-run` was removed"),
     ):
-        refused = check(tmp_path, *args)
+        refused = check(*args)
         assert refused.returncode == 2 and message in refused.stderr and "hint: " in refused.stderr, refused
 
 
@@ -68,15 +73,13 @@ def test_node_that_runs_the_check_is_counted_once():
     assert (others(nodes, "n1"), others(nodes, "login")) == (("n2",), ("n1", "n2"))
 
 
-def test_missing_slurm_conf_is_reported_at_once(tmp_path: Path):
-    done = subprocess.run(
-        words(), env={**env(tmp_path), "SLURM_CONF": "/nowhere/slurm.conf"}, capture_output=True, text=True,
-        timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+def test_missing_slurm_conf_is_reported_at_once(check: Command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
+    done = check()
     assert done.returncode == 2 and "SLURM_CONF names /nowhere/slurm.conf, which is not there" in done.stderr
 
 
-def test_slurm_without_slurm_conf_is_reported(tmp_path: Path):
+def test_slurm_without_slurm_conf_is_reported(check: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/scontrol").write_text(
         "#!/bin/sh\necho 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1\n"
@@ -84,9 +87,9 @@ def test_slurm_without_slurm_conf_is_reported(tmp_path: Path):
     for name in ("scontrol", "sinfo"):
         (tmp_path / "bin" / name).write_bytes((tmp_path / "bin/scontrol").read_bytes())
         (tmp_path / "bin" / name).chmod(0o755)
-    here = {**env(tmp_path / "home"), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    here.pop("SLURM_CONF", None)
-    done = subprocess.run(words(), env=here, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    done = check()
     assert (
         done.returncode == 1
         and "error: Slurm's commands are installed here, but they find no slurm.conf" in done.stderr
@@ -94,9 +97,9 @@ def test_slurm_without_slurm_conf_is_reported(tmp_path: Path):
     assert "set SLURM_CONF" in done.stderr and "containers check FILE" in done.stderr
 
 
-def test_bad_ssh_option_is_reported_once_for_all_hosts(tmp_path: Path):
+def test_bad_ssh_option_is_reported_once_for_all_hosts(check: Command, tmp_path: Path):
     (tmp_path / "far.yaml").write_text(FILE)
-    done = check(tmp_path, str(tmp_path / "far.yaml"), "-o", "Nonsense=1")
+    done = check(str(tmp_path / "far.yaml"), "-o", "Nonsense=1")
     assert done.returncode == 1 and "head,n-[1-3]: could not be asked: ssh: " in done.stdout
     assert "Bad configuration option: nonsense" in done.stdout and "man ssh_config" in done.stdout
 

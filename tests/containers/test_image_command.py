@@ -3,48 +3,33 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from dalsegno.cli.main import main
 from dalsegno.containers import parse_name
 from dalsegno.containers.build import Builder
 from dalsegno.containers.import_image import Importer
 from dalsegno.containers.manifest import Config
 from dalsegno.containers.squash import MEMORY_VARIABLE, memory_options
 from dalsegno.containers.store import ImageStore, NoProgress
+from tests.conftest import Command, CommandResult
 from tests.containers.images import LOWER, Layout, member, symlink, tree, unpack
 from tests.containers.registries import push, registry
 
 pytestmark = pytest.mark.cluster  # real programs: sqfstar, ldd, Python's own venv
 
 
-class CommandResult(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 class Image:
-    """`dalsegno image` with its own store, run in this process to save the imports."""
+    """`dalsegno image` with its own store."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._capsys, self._monkeypatch = capsys, monkeypatch
+    def __init__(self, command: Command) -> None:
+        self._command = command
 
     def run(self, *words: str | Path) -> CommandResult:
-        self._monkeypatch.setattr(sys, "argv", ["dalsegno", "image", *map(str, words)])
-        before = signal.getsignal(signal.SIGINT)
-        self._capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        signal.signal(signal.SIGINT, before)
-        assert isinstance(ended.value.code, int)
-        return CommandResult(ended.value.code, *self._capsys.readouterr())
+        return self._command("image", *words)
 
     def path(self, *words: str | Path) -> Path:
         done = self.run(*words)
@@ -53,9 +38,9 @@ class Image:
 
 
 @pytest.fixture
-def image(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Image:
+def image(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> Image:
     monkeypatch.setenv("DALSEGNO_IMAGES", str(tmp_path / "store"))
-    return Image(capsys, monkeypatch)
+    return Image(command)
 
 
 def test_a_folder_becomes_an_image_and_can_be_listed_verified_and_removed(image: Image, tmp_path: Path):

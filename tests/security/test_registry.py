@@ -5,17 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import pytest
+
+from tests.conftest import Command, CommandResult
 from tests.containers.registries import serving
 
-ROOT = Path(__file__).parents[2]
 SECRET = "the-password"
 Headers = dict[str, str]
 
@@ -74,8 +74,25 @@ def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def import_from(registry: str, home: Path, *machines: str) -> subprocess.CompletedProcess[str]:
-    """Run `dalsegno image import` as a user with passwords for these machines."""
+Import = Callable[..., CommandResult]
+
+
+@pytest.fixture
+def import_from(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> Import:
+    """Return a function that runs `dalsegno image import` as a user with passwords for these machines."""
+    for name in set(os.environ) - {"PATH"}:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DALSEGNO_IMAGES", str(tmp_path / "images"))
+
+    def run(registry: str, *machines: str) -> CommandResult:
+        write_passwords(tmp_path, machines)
+        return command("image", "import", "--own", f"{registry}#team/app:v1")
+
+    return run
+
+
+def write_passwords(home: Path, machines: Sequence[str]) -> None:
     folder = home / ".config/enroot"
     folder.mkdir(parents=True)
     lines = [f"machine {each} login ann password {SECRET}\n" for each in machines]
@@ -83,41 +100,37 @@ def import_from(registry: str, home: Path, *machines: str) -> subprocess.Complet
     auths = {each: {"auth": basic("ann", SECRET).split()[1]} for each in machines}
     (home / ".docker").mkdir()
     (home / ".docker/config.json").write_text(json.dumps({"auths": auths}))
-    env = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(ROOT / "src")}
-    env["DALSEGNO_IMAGES"] = str(home / "images")
-    argv = [sys.executable, "-m", "dalsegno", "image", "import", "--own", f"{registry}#team/app:v1"]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
 
 
-def test_basic_challenge_with_another_realm_gets_no_password(tmp_path: Path):
+def test_basic_challenge_with_another_realm_gets_no_password(import_from: Import):
     with server(tokens) as victim:
         text = f'Basic realm="http://localhost:{victim.address.split(":")[1]}/"'
         with server(challenge(text)) as hostile:
-            done = import_from(hostile.address, tmp_path, victim.address.replace("127.0.0.1", "localhost"))
+            done = import_from(hostile.address, victim.address.replace("127.0.0.1", "localhost"))
     assert done.returncode == 1 and "requires a user and a password" in done.stderr
     assert hostile.seen and hostile.authorizations == [] and victim.seen == []
 
 
-def test_bearer_challenge_with_another_realm_gets_no_token(tmp_path: Path):
+def test_bearer_challenge_with_another_realm_gets_no_token(import_from: Import):
     with server(tokens) as victim:
         realm = victim.address.replace("127.0.0.1", "localhost")
         text = f'Bearer realm="http://{realm}/token",service="victim",scope="repository:secret/model:pull,push"'
         with server(challenge(text)) as hostile:
-            done = import_from(hostile.address, tmp_path, realm)
+            done = import_from(hostile.address, realm)
     assert done.returncode == 1 and SECRET not in done.stderr
     assert victim.seen and victim.authorizations == []
     assert hostile.seen and hostile.authorizations == []
 
 
-def test_realm_with_a_user_in_its_url_is_refused(tmp_path: Path):
+def test_realm_with_a_user_in_its_url_is_refused(import_from: Import):
     with server(tokens) as hostile:
         hostile.answer = challenge(f'Bearer realm="http://auth.docker.io@{hostile.address}/token"')
-        done = import_from(hostile.address, tmp_path, "auth.docker.io", hostile.address)
+        done = import_from(hostile.address, "auth.docker.io", hostile.address)
     assert done.returncode == 1 and "not a plain URL" in done.stderr
     assert hostile.seen and hostile.authorizations == []
 
 
-def test_token_request_covers_only_the_wanted_repository(tmp_path: Path):
+def test_token_request_covers_only_the_wanted_repository(import_from: Import):
     with server(tokens) as registry:
         realm = f'Bearer realm="http://{registry.address}/token",scope="repository:secret/model:pull,push"'
 
@@ -125,13 +138,13 @@ def test_token_request_covers_only_the_wanted_repository(tmp_path: Path):
             return tokens(path, authorization) if path.startswith("/token") else challenge(realm)(path, authorization)
 
         registry.answer = answer
-        import_from(registry.address, tmp_path, registry.address)
+        import_from(registry.address, registry.address)
     asked = [path for path, _ in registry.seen if path.startswith("/token")]
     assert asked and all("scope=repository%3Ateam%2Fapp%3Apull" in path for path in asked)
     assert "secret" not in "".join(asked)
 
 
-def test_challenge_of_a_server_behind_a_redirect_is_not_answered(tmp_path: Path):
+def test_challenge_of_a_server_behind_a_redirect_is_not_answered(import_from: Import):
     """The registry is honest and gets the password; the server it redirects to asks for it too."""
     with server(tokens) as hostile:
         hostile.answer = challenge(f'Bearer realm="http://{hostile.address}/token"')
@@ -140,12 +153,12 @@ def test_challenge_of_a_server_behind_a_redirect_is_not_answered(tmp_path: Path)
             return 307, {"Location": f"http://{hostile.address}{path}"}, b""
 
         with server(redirect) as registry:
-            done = import_from(registry.address, tmp_path, registry.address)
+            done = import_from(registry.address, registry.address)
     assert done.returncode == 1 and f"redirects to {hostile.address}, which answered 401" in done.stderr
     assert hostile.seen and hostile.authorizations == []
 
 
-def test_password_and_token_are_not_sent_to_a_redirect_target(tmp_path: Path):
+def test_password_and_token_are_not_sent_to_a_redirect_target(import_from: Import):
     with server(lambda path, authorization: (200, {}, b"{}")) as hostile:
 
         def answer(path: str, authorization: str) -> tuple[int, Headers, bytes]:
@@ -154,19 +167,19 @@ def test_password_and_token_are_not_sent_to_a_redirect_target(tmp_path: Path):
             return 307, {"Location": f"http://{hostile.address}{path}"}, b""
 
         with server(answer) as registry:
-            import_from(registry.address, tmp_path, registry.address)
+            import_from(registry.address, registry.address)
     assert registry.authorizations == [basic("ann", SECRET)]
     assert hostile.seen and hostile.authorizations == []
 
 
-def test_password_of_another_port_is_not_sent_without_tls(tmp_path: Path):
+def test_password_of_another_port_is_not_sent_without_tls(import_from: Import):
     """Any user of a host can listen on one of its ports."""
     with server(challenge('Basic realm="registry"')) as hostile:
-        done = import_from(hostile.address, tmp_path, "127.0.0.1", "127.0.0.1:5000")
+        done = import_from(hostile.address, "127.0.0.1", "127.0.0.1:5000")
     assert done.returncode == 1 and hostile.seen and hostile.authorizations == []
 
 
-def test_control_characters_of_a_registry_do_not_reach_the_terminal(tmp_path: Path):
+def test_control_characters_of_a_registry_do_not_reach_the_terminal(import_from: Import):
     with server(challenge('Bearer realm="http://\x1b]0;owned\x07/"')) as hostile:
-        done = import_from(hostile.address, tmp_path)
+        done = import_from(hostile.address)
     assert done.returncode == 1 and "\x1b" not in done.stderr and "\x07" not in done.stderr
