@@ -34,9 +34,10 @@ LARGE = 10**6
 
 def fill(page: str) -> str:
     """Return the page with all its tables generated from the present model."""
+    schema = json_schema()
     models = {model.__name__: model for model in sections(ClusterSpec)}
     links = {name: _link(page, at) for name, at in marked(page).items()}
-    return TABLE.sub(lambda found: f"{found[1]}\n{_table(models[found[2]], links)}\n\n{found[3]}", page)
+    return TABLE.sub(lambda found: f"{found[1]}\n{_table(schema, models[found[2]], links)}\n\n{found[3]}", page)
 
 
 def marked(page: str) -> dict[str, int]:
@@ -73,8 +74,7 @@ def _link(page: str, at: int) -> str:
     return f"[{heading}](#{slug})"
 
 
-def _table(model: type[BaseModel], links: Mapping[str, str]) -> str:
-    schema = json_schema()
+def _table(schema: Schema, model: type[BaseModel], links: Mapping[str, str]) -> str:
     properties = schema["properties"] if model is ClusterSpec else schema["$defs"][model.__name__]["properties"]
     fields = sorted(model.model_fields.items(), key=lambda item: item[0] != "name")  # a name comes first
     rows = [_row(name, field, properties[name], links, _unbuilt(model, name)) for name, field in fields]

@@ -28,7 +28,7 @@ from dalsegno.containers.native import check_compiler as check
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.processes import Completed, FakeRunner, LocalRunner
 
-FUZZ_S = int(os.environ.get("DALSEGNO_FUZZ_S", "2"))
+FUZZ_S = int(os.environ.get("DALSEGNO_FUZZ_S") or (2 if os.environ.get("DALSEGNO_LONG") else 1))
 WHY_LENGTH = 512
 SANITIZED = ("-g", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE")
 SEEDS = (

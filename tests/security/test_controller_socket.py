@@ -70,7 +70,7 @@ def attack(path: Path) -> Iterator[None]:
 def open_up(path: Path) -> None:
     """Open pytest's folders to other users."""
     for folder in (path, *path.parents):
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+        if any(part.startswith("pytest-") for part in folder.parts):
             folder.chmod(0o755)
 
 
@@ -142,9 +142,7 @@ class UserSocketSite:
 
     def _answer(self, uid: int, message: Message) -> Message:
         self.asked.append(message)
-        until = time.monotonic() + self._cost_s
-        while time.monotonic() < until:
-            pass
+        time.sleep(self._cost_s)
         return {"answer": message, "long": "x" * 60_000}
 
     def call(self, data: bytes = b"") -> socket.socket:
@@ -155,9 +153,9 @@ class UserSocketSite:
         self.callers.append(sock)
         return sock
 
-    def turn(self) -> None:
+    def turn(self, wait_s: float = 0.0) -> None:
         self.door.turn()
-        for key, events in self.selector.select(0):
+        for key, events in self.selector.select(wait_s):
             key.data(events)
 
     def close(self) -> None:
@@ -228,7 +226,7 @@ def test_answer_time_is_charged_to_the_asking_user(tmp_path: Path):
         caller.uid = NOBODY  # as the kernel reports for another user
         began = time.monotonic()
         while time.monotonic() - began < 1.5:
-            site.turn()
+            site.turn(wait_s=0.01)
             with contextlib.suppress(BlockingIOError):
                 site.callers[0].recv(1 << 20)
         spent = 0.2 * len(site.asked)

@@ -81,7 +81,7 @@ def test_garbage_collected_during_a_deeply_nested_message_is_finalized():
 
     thresholds = gc.get_threshold()
     gc.collect()
-    gc.set_threshold(sys.getrecursionlimit())
+    gc.set_threshold(sys.getrecursionlimit(), 1000, 1000)  # only young objects: all others would take a second
     try:
         for number in range(400):
             Cycle(number)
