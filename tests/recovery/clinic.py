@@ -17,6 +17,8 @@ from dalsegno.recovery.store import Journal
 from dalsegno.recovery.watch import RecoveryLoop
 
 STEP_S = 1.0
+QUIET_STEP_S = 5.0  # between rounds when nothing has happened for `BUSY_S`, as the controller itself waits longer then
+BUSY_S = 20.0
 
 
 def quick_folder() -> Path:
@@ -44,8 +46,8 @@ class Clinic:
         self.store = self.store_type(self.folder / "recovery.sqlite")
         self.healer = RecoveryLoop(self.store, context, self.policy, lambda: self.cluster.now, lambda work: work())
 
-    def round(self) -> list[Action]:
-        self.cluster.now += STEP_S
+    def round(self, step_s: float = STEP_S) -> list[Action]:
+        self.cluster.now += step_s
         actions = self.healer.round(self.cluster.facts(frozenset(self.healer.underway)))
         self.healer.collect()
         self.done += actions
@@ -57,10 +59,11 @@ class Clinic:
 
     def settle(self, most: int = 3000) -> None:
         """Run rounds until nothing has happened for longer than the longest wait."""
-        quiet = 0
+        quiet_s = 0.0
         for _ in range(most):
-            quiet = 0 if self.round() else quiet + 1
-            if quiet > self.patience():
+            step_s = STEP_S if quiet_s < BUSY_S else QUIET_STEP_S
+            quiet_s = 0.0 if self.round(step_s) else quiet_s + step_s
+            if quiet_s > self.patience():
                 return
         raise AssertionError(f"it never settles: {self.done[-5:]}")
 
