@@ -209,6 +209,7 @@ def record_seen(records: NodeRecords, facts: Facts) -> NodeRecords:
     for node in (facts.nodes or {}).values():
         old = records.get(node.name)
         boot = node.agent.boot if node.connected and node.agent.boot else old.last_boot
-        new = replace(old, seen=old.seen or node.slurm.in_service or node.connected, last_boot=boot)
-        records = records if new == old else records.with_node(new)
+        seen = old.seen or node.slurm.in_service or node.connected
+        if (seen, boot) != (old.seen, old.last_boot):
+            records = records.with_node(replace(old, seen=seen, last_boot=boot))
     return records
