@@ -17,12 +17,13 @@ from dalsegno.system.hanging_calls import slowness
 
 TESTS = Path(__file__).parent
 CLUSTER_TIMEOUT_S = 600
+LONG = bool(os.environ.get("DALSEGNO_LONG"))  # more examples for hypothesis
 
 # No deadline, because other tests run at the same time. The same examples every time, so that a failure is due to a
 # change; only the long profile tries new ones.
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("long", deadline=None, max_examples=500)
-settings.load_profile("long" if os.environ.get("DALSEGNO_LONG") else "suite")
+settings.load_profile("long" if LONG else "suite")
 
 # A background shell may have set SIGINT to ignored, which processes started by tests would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

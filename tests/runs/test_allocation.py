@@ -46,6 +46,7 @@ from dalsegno.runs.coordinator.allocation_actions import (
 from dalsegno.runs.coordinator.events import Cancelled, NodesOutOfService, NodesReclaimed, RunMoved
 from dalsegno.runs.coordinator.node_rules import LONG_S, MOST_TRIES
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
+from tests.conftest import LONG
 
 VIEW = RunView(now=5000.0, clock=100.0, started=True)
 IDLE = NodeInfo("n1", NodeState.IDLE, slurmd_started_at=10)
@@ -631,4 +632,4 @@ class AnyOrderOfNodes(RuleBasedStateMachine):
 
 
 TestAnyOrderOfNodes = AnyOrderOfNodes.TestCase
-TestAnyOrderOfNodes.settings = settings(stateful_step_count=50)
+TestAnyOrderOfNodes.settings = settings(max_examples=500 if LONG else 25, stateful_step_count=50)

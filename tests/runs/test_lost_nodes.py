@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dalsegno.train.memory.safe_steps import NOWHERE
+from tests.conftest import LONG
 from tests.runs.small_nodes import Cluster
 
 SIZE, SPARES = 3, 1
@@ -108,4 +109,4 @@ class Faults(RuleBasedStateMachine):
 
 
 TestFaults = Faults.TestCase
-TestFaults.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestFaults.settings = settings(max_examples=50 if LONG else 25, stateful_step_count=40, deadline=None)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from dalsegno.runs.coordinator.memory import AHEAD, PATIENCE_S, Safety
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
 from dalsegno.train.memory.safe_steps import SafeSteps
+from tests.conftest import LONG
 from tests.runs.small_nodes import Cluster
 
 STEP_S = 0.5
@@ -79,7 +80,7 @@ def test_slow_copy_succeeds() -> None:
     assert safe_step(cluster) > 200
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 if LONG else 12, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=60))
 def test_ranks_agree_again_after_late_or_skipped_copies(events: list[tuple[int, int, bool]]) -> None:
     cluster = Cluster(3, 0)

@@ -4,6 +4,7 @@ import string
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.conftest import LONG
 
 from dalsegno.errors import SpecError
 from dalsegno.spec.load import parse_spec
@@ -99,7 +100,7 @@ VALUES = st.recursive(
 KEYS = st.sampled_from(list(ClusterSpec.model_fields))
 
 
-@settings(QUICK, max_examples=120)
+@settings(QUICK, max_examples=120 if LONG else 60)
 @given(st.data())
 def test_file_with_a_replaced_value_gives_a_cluster_or_a_spec_error(data):
     import yaml

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dalsegno.recovery.agent_view import NODE_LIMITS
 from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.wire.liveness import LATE_S, Liveness, LivenessLimits, LivenessLook, Presence
+from tests.conftest import LONG
 
 RUN_LIMITS = Timing().limits
 WITHIN_S = {NODE_LIMITS: 1.5, RUN_LIMITS: 3.0}  # the time until a host without power is lost
@@ -457,4 +458,7 @@ class RunEvents(AnyEvents):
 
 
 TestNodeEvents, TestRunEvents = NodeEvents.TestCase, RunEvents.TestCase
-TestNodeEvents.settings = TestRunEvents.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+EXAMPLES = 60 if LONG else 30
+TestNodeEvents.settings = TestRunEvents.settings = settings(
+    max_examples=EXAMPLES, stateful_step_count=30, deadline=None
+)
