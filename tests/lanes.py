@@ -3,7 +3,8 @@
 `python -m tests.lanes WHICH --lanes 3 ARGS...` runs `pytest -m WHICH ARGS...` this way. It collects once and forks a
 process per lane. Files share nothing but the machine, and most cluster tests wait more than they work. With `--beside
 waits`, tests with that marker get a lane of their own: they mostly wait, for example for Slurm's time-limit check once
-a minute. All files that use the fixture `shared` run in one lane, so that its cluster is created once.
+a minute. All files that use the fixture `shared` run in one lane, so that its cluster is created once. With `--memory`,
+the folders of tests are in memory if there is enough: they hold many small files, which a disk syncs slowly.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 import pytest
 
 IN_COMMON = "shared"
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 1 << 30
 # These take a minute or more, so they start first.
 LONGEST = ("test_run_faults.py", "test_train.py", "test_gpt.py", "test_blocks_on_cluster.py")
 
@@ -27,6 +30,22 @@ LONGEST = ("test_run_faults.py", "test_train.py", "test_gpt.py", "test_blocks_on
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lanes", type=int, default=0, help="number of processes that run test files in parallel")
     parser.addoption("--beside", default="", metavar="MARK", help="run tests with this marker in a lane of their own")
+    parser.addoption("--memory", action="store_true", help="create the folders of tests in memory")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.lanes:
+        gc.set_threshold(20_000)  # to collect and parse makes many objects and no garbage
+    if config.option.memory and has_room(MEMORY):
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)  # only for `tmp_path`; what tests start still uses /tmp
+
+
+def has_room(folder: Path) -> bool:
+    """Return whether a folder in memory is large enough, and whether programs in it may be run."""
+    if not os.access(folder, os.W_OK):
+        return False
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize >= MEMORY_BYTES and not found.f_flag & os.ST_NOEXEC
 
 
 @pytest.hookimpl(tryfirst=True)

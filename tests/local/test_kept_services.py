@@ -42,6 +42,7 @@ def test_killed_service_is_restarted(folder: Path):
     eventually(lambda: len(lines(folder)) == 2 and (fact := service_facts(folder).get("kept")) and fact.running)
 
 
+@pytest.mark.waits
 def test_service_that_dies_early_is_restarted_after_a_pause(folder: Path):
     start(host(folder, "date +%s%N; exit 1"))
     eventually(lambda: len(lines(folder)) >= 3)

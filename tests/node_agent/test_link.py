@@ -86,6 +86,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     one.close()
 
 
+@pytest.mark.waits
 def test_the_agent_connects_reports_and_sends_heartbeats(stage: Stage):
     stage.start()
     stage.until(stage.result("good"))
@@ -97,6 +98,7 @@ def test_the_agent_connects_reports_and_sends_heartbeats(stage: Stage):
     assert stage.view.presence is Presence.CONNECTED and stage.log == []
 
 
+@pytest.mark.waits
 def test_a_hanging_check_stops_neither_heartbeats_nor_other_checks(stage: Stage):
     stage.set(bad="hangs")
     stage.start(check_s=2.0)
@@ -138,6 +140,7 @@ def test_the_agent_survives_without_a_controller_and_reports_to_the_next_one(sta
     assert agent.poll() is None and stage.result("good")() == passed("fine")
 
 
+@pytest.mark.waits
 def test_the_agent_reconnects_with_a_growing_pause(tmp_path: Path):
     """The port is closed first, then open to a server that does not know the secret."""
     with socket.create_server(("127.0.0.1", 0)) as server:

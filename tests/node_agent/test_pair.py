@@ -164,6 +164,7 @@ def test_a_caller_without_the_secret_is_refused():
         assert waiting.end() == b"hello"
 
 
+@pytest.mark.waits
 def test_a_missing_partner_is_reported_with_the_number_of_strangers():
     strangers = list[socket.socket]()
 

@@ -93,6 +93,7 @@ def memory_kib(pid: int, line: str, file: str) -> int:
     raise AssertionError(f"no {line} of {pid}")
 
 
+@pytest.mark.waits
 def test_the_agent_is_small_and_reports_a_broken_gpu(nodes: Nodes):
     agent = nodes.start("gpu-1")
     nodes.until(lambda: nodes.verdicts("gpu-1").get("gpu-ecc") is Verdict.PASSED)

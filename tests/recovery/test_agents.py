@@ -295,6 +295,7 @@ def test_a_silent_agent_is_connected_again_after_a_heartbeat(scene: Scene):
     scene.until(lambda: view(scene).presence is Presence.CONNECTED)
 
 
+@pytest.mark.waits
 def test_a_node_on_a_shared_address_is_lost_without_agent_and_slurmd(scene: Scene):
     with socket.create_server(("127.0.0.1", 0)) as slurmd:
         scene.agents.expect({"gpu-1": NodeAddress("127.0.0.1", slurmd.getsockname()[1], shared=True)})

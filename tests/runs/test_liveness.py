@@ -140,6 +140,7 @@ async def first_loss(timing: Timing, address: tuple[str, int], most_s: float) ->
     return lost.result() if done else None
 
 
+@pytest.mark.waits
 def test_agent_silent_for_very_long_on_a_live_host_is_stuck():
     with socket.create_server(("127.0.0.1", 0)) as host:
         found = asyncio.run(first_loss(Timing(gone_s=2.0, stuck_s=3.0), host.getsockname(), 60.0))

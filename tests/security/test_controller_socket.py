@@ -215,6 +215,7 @@ def test_one_user_cannot_take_all_connections(site: UserSocketSite):
 
 
 @as_root
+@pytest.mark.waits
 def test_answer_time_is_charged_to_the_asking_user(tmp_path: Path):
     tmp_path.chmod(0o755)
     site = UserSocketSite(tmp_path, cost_s=0.2)

@@ -492,6 +492,7 @@ def test_flood_of_datagrams_does_not_delay_the_coordinator():
         coordinator.close()
 
 
+@pytest.mark.waits
 def test_silent_stranger_is_disconnected_in_time(coordinator: Coordinator):
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S) as sock:
@@ -541,6 +542,7 @@ def test_agent_survives_random_answers_of_a_false_coordinator(seed: int):
         assert not link.connect(HELLO) and link.sock is None
 
 
+@pytest.mark.waits
 def test_slow_greeting_does_not_block_an_agent():
     """The limit of five seconds is for the whole handshake, not for each byte."""
 
@@ -555,6 +557,7 @@ def test_slow_greeting_does_not_block_an_agent():
         assert time.monotonic() - began < PATIENCE_S / 2
 
 
+@pytest.mark.waits
 def test_silent_listener_on_the_old_port_delays_agents_only_once(coordinator: Coordinator):
     """A restarted coordinator waits ten seconds for agents. A listener on its old port must not use up that time."""
     addresses = [f"127.0.0.{number}" for number in (1, 2, 3)]
