@@ -137,4 +137,6 @@ def ended(pid: int) -> int:
 
 if __name__ == "__main__":
     which, *words = sys.argv[1:]
+    if "--memory" in words:
+        words += ["-o", "tmp_path_retention_policy=failed"]  # nothing stays in memory after a success
     os.execv(sys.executable, [sys.executable, "-m", "pytest", "-p", "tests.lanes", "--lanes=2", "-m", which, *words])
