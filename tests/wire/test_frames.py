@@ -80,8 +80,8 @@ def test_garbage_collected_during_a_deeply_nested_message_is_finalized():
             finalized.append(abs(self.number))
 
     thresholds = gc.get_threshold()
-    gc.collect()
-    gc.set_threshold(sys.getrecursionlimit(), 1000, 1000)  # only young objects: all others would take a second
+    gc.collect(1)  # only young objects: all others would take a second
+    gc.set_threshold(sys.getrecursionlimit(), 1000, 1000)
     try:
         for number in range(400):
             Cycle(number)
@@ -89,7 +89,7 @@ def test_garbage_collected_during_a_deeply_nested_message_is_finalized():
                 parse(b"[" * 2000)
     finally:
         gc.set_threshold(*thresholds)
-        gc.collect()
+        gc.collect(1)
     assert sorted(finalized) == list(range(400))
 
 
