@@ -156,7 +156,7 @@ class SlurmHere:
         return self.client_within(ANSWER_S)
 
     def client_within(self, timeout_s: float) -> SlurmClient:
-        """Return a client with this limit on the time of an answer."""
+        """Return a client that waits at most `timeout_s` for each answer of Slurm."""
         from dalsegno.slurm.client import SlurmClient
         from dalsegno.system.processes import LocalRunner
 
@@ -245,7 +245,7 @@ def no_answer(of: str = "") -> DalsegnoError:
 
 
 def is_gone(saved: Mapping[str, str], cluster: str) -> bool:
-    """Return whether the cluster with this id has been taken down, even if there is another of its name.
+    """Return whether the cluster with this id was removed, even if a new cluster has its name.
 
     False for a cluster that is not ours: its slurm.conf may only have moved.
     """

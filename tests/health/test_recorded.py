@@ -1,7 +1,7 @@
 """Tests that each check fails, passes and is unknown on recorded inputs.
 
 A folder below tests/recorded/health/<check>/ is a node: files by their paths, and commands with their output
-(`RecordedNode`). Its name starts with good, bad or garbage. Numbered folders inside it are consecutive looks.
+(`RecordedNode`). Its name starts with good, bad or garbage. Numbered folders inside it are consecutive observations.
 """
 
 from __future__ import annotations

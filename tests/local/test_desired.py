@@ -314,10 +314,8 @@ def test_backup_controller_gets_a_host_and_daemons_restart():
     ("slurm", "restarts"),
     [
         ("24.11.5", "restarts nothing"),
-        (
-            "22.05.8",
-            "restarts slurmctld and 2 slurmd; running jobs continue",
-        ),  # it calls no srun on a host it has no line of
+        # slurmctld 22.05.8 cannot reach an srun on a host that has no line in slurm.conf.
+        ("22.05.8", "restarts slurmctld and 2 slurmd; running jobs continue"),
     ],
 )
 def test_login_node_changes_without_slurm_restart(slurm: str, restarts: str):

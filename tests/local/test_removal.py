@@ -1,4 +1,4 @@
-"""What `down` says beforehand: runs, the jobs of others, the homes that go with the cluster."""
+"""Tests of what `down` lists before it removes a cluster: runs, other jobs, home folders."""
 
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.targets.base import Removal

@@ -148,7 +148,7 @@ class Booted:
         self.pid = pid
 
     def run(self, command: str, user: str, output: int | None = None) -> int:
-        """Run a shell command in a login session of this user's; `output` takes what it says, on both streams."""
+        """Run a shell command in a login session of `user`; `output` receives its stdout and stderr."""
         kept = [f"--setenv={name}={value}" for name, value in environment().items() if name != "HOME"]
         start = ["systemd-run", "--quiet", "--wait", "--pipe", "--collect", "-p", "PAMName=login", "-p", f"User={user}"]
         argv = ["nsenter", "-t", str(self.pid), "--all", *start, *kept, "bash", "-c", command]

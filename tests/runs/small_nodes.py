@@ -148,8 +148,10 @@ class Cluster:
             self.restart()
 
     def lose_agents(self, back: list[str], late: int) -> None:
-        """Lose all agents at once. They reconnect in this order with the memory of their nodes, `late` of them
-        later."""
+        """Lose all agents at once, but not the memory of their nodes.
+
+        They reconnect in the order of `back`; the last `late` of them send their hello after the start.
+        """
         for name, old in self.nodes.items():
             self.coordinator.lost(name)
             self.nodes[name] = Node(name, old.memory, old.safe)

@@ -1,4 +1,4 @@
-"""`dalsegno down`: remove a cluster, complete or not, after the runs on it have ended in order."""
+"""`dalsegno down`: end the runs on a cluster in an orderly way, then remove it, even if it is incomplete."""
 
 from __future__ import annotations
 

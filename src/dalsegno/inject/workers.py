@@ -58,7 +58,7 @@ def find_workers(seen: Iterable[SeenProcess]) -> dict[NodeWorker, Process]:
 
 
 def inspect(pid: int) -> SeenProcess | None:
-    """Return None if it has ended meanwhile."""
+    """Return the process with its parent, rank and run; None if it has ended."""
     ticks = start_ticks(pid)
     if ticks is None:
         return None

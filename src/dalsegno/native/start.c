@@ -161,7 +161,8 @@ static void exec_helper(const char *path, char *const words[], char *const varia
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of user resets it */
     int high[3] = {fcntl(answer, F_DUPFD, 64), user < 0 ? -1 : fcntl(user, F_DUPFD, 64),
                    mounts < 0 ? -1 : fcntl(mounts, F_DUPFD, 64)};
-    if (high[0] < 0 || (user >= 0 && high[1] < 0) || (mounts >= 0 && high[2] < 0)) /* the helper would use a wrong one */
+    /* Otherwise the helper would use a wrong descriptor. */
+    if (high[0] < 0 || (user >= 0 && high[1] < 0) || (mounts >= 0 && high[2] < 0))
         _exit(126);
     dup2(high[0], ANSWER_FD);
     syscall(SYS_close_range, USER_FD, 63, 0);

@@ -94,7 +94,7 @@ Numbers = Callable[[bytes, int], torch.Tensor]  # the numbers of a rank, from th
 
 @dataclass(frozen=True)
 class ReducedSums:
-    """The outcome: how many numbers were wrong here, whether the other side's were right, and the time of one round."""
+    """The result: how many numbers were wrong here, whether the peer had all right, and the time of one round."""
 
     kind: str
     ranks: int

@@ -191,7 +191,7 @@ def measure_work(pid: int) -> tuple[float, int]:
 # Stacks of a hanging worker: from py-spy if installed, else from its own faulthandler on a signal
 
 
-WAIT_S = 1.0  # for the first line
+WAIT_S = 1.0  # wait for the first line
 QUIET_S = 0.05  # after the last line: a process that is killed while it writes leaves a partial dump
 PYSPY_S = 5.0
 

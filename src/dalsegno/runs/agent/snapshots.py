@@ -75,7 +75,7 @@ class Snapshots:
             self._configure_keeper()
 
     def note_safe(self, safe: SafeSteps | None) -> None:
-        """Write what workers must not overwrite. None: they have only their own snapshots."""
+        """Write the safe steps, which workers must not overwrite; with None, remove the file."""
         with contextlib.suppress(OSError, NotEnoughMemory):  # a full /dev/shm: then nothing newer counts as safe
             if safe is not None:
                 write_safe(own_folder() / safe_name(self.run), safe)

@@ -128,7 +128,7 @@ class ProbeResult:
 
     found: tuple[NodeInfo, ...] = ()  # as Slurm sees them; empty if it does not respond
     dead: tuple[str, ...] = ()  # their hosts do not answer
-    step_output: Mapping[int, str] = field(default_factory=dict)  # output of steps on these nodes, by number
+    step_output: Mapping[int, str] = field(default_factory=dict)  # output of each step on these nodes, by step number
     log: str = ""  # output of all steps
 
 

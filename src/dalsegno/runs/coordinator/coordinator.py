@@ -256,7 +256,7 @@ class Coordinator:
         why = "" if ok else f"generation {asked.generation} is over"
         if ok and asked.generation > self.granted:
             before, self.granted = self.granted, asked.generation
-            if not self._write_state(durable=True):  # a successor would let an earlier generation commit
+            if not self._write_state(durable=True):  # a restarted coordinator would let an earlier generation commit
                 self.granted, ok, why = before, False, "the run's folder cannot be written"
         peer.send({"granted": {"number": asked.number, "ok": ok, "why": why}})
 

@@ -39,7 +39,10 @@ class FailedWorker:
 
 
 def render_report(name: str, host: str, root: FailedWorker, others: Sequence[FailedWorker] = ()) -> str:
-    """Render the report, the first failure last, where it is noticed; `others` are further ones of the same node."""
+    """Render torchrun's report of a failure. `root` failed first and is printed last, where a reader looks first.
+
+    `others` are later failures on the same node.
+    """
     cause = _render_failure(0, host, root)
     rest = [_render_failure(number, host, each) for number, each in enumerate(others, 1)]
     title = f"{name} FAILED"

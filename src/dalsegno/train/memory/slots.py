@@ -153,7 +153,7 @@ class Slot:
         return True
 
     def commit(self, record: SnapshotRecord, sums: SnapshotSums | None = None) -> None:
-        """Make the snapshot valid with one small write. Known checksums, of a copy, are written before it."""
+        """Make the snapshot valid with one small write. If `sums` are known, as for a copy, write them first."""
         if sums:
             os.pwrite(self._file, sums.pack(), SUMS_AT)
         os.pwrite(self._file, record.pack(), COMMIT_AT)

@@ -176,7 +176,7 @@ def checksum(path: Path, threads: int = 2) -> SnapshotSums | None:
     try:
         if parse_record(os.pread(fd, HEADER, 0)) != snapshot.record:
             return None
-        # If a writer comes in between, the number of these sums differs from its snapshot's, and they are ignored.
+        # If a worker overwrites the slot now, these sums have the number of the old snapshot and are ignored.
         os.pwrite(fd, sums.pack(), SUMS_AT)
         return sums
     finally:
