@@ -4,7 +4,7 @@
 process per lane. Files share nothing but the machine, and most cluster tests wait more than they work. With `--beside
 waits`, tests with that marker get a lane of their own: they mostly wait, for example for Slurm's time-limit check once
 a minute. All files that use the fixture `shared` run in one lane, so that its cluster is created once. With `--memory`,
-the folders of tests are in memory if there is enough: they hold many small files, which a disk syncs slowly.
+the folders of tests are in memory if there is enough of it: they hold many small files, which are slow to sync on disk.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.lanes:
-        gc.set_threshold(20_000)  # to collect and parse makes many objects and no garbage
-    if config.option.memory and has_room(MEMORY):
-        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)  # only for `tmp_path`; what tests start still uses /tmp
+        gc.set_threshold(20_000)  # collecting tests and parsing files creates many objects and no garbage
+    if config.option.memory and is_usable(MEMORY):
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)  # only `tmp_path`; programs that tests start still use /tmp
 
 
-def has_room(folder: Path) -> bool:
-    """Return whether a folder in memory is large enough, and whether programs in it may be run."""
+def is_usable(folder: Path) -> bool:
+    """Return whether the folder is writable, has enough free space, and allows programs to run."""
     if not os.access(folder, os.W_OK):
         return False
     found = os.statvfs(folder)
@@ -138,5 +138,5 @@ def ended(pid: int) -> int:
 if __name__ == "__main__":
     which, *words = sys.argv[1:]
     if "--memory" in words:
-        words += ["-o", "tmp_path_retention_policy=failed"]  # nothing stays in memory after a success
+        words += ["-o", "tmp_path_retention_policy=failed"]  # folders of passed tests are removed, to free the memory
     os.execv(sys.executable, [sys.executable, "-m", "pytest", "-p", "tests.lanes", "--lanes=2", "-m", which, *words])

@@ -1,8 +1,8 @@
-"""A process with the command line imported, which forks for each command.
+"""A server process that has imported the command line and forks a child for each command.
 
-Most tests of a cluster wait for a state, and ask for it several times a second. Starting Python takes 0.15 s of CPU
-each time, far more than the command itself. The commands that tests ask with are forked from this process instead. All
-others are started as users start them.
+Most cluster tests poll a state several times a second. Starting Python takes 0.15 s of CPU each time, far more than
+the command itself. The commands in `WARM`, which tests poll with, are therefore forked from this process. All others
+are started as users start them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 
 CLONE = Path(__file__).parents[2]
 WARM = frozenset({"shell", "status", "runs", "nodes", "events", "logs", "why", "ls"})
-LATER = ("cluster", "targets.local", "recovery.client", "runs.submit.prepare")  # imported only when they are needed
-MOST_BYTES = 1 << 20
+LAZY_IMPORTS = ("cluster", "targets.local", "recovery.client", "runs.submit.prepare")  # by commands
+MAX_REQUEST_BYTES = 1 << 20
 
 
 class WarmCli:
-    """The client's end: starts the process when it is first needed, once in each process that runs tests."""
+    """The client. It starts the server on first use, once in each process that runs tests."""
 
     def __init__(self) -> None:
         self.owner = 0
@@ -38,7 +38,7 @@ class WarmCli:
     def run(
         self, args: Sequence[str], env: Mapping[str, str], cwd: Path, timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
-        """Run `dalsegno ARGS...` and return its outputs, as `subprocess.run` does."""
+        """Run `dalsegno ARGS...` and return its exit code and output, as `subprocess.run` does."""
         self._start()
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, self._connected() as connection:
             request = json.dumps({"args": list(args), "env": dict(env), "cwd": str(cwd)}).encode()
@@ -57,7 +57,7 @@ class WarmCli:
         return subprocess.CompletedProcess(list(args), code, *texts)
 
     def _start(self) -> None:
-        if self.owner == os.getpid():  # a forked lane starts its own
+        if self.owner == os.getpid():  # a forked lane starts its own server
             return
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind("")  # the kernel chooses an abstract name
@@ -85,14 +85,14 @@ def serve(listener: socket.socket) -> None:
                 if key.data is not None:
                     pid, connection = key.data
                     _, status = os.waitpid(pid, 0)
-                    with contextlib.suppress(OSError):  # the test did not wait for it
+                    with contextlib.suppress(OSError):  # the test no longer waits
                         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
                     connection.close()
                     waiting.unregister(key.fileobj)
                     os.close(key.fd)
                     continue
                 connection, _ = listener.accept()
-                request, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, 2)
+                request, fds, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 2)
                 pid = os.fork()
                 if pid == 0:
                     run(json.loads(request), fds)
@@ -103,7 +103,7 @@ def serve(listener: socket.socket) -> None:
 
 
 def run(request: dict[str, object], outputs: list[int]) -> None:
-    """Be the command, as if it had been started in that folder with that environment."""
+    """Run the command in this child, with the folder and environment of the request, and exit."""
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
@@ -119,17 +119,17 @@ def run(request: dict[str, object], outputs: list[int]) -> None:
     sys.exit()
 
 
-def imported() -> None:
-    """Import what the commands import, and keep it out of the garbage collector of every child."""
+def import_commands() -> None:
+    """Import what the commands import, and exclude these objects from garbage collection in every child."""
     from dalsegno.cli.main import SHARED_MODULES
 
     for name in WARM:
         importlib.import_module(f"dalsegno.cli.{SHARED_MODULES.get(name, name)}")
-    for name in LATER:
+    for name in LAZY_IMPORTS:
         importlib.import_module(f"dalsegno.{name}")
     gc.freeze()
 
 
 if __name__ == "__main__":
-    imported()
+    import_commands()
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -193,11 +193,11 @@ def training_python() -> Path | None:
 
 @contextmanager
 def own_cgroups(name: str) -> Iterator[str]:
-    """Make a folder in each cgroup hierarchy, and give their names, separated by blanks.
+    """Create a folder in each cgroup hierarchy, and yield their paths, separated by blanks.
 
-    Clusters of the same name on two machines then do not meet, and what a killed cluster leaves is removed here.
+    This separates clusters of the same name on two machines. What a killed cluster leaves behind is removed at the end.
     """
-    top = Path("/sys/fs/cgroup")  # with cgroup v2 alone it is the hierarchy, otherwise each folder in it is one
+    top = Path("/sys/fs/cgroup")  # the hierarchy of cgroup v2, or a folder with one hierarchy for each controller
     hierarchies = [top / "cgroup.procs"] if (top / "cgroup.procs").exists() else top.glob("*/cgroup.procs")
     folders = [path.parent / name for path in hierarchies]
     for path in folders:

@@ -133,7 +133,7 @@ class Container(Chroot):
                     assert parent.stdin is not None and parent.stdout is not None
                     assert parent.stdout.readline() == "entered\n"
                     for each in folders:
-                        (left_for(each) / "cgroup.procs").write_text(str(parent.pid))
+                        (find_outside_cgroup(each) / "cgroup.procs").write_text(str(parent.pid))
                     parent.stdin.write("\n")
                     parent.stdin.close()
                     yield Booted(first_process(folders))
@@ -156,8 +156,11 @@ class Booted:
         return subprocess.run(argv, check=False, env=environment(), **streams).returncode
 
 
-def left_for(folder: Path) -> Path:
-    """Return where a process goes that leaves this folder; v2 allows none in a parent that passes controllers on."""
+def find_outside_cgroup(folder: Path) -> Path:
+    """Return the cgroup for a process that leaves this one.
+
+    With v1 it is the parent. With v2 it is this process's own: a parent that passes controllers on may hold no process.
+    """
     if not (folder / "cgroup.controllers").exists():
         return folder.parent
     own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
