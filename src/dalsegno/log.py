@@ -29,7 +29,7 @@ def start_logging(component: str, path: Path | None = None, level: int = logging
     """
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if path is not None:
-        from logging.handlers import RotatingFileHandler  # agents and hosts, which log to stderr, do without
+        from logging.handlers import RotatingFileHandler  # not needed by agents and hosts, which log to stderr
 
         with contextlib.suppress(OSError):
             handler = RotatingFileHandler(path, maxBytes=MOST_BYTES, backupCount=OLD_FILES)
@@ -43,14 +43,14 @@ def start_logging(component: str, path: Path | None = None, level: int = logging
 
 
 def set_level(environ: Mapping[str, str]) -> None:
-    """Log from the level on that the environment names. If it names none, or an unknown one, nothing changes."""
+    """Set the log level to $DALSEGNO_LOG_LEVEL of the environment; do nothing if it is unset or unknown."""
     name = environ.get(LEVEL, "").lower()
     if name in LEVELS:
         logging.getLogger().setLevel(name.upper())
 
 
 def check_level(environ: Mapping[str, str]) -> str:
-    """Return the level that the environment names, in lower case; "" if it names none. Raise UsageError for others."""
+    """Return $DALSEGNO_LOG_LEVEL of the environment in lower case, or "". Raise UsageError if it is unknown."""
     name = environ.get(LEVEL, "")
     if name and name.lower() not in LEVELS:
         raise UsageError(f"{LEVEL}={one_line(name)} is not a log level", hint=f"use one of {', '.join(LEVELS)}")

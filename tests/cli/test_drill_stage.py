@@ -30,19 +30,19 @@ class JournalReader:
         return new
 
 
-def waited(ears: JournalReader, tmp_path: Path) -> dict[str, str]:
+def waited(journal_reader: JournalReader, tmp_path: Path) -> dict[str, str]:
     told: Any = lambda training, marks: None  # noqa: E731
-    training = Training(None, TrainingNotes(tmp_path / "notes"), None, ears, 1, told)  # type: ignore[arg-type]
+    training = Training(None, TrainingNotes(tmp_path / "notes"), None, journal_reader, 1, told)  # type: ignore[arg-type]
     return training.all_back([BLOW], 10.0, lambda text: None)
 
 
 def test_a_node_that_is_in_service_again_has_been_heard_to_be(tmp_path: Path) -> None:
     """Its return came between two questions: it is no fault that nobody saw."""
-    ears = JournalReader(returns_after=3)
-    assert waited(ears, tmp_path) == {}
-    assert [mark.what for mark in ears.marks] == [RETURNED] and ears.asked == 3
+    journal_reader = JournalReader(returns_after=3)
+    assert waited(journal_reader, tmp_path) == {}
+    assert [mark.what for mark in journal_reader.marks] == [RETURNED] and journal_reader.asked == 3
 
 
 def test_a_fault_that_the_controller_never_saw_is_not_waited_for(tmp_path: Path) -> None:
-    ears = JournalReader(returns_after=0)
-    assert waited(ears, tmp_path) == {} and ears.marks == [] and ears.asked == 1
+    journal_reader = JournalReader(returns_after=0)
+    assert waited(journal_reader, tmp_path) == {} and journal_reader.marks == [] and journal_reader.asked == 1

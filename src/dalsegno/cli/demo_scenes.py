@@ -52,14 +52,14 @@ def play_survival(place: ClusterPlace, report: str | None, runs: list[RunFolder]
     """
     from dalsegno.cli.drill import DrillView, write_page
     from dalsegno.cli.drill_stage import DrillCluster
-    from dalsegno.demo.survival import LOTS, SEED, compare, remove_paths
+    from dalsegno.demo.survival import FAULTS, SEED, compare, remove_paths
     from dalsegno.drill.report import render_page
 
     out.heading("A small GPT trains on four nodes; a fifth stands by")
     stage = DrillCluster.open(place.name, SURVIVAL_NODES, SURVIVAL_SPARES)
     try:
         with DrillView(SAY_EVERY_S) as view:
-            drill = stage.perform(LOTS, SEED, compare=True, say=view.say, tell=view.tell)
+            drill = stage.perform(FAULTS, SEED, compare=True, say=view.say, tell=view.tell)
     except Interrupted:
         runs += stage.traces.runs
         raise

@@ -76,21 +76,21 @@ def command(
     path = Path(report or f"drill-{seed}.html").absolute()
     kinds = select_kinds(only)
     check_page(path)
-    theatre = DrillCluster.open(name, nodes, spares, with_spares)
+    stage = DrillCluster.open(name, nodes, spares, with_spares)
     view = DrillView(SAY_EVERY_S)
     with stoppable(), view:
-        found = theatre.perform(draw(faults, seed, kinds), seed, compare=not no_compare, say=view.say, tell=view.tell)
+        found = stage.perform(draw(faults, seed, kinds), seed, compare=not no_compare, say=view.say, tell=view.tell)
     if json_:
         out.as_json({**as_json(found), "report": str(path)})
     else:
         _show(found)
-    write_page(path, render_page(found, f"Drill on {theatre.place.name}"))
+    write_page(path, render_page(found, f"Drill on {stage.place.name}"))
     out.talk(f"the report: {path}")
-    _part(theatre.traces, found.survived)
+    _remove_or_keep_runs(stage.traces, found.survived)
     raise SystemExit(0 if found.survived else 1)
 
 
-def _part(traces: Traces, survived: bool) -> None:
+def _remove_or_keep_runs(traces: Traces, survived: bool) -> None:
     """Remove the runs of a drill that went well; keep those of one that did not."""
     from dalsegno.cluster import runs_home
 

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace, SlurmHere
 
 Say = Callable[[FaultImpact | str], None]
-PAUSE_S = 0.05  # between steps: training that is fast enough to be seen, and slow enough to be struck
-ROOM = 30  # steps for each fault, beside those that the faults wait for
-ROOM_FOR_SPARES = 200  # a node is repaired and has joined the run again in that time
+PAUSE_S = 0.05  # between steps, so that faults hit the run while it trains
+EXTRA_STEPS = 30  # for each fault, in addition to the steps before it
+EXTRA_STEPS_WITH_SPARES = 200  # enough for a node to be repaired and to join the run again
 END_S = 300.0
 HEAL_S = 90.0
 TELL_EVERY_S = 5.0
@@ -54,13 +54,13 @@ class Training:
     folder: RunFolder
     notes: TrainingNotes
     traces: Traces
-    ears: JournalReader
-    spares: int  # that ought to stand by
+    journal_reader: JournalReader
+    spares: int  # number of spares that should be ready
     tell: Callable[[Training, list[DrillMark]], None]  # what is new
 
     def look(self, at_once: bool = False) -> None:
         self.notes.read()
-        self.tell(self, self.ears.listen(at_once))
+        self.tell(self, self.journal_reader.listen(at_once))
 
     def members(self) -> Sequence[str]:
         status = self.status()
@@ -105,10 +105,10 @@ class Training:
         """Wait until every node to be repaired is in service again, or the time is over. Return the nodes that the
         controller may not repair, and why: they are not waited for."""
         until, told_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
-        while (missing := find_unreturned(impacts, self.ears.marks)) and time.monotonic() < until:
-            nodes = {str(node["node"]): node for node in self.ears.nodes()}
+        while (missing := find_unreturned(impacts, self.journal_reader.marks)) and time.monotonic() < until:
+            nodes = {str(node["node"]): node for node in self.journal_reader.nodes()}
             self.look(at_once=True)  # after that: a node that is in service again was said to be so before
-            missing = find_unreturned(missing, self.ears.marks)
+            missing = find_unreturned(missing, self.journal_reader.marks)
             held = held_back(nodes.values())
             coming = [impact for impact in find_repairable(missing, nodes, time.time()) if impact.node not in held]
             if not coming:
@@ -159,8 +159,8 @@ class DrillCluster:
     ) -> Drill:
         from dalsegno.cluster import runs_home
 
-        room = ROOM_FOR_SPARES if self.with_spares else ROOM
-        total = sum(fault.after_steps + room for fault in faults)
+        extra = EXTRA_STEPS_WITH_SPARES if self.with_spares else EXTRA_STEPS
+        total = sum(fault.after_steps + extra for fault in faults)
         home = runs_home()
         clear_leftovers(home, _end_abandoned)
         for line in find_existing_faults(self.traces.target.injected(), nodes_known_to(self.slurm.controller)):
@@ -181,7 +181,7 @@ class DrillCluster:
 
     def _foresee(self, training: Training, faults: Sequence[ScheduledFault], say: Say) -> bool:
         """Report what will not be repaired; return False if nothing will."""
-        told = training.ears.automation()
+        told = training.journal_reader.automation()
         if undone := warn_of_missing_repairs(faults, told, _default_partitions(self.slurm)):
             say(undone)
         return self.heals and repairs_nodes(told)
@@ -226,8 +226,8 @@ class DrillCluster:
         plan = make_plan(request, self.slurm, home)
         self.traces.runs.append(RunFolder(Path(plan.folder)))
         run = start(plan, self.slurm, home)
-        self.traces.ears = ears = JournalReader(run, self.slurm.controller)
-        return Training(run, TrainingNotes(folder / "notes"), self.traces, ears, self.spares, tell)
+        self.traces.journal_reader = journal_reader = JournalReader(run, self.slurm.controller)
+        return Training(run, TrainingNotes(folder / "notes"), self.traces, journal_reader, self.spares, tell)
 
 
 def _end_abandoned(run: RunFolder) -> None:
@@ -268,7 +268,7 @@ def _account(
         started,
         time.time(),
         tuple(impacts),
-        tuple(training.ears.marks),
+        tuple(training.journal_reader.marks),
         tuple(training.notes.steps),
         {kind.value: spent_s for kind, spent_s in progress.account.spent.items()} if progress else {},
         code,

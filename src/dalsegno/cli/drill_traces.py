@@ -52,7 +52,7 @@ class Traces:
     target: CanInject
     runs: list[RunFolder] = field(default_factory=list)
     injections: list[DrillInjection] = field(default_factory=list)
-    ears: JournalReader | None = None  # of the run under way
+    journal_reader: JournalReader | None = None  # of the run under way
     done: list[str] = field(default_factory=list)  # to take them back, in words
 
     def inject(self, kind: FaultKind, node: str) -> None:
@@ -111,10 +111,14 @@ class Traces:
 
     def _left_off(self) -> list[str]:
         """Report hosts without power: that is repaired, not undone."""
-        if self.ears is not None:
-            self.ears.listen()
+        if self.journal_reader is not None:
+            self.journal_reader.listen()
         cuts = {each.node: each.at for each in self.injections if each.kind.fault == "power-off"}
-        gone = [node for node, at in cuts.items() if self.ears is None or not self.ears.is_back(node, at)]
+        gone = [
+            node
+            for node, at in cuts.items()
+            if self.journal_reader is None or not self.journal_reader.is_back(node, at)
+        ]
         then = "the controller repairs it if it may, and `dalsegno up` boots it"
         return [f"{node} may still be off: {then}" for node in gone]
 

@@ -59,7 +59,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     },
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
-SHARED_MODULES = {  # command -> the module where it stands under its own name, beside those that belong to it
+SHARED_MODULES = {  # commands that share a module: command -> module, which defines a function of that name
     "init": "cluster_file", "validate": "cluster_file", "schema": "cluster_file", "plan": "up", "ls": "status",
     "env": "shell", "events": "nodes", "automation": "nodes",
 }  # fmt: skip

@@ -45,7 +45,7 @@ def plan(file: str, json_: bool) -> None:
 def _open(file: str) -> tuple[Cluster, ClusterPlace, Target]:
     """Read the cluster file and open its target, as root where it needs root.
 
-    Somebody who may not change the cluster is refused, also for `plan`: not all of its state can be read then.
+    A user who may not change the cluster is refused, even for `plan`, because they cannot read all of its state.
     """
     from dalsegno.cluster import may_change, open_target, place_named
     from dalsegno.spec.load import load_spec

@@ -11,7 +11,7 @@ from dalsegno.drill.schedule import FaultKind, ScheduledFault
 from dalsegno.inject.faults import FaultOptions
 
 SEED = 1
-LOTS = (
+FAULTS = (
     ScheduledFault(FaultKind("power-off"), after_steps=40, node=2),
     ScheduledFault(FaultKind("xid", FaultOptions(code=79)), after_steps=120, node=1),
 )

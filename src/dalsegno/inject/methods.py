@@ -1,4 +1,4 @@
-"""How each fault is done to a node and undone: to its processes, its network and its files. Only this node sees it."""
+"""Inject and undo each fault in a node's processes, network or files. No other node is affected."""
 
 from __future__ import annotations
 

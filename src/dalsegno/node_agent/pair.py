@@ -106,7 +106,7 @@ def _next(sock: socket.socket) -> Message:
 # controller made for this test. The connection is theirs alone, unless an attacker in the network changes the data.
 
 
-KNOCK_S = 30.0  # for the other to connect and authenticate: both machines may be busy
+CONNECT_S = 30.0  # for the other to connect and authenticate: both machines may be busy
 MOST_CALLERS = 64
 LISTENER, DIALLER = "pair that listens/2", "pair that calls/2"
 
@@ -119,7 +119,7 @@ class PartnerUnreachable(Exception):
         self.result = blame(text, Remedy.DRAIN, code)
 
 
-def answer(address: str, secret: bytes, listens: Callable[[int], None], connect_s: float = KNOCK_S) -> socket.socket:
+def answer(address: str, secret: bytes, listens: Callable[[int], None], connect_s: float = CONNECT_S) -> socket.socket:
     """Wait for the other node; `listens` is called with the port. Callers without the secret cannot block it."""
     with _PairListener(address, secret, connect_s) as listener:
         listens(listener.port)
@@ -132,7 +132,7 @@ def answer(address: str, secret: bytes, listens: Callable[[int], None], connect_
     raise PartnerUnreachable(f"the other node did not connect{called}", "unreachable")
 
 
-def call(address: str, port: int, secret: bytes, connect_s: float = KNOCK_S) -> socket.socket:
+def call(address: str, port: int, secret: bytes, connect_s: float = CONNECT_S) -> socket.socket:
     """Connect to the node that listens."""
     until = time.monotonic() + connect_s
     try:

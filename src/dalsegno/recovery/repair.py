@@ -60,7 +60,8 @@ def next_step(
             return RepairStep(step, "; ".join(refusals))
         refusals.append(why)
     if fault.remedy > Remedy.REBOOT and Remedy.REPLACE not in policy.can and Remedy.REBOOT in policy.can:
-        why = _refusal(Remedy.REBOOT, node, fault, partitions, records, policy, now)  # better than nothing
+        # The machine cannot be replaced, so a reboot is the strongest step left.
+        why = _refusal(Remedy.REBOOT, node, fault, partitions, records, policy, now)
         return why or RepairStep(Remedy.REBOOT, "; ".join(refusals))
     return refusals[-1]
 

@@ -245,19 +245,19 @@ def ask_gpu_count(node: NodeReader) -> GpuCount:
 
 def ask_job_gpus(node: NodeReader) -> tuple[GpuFacts, ...]:
     """Return the GPUs that should be free: before a job only those of the job, as others may be in use."""
-    found = tuple(gpu for gpu in ask_gpus(node) if not _is_tried(node, gpu))
+    found = tuple(gpu for gpu in ask_gpus(node) if not _is_used_by_validation(node, gpu))
     if "SLURM_JOB_ID" not in node.env:
         return found
     mine = node.env.get("SLURM_JOB_GPUS", "").split(",")
     return tuple(gpu for gpu in found if str(gpu.index) in mine)
 
 
-def _is_tried(node: NodeReader, gpu: GpuFacts) -> bool:
+def _is_used_by_validation(node: NodeReader, gpu: GpuFacts) -> bool:
     """Return whether the GPU is used by our own agent, for seconds, as the partner in another node's validation."""
-    return bool(gpu.processes) and all(_is_our_agents(node, process.pid) for process in gpu.processes or ())
+    return bool(gpu.processes) and all(_is_node_agent(node, process.pid) for process in gpu.processes or ())
 
 
-def _is_our_agents(node: NodeReader, pid: int) -> bool:
+def _is_node_agent(node: NodeReader, pid: int) -> bool:
     try:
         argv, status = node.read(f"/proc/{pid}/cmdline").split("\0"), node.read(f"/proc/{pid}/status")
     except NoAnswer:

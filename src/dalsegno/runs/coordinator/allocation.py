@@ -235,7 +235,7 @@ class NodeAllocation:
         """Return nodes whose agents are merely slow, and a note on them. They get more time if the node is healthy."""
         ages_s: dict[str, float] = {}
         for step in self.jobs.steps:
-            step.left |= ended_on(result.step_output.get(step.number, "")) & {*nodes}  # its agent no longer comes
+            step.left |= ended_on(result.step_output.get(step.number, "")) & {*nodes}  # their agents have ended
             late = [node for node in nodes if step.is_slow(node, view.clock)]
             ages_s.update({node: max(view.clock - step.began, ages_s.get(node, 0.0)) for node in late})
         waits = still_starting(ages_s, result.found, view.now)
@@ -259,7 +259,7 @@ class NodeAllocation:
                 return [], [*actions, StopRun(NO_CONTAINER, what)]
             why = startup_failure(result.log, node)
             actions.append(self._lose(node, f"agents on {node} end right after they start{why}", view))
-            if not some_started and {*ours} <= self.lost_since.keys():  # then the nodes are not at fault
+            if not some_started and {*ours} <= self.lost_since.keys():  # all nodes failed: the cause is not a node
                 what = f"the run's agents end right after they start on every node{why}; see {self.terms.log}"
                 return [], [*actions, StopRun(1, what)]
         return start, actions

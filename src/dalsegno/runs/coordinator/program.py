@@ -100,7 +100,7 @@ def _serve(folder: RunFolder) -> int:
     if status is not None and status.over:
         return status.exit_code or 0  # a previous coordinator finished the run
     site = open_site(folder)
-    set_level(site.environment)  # of the user who ran `run`; until here that of the cluster
+    set_level(site.environment)  # that the user set for `run`; until here, the level of the cluster applies
     return asyncio.run(_coordinate(site))
 
 

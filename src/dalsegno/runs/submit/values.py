@@ -112,7 +112,7 @@ def parse_node_timeout(text: str) -> float:
 
 
 def _seconds(text: str, bare_s: int, hint: str) -> int | None:
-    from dalsegno.spec.values import parse_time  # pydantic comes with it: only who gives a time pays
+    from dalsegno.spec.values import parse_time  # here, because it imports pydantic, which is slow
 
     try:
         return parse_time(text, bare_s)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dalsegno.inject.faults import InjectedFault
     from dalsegno.inject.records import FaultRecord
 
-UNDO_PATIENCE_S = 60.0
+UNDO_TIMEOUT_S = 60.0
 
 
 def has_records(folder: Folder, node: str) -> bool:
@@ -168,7 +168,7 @@ def main(arguments: list[str]) -> int:
 
     root, node, mark, when = arguments
     time.sleep(max(float(when) - time.time(), 0.0))
-    until = time.monotonic() + UNDO_PATIENCE_S
+    until = time.monotonic() + UNDO_TIMEOUT_S
     while True:
         try:
             undo_when_due(LocalAccess(open_nodes(LocalRunner(), Folder(Path(root)))), node, mark)
