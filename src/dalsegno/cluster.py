@@ -118,7 +118,7 @@ def open_target(target: str, place: ClusterPlace) -> Target:
 def _refuse_inside_a_host() -> None:
     if inside_a_host():
         raise UsageError(
-            "this shell is inside a host of a cluster, from where the cluster itself cannot be seen",
+            "this shell runs inside a host of a cluster, where `dalsegno` cannot see the cluster",
             hint="Slurm's own commands work here; for `dalsegno`, leave with `exit`",
         )
 
@@ -212,7 +212,7 @@ def silence(slurm: SlurmHere) -> DalsegnoError | None:
     conf = slurm.env.get("SLURM_CONF")
     if conf and not os.path.exists(conf):
         return UsageError(
-            f"SLURM_CONF names {conf}, which is not there", hint="unset it, or name Slurm's own slurm.conf"
+            f"SLURM_CONF names {conf}, which does not exist", hint="unset it, or name Slurm's own slurm.conf"
         )
     folder = folder_of(slurm.env)
     if folder is None or inside_a_host():

@@ -58,7 +58,7 @@ def test_wrong_usage_exits_2_with_a_hint(check: Command, tmp_path: Path):
         (["-M", "nope"], "there is no cluster `nope`"),
         ([far, "-o", "Nonsense"], "invalid ssh option 'Nonsense'"),
         (["-o", "Foo"], "invalid ssh option 'Foo'"),
-        (["--folder", "rel"], "from `/` on"),
+        (["--folder", "rel"], "use an absolute path"),
         (["--folder", "/a b"], "without blanks"),
         (["--repair"], "error: `--repair` was removed"),
         ([far, "--dry-run"], "error: `--dry-run` was removed"),
@@ -76,7 +76,7 @@ def test_node_that_runs_the_check_is_counted_once():
 def test_missing_slurm_conf_is_reported_at_once(check: Command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
     done = check()
-    assert done.returncode == 2 and "SLURM_CONF names /nowhere/slurm.conf, which is not there" in done.stderr
+    assert done.returncode == 2 and "SLURM_CONF names /nowhere/slurm.conf, which does not exist" in done.stderr
 
 
 def test_slurm_without_slurm_conf_is_reported(check: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -74,7 +74,11 @@ def test_docker_scene_is_refused_before_anything_is_created(cache: Path):
         done = subprocess.run(
             [*powerless, *cli.argv(*SCENE)], env=cli.env, cwd=cli.home, capture_output=True, text=True, check=False
         )
-        why = "Docker's daemon runs as root alone" if program("dockerd") else "Docker is not installed on this machine"
+        why = (
+            "the scene `docker` needs root and virtual hosts"
+            if program("dockerd")
+            else "Docker is not installed on this machine"
+        )
         assert done.returncode == 1 and f"error: {why}" in done.stderr and "hint: " in done.stderr, done
         assert list((cli.home / "clusters").glob("*/state.json")) == []
 

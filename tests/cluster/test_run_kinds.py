@@ -158,7 +158,7 @@ def test_inject_on_real_nodes_needs_consent_and_affects_own_workers(stranger: Pe
     node, worker = run.nodes[1], run.workers()[1]
     real = ("inject", "--allow-real-nodes")
     for words, why in (
-        (("inject", "worker-kill", node), "`--allow-real-nodes`, what hurts only a run of your own"),
+        (("inject", "worker-kill", node), "`--allow-real-nodes` allows the faults that affect only your own runs"),
         ((*real, "power-off", node), "safe there: slow-gpu, worker-kill, worker-hang"),
         ((*real, "worker-kill", node, "--rank", "7"), "there is no worker of rank 7"),
         ((*real, "worker-kill", node, "--run", "another"), "run another has no job"),

@@ -71,7 +71,7 @@ def test_error_in_the_input_of_a_filter_is_raised_to_its_reader():
 
     with pytest.raises(DamagedImage, match="broken"):
         list(through(["cat"], broken()))
-    with pytest.raises(DalsegnoError, match="not on this machine"):
+    with pytest.raises(DalsegnoError, match="is not installed"):
         list(through(["no-such-program"], iter([])))
 
 

@@ -82,7 +82,7 @@ def raises(error: Exception) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("ask", "why"),
     [
-        (raises(NoAnswer("`dcgmi` is not on this machine")), "`dcgmi` is not on this machine"),
+        (raises(NoAnswer("`dcgmi` is not installed")), "`dcgmi` is not installed"),
         (raises(TooLate("no answer within 5 s")), "no answer within 5 s"),
         (raises(ValueError("a\nb")), "not understood: a b"),
         (lambda _: "rubbish", "not understood: could not convert string to float: 'rubbish'"),

@@ -110,13 +110,13 @@ def test_new_ports_are_free_and_existing_ones_are_kept():
 
 
 def test_missing_free_ports_are_reported():
-    with pytest.raises(TargetError, match="no 4 free ports in a row"):
+    with pytest.raises(TargetError, match="no 4 consecutive free ports"):
         put(cluster(1), USER, free=Free(port_run=lambda count, taken: None))
 
 
 def test_a_running_cluster_does_not_change_its_kind_of_hosts():
     first = put(cluster())
-    with pytest.raises(TargetError, match="cannot move to loopback"):
+    with pytest.raises(TargetError, match="cannot change from virtual to loopback"):
         put(cluster(local=Local(hosts="loopback")), before=first)
 
 

@@ -16,7 +16,7 @@ def test_ask_returns_the_output() -> None:
 
 
 def test_missing_command_raises_no_answer() -> None:
-    with pytest.raises(NoAnswer, match="not on this machine"):
+    with pytest.raises(NoAnswer, match="is not installed"):
         ask(["no-such-command"])
 
 

@@ -158,7 +158,7 @@ class RecordedTarget:
 
     def _check(self, node: str) -> None:
         if node not in self._nodes():
-            raise NotThere(f"there is no node `{node}`", hint=f"there are {', '.join(self._nodes())}")
+            raise NotThere(f"there is no node `{node}`", hint=f"nodes: {', '.join(self._nodes())}")
 
     def _nodes(self) -> list[str]:
         applied = read_applied(self.folder)

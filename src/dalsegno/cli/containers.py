@@ -173,7 +173,7 @@ def _date(seconds: float) -> str:
 
 def _check_usage(file: str | None, name: str | None, folder: str, ssh_options: Sequence[str]) -> None:
     if not folder.startswith("/"):
-        raise UsageError(f"invalid folder {folder!r} for the plugin", hint="write an absolute path, from `/` on")
+        raise UsageError(f"invalid folder {folder!r} for the plugin", hint="use an absolute path, such as `/opt`")
     if any(letter.isspace() or letter in "#%" for letter in folder):
         raise UsageError(f"invalid folder {folder!r} for the plugin", hint="use a path without blanks, `#` and `%`")
     if file and name:
@@ -181,7 +181,7 @@ def _check_usage(file: str | None, name: str | None, folder: str, ssh_options: S
     for option in ssh_options:
         if not re.fullmatch(r"\s*[A-Za-z]\w*(\s*=\s*|\s+)\S.*", option, re.DOTALL):
             raise UsageError(
-                f"invalid ssh option {option!r}", hint="write `--ssh-option NAME=VALUE`, as `--ssh-option Port=2222`"
+                f"invalid ssh option {option!r}", hint="use `--ssh-option NAME=VALUE`, such as `-o Port=2222`"
             )
 
 

@@ -145,8 +145,8 @@ def check_docker(target: Target, cluster: Cluster) -> None:
     find_programs()
     if target.plan(cluster).only_user:
         raise TargetError(
-            "Docker's daemon runs as root alone, and this scene gives it a virtual host of its own",
-            hint="use sudo, where namespaces are permitted; docs/containers.md shows its output",
+            "the scene `docker` needs root and virtual hosts, for Docker's daemon",
+            hint="use sudo on a machine that permits namespaces; docs/containers.md shows the output of this scene",
         )
 
 
@@ -171,8 +171,8 @@ def play_docker(target: Target, place: ClusterPlace) -> None:
     _show_docker(theirs, ours, still)
     if ours.lives_on or not theirs.lives_on:
         raise TargetError(
-            "this is not what was to be shown: see the last line of the table",
-            hint="`dalsegno demo --scene docker --keep` leaves the cluster up to look at",
+            "unexpected result: see the last row of the table",
+            hint="`dalsegno demo --scene docker --keep` keeps the cluster for inspection",
         )
 
 

@@ -85,7 +85,7 @@ def command(
     else:
         _show(found)
     write_page(path, render_page(found, f"Drill on {stage.place.name}"))
-    out.talk(f"the report: {path}")
+    out.talk(f"report: {path}")
     _remove_or_keep_runs(stage.traces, found.survived)
     raise SystemExit(0 if found.survived else 1)
 
@@ -117,7 +117,7 @@ def _check_page(path: Path) -> None:
         raise UsageError(_no_page(path, "it is a folder"), hint=ELSEWHERE)
     if path.exists() and not path.is_file():
         if not os.access(path, os.W_OK):  # not opened: the reader of a pipe would take that for its end
-            raise UsageError(_no_page(path, "it may not be written to"), hint=ELSEWHERE)
+            raise UsageError(_no_page(path, "permission denied"), hint=ELSEWHERE)
         return
     try:
         # A file is replaced as a whole: a new one comes first.

@@ -84,7 +84,8 @@ class Training:
         status = read_status(self.folder.status)
         if status is None:
             raise DalsegnoError(
-                f"run {self.folder.run} has vanished", hint="its folder may have been removed; start the drill again"
+                f"run {self.folder.run} no longer exists",
+                hint="its folder may have been removed; start the drill again",
             )
         return status
 
@@ -94,7 +95,7 @@ class Training:
             if time.monotonic() > until:
                 raise DalsegnoError(
                     f"run {self.folder.run} has not ended within {timeout_s:.0f} s",
-                    hint=f"`dalsegno why {self.folder.run}` tells what it waits for",
+                    hint=f"`dalsegno why {self.folder.run}` shows what it is waiting for",
                 )
             self.look()
             time.sleep(0.1)
@@ -174,7 +175,7 @@ class DrillCluster:
             repairs = self._foresee(training, faults, say)
             impacts = play(training, faults, say, with_spares=self.with_spares)
             if len(impacts) < len(faults):
-                say(f"{len(impacts)} of the {len(faults)} faults: the run did not train long enough for more")
+                say(f"injected {len(impacts)} of {len(faults)} faults: the run ended before the others")
             code = training.end(END_S + total * PAUSE_S)
             held = training.all_back(impacts, HEAL_S if repairs else 0.0, say)
             return _account(training, seed, started, impacts, code, reference, held)
@@ -194,9 +195,9 @@ class DrillCluster:
         code = training.end(END_S + total)
         troubles = describe_run_failures(journal.read(training.folder.journal))
         if code or not training.notes.weights:
-            how = f"ended with code {code}" if code else "noted no weights to compare with"
+            how = f"ended with code {code}" if code else "wrote no weights to compare with"
             raise DalsegnoError(
-                f"already the undisturbed run {how}" + (f": {troubles}" if troubles else ""),
+                f"the undisturbed run {how}" + (f": {troubles}" if troubles else ""),
                 hint=f"`dalsegno why {training.folder.run}`",
             )
         if troubles:

@@ -123,7 +123,7 @@ class Traces:
         return [f"{node} may still be off: {then}" for node in gone]
 
 
-PREFIX = ".drill-"  # the dot: it is no run
+PREFIX = ".drill-"  # the dot: `runs` does not list it
 LOCK = "lock"  # held for as long as the drill lives, however it ends
 
 

@@ -33,7 +33,7 @@ PROLOG_S = 8.0  # time for all checks; two more seconds are left for our own sta
     type=click.Choice(CONTEXTS),
     default="idle",
     show_default=True,
-    help="Which checks to run: those for use beside jobs, on an idle node, before a job, or before a node's return.",
+    help="Checks to run: those for a busy node, an idle node, before a job, or before a return to service.",
 )
 @click.option("--line", is_flag=True, help="Print one line for other tools: HEALTH_CHECK_RESULT:…")
 @click.option("--reason", is_flag=True, help="Print the reason to drain the node, or nothing.")

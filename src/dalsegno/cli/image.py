@@ -207,8 +207,8 @@ def _show_file(path: Path, json_: bool) -> None:
 def rm(images: tuple[str, ...]) -> None:
     """Remove IMAGES. Jobs that have one mounted keep it. Its layers are removed by the next `gc`.
 
-    For an image with several names, only the given name is removed, and the image with its last name. Give the digest
-    to remove all names at once.
+    If an image has several names, only the given name is removed. With its last name, the image is removed. Give the
+    digest to remove all names at once.
     """
     store = _open_store()
     for each in images:

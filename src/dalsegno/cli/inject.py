@@ -199,7 +199,7 @@ def _open(name: str | None, real: bool) -> CanInject:
             return OwnJobs(slurm.client, enter_with_srun(slurm.env))
         raise UsageError(
             "this cluster's nodes are real",
-            hint=f"with `--allow-real-nodes`, what hurts only a run of your own: {SAFE}",
+            hint=f"`--allow-real-nodes` allows the faults that affect only your own runs: {SAFE}",
         )
     place = find_place(name)
     target = open_injectable(place)

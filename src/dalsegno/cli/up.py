@@ -96,4 +96,4 @@ def _say_what_stands(target: Target, name: str) -> None:
     if phase is ClusterPhase.HALF_MADE:
         out.talk(f"{name} is half-made: `dalsegno up` continues from here, `dalsegno down {name}` removes it")
     elif phase is ClusterPhase.CHANGING:
-        out.talk(f"the change of {name} is half done: `dalsegno up` continues from here")
+        out.talk(f"{name} is partly changed: `dalsegno up` continues from here")

@@ -361,7 +361,7 @@ def _libraries(files: list[Path], runner: Runner) -> Iterator[Path]:
     """Return the shared libraries of all programs and libraries among the files, as the loader here finds them."""
     tool = program("ldd")
     if tool is None:
-        raise DalsegnoError("`ldd` is not on this machine", hint="it comes with the C library: install libc-bin")
+        raise DalsegnoError("`ldd` is not installed", hint="it comes with the C library: install libc-bin")
     binaries = [str(path) for path in files if _is_elf(path)]
     found: dict[str, None] = {}
     for at in range(0, len(binaries), _AT_ONCE):

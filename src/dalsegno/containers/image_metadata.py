@@ -251,5 +251,5 @@ def check_squashfs(path: Path, runner: Runner) -> str:
 def _tool() -> str:
     tool = program("unsquashfs")
     if tool is None:
-        raise DalsegnoError("`unsquashfs` is not on this machine", hint="install squashfs-tools")
+        raise DalsegnoError("`unsquashfs` is not installed", hint="install squashfs-tools")
     return tool

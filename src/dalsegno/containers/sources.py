@@ -223,7 +223,7 @@ def saved_by_daemon(name: ImageName, runner: Runner, scratch: Path) -> ImageName
         done = runner.run(argv)
     except DalsegnoError as error:
         raise DalsegnoError(
-            f"`{program}` is not on this machine", hint=f"install it: `{name.kind.value}` reads images from it"
+            f"`{program}` is not installed", hint=f"install it: `{name.kind.value}` reads images from it"
         ) from error
     daemon_down = "daemon" in done.stderr and "connect" in done.stderr
     done.checked(

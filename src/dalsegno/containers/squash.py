@@ -55,7 +55,7 @@ def squash(stream: Iterator[bytes | memoryview], handle: int, compression: str) 
     tool = program("sqfstar")
     if tool is None:
         raise DalsegnoError(
-            "`sqfstar` is not on this machine", hint="install squashfs-tools 4.5 or later, or run `./dalsegno setup`"
+            "`sqfstar` is not installed", hint="install squashfs-tools 4.5 or later, or run `./dalsegno setup`"
         )
     argv = [
         *_as_root(), tool, "-comp", compression, *memory_options(os.environ), "-root-mode", "0755", "-mkfs-time", "0",

@@ -165,7 +165,7 @@ class ImageStore:
             return hits[0]
         names = [name for each in images for name in each.names]
         raise NotThere(
-            f"no image `{text}` is kept here", hint=did_you_mean(text, names, "`dalsegno image ls` lists them")
+            f"no image `{text}` in the store", hint=did_you_mean(text, names, "`dalsegno image ls` lists them")
         )
 
     def written(self, path: Path) -> WrittenImage | None:

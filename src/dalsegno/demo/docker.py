@@ -95,7 +95,7 @@ def _started(stage: DockerStage, job: int, before: set[int]) -> int:
         output = stage.output.read_text(errors="replace").strip() if stage.output.exists() else ""
         raise TargetError(
             f"job {job} ended before its program started: {output or 'no output'}",
-            hint="`dalsegno demo --keep` leaves the cluster up to look at",
+            hint="`dalsegno demo --keep` keeps the cluster for inspection",
         )
     return new[0] if new else 0
 
@@ -207,7 +207,7 @@ class Docker:
 
     def ask(self, *args: str) -> str:
         done = self.run(["docker", *args], timeout_s=START_S)
-        return done.checked(hint="`dalsegno demo --keep` leaves the cluster up to look at").stdout
+        return done.checked(hint="`dalsegno demo --keep` keeps the cluster for inspection").stdout
 
     def run(
         self,

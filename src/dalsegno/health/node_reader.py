@@ -195,7 +195,7 @@ class RecordedNode:
         files = (path for path in (self.folder / "commands").glob("*") if command.startswith(_parse_name(path)[0]))
         file = max(files, key=lambda path: len(path.name), default=None)
         if file is None:
-            raise NoAnswer(f"`{argv[0]}` is not on this machine")
+            raise NoAnswer(f"`{argv[0]}` is not installed")
         if file.name.endswith(".hangs"):
             raise hanging_calls.TooLate(f"`{command}` gave no answer within {timeout_s:g} s")
         return Completed(tuple(argv), _parse_name(file)[1], file.read_text(errors="replace"))

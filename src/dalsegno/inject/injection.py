@@ -130,9 +130,9 @@ def _check_host(nodes: NodeAccess, name: str) -> None:
 def _check_gpu(nodes: NodeAccess, node: str, gpu: int) -> None:
     count = nodes.node(node).gpus
     if not nodes.gpus_simulated:
-        raise TargetError(f"the GPUs of {node} are real", hint="set `local: {gpus: simulated}` to break them")
+        raise TargetError(f"the GPUs of {node} are real", hint="set `local: {gpus: simulated}` to inject GPU faults")
     if gpu >= count:
-        there = f"it has {count}, counted from 0" if count else "give it some: `gpus: 8` in the cluster file"
+        there = f"it has {count}, counted from 0" if count else "set `gpus: 8` in the cluster file"
         raise TargetError(f"{node} has no GPU {gpu}", hint=there)
 
 
@@ -142,6 +142,6 @@ def _check_amounts(options: FaultOptions) -> None:
     if options.percent is not None:
         drop_program(options.percent)
     if options.until not in (None, Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE):
-        raise UsageError(f"`{options.until}` is no remedy that ends a fault", hint="reset, reboot or replace")
+        raise UsageError(f"`{options.until}` cannot end a fault", hint="use reset, reboot or replace")
     if options.code is not None and not 0 < options.code < 1000:
-        raise UsageError(f"there is no Xid {options.code}", hint="they are numbers like 79")
+        raise UsageError(f"invalid Xid {options.code}", hint="use a number such as 79")

@@ -174,7 +174,7 @@ def fill_disk(nodes: NodeAccess, fault: FaultRecord) -> None:
     """Write until the disk is full, but never to the disk of this machine."""
     disk = str(nodes.disk(fault.node))
     if not _is_mounted(nodes.host(fault.node).pid, disk, "tmpfs"):
-        raise TargetError(f"{fault.node} has no disk of its own yet", hint="`inject power-off` and `up` give it one")
+        raise TargetError(f"{fault.node} has no disk of its own yet", hint="reboot it: `inject power-off`, then `up`")
     in_mounts(nodes, fault.node, ["sh", "-c", FILL_DISK, "sh", str(_filling(nodes, fault))])
 
 
@@ -196,7 +196,7 @@ def hang_homes(nodes: NodeAccess, fault: FaultRecord) -> None:
     while not _is_mounted(host.pid, homes, "fuse"):
         if not server.alive() or time.monotonic() > until:
             raise TargetError(
-                f"no file system could be made to hang on {fault.node}",
+                f"cannot mount the hanging file system on {fault.node}",
                 where=str(nodes.log(fault.node)),
                 hint="the kernel needs FUSE",
             )

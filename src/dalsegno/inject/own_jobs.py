@@ -79,7 +79,7 @@ class OwnJobs:
         jobs = [str(job.id) for job in self._own() if name in job.nodes and run in (None, job.name)]
         if not jobs:
             which = f"run {run} has no job" if run else "no job of yours runs"
-            raise NotThere(f"{which} on {node}", hint="`dalsegno runs` shows yours, and `squeue --me` on which nodes")
+            raise NotThere(f"{which} on {node}", hint="`squeue --me` lists your jobs and their nodes")
         return jobs
 
 
@@ -87,8 +87,8 @@ def check_safe(fault: InjectableFault, options: FaultOptions) -> None:
     """Refuse faults that would affect others, and an option that has no meaning here."""
     if not fault.safe:
         raise UsageError(
-            f"`{fault.name}` is not for real nodes: it would hurt more than your own run",
-            hint=f"safe there: {SAFE}; for the others `target: local` makes a cluster that may be broken",
+            f"`{fault.name}` is not allowed on real nodes: it would affect more than your own run",
+            hint=f"allowed: {SAFE}; for all faults, create a test cluster with `target: local`",
         )
     if options.until is not None:
         raise UsageError("`--until` has no effect on real nodes", hint="`--for TIME` or `--clear` ends it")

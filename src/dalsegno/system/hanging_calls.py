@@ -168,7 +168,7 @@ def slowness_at(pace: float) -> float:
 def _start(argv: Sequence[str], stdin: str | None, env: Mapping[str, str] | None) -> subprocess.Popen[str]:
     path = program(argv[0])
     if path is None:
-        raise NoAnswer(f"`{argv[0]}` is not on this machine")
+        raise NoAnswer(f"`{argv[0]}` is not installed")
     source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
     try:
         return subprocess.Popen(

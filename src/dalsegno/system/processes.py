@@ -76,7 +76,7 @@ class LocalRunner:
             )
         except FileNotFoundError as error:
             raise DalsegnoError(
-                f"`{argv[0]}` is not on this machine", hint="run `./dalsegno setup` to install what is missing"
+                f"`{argv[0]}` is not installed", hint="run `./dalsegno setup` to install what is missing"
             ) from error
         except subprocess.TimeoutExpired as error:
             raise CommandTimedOut(argv, timeout_s, hint="it hangs, or the machine is overloaded") from error
@@ -207,7 +207,7 @@ def _start_stream(
         )
     except FileNotFoundError as error:
         raise DalsegnoError(
-            f"`{argv[0]}` is not on this machine", hint="run `./dalsegno setup` to install what is missing"
+            f"`{argv[0]}` is not installed", hint="run `./dalsegno setup` to install what is missing"
         ) from error
 
 

@@ -182,14 +182,14 @@ OPTIONS = (
     Option(
         "preload",
         values.parse_modules,
-        "Python modules to import ahead, once per node, in addition to the framework's.",
+        "Python modules to import in advance, once per node, in addition to the framework's.",
         kind=ValueKind.LIST,
         shows="MODULE",
     ),
     Option(
         "no_preload",
         values.parse_flag,
-        "Start plain processes without importing modules ahead. Restarts are slower, snapshots stay on their node, "
+        "Start plain processes and import no modules in advance. Restarts are slower, snapshots stay on their node, "
         "and torch can hang at the end of a script.",
         kind=ValueKind.FLAG,
     ),

@@ -39,7 +39,7 @@ def update_reservations(slurm: SlurmClient, cluster: Cluster, before: tuple[str,
         except CommandFailed as error:
             raise TargetError(
                 f"Slurm refuses reservation `{reservation.name}`: {error.stderr.strip().splitlines()[-1]}",
-                hint="its users must exist on the cluster, its accounts and nodes too, and its time must not be over",
+                hint="its users, accounts and nodes must exist, and its end must be in the future",
             ) from error
 
 
@@ -78,8 +78,8 @@ def _mariadb_version(runner: Runner) -> str:
     found = re.search(r"Ver (\S+?)(-MariaDB)?\s", said)
     if not found:
         raise TargetError(
-            f"mariadbd does not tell its version: {said.strip()[:200]}",
-            hint="`mariadbd --version` should; `./dalsegno setup` installs it",
+            f"unexpected output of `mariadbd --version`: {said.strip()[:200]}",
+            hint="`./dalsegno setup` installs MariaDB",
         )
     return re.sub(r"[^\w.+-]", "_", found[1])
 

@@ -60,8 +60,8 @@ def _refuse_to_guess(plan: LocalPlan, folder: Folder) -> None:
     alive = [name for name in plan.remove_nodes if host_process(folder.host(name)) is not None]
     if alive:
         raise TargetError(
-            f"slurmctld does not answer, so what runs on {compress(alive)} is not known",
-            hint="bring it up with the old file first, then remove the nodes",
+            f"slurmctld does not answer, so the jobs on {compress(alive)} are unknown",
+            hint="run `dalsegno up` with the old file first, then remove the nodes",
         )
 
 
@@ -73,7 +73,7 @@ def set_down_and_wait(slurm: SlurmClient, nodes: Sequence[str], folder: Folder) 
     gone = set(nodes)
     _wait(
         lambda: not any(job.nodes & gone for job in running_jobs(slurm)),
-        lambda: TargetError(f"Slurm does not take {compress(nodes)} out of its jobs", hint="run `dalsegno up` again"),
+        lambda: TargetError(f"Slurm did not remove {compress(nodes)} from its jobs", hint="run `dalsegno up` again"),
     )
 
 

@@ -109,7 +109,7 @@ class HostControlServer:
         """Carry out one request of one user."""
         try:
             if uid not in (0, os.geteuid()):
-                raise UsageError("the machine room answers its owner alone", hint="use sudo")
+                raise UsageError("only root and the cluster's owner may use the machine room", hint="use sudo")
             word, node = _parse(line)
             return self.power(node) if word == "power" else self.do(word, node)
         except DalsegnoError as error:
@@ -117,7 +117,7 @@ class HostControlServer:
             return {"error": error.what, "hint": error.hint}
         except Exception as error:  # other requests must be served whatever happens to this one
             log.exception("a request of uid %d failed", uid)
-            return {"error": f"the machine room failed: {error}", "hint": "its log says why; ask again"}
+            return {"error": f"the machine room failed: {error}", "hint": "its log shows the error; try again"}
 
     def power(self, node: str) -> dict[str, Any]:
         nodes = open_nodes(LocalRunner(), self.folder, to_look=True)
@@ -151,7 +151,7 @@ def _parse(line: str) -> tuple[str, str]:
     except (ValueError, KeyError, TypeError, RecursionError):
         word, node = "", ""
     if not (isinstance(word, str) and isinstance(node, str) and (word in WORK or word == "power")):
-        raise UsageError("the machine room does not understand this", hint=f"ask for one of {', '.join(WORK)}, power")
+        raise UsageError("invalid request to the machine room", hint=f"use one of {', '.join(WORK)}, power")
     return word, node
 
 

@@ -46,18 +46,18 @@ class LocalNodes:
         if name not in known:
             close = closest(name, known)
             hint = f"did you mean `{close}`? " if close else ""
-            raise NotThere(f"there is no node `{name}`", hint=f"{hint}there are {', '.join(list(known)[:12])}")
+            raise NotThere(f"there is no node `{name}`", hint=f"{hint}nodes: {', '.join(list(known)[:12])}")
         return known[name]
 
     def is_node(self, name: str) -> bool:
-        """Return whether Slurm knows it as a node; a head or a login host is none."""
+        """Return whether Slurm knows it as a node; a head or login host is not."""
         return any(node.name == name for node in self.cluster.nodes)
 
     def check_virtual(self, node: str, why: str) -> None:
         if not self.virtual:
             raise TargetError(
                 f"{node} is a process on this machine, not a host: {why}",
-                hint="`sudo dalsegno up` makes virtual hosts; `worker-kill` works here too",
+                hint="`sudo dalsegno up` creates virtual hosts; without them, use `worker-kill`",
             )
 
     def host(self, node: str) -> Process:
@@ -92,7 +92,7 @@ def open_nodes(runner: Runner, folder: Folder, *, to_look: bool = False) -> Loca
     """Open the nodes of a cluster. While it is being changed, they can only be looked at (`to_look`)."""
     state, applied = read_state(folder), read_applied(folder)
     if state is None or applied is None:
-        raise TargetError(f"{folder.name} is not there", hint="`dalsegno up` makes it")
+        raise TargetError(f"there is no cluster {folder.name}", hint="`dalsegno up` creates it")
     if state.phase is not ApplyStage.UP and not to_look:
         raise TargetError(f"{folder.name} is being changed", hint="try again when `dalsegno up` has ended")
     return LocalNodes(runner, folder, state.placement, applied)
@@ -168,7 +168,7 @@ def _cut_power(nodes: LocalNodes, node: str) -> None:
     if port in link_names(nodes.runner, switch):  # a host whose boot was interrupted may have none
         run_ip(nodes.runner, [f"link set {port} down"], switch)
     if end([host]):
-        raise TargetError(f"{node} does not die", hint="a process of it may hang in the kernel")
+        raise TargetError(f"cannot stop {node}", hint="one of its processes may hang in the kernel")
 
 
 def _boot(nodes: LocalNodes, node: str) -> None:

@@ -73,7 +73,7 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `nvidia-smi | head` ends quietly
     gpus = read_gpus()
     if gpus is None:
-        sys.exit("nvidia-smi (simulated): this machine is no compute node; try `srun --gpus=1 nvidia-smi`")
+        sys.exit("nvidia-smi (simulated): this machine is not a compute node; try `srun --gpus=1 nvidia-smi`")
     wanted = args.id.split(",") if args.id else None
     gpus = [gpu for gpu in gpus if wanted is None or str(gpu["index"]) in wanted or gpu["uuid"] in wanted]
     if not gpus:

@@ -95,7 +95,7 @@ def place(
     hosts = before.hosts if before else choose_hosts(cluster, machine)
     if before and cluster.local.hosts not in ("auto", before.hosts):
         raise TargetError(
-            f"the cluster runs on {before.hosts} hosts and cannot move to {cluster.local.hosts} ones while it is up",
+            f"`local.hosts` cannot change from {before.hosts} to {cluster.local.hosts} while the cluster is up",
             hint=f"`dalsegno down {cluster.name}` first",
         )
     base = before or Placement(hosts=hosts)
@@ -112,7 +112,7 @@ def _place_virtual(cluster: Cluster, folder_id: str, base: Placement, free: Free
     names = host_names(cluster)
     if len(names) > HOSTS_MAX:
         raise TargetError(
-            f"{len(names)} virtual hosts are more than one bridge takes ({HOSTS_MAX})",
+            f"{len(names)} virtual hosts exceed the limit of {HOSTS_MAX} for one bridge",
             hint="set `local: {hosts: loopback}` for clusters of this size",
         )
     if base.subnet and cluster.local.subnet not in ("", base.subnet):
@@ -137,7 +137,7 @@ def _choose_subnet(cluster: Cluster, folder_id: str, free: Free) -> str:
     for subnet in candidates[start:] + candidates[:start]:
         if not any(subnet.overlaps(used) for used in free.networks):
             return str(subnet)
-    raise TargetError(f"no free network in {SUBNETS}", hint="name one: `local: {subnet: 172.30.0.0/20}`")
+    raise TargetError(f"no free network in {SUBNETS}", hint="set one: `local: {subnet: 172.30.0.0/20}`")
 
 
 def _checked_subnet(subnet: str, free: Free) -> str:
@@ -159,7 +159,7 @@ def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
     if cluster.slurm.backup_controller:
         raise TargetError(
             "a backup controller needs a host of its own, and there are no virtual hosts here",
-            hint="use sudo, or drop `backup_controller`",
+            hint="use sudo, or remove `backup_controller`",
         )
     wanted = ["slurmctld", "slurmdbd", AGENTS, *(node.name for node in cluster.nodes)]
     ports = {name: port for name, port in base.ports.items() if name in wanted}
@@ -168,8 +168,8 @@ def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
         first = free.port_run(len(missing), set(ports.values()))
         if first is None:
             raise TargetError(
-                f"no {len(missing)} free ports in a row between {FIRST_PORT} and {LAST_PORT}",
-                hint="`ss -ltn` shows who listens; `dalsegno ls` shows clusters that could be taken down",
+                f"no {len(missing)} consecutive free ports between {FIRST_PORT} and {LAST_PORT}",
+                hint="`ss -ltn` shows who listens; `dalsegno ls` lists clusters that you can remove",
             )
         ports.update(zip(missing, range(first, first + len(missing)), strict=True))
     addresses = {name: "127.0.0.1" for name in host_names(cluster)}

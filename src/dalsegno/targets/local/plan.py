@@ -195,7 +195,7 @@ def _refuse_impossible(before: Cluster, wanted: Cluster) -> None:
     if before.slurm.accounting != wanted.slurm.accounting:
         word = "on" if wanted.slurm.accounting else "off"
         raise TargetError(
-            f"accounting cannot be switched {word} while the cluster is up: job ids would clash with old ones",
+            f"accounting cannot be switched {word} while the cluster is up: job ids would be used twice",
             hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
         )
     if before.head != wanted.head:

@@ -91,7 +91,7 @@ def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | N
         if host or user:
             raise UsageError(
                 "only root can enter a host or become another user, and only on virtual hosts",
-                hint="use sudo" if virtual else "make the cluster as root, where virtual hosts are possible",
+                hint="use sudo" if virtual else "create the cluster as root, on a machine that permits virtual hosts",
             )
         return []
     process = _host(folder, host, state)

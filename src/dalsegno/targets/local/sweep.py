@@ -58,7 +58,7 @@ def end_processes(folder: Folder) -> bool:
         end(processes)
     raise TargetError(
         f"processes of {folder.name} do not end: {[process.pid for process in processes]}",
-        hint="they may hang in the kernel (a dead file system?); `dalsegno down` again when they are gone",
+        hint="they may hang in the kernel, as on a dead file system; run `dalsegno down` again when they are gone",
     )
 
 

@@ -118,7 +118,7 @@ class LocalTarget:
         if placement.hosts == LOOPBACK and not has_address():
             raise TargetError(
                 "this machine has no network address but 127.0.0.1, and Slurm does not start without one",
-                hint="give it any: ip link add d0 type veth peer name d1; ip addr add 192.0.2.1/32 dev d0; "
+                hint="add one: ip link add d0 type veth peer name d1; ip addr add 192.0.2.1/32 dev d0; "
                 "ip link set d0 up; ip link set d1 up",
             )
         wanted = desired(cluster, self.folder, placement, self.machine, self._people(), log_level)
@@ -192,7 +192,7 @@ class LocalTarget:
             raise TargetError(
                 f"{error.what}\nPutting the cluster back as it was failed too: {second.what}",
                 where=error.where,
-                hint="`dalsegno status` shows what stands; `dalsegno up` with the old file tries again",
+                hint="`dalsegno status` shows what is running; run `dalsegno up` with the old file to try again",
             ) from error
         raise TargetError(
             f"{error.what}\nThe cluster was put back as it was: its hosts, nodes, partitions and settings.",

@@ -139,7 +139,7 @@ class FoundCheckpoint:
     def shell(self) -> bytes:
         shell: bytes | None = self.value(SHELL)
         if shell is None:
-            raise CheckpointError(f"{self.path} has tensors but no shell", hint="load it with torch's own loader")
+            raise CheckpointError(f"{self.path} was not written by Dal Segno", hint="load it with torch's own loader")
         return shell
 
     def own(self, rank: int) -> bytes | None:
