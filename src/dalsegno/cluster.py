@@ -207,8 +207,10 @@ def folder_of(env: Mapping[str, str]) -> ClusterFolder | None:
 
 
 def silence(slurm: SlurmHere) -> DalsegnoError | None:
-    """Return an error if slurmctld of a cluster of ours cannot answer. It is not asked: Slurm's own commands wait half
-    a minute for one that is not there."""
+    """Return an error if our cluster's slurmctld does not run.
+
+    Slurm's commands are not used for this: they wait half a minute for a slurmctld that does not run.
+    """
     conf = slurm.env.get("SLURM_CONF")
     if conf and not os.path.exists(conf):
         return UsageError(
@@ -221,7 +223,7 @@ def silence(slurm: SlurmHere) -> DalsegnoError | None:
 
 
 def way_into(slurm: SlurmHere) -> Callable[[str, Sequence[str]], tuple[list[str], dict[str, str]]] | None:
-    """Return how a command gets onto a node of a cluster of ours without Slurm; None for any other cluster."""
+    """Return a function that makes a command run on a node of our cluster, without Slurm; None for other clusters."""
     target = target_of(slurm)
     if target is None:
         return None
@@ -234,7 +236,7 @@ def way_into(slurm: SlurmHere) -> Callable[[str, Sequence[str]], tuple[list[str]
 
 
 def target_of(slurm: SlurmHere) -> Target | None:
-    """Return the target of the cluster whose Slurm it is; None if it is not ours, and inside one of its hosts."""
+    """Return the target of this cluster; None if it is not ours, or if this process is inside one of its hosts."""
     folder = folder_of(slurm.env)
     return None if folder is None or inside_a_host() else registry.open_existing(folder.root)
 

@@ -116,18 +116,18 @@ def _check_page(path: Path) -> None:
     if path.is_dir():
         raise UsageError(_no_page(path, "it is a folder"), hint=ELSEWHERE)
     if path.exists() and not path.is_file():
-        if not os.access(path, os.W_OK):  # not opened: the reader of a pipe would take that for its end
+        if not os.access(path, os.W_OK):  # not opened: closing a pipe would end its reader
             raise UsageError(_no_page(path, "permission denied"), hint=ELSEWHERE)
         return
     try:
-        # A file is replaced as a whole: a new one comes first.
+        # The report is written to a new file, which then replaces the old one.
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise UsageError(_no_page(path, error.strerror or str(error)), hint=ELSEWHERE) from error
 
 
 def write_page(path: Path, text: str) -> None:
-    """Replace a file as a whole; write to what is no plain file, such as /dev/null or a pipe."""
+    """Write the report: replace a regular file atomically, but write into a device or a pipe."""
     from dalsegno.system.execute import as_caller
 
     as_caller(lambda: _write_page(path, text))

@@ -126,7 +126,7 @@ class Reference:
     """The outcome of the undisturbed run."""
 
     weights: str
-    troubles: str  # that it had all the same
+    troubles: str  # failures without any injected fault
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ AGAIN = "`sudo -v`, then the same command again"
 
 
 def elevate_to_make(place: ClusterPlace, cluster: Cluster, target: Target) -> None:
-    """Run this command again as root if root makes a better cluster of this target, or made the one that it changes. If
-    sudo refuses, a new cluster gets what is possible without root, and the user is told."""
+    """Run this command again as root if the cluster runs as root, or if a new one can do more as root.
+
+    If sudo refuses, a new cluster is created without root, and a message says what it lacks.
+    """
     if place.folder.exists():
         elevate_to_change(place)
         return

@@ -9,7 +9,7 @@ from dalsegno.hostlist import HostlistError, expand
 
 _PAIR = re.compile(r'(\w+)\s*=\s*("[^"]*"|\S+)')
 _GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z0-9][\w.-]*))??:(\d+)(?=$|,|\()")
-_SLICE = re.compile(r"\d+g\.|mig", re.IGNORECASE)  # parts of GPUs, of which there are more than GPUs
+_SLICE = re.compile(r"\d+g\.|mig", re.IGNORECASE)  # MIG slices: their number is not the number of GPUs
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class NodeAccess(Protocol):
         ...
 
     def is_node(self, name: str) -> bool:
-        """Return whether Slurm knows it as a node; a head or a login host is none."""
+        """Return whether Slurm knows it as a node; a head or login host is not."""
         ...
 
     def is_host(self, name: str) -> bool:

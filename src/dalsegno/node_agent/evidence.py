@@ -129,7 +129,7 @@ def running(runs: Collection[Run]) -> set[Run]:
 
 
 def mapped(runs: Collection[Run]) -> set[Run]:
-    """Return the runs with a file mapped by a process that is not marked as theirs. Checked last."""
+    """Return the runs whose files are mapped by a process of their user, marked or not. Checked last."""
     found = set[Run]()
     for uid, pid in _processes({uid for uid, _ in runs}):
         names = {name.decode(errors="replace") for name in _FILES.findall(children.mapped(pid))}

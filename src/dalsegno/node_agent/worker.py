@@ -27,7 +27,7 @@ MOST_STUCK = 8  # killed processes that hang in the kernel; beyond that no new o
 
 
 class Looks(Protocol):
-    """What the process runs. It is created there, as it may need memory."""
+    """The checks that the child process runs. They are created there, because they may use much memory."""
 
     def names(self) -> Iterable[str]:
         """Return the names of all checks that run here."""
@@ -44,7 +44,7 @@ Make = Callable[[Message], Looks]  # from the controller's settings
 
 @dataclass(frozen=True)
 class HungCheck:
-    """A check that hung: skipped until then (monotonic), and for twice as long the next time."""
+    """A check that hung. It is skipped until `until` (monotonic), and for twice as long the next time."""
 
     until: float
     length_s: float

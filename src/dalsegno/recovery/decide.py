@@ -173,7 +173,7 @@ class DecisionRound:
 def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> list[Action]:
     """Return the actions in the order to carry them out, at most one per node.
 
-    There are none if Slurm did not answer, or while hardly any node is heard.
+    The list is empty if Slurm did not answer, or while hardly any agent responds.
     """
     if facts.nodes is None or policy.mode == OFF:
         return []

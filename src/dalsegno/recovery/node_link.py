@@ -32,7 +32,7 @@ from dalsegno.recovery.facts import Validation
 
 log = logging.getLogger("controller.agents")
 
-# Validation of a node, alone and then with a known good partner, with a secret for this one time
+# Validation of a node, alone and then with a known good partner. Each validation has its own secret.
 
 
 PAIR = ("pair", "pair-collective")

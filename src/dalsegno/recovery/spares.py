@@ -1,7 +1,8 @@
 """Spares of a partition: validated, kept out of scheduling, lent to a job that joins a run, and taken back. Pure.
 
-A spare comes with the highest priority, so a job's comment alone does not earn one. The job must belong to a run that
-the controller supervises for the same user, and a run is lent at most as many spares as nodes were taken from it.
+A job that is lent a spare gets the highest priority, so a comment on the job is not enough to be lent one. The job
+must belong to a run that the controller supervises for the same user. A run is lent at most as many spares as nodes
+were taken from it.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Workers:
         self.warm = False  # workers are forked, else they are separate programs
         self.ready = False
         self.crew = GenerationWorkers(0)
-        self.stopped = 0  # the last generation of which nothing runs any more
+        self.stopped = 0  # the last generation whose processes have all ended
         self._waiting: list[Callable[[], None]] = []  # work that waits for the parent to be ready
         self._signalled: dict[int, set[int]] = {}  # signals, and which of the present workers have received them
         self._forking: set[str] = set()  # requested and not yet confirmed

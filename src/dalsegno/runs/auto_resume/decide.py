@@ -21,12 +21,12 @@ class LeaveStep:
     """Leave the step ended. `why` is shown if a node has failed."""
 
     why: str = ""
-    ends: bool = False  # and Slurm is about to end the script that contains it
+    ends: bool = False  # Slurm is about to end the script that contains the step
 
 
 @dataclass(frozen=True)
 class StartAgain:
-    """Start the step again: in its job, not on `without`; or, `alone`, in a new job that is like the old one."""
+    """Start the step again in its job, but not on the nodes `without`; if `alone`, in a new job like the old one."""
 
     job: JobInfo
     without: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The nodes of a run as plain values: jobs and steps, what the state machine is told, and the actions it returns."""
+"""The nodes of a run as plain values: jobs and steps, and the inputs and actions of the state machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST_S = 1800.0  # importing a large image or a long prolog may precede the s
 
 @dataclass(eq=False)
 class AgentStep:
-    """One srun that runs. `left` are nodes whose agent came and went; this step will not start another."""
+    """A running srun that starts agents. `left`: nodes whose agent has ended; this step starts no other there."""
 
     number: int
     nodes: tuple[str, ...]
@@ -95,7 +95,7 @@ class RunJobs(list[Job]):
         return [node for node in job.nodes if node not in coming]
 
 
-# What the state machine is told
+# Inputs of the state machine
 
 
 @dataclass(frozen=True)

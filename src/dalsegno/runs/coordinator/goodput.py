@@ -34,7 +34,7 @@ class TimeKind(Enum):
 
 @dataclass(frozen=True)
 class Goodput:
-    """The account so far. `at` is the time up to which it goes."""
+    """How the run has spent its time until `at`."""
 
     at: float
     spent: Mapping[TimeKind, float] = field(default_factory=dict)

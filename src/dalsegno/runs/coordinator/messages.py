@@ -40,7 +40,7 @@ class AgentHello:
     address: str = ""  # where other nodes reach it, if it knows better than the coordinator
     found: Mapping[str, str] = field(default_factory=dict)  # variables of its own that its workers' variables depend on
     generation: int = 0  # of its workers
-    stopped: int = 0  # the last generation of which nothing runs there
+    stopped: int = 0  # the last generation whose processes have all ended there
     reports: tuple[WorkerReport, ...] = ()
     held: tuple[HeldSnapshot, ...] = ()
     keeper: int = 0  # the port of its keeper

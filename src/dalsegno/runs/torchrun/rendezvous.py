@@ -28,7 +28,7 @@ _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where agents meet. `ours`: this node may listen there. `alone`: no other node comes, so none has to find it."""
+    """The address where agents connect. `ours`: this node may listen there. `alone`: it is the only node."""
 
     host: str
     port: int  # 0: any
