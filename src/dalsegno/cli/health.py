@@ -39,7 +39,10 @@ PROLOG_S = 8.0  # time for all checks; two more seconds are left for our own sta
 @click.option("--reason", is_flag=True, help="Print the reason to drain the node, or nothing.")
 @click.option("--drain", is_flag=True, help="Drain the node in Slurm if a check failed and it is not drained yet.")
 @click.option(
-    "--mended", is_flag=True, help="Record that the GPUs were reset: ignore earlier errors in the kernel log."
+    "--mended",
+    "after_reset",
+    is_flag=True,
+    help="Record that the GPUs were reset: ignore earlier errors in the kernel log.",
 )
 @click.option("--list", "list_", is_flag=True, help="List the checks with their thresholds.")
 @json_option
@@ -50,7 +53,7 @@ def command(
     line: bool,
     reason: bool,
     drain: bool,
-    mended: bool,
+    after_reset: bool,
     list_: bool,
     json_: bool,
 ) -> None:
@@ -66,9 +69,9 @@ def command(
     if sum(forms.values()) > 1:
         raise UsageError("`--line`, `--reason`, `--drain` and `--json` exclude each other", hint="choose one of them")
     if node is not None or name is not None:
-        given = {**forms, "--mended": mended, "--list": list_}
+        given = {**forms, "--mended": after_reset, "--list": list_}
         _on_node(name, node, context, [option for option, on in given.items() if on])
-    elif mended:
+    elif after_reset:
         _note_reset()
     elif list_:
         _list(json_)
