@@ -5,6 +5,7 @@ Arguments: rank, the folder for its checkpoints, a folder with a checkpoint that
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -75,3 +76,4 @@ def main(rank: int, folder: Path, unsharded: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
+    os._exit(0)  # torch's threads may abort the process while the interpreter is torn down
