@@ -22,7 +22,7 @@ from dalsegno.recovery.store import Journal
 from dalsegno.recovery.watch import JOURNAL
 from dalsegno.system.network import listen_at
 from dalsegno.wire.frames import Message, Reader, pack
-from dalsegno.wire.requests import CALL_S, MOST_CALLERS, MOST_PER_USER, Answer, RequestServer
+from dalsegno.wire.requests import CALL_S, MAX_CALLERS, MAX_PER_USER, Answer, RequestServer
 from tests.recovery.stage import SOURCE, Stage
 from tests.waiting import eventually
 
@@ -208,10 +208,10 @@ def test_caller_that_does_not_read_answers_gets_no_more(site: UserSocketSite):
 
 
 def test_one_user_cannot_take_all_connections(site: UserSocketSite):
-    for _ in range(MOST_CALLERS + 10):
+    for _ in range(MAX_CALLERS + 10):
         site.call()
         site.turn()
-    assert len(site.door.callers) == MOST_PER_USER
+    assert len(site.door.callers) == MAX_PER_USER
 
 
 @as_root

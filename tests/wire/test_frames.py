@@ -99,9 +99,9 @@ def test_excessive_length_is_refused_before_allocation():
 
 
 def test_reader_enforces_its_own_limit():
-    assert list(Reader(most_bytes=9).feed(pack({"a": 100}))) == [{"a": 100}]
+    assert list(Reader(max_bytes=9).feed(pack({"a": 100}))) == [{"a": 100}]
     with pytest.raises(BadFrame, match="longer than 9"):
-        list(Reader(most_bytes=9).feed(pack({"a": 1000})))
+        list(Reader(max_bytes=9).feed(pack({"a": 1000})))
 
 
 def test_too_long_message_is_not_sent():

@@ -184,7 +184,7 @@ class ControllerLink:
 
     def _come_up(self, session: Session, now: float) -> None:
         self._session = session
-        self._reader.most_bytes = MOST_BYTES + TAG_BYTES
+        self._reader.max_bytes = MOST_BYTES + TAG_BYTES
         self.state, self._up_at, self._logged_why = LinkState.UP, now, ""
         log.info("connected to %s:%d", self._address.host, self._address.port)
         self._on_state_change(True)

@@ -1,4 +1,4 @@
 """Messages between processes: framing, handshake and sealing, the bounded server for unknown peers, and liveness.
 
-Pure Python 3.9: agents and keepers run in the users' own environments.
+This room uses only the standard library of Python 3.9, because agents and keepers run in the users' environments.
 """

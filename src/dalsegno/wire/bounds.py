@@ -1,4 +1,4 @@
-"""Limits on what peers may use of a server: connections, time and requests."""
+"""Limits on the connections, the time and the requests of each peer of a server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Generic, Protocol, TypeVar
 
 
 class HeldConnection(Protocol):
-    """A connection that is held for a peer."""
+    """A connection that a server keeps open for a peer."""
 
     @property
     def owner(self) -> Hashable:
-        """The address or user that the connection counts against."""
+        """The address or user to whose limit the connection counts."""
 
     @property
     def until(self) -> float:
@@ -31,12 +31,12 @@ class WaitingConnections(Generic[H]):
     user displaces its own connections; an owner with a single connection loses it last.
     """
 
-    def __init__(self, most: int, most_each: int | None = None) -> None:
-        self._most, self._most_each = most, most if most_each is None else most_each
+    def __init__(self, max_total: int, max_per_owner: int | None = None) -> None:
+        self._max_total, self._max_per_owner = max_total, max_total if max_per_owner is None else max_per_owner
         self._held: list[H] = []
 
-    def __contains__(self, one: H) -> bool:
-        return any(each is one for each in self._held)
+    def __contains__(self, connection: H) -> bool:
+        return any(each is connection for each in self._held)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -44,20 +44,20 @@ class WaitingConnections(Generic[H]):
     def all(self) -> list[H]:
         return list(self._held)
 
-    def add(self, one: H) -> H | None:
-        """Add a connection; return the one that must be closed for it, if any."""
-        self._held.append(one)
-        own = [each for each in self._held if each.owner == one.owner]
-        if len(own) > self._most_each:
+    def add(self, connection: H) -> H | None:
+        """Add a connection; return the connection that must be closed to make room, if any."""
+        self._held.append(connection)
+        own = [each for each in self._held if each.owner == connection.owner]
+        if len(own) > self._max_per_owner:
             return own[0]
-        if len(self._held) <= self._most:
+        if len(self._held) <= self._max_total:
             return None
         ((largest, _),) = Counter(each.owner for each in self._held).most_common(1)
         return next(each for each in self._held if each.owner == largest)
 
-    def remove(self, one: H) -> None:
+    def remove(self, connection: H) -> None:
         """Remove a connection. It is no error if it was removed already."""
-        self._held = [each for each in self._held if each is not one]
+        self._held = [each for each in self._held if each is not connection]
 
     def oldest(self) -> H | None:
         return self._held[0] if self._held else None
@@ -71,7 +71,7 @@ class WaitingConnections(Generic[H]):
 
 @dataclass
 class Allowance:
-    """A token bucket: `burst` at once, then `per_s`."""
+    """A token bucket that holds at most `burst` tokens and gains `per_s` tokens per second."""
 
     burst: float
     per_s: float
@@ -87,29 +87,29 @@ class Allowance:
         self._tokens, self._at = min(self._tokens + (now - self._at) * self.per_s, self.burst), now
 
     def spend(self, amount: float = 1.0) -> bool:
-        """Take tokens, below zero if necessary; return False if there were not enough."""
+        """Take tokens, below zero if necessary, and return whether there were enough."""
         self._fill()
         self._tokens -= amount
         return self._tokens >= 0
 
     def ready_in_s(self) -> float:
-        """Return the time until tokens are available again; 0.0 for now."""
+        """Return the time until tokens are available; 0.0 if they are available now."""
         self._fill()
         return 0.0 if self._tokens > 0 else -self._tokens / self.per_s + 0.001
 
 
 class Allowances:
-    """One allowance per owner. Only the most recently used ones are remembered."""
+    """One allowance per owner. Only the `max_owners` most recently used ones are remembered."""
 
     def __init__(
-        self, burst: float, per_s: float, most: int = 4096, clock: Callable[[], float] = time.monotonic
+        self, burst: float, per_s: float, max_owners: int = 4096, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._burst, self._per_s, self._clock, self._most = burst, per_s, clock, most
+        self._burst, self._per_s, self._clock, self._max_owners = burst, per_s, clock, max_owners
         self._known: OrderedDict[Hashable, Allowance] = OrderedDict()
 
     def of(self, owner: Hashable) -> Allowance:
-        one = self._known.pop(owner, None) or Allowance(self._burst, self._per_s, self._clock)
-        self._known[owner] = one
-        if len(self._known) > self._most:
+        allowance = self._known.pop(owner, None) or Allowance(self._burst, self._per_s, self._clock)
+        self._known[owner] = allowance
+        if len(self._known) > self._max_owners:
             self._known.popitem(last=False)
-        return one
+        return allowance

@@ -1,4 +1,4 @@
-"""The handshake and frames on a blocking socket. Nothing beyond a frame is read, because bulk data may follow."""
+"""The handshake and frames on a blocking socket. A read never goes past its frame, because bulk data may follow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from dalsegno.wire.frames import BadFrame, Message, parse, send
 from dalsegno.wire.handshake import ClientHandshake, Session
 
-HANDSHAKE_BYTES = 2 << 10  # the longest message that an unproved server may send
+HANDSHAKE_BYTES = 2 << 10  # maximum length of a message from a server that has not proved itself
 _LENGTH_BYTES = 4
 
 
@@ -21,11 +21,11 @@ def prove_as_client(
     return handshake.finish(parse(read_frame(sock, HANDSHAKE_BYTES, until)))
 
 
-def read_frame(sock: socket.socket, most_bytes: int, until: float | None = None) -> bytes:
-    """Return the body of the next frame. No more than `most_bytes` are ever held."""
+def read_frame(sock: socket.socket, max_bytes: int, until: float | None = None) -> bytes:
+    """Return the body of the next frame; raise BadFrame if it is longer than `max_bytes`."""
     length = int.from_bytes(read_exactly(sock, _LENGTH_BYTES, until), "big")
-    if length > most_bytes:
-        raise BadFrame(f"a message of {length} bytes is longer than {most_bytes}")
+    if length > max_bytes:
+        raise BadFrame(f"a message of {length} bytes is longer than {max_bytes}")
     return read_exactly(sock, length, until)
 
 

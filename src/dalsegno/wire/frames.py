@@ -12,8 +12,8 @@ from typing import Any
 
 Message = dict[str, Any]
 
-MAX_BYTES = 1 << 20  # none of our messages is longer; a peer that announces more is disconnected
-MAX_DEPTH = 64  # of arrays and objects in each other; our messages have fewer than ten levels
+MAX_BYTES = 1 << 20  # no valid message is longer; a peer that announces more is disconnected
+MAX_DEPTH = 64  # levels of nested arrays and objects; valid messages have fewer than ten
 _LENGTH = struct.Struct("!I")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -31,21 +31,21 @@ def encode(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode()
 
 
-def frame(body: bytes, most_bytes: int = MAX_BYTES) -> bytes:
+def frame(body: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the body with its length in front."""
-    if len(body) > most_bytes:
-        raise BadFrame(f"a message of {len(body)} bytes is longer than {most_bytes}")
+    if len(body) > max_bytes:
+        raise BadFrame(f"a message of {len(body)} bytes is longer than {max_bytes}")
     return _LENGTH.pack(len(body)) + body
 
 
 class Reader:
-    """A parser of a byte stream, in pieces of any size, into messages of at most `most_bytes`.
+    """Parses a byte stream that arrives in pieces of any size into messages of at most `max_bytes`.
 
-    The work is linear in the number of bytes, whatever the pieces: a `bytearray` drops its front without copying.
+    The work is linear in the number of bytes for any size of pieces: a `bytearray` drops its front without copying.
     """
 
-    def __init__(self, most_bytes: int = MAX_BYTES) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
@@ -53,7 +53,7 @@ class Reader:
             yield parse(body)
 
     def bodies(self, data: bytes) -> Iterator[bytes]:
-        """Add bytes, then yield the body of each complete frame. Frames not consumed stay for the next call."""
+        """Add bytes, then yield the body of each complete frame. Unconsumed frames stay for the next call."""
         self.add(data)
         while (body := self.take()) is not None:
             yield body
@@ -66,12 +66,12 @@ class Reader:
         return not self._buffer
 
     def take(self) -> bytes | None:
-        """Return the next complete body; None if it has not arrived yet."""
+        """Return the body of the next frame; None if the frame is incomplete."""
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > self.most_bytes:
-            raise BadFrame(f"a message of {length} bytes is longer than {self.most_bytes}")
+        if length > self.max_bytes:
+            raise BadFrame(f"a message of {length} bytes is longer than {self.max_bytes}")
         end = _LENGTH.size + length
         if len(self._buffer) < end:
             return None
@@ -81,15 +81,15 @@ class Reader:
 
 
 def parse(body: bytes) -> Message:
-    """Return the JSON object that a body holds; BadFrame if it holds anything else.
+    """Return the JSON object in a body; raise BadFrame if the body is anything else.
 
-    Deep nesting is refused before json descends into it. Garbage collection can run down there, and the finalizers that
-    it calls, of whatever object, would fail with RecursionError.
+    Deep nesting is refused before json recurses into it. Garbage collection can run near the recursion limit, and
+    finalizers of unrelated objects would then fail with RecursionError.
     """
     if _depth(body) > MAX_DEPTH:
         raise BadFrame(f"more than {MAX_DEPTH} levels of nesting")
     try:
-        message = json.loads(body.decode())  # given bytes, json would also read UTF-16, which `_depth` cannot
+        message = json.loads(body.decode())  # from bytes json would accept UTF-16 too, which `_depth` cannot read
     except ValueError as error:
         raise BadFrame(f"not JSON: {error}") from None
     if not isinstance(message, dict):
@@ -98,7 +98,7 @@ def parse(body: bytes) -> Message:
 
 
 def _depth(body: bytes) -> int:
-    """Return an upper bound of how deep the arrays and objects of a JSON text nest, in time linear in its length."""
+    """Return an upper bound of the nesting depth of a JSON text, in linear time."""
     count = body.count(b"[") + body.count(b"{")
     if count <= MAX_DEPTH:
         return count
@@ -108,7 +108,7 @@ def _depth(body: bytes) -> int:
 
 
 def send(sock: socket.socket, message: Message, files: Sequence[int] = ()) -> None:
-    """Send a complete message; `files` go with its first byte."""
+    """Send a complete message. The open `files` are attached to its first byte."""
     data = pack(message)
     if not files:
         sock.sendall(data)
@@ -119,7 +119,7 @@ def send(sock: socket.socket, message: Message, files: Sequence[int] = ()) -> No
 
 
 class FileReader(Reader):
-    """A reader for a Unix socket. It keeps received files until `take_files` is called."""
+    """Reads messages and open files from a Unix socket. Files are kept until `take_files` is called."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
 """The handshake by which two sides prove that they know a secret, and the sealing of later messages.
 
     server   {"nonce": S, ...}
-    client   {"nonce": C, "proof": P, ...}      P covers both nonces and the names that matter
+    client   {"nonce": C, "proof": P, ...}      P covers both nonces and the names of the parties
     server   {"proof": Q}                       Q covers the same
     then both sides send sealed messages
 
 A sealed message is encrypted and authenticated (encrypt, then MAC). Its keys come from the secret, both nonces, the
-names and the direction, and its number is part of it: a message cannot be read, changed, repeated, reordered, left
-out, sent back or used in another connection. Only its length shows. A secret that leaks later opens recordings of
-earlier connections.
+names and the direction, and the MAC covers its number. So nobody else can read, change, repeat, reorder or omit a
+message, reflect it, or use it in another connection. Only its length is visible. There is no forward secrecy: whoever
+learns the secret later can decrypt recordings of earlier connections.
 
 Nodes may have only the standard library of Python 3.9. It has no cipher, so the key stream is SHAKE-256
 over the key and the message's number, and the MAC is HMAC-SHA-256.
@@ -27,12 +27,12 @@ from collections.abc import Callable
 from dalsegno.wire.frames import MAX_BYTES, BadFrame, Message, encode, frame, parse
 
 TAG_BYTES = 32
-MOST_SEALED = MAX_BYTES + TAG_BYTES
+MAX_SEALED_BYTES = MAX_BYTES + TAG_BYTES
 _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 class BadProof(BadFrame):
-    """The peer does not know the secret, or means another party than the one it reached."""
+    """The peer does not know the secret, or meant to reach another party."""
 
 
 def nonce() -> str:
@@ -48,7 +48,7 @@ def read_nonce(message: Message) -> str:
 
 
 def prove(secret: bytes, side: str, *transcript: str) -> str:
-    """Return a proof for one side of one connection: both nonces are in it, so it is of no use in another."""
+    """Return a proof for one side of one connection. It covers both nonces, so no other connection accepts it."""
     return _digest(secret, side, *transcript).hex()
 
 
@@ -59,7 +59,7 @@ def holds(proof: object, secret: bytes, side: str, *transcript: str) -> bool:
 
 
 class Seal:
-    """Seals the messages of one side of a connection, or opens those of the other side, in order and each once.
+    """Seals the messages that one side of a connection sends, or opens those that it receives, in order and each once.
 
     `transcript` is what both sides proved: the nonces and the names.
     """
@@ -70,16 +70,16 @@ class Seal:
         self._count = 0
 
     def close(self, message: Message) -> bytes:
-        """Return a complete frame. Raise BadFrame, with no change of state, if the message is too long."""
+        """Return the sealed message as a frame; raise BadFrame, without a change of state, if it is too long."""
         text = encode(message)
         if len(text) > MAX_BYTES:
             raise BadFrame(f"a message of {len(text)} bytes is longer than {MAX_BYTES}")
         self._count += 1
         hidden = self._xor(text)
-        return frame(self._tag(hidden) + hidden, MOST_SEALED)
+        return frame(self._tag(hidden) + hidden, MAX_SEALED_BYTES)
 
     def open(self, body: bytes) -> Message:
-        """Return the message in a frame's body; raise BadFrame if the peer did not send it, or not as the next one."""
+        """Return the message in a frame's body; raise BadFrame unless it is the next message that the peer sealed."""
         self._count += 1
         tag, hidden = body[:TAG_BYTES], body[TAG_BYTES:]
         if not hmac.compare_digest(tag, self._tag(hidden)):
@@ -107,20 +107,20 @@ class Session:
 
 
 class ClientHandshake:
-    """The calling side. `own_side` and `peer_side` differ, so that no proof or seal can be sent back."""
+    """The client's side. `own_side` and `peer_side` differ, so that no proof or seal can be reflected."""
 
     def __init__(self, own_side: str, peer_side: str) -> None:
         self._own_side, self._peer_side, self._nonce = own_side, peer_side, nonce()
         self.session: Session
 
     def answer(self, greeting: Message, secret: bytes, *names: str) -> Message:
-        """Return the nonce and the proof for the server's greeting; BadFrame if the greeting is not one."""
+        """Return the nonce and the proof for the server's greeting; raise BadFrame if the greeting is invalid."""
         transcript = (read_nonce(greeting), self._nonce, *names)
         self.session = Session(secret, self._own_side, self._peer_side, transcript)
         return {"nonce": self._nonce, "proof": prove(secret, self._own_side, *transcript)}
 
     def finish(self, welcome: Message) -> Session:
-        """Return the session if the server has proved itself too; BadProof if not."""
+        """Return the session if the server has proved itself; raise BadProof if not."""
         session = self.session
         if not holds(welcome.get("proof"), session.secret, session.peer_side, *session.transcript):
             raise BadProof("the server does not know the secret")
@@ -128,7 +128,7 @@ class ClientHandshake:
 
 
 class ServerHandshake:
-    """The called side."""
+    """The server's side."""
 
     def __init__(self, own_side: str, peer_side: str) -> None:
         self._own_side, self._peer_side, self._nonce = own_side, peer_side, nonce()
@@ -137,7 +137,7 @@ class ServerHandshake:
         return {"nonce": self._nonce}
 
     def check(self, hello: Message, secret: bytes, *names: str) -> Session:
-        """Return the session if the client's proof holds for these names; BadFrame or BadProof if not."""
+        """Return the session if the client's proof is valid for these names; raise BadFrame or BadProof if not."""
         transcript = (self._nonce, read_nonce(hello), *names)
         if not holds(hello.get("proof"), secret, self._peer_side, *transcript):
             raise BadProof("the client does not know the secret, or means another party")
@@ -149,13 +149,13 @@ class ServerHandshake:
 
 
 class Tags:
-    """Tags for the bulk data that one side of a session sends: authenticated, in order and each once, not encrypted."""
+    """Authenticates the bulk data that one side of a session sends: unencrypted, in order, each piece once."""
 
     def __init__(self, session: Session, side: str) -> None:
         self._key, self._count = _digest(session.secret, "tag: authenticate", side, *session.transcript), 0
 
     def next(self) -> Callable[[memoryview], bytes]:
-        """Return the function that makes the tag of the next piece; it may be called later, in any thread."""
+        """Return a function that computes the tag of the next piece. It may be called later, in any thread."""
         self._count += 1
         started = hmac.new(self._key, self._count.to_bytes(8, "big"), "sha256")
 

@@ -1,10 +1,10 @@
 """The liveness detector: silence, then a probe, then the verdict. Pure: monotonic times in, verdicts out.
 
-The controller watches the agents of nodes with it, and a coordinator the agents of its run. A peer is probed when its
-agent is silent, or when the watcher reports that its connection broke. (The controller does. A coordinator loses an
-agent whose connection breaks at once: the workers of the run end with the agent.) A peer is gone only if nothing
-answers during a whole probe. Any answer shows that its host is alive, whatever the state of its agent. The watcher
-sends the probes and reports how they ended.
+A watcher uses it: the controller for node agents, a coordinator for the agents of its run. The watcher sends the probes
+and reports their results. A peer is the agent of one host. It is probed when its agent is silent, or when the watcher
+reports a broken connection. (Only the controller does. A coordinator declares an agent lost as soon as its connection
+breaks, because the workers end with their agent.) A peer is gone only if neither the agent nor the host answers during
+a whole probe. Any answer shows that the host is alive, whatever the state of the agent.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-LATE_S = 0.3  # if `look` is later than this, the watcher itself was blocked
+LATE_S = 0.3  # if `look` is called later than this, the watcher itself was blocked
 
 
 class Presence(Enum):
-    """Whether a peer is reachable. Only GONE is a verdict on its host; the others describe its agent."""
+    """Whether a peer is reachable. GONE describes its host; the others describe its agent."""
 
-    NEVER = "never seen"  # since this watcher started; its host answers, or was not probed yet
+    NEVER = "never seen"  # the agent was not heard since this watcher started; the host answers, or was not probed yet
     CONNECTED = "connected"
-    SILENT = "silent"  # for too long, or its connection broke; its host is being probed
-    AGENT_DEAD = "agent dead"  # its host or a service on it answers, so the host is alive
+    SILENT = "silent"  # the agent is silent for too long, or its connection broke; the host is being probed
+    AGENT_DEAD = "agent dead"  # the host, or a service on it, answers
     GONE = "gone"  # neither the agent nor the host answers
 
 
@@ -36,12 +36,12 @@ class LivenessLimits:
     look_s: float  # interval of `look`
     silent_s: float  # silence until a peer is probed
     probe_s: float  # how long a probe waits for answers
-    again_s: float  # from the start of one probe of a silent peer to the next
-    stuck_s: float  # an agent that is silent for this long while its host answers is taken for dead
-    rest_s: float = 0.0  # from an answer to the next probe, at least
-    settled_s: float = 0.0  # from one probe to the next of a peer that was never heard or is gone
-    new_s: float = 0.0  # how long a peer may take until it is first heard
-    known_s: float = 0.0  # the same for a peer that the last watcher has heard, provided others are heard
+    again_s: float  # interval between the starts of two probes of a silent peer
+    stuck_s: float  # an agent that is silent for this long while its host answers is declared dead
+    rest_s: float = 0.0  # minimum time from an answer to the next probe
+    settled_s: float = 0.0  # interval between probes of a peer that was never heard or is gone
+    new_s: float = 0.0  # time that a peer has until it must be heard first
+    known_s: float = 0.0  # the same for a peer that the previous watcher has heard, provided other peers are heard
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,20 @@ class PeerSign:
     """The signs of life of one peer."""
 
     presence: Presence
-    since: float
-    last_seen: float  # last message of its agent, or when silence began to count
-    alive: float  # last message of its agent or answer of its host, or when silence began to count
-    probe: float  # when the next one is due
+    since: float  # when `presence` last changed
+    last_seen: float  # time of the agent's last message, or when silence began to count
+    alive: float  # time of the last message or answer of agent or host, or when silence began to count
+    probe: float  # when the next probe is due
     probing: bool = False
-    known: bool = False  # to the last watcher
-    broken: bool = False  # its connection is broken, so there is no reason to wait for it
-    host: bool | None = None  # whether it answered; None: not asked
-    service: bool | None = None  # the same of a service on it, such as slurmd
+    known: bool = False  # the previous watcher has heard the peer
+    broken: bool = False  # the connection is broken: do not wait for further messages
+    host: bool | None = None  # whether the host answered the last probe; None: not asked
+    service: bool | None = None  # the same for a service on the host, such as slurmd
 
 
 @dataclass(frozen=True)
 class LivenessLook:
-    """Peers to probe now. Late: probes in progress are void."""
+    """The peers to probe now. If `late`, discard the probes in progress, because the watcher was blocked."""
 
     probe: tuple[str, ...] = ()
     late: bool = False
@@ -77,13 +77,12 @@ class Liveness:
         self._looked: float | None = None
 
     def expect(self, peer: str, now: float) -> None:
-        """Add a peer; one that is known stays as it is."""
+        """Add a peer, unless it is already watched."""
         if peer not in self.signs:
             self.signs[peer] = PeerSign(Presence.NEVER, now, now, now, now + self.limits.new_s)
 
     def remember(self, peers: Iterable[str], now: float) -> None:
-        """Mark peers that were in service under the last watcher: a loss since then is detected sooner than for new
-        peers."""
+        """Mark peers that the previous watcher had in service, so that their loss is detected sooner."""
         for peer in peers:
             sign = self.signs.get(peer)
             if sign and sign.presence is Presence.NEVER and not sign.known:
@@ -93,7 +92,7 @@ class Liveness:
         self.signs.pop(peer, None)
 
     def beat(self, peer: str, now: float) -> None:
-        """Record a message of its agent."""
+        """Record a message of the peer's agent."""
         if sign := self.signs.get(peer):
             since = sign.since if sign.presence is Presence.CONNECTED else now
             due = now + self.limits.silent_s
@@ -102,18 +101,18 @@ class Liveness:
             )
 
     def disconnected(self, peer: str, now: float) -> None:
-        """Record that its connection has ended."""
+        """Record that the peer's connection broke."""
         sign = self.signs.get(peer)
         if sign and sign.presence in (Presence.CONNECTED, Presence.SILENT):
             self.signs[peer] = replace(_with_presence(sign, Presence.SILENT, now), broken=True, probe=now, service=None)
 
     def ask(self, peer: str, now: float) -> None:
-        """Probe a peer at the next look, its service included."""
+        """Make a probe of the peer and its service due now."""
         if sign := self.signs.get(peer):
             self.signs[peer] = replace(sign, probe=now, service=None)
 
     def look(self, now: float) -> LivenessLook:
-        """Return the peers to probe; called every `look_s`. If the watcher was blocked, all periods start again."""
+        """Return the peers to probe. Called every `look_s`; if a call is late, all periods start again."""
         late = self._looked is not None and now - self._looked > self.limits.look_s + LATE_S
         self._looked = now
         if late:
@@ -138,12 +137,12 @@ class Liveness:
         return replace(sign, probing=True, probe=now + (self.limits.settled_s if slowly else self.limits.again_s))
 
     def probe_ended(self, peer: str, now: float, *, host: bool | None, service: bool | None = None) -> None:
-        """Record the result of a probe. None: not asked, or could not be asked."""
+        """Record the result of a probe. None: not asked, or the probe could not be sent."""
         sign = self.signs.get(peer)
         if sign is None or not sign.probing:
             return
         sign = replace(sign, probing=False, service=sign.service if service is None else service)
-        # A peer that was heard meanwhile needs no verdict, and a probe that could not be sent proves nothing.
+        # A peer heard during the probe needs no verdict, and a probe that could not be sent proves nothing.
         if sign.presence is not Presence.CONNECTED and (host is not None or service):
             sign = self._judge(replace(sign, host=host), bool(host or service), now)
         self.signs[peer] = sign
@@ -154,7 +153,7 @@ class Liveness:
             return sign
         due = max(sign.probe, now + self.limits.rest_s)
         if sign.presence is Presence.SILENT:
-            due = min(due, sign.last_seen + self.limits.stuck_s)  # the answer then shows that the agent is stuck
+            due = min(due, sign.last_seen + self.limits.stuck_s)  # an answer at that time shows that the agent is stuck
         return replace(sign, alive=now, probe=due, last_seen=now if sign.presence is Presence.NEVER else sign.last_seen)
 
     def _verdict(self, sign: PeerSign, alive: bool, now: float) -> Presence:
@@ -167,7 +166,7 @@ class Liveness:
         return Presence.AGENT_DEAD if stuck else Presence.SILENT
 
     def _grace_s(self, sign: PeerSign) -> float:
-        """Return how long a peer may stay silent: longer if no peer is heard, as the watcher may be cut off."""
+        """Return how long an unheard peer may stay silent: longer if none is heard, as the watcher may be cut off."""
         others_connected = sign.known and any(each.presence is Presence.CONNECTED for each in self.signs.values())
         return self.limits.known_s if others_connected else self.limits.new_s
 

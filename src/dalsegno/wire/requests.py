@@ -1,7 +1,7 @@
 """The request server on a Unix socket that every user of the machine may call. The kernel identifies the caller.
 
-One request of a user is answered in one turn of the loop. The time of answers is charged to the user: beyond their
-share, their next requests wait, and requests of others do not.
+Each turn of the loop answers at most one request per user. The time of an answer is charged to its user. A user who
+exceeds the share waits; other users do not.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ from dalsegno.wire.bounds import Allowances, WaitingConnections
 from dalsegno.wire.frames import BadFrame, Message, Reader, encode, frame, pack, parse
 from dalsegno.wire.peer import uid_of
 
-MOST_CALLERS = 128
-MOST_PER_USER = 48
+MAX_CALLERS = 128
+MAX_PER_USER = 48
 CALL_S = 10.0  # a caller that has not finished by then is disconnected
-MOST_BYTES = 1 << 16  # per caller: our requests are far shorter
+MAX_BYTES = 1 << 16  # per caller; valid requests are far shorter
 ACCEPT_AT_ONCE = 32
-BURST_S, SHARE = 1.0, 0.1  # share of the loop's time for the requests of one user
-TURN_S = 0.05  # for the answers of one turn
-LEAST_S = 0.001  # minimum charge for a request
+BURST_S, SHARE = 1.0, 0.1  # time for the requests of one user: at once, and as a share of the loop's time
+TURN_S = 0.05  # maximum time of one turn
+MIN_CHARGE_S = 0.001  # minimum charge for a request
 
 Answer = Callable[[int, Message], Message]  # uid, request -> answer
 
 
 @dataclass(eq=False)
 class Caller:
+    """A connected process of a user, its request and its unsent answer."""
+
     sock: socket.socket
     uid: int
     until: float  # monotonic
-    reader: Reader = field(default_factory=lambda: Reader(MOST_BYTES))
+    reader: Reader = field(default_factory=lambda: Reader(MAX_BYTES))
     received: int = 0
     request: bytes | None = None  # waiting for its answer
-    broken: str = ""  # why its input cannot be parsed; sent in the last answer
+    broken: str = ""  # why the caller's input cannot be parsed; sent in the last answer
     finished: bool = False
     unsent: bytearray = field(default_factory=bytearray)
 
@@ -49,14 +51,14 @@ class Caller:
 
     @property
     def waits(self) -> bool:
-        """Return whether it waits for an answer and has read the previous one."""
+        """Return whether the caller waits for an answer and has received the previous one."""
         return not self.unsent and not self.finished and (self.request is not None or bool(self.broken))
 
 
 class RequestServer:
-    """Accepts callers and answers them with `answer`. `turn` is called in every turn of the loop.
+    """Accepts callers and answers their requests with `answer`. The loop calls `turn` in every turn.
 
-    `complain` receives our own failures, with a traceback. An answer has at most `most_answer` bytes.
+    `complain` receives failures of `answer`, with a traceback. An answer has at most `max_answer_bytes`.
     """
 
     def __init__(
@@ -65,11 +67,11 @@ class RequestServer:
         selector: selectors.BaseSelector,
         answer: Answer,
         complain: Callable[[str, str], None],
-        most_answer: int,
+        max_answer_bytes: int,
     ) -> None:
         self.listener, self.selector, self.answer = listener, selector, answer
-        self._complain, self._most_answer = complain, most_answer
-        self.callers: WaitingConnections[Caller] = WaitingConnections(MOST_CALLERS, MOST_PER_USER)
+        self._complain, self._max_answer_bytes = complain, max_answer_bytes
+        self.callers: WaitingConnections[Caller] = WaitingConnections(MAX_CALLERS, MAX_PER_USER)
         self._allowances = Allowances(BURST_S, SHARE)
         self._served_at: dict[int, float] = {}  # by uid, of users who wait
         listener.setblocking(False)
@@ -82,7 +84,7 @@ class RequestServer:
         self.listener.close()
 
     def turn(self) -> float | None:
-        """Answer one request of each user, disconnect overdue callers, and return when to call again."""
+        """Answer one request of each user, disconnect overdue callers, and return when the next turn is due."""
         now = time.monotonic()
         for caller in self.callers.overdue(now):
             self._drop(caller)
@@ -98,7 +100,7 @@ class RequestServer:
         return min((at for at in (self.callers.next_deadline(), *again) if at is not None), default=None)
 
     def _wait_s(self, uid: int) -> float:
-        """Return how long a user has to wait; administrators never do, as they may have to stop the others."""
+        """Return how long a user has to wait; 0 for administrators, who may have to stop the others."""
         return 0.0 if uid in (0, os.geteuid()) else self._allowances.of(uid).ready_in_s()
 
     def _accept(self) -> None:
@@ -106,7 +108,7 @@ class RequestServer:
             try:
                 sock, _ = self.listener.accept()
             except OSError:
-                return  # no more callers, or the caller has gone
+                return  # no more callers, or the caller has disconnected
             sock.setblocking(False)
             caller = Caller(sock, uid_of(sock), time.monotonic() + CALL_S)
             excess = self.callers.add(caller)
@@ -129,7 +131,7 @@ class RequestServer:
 
     def _exchange(self, caller: Caller, events: int) -> None:
         if caller not in self.callers:
-            return  # dropped in this very turn, in favour of another
+            return  # dropped in this turn to make room for another caller
         try:
             if events & selectors.EVENT_READ and not self._read(caller):
                 self._drop(caller)
@@ -139,10 +141,10 @@ class RequestServer:
             self._drop(caller)
 
     def _read(self, caller: Caller) -> bool:
-        """Read from the caller; return False if it has gone or has sent too much."""
-        data = caller.sock.recv(MOST_BYTES)
+        """Read from the caller; return False if it has disconnected or sent too much."""
+        data = caller.sock.recv(MAX_BYTES)
         caller.received += len(data)
-        if not data or caller.received > MOST_BYTES:
+        if not data or caller.received > MAX_BYTES:
             return False
         caller.reader.add(data)
         self._next_request(caller)
@@ -160,7 +162,7 @@ class RequestServer:
         caller.request = None
         if not caller.finished:
             self._next_request(caller)
-        self._allowances.of(caller.uid).spend(max(time.monotonic() - began, LEAST_S))
+        self._allowances.of(caller.uid).spend(max(time.monotonic() - began, MIN_CHARGE_S))
         try:
             self._write(caller)
         except OSError:
@@ -175,7 +177,7 @@ class RequestServer:
             caller.finished = True
             return pack({"error": f"not a message: {error}", "hint": "is it the same version on both sides?"})
         try:
-            return frame(encode(self.answer(caller.uid, message)), self._most_answer)
+            return frame(encode(self.answer(caller.uid, message)), self._max_answer_bytes)
         except Exception:  # no input of one user may stop the controller for the others
             self._complain(f"request of uid {caller.uid} failed", traceback.format_exc())
             return pack({"error": "the controller failed to answer", "hint": "see its log"})

@@ -1,8 +1,8 @@
 """A server that authenticates its peers and then exchanges sealed messages with them.
 
 A peer that has not authenticated, a stranger, gets a bounded number of connections, few bytes, a short time and one
-answer. A refused peer changes nothing. Once the proof is valid, the host decides which peers to admit
-(`MessageHandler.admit`).
+answer. A refused peer has no effect on the others. Among the peers with a valid proof, the program that uses the server
+decides which to admit (`MessageHandler.admit`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dalsegno.wire.bounds import Allowance, WaitingConnections
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
-from dalsegno.wire.handshake import MOST_SEALED, ServerHandshake, Session
+from dalsegno.wire.handshake import MAX_SEALED_BYTES, ServerHandshake, Session
 
 if TYPE_CHECKING:
-    import asyncio  # snapshot keepers do without
+    import asyncio  # not at run time: snapshot keepers do not need it
 
 ACCEPT_AT_ONCE = 64  # a flood of new connections must not delay admitted peers
-ACCEPT_S = 0.01  # nor must slow greetings
-FULL_PAUSE_S = 0.2  # when no file descriptor is left, and no stranger to take one from
+ACCEPT_S = 0.01  # slow greetings must not delay them either
+FULL_PAUSE_S = 0.2  # pause if no file descriptor is left and there is no stranger to disconnect
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -38,16 +38,16 @@ class Watcher(Protocol):
     """The event loop that a server runs in."""
 
     def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
-        """Call `ready` for these events from now on, instead of what was watched before."""
+        """Call `ready` for these events of the socket from now on, and for no others."""
 
     def unwatch(self, sock: socket.socket) -> None: ...
 
     def at(self, when: float, do: Callable[[], object]) -> None:
-        """Call `do` at this time (monotonic), unless the loop calls `wake` by itself."""
+        """Call `do` at this time (monotonic), unless the loop itself calls `wake` when it is due."""
 
 
 class SelectorWatcher:
-    """A loop around a selector, which calls each key's data with the events, and `wake` when it is due."""
+    """A loop around a selector. The loop calls each key's data with the events, and `wake` when it is due."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -94,11 +94,11 @@ class LoopWatcher:
 class ServerLimits:
     """The limits of a server. Byte limits are per message."""
 
-    strangers: int = 256  # at a time
-    stranger_s: float = 3.0  # for a peer to complete the handshake, which is one packet each way
+    strangers: int = 256  # simultaneous connections
+    stranger_s: float = 3.0  # time to complete the handshake, which is one packet each way
     stranger_bytes: int = 2048
-    message_bytes: int = MOST_SEALED
-    unsent_bytes: int = 16 << 20  # queued for a peer
+    message_bytes: int = MAX_SEALED_BYTES
+    unsent_bytes: int = 16 << 20  # queued for one peer
     read_bytes: int = 64 << 10  # per read
     burst: float = float("inf")  # messages
     per_s: float = float("inf")
@@ -116,13 +116,13 @@ class MessageHandler(Protocol[W]):
     """The program that uses a server."""
 
     def greeting(self) -> Message:
-        """Return what is sent to strangers besides our nonce."""
+        """Return what strangers are sent in addition to the nonce."""
 
     def identify(self, hello: Message, handshake: ServerHandshake) -> Proved[W]:
         """Return the identity that a peer proves in its first message; raise BadFrame if the proof is invalid."""
 
     def admit(self, peer: Connection[W], who: W) -> str:
-        """Return why this peer is not admitted; "" if it is."""
+        """Return why this peer is refused; "" admits it."""
 
     def on_connect(self, peer: Connection[W]) -> None: ...
 
@@ -159,9 +159,9 @@ class Connection(Generic[W]):
 
 
 class BoundedServer(Generic[W]):
-    """Listens, authenticates peers, and passes the messages of admitted peers to its host.
+    """Listens, authenticates peers, and passes the messages of admitted peers to its handler.
 
-    `peer_side` and `own_side` name the two sides in proofs and seals, so that neither can be reflected.
+    `peer_side` and `own_side` name the two sides in proofs and seals, so that no message can be reflected.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class BoundedServer(Generic[W]):
             peer.sock.close()
 
     def detach(self, peer: Connection[W]) -> socket.socket:
-        """Return a proved peer's socket, in blocking mode, for use without this server. Its session stays valid.
+        """Return an authenticated peer's socket in blocking mode, for use without this server. Its session stays valid.
 
         Raises BadFrame if the peer has sent more than its proof, which would be lost.
         """
@@ -297,14 +297,14 @@ class BoundedServer(Generic[W]):
             return
         self.strangers.remove(peer)
         peer.queue(peer.handshake.welcome(proved.session))
-        peer.who, peer.session, peer.reader.most_bytes = proved.who, proved.session, self._limits.message_bytes
+        peer.who, peer.session, peer.reader.max_bytes = proved.who, proved.session, self._limits.message_bytes
         self._host.on_connect(peer)
 
-    # Everyone
+    # All peers
 
     def _ready(self, peer: Connection[W], events: int) -> None:
         if not peer.open:
-            return  # dropped in this turn, to make room for another
+            return  # dropped in this turn to make room for another peer
         if events & READ:
             self._try(peer, lambda: self._receive(peer))
         self._try(peer, lambda: self._flush(peer))
@@ -327,7 +327,7 @@ class BoundedServer(Generic[W]):
                 return
 
     def _flush(self, peer: Connection[W]) -> None:
-        """Send what the socket accepts. Raises OSError if it is closed, or the peer reads too slowly."""
+        """Send what the socket accepts. Raises OSError if the socket is closed or the peer reads too slowly."""
         if not peer.open:
             return
         if peer.unsent:
@@ -351,7 +351,7 @@ class BoundedServer(Generic[W]):
             self._refuse(peer)
         except OSError:
             self._refuse(peer)
-        except Exception:  # whatever one peer's message causes, the others must still be served
+        except Exception:  # no message of one peer may end the service for the others
             self._host.on_refused(f"a message of {self._name(peer)}, which failed here", traceback.format_exc())
             self._refuse(peer)
 

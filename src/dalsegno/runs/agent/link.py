@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from dalsegno.wire.client import read_frame
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
-from dalsegno.wire.handshake import MOST_SEALED, ClientHandshake, Session
+from dalsegno.wire.handshake import MAX_SEALED_BYTES, ClientHandshake, Session
 
 AGENT, COORDINATOR = "run-agent/3", "coordinator/3"  # with the version of the protocol
 CONNECT_S = 1.0
@@ -63,7 +63,7 @@ class CoordinatorLink:
         self._silent_host = False  # the last dial ended before there was a connection
         self._stalled: list[tuple[str, int]] = []  # places that accepted but sent nothing, the oldest first
         self.last_seen = time.monotonic()
-        self._reader = Reader(MOST_SEALED)
+        self._reader = Reader(MAX_SEALED_BYTES)
         self.session: Session  # of this connection or the last one
         self.on_close: Callable[[], None] = lambda: None
 
@@ -113,7 +113,7 @@ class CoordinatorLink:
         self.sock.sendall(pack(opening) + handshake.session.closer.close(hello))
         self.session = handshake.finish(parse(read_frame(self.sock, _UNPROVED_BYTES, until)))
         self.sock.settimeout(TALK_S)
-        self._reader, self.peer, self.last_seen = Reader(MOST_SEALED), address, time.monotonic()
+        self._reader, self.peer, self.last_seen = Reader(MAX_SEALED_BYTES), address, time.monotonic()
 
     def receive(self) -> list[Message]:
         """Return what has arrived, and close a connection that is gone."""

@@ -86,11 +86,11 @@ def trim_reports(reports: list[Report]) -> list[Report]:
     return [_shortened(report, share) for report in reports]
 
 
-def _shortened(report: Report, most_bytes: int) -> Report:
+def _shortened(report: Report, max_bytes: int) -> Report:
     traceback = report.get("traceback", "")
-    if len(json.dumps(traceback)) <= most_bytes:
+    if len(json.dumps(traceback)) <= max_bytes:
         return report
-    return {**report, "traceback": traceback[-(most_bytes // _CHAR_BYTES) :]}
+    return {**report, "traceback": traceback[-(max_bytes // _CHAR_BYTES) :]}
 
 
 def _size(path: str) -> int:
