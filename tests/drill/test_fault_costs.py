@@ -49,7 +49,7 @@ def test_marks_after_the_next_fault_of_a_node_belong_to_that_fault():
 def test_a_fault_without_repair_takes_no_marks_from_the_one_before():
     first, second = (
         FaultImpact(1, "slurmd-dead", "n1", 10.0),
-        FaultImpact(2, "agent-dead", "n1", 15.0, stops=False, heals=False),
+        FaultImpact(2, "agent-dead", "n1", 15.0, stops=False, needs_repair=False),
     )
     marks = (DrillMark(12.0, DRAINED, "n1"), DrillMark(30.0, RETURNED, "n1"))
     assert [each.returned_s for each in drill((first, second), marks).recoveries] == [20.0, None]

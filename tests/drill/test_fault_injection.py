@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dalsegno.drill.impacts import FaultImpact, TrainedStep
-from dalsegno.drill.play import PATIENCE_S, play
+from dalsegno.drill.play import RESUME_TIMEOUT_S, play
 from dalsegno.drill.schedule import FaultKind, ScheduledFault
 from dalsegno.inject.faults import FaultOptions
 
 POWER, XID = FaultKind("power-off"), FaultKind("xid", FaultOptions(code=79), stops=False, by_agent=True)
-AGENT = FaultKind("agent-dead", stops=False, heals=False, by_agent=True)
+AGENT = FaultKind("agent-dead", stops=False, needs_repair=False, by_agent=True)
 
 
 @dataclass
@@ -110,4 +110,4 @@ def test_no_fault_is_injected_after_the_run_has_ended():
 def test_no_more_faults_are_injected_if_the_run_does_not_recover():
     run = Run(comes_back=False)
     assert len(played(run, *[ScheduledFault(POWER, 5, 0)] * 3)) == 1
-    assert run.now < 2 * PATIENCE_S
+    assert run.now < 2 * RESUME_TIMEOUT_S

@@ -10,7 +10,7 @@ from dalsegno.drill.report import as_json, rows, sentences
 
 BLOWS = (
     FaultImpact(1, "power-off", "n1", 10.0),
-    FaultImpact(2, "worker-kill", "n2", 40.0, heals=False),
+    FaultImpact(2, "worker-kill", "n2", 40.0, needs_repair=False),
     FaultImpact(3, "xid 79", "n1", 60.0, stops=False),
 )
 MARKS = (

@@ -6,7 +6,7 @@ from dalsegno.drill.impacts import RETURNED, DrillMark, FaultImpact
 from dalsegno.drill.schedule import NOTICED_S, describe_waiting, find_repairable, find_unreturned
 
 XID, CUT = FaultImpact(1, "xid 79", "n1", 10.0), FaultImpact(2, "net-cut", "n2", 20.0)
-KILL = FaultImpact(3, "worker-kill", "n3", 30.0, heals=False)
+KILL = FaultImpact(3, "worker-kill", "n3", 30.0, needs_repair=False)
 
 
 def test_a_node_is_out_until_it_returns_after_its_last_fault():

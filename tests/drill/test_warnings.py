@@ -13,7 +13,10 @@ from dalsegno.drill.schedule import (
 )
 from dalsegno.inject.faults import InjectedFault
 
-POWER, KILL = ScheduledFault(FaultKind("power-off"), 5, 0), ScheduledFault(FaultKind("worker-kill", heals=False), 5, 0)
+POWER, KILL = (
+    ScheduledFault(FaultKind("power-off"), 5, 0),
+    ScheduledFault(FaultKind("worker-kill", needs_repair=False), 5, 0),
+)
 ON = {"automation": "on", "mode": "auto", "per_hour": 4, "taken": {"train": 1}}
 
 

@@ -11,23 +11,22 @@ from typing import Any
 from dalsegno.recovery.event import Event, EventKind, EventStage, read_event
 from dalsegno.runs.journal import Entry, RunEvent
 
-UNDER_WAY_S = 0.5  # a step in progress when the fault hit may be recorded this much later
-LEAVES_S = 10.0  # from the drain of a node until the run has left it
+IN_PROGRESS_S = 0.5  # a step that was in progress when a fault hit may be recorded this much later
+MAX_LEAVE_S = 10.0  # maximum time from the drain of a node until the run has left it
 KNOWN, DRAINED, VALIDATED, RETURNED = "known", "drained", "validated", "returned"
 
 
 @dataclass(frozen=True)
 class FaultImpact:
-    """An injected fault. `stops`: training on the node stops; `heals`: the node should be repaired; `without_spare`: it
-    took a node from the run while no spare was ready."""
+    """An injected fault and its expected effects."""
 
     number: int
     fault: str
     node: str
-    at: float  # seconds since 1970, as all times here
-    stops: bool = True
-    heals: bool = True
-    without_spare: bool = False
+    at: float  # seconds since 1970, as all times in this module
+    stops: bool = True  # training stops
+    needs_repair: bool = True  # the controller should repair the node
+    without_spare: bool = False  # it took a node from the run while no spare was ready
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class TrainedStep:
 
 @dataclass(frozen=True)
 class Recovery:
-    """The recovery from a fault, in seconds after it; None: not seen."""
+    """The recovery from a fault, with times in seconds after it. None: the event was not seen."""
 
     impact: FaultImpact
     known_s: float | None = None
@@ -60,18 +59,17 @@ class Recovery:
     resumed_s: float | None = None
     returned_s: float | None = None
     steps_lost: int = 0
-    stopped: bool = True  # whether training stopped, as far as known
+    stopped: bool = True  # whether training stopped
 
 
 @dataclass(frozen=True)
 class TrainingStop:
-    """A stop of training that is not the direct effect of a fault: after which fault, how long after it, how long, and
-    why, as far as the run has recorded it."""
+    """A stop of training that is not the direct effect of a fault."""
 
-    impact: FaultImpact | None
-    after_s: float
-    for_s: float
-    why: str = ""
+    impact: FaultImpact | None  # the fault before it
+    after_s: float  # time from that fault to the stop
+    for_s: float  # duration of the stop
+    why: str = ""  # the recorded cause; "" if unknown
 
 
 @dataclass(frozen=True)
@@ -98,12 +96,12 @@ class Drill:
 
     @property
     def more_stops(self) -> tuple[TrainingStop, ...]:
-        """Return the stops that are not in the row of a fault."""
+        """Return the stops of training that are not the direct effect of a fault."""
         return find_other_stops(self.impacts, self.marks, self.steps)
 
     @property
     def last_event_at(self) -> float:
-        """Return the time of the last event."""
+        """Return the time of the last fault, mark or step."""
         times = (
             [impact.at for impact in self.impacts] + [mark.at for mark in self.marks] + [step.at for step in self.steps]
         )
@@ -112,11 +110,11 @@ class Drill:
     @property
     def steps_lost(self) -> int:
         """Return how many steps were repeated because they were not saved."""
-        return sum(again(self.steps))
+        return sum(mark_repeated(self.steps))
 
     @property
     def share(self) -> float:
-        """Return the productive share of its time."""
+        """Return the productive share of the run's time."""
         total = sum(self.goodput.values())
         return self.goodput.get("productive", 0.0) / total if total else 0.0
 
@@ -128,9 +126,12 @@ class Drill:
 def recovery(
     impact: FaultImpact, impacts: Sequence[FaultImpact], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]
 ) -> Recovery:
-    """Return the recovery from a fault. Marks after the next fault of the same node belong to that one, if it needs a
-    repair. One drain and return repair all faults of a node."""
-    later = [each.at for each in impacts if each.node == impact.node and each.at > impact.at and each.heals]
+    """Return the recovery from a fault.
+
+    Marks after the next fault of the node that needs a repair belong to that fault. One drain and one return repair all
+    faults of a node.
+    """
+    later = [each.at for each in impacts if each.node == impact.node and each.at > impact.at and each.needs_repair]
     until = min(later, default=float("inf"))
     on_node = [mark for mark in marks if mark.node == impact.node]
 
@@ -139,29 +140,32 @@ def recovery(
             (mark.at - impact.at for mark in on_node if mark.what == what and since <= mark.at < before), default=None
         )
 
-    out = impact.heals and _was_out(impact, on_node)
-    drained_s = 0.0 if out else after(DRAINED) if impact.heals else None
+    was_drained = impact.needs_repair and _was_drained(impact, on_node)
+    drained_s = 0.0 if was_drained else after(DRAINED) if impact.needs_repair else None
     first = [after(KNOWN, before=until), drained_s]
     return Recovery(
         impact,
         known_s=min((known for known in first if known is not None), default=None),
         drained_s=drained_s,
-        resumed_s=resumed(impact, steps) if impact.stops else None,
+        resumed_s=stop_duration_s(impact, steps) if impact.stops else None,
         returned_s=after(RETURNED, impact.at + drained_s) if drained_s is not None else None,
         steps_lost=count_lost_steps(impact, impacts, steps),
         stopped=impact.stops and not _trained_on(impact, steps),
     )
 
 
-def _was_out(impact: FaultImpact, on_node: Sequence[DrillMark]) -> bool:
-    """Return whether the node was drained already: a run may train there for a moment longer."""
+def _was_drained(impact: FaultImpact, on_node: Sequence[DrillMark]) -> bool:
+    """Return whether the node was drained when the fault hit: a run may train there for a moment after the drain."""
     before = [mark.what for mark in on_node if mark.what in (DRAINED, RETURNED) and mark.at < impact.at]
     return bool(before) and before[-1] == DRAINED
 
 
-def resumed(impact: FaultImpact, steps: Sequence[TrainedStep]) -> float | None:
-    """Return how long training stood still: from the last step of the generation that was hit to the first step of a
-    later one. The generation may have trained on for a while."""
+def stop_duration_s(impact: FaultImpact, steps: Sequence[TrainedStep]) -> float | None:
+    """Return how long training stopped; None if it has not resumed.
+
+    That is the time from the last step of the generation that was hit, which may be some time after the fault, to the
+    first step of a later generation.
+    """
     hit = max((step.generation for step in steps if step.at <= impact.at), default=0)
     stopped = max((step.at for step in steps if step.generation <= hit), default=impact.at)
     first = min((step.at for step in steps if step.at > impact.at and step.generation > hit), default=None)
@@ -183,7 +187,7 @@ def find_other_stops(
 
 def _stop(began: float, ended: float, impacts: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> TrainingStop:
     missed = [mark for mark in marks if mark.what == KNOWN and began <= mark.at <= ended]
-    taken = [mark for mark in marks if mark.what == DRAINED and began - LEAVES_S <= mark.at <= ended]
+    taken = [mark for mark in marks if mark.what == DRAINED and began - MAX_LEAVE_S <= mark.at <= ended]
     hit = {mark.node for mark in (missed or taken)}
     before = [each for each in impacts if each.at <= ended]
     impact = max([each for each in before if each.node in hit] or before, key=lambda each: each.at, default=None)
@@ -192,25 +196,25 @@ def _stop(began: float, ended: float, impacts: Sequence[FaultImpact], marks: Seq
 
 
 def _generation_after(impact: FaultImpact, steps: Sequence[TrainedStep]) -> int | None:
-    """Return the generation that trains after a fault."""
+    """Return the first generation that trained after the generation that a fault hit; None if there is none."""
     hit = max((step.generation for step in steps if step.at <= impact.at), default=0)
     return min((step.generation for step in steps if step.at > impact.at and step.generation > hit), default=None)
 
 
 def _trained_on(impact: FaultImpact, steps: Sequence[TrainedStep]) -> bool:
-    """Return whether training continued: the run was done before the node was taken from it."""
-    after = [step for step in steps if step.at > impact.at + UNDER_WAY_S]
+    """Return whether training continued after the fault: the run ended before it lost the node."""
+    after = [step for step in steps if step.at > impact.at + IN_PROGRESS_S]
     return bool(after) and _generation_after(impact, steps) is None
 
 
 def count_lost_steps(impact: FaultImpact, impacts: Sequence[FaultImpact], steps: Sequence[TrainedStep]) -> int:
-    """Return the steps that were repeated between this fault and the next."""
+    """Return the number of steps that were repeated between this fault and the next."""
     until = min((each.at for each in impacts if each.at > impact.at), default=float("inf"))
-    return sum(lost for step, lost in zip(steps, again(steps), strict=True) if impact.at < step.at <= until)
+    return sum(lost for step, lost in zip(steps, mark_repeated(steps), strict=True) if impact.at < step.at <= until)
 
 
-def again(steps: Sequence[TrainedStep]) -> list[int]:
-    """Return 1 for each step that was completed before, else 0."""
+def mark_repeated(steps: Sequence[TrainedStep]) -> list[int]:
+    """Return for each step 1 if it was completed before, else 0."""
     furthest, found = -1, []
     for step in steps:
         found.append(int(step.step <= furthest))
@@ -218,7 +222,7 @@ def again(steps: Sequence[TrainedStep]) -> list[int]:
     return found
 
 
-# Records of the coordinator and the controller as marks
+# Marks from the records of the coordinator and of the controller
 
 
 def marks_of_run(entries: Iterable[Entry]) -> Iterator[DrillMark]:
@@ -236,7 +240,7 @@ def marks_of_run(entries: Iterable[Entry]) -> Iterator[DrillMark]:
 
 
 def describe_run_failures(entries: Iterable[Entry]) -> str:
-    """Return how often a run restarted, and the first reason; "" if it was undisturbed."""
+    """Return a text with the number of restarts of a run and the first reason; "" if it was undisturbed."""
     known = list(entries)
     again = (
         max((int(entry["generation"]) for entry in known if entry.get("event") == RunEvent.GENERATION), default=1) - 1
@@ -248,7 +252,7 @@ def describe_run_failures(entries: Iterable[Entry]) -> str:
     return f"it restarted {again} time{'s' * (again != 1)}" + (f", first because of {why}" if why else "")
 
 
-_MEANS = {
+_LABELS = {
     EventKind.DRAIN: DRAINED,
     EventKind.SET_DOWN: DRAINED,
     EventKind.VALIDATE: VALIDATED,
@@ -258,33 +262,35 @@ _MEANS = {
 
 
 def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[DrillMark]:
-    """Yield the controller's events as marks. Actions that only began or failed keep the name of their kind."""
+    """Yield the controller's events as marks. An action that has begun or failed is labelled with its kind."""
     for event in map(read_event, events):
-        yield DrillMark(event.at, _meaning(event), event.node, event.text)
+        yield DrillMark(event.at, _label(event), event.node, event.text)
 
 
-def _meaning(event: Event) -> str:
+def _label(event: Event) -> str:
     if event.stage is EventStage.SUSPECTED:
         return KNOWN
     done = event.stage is EventStage.DONE
-    return _MEANS.get(event.kind, event.kind.value) if done else event.kind.value
+    return _LABELS.get(event.kind, event.kind.value) if done else event.kind.value
 
 
-# The notes of the training, read while they grow
+# Notes of the training script
 
 
 class TrainingNotes:
-    """The file to which the first rank of every generation appends lines."""
+    """The file to which rank 0 of every generation appends its steps. It is read while it grows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.steps: list[TrainedStep] = []
-        self.last: TrainedStep | None = None  # of the newest generation: a lost node may still write older steps
+        self.last: TrainedStep | None = (
+            None  # of the newest generation; a lost node may still append steps of an older one
+        )
         self.weights = ""  # digest of the final weights
         self._read_to = 0
 
     def read(self) -> list[TrainedStep]:
-        """Return the new steps. An incomplete line is read later; one that a crash has cut off is ignored."""
+        """Return the new steps. An incomplete last line is read later; a line that a crash cut off is ignored."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._read_to)

@@ -6,22 +6,22 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dalsegno.drill.impacts import UNDER_WAY_S, FaultImpact, TrainedStep
+from dalsegno.drill.impacts import IN_PROGRESS_S, FaultImpact, TrainedStep
 from dalsegno.drill.schedule import FaultKind, ScheduledFault
 
-LOOK_S = 0.05
-PATIENCE_S = 60.0  # if the run does not train again within this time, no more faults are injected
+POLL_S = 0.05
+RESUME_TIMEOUT_S = 60.0  # a run that does not train again within this time gets no more faults
 
 
 class DrillStage(Protocol):
     """A run that trains on a cluster into which faults may be injected."""
 
     def look(self) -> None:
-        """Read what is new. Called continuously."""
+        """Read new steps and events. Called continuously."""
         ...
 
     def members(self) -> Sequence[str]:
-        """Return the nodes that train now; none while the run recovers."""
+        """Return the nodes that train now; empty while the run recovers."""
         ...
 
     def lacks_spare(self) -> bool:
@@ -45,9 +45,9 @@ def play(
     sleep: Callable[[float], None] = time.sleep,
     with_spares: bool = False,
 ) -> list[FaultImpact]:
-    """Inject the drawn faults, with `with_spares` only while a spare is ready, and return those that were injected.
+    """Inject these faults in turn, and return those that were injected: not all, if the run ends or does not recover.
 
-    There are fewer if the run ends or does not recover.
+    With `with_spares`, each fault waits until a spare is ready.
     """
     impacts: list[FaultImpact] = []
     for number, fault in enumerate(faults, 1):
@@ -55,13 +55,13 @@ def play(
         members = _wait_until_ready(stage, fault, last, now, sleep, with_spares)
         if not members:
             break
-        kind, open_nodes = fault.kind, _choose_nodes(fault.kind, members, impacts)
-        if not open_nodes:
+        kind, candidates = fault.kind, _choose_nodes(fault.kind, members, impacts)
+        if not candidates:
             notify(f"{kind.label} is skipped: no training node has an agent any more")
             continue
-        node = open_nodes[fault.node % len(open_nodes)]
-        bare = kind.stops and kind.heals and stage.lacks_spare()
-        impact = FaultImpact(number, kind.label, node, now(), kind.stops, kind.heals, bare)
+        node = candidates[fault.node % len(candidates)]
+        without_spare = kind.stops and kind.needs_repair and stage.lacks_spare()
+        impact = FaultImpact(number, kind.label, node, now(), kind.stops, kind.needs_repair, without_spare)
         impacts.append(impact)
         notify(impact)
         stage.inject(kind, node)
@@ -76,8 +76,8 @@ def _wait_until_ready(
     sleep: Callable[[float], None],
     with_spares: bool,
 ) -> Sequence[str]:
-    """Return the training nodes once enough steps were completed since the last fault; none if that will not happen."""
-    until = now() + PATIENCE_S
+    """Return the nodes in training, once enough steps follow the last fault; empty if that does not happen."""
+    until = now() + RESUME_TIMEOUT_S
     begun: TrainedStep | None = None
     while not stage.over():
         stage.look()
@@ -86,19 +86,19 @@ def _wait_until_ready(
             begun = begun if begun is not None and begun.generation == step.generation else step
             if step.step - begun.step >= fault.after_steps and not (with_spares and stage.lacks_spare()):
                 return members
-            until = max(until, step.at + PATIENCE_S)
+            until = max(until, step.at + RESUME_TIMEOUT_S)
         if now() > until:
             return []
-        sleep(LOOK_S)
+        sleep(POLL_S)
     return []
 
 
 def _choose_nodes(kind: FaultKind, members: Sequence[str], impacts: Sequence[FaultImpact]) -> Sequence[str]:
-    """Return the nodes where the fault can be seen: nothing restarts an agent that the drill has killed."""
-    blind = {impact.node for impact in impacts if impact.fault == "agent-dead"} if kind.by_agent else ()
-    return [node for node in members if node not in blind]
+    """Return the nodes where the fault can be detected. An agent that the drill has killed is not restarted."""
+    without_agent = {impact.node for impact in impacts if impact.fault == "agent-dead"} if kind.by_agent else ()
+    return [node for node in members if node not in without_agent]
 
 
 def _is_after(step: TrainedStep, last: FaultImpact) -> bool:
-    """Return whether a step came after the last fault: one in progress at that time may be recorded a moment later."""
-    return step.at > last.at + UNDER_WAY_S
+    """Return whether a step began after the last fault, so that it was not only recorded after it."""
+    return step.at > last.at + IN_PROGRESS_S

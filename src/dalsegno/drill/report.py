@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from dalsegno.drill.impacts import Drill, DrillMark, Recovery, TrainingStop
+from dalsegno.drill.impacts import Drill, DrillMark, FaultImpact, Recovery, TrainingStop
 from dalsegno.printable import in_html
 
 COLUMNS = ["#", "FAULT", "NODE", "DETECTED", "DRAINED", "RESUMED", "BACK IN SERVICE", "STEPS LOST"]
 
 
 def rows(drill: Drill) -> list[list[str]]:
-    """Return a row for each fault, under COLUMNS."""
+    """Return a row for each fault, with the cells of COLUMNS."""
     return [_row(drill, each) for each in drill.recoveries]
 
 
@@ -24,7 +24,7 @@ def _row(drill: Drill, each: Recovery) -> list[str]:
     waited = ", no spare ready" if impact.without_spare else ""
     resumed = seconds(each.resumed_s) + waited if each.stopped else "no stop"
     unseen = "held back" if impact.node in drill.held_back else "not seen"
-    healed = [seconds(each.drained_s, unseen), seconds(each.returned_s, unseen)] if impact.heals else ["", ""]
+    healed = [seconds(each.drained_s, unseen), seconds(each.returned_s, unseen)] if impact.needs_repair else ["", ""]
     times = [seconds(each.known_s), healed[0], resumed, healed[1]]
     return [str(impact.number), impact.fault, impact.node, *times, str(each.steps_lost)]
 
@@ -38,7 +38,7 @@ def counted(number: int, what: str) -> str:
 
 
 def sentences(drill: Drill) -> list[str]:
-    """Return the summary of the drill."""
+    """Return the summary of the drill, one sentence per item."""
     found = [_outcome(drill), _time(drill)]
     resumed = [each.resumed_s for each in drill.recoveries if each.resumed_s is not None]
     resumed += [stop.for_s for stop in drill.more_stops]
@@ -62,17 +62,17 @@ def sentences(drill: Drill) -> list[str]:
 
 
 def _describe_missing_spares(drill: Drill) -> list[str]:
-    """Return a sentence on the faults that found no spare ready, if there were any."""
-    bare = sum(each.impact.without_spare for each in drill.recoveries)
+    """Return a sentence on the faults that hit while no spare was ready; empty if there were none."""
+    count = sum(each.impact.without_spare for each in drill.recoveries)
     rest = [each.resumed_s for each in drill.recoveries if each.resumed_s is not None and not each.impact.without_spare]
-    if not bare:
+    if not count:
         return []
     others = f"; after the others it took {max(rest):.1f} s at most" if rest else ""
-    return [f"{bare} of these hit while no spare was ready and had to wait for a node{others}"]
+    return [f"{count} of these hit while no spare was ready and had to wait for a node{others}"]
 
 
 def _describe_stop(stop: TrainingStop) -> str:
-    """Return a sentence on a stop that belongs to no fault's row."""
+    """Return a sentence on a stop that is not the direct effect of a fault."""
     impact = stop.impact
     after = f" {max(stop.after_s, 0.0):.1f} s after {impact.fault} on {impact.node}" if impact else ""
     return f"training also stopped{after}, for {stop.for_s:.1f} s" + (f" ({stop.why})" if stop.why else "")
@@ -92,7 +92,7 @@ def _time(drill: Drill) -> str:
 
 def as_json(drill: Drill) -> dict[str, Any]:
     """Return the whole report for programs."""
-    recoveries = [{**asdict(each.impact), **_figures(each)} for each in drill.recoveries]
+    recoveries = [{**_impact(each.impact), **_figures(each)} for each in drill.recoveries]
     whole = {"seed": drill.seed, "survived": drill.survived, "exit_code": drill.exit_code, "exact": drill.exact}
     times = {"started": drill.started, "ended": drill.ended, "goodput": dict(drill.goodput), "share": drill.share}
     steps = {
@@ -107,6 +107,11 @@ def as_json(drill: Drill) -> dict[str, Any]:
     return {**whole, **times, **steps, **details}
 
 
+def _impact(impact: FaultImpact) -> dict[str, Any]:
+    """Return a fault for programs, which know `needs_repair` as `heals`."""
+    return {"heals" if name == "needs_repair" else name: value for name, value in asdict(impact).items()}
+
+
 def _stop(each: TrainingStop) -> dict[str, Any]:
     number = each.impact.number if each.impact else None
     return {"after_fault": number, "after_s": each.after_s, "for_s": each.for_s, "why": each.why}
@@ -117,12 +122,12 @@ def _figures(each: Recovery) -> dict[str, float | int | None]:
     return {**times, "returned_s": each.returned_s, "steps_lost": each.steps_lost}
 
 
-# The timeline as a picture: the loss above, below it a bar for each node, and the injected faults
+# The timeline as a picture: the loss at the top, a bar for each node below it, a line for each injected fault
 
 
 WIDTH, LEFT, RIGHT = 1000, 90, 10
 CURVE, LANE, GAP, AXIS = 150, 18, 8, 26  # heights
-MOST_POINTS = 800
+MAX_POINTS = 800
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ class _Scale:
 
 
 def render_picture(drill: Drill) -> str:
-    """Return the timeline as SVG, coloured by the page around it."""
+    """Return the timeline as SVG. Its colours come from the style sheet of the page."""
     scale = _Scale(drill.started, drill.last_event_at)
     height = CURVE + GAP + len(drill.nodes) * (LANE + GAP) + AXIS
     parts = [*_axis(scale, height), *_curve(drill, scale), *_lanes(drill, scale), *_fault_lines(drill, scale, height)]
@@ -161,10 +166,10 @@ def _curve(drill: Drill, scale: _Scale) -> Iterator[str]:
     low, high = min(step.loss for step in steps), max(step.loss for step in steps)
     yield f'<text x="{LEFT - 6}" y="12" text-anchor="end">{high:.2f}</text>'
     yield f'<text x="{LEFT - 6}" y="{CURVE - 4}" text-anchor="end">{low:.2f}</text>'
-    every = max(1, len(steps) // MOST_POINTS)
+    every = max(1, len(steps) // MAX_POINTS)
     for generation in sorted({step.generation for step in steps}):
-        mine = [step for step in steps if step.generation == generation]
-        kept = [*mine[::every], mine[-1]]
+        own = [step for step in steps if step.generation == generation]
+        kept = [*own[::every], own[-1]]
         points = " ".join(f"{scale.x(step.at)},{_y(step.loss, low, high)}" for step in kept)
         yield f'<polyline class="curve" points="{points}"><title>generation {generation}</title></polyline>'
 
@@ -179,7 +184,7 @@ def _lanes(drill: Drill, scale: _Scale) -> Iterator[str]:
         yield f'<text x="0" y="{top + 13}">{in_html(node)}</text>'
         yield _bar("well", scale, drill.started, drill.ended, top, f"{node} in service")
         for each in drill.recoveries:
-            if each.impact.node == node and each.impact.heals:
+            if each.impact.node == node and each.impact.needs_repair:
                 yield from _out_of_service(each, drill, scale, top)
 
 

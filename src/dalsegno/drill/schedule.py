@@ -16,26 +16,26 @@ from dalsegno.recovery.phase import NodePhase
 
 @dataclass(frozen=True)
 class FaultKind:
-    """A fault as `inject` knows it, and its expected effects."""
+    """A fault with its options for `inject`, and its expected effects."""
 
     fault: str
     options: FaultOptions = field(default_factory=FaultOptions)
     stops: bool = True  # training stops
-    heals: bool = True  # the controller has something to repair
+    needs_repair: bool = True  # the controller has something to repair
     weight: int = 1
-    by_agent: bool = False  # only the node's agent can detect it, or is hit by it
+    by_agent: bool = False  # the node's agent alone detects the fault, or is its target
 
     @property
     def label(self) -> str:
-        """`xid 79`"""
+        """The name of the fault with its code, such as `xid 79`."""
         return f"{self.fault} {self.options.code}" if self.options.code is not None else self.fault
 
 
 KINDS = (
     FaultKind("power-off", weight=3),
-    FaultKind("worker-kill", heals=False, weight=3),
+    FaultKind("worker-kill", needs_repair=False, weight=3),
     FaultKind("xid", FaultOptions(code=79), weight=2, by_agent=True),
-    FaultKind("agent-dead", stops=False, heals=False, by_agent=True),
+    FaultKind("agent-dead", stops=False, needs_repair=False, by_agent=True),
     FaultKind("slurmd-dead", stops=False),
     FaultKind("net-cut", FaultOptions(for_s=3.0)),
 )
@@ -46,7 +46,7 @@ class ScheduledFault:
     """One fault to inject."""
 
     kind: FaultKind
-    after_steps: int  # since recovery from the last one
+    after_steps: int  # number of steps since the recovery from the last fault
     node: int  # index among the nodes in training, modulo their number
 
 
@@ -61,24 +61,24 @@ def select_kinds(names: Sequence[str]) -> Sequence[FaultKind]:
 
 
 def draw(count: int, seed: int, kinds: Sequence[FaultKind] = KINDS) -> list[ScheduledFault]:
-    """Draw faults: every kind once, if there are enough, then by weight; in random order."""
-    dice = random.Random(seed)
-    chosen = dice.sample(list(kinds), min(count, len(kinds)))
-    chosen += dice.choices(list(kinds), [kind.weight for kind in kinds], k=count - len(chosen))
-    dice.shuffle(chosen)
-    return [ScheduledFault(kind, dice.randint(5, 25), dice.randrange(1_000_000)) for kind in chosen]
+    """Draw `count` faults in random order: each kind once, as far as `count` allows, the rest by weight."""
+    generator = random.Random(seed)
+    chosen = generator.sample(list(kinds), min(count, len(kinds)))
+    chosen += generator.choices(list(kinds), [kind.weight for kind in kinds], k=count - len(chosen))
+    generator.shuffle(chosen)
+    return [ScheduledFault(kind, generator.randint(5, 25), generator.randrange(1_000_000)) for kind in chosen]
 
 
 # Number of nodes that train, and of spares
 
 
-NODES, SPARES = 4, 1  # by default, if the cluster has that many
+NODES, SPARES = 4, 1  # defaults, if the cluster has that many
 
 
 def choose_size(in_service: int, nodes: int | None, spares: int | None) -> tuple[int, int]:
-    """Return the numbers of nodes and spares: as requested, else as available.
+    """Return the number of nodes and of spares, chosen by availability where not requested.
 
-    More than are available would wait in Slurm's queue for ever.
+    Raise UsageError for more than are in service: the run would wait in Slurm's queue forever.
     """
     if nodes is None:
         nodes = max(1, min(NODES, in_service - (spares or 0)))
@@ -93,7 +93,7 @@ def choose_size(in_service: int, nodes: int | None, spares: int | None) -> tuple
     return nodes, spares
 
 
-# What the controller will not repair, known before the drill starts
+# Warnings before the drill starts
 
 
 _STAYS = "broken nodes stay broken until `dalsegno inject --clear` or `dalsegno up`"
@@ -104,9 +104,11 @@ _MODES = {"observe": "the controller only observes (`mode: observe` in the clust
 def warn_of_missing_repairs(
     faults: Sequence[ScheduledFault], automation: Mapping[str, Any] | None, partitions: Sequence[str]
 ) -> str:
-    """Return a warning if the controller will not repair everything, else "". `automation` is its answer, or None if
-    there is no controller."""
-    if not any(fault.kind.heals for fault in faults):
+    """Return a warning if the controller will not repair all nodes, else "".
+
+    `automation` is the controller's answer; None if there is no controller.
+    """
+    if not any(fault.kind.needs_repair for fault in faults):
         return ""
     if automation is None:
         return f"this cluster has no controller: {_STAYS}"
@@ -114,16 +116,16 @@ def warn_of_missing_repairs(
         return f"automation is paused: {_STAYS}; resume it with `dalsegno automation resume`"
     if mode := _MODES.get(str(automation.get("mode"))):
         return f"{mode}: {_STAYS}"
-    return _warn_of_budget(sum(fault.kind.heals for fault in faults), automation, partitions)
+    return _warn_of_budget(sum(fault.kind.needs_repair for fault in faults), automation, partitions)
 
 
 def repairs_nodes(automation: Mapping[str, Any] | None) -> bool:
-    """Return whether the controller repairs nodes, so that waiting for them makes sense."""
+    """Return whether the controller repairs nodes at present."""
     return automation is not None and automation.get("automation") != "paused" and automation.get("mode") not in _MODES
 
 
 def _warn_of_budget(faults: int, automation: Mapping[str, Any], partitions: Sequence[str]) -> str:
-    """Return a warning if the faults may exceed the hourly limit. A node that is hit while it is out counts once."""
+    """Return a warning if the faults may exceed the hourly limit. A second fault of a node may not count towards it."""
     taken = max((int(automation.get("taken", {}).get(name, 0)) for name in partitions), default=0)
     left = max(int(automation.get("per_hour", faults + taken)) - taken, 0)
     if faults <= left:
@@ -135,7 +137,7 @@ def _warn_of_budget(faults: int, automation: Mapping[str, Any], partitions: Sequ
 
 
 def find_existing_faults(faults: Sequence[InjectedFault], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what is wrong before the drill starts, one sentence each. `nodes` is the controller's answer."""
+    """Return a sentence on each fault that exists before the drill starts. `nodes` is the controller's answer."""
     injected: dict[str, list[str]] = {}
     for fault in faults:
         injected.setdefault(fault.node, []).append(fault.fault)
@@ -150,20 +152,22 @@ def find_existing_faults(faults: Sequence[InjectedFault], nodes: Sequence[Mappin
 # Repairs that are not finished when the run ends
 
 
-NOTICED_S = 20.0  # a fault that was not noticed by then will not be
+NOTICED_S = 20.0  # a fault that the controller has not noticed by then stays unnoticed
 
 
 def find_unreturned(impacts: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> list[FaultImpact]:
     """Return the faults whose node should be repaired and has not returned since."""
     returned = {mark.node: mark.at for mark in sorted(marks, key=lambda mark: mark.at) if mark.what == RETURNED}
-    return [impact for impact in impacts if impact.heals and returned.get(impact.node, 0.0) <= impact.at]
+    return [impact for impact in impacts if impact.needs_repair and returned.get(impact.node, 0.0) <= impact.at]
 
 
 def find_repairable(
     missing: Sequence[FaultImpact], nodes: Mapping[str, Mapping[str, Any]], now: float
 ) -> list[FaultImpact]:
-    """Return those that may still be repaired. `nodes` is the controller's answer: a node that is still in service has
-    an unnoticed fault, and one that was given up needs an administrator."""
+    """Return the faults whose node may still be repaired. `nodes` is the controller's answer.
+
+    A node that is still in service has an unnoticed fault. A node that was given up needs an administrator.
+    """
     return [
         impact
         for impact in missing
@@ -178,7 +182,7 @@ def _may_be_repaired(impact: FaultImpact, phase: NodePhase, now: float) -> bool:
 
 
 def describe_waiting(missing: Sequence[FaultImpact], nodes: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a status line: `the run is over; waiting for n1 (xid 79), which is validating`"""
+    """Return a status line such as `the run is over; waiting for n1 (xid 79), which is validating`."""
     faults: dict[str, list[str]] = {}
     for impact in missing:
         faults.setdefault(impact.node, []).append(impact.fault)

@@ -1,7 +1,7 @@
-"""The training of a drill: a very small GPT that learns this file, character by character.
+"""The training script of a drill: a very small GPT that learns this file, character by character.
 
-python training.py CHECKPOINTS NOTES STEPS PAUSE-S: every step and the digest of the final weights are written to NOTES,
-so that a disturbed run can be compared with an undisturbed one, bit for bit. Runs in the user's Python.
+Usage: python training.py CHECKPOINTS NOTES STEPS PAUSE-S. Rank 0 writes every step and the digest of the final weights
+to NOTES, so that a disturbed run can be compared with an undisturbed one, bit for bit. It runs in the user's Python.
 """
 
 from __future__ import annotations
