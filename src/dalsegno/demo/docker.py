@@ -1,4 +1,4 @@
-"""The scene of a cancelled job: its program survives if Docker started it, and ends if it ran in our container."""
+"""The demo scene of a cancelled job: its program survives if Docker started it, but not in a Dal Segno container."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed, LocalRunner, Runner
 
 PROGRAM = "sleep 1000"
-TOPS = ("slurmstepd", "slurmd", "dockerd", "containerd")  # ancestors at which the list of parents ends
+TOPS = ("slurmstepd", "slurmd", "dockerd", "containerd")  # services of the node, at which the list of ancestors ends
 WAIT_S = 90.0
 Notify = Callable[[str], None]
 
@@ -42,14 +42,14 @@ class NodeProcess:
 
 @dataclass(frozen=True)
 class ObservedProgram:
-    """What is visible of a program while its job runs."""
+    """Facts about the program of a job, observed while the job runs."""
 
     pid: int
     user: str
-    ancestors: tuple[str, ...]  # nearest last
+    ancestors: tuple[str, ...]  # names, the direct parent last
     cgroup: str
     gpu: str
-    counted: bool  # by Slurm, as a process of the job
+    counted: bool  # whether Slurm lists it as a process of the job
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,17 @@ class DockerStage:
     researcher: SlurmClient
     node: str
     ask: Callable[[Sequence[str]], str]
-    output: Path  # of the jobs
+    output: Path  # output file of the jobs
 
 
 def play(stage: DockerStage, command: str, notify: Notify, export: str = "") -> Ending:
-    """Submit a job, look at its program, cancel the job, and look again once Slurm has nothing on the node."""
+    """Submit a job, observe its program, cancel the job, and check whether the program runs once the node is idle."""
     before = {process.pid for process in find(stage)}
     args = ["--gpus=1", f"--output={stage.output}", f"--export=ALL{export and ','}{export}", f"--wrap={command}"]
     job = stage.researcher.submit(args=args)
     notify(f"job {job}: {command}")
     pid = until(lambda: _started(stage, job, before), WAIT_S, f"`{PROGRAM}` of job {job} on {stage.node}")
-    program = look(stage, job, pid)
+    program = observe(stage, job, pid)
     notify(f"its program is process {pid} on {stage.node}; now: scancel {job}")
     stage.slurm.cancel(job)
     until(lambda: _is_idle(stage), WAIT_S, f"{stage.node} to be idle again")
@@ -101,18 +101,18 @@ def _started(stage: DockerStage, job: int, before: set[int]) -> int:
 
 
 def _is_idle(stage: DockerStage) -> bool:
-    """Return whether the node is idle and not COMPLETING: Slurm has then killed every process it knows of."""
+    """Return whether the node is idle and not COMPLETING, so that Slurm has killed every process it knows of."""
     node = stage.slurm.node(stage.node)
     return node.state is NodeState.IDLE and not node.flags
 
 
 def find(stage: DockerStage) -> list[NodeProcess]:
-    """Return the processes of the program; Slurm starts it with its path, Docker without."""
+    """Return the processes that run PROGRAM. Slurm starts it with its full path, Docker without."""
     name = PROGRAM.split()[0]
     return [each for each in processes(stage) if each.name == name and each.args.endswith(PROGRAM)]
 
 
-def look(stage: DockerStage, job: int, pid: int) -> ObservedProgram:
+def observe(stage: DockerStage, job: int, pid: int) -> ObservedProgram:
     known = {process.pid: process for process in processes(stage)}
     counted = stage.ask(["scontrol", "listpids", str(job), stage.node])
     return ObservedProgram(
@@ -139,7 +139,7 @@ def parse_ps(text: str) -> list[NodeProcess]:
 
 
 def ancestors(known: dict[int, NodeProcess], pid: int) -> tuple[str, ...]:
-    """Return the parents up to the first that is a service of the node, or to the node's first process."""
+    """Return the ancestors up to the nearest service of the node (TOPS), or up to the node's first process."""
     names: list[str] = []
     while (process := known.get(known[pid].parent)) is not None:
         names.insert(0, "init" if process.pid == 1 else process.name)
@@ -150,7 +150,7 @@ def ancestors(known: dict[int, NodeProcess], pid: int) -> tuple[str, ...]:
 
 
 def parse_cgroup(text: str) -> str:
-    """Where Slurm looks for a job's processes: in the freezer's hierarchy, or in the only one."""
+    """Return the cgroup by which Slurm finds a job's processes: of the freezer in v1, the only one in v2."""
     groups = {kind: path for line in text.splitlines() for _, kind, path in [line.split(":", 2)]}
     return groups.get("freezer") or groups.get("", "")
 
@@ -159,18 +159,18 @@ def parse_variable(environ: str, name: str) -> str:
     return dict(each.partition("=")[::2] for each in environ.split("\0")).get(name, "")
 
 
-# Docker's daemon on one node for the duration of the scene, with all its files in its own mount namespace
+# Docker's daemon, on one node for the duration of the scene, with its files in a mount namespace of its own
 
 
 START_S = 60.0
 END_S = 20.0
-# Images, sockets, PID files and the key that it writes to /etc are in memory and visible to the daemon alone: they
-# vanish with it.
+# The daemon's images, sockets, PID files and its key in /etc are in memory. Only the daemon sees them, and they vanish
+# with it.
 PRIVATE = """mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/etc /run/work &&
     mount -t overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work overlay /etc && exec "$@"
 """
 ALONE = ("unshare", "--mount", "--", "/bin/sh", "-c", PRIVATE, "sh")
-# A small root file system and no network of its own: nothing on the machine is changed.
+# Without a bridge or firewall rules: the daemon changes nothing on the machine.
 PLAIN = (
     "--data-root=/run/data", "--exec-root=/run/docker", "--pidfile=/run/docker.pid", "--storage-driver=vfs",
     "--exec-opt=native.cgroupdriver=cgroupfs", "--default-cgroupns-mode=private", "--bridge=none",
@@ -181,7 +181,7 @@ OnNode = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str,
 
 
 def find_programs() -> tuple[str, str]:
-    """Return the paths of the daemon and of the client installed with it."""
+    """Return the paths of Docker's daemon and of its client; raise NotThere if Docker is not installed."""
     daemon = program("dockerd")
     if daemon is None:
         raise NotThere(
@@ -195,7 +195,7 @@ def find_programs() -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Docker:
-    """A client of the daemon, usable anywhere on the machine. As a Runner it is the `docker` of an import."""
+    """A client of the daemon. It is also the Runner with which an image import calls `docker`."""
 
     client: str
     socket: Path
@@ -224,7 +224,7 @@ class Docker:
 
 @contextlib.contextmanager
 def daemon(on_node: OnNode, folder: Path, group: str, cgroup: str) -> Iterator[Docker]:
-    """Run the daemon on the node during the block. Members of `group` may use it, which makes them root there."""
+    """Run the daemon on the node during the block. Members of `group` may use it, which gives them root's rights."""
     dockerd, client = find_programs()
     docker = Docker(client, folder / "docker.sock", LocalRunner())
     log = folder / "dockerd.log"
@@ -258,8 +258,8 @@ def _end_all(mark: str) -> None:
     until = time.monotonic() + END_S
     while processes := marked(mark):
         below = {pid for process in processes for pid in descendants(process.pid)}
-        below_it = [Process(pid, ticks) for pid in below if (ticks := start_ticks(pid)) is not None]
-        end([*processes, *below_it], timeout_s=1.0)
+        descending = [Process(pid, ticks) for pid in below if (ticks := start_ticks(pid)) is not None]
+        end([*processes, *descending], timeout_s=1.0)
         if time.monotonic() > until:
             raise TargetError("Docker's daemon does not exit", hint="`dalsegno down dalsegno-demo` stops its host")
 
@@ -279,7 +279,7 @@ def give_to_docker(docker: Docker, folder: Path) -> str:
 
 
 def take_from_docker(docker: Docker, folder: Path) -> Path:
-    """Return the same image as a .sqsh, as `dalsegno image import dockerd://…` makes it."""
+    """Import the image from Docker, as `dalsegno image import dockerd://…` does, and return its .sqsh file."""
     path = folder / "sleep.sqsh"
     Importer(ImageStore(folder / "images"), runner=docker).to_file(parse_name(f"dockerd://{NAME}"), path)
     path.chmod(0o644)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def until(answer: Callable[[], T], timeout_s: float, what: str) -> T:
-    """Return the first answer that is not empty."""
+    """Call `answer` until its result is not empty, and return that; raise TargetError after `timeout_s`."""
     end = time.monotonic() + timeout_s
     while not (value := answer()):
         if time.monotonic() > end:
@@ -43,13 +43,13 @@ class WantedJob:
     seconds: int
 
 
-WISHES = (WantedJob("ada", 2, "medium", 7), WantedJob("bob", 2, "high", 4), WantedJob("cem", 1, "low", 2))
+JOBS = (WantedJob("ada", 2, "medium", 7), WantedJob("bob", 2, "high", 4), WantedJob("cem", 1, "low", 2))
 HEAVY, LIGHT = "ada", "cem"
 
 
 @dataclass(frozen=True)
 class ScenarioOutcome:
-    """The outcome: the jobs from accounting, Slurm's refusal, and the priorities of the next jobs."""
+    """The outcome of the scene: the jobs from accounting, Slurm's refusal, and the priorities of the next jobs."""
 
     jobs: dict[str, JobInfo]
     running_at_release: tuple[str, ...]
@@ -66,11 +66,11 @@ class Lab:
 
 
 def play(lab: Lab, notify: Notify) -> ScenarioOutcome:
-    """Play the whole scene. No job is left, and the partition is open."""
+    """Play the whole scene. At its end no job is left, and the partition is open."""
     notify("the partition is closed; ada, bob and cem submit their jobs, in this order")
     lab.slurm.update(PartitionName=PARTITION, State="DOWN")
     try:
-        ids = {wish.who: _submit(lab, wish) for wish in WISHES}
+        ids = {job.who: _submit(lab, job) for job in JOBS}
         refusal = _ask_too_much(lab)
     finally:
         lab.slurm.update(PartitionName=PARTITION, State="UP")
@@ -84,20 +84,20 @@ def play(lab: Lab, notify: Notify) -> ScenarioOutcome:
     return ScenarioOutcome(jobs, running, refusal, _compare_next(lab, notify))
 
 
-def _submit(lab: Lab, wish: WantedJob) -> int:
+def _submit(lab: Lab, job: WantedJob) -> int:
     args = [
         "-A",
-        wish.who,
+        job.who,
         "-p",
         PARTITION,
-        f"--qos={wish.qos}",
-        f"--gpus={wish.gpus}",
+        f"--qos={job.qos}",
+        f"--gpus={job.gpus}",
         "-J",
-        wish.who,
+        job.who,
         "-o",
         "/dev/null",
     ]
-    return lab.as_user(wish.who).submit(args=[*args, f"--wrap=sleep {wish.seconds}"])
+    return lab.as_user(job.who).submit(args=[*args, f"--wrap=sleep {job.seconds}"])
 
 
 def _ask_too_much(lab: Lab) -> str:
@@ -114,7 +114,7 @@ def _ask_too_much(lab: Lab) -> str:
 
 
 def _wait_for_start(lab: Lab, ids: dict[str, int]) -> tuple[str, ...]:
-    """Return who runs, highest priority first, once four GPUs are in use."""
+    """Wait until four GPUs are in use, and return the users of the running jobs, highest priority first."""
 
     def four_in_use() -> tuple[str, ...]:
         running = [job for job in lab.slurm.jobs() if job.id in ids.values() and job.state is JobState.RUNNING]
@@ -133,9 +133,9 @@ def _wait_for_end(lab: Lab, ids: dict[str, int]) -> dict[str, JobInfo]:
 
 
 def _compare_next(lab: Lab, notify: Notify) -> dict[str, int]:
-    """Let one user take all GPUs while both submit equal jobs, until Slurm has updated fair share."""
-    hog = _submit(lab, WantedJob(HEAVY, 4, "medium", 600))
-    until(lambda: lab.slurm.job(hog).state is JobState.RUNNING, 60, f"{HEAVY}'s big job running")
+    """Return the priorities of two equal jobs, once fair share counts that one of their users occupies all GPUs."""
+    big_job = _submit(lab, WantedJob(HEAVY, 4, "medium", 600))
+    until(lambda: lab.slurm.job(big_job).state is JobState.RUNNING, 60, f"{HEAVY}'s big job running")
     ids = {who: _submit(lab, WantedJob(who, 1, "medium", 1)) for who in (HEAVY, LIGHT)}
     notify("Slurm updates fair share once a minute: waiting for it")
 
@@ -146,7 +146,7 @@ def _compare_next(lab: Lab, notify: Notify) -> dict[str, int]:
     try:
         return until(weighed, FAIR_SHARE_WAIT_S, f"{HEAVY}'s priority below {LIGHT}'s")
     finally:
-        lab.slurm.cancel(*ids.values(), hog)
+        lab.slurm.cancel(*ids.values(), big_job)
 
 
 # Jobs as bars over time, in plain characters
@@ -164,7 +164,7 @@ class JobBar:
 
 
 def draw(bars: Sequence[JobBar], width: int = 48, *, solid: str = "█", dotted: str = "·") -> str:
-    """Return one line per bar, and a scale below; waiting is dotted, running is solid."""
+    """Return one line per bar, dotted while the job waits and solid while it runs, and a scale below."""
     first = min(bar.submitted for bar in bars)
     last = max(bar.ended for bar in bars)
     per_s = width / max(last - first, 1.0)

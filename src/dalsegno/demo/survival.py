@@ -1,4 +1,4 @@
-"""The scene of a training run that survives faults: the faults, and the times of other tools."""
+"""The demo scene of a training run that survives faults: which faults, and how long other tools take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ FAULTS = (
     ScheduledFault(FaultKind("xid", FaultOptions(code=79)), after_steps=120, node=1),
 )
 
-# Measured by benchmarks/restart.py on two cores, four virtual hosts, the same cluster and Python; docs/performance.md.
+# Measured by benchmarks/restart.py on two cores and four virtual hosts, with the same cluster and Python; see
+# docs/performance.md.
 OTHERS = (
     ("torchrun, elastic, its defaults", "never within 120 s"),
     ("torchrun in a Slurm job that is requeued", "never within 180 s"),
@@ -28,13 +29,13 @@ NOTES = (
 
 
 def remove_paths(drill: Drill, folder: str) -> Drill:
-    """Return the drill without paths into the cluster's folder, which is removed while the page stays."""
+    """Return the drill without paths into the cluster's folder, because the page outlives that folder."""
     under = re.compile(rf":? ?{re.escape(folder)}\S*")
     return replace(drill, marks=tuple(replace(mark, text=under.sub("", mark.text)) for mark in drill.marks))
 
 
 def compare(drill: Drill) -> Comparison:
-    """Compare our time, as just measured, with that of other tools."""
+    """Return a comparison of the time of `dalsegno run` in this drill with the times of other tools."""
     cut = next((each for each in drill.recoveries if each.impact.fault == "power-off"), None)
     ours = seconds(cut.resumed_s) if cut else "not run"
     lines = [("dalsegno run, with a spare (just now)", ours), *OTHERS]
