@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-AFTER_S = 60.0  # events of a node so soon after a failure of a run or job may be its cause
+AFTER_S = 60.0  # a node event within this time after a run or job failed may explain the failure
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One entry of a timeline. `who`: Slurm, the run, the controller, a check, or `inject`."""
+    """One entry of a timeline. `who` is its source: Slurm, the run, the controller, a check, or `inject`."""
 
     at: float  # seconds since 1970
     who: str
@@ -19,7 +19,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The verdict in one sentence, and the next command; none if there is nothing to do."""
+    """The verdict in one sentence, and the next command; "" if there is nothing to do."""
 
     sentence: str
     next: str = ""
@@ -27,7 +27,7 @@ class Conclusion:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The complete answer. `subject`: `node gpu-3`, `run train-x7`, `job 12`."""
+    """The complete answer. `subject` is, for example, `node gpu-3`, `run train-x7` or `job 12`."""
 
     subject: str
     verdict: Conclusion

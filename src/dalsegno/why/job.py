@@ -11,7 +11,7 @@ from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.messages import PendingReason, parse_pending
 from dalsegno.why.answer import AFTER_S, Conclusion, Moment
 
-# The meaning of each reason and the next command. {job}: the job's id, {part}: its partition, {user}: its user.
+# The meaning of each reason, and the next command. {job} is the job's id, {part} its partition, {user} its user.
 WAITS: dict[PendingReason, tuple[str, str]] = {
     PendingReason.RESOURCES: (
         "it is next in line, but the nodes it needs are busy",
@@ -79,14 +79,14 @@ def why_it_waits(reason: str, job: str, partition: str, user: str) -> Conclusion
     known = parse_pending(reason)
     if known not in WAITS:
         bare = reason.strip("()")
-        said = f"Slurm's reason is `{bare}`" if bare else "Slurm has not given a reason yet"
-        return Conclusion(said, f"scontrol show job {job}")
+        sentence = f"Slurm's reason is `{bare}`" if bare else "Slurm has not given a reason yet"
+        return Conclusion(sentence, f"scontrol show job {job}")
     sentence, command = WAITS[known]
     return Conclusion(sentence, command.format(job=job, part=partition, user=user))
 
 
 def explain_job(job: JobInfo, run: str = "") -> Conclusion:
-    """Return the verdict on a job. `run`: the run to which it belongs, if any."""
+    """Return the verdict on a job. `run` is the run that it belongs to; "" if none."""
     found = _by_state(job)
     sentence = f"{found.sentence}{_of_run(job, run)}{_excluded(job, run)}"
     return Conclusion(sentence, f"dalsegno why {run}" if run and job.state is not JobState.PENDING else found.next)
@@ -103,7 +103,7 @@ def _of_run(job: JobInfo, run: str) -> str:
 
 
 def _excluded(job: JobInfo, run: str) -> str:
-    """Return which nodes are excluded: a job may wait although nodes are free."""
+    """Return a clause on the nodes that a waiting job excludes, because it may wait while these are free."""
     if job.state is not JobState.PENDING or not job.excluded:
         return ""
     text = f"run {run} excludes {{}}: nodes it uses or has left" if run else "nodes are excluded: {}"
@@ -115,10 +115,12 @@ def _by_state(job: JobInfo) -> Conclusion:
         found = why_it_waits(job.reason, job.label, job.partition, job.user)
         return Conclusion(f"job {job.label} waits: {found.sentence}", found.next)
     if job.state is JobState.FAILED:
-        return Conclusion(f"job {job.label} ended with {_code(job)}: its program failed", _look(job))
+        return Conclusion(f"job {job.label} ended with {_code(job)}: its program failed", _output_command(job))
     if job.state in _ENDS:
         sentence, command = _ENDS[job.state]
-        return Conclusion(f"job {job.label} {sentence}", command.format(job=job.label) if command else _look(job))
+        return Conclusion(
+            f"job {job.label} {sentence}", command.format(job=job.label) if command else _output_command(job)
+        )
     return Conclusion(f"job {job.label} is {job.state.value.lower()}", f"scontrol show job {job.label}")
 
 
@@ -141,7 +143,7 @@ _ENDS = {
 
 
 def aftermath_s(job: JobInfo) -> float:
-    """Return how long after its end events of its nodes may explain it; only the same second if it did not fail."""
+    """Return for how long after the job's end node events may explain it: one second if it did not fail."""
     return 1.0 if job.state in (JobState.COMPLETED, JobState.CANCELLED) else AFTER_S
 
 
@@ -154,8 +156,8 @@ def _code(job: JobInfo) -> str:
     return f"exit code {job.exit_code}"
 
 
-def _look(job: JobInfo) -> str:
-    """Return the command that shows its output."""
+def _output_command(job: JobInfo) -> str:
+    """Return the command that shows the job's output."""
     output = job.stderr or job.stdout
     return f"tail {shlex.quote(output)}" if output else f"sacct -j {job.label} --format=JobID,State,ExitCode,NodeList"
 

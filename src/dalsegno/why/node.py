@@ -20,19 +20,19 @@ from dalsegno.why.answer import Conclusion, Moment
 
 @dataclass(frozen=True)
 class ControllerView:
-    """What a controller knows of a node: its phase (None without a controller), its last note, findings and actions."""
+    """What the controller knows about a node. The defaults stand for a cluster without a controller."""
 
     phase: NodePhase | None = None
     note: str = ""
-    held: HeldAction = HeldAction.NO  # why no more was done
-    tried: Remedy | None = None  # the last one
+    held: HeldAction = HeldAction.NO  # why the controller does not act
+    tried: Remedy | None = None  # the last remedy
     ahead: Forecast | None = None  # the planned repair
     moments: tuple[Moment, ...] = ()
     failing: tuple[str, ...] = ()  # checks whose last result is a failure, with their findings
     slurm_users: frozenset[str] = SLURM_USERS
     excused: tuple[str, ...] = ()  # faults that are ignored because a user returned the node to service
-    fault: NodeFault | None = None  # the current one; Slurm's reason has the one for which it was drained
-    about: Topic = Topic.OTHER  # what the note is about
+    fault: NodeFault | None = None  # the current fault; Slurm's reason names the fault for which the node was drained
+    about: Topic = Topic.OTHER  # subject of the note
 
 
 def read_controller_view(answer: Mapping[str, Any]) -> ControllerView:
@@ -70,7 +70,7 @@ def _failing(answer: Mapping[str, Any]) -> tuple[str, ...]:
 
 # Verdict
 
-SAME_S = 2  # tolerance between slurmctld's time of a drain and the database's
+SAME_S = 2  # maximum difference between the times of a drain in slurmctld and in the database
 _UNKNOWN = ControllerView()
 _WILL = {
     Remedy.RESET: ("its GPUs are reset", "its GPUs would be reset"),
@@ -95,9 +95,9 @@ def explain_node(node: NodeInfo, controller: ControllerView = _UNKNOWN) -> Concl
             f"dalsegno nodes show {node.name}",
         )
     if controller.phase is NodePhase.SUSPECTED and node.in_service:
-        # Only its agent knows more, and `up` restarts it.
-        look = "dalsegno up" if controller.about is Topic.AGENT_DEAD else f"dalsegno health --node {node.name}"
-        command = _next(controller, look)
+        # Only the node's agent could tell more, and `dalsegno up` restarts it.
+        default = "dalsegno up" if controller.about is Topic.AGENT_DEAD else f"dalsegno health --node {node.name}"
+        command = _next(controller, default)
         return Conclusion(f"{node.name} is in service but suspected: {controller.note}", command)
     if node.reason == SPARE_REASON:
         return Conclusion(
@@ -106,7 +106,7 @@ def explain_node(node: NodeInfo, controller: ControllerView = _UNKNOWN) -> Concl
     if fault and (node.draining or node.down):
         return Conclusion(
             f"{node.name} was drained by the controller: {_fault(controller.fault or fault, controller)}",
-            _next(controller, _look(node.name, controller)),
+            _next(controller, _details_command(node.name, controller)),
         )
     if rule_of(node, controller.slurm_users):
         is_known = controller.held is not HeldAction.NO or controller.about is Topic.SLURM_DRAIN
@@ -138,7 +138,7 @@ def moments_of_node(node: NodeInfo, events: Sequence[NodeEvent]) -> Iterator[Mom
 
 
 def _drained_by_others(node: NodeInfo, controller: ControllerView) -> Conclusion:
-    """Return the verdict on a node that someone else drained. Do not suggest a resume while its checks fail."""
+    """Return the verdict on a node that a user drained. Do not suggest a resume while its health checks fail."""
     by = f" by {node.reason_user}" if node.reason_user else ""
     drained = f"{node.name} was drained{by}: {node.reason or 'no reason given'}; the controller does not touch it"
     if controller.failing:
@@ -151,12 +151,12 @@ def _drained_by_others(node: NodeInfo, controller: ControllerView) -> Conclusion
 
 def _fault(fault: NodeFault, controller: ControllerView) -> str:
     code = f" {fault.code}" if fault.code else ""
-    said = f" ({fault.text})" if fault.text else ""
-    return f"{fault.check}{code}{said}; {_does(fault.remedy, controller)}"
+    details = f" ({fault.text})" if fault.text else ""
+    return f"{fault.check}{code}{details}; {_does(fault.remedy, controller)}"
 
 
 def _does(remedy: Remedy, controller: ControllerView) -> str:
-    """Return what happens to the node now or next."""
+    """Return a clause on what the controller does with the node now or next."""
     if controller.phase is None:
         return "there is no controller to repair it"
     if controller.phase is NodePhase.REPAIRING:
@@ -179,13 +179,13 @@ def _will(ahead: Forecast) -> str:
     return f"as soon as its jobs have ended, {what}"
 
 
-def _next(controller: ControllerView, look: str) -> str:
-    """Return the command that unblocks the repair, or else one that shows more."""
+def _next(controller: ControllerView, default: str) -> str:
+    """Return the command that resumes automation if the repair waits for that, else `default`."""
     held = controller.ahead.held if controller.ahead else controller.held
-    return "dalsegno automation resume" if held.ends_with_resume else look
+    return "dalsegno automation resume" if held.ends_with_resume else default
 
 
-def _look(name: str, controller: ControllerView) -> str:
+def _details_command(name: str, controller: ControllerView) -> str:
     waits = controller.ahead and controller.ahead.how is Remedy.DRAIN
     return f"dalsegno health --node {name}" if waits else f"dalsegno nodes show {name}"
 

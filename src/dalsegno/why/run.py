@@ -17,7 +17,7 @@ def explain_run(status: RunStatus, entries: Sequence[Entry]) -> Conclusion:
     if status.phase is RunPhase.WAITING:
         job = f" (job {status.jobs[0]})" if status.jobs else ""
         return Conclusion(
-            f"run {status.run} waits in Slurm's queue{job}{_said(status)}",
+            f"run {status.run} waits in Slurm's queue{job}{_message_suffix(status)}",
             f"dalsegno why {status.jobs[0]}" if status.jobs else "squeue",
         )
     if status.phase is RunPhase.RUNNING and (idle := _idle(entries, status.generation)):
@@ -26,11 +26,11 @@ def explain_run(status: RunStatus, entries: Sequence[Entry]) -> Conclusion:
         return Conclusion(f"run {status.run} hangs: {idle.get('text')}", logs)
     if status.phase is RunPhase.RUNNING:
         return Conclusion(f"run {status.run} is training, in generation {status.generation}{_because(entries)}", logs)
-    return Conclusion(f"run {status.run} is {status.phase.value}{_said(status)}{_because(entries)}", logs)
+    return Conclusion(f"run {status.run} is {status.phase.value}{_message_suffix(status)}{_because(entries)}", logs)
 
 
 def _idle(entries: Sequence[Entry], generation: int) -> Entry | None:
-    """Return the journal entry that some ranks of this generation have returned and the others are idle."""
+    """Return the last journal entry that reports idle ranks of this generation; None if there is none."""
     found = [
         entry for entry in entries if entry.get("event") == RunEvent.IDLE and entry.get("generation") == generation
     ]
@@ -45,10 +45,12 @@ def _ended(status: RunStatus, entries: Sequence[Entry]) -> Conclusion:
     if status.exit_code == SAVED:
         return Conclusion(f"run {run} saved its state and stopped; it can be resumed", f"dalsegno runs show {run}")
     if status.exit_code == TERMINATED or status.cause.cancelled:
-        return Conclusion(f"run {run} was cancelled or terminated{_said(status)}", f"dalsegno logs {run}")
+        return Conclusion(f"run {run} was cancelled or terminated{_message_suffix(status)}", f"dalsegno logs {run}")
     failed = [entry for entry in entries if entry.get("event") == RunEvent.FAILED and not entry.get("noise")]
     if not failed:
-        return Conclusion(f"run {run} ended with code {status.exit_code}{_said(status)}", f"dalsegno logs {run}")
+        return Conclusion(
+            f"run {run} ended with code {status.exit_code}{_message_suffix(status)}", f"dalsegno logs {run}"
+        )
     first = _first_of_last(failed)
     again = len({entry.get("generation") for entry in failed if _fault(entry) == _fault(first)})
     times = f", {again} times in a row" if again > 1 else ""
@@ -64,19 +66,19 @@ def _fault(entry: Entry) -> object:
 
 
 def aftermath_s(status: RunStatus) -> float:
-    """Return how long after its end events of its nodes may explain it; 0 if it did not fail."""
+    """Return for how long after the run's end node events may explain it: 0 if it did not fail."""
     failed = status.exit_code not in (0, SAVED, TERMINATED) and not status.cause.cancelled
     return AFTER_S if failed else 0.0
 
 
 def _first_of_last(failed: Sequence[Entry]) -> Entry:
-    """Return the first failure of the last failed generation: the other ranks failed because of it."""
+    """Return the first failure of the last failed generation, which made its other ranks fail."""
     last = max(int(entry.get("generation", 0)) for entry in failed)
     return next(entry for entry in failed if int(entry.get("generation", 0)) == last)
 
 
 def _because(entries: Sequence[Entry]) -> str:
-    """Return what ended the previous generation; nothing older."""
+    """Return a clause on what ended the previous generation; "" if unknown."""
     begins = [at for at, entry in enumerate(entries) if entry.get("event") == RunEvent.GENERATION]
     since = entries[begins[-2] :] if len(begins) > 1 else entries
     texts = [text for entry in since if (text := _left(entry) or _hit(entry))]
@@ -85,7 +87,7 @@ def _because(entries: Sequence[Entry]) -> str:
 
 
 def _left(entry: Entry) -> str:
-    """Return the text for a node that the run left by itself. The timeline already has a note of it."""
+    """Return the text for a node that the run left by itself. In the timeline a note already says so."""
     return f"it left {entry.get('node')} ({entry.get('why')})" if entry.get("event") == RunEvent.LEFT else ""
 
 
@@ -102,35 +104,35 @@ def _failed(entry: Entry) -> str:
 
 
 def _only_noise(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the first rank that lost its peers, if no other cause of the generation's end is known."""
+    """Return the first failure, which is a complaint about peers, if no entry names another cause."""
     if any(_left(entry) or _hit(entry) for entry in entries):
         return []
     return [entry for entry in entries if entry.get("event") == RunEvent.FAILED][:1]
 
 
-def _said(status: RunStatus) -> str:
+def _message_suffix(status: RunStatus) -> str:
     return f": {status.message}" if status.message else ""
 
 
 def nodes_of_run(entries: Sequence[Entry]) -> list[str]:
-    """Return all nodes on which it has trained, most recent first."""
+    """Return all nodes on which the run has trained, those of the last generation first."""
     named = [map(str, entry.get("nodes", ())) for entry in entries if entry.get("event") == RunEvent.GENERATION]
     return list(dict.fromkeys(node for nodes in reversed(named) for node in nodes))
 
 
 def nodes_given(entries: Sequence[Entry], job: int) -> list[str]:
-    """Return all nodes that Slurm allocated to the run in this job, with lost ones, which Slurm has forgotten."""
+    """Return all nodes that Slurm allocated to the run in this job, including lost ones, which Slurm forgets."""
     granted = [entry for entry in entries if entry.get("event") == RunEvent.GRANTED and entry.get("job") == job]
     return list(dict.fromkeys(str(node) for entry in granted for node in entry.get("nodes", ())))
 
 
 def moments_of_run(entries: Sequence[Entry]) -> Iterator[Moment]:
-    of_this = list[Entry]()
+    of_generation = list[Entry]()
     for entry in entries:
         if entry.get("event") == RunEvent.GENERATION:
-            yield from (Moment(float(each["at"]), "run", _failed(each)) for each in _only_noise(of_this))
-            of_this = []
-        of_this.append(entry)
+            yield from (Moment(float(each["at"]), "run", _failed(each)) for each in _only_noise(of_generation))
+            of_generation = []
+        of_generation.append(entry)
         if text := _text(entry):
             yield Moment(float(entry["at"]), "run", text)
 
