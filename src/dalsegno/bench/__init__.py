@@ -1,1 +1,1 @@
-"""Benchmarks: settings, reports and their display. torch is imported only by the modules that measure with it."""
+"""Benchmarks: settings, reports and their display. Only the modules that measure import torch."""

@@ -19,13 +19,18 @@ from typing import Any
 
 from dalsegno.errors import DalsegnoError, UsageError
 
-BASELINE = "ddp"  # with torch's own bucket_cap_mb
-ASK, MEETING, PROGRESS, REPORT = "ask.json", "meeting", "progress", "report.json"  # files of the ranks of one machine
+BASELINE = "ddp"  # torch's DDP with its default bucket_cap_mb
+ASK, MEETING, PROGRESS, REPORT = (
+    "ask.json",
+    "meeting",
+    "progress",
+    "report.json",
+)  # files by which the ranks on one machine communicate
 
 
 @dataclass(frozen=True)
 class RankTraffic:
-    """One rank's messages in one step. `computed`: derived from the ring all-reduce, not counted."""
+    """One rank's messages in one step. `computed`: derived from the formula of a ring all-reduce, not counted."""
 
     calls: int
     messages: int
@@ -37,7 +42,7 @@ class RankTraffic:
 
 @dataclass(frozen=True)
 class StepSpan:
-    """A span of one rank's step, in seconds from its start: forward, backward, update or communicate."""
+    """A span of one rank's step (forward, backward, update or communicate), in seconds from the start of the step."""
 
     rank: int
     kind: str
@@ -48,7 +53,7 @@ class StepSpan:
 
 @dataclass(frozen=True)
 class RungResult:
-    """The result of one rung. `steps_s`: each step on its slowest rank. `why_not`: why it was not measured."""
+    """The result of one rung. `steps_s`: time of each step on its slowest rank. `why_not`: why it was not measured."""
 
     name: str
     steps_s: tuple[float, ...] = ()
@@ -62,7 +67,7 @@ class RungResult:
 
     @property
     def busiest(self) -> RankTraffic | None:
-        """Return the rank that sends the most, for which the others wait."""
+        """Return the traffic of the rank that sends the most, because the others wait for it."""
         return max(self.traffic, key=lambda each: each.sent_bytes, default=None)
 
 
@@ -84,7 +89,7 @@ class LadderReport:
         return f"{where}, {self.gradient_bytes / 2**20:.2f} MiB of gradients"
 
     def ratio(self, rung: RungResult) -> float | None:
-        """Return its time relative to DDP's; None if either is missing."""
+        """Return the time of a rung divided by that of DDP; None if either is missing."""
         ddp = next((each for each in self.rungs if each.name == BASELINE), None)
         return rung.median_s / ddp.median_s if rung.steps_s and ddp and ddp.steps_s else None
 
@@ -127,7 +132,7 @@ class LadderAsk:
     bucket_caps_mb: tuple[float, ...] = (1.0, 5.0, 25.0)
 
     def progress(self, number: int) -> str:
-        """Return the progress line before a step; empty for most steps."""
+        """Return the progress line to show before a step; "" for most steps."""
         return "" if number % max(1, self.steps // 4) else f"step {number + 1} of {self.steps}, all rungs in turn"
 
     def to_json(self) -> str:
@@ -187,13 +192,13 @@ def describe_unmeasured(report: LadderReport) -> list[str]:
     return [f"{each.name} was not measured: {each.why_not}" for each in report.rungs if each.why_not]
 
 
-# The example `ladder`, in the package or at the root of a clone
+# The example `ladder`, which is in the package or in a clone
 
 _HERE = Path(__file__).resolve()
 
 
 def examples_folder() -> Path:
-    """Return the folder that holds `ladder`."""
+    """Return the folder that contains the example `ladder`."""
     places = (_HERE.parent / "examples", _HERE.parents[3] / "examples")
     found = next((place for place in places if (place / "ladder" / "__init__.py").exists()), None)
     if found is None:
@@ -207,7 +212,7 @@ def make_importable() -> None:
 
 
 def check_torch(find: Callable[[str], object] = find_spec) -> None:
-    """Raise if torch is missing. Do not import it, which takes seconds."""
+    """Raise DalsegnoError if torch is not installed. torch is not imported, because that takes seconds."""
     if find("torch") is None:
         raise DalsegnoError(
             "`dalsegno bench ddp` needs PyTorch, which this Python does not have",
@@ -221,10 +226,10 @@ _FIRST_PORT, _PORTS = 20_000, 20_000
 
 
 def world_env(environ: Mapping[str, str], first_host: Callable[[str], str]) -> dict[str, str] | None:
-    """Return the variables that torch needs; None if this process is not one of several.
+    """Return the variables that torch needs and lacks; None if no launcher has started this process as a rank.
 
-    `first_host` parses Slurm's host lists. Slurm sets the task number in a batch script too, but the number of tasks of
-    the step only under srun.
+    `first_host` returns the first host of a Slurm hostlist. SLURM_PROCID is set in a batch script too, but
+    SLURM_STEP_NUM_TASKS only under srun.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return {}
@@ -241,13 +246,13 @@ def world_env(environ: Mapping[str, str], first_host: Callable[[str], str]) -> d
 
 
 def local_env(rank: int, processes: int) -> dict[str, str]:
-    """Return the variables of one of several processes on this machine, with one thread each as under torchrun."""
+    """Return the variables of one of the processes on this machine, with one thread each as under torchrun."""
     local = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}
     return {"RANK": str(rank), "WORLD_SIZE": str(processes), **local, "OMP_NUM_THREADS": "1"}
 
 
 def _first_number(tasks_per_node: str) -> str:
-    """Return the first number of Slurm's `4(x2),3`, which means four on each of two nodes, then three."""
+    """Return the first number of a Slurm list: `4` of `4(x2),3`, which means 4 tasks on each of 2 nodes, then 3."""
     return "".join(takewhile(str.isdigit, tasks_per_node))
 
 
@@ -257,14 +262,14 @@ def _port(environ: Mapping[str, str]) -> int:
     return _FIRST_PORT + (job * 101 + step) % _PORTS
 
 
-# Bytes sent over TCP, counted by the kernel, which also sees what libraries send
+# Bytes sent over TCP. The kernel counts them, so those of libraries are included
 
 _BYTES_SENT = 200  # offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info`, since Linux 4.19
 _LENGTH = _BYTES_SENT + 8
 
 
 def tcp_bytes_sent() -> int | None:
-    """Return the sum over all open connections; None if the kernel does not report it (not Linux, or an old one)."""
+    """Return the bytes sent on all open TCP connections; None if there is none, or the kernel does not count them."""
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
@@ -274,7 +279,7 @@ def tcp_bytes_sent() -> int | None:
 
 
 def _sent(number: int) -> int | None:
-    with contextlib.suppress(OSError):  # closed meanwhile, or a socket that is not TCP
+    with contextlib.suppress(OSError):  # the descriptor was closed meanwhile, or is not a TCP socket
         if not stat.S_ISSOCK(os.fstat(number).st_mode):
             return None
         with socket.socket(fileno=os.dup(number)) as connection:

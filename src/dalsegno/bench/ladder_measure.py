@@ -1,6 +1,6 @@
-"""The ladder benchmark on each rank. Rungs take turns in rounds, so that noise affects all of them equally.
+"""The ladder benchmark on one rank. Rungs are measured in turns, so that noise affects all of them equally.
 
-`python -m dalsegno.bench.ladder_measure FOLDER` is one rank on this machine, with `examples/` on its path. The folder
+`python -m dalsegno.bench.ladder_measure FOLDER` runs one rank on this machine, with `examples/` on its path. The folder
 holds `ask.json` and the rendezvous file of the ranks. Rank 0 writes `progress` and `report.json`.
 """
 
@@ -40,13 +40,13 @@ from ladder.train import make_model, train_step, width_of
 from ladder.watch import CudaWatch, Span, Watch
 from ladder.wire import Tally, Wire
 
-# Device and process group: GPU and nccl if there is one per rank, else CPU and gloo
+# Device and process group: nccl if there is a GPU for each rank, else gloo on the CPU
 
 _TIMEOUT = timedelta(seconds=120)
 
 
 class RankDevice:
-    """This rank's device and groups. The barriers of a second group over gloo keep no GPU busy during measurements."""
+    """This rank's device and groups. A second group, over gloo, has barriers that keep no GPU busy."""
 
     def __init__(self, wanted: str, meeting: str = "env://") -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -61,7 +61,7 @@ class RankDevice:
         self._aside = dist.new_group(backend="gloo", timeout=_TIMEOUT)
 
     def meet(self) -> None:
-        """Wait until all ranks are here and their devices idle."""
+        """Wait until all ranks have called this and their devices are idle."""
         self.finish()
         dist.barrier(group=self._aside)
 
@@ -116,7 +116,7 @@ class MeasuredRung:
     watched: list[WatchedStep] = field(default_factory=list)
 
     def step(self, place: RankDevice) -> float:
-        """Do one step from a common start and return its seconds."""
+        """Start one step at the same time as the other ranks, and return its duration in seconds."""
         place.meet()
         begin = time.perf_counter()
         if place.rank == 0 or not self.rung.whole_batch:
@@ -139,7 +139,7 @@ class MeasuredRung:
 
 
 def list_rungs(ask: LadderAsk) -> list[tuple[str, str, float | None]]:
-    """Return the name, the rung and the bucket cap in MiB (None: torch's default) of each row."""
+    """Return for each row of the report its name, its rung and its bucket cap in MiB (None: torch's default)."""
     caps = ask.bucket_caps_mb
     return [
         ("alone", "", None),
@@ -164,7 +164,7 @@ def why_not(rung: str, place: RankDevice) -> str:
 
 
 def create_measured_rung(name: str, rung: str, cap_mb: float | None, ask: LadderAsk, place: RankDevice) -> MeasuredRung:
-    """Create a measured rung with a new model. All have the same weights and data."""
+    """Create a rung to measure. Every rung gets its own model, with the same weights and data."""
     watch = CudaWatch() if place.device.type == "cuda" else Watch()
     model = make_model(ask.model_mb, ask.layers).to(place.device)
     made = RUNGS.get(rung, Rung)(model, Wire(watch), bucket_cap_mb=cap_mb)
@@ -174,7 +174,7 @@ def create_measured_rung(name: str, rung: str, cap_mb: float | None, ask: Ladder
 
 
 def make_countable(measured: MeasuredRung) -> None:
-    """Install the hook that counts the buckets of torch's DDP, which is timed without it."""
+    """Install the hook that counts the buckets of torch's DDP. Timed steps run without it."""
     if isinstance(measured.rung, TorchDDP):
         measured.rung.count_buckets()
 
@@ -187,7 +187,7 @@ WATCHED_ROUNDS = 3
 
 
 def measure(ask: LadderAsk, meeting: str, each_round: EachRound) -> LadderReport | None:
-    """Measure as the rank in the environment. Rank 0 returns the report."""
+    """Measure as the rank that the environment names. Return the report on rank 0, None on the others."""
     place = RankDevice(ask.device, meeting)
     try:
         return _measure(ask, place, each_round)
@@ -202,7 +202,7 @@ def _measure(ask: LadderAsk, place: RankDevice, each_round: EachRound) -> Ladder
         measured.step(place)
     for number in range(ask.steps):
         each_round(number)
-        for measured in _turned(measured_rungs, number):
+        for measured in _rotated(measured_rungs, number):
             measured.timed_step(place)
     for measured in measured_rungs:
         make_countable(measured)
@@ -214,8 +214,8 @@ def _measure(ask: LadderAsk, place: RankDevice, each_round: EachRound) -> Ladder
     return _report(place, measured_rungs, [_result(*row[::3], found, measured_rungs) for row in rows])
 
 
-def _turned(measured_rungs: Sequence[MeasuredRung], number: int) -> list[MeasuredRung]:
-    """Return the measured rungs with another one first in each round, so that the order does not matter."""
+def _rotated(measured_rungs: Sequence[MeasuredRung], number: int) -> list[MeasuredRung]:
+    """Return the rungs with a different one first in each round, so that the order does not affect the result."""
     first = number % len(measured_rungs)
     return [*measured_rungs[first:], *measured_rungs[:first]]
 
@@ -252,7 +252,7 @@ def _result(name: str, why: str, found: list[Any], measured_rungs: Sequence[Meas
 
 
 def _typical(by_rank: list[list[WatchedStep]]) -> list[WatchedStep]:
-    """Return the watched step of median length on every rank."""
+    """Return, for every rank, the watched step of median duration."""
     lengths = [max(each.took_s for each in step) for step in zip(*by_rank, strict=True)]
     at = lengths.index(median_low(lengths))
     return [steps[at] for steps in by_rank]

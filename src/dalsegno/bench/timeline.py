@@ -1,4 +1,4 @@
-"""Draw a step of every rung: for each rank a lane of compute and a lane of communication. Pure."""
+"""Drawings of one step of every rung, with a lane of compute and a lane of communication for each rank. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEFT, _WIDTH, _LANE, _GAP, _TOP, _TICKS = 170, 900, 9, 10, 54, 8
 
 
 def render_svg(report: LadderReport) -> str:
-    """Return an SVG of all rungs on one scale. A browser shows the times of a span under the pointer."""
+    """Return an SVG of all rungs on one scale. A browser shows the times of the span under the mouse pointer."""
     shown = [each for each in report.rungs if each.marks]
     last_s = max((mark.end_s for each in shown for mark in each.marks), default=1e-3)
     blocks, bottom = _blocks(shown, last_s)
@@ -67,14 +67,14 @@ def _scale(last_s: float, bottom: int) -> Iterator[str]:
         yield f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{at}{" ms" if tick == _TICKS else ""}</text>'
 
 
-# Text: compute above, communication below
+# Drawing as text: a line of compute, and below it a line of communication
 
 LETTERS = {"forward": "f", "backward": "b", "update": "u", "communicate": "="}
 LEGEND = "f forward, b backward, u update, = communication; of rank 0"
 
 
 def draw(rungs: Sequence[RungResult], width: int = 72) -> str:
-    """Return two lines of text per rung, on one scale."""
+    """Return two lines of text per rung, all on one scale."""
     shown = [(each.name, [mark for mark in each.marks if mark.rank == 0]) for each in rungs if each.marks]
     if not shown:
         return ""
