@@ -19,7 +19,7 @@ from dalsegno.recovery.coordinators import (
     find_identity,
     on_coordinator_end,
 )
-from dalsegno.runs.coordinator.program import MOST_SHORT_LIVES
+from dalsegno.runs.coordinator.program import MAX_SHORT_LIVES
 from dalsegno.system.children import end, marked
 
 OWN, ADA, NOBODY = os.geteuid(), 4711, 65534
@@ -71,7 +71,7 @@ def test_only_the_last_given_up_runs_of_each_user_are_kept(tmp_path: Path, keepe
     """Otherwise a user could fill disk and memory with runs that are given up."""
     keeper.known["before"] = RunRecord("/home/before", ADA, given_up=True)
     for number in range(MOST_GIVEN_UP + 5):
-        record = RunRecord(f"/home/r{number}", NOBODY, short_lives=MOST_SHORT_LIVES - 1)
+        record = RunRecord(f"/home/r{number}", NOBODY, short_lives=MAX_SHORT_LIVES - 1)
         keeper.records.write(record)
         keeper._do(on_coordinator_end(record, 1, 0.0))
     assert list(keeper.known) == ["before", *(f"r{number}" for number in range(5, MOST_GIVEN_UP + 5))]

@@ -15,7 +15,7 @@ from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.allocation import ASK_AGAIN_S, LAST_MOMENT_S, NodeAllocation
 from dalsegno.runs.coordinator.allocation_actions import (
     ARRIVAL_S,
-    LONGEST_S,
+    MAX_START_S,
     Action,
     AgentStep,
     AllocationTerms,
@@ -44,7 +44,7 @@ from dalsegno.runs.coordinator.allocation_actions import (
     WriteNote,
 )
 from dalsegno.runs.coordinator.events import Cancelled, NodesOutOfService, NodesReclaimed, RunMoved
-from dalsegno.runs.coordinator.node_rules import LONG_S, MOST_TRIES
+from dalsegno.runs.coordinator.node_rules import LONG_S, MAX_TRIES
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from tests.conftest import LONG
 
@@ -154,7 +154,7 @@ def test_agent_is_not_expected_once_its_srun_has_ended():
 
 def test_overdue_agent_may_be_slow_unless_its_step_was_adopted():
     step = AgentStep(1, ("n1",), began=100.0)
-    assert step.is_slow("n1", 100 + LONGEST_S - 1) and not step.is_slow("n1", 100 + LONGEST_S)
+    assert step.is_slow("n1", 100 + MAX_START_S - 1) and not step.is_slow("n1", 100 + MAX_START_S)
     assert not AgentStep(1, ("n1",), began=100.0, adopted=True).is_slow("n1", 200)
 
 
@@ -169,7 +169,7 @@ def test_slow_agent_is_not_started_twice():
     """For example while a large image is imported."""
     allocation, step = with_slow_agent()
     actions: list[Action] = []
-    for _ in range(2 * MOST_TRIES):
+    for _ in range(2 * MAX_TRIES):
         step.looked.clear()
         assert allocation.check_agents(VIEW) == [ProbeNodes(1, ("n1",))]
         actions += allocation.nodes_probed(1, ("n1",), ProbeResult(found=(IDLE,)), VIEW)
@@ -194,7 +194,7 @@ def tried_too_often(allocation: NodeAllocation, *refused: str) -> list[Action]:
     """Simulate a run of two nodes on which no agent comes up; `refused` are nodes that refused the container."""
     view, actions = replace(VIEW, started=False), list[Action]()
     result = ProbeResult(log="".join(REFUSED.format(node) for node in refused))
-    for _ in range(MOST_TRIES + 1):
+    for _ in range(MAX_TRIES + 1):
         for probe in of_kind(allocation.check_agents(view), ProbeNodes):
             actions += allocation.nodes_probed(1, probe.nodes, result, view)  # type: ignore[union-attr]
         for step in allocation.jobs.steps:

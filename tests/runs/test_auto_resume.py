@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.auto_resume.decide import (
-    LOOK_S,
-    MOST,
+    DETECTION_S,
+    MAX_RESTARTS,
     SETTLE_S,
     Choice,
     LeaveStep,
@@ -24,7 +24,7 @@ from dalsegno.runs.auto_resume.decide import (
     read_notes,
     unsettled,
 )
-from dalsegno.runs.auto_resume.program import EVERY_S, GIVE_UP_S, wait_for_choice
+from dalsegno.runs.auto_resume.program import POLL_S, SLURM_TIMEOUT_S, wait_for_choice
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.render import SPARE_REASON
 
@@ -45,8 +45,8 @@ def in_state(state: JobState, batch: bool = True) -> JobInfo:
 
 
 def test_failed_step_on_healthy_nodes_is_left_ended_after_a_grace_period():
-    assert choose(seen(failed={}, for_s=LOOK_S / 2)) is None
-    assert choose(seen(failed={}, for_s=LOOK_S)) == LeaveStep()
+    assert choose(seen(failed={}, for_s=DETECTION_S / 2)) is None
+    assert choose(seen(failed={}, for_s=DETECTION_S)) == LeaveStep()
 
 
 def test_step_restarts_in_its_job_when_enough_healthy_nodes_are_left():
@@ -88,9 +88,13 @@ def test_hangup_ends_the_step_unless_salloc_sent_it_after_a_node_failure():
 
 def test_restarts_are_limited():
     alone = in_state(JobState.NODE_FAIL, batch=False)
-    for facts in (seen(times=MOST), seen(alone, times=MOST), seen(nodes="n1 n2 n3", restarts=MOST)):
+    for facts in (
+        seen(times=MAX_RESTARTS),
+        seen(alone, times=MAX_RESTARTS),
+        seen(nodes="n1 n2 n3", restarts=MAX_RESTARTS),
+    ):
         left = choose(facts)
-        assert isinstance(left, LeaveStep) and f"{MOST} times" in left.why
+        assert isinstance(left, LeaveStep) and f"{MAX_RESTARTS} times" in left.why
 
 
 # Waiting
@@ -113,7 +117,7 @@ class Clock:
 
 def test_step_restarts_without_a_silent_node_that_slurm_never_marks_down():
     choice, waited_s = Clock().until_known(lambda for_s: seen(unsettled=("n2",), for_s=for_s))
-    assert choice == StartAgain(JOB, without=("n2",)) and SETTLE_S <= waited_s <= SETTLE_S + EVERY_S
+    assert choice == StartAgain(JOB, without=("n2",)) and SETTLE_S <= waited_s <= SETTLE_S + POLL_S
 
 
 def test_decision_waits_for_slurm_and_reports_when_it_stays_silent():
@@ -124,7 +128,7 @@ def test_decision_waits_for_slurm_and_reports_when_it_stays_silent():
 
     assert Clock().until_known(lambda for_s: look(for_s, SETTLE_S))[0] == StartAgain(JOB, without=("n2",))
     left, waited_s = Clock().until_known(lambda for_s: look(for_s, math.inf))
-    assert left == LeaveStep("Slurm does not respond, so the step ends here") and waited_s == GIVE_UP_S
+    assert left == LeaveStep("Slurm does not respond, so the step ends here") and waited_s == SLURM_TIMEOUT_S
 
 
 def test_request_to_end_is_honoured_in_the_next_pause():

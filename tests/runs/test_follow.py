@@ -8,7 +8,7 @@ import pytest
 
 from dalsegno.runs import journal
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.logs import LONGEST, Line, LogTail, Repeats, RunLogs, on_node, ranks_on
+from dalsegno.runs.logs import MAX_LINE_CHARS, Line, LogTail, Repeats, RunLogs, on_node, ranks_on
 
 
 @pytest.fixture
@@ -97,8 +97,8 @@ def test_very_long_line_is_shown(tmp_path: Path) -> None:
     path.write_text("x" * 1_000_000)
     tail = LogTail(RunFolder(tmp_path), path)
     assert sum(map(len, tail.read(0.0))) == 1_000_000
-    path.write_text("x" * 1_000_000 + "y" * (LONGEST + 1))
-    assert list(tail.read(0.1)) == ["y" * (LONGEST + 1)], "it does not wait for a line end"
+    path.write_text("x" * 1_000_000 + "y" * (MAX_LINE_CHARS + 1))
+    assert list(tail.read(0.1)) == ["y" * (MAX_LINE_CHARS + 1)], "it does not wait for a line end"
 
 
 def test_only_wanted_ranks_are_shown(run: RunFolder) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from dalsegno.runs.coordinator.node_rules import (
     FORGIVEN_S,
     LATELY_S,
-    MOST_TRIES,
+    MAX_TRIES,
     SOON_S,
     Tries,
     ask_again_s,
@@ -23,13 +23,13 @@ def node(name: str, started: int, *flags: NodeFlag) -> NodeInfo:
 
 def test_node_is_tried_a_limited_number_of_times():
     tries = Tries()
-    assert [tries.count_try("n1") for _ in range(MOST_TRIES + 1)] == [True] * MOST_TRIES + [False]
+    assert [tries.count_try("n1") for _ in range(MAX_TRIES + 1)] == [True] * MAX_TRIES + [False]
     assert tries.count_try("n2")
 
 
 def test_tries_before_a_recovery_do_not_count():
     tries = Tries()
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         tries.count_try("n1")
     tries.forget("n1")
     assert tries.count_try("n1")

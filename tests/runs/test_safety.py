@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalsegno.runs.coordinator.memory import AHEAD, PATIENCE_S, Safety
+from dalsegno.runs.coordinator.memory import AHEAD, COPY_TIMEOUT_S, Safety
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
 from dalsegno.train.memory.safe_steps import SafeSteps
 from tests.conftest import LONG
@@ -52,7 +52,7 @@ def test_ranks_with_different_steps_agree_again() -> None:
     kept = [{record.step for record in node.memory.values()} for node in (one, other)]
     stuck = safe_step(cluster)
     assert not {step for step in kept[0] & kept[1] if step > stuck}, "no step can become safe"
-    rounds(cluster, int(PATIENCE_S / STEP_S) + 2 * AHEAD)
+    rounds(cluster, int(COPY_TIMEOUT_S / STEP_S) + 2 * AHEAD)
     assert safe_step(cluster) > 10
 
 
@@ -66,13 +66,13 @@ def test_failing_buddy_costs_only_seconds_of_work() -> None:
     cluster.restart()
     resumed = cluster.resumed[-1]
     assert resumed is not None
-    assert resumed[1] >= reachable - 4 * PATIENCE_S / STEP_S
+    assert resumed[1] >= reachable - 4 * COPY_TIMEOUT_S / STEP_S
     rounds(cluster, 40)
     assert safe_step(cluster) > reachable, "copies continue when the buddy has recovered"
 
 
 def test_slow_copy_succeeds() -> None:
-    """The copy takes longer than the first patience, which grows."""
+    """The copy takes longer than the first timeout, which grows."""
     cluster = Cluster(2, 0)
     for _ in range(12):
         rounds(cluster, 40, sends=False)  # twenty seconds
@@ -106,30 +106,30 @@ def test_skipped_step_never_becomes_safe() -> None:
     safety = Safety(["a", "b"], 2, SafeSteps(1), now=0.0)
     both = [HeldSnapshot(0, 5, 1, 2), HeldSnapshot(1, 5, 1, 2)]
     safety.update("a", both[:1])
-    safety.look(0.0)
-    floor = safety.look(PATIENCE_S + 1).floor
+    safety.advance(0.0)
+    floor = safety.advance(COPY_TIMEOUT_S + 1).floor
     assert floor == 5 + AHEAD
     safety.update("a", both)
     safety.update("b", both)
-    assert safety.look(PATIENCE_S + 1).place < (1, 5)
+    assert safety.advance(COPY_TIMEOUT_S + 1).place < (1, 5)
     later = [HeldSnapshot(rank, floor, 1, 2) for rank in (0, 1)]
     safety.update("a", later)
     safety.update("b", later)
-    assert safety.look(PATIENCE_S + 1).place == (1, floor)
+    assert safety.advance(COPY_TIMEOUT_S + 1).place == (1, floor)
 
 
 def test_training_without_snapshots_sets_no_floor() -> None:
     safety = Safety(["a", "b"], 2, SafeSteps(1), now=0.0)
     for node in ("a", "b"):
         safety.update(node, [HeldSnapshot(0, 5, 1, 2), HeldSnapshot(1, 5, 1, 2)])
-    assert safety.look(0.0).place == (1, 5)
-    assert safety.look(1000.0).floor == 0
+    assert safety.advance(0.0).place == (1, 5)
+    assert safety.advance(1000.0).floor == 0
 
 
 def test_resumed_step_can_become_safe() -> None:
     safety = Safety(["a", "b"], 2, SafeSteps(2, resumed=(1, 7)), now=0.0)
     both = [HeldSnapshot(0, 7, 1, 2), HeldSnapshot(1, 7, 1, 2)]
     safety.update("a", both)
-    assert safety.look(0.0).place < (1, 7)
+    assert safety.advance(0.0).place < (1, 7)
     safety.update("b", both)
-    assert safety.look(0.0).place == (1, 7)
+    assert safety.advance(0.0).place == (1, 7)

@@ -21,59 +21,59 @@ def write_log(folder: Path, rank: int) -> None:
 
 
 def test_crew_tracks_running_and_ended_workers(tmp_path: Path):
-    crew = GenerationWorkers(3)
+    workers = GenerationWorkers(3)
     for rank in (4, 5):
-        crew.add(rank, **files(tmp_path, rank)).pid = 1000 + rank
-    worker = crew.by_pid(1005)
-    assert worker is not None and worker.rank == 5 and crew.by_pid(9) is None
-    assert crew.ended(worker, 0) == {"generation": 3, "rank": 5, "code": 0}
-    assert [each.rank for each in crew.running()] == [4] and list(crew.reports) == [5]
+        workers.add(rank, **files(tmp_path, rank)).pid = 1000 + rank
+    worker = workers.by_pid(1005)
+    assert worker is not None and worker.rank == 5 and workers.by_pid(9) is None
+    assert workers.ended(worker, 0) == {"generation": 3, "rank": 5, "code": 0}
+    assert [each.rank for each in workers.running()] == [4] and list(workers.reports) == [5]
 
 
 def test_failure_is_reported_with_its_traceback(tmp_path: Path):
-    crew = GenerationWorkers(3)
-    worker = crew.add(0, **files(tmp_path, 0))
+    workers = GenerationWorkers(3)
+    worker = workers.add(0, **files(tmp_path, 0))
     write_log(tmp_path, 0)
-    assert crew.ended(worker, 1) == {
+    assert workers.ended(worker, 1) == {
         "generation": 3, "rank": 0, "code": 1, "traceback": TRACEBACK, "oom": False,
     }  # fmt: skip
 
 
 def test_sigkill_with_a_grown_oom_count_is_an_oom_kill(tmp_path: Path):
-    crew = GenerationWorkers(3, oom_before=oom_kills() - 1)
-    assert crew.ended(crew.add(0, **files(tmp_path, 0)), -9)["oom"]
-    assert not crew.ended(crew.add(1, **files(tmp_path, 1)), -11)["oom"]
+    workers = GenerationWorkers(3, oom_before=oom_kills() - 1)
+    assert workers.ended(workers.add(0, **files(tmp_path, 0)), -9)["oom"]
+    assert not workers.ended(workers.add(1, **files(tmp_path, 1)), -11)["oom"]
 
 
 def test_running_workers_with_a_traceback_are_reported_as_failing(tmp_path: Path):
-    crew = GenerationWorkers(3)
+    workers = GenerationWorkers(3)
     for rank in (0, 1):
-        crew.add(rank, **files(tmp_path, rank))
+        workers.add(rank, **files(tmp_path, rank))
     write_log(tmp_path, 1)
-    assert crew.failing() == [{"generation": 3, "rank": 1, "code": 1, "traceback": TRACEBACK}]
+    assert workers.failing() == [{"generation": 3, "rank": 1, "code": 1, "traceback": TRACEBACK}]
 
 
 def test_traceback_of_an_earlier_worker_is_not_reported(tmp_path: Path):
     write_log(tmp_path, 0)
-    crew = GenerationWorkers(3)
-    worker = crew.add(0, **files(tmp_path, 0))
-    assert crew.failing() == []
-    assert crew.ended(worker, 1) == {"generation": 3, "rank": 0, "code": 1, "oom": False}
+    workers = GenerationWorkers(3)
+    worker = workers.add(0, **files(tmp_path, 0))
+    assert workers.failing() == []
+    assert workers.ended(worker, 1) == {"generation": 3, "rank": 0, "code": 1, "oom": False}
 
 
 def test_error_file_of_an_earlier_worker_is_not_reported(tmp_path: Path):
     before = GenerationWorkers(3).add(0, **files(tmp_path, 0))
     Path(before.error_file).write_text(json.dumps({"message": "RuntimeError: of before"}))
-    crew = GenerationWorkers(3)
-    crew.add(0, **files(tmp_path, 0))
-    assert crew.failing() == []
+    workers = GenerationWorkers(3)
+    workers.add(0, **files(tmp_path, 0))
+    assert workers.failing() == []
 
 
 def test_last_error_line_counts_only_for_workers_that_exited(tmp_path: Path):
-    crew = GenerationWorkers(3)
-    gave_up, killed, runs = (crew.add(rank, **files(tmp_path, rank)) for rank in range(3))
+    workers = GenerationWorkers(3)
+    gave_up, killed, runs = (workers.add(rank, **files(tmp_path, rank)) for rank in range(3))
     for worker in (gave_up, killed, runs):
         Path(worker.log).write_text("error: no data\n")
-    assert crew.ended(gave_up, 2)["traceback"] == "error: no data"
-    assert "traceback" not in crew.ended(killed, -9)
-    assert crew.failing() == []
+    assert workers.ended(gave_up, 2)["traceback"] == "error: no data"
+    assert "traceback" not in workers.ended(killed, -9)
+    assert workers.failing() == []

@@ -52,8 +52,8 @@ class Node:
         return message
 
     def pids(self) -> list[int]:
-        self.until(lambda: all(worker.pid for worker in self.workers.crew.workers.values()))
-        return [worker.pid for worker in self.workers.crew.workers.values()]
+        self.until(lambda: all(worker.pid for worker in self.workers.current.workers.values()))
+        return [worker.pid for worker in self.workers.current.workers.values()]
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_stopped_generation_does_not_start_again(tmp_path: Path, wait: bool):
         node.workers.stop(1)
         left = len(below())
         node.start(1, ranks=2)
-        told = node.hear("stopped"), left, len(node.workers.crew.workers)
+        told = node.hear("stopped"), left, len(node.workers.current.workers)
         node.workers.end_everything()
         return [*told, below()]
 
@@ -220,7 +220,7 @@ def test_reset_drops_orders_for_a_dead_parent(tmp_path: Path):
         node.hear("cold")
         node.workers.reset()
         node.hear("ready")
-        started = sorted(node.workers.crew.workers)
+        started = sorted(node.workers.current.workers)
         node.workers.end_everything()
         return started
 

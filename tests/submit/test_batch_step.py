@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.runs.coordinator.program import CRASHED, MOST_SHORT_LIVES, supervise
+from dalsegno.runs.coordinator.program import CRASHED, MAX_SHORT_LIVES, supervise
 from tests.waiting import PATIENCE_S, eventually
 
 LIVES = "import os, sys; f = open(sys.argv[1], 'a'); f.write('x'); f.close(); n = os.stat(sys.argv[1]).st_size; "
@@ -35,7 +35,7 @@ def test_killed_or_crashed_coordinator_is_restarted(tmp_path: Path) -> None:
 
 
 def test_coordinator_that_always_dies_is_not_restarted_forever(tmp_path: Path) -> None:
-    assert supervised(tmp_path, "os.kill(os.getpid(), 9)") == (137, MOST_SHORT_LIVES)
+    assert supervised(tmp_path, "os.kill(os.getpid(), 9)") == (137, MAX_SHORT_LIVES)
 
 
 @pytest.mark.parametrize(("does", "code"), [("signal.signal(15, lambda *_: sys.exit(7))", 7), ("pass", 143)])

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.log import LEVEL
-from dalsegno.runs.coordinator.program import MOST_SHORT_LIVES, SHORT_LIFE_S
+from dalsegno.runs.coordinator.program import MAX_SHORT_LIVES, SHORT_LIFE_S
 from dalsegno.runs.folder import RunFolder
 from dalsegno.system.children import Child, Identity, Process, arguments, find, owner, start
 from dalsegno.system.files import make_folder, read_json, write_atomic
@@ -136,7 +136,7 @@ def on_coordinator_end(record: RunRecord, code: int | None, lived_s: float) -> R
     if lived_s >= SHORT_LIFE_S:
         return RestartStep(CoordinatorTask.START, replace(gone, short_lives=0))
     gone = replace(gone, short_lives=record.short_lives + 1)
-    if gone.short_lives >= MOST_SHORT_LIVES:
+    if gone.short_lives >= MAX_SHORT_LIVES:
         return RestartStep(CoordinatorTask.GIVE_UP, replace(gone, given_up=True))
     return RestartStep(CoordinatorTask.START, gone, PAUSES_S[min(gone.short_lives, len(PAUSES_S)) - 1])
 

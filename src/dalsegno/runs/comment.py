@@ -1,4 +1,4 @@
-"""The comment of a run's job, `dalsegno:<role>[ left=<node>,...]`, by which coordinator and controller communicate."""
+"""The comment of a run's job, `dalsegno:<role>[ left=<node>,...]`: the coordinator writes it for the controller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class JobRole(Enum):
     MAIN = "main"
     NEXT = "next"  # the job in which a run longer than its job continues
     JOIN = "join"  # one node that replaces a lost one
-    UNKNOWN = "unknown"  # anyone may write a comment
+    UNKNOWN = "unknown"  # from a comment that a user wrote
 
     @classmethod
     def _missing_(cls, value: object) -> JobRole:
@@ -25,20 +25,20 @@ class JobRole(Enum):
 
 @dataclass(frozen=True)
 class RunComment:
-    """A parsed comment. `left` are the nodes of the job that the run no longer needs."""
+    """A parsed comment. `left` are the nodes of the job that the run has left and no longer needs."""
 
     role: JobRole
     left: frozenset[str] = frozenset()
 
 
 def left_comment(role: JobRole, nodes: Iterable[str]) -> str:
-    """Return the comment of a job of this role that has left these nodes."""
+    """Return the comment of a job of this role, with the nodes that the run has left."""
     left = ",".join(sorted(nodes))
     return f"{OURS}{role.value}" + (f" {_LEFT}{left}" if left else "")
 
 
 def read_comment(comment: str) -> RunComment | None:
-    """Parse the comment of a job; None for one that is not a run's."""
+    """Parse the comment of a job; None if the job does not belong to a run."""
     if not comment.startswith(OURS):
         return None
     role, _, rest = comment.removeprefix(OURS).partition(" ")
@@ -47,6 +47,6 @@ def read_comment(comment: str) -> RunComment | None:
 
 
 def nodes_left(comment: str) -> frozenset[str]:
-    """Return the nodes that a run has left, from the comment of its job."""
+    """Return the nodes that the run has left, according to the comment of its job."""
     found = read_comment(comment)
     return found.left if found else frozenset()

@@ -1,4 +1,4 @@
-"""Reading the files of a run, which may be another user's: root reads them too."""
+"""Read the files of a run. Root may read the runs of other users."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dalsegno.runs.folder import RunFolder, repair_hint
 from dalsegno.system.files import Json, damaged
 from dalsegno.system.ownership import list_beneath, open_beneath, read_beneath
 
-MOST_BYTES = 8 << 20  # of a file that is read whole
+MAX_FILE_BYTES = 8 << 20
 
 
 def read_value(path: Path) -> Json:
-    """Return the value in a file of a run folder, None if it is missing. Root may read another user's file.
+    """Return the JSON value in a file of a run folder; None if there is no such file.
 
-    Raise DalsegnoError for invalid JSON, a file that is not a regular file of the folder's owner, or one too long.
+    Raise DalsegnoError if the JSON is invalid, or the file is too long or not a regular file of the folder's owner.
     """
-    text = read_beneath(path.parent, path.name, MOST_BYTES)
+    text = read_beneath(path.parent, path.name, MAX_FILE_BYTES)
     if text is None:
         return None
     try:

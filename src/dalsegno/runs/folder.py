@@ -1,4 +1,4 @@
-"""The folder of a run, with a name for every path in it. `runs`, `logs` and `cancel` use nothing else."""
+"""The folder of a run, with a name for every path in it. `runs`, `logs` and `cancel` need only this folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`root` is the run folder; its name is the run's id."""
+    """The paths of one run folder. The name of `root` is the run's id."""
 
     root: Path
 
@@ -18,17 +18,17 @@ class RunFolder:
 
     @property
     def plan(self) -> Path:
-        """The request, and what it requests from Slurm."""
+        """The plan (`plan.RunPlan`): the request, and the job that it requests from Slurm."""
         return self.root / "plan.json"
 
     @property
     def environment(self) -> Path:
-        """The variables the agents start with. 0600, because they may include tokens."""
+        """The environment of the agents. Mode 0600, because it may contain tokens."""
         return self.root / "environment.json"
 
     @property
     def connect(self) -> Path:
-        """The coordinator's addresses and the run's secret. 0600; agents get it through srun's stdin."""
+        """The coordinator's addresses and the run's secret. Mode 0600; agents get the content through srun's stdin."""
         return self.root / "connect.json"
 
     @property
@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def state(self) -> Path:
-        """What a coordinator needs to continue after its death."""
+        """The state from which a successor continues if the coordinator dies."""
         return self.root / "state.json"
 
     @property
@@ -58,7 +58,7 @@ class RunFolder:
 
     @property
     def exit_code(self) -> Path:
-        """srun's exit code, for a run of srun's own tasks."""
+        """The exit code of srun, for a run whose processes are srun's own tasks."""
         return self.root / "exit-code"
 
     @property
@@ -76,7 +76,7 @@ class RunFolder:
 
     @property
     def job_log(self) -> Path:
-        """Output of a batch step; the name is sbatch's pattern."""
+        """Output of a batch step. sbatch replaces `%j` with the job's id."""
         return self.root / "job-%j.log"
 
     @property
@@ -92,7 +92,7 @@ class RunFolder:
 
     @property
     def store_log(self) -> Path:
-        """Output of stores that are separate programs."""
+        """Output of stores that run as separate programs."""
         return self.logs / "store.log"
 
     @property
@@ -105,7 +105,7 @@ class RunFolder:
         return self.all_stacks / f"g{generation:04d}-rank{rank}.txt"
 
     def inside(self, name: str) -> Path | None:
-        """Return the path of a log that an agent names; None for a name that leads out of the folder."""
+        """Return the path for a log name that an agent sent; None if it is not below `logs` or `stacks`."""
         path = self.root / name
         plain = not name.startswith("/") and ".." not in Path(name).parts
         return path if plain and Path(name).parts[:1] in ((self.logs.name,), (self.all_stacks.name,)) else None

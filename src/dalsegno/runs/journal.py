@@ -12,12 +12,12 @@ from typing import Any
 
 from dalsegno.system.ownership import open_beneath
 
-MOST_BYTES = 256 << 20
-MOST_BYTES_OF_OTHERS = 16 << 20  # another user's run must not exhaust our memory
+MAX_BYTES = 256 << 20
+MAX_FOREIGN_BYTES = 16 << 20  # another user's journal must not exhaust this process's memory
 
 
 class RunEvent(str, Enum):
-    """The kind of an entry. Other versions may write other kinds."""
+    """The kind of a journal entry. Other versions of Dal Segno may write other kinds."""
 
     BEGAN = "began"
     CAME_BACK = "came back"
@@ -55,16 +55,16 @@ def append(path: Path, at: float, event: RunEvent, **what: object) -> None:
 
 
 def read(path: Path) -> Iterator[Entry]:
-    """Yield all entries, or the last ones of a journal that is too long. A line cut off by a crash is skipped."""
+    """Yield all entries, or only the last ones if the journal is too long. A line cut off by a crash is skipped."""
     try:
         handle = open_beneath(path.parent, path.name)
     except (FileNotFoundError, NotADirectoryError):
         return
     with open(handle, "rb") as file:
         about = os.fstat(handle)
-        ours = not hasattr(os, "geteuid") or about.st_uid == os.geteuid()
-        file.seek(max(0, about.st_size - (MOST_BYTES if ours else MOST_BYTES_OF_OTHERS)))
-        data = file.read(MOST_BYTES)
+        own = not hasattr(os, "geteuid") or about.st_uid == os.geteuid()
+        file.seek(max(0, about.st_size - (MAX_BYTES if own else MAX_FOREIGN_BYTES)))
+        data = file.read(MAX_BYTES)
     for line in data.decode(errors="replace").splitlines():
         entry = _parse(line)
         if entry is not None:

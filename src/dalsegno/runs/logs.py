@@ -1,4 +1,4 @@
-"""The logs of a run while they grow: whole lines, by generation and rank."""
+"""Read the logs of a run while they grow, in whole lines, by generation and rank."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dalsegno.runs.files import names_in, open_log
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 
-PARTIAL_S = 1.0  # an incomplete line is shown after this: it may be a prompt or a progress bar
-LONGEST = 65_536  # characters; a longer line is split
+PARTIAL_S = 1.0  # an incomplete line of this age is shown: it may be a prompt or a progress bar
+MAX_LINE_CHARS = 65_536  # a longer line is split
 _CHUNK = 1 << 18
 _FOLDER = re.compile(r"g(\d{4,})")
 _RANK = re.compile(r"^\[rank\d+\]: ?")
 _BEGINS = re.compile(r'Traceback \(most recent call last\):|  File ".+", line \d+$|usage: ')
 _FILE = re.compile(r"rank(\d+)\.log")
 
-Wanted = Callable[[int, int], bool]  # returns whether a generation and rank are to be shown
+Wanted = Callable[[int, int], bool]  # returns whether to show a rank of a generation
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Line:
 
 
 class LogTail:
-    """A growing file."""
+    """Reads the lines of a growing file."""
 
     def __init__(self, run: RunFolder, path: Path) -> None:
         self._run, self._path = run, path
@@ -45,12 +45,12 @@ class LogTail:
         self._rest_since: float | None = None
 
     def read(self, now: float, *, final: bool = False) -> Iterator[str]:
-        """Yield what was appended since the last call. `final`: nothing more will come."""
+        """Yield the lines appended since the last call. With `final`, also yield an incomplete last line."""
         for data in self._grown():
             *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
             self._rest_since = None if lines else self._rest_since
             yield from lines
-            if len(self._rest) > LONGEST:
+            if len(self._rest) > MAX_LINE_CHARS:
                 yield self._rest
                 self._rest = ""
         if final:
@@ -61,10 +61,10 @@ class LogTail:
 
     def _overdue(self, now: float) -> bool:
         self._rest_since = now if self._rest_since is None else self._rest_since
-        return len(self._rest) > LONGEST or now - self._rest_since >= PARTIAL_S
+        return len(self._rest) > MAX_LINE_CHARS or now - self._rest_since >= PARTIAL_S
 
     def _grown(self) -> Iterator[bytes]:
-        """Read new data. The file is opened each time, which makes a network file system look for changes."""
+        """Yield the new data. The file is reopened each time, so that a network file system checks for changes."""
         try:
             handle = open_log(self._run, self._path)
         except (FileNotFoundError, NotADirectoryError):
@@ -78,17 +78,17 @@ class LogTail:
 
 
 class Repeats:
-    """Shows each traceback once: all ranks of a run that cannot start fail alike, in every generation."""
+    """Shows each traceback once, because all ranks of a run that cannot start fail alike, in every generation."""
 
     def __init__(self) -> None:
-        self._shown: dict[str, int] = {}  # the first rank that had it
+        self._shown: dict[str, int] = {}  # each traceback, and the first rank that had it
 
     def once(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """Yield the lines, but replace a traceback that was shown already by its last line and who had it first."""
+        """Yield the lines, but shorten a repeated traceback to its last line and the rank that had it first."""
         block: list[Line] = []
         for line in lines:
             if block and (line.generation, line.rank) != (block[0].generation, block[0].rank):
-                yield from block  # cut off: its rest comes later
+                yield from block  # the traceback is incomplete; its other lines come later
                 block = []
             text = _RANK.sub("", line.text)
             if not block and not _BEGINS.match(text):
@@ -108,9 +108,9 @@ class Repeats:
         if key not in self._shown:
             self._shown[key] = first.rank
             return block
-        said, rank = block[-1].text, self._shown[key]
+        last, rank = block[-1].text, self._shown[key]
         again = "as before" if rank == first.rank else f"as rank {rank}"
-        return [Line(first.generation, first.rank, f"{said} ({again})")]
+        return [Line(first.generation, first.rank, f"{last} ({again})")]
 
 
 def _key(lines: Sequence[str]) -> str:
@@ -118,7 +118,7 @@ def _key(lines: Sequence[str]) -> str:
 
 
 def _is_end(block: Sequence[Line], text: str) -> bool:
-    """Return whether this is the line of the exception, or argparse's error. It is never the first line."""
+    """Return whether the last line of the block ends it: the line of the exception, or argparse's error."""
     if len(block) == 1:
         return False
     return ": error: " in text if block[0].text.startswith("usage: ") else bool(text) and not text[0].isspace()
@@ -135,27 +135,27 @@ class RunLogs:
         self._run = run
         self._wanted = wanted
         self._tails: dict[tuple[int, int], LogTail] = {}
-        self._left_behind = 0  # generations up to this one are complete
+        self._complete = 0  # generations up to this number are complete
 
     @property
     def count(self) -> int:
         return len(self._tails)
 
     def lines(self, now: float, *, final: bool = False) -> Iterator[Line]:
-        """Yield what was written since the last call."""
+        """Yield the lines written since the last call. With `final`, also yield incomplete last lines."""
         self._find()
         newest = max((generation for generation, _ in self._tails), default=0)
         for (generation, rank), tail in sorted(self._tails.items()):
-            # Its workers have been dead for two generations, so nothing more will come.
+            # The workers of an earlier generation than the last two are dead, so their logs are complete.
             over = generation < newest - 1
             yield from (Line(generation, rank, text) for text in tail.read(now, final=final or over))
             if over:
                 del self._tails[generation, rank]
-                self._left_behind = generation
+                self._complete = generation
 
     def _find(self) -> None:
         for generation in self._numbers(self._run.logs, _FOLDER):
-            if generation > self._left_behind:
+            if generation > self._complete:
                 for rank in self._numbers(self._run.generation(generation), _FILE):
                     if (generation, rank) not in self._tails and self._wanted(generation, rank):
                         self._tails[generation, rank] = LogTail(self._run, self._run.log(generation, rank))
@@ -165,7 +165,7 @@ class RunLogs:
 
 
 def on_node(run: RunFolder, node: str) -> Wanted:
-    """Return a filter for ranks on this node, which change from generation to generation."""
+    """Return a filter for the ranks on this node. They may differ between generations."""
     places: dict[int, range] = {}
 
     def wanted(generation: int, rank: int) -> bool:

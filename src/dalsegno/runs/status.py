@@ -21,9 +21,9 @@ class RunPhase(Enum):
     WAITING = "waiting"  # in Slurm's queue
     STARTING = "starting"  # nodes are granted, but not all agents are ready
     RUNNING = "running"
-    STOPPING = "stopping"  # a worker has failed; the decision follows when nothing of its generation runs
+    STOPPING = "stopping"  # a worker has failed; whether to restart is decided when its generation has ended
     RESTARTING = "restarting"  # a generation has ended and the next is being formed
-    ENDING = "ending"  # it is over, and its nodes are being released
+    ENDING = "ending"  # the run is over, and its nodes are being released
     ENDED = "ended"
     UNKNOWN = "unknown"  # written by another version
 
@@ -47,14 +47,14 @@ class NodeRole(Enum):
 
 
 class RunCause(Enum):
-    """The subject of a status message, where something depends on it."""
+    """The subject of a status message. Code depends on this, never on the text."""
 
     OTHER = ""
     HANDED_OVER = "handed-over"  # no coordinator has taken over the run yet
-    REFUSED = "refused"  # Slurm refused its job
+    REFUSED = "refused"  # Slurm refused the job of the run
     CANCELLED = "cancelled"
-    TAKEN_DOWN = "taken-down"  # cancelled because its cluster was taken down
-    CLUSTER_GONE = "cluster-gone"  # its end was never recorded
+    TAKEN_DOWN = "taken-down"  # cancelled by `dalsegno down`
+    CLUSTER_GONE = "cluster-gone"  # the cluster is gone, and the end of the run was never recorded
 
     @classmethod
     def _missing_(cls, value: object) -> RunCause:
@@ -85,7 +85,7 @@ class RunNodeStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """All that users are shown of a run."""
+    """Everything that users are shown about a run."""
 
     run: str
     name: str
@@ -101,14 +101,14 @@ class RunStatus:
     nproc_per_node: int = 1
     nodes: tuple[RunNodeStatus, ...] = ()
     jobs: tuple[int, ...] = ()  # Slurm jobs, the main one first
-    message: str = ""  # one line: what it waits for, or why it ended
+    message: str = ""  # one line: what the run waits for, or why it ended
     started: float | None = None  # when the first generation ran
     ended: float | None = None
     exit_code: int | None = None
-    report: str = ""  # of a failure: the first failing rank's traceback
+    report: str = ""  # traceback of the rank that failed first
     coordinator_host: str = ""
     coordinator_pid: int = 0
-    cause: RunCause = RunCause.OTHER  # what the message is about
+    cause: RunCause = RunCause.OTHER  # subject of `message`
 
     @property
     def over(self) -> bool:
@@ -116,7 +116,7 @@ class RunStatus:
 
 
 def read_status(path: Path) -> RunStatus | None:
-    """Return the status of a run; None while there is none."""
+    """Return the status of a run; None if it was not written yet."""
     data = read_value(path)
     status = status_from_json(data) if isinstance(data, Mapping) else None
     times = (status.created, status.updated, status.started or 0.0, status.ended or 0.0) if status else ()
@@ -126,7 +126,7 @@ def read_status(path: Path) -> RunStatus | None:
 
 
 def status_from_json(data: Mapping[str, object]) -> RunStatus:
-    """Parse a status, including an old one without a cause."""
+    """Parse a status. In old files the cause is missing and follows from the message."""
     status = facts_from_json(RunStatus, data)
     if "cause" in data:
         return status

@@ -1,1 +1,1 @@
-"""The processes on every node of a run, in the user's own Python (3.9 and later): agent, warm parent, helpers."""
+"""The processes on every node of a run: agent, warm parent, helpers. They run in the user's Python (3.9 or later)."""

@@ -1,8 +1,7 @@
-"""The run agent: one on every node of a run, run as the user, started by srun. It forks workers on the coordinator's
-orders.
+"""The run agent. srun starts one on every node of a run, as the user. It starts workers on the coordinator's orders.
 
-It does not import torch; its warm parent does. It knows nothing of the run but its own part, and survives the absence
-of the coordinator for a while, so that a restarted coordinator finds its workers running.
+The agent does not import torch; its warm parent does. It knows only its own part of the run. If the coordinator dies,
+the agent keeps its workers running for a while, so that a restarted coordinator finds them.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ STALE_S = 24 * 3600.0
 def sweep(run: str, node: str) -> list[int]:
     """Kill leftover processes of this run, found by their environment, and remove its log folders.
 
-    Where Slurm tracks processes by cgroup there are none; elsewhere orphans in sessions of their own may remain.
+    Where Slurm tracks processes by cgroup, none are left. Elsewhere, orphans in their own sessions may be.
     """
     marks = {f"{RUN}={run}".encode(), f"SLURMD_NODENAME={node}".encode()}
     left = [pid for pid in own_processes() if marks <= environment(pid)]
@@ -63,11 +62,10 @@ def sweep(run: str, node: str) -> list[int]:
 
 
 def sweep_stale(now: float | None = None, folder: Path | None = None) -> list[str]:
-    """Remove snapshots of this user's runs that were not written for a day and have no process here; return the run
-    ids.
+    """Remove snapshots of this user's dead runs from memory and return the ids of these runs.
 
-    A run sweeps its nodes when it ends, except those it had lost by then. Where there is a node agent, it sweeps those
-    within a minute.
+    A run counts as dead if its snapshots are a day old and it has no process here. When a run ends, it sweeps its own
+    nodes, but not those that it has lost. A node agent, if there is one, sweeps these within a minute.
     """
     sweep_abandoned(folder)
     before = (time.time() if now is None else now) - STALE_S
@@ -87,7 +85,7 @@ _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 
 def reachable(addresses: Iterable[Address], timeout_s: float) -> set[Address]:
-    """Return the addresses that accept or refuse within the time: a refusal comes from a live host too."""
+    """Return the addresses that accept or refuse a connection within the time. A refusal shows a live host too."""
     answered: set[Address] = set()
     until = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
@@ -96,7 +94,9 @@ def reachable(addresses: Iterable[Address], timeout_s: float) -> set[Address]:
         left = timeout_s
         while selector.get_map() and left > 0:
             left = until - time.monotonic()
-            for key, _ in selector.select(max(left, 0.0)):  # once more after the time: on a busy machine we come late
+            for key, _ in selector.select(
+                max(left, 0.0)
+            ):  # also once after the time is over: on a busy machine this process may be late
                 _take_answer(selector, key, answered)
         for key in list(selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
@@ -129,16 +129,18 @@ def _take_answer(selector: selectors.BaseSelector, key: selectors.SelectorKey, a
 
 
 TICK_S = 0.2
-WORD_S = 5.0  # on the connection too, for networks that drop heartbeats
-# Shares of the coordinator's timeout for a silent host: the agent has to notice slightly before it.
-LOOK_AFTER, LOOK_FOR = 0.45, 0.2
+BEAT_MESSAGE_S = 5.0  # interval of beats on the connection, for networks that drop the UDP heartbeats
+# As shares of the coordinator's timeout for a silent host: after which silence the agent checks whether it is isolated,
+# and how long that check takes. It has to end before the coordinator's timeout.
+CHECK_AFTER, CHECK_FOR = 0.45, 0.2
 CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-FOUND_CHARS = 4096  # a longer value is not a list of devices
+MAX_FOUND_CHARS = 4096  # a longer value is not a list of devices
+# Variables of the agent's environment on which the variables of its workers depend.
 FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 
 
 class RunAgent:
-    """One node's part of one run."""
+    """The agent of one run on one node."""
 
     def __init__(self, connect: Message, node: str, unlock: Callable[[Message], bytes] | None = None) -> None:
         self.run, self.node = str(connect["run"]), node
@@ -147,7 +149,7 @@ class RunAgent:
         self.link.on_close = self._unwatch
         self.heartbeats = HeartbeatSender(node)
         self.selector = selectors.DefaultSelector()
-        # Random, because any user could bind a predictable name first. Socket names must be short.
+        # Random, because another user could bind a predictable name first. Socket names must be short.
         name = f"dalsegno.{os.getuid()}.{self.run[:40]}.{secrets.token_hex(8)}"
         self.worker_socket = WorkerSocket(name, self.selector, self._handle_worker)
         self.probe = self._open_probe()
@@ -168,8 +170,8 @@ class RunAgent:
         self.signals: list[int] = []
         self.terminated = False
         self.replaced = False
-        self.cut_off = False  # from most of the others: then this agent decides nothing
-        self.final_command: Sequence[str] = ()  # a command to run when no coordinator returns
+        self.cut_off = False  # cannot reach most of the other nodes, so this agent must not requeue the job
+        self.final_command: Sequence[str] = ()  # a command to run if no coordinator returns
         self.caught = set(CAUGHT)
         self.orders: dict[str, Callable[..., None]] = {
             "setup": self._set_up,
@@ -187,7 +189,7 @@ class RunAgent:
         }
 
     def serve(self) -> int:
-        """Serve until the run is over or the coordinator has been gone for too long."""
+        """Serve until the run is over or the coordinator is gone for too long; return the exit code."""
         adopt_orphans()
         sweep(self.run, self.node)
         sweep_stale()
@@ -225,7 +227,7 @@ class RunAgent:
         self.link.close()
 
     def _unwatch(self) -> None:
-        """Unregister before the socket is closed: the next socket may get the same number."""
+        """Unregister the socket before it is closed, because the next socket may get the same number."""
         if self.watched is not None:
             self.selector.unregister(self.watched)
             self.watched, self.lost_at = None, time.monotonic()
@@ -234,20 +236,22 @@ class RunAgent:
                 answer({"granted": False, "why": "the coordinator is lost"})
 
     def _send(self, message: Message) -> None:
-        """Send a message of the workers to the coordinator."""
+        """Send a message about the workers to the coordinator."""
         self.link.send(message)
 
     def _hello(self) -> Message:
-        crew = self.workers.crew
+        current = self.workers.current
         return {
             "run": self.run,
             "pid": os.getpid(),
             "job": int(os.environ.get("SLURM_JOB_ID") or 0),
             "probe": self.probe,
-            "found": {name: value for name in FOUND if len(value := os.environ.get(name, "")) in range(1, FOUND_CHARS)},
-            "generation": crew.generation,
+            "found": {
+                name: value for name in FOUND if len(value := os.environ.get(name, "")) in range(1, MAX_FOUND_CHARS)
+            },
+            "generation": current.generation,
             "stopped": self.workers.stopped,
-            "reports": trim_reports(list(crew.reports.values())),
+            "reports": trim_reports(list(current.reports.values())),
             **self.snapshots.hello(),
         }
 
@@ -257,13 +261,13 @@ class RunAgent:
                 self._execute(message)
 
     def _execute(self, message: Message) -> None:
-        for word, order in self.orders.items():
-            if word in message:
-                log.debug("order of the coordinator: %s", word)
-                order(message[word])
+        for key, execute in self.orders.items():
+            if key in message:
+                log.debug("order of the coordinator: %s", key)
+                execute(message[key])
 
     def _set_up(self, data: Message) -> None:
-        """Set up workers. A node that does not see the run folder writes locally, and the coordinator writes for it."""
+        """Prepare for workers. If this node cannot access the run folder, logs are sent to the coordinator instead."""
         setup = read_setup(data)
         if self.stream is None and not os.path.isdir(setup.folder):
             self.stream = LogStream(self.run, self.node)
@@ -272,7 +276,7 @@ class RunAgent:
     def _send_heartbeat(self) -> None:
         if self.stream is not None:
             self.stream.pump(self.link.send)
-        if time.monotonic() - self.spoke_at > WORD_S:
+        if time.monotonic() - self.spoke_at > BEAT_MESSAGE_S:
             self.spoke_at = time.monotonic()
             self.link.send({"beat": True})
 
@@ -286,7 +290,7 @@ class RunAgent:
         self.exit_code = 0
 
     def _yield_memory(self, data: bool) -> None:
-        """Leave the snapshots in memory to the agent that replaces this one."""
+        """Keep the snapshots in memory at the end, for the agent that replaces this one."""
         self.replaced = True
 
     def _helper_ended(self, name: str) -> None:
@@ -296,7 +300,7 @@ class RunAgent:
     # Messages of workers
 
     def _handle_worker(self, message: Message, answer: Callable[[Message], None]) -> None:
-        """Handle a message of the user's code, which must not end the agent or the coordinator."""
+        """Handle a message of a worker. No message of the user's code may end the agent or the coordinator."""
         try:
             data = {word: int(message[word]) for word in ("step", "grant", "generation") if word in message}
             self.snapshots.handle(message, answer)
@@ -309,7 +313,7 @@ class RunAgent:
             self._ask_grant(data["grant"], answer)
 
     def _ask_grant(self, generation: int, answer: Callable[[Message], None]) -> None:
-        """Ask the coordinator: only it knows whether a generation is still the present one."""
+        """Ask the coordinator for permission to commit. Only it knows which generation is the present one."""
         if self.link.sock is None:
             answer({"granted": False, "why": "the coordinator is not connected"})
             return
@@ -334,14 +338,14 @@ class RunAgent:
         self.selector.register(read, selectors.EVENT_READ, lambda: os.read(read, 4096))
 
     def _handle_signals(self) -> None:
-        """Forward Slurm's signals to the workers, which do not get them, and report them; the coordinator decides."""
+        """Forward Slurm's signals to the workers, which Slurm does not signal, and report them to the coordinator."""
         while self.signals:
             number = self.signals.pop(0)
             if number in (signal.SIGTERM, signal.SIGUSR2):
                 self.link.send({"signal": signal.Signals(number).name})
                 self.workers.signal(number)
             self.terminated = self.terminated or number == signal.SIGTERM
-        if self.terminated and self.link.sock is None:  # no coordinator is there to decide
+        if self.terminated and self.link.sock is None:  # there is no coordinator to decide
             self.exit_code = TERMINATED
 
     # Silence
@@ -354,26 +358,25 @@ class RunAgent:
             return
         gone_s = setup.gone_s
         silence = now - max(self.heartbeats.last_seen, self.link.last_seen, self.looked_at)
-        if gone_s and silence > LOOK_AFTER * gone_s:
-            self._check_isolation(LOOK_FOR * gone_s)
+        if gone_s and silence > CHECK_AFTER * gone_s:
+            self._check_isolation(CHECK_FOR * gone_s)
 
     def _tick_s(self) -> float:
-        """Return the tick, short during silence, so that the agent reacts in time."""
+        """Return the interval of the loop: shorter while the coordinator is silent, so that isolation is noticed."""
         quiet = time.monotonic() - max(self.heartbeats.last_seen, self.link.last_seen) > 2 * TICK_S
-        return TICK_S / 4 if quiet and self.workers.crew.running() else TICK_S
+        return TICK_S / 4 if quiet and self.workers.current.running() else TICK_S
 
     def _check_isolation(self, timeout_s: float) -> None:
-        """Find out whether the coordinator's host or this node is cut off. If this node is, stop its workers in
-        time."""
-        home = (self.link.peer, self.link.port)
-        everyone = {home, *self.peers}
+        """Disconnect if the coordinator's host does not answer. End the workers if most peers do not answer either."""
+        coordinator = (self.link.peer, self.link.port)
+        everyone = {coordinator, *self.peers}
         answered = reachable(everyone, timeout_s / 2)
-        answered |= reachable(everyone - answered, timeout_s / 2)  # a first packet may get lost
+        answered |= reachable(everyone - answered, timeout_s / 2)  # the first packet may be lost
         self.looked_at = time.monotonic()
-        if home in answered:
+        if coordinator in answered:
             return
         log.warning(
-            "the coordinator at %s:%d does not answer; %d of %d peers do", *home, len(answered), len(self.peers)
+            "the coordinator at %s:%d does not answer; %d of %d peers do", *coordinator, len(answered), len(self.peers)
         )
         self.cut_off = (len(answered) + 1) * 2 <= max(len(self.peers) + 1, 2)
         if self.cut_off:
@@ -381,7 +384,7 @@ class RunAgent:
         self._disconnect()
 
     def _open_probe(self) -> int:
-        """Open a port whose only purpose is to show that this kernel answers."""
+        """Open a port that shows whether this host is alive, and return its number."""
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.bind(("", 0))
         sock.listen(512)
@@ -399,7 +402,9 @@ def main(arguments: list[str]) -> int:
     """Run `run-agent RUN`, with the run's secret and the coordinator's addresses on standard input."""
     connect = json.load(sys.stdin)
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    start_logging(f"run-agent@{node}", level=logging.WARNING)  # what srun prints must stay easy to find
+    start_logging(
+        f"run-agent@{node}", level=logging.WARNING
+    )  # messages of srun, in the same log, must stay easy to find
     agent = RunAgent(connect, node)
     code = agent.serve()
     if agent.final_command:

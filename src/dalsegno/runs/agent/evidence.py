@@ -25,7 +25,7 @@ _LINE_CHARS = 300
 
 
 def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
-    """Return the `traceback` and, if torch's `record` wrote it, the time `at` of the error; empty if there is none."""
+    """Return the worker's `traceback` and, if torch's `record` wrote it, the time `at` of the error; {} if unknown."""
     recorded = _read_error_file(error_file)
     tail = "" if recorded.get("traceback") else _tail(log, since)
     traceback = recorded.get("traceback") or last_traceback(tail) or _not_parsed(tail)
@@ -34,7 +34,7 @@ def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
 
 
 def last_error_line(log: str, since: int = 0) -> dict[str, Any]:
-    """Return the last log line of a worker that ended without a traceback, if it looks like an error."""
+    """Return the last line of a log as `traceback` if it looks like an error, else {}."""
     line = next((line.strip() for line in reversed(_tail(log, since).splitlines()) if line.strip()), "")
     return {"traceback": line[:_LINE_CHARS]} if _COMPLAINT.search(line) else {}
 
@@ -68,7 +68,7 @@ def _bare(line: str) -> str:
 
 
 def _end(lines: list[str], start: int) -> int:
-    """Return the index after the last line of a traceback, the first that is not indented: `ValueError: …`."""
+    """Return the index after the end of a traceback, which is its first unindented line, such as `ValueError: …`."""
     for number in range(start + 1, len(lines)):
         line = _bare(lines[number])
         if line and not line[0].isspace():
@@ -87,7 +87,7 @@ def _tail(path: str, since: int) -> str:
 
 
 def _read_error_file(path: str) -> dict[str, Any]:
-    """Read the file of `torch.distributed.elastic.multiprocessing.errors.record`; empty if there is none."""
+    """Parse the file that torch's `record` (elastic.multiprocessing.errors) writes; {} if there is none."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError), open(path) as file:
         message = json.load(file)["message"]
         if isinstance(message, str):
@@ -110,7 +110,7 @@ def oom_kills() -> int:
 
 
 def own_processes() -> list[int]:
-    """Return all processes of the same user except ourselves."""
+    """Return all processes of the same user except this one."""
     found = []
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -153,12 +153,12 @@ def is_zombie(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether it was stopped by a signal."""
+    """Return whether a signal has stopped the process."""
     return _state(pid) == b"T"
 
 
 def _state(pid: int) -> bytes:
-    """Return the state as ps shows it; empty for a process that is gone."""
+    """Return the state of a process as ps shows it; b"" if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0]
@@ -167,7 +167,7 @@ def _state(pid: int) -> bytes:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for this signal: without one it would die."""
+    """Return whether a process has a handler for this signal. Without one, the signal would kill it."""
     try:
         with open(f"/proc/{pid}/status") as file:
             line = next(line for line in file if line.startswith("SigCgt:"))
@@ -177,7 +177,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def measure_work(pid: int) -> tuple[float, int]:
-    """Return the CPU seconds of a process and its descendants, including ended ones, and the bytes read and written."""
+    """Return the CPU seconds, and the bytes read and written, of a process and its descendants, also ended ones."""
     ticks, moved = 0, 0
     for each in (pid, *descendants(pid)):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -191,23 +191,23 @@ def measure_work(pid: int) -> tuple[float, int]:
 # Stacks of a hanging worker: from py-spy if installed, else from its own faulthandler on a signal
 
 
-WAIT_S = 1.0  # wait for the first line
-QUIET_S = 0.05  # after the last line: a process that is killed while it writes leaves a partial dump
+WAIT_S = 1.0  # timeout for the first line
+QUIET_S = 0.05  # a dump is complete after so long without new lines
 PYSPY_S = 5.0
 
 
 def capture_all(workers: Iterable[tuple[int, str]]) -> None:
-    """Capture the stacks of many processes at once, each in its own file, so that none delays the others."""
-    asked = [threading.Thread(target=capture, args=each) for each in workers]
-    for thread in asked:
+    """Capture the stacks of all these processes in parallel, each into its own file."""
+    threads = [threading.Thread(target=capture, args=each) for each in workers]
+    for thread in threads:
         thread.start()
-    for thread in asked:
+    for thread in threads:
         thread.join()
 
 
 def capture(pid: int, path: str) -> None:
     """Append the stacks of a process to a file, or a line that says why there are none."""
-    with contextlib.suppress(OSError):  # nowhere to write: the run matters more than the stacks
+    with contextlib.suppress(OSError):  # missing stacks must not end the agent
         if not (_by_pyspy(pid, path) or _by_signal(pid, path)):
             with open(path, "a") as file:
                 file.write(f"process {pid} {_why_silent(pid)}\n")

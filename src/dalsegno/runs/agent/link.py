@@ -23,10 +23,10 @@ from dalsegno.wire.client import read_frame
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
 from dalsegno.wire.handshake import MAX_SEALED_BYTES, ClientHandshake, Session
 
-AGENT, COORDINATOR = "run-agent/3", "coordinator/3"  # with the version of the protocol
+AGENT, COORDINATOR = "run-agent/3", "coordinator/3"  # names of the two sides, with the protocol version
 CONNECT_S = 1.0
 TALK_S = 5.0
-_UNPROVED_BYTES = 8 << 10  # a greeting may carry a munge credential
+_MAX_UNPROVED_BYTES = 8 << 10  # a greeting may contain a munge credential
 _FALLBACKS = 4
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below the ports that Linux uses for outgoing connections
 
@@ -43,9 +43,10 @@ def fallback_ports(secret: bytes) -> tuple[int, ...]:
 
 
 class CoordinatorLink:
-    """One connection at a time. `send` never raises: what a broken connection loses is sent again after the next hello.
+    """The connection to the coordinator, opened again when it breaks.
 
-    An agent without a secret gets it from the coordinator's greeting through `unlock`.
+    `send` never raises: the next hello repeats what a broken connection has lost. An agent without the run's secret
+    gets it from the coordinator's greeting through `unlock`.
     """
 
     def __init__(
@@ -60,18 +61,18 @@ class CoordinatorLink:
         self.secret, self.addresses, self.port, self.name = secret, tuple(addresses), port, name
         self.sock: socket.socket | None = None
         self.peer = ""  # the address that answered
-        self._silent_host = False  # the last dial ended before there was a connection
-        self._stalled: list[tuple[str, int]] = []  # places that accepted but sent nothing, the oldest first
+        self._silent_host = False  # the last attempt ended before there was a connection
+        self._stalled: list[tuple[str, int]] = []  # addresses and ports that accepted but sent nothing, oldest first
         self.last_seen = time.monotonic()
         self._reader = Reader(MAX_SEALED_BYTES)
-        self.session: Session  # of this connection or the last one
+        self.session: Session  # of the present connection, or of the last one
         self.on_close: Callable[[], None] = lambda: None
 
     def connect(self, hello: Message) -> bool:
         """Try each address and port once and return whether one of them was the coordinator.
 
-        Another process on that port may accept and never greet. That ends the round. In later rounds such places come
-        last and one at a time, so that the coordinator can be found on another port meanwhile.
+        Another process on that port may accept and never greet. That ends the round. Later rounds try such ports last,
+        and only one of them each, so that the coordinator is found on another port meanwhile.
         """
         silent: set[str] = set()
         for address, port in self._places():
@@ -84,7 +85,7 @@ class CoordinatorLink:
                 if not self._silent_host:
                     self._stalled.append((address, port))
                     return False
-                silent.add(address)  # then none of its ports answers
+                silent.add(address)  # the host does not answer, so its other ports do not either
             except (OSError, BadFrame, KeyError):
                 self.close()
             else:
@@ -105,18 +106,18 @@ class CoordinatorLink:
         self._silent_host = False
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         handshake, until = ClientHandshake(AGENT, COORDINATOR), time.monotonic() + TALK_S
-        greeting = parse(read_frame(self.sock, _UNPROVED_BYTES, until))
+        greeting = parse(read_frame(self.sock, _MAX_UNPROVED_BYTES, until))
         if self._unlock is not None:
             self.secret = self._unlock(greeting)
         proof = handshake.answer(greeting, self.secret, str(hello["run"]), self.name)
         opening = {"run": hello["run"], "agent": self.name, **proof}
         self.sock.sendall(pack(opening) + handshake.session.closer.close(hello))
-        self.session = handshake.finish(parse(read_frame(self.sock, _UNPROVED_BYTES, until)))
+        self.session = handshake.finish(parse(read_frame(self.sock, _MAX_UNPROVED_BYTES, until)))
         self.sock.settimeout(TALK_S)
         self._reader, self.peer, self.last_seen = Reader(MAX_SEALED_BYTES), address, time.monotonic()
 
     def receive(self) -> list[Message]:
-        """Return what has arrived, and close a connection that is gone."""
+        """Return the messages that have arrived; close the connection if the coordinator has closed it."""
         assert self.sock is not None
         try:
             data = self.sock.recv(262144)
@@ -131,7 +132,7 @@ class CoordinatorLink:
         return messages
 
     def _opened(self, data: bytes) -> list[Message]:
-        """Return the messages that these bytes complete. A bad seal means that the peer is not the coordinator."""
+        """Return the messages that these bytes complete. Close the connection if a seal is wrong."""
         messages: list[Message] = []
         try:
             for body in self._reader.bodies(data):
@@ -141,14 +142,14 @@ class CoordinatorLink:
         return messages
 
     def send(self, message: Message) -> bool:
-        """Send a message and return whether that seems to have worked. Too long a message is replaced by a note."""
+        """Send a message, and return False if the connection is broken. A note replaces a message that is too long."""
         if self.sock is None:
             return False
         try:
             sealed = self.session.closer.close(message)
         except BadFrame as error:
-            words = ", ".join(f"`{word}`" for word in message)
-            note = f"{self.name} dropped a message ({words}): {error}"[:1000]
+            keys = ", ".join(f"`{key}`" for key in message)
+            note = f"{self.name} dropped a message ({keys}): {error}"[:1000]
             sealed = self.session.closer.close({"note": note})
         try:
             self.sock.sendall(sealed)
@@ -171,7 +172,7 @@ class CoordinatorLink:
 INTERVAL_S = 0.1
 _HEAD = struct.Struct("!QB")
 _MAC_BYTES = 8
-MOST_BYTES = _HEAD.size + 255 + _MAC_BYTES
+MAX_BEAT_BYTES = _HEAD.size + 255 + _MAC_BYTES
 
 
 class Heartbeat(NamedTuple):
@@ -192,14 +193,14 @@ def pack_beat(key: bytes, beat: Heartbeat) -> bytes:
 
 
 def read_beat(key: bytes, data: bytes) -> Heartbeat | None:
-    """Parse a datagram; None for anything not signed with this key."""
+    """Parse a datagram; None if it is not a beat signed with this key."""
     beat = peek_beat(data)
     return beat if beat is not None and is_signed(key, data) else None
 
 
 def peek_beat(data: bytes) -> Heartbeat | None:
-    """Parse a datagram without checking its signature, which is cheap; None for what cannot be a beat."""
-    if not _HEAD.size + _MAC_BYTES <= len(data) <= MOST_BYTES:
+    """Parse a datagram without the costly check of its signature; None if it cannot be a beat."""
+    if not _HEAD.size + _MAC_BYTES <= len(data) <= MAX_BEAT_BYTES:
         return None
     number, length = _HEAD.unpack_from(data)
     name = data[_HEAD.size : -_MAC_BYTES]
@@ -211,7 +212,9 @@ def is_signed(key: bytes, data: bytes) -> bool:
 
 
 def _mac(key: bytes, body: bytes) -> bytes:
-    return hmac.digest(key, b"beat\0" + body, "sha256")[:_MAC_BYTES]  # cannot serve as a proof or a seal
+    return hmac.digest(key, b"beat\0" + body, "sha256")[
+        :_MAC_BYTES
+    ]  # the prefix keeps it from being used as a proof or a seal
 
 
 class _Target(NamedTuple):
@@ -223,19 +226,19 @@ class _Target(NamedTuple):
 
 
 class HeartbeatSender:
-    """Sends beats to the coordinator; `last_seen` is when its last answer came (monotonic)."""
+    """Sends beats to the coordinator. `last_seen` is the time of the coordinator's last answer (monotonic)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.last_seen = time.monotonic()
         self._target: _Target | None = None
-        self._number = time.time_ns()  # grows across restarts of the agent, so that old beats stay old
+        self._number = time.time_ns()  # grows across restarts of the agent, so that a replayed beat has an old number
         self._answered = self._number
         self._socket: socket.socket | None = None
         threading.Thread(target=self._live, name="heartbeat", daemon=True).start()
 
     def aim(self, host: str, port: int, key: bytes) -> None:
-        """Send there from now on, signed with this key."""
+        """Send beats to this address from now on, signed with this key."""
         self.last_seen = time.monotonic()
         self._target = _Target(host, port, key)
 

@@ -1,4 +1,4 @@
-"""Logs of a node that does not see the run folder: written locally and sent to the coordinator, which appends them."""
+"""Logs of a node that cannot access the run folder: written locally and sent to the coordinator, which appends them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CHUNK_BYTES = 65536
 
 
 def left_folders(run: str, node: str) -> list[str]:
-    """Return the folders of killed agents of this run on this node. Hosts on one machine may share /tmp."""
-    ours = re.compile(re.escape(_prefix(run, node)) + r"\w+")
+    """Return the folders that killed agents of this run left on this node. The node may share /tmp with other nodes."""
+    pattern = re.compile(re.escape(_prefix(run, node)) + r"\w+")
     there = tempfile.gettempdir()
-    found = [os.path.join(there, name) for name in os.listdir(there) if ours.fullmatch(name)]
+    found = [os.path.join(there, name) for name in os.listdir(there) if pattern.fullmatch(name)]
     return [path for path in found if os.path.isdir(path) and os.lstat(path).st_uid == os.getuid()]
 
 
@@ -26,14 +26,14 @@ def _prefix(run: str, node: str) -> str:
 
 
 class LogStream:
-    """A local folder in place of the run folder, and how much of each file was sent."""
+    """A local folder that replaces the run folder, and how many bytes of each file were sent."""
 
     def __init__(self, run: str, node: str) -> None:
         self.folder = tempfile.mkdtemp(prefix=_prefix(run, node))
         self._sent: dict[str, int] = {}
 
     def pump(self, send: Callable[[Message], bool]) -> bool:
-        """Send a piece of each file that has grown and return whether any had. Unsent data is sent later."""
+        """Send a piece of each file that has grown, and return whether anything was sent."""
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(self.folder) for name in names]
         return any([self._send(path, send) for path in paths])
 

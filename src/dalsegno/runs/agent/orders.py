@@ -1,4 +1,4 @@
-"""Orders of the coordinator to its agents, parsed once on arrival."""
+"""Orders of the coordinator to an agent, parsed once on arrival."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ ABSENCE_S = 60.0  # how long an agent continues without a coordinator, unless th
 
 @dataclass(frozen=True)
 class Setup:
-    """What an agent needs to know before anything starts."""
+    """What an agent needs to know before it starts any process."""
 
     python: str = ""
-    modules: tuple[str, ...] = ()  # to import ahead
+    modules: tuple[str, ...] = ()  # imported ahead by the warm parent
     script: str = ""
     args: tuple[str, ...] = ()
     module: bool = False  # the script is a module name
     is_python: bool = True
     cwd: str = "/"
-    folder: str = ""  # the run folder; "": nothing is written there
-    store: bool = False  # the ranks meet in torch's store
+    folder: str = ""  # the run folder; "" if there is none
+    store: bool = False  # whether the agent runs torch's store for the ranks
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: bool = False  # workers inherit the agent's stdin; otherwise it is empty
     gone_s: float = 0.0  # timeout for a silent host; 0: never
     absence_s: float = ABSENCE_S
-    final_command: tuple[str, ...] = ()  # a command to run when no coordinator returns
+    final_command: tuple[str, ...] = ()  # a command to run if no coordinator returns
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class WorkerOrder:
     rank: int
     env: Mapping[str, str]
     args: tuple[str, ...] = ()  # replace the setup's arguments, if not empty
-    files: Mapping[str, str] = field(default_factory=dict)  # where it writes, if not in the run folder
+    files: Mapping[str, str] = field(default_factory=dict)  # the files it writes, if not in the run folder
 
 
 Address = tuple[str, int]
@@ -48,13 +48,15 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class ResumeOrder:
-    """The snapshot from which all workers resume, and which keepers hold it."""
+    """The snapshot from which all workers resume, and the keepers that hold its parts."""
 
     generation: int
     step: int
-    own: Mapping[int, tuple[KeeperAddress, ...]]  # by rank
-    shared: tuple[KeeperAddress, ...]
-    source_ranks: Mapping[int, int] = field(default_factory=dict)  # ranks that take another rank's own part
+    own: Mapping[int, tuple[KeeperAddress, ...]]  # keepers of each rank's own part
+    shared: tuple[KeeperAddress, ...]  # keepers of the part common to all ranks
+    source_ranks: Mapping[int, int] = field(
+        default_factory=dict
+    )  # by rank: the rank whose own part it takes, if another's
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class StartOrder:
     peers: tuple[Address, ...] = ()
     resume: ResumeOrder | None = None
     buddy: KeeperAddress | None = None  # the keeper that holds copies of this node's snapshots
-    safe: SafeSteps | None = None  # what must not be overwritten; None: there are no copies
+    safe: SafeSteps | None = None  # snapshots that must not be overwritten; None: there are no copies
 
 
 def read_setup(data: Message) -> Setup:

@@ -1,4 +1,4 @@
-"""The agent's handle on its warm parent: start it, have it fork, receive its reports, kill all processes below it."""
+"""The agent's handle on its warm parent: start it, request forks, receive its reports, kill all its descendants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START = "import sys; sys.path.insert(0, sys.argv[1]); from dalsegno.runs.agent.
 
 
 class WarmParent:
-    """One warm parent. `sock` is readable when it has sent something; `receive` returns None when it is gone."""
+    """One warm parent. `sock` is readable when the parent has sent something or is gone."""
 
     def __init__(
         self, python: str, modules: Sequence[str], env: Mapping[str, str], cwd: str, keep_stdin: bool = False
@@ -30,8 +30,8 @@ class WarmParent:
         self._reader = FileReader()
         argv = [python, "-u", "-c", _START, _PACKAGES, str(other.fileno()), *modules]
         try:
-            # Not -I: the user's PYTHONPATH and site folders apply to workers. A session of its own: at a terminal
-            # Ctrl-C reaches only the agent, which signals the workers.
+            # Without -I, because the user's PYTHONPATH and site folders apply to workers. In a session of its own,
+            # so that Ctrl-C at a terminal reaches only the agent, which signals the workers.
             self._process = subprocess.Popen(
                 argv, env=dict(env), cwd=cwd, pass_fds=[other.fileno()], start_new_session=True,
                 stdin=None if keep_stdin else subprocess.DEVNULL,
@@ -47,11 +47,11 @@ class WarmParent:
         return self._process.pid
 
     def fork(self, task: Message, files: Sequence[int] = ()) -> None:
-        with contextlib.suppress(OSError):  # it is gone, which is reported as its end
+        with contextlib.suppress(OSError):  # the parent is gone, which `receive` reports
             send(self.sock, {"fork": task, "files": len(files)}, files)
 
     def receive(self, wait: bool = False) -> list[Message] | None:
-        """Return what it has sent; an empty list if nothing; None when it is gone."""
+        """Return the messages that the parent has sent; None if the parent is gone."""
         try:
             return self._reader.receive(self.sock, wait)
         except TimeoutError:
@@ -60,14 +60,14 @@ class WarmParent:
             return None
 
     def end(self) -> None:
-        """Kill it. Its workers die with it, and what they leave behind becomes our child."""
+        """Kill the parent. Its workers die with it, and the agent adopts their orphans."""
         self._process.kill()
         self._process.wait()
         self.sock.close()
 
 
 def plain_parent(env: Mapping[str, str], cwd: str, keep_stdin: bool = False) -> WarmParent:
-    """Start a parent without imports in our own Python; its workers are programs."""
+    """Start a parent that imports nothing, in the agent's Python. Its workers are separate programs."""
     return WarmParent(sys.executable, (), env, cwd, keep_stdin)
 
 
@@ -78,7 +78,7 @@ def kill_groups(pids: Sequence[int]) -> None:
 
 
 def kill_below(keep: Sequence[int], timeout_s: float = 5.0) -> list[int]:
-    """Kill every process below ours, in whatever session, except those in `keep`; return those that remain."""
+    """Kill all descendants of this process, in any session, except those in `keep`; return those that remain."""
     until = time.monotonic() + timeout_s
     while True:
         _reap(keep)
@@ -92,7 +92,7 @@ def kill_below(keep: Sequence[int], timeout_s: float = 5.0) -> list[int]:
 
 
 def _reap(keep: Sequence[int]) -> None:
-    """Reap orphans that became our children. Parents in `keep` are reaped by their owner."""
+    """Reap adopted orphans. Processes in `keep` are reaped by their owner."""
     for pid in children(os.getpid()):
         if pid not in keep:
             with contextlib.suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""Running a user's script in a forked process, just as `python SCRIPT` would."""
+"""Run a user's script in a forked process, just as `python SCRIPT` would."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dalsegno.train.groups import keep_new_groups
 Task = dict[str, Any]
 
 FLUSH_S = 10.0
-STACKS_SIGNAL = signal.SIGRTMIN + 10  # used by nobody else: NCCL, Slurm and users have USR1 and USR2
+STACKS_SIGNAL = signal.SIGRTMIN + 10  # no other program uses it; NCCL, Slurm and users use USR1 and USR2
 
 
 def run_script(task: Task) -> NoReturn:
-    """Become the program: environment, folder, output, arguments, `__main__`. End as the script ends."""
+    """Run the script of a task as `__main__`, and exit as the script would."""
     try:
         _run(task)
         code = 0
@@ -36,7 +36,7 @@ def run_script(task: Task) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         code = 130
-    except BaseException:  # any exception ends the script as it would in a Python of its own
+    except BaseException:  # any exception ends the script as it would under `python SCRIPT`
         _print_traceback()
         code = 1
     _leave(code)
@@ -50,12 +50,12 @@ def _exit_code(given: object) -> int:
 
 
 def _print_traceback() -> None:
-    """Print the traceback without the frames between us and the script."""
+    """Print the traceback without the frames above the script."""
     kind, error, trace = sys.exc_info()
     assert kind is not None and error is not None
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
         trace = trace.tb_next
-    with contextlib.suppress(Exception):  # a user's own hook may fail
+    with contextlib.suppress(Exception):  # an excepthook of the user may fail
         sys.excepthook(kind, error.with_traceback(trace), trace)
 
 
@@ -65,9 +65,9 @@ def _leave(code: int) -> NoReturn:
     Non-daemon threads are joined, exit handlers run (multiprocessing joins its children in one), and files that are
     still open are flushed.
     """
-    with contextlib.suppress(BaseException):  # a Ctrl-C, for example: Python shows it and continues with the next
+    with contextlib.suppress(BaseException):  # after a Ctrl-C, for example, Python continues to exit too
         threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(BaseException):  # before 3.10 it raises what it has already shown
+    with contextlib.suppress(BaseException):  # before Python 3.10 it raises errors that it has already printed
         atexit._run_exitfuncs()
     # A file that another thread is writing to may never release its lock.
     flushing = threading.Thread(target=_flush_files, daemon=True)
@@ -78,16 +78,16 @@ def _leave(code: int) -> NoReturn:
 
 
 def _flush_files() -> None:
-    """Flush all open files. Python does so when it destroys them, which does not happen here."""
+    """Flush all open files, as Python does when it destroys them."""
     for each in (*_open_files(), sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             each.flush()
 
 
 def _open_files() -> list[Any]:
-    """Return all open files, text before bytes: a flush of the former writes to the latter."""
+    """Return all open files, text files first: flushing a text file writes to its binary file."""
     kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-    # By type(): isinstance asks an object for its class, and some proxies answer with a warning.
+    # type() instead of isinstance, which asks an object for its class: some proxies then emit a warning.
     found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
     return sorted(found, key=lambda each: not issubclass(type(each), io.TextIOWrapper))
 
@@ -99,7 +99,7 @@ def _run(task: Task) -> None:
     _redirect(task["stdout"], task["stderr"])
     _reseed()
     if task.get("stacks"):
-        _tell_stacks(task["stacks"])
+        _register_stacks(task["stacks"])
     keep_new_groups()
     sys.argv = [task["script"], *task["args"]]
     if task.get("module"):
@@ -110,7 +110,7 @@ def _run(task: Task) -> None:
 
 
 def become_program(task: Task) -> None:
-    """Become any executable. As in a shell, 127 means that it does not exist and 126 that it cannot be run."""
+    """Replace this process with a program. As in a shell, exit code 127 means not found, 126 not executable."""
     os.chdir(task["cwd"])
     _redirect(task["stdout"], task["stderr"])
     files = task.get("files", ())
@@ -118,7 +118,7 @@ def become_program(task: Task) -> None:
         os.set_inheritable(file, True)
     argv = [task["script"], *(str(files[0]) if each == "{file}" and files else each for each in task["args"])]
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and ignored signals stay ignored
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and a program would inherit that
     try:
         os.execvpe(argv[0], argv, task["env"])
     except OSError as error:
@@ -126,14 +126,14 @@ def become_program(task: Task) -> None:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _tell_stacks(path: str) -> None:
-    """Write the stacks of all threads to a file on a signal, which is sent when the run hangs."""
-    with contextlib.suppress(OSError):  # no such folder: then only stacks are missing
+def _register_stacks(path: str) -> None:
+    """Register a handler that writes the stacks of all threads to a file. The agent signals it if the run hangs."""
+    with contextlib.suppress(OSError):  # no such folder: the script runs without the handler
         faulthandler.register(STACKS_SIGNAL, open(path, "a"), all_threads=True, chain=False)  # noqa: SIM115
 
 
 def _redirect(stdout: str, stderr: str) -> None:
-    """Append output to files, so that a restart never truncates them. "" is the agent's own output."""
+    """Redirect output to files, which are appended to, so that a restart keeps them. "" is the agent's own output."""
     sys.stdout.flush()
     sys.stderr.flush()
     for path, target in ((stdout, 1), (stderr, 2)):
@@ -142,11 +142,11 @@ def _redirect(stdout: str, stderr: str) -> None:
             os.dup2(file, target)
             os.close(file)
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(line_buffering=True)  # whole lines at once: the log is read while the worker runs
+        sys.stdout.reconfigure(line_buffering=True)  # the log is read while the worker runs
 
 
 def _reseed() -> None:
-    """Seed the random generators: forked copies share their parent's state, unlike new processes."""
+    """Seed the random generators: unlike new processes, forked ones would share their parent's state."""
     random = sys.modules.get("random")
     if random is not None:
         random.seed()
@@ -156,7 +156,7 @@ def _reseed() -> None:
 
 
 def _run_file(path: str) -> None:
-    """Run the script as `__main__`, as `python PATH` does: pickle, multiprocessing and `__file__` work."""
+    """Run the file as `__main__`, as `python PATH` does, so that pickle, multiprocessing and `__file__` work."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=path, __builtins__=builtins, __loader__=None, __spec__=None, __cached__=None)
     sys.modules["__main__"] = main

@@ -1,8 +1,8 @@
-"""The agent's part in snapshots: knows what this node holds, and finds what each worker resumes from.
+"""The agent's part in snapshots: it knows which ones this node holds, and finds the one from which a worker resumes.
 
-The work is done by processes beside the workers: a saver for each rank that requests one, and a keeper for the node,
-which computes checksums, sends copies to the buddy and fetches what is missing here. They outlive the workers. The
-keeper's port is opened here, so that other nodes know it before there is a keeper, and the next keeper has it too.
+Helper processes, which outlive the workers, do the work: a saver for each rank that requests one, and a keeper for the
+node. The keeper computes checksums, sends copies to the buddy node and fetches missing parts from other nodes. The
+agent opens the keeper's port, so that other nodes know it before the keeper starts, and a successor has the same port.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dalsegno.train.memory.safe_steps import SafeSteps, read_safe, render_safe_s
 from dalsegno.wire.frames import Message
 
 Answer = Callable[[Message], None]
-Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files; whether it can be forked
+Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files -> whether a process was forked
 
 
 class Snapshots:
@@ -36,22 +36,22 @@ class Snapshots:
         self._resume: ResumeOrder | None = None
         self._buddy: KeeperAddress | None = None
         self._generation = 0
-        self._keeper: Answer | None = None  # sends orders to it, once it is connected
+        self._keeper: Answer | None = None  # sends orders to the keeper, once it is connected
         self._keeper_asked = False
         self._listener = listen()
-        self._shares = True  # with the other nodes of the run
+        self._shares = True  # whether nodes of the run exchange snapshots
         self._orders: list[Message] = []  # for a keeper that has not connected yet
         self._fetching: dict[int, Answer] = {}
         self._numbers = itertools.count(1)
 
     def keep_local(self) -> None:
-        """Neither send snapshots to other nodes nor load theirs: others may know the run's secret."""
+        """Stop exchanging snapshots with other nodes: other users may know the run's secret."""
         self._shares, self._secret = False, secrets.token_bytes(32)
         self._listener.close()
         self._listener = socket.create_server(("127.0.0.1", 0))
 
     def take_secret(self, secret: bytes) -> None:
-        """Set the run's secret, which an agent may learn only from its coordinator."""
+        """Set the run's secret, which some agents learn only from the coordinator's greeting."""
         if self._shares and secret != self._secret:
             self._secret = secret
             if self._keeper is not None:
@@ -60,13 +60,13 @@ class Snapshots:
     # Orders of the coordinator
 
     def start(self, run: str, order: StartOrder) -> None:
-        """Prepare a generation. Files have the run's name as workers know it, which torchrun's agents do not share."""
+        """Prepare a generation. `run` is the run's name as its workers know it, which differs under torchrun."""
         self.run, self._generation, self._resume, self._buddy = run, order.generation, order.resume, order.buddy
         self.note_safe(order.safe)
         if self._keeper is not None:
             self._configure_keeper()
         elif order.resume is not None:
-            self._start_keeper()  # others may send their copies at once
+            self._start_keeper()  # other nodes may send their copies at once
 
     def pair(self, buddy: KeeperAddress | None) -> None:
         """Set the keeper that holds copies of this node's snapshots."""
@@ -75,26 +75,26 @@ class Snapshots:
             self._configure_keeper()
 
     def note_safe(self, safe: SafeSteps | None) -> None:
-        """Write the safe steps, which workers must not overwrite; with None, remove the file."""
-        with contextlib.suppress(OSError, NotEnoughMemory):  # a full /dev/shm: then nothing newer counts as safe
+        """Write the file of safe steps, which workers must not overwrite; with None, remove the file."""
+        with contextlib.suppress(OSError, NotEnoughMemory):  # if /dev/shm is full, the older safe steps stay valid
             if safe is not None:
                 write_safe(own_folder() / safe_name(self.run), safe)
             elif (folder := find_folder()) is not None:
                 (folder / safe_name(self.run)).unlink(missing_ok=True)
 
     def held(self) -> list[dict[str, object]]:
-        """Return what this node holds, for the coordinator."""
+        """Return the snapshots in this node's memory, as a message for the coordinator."""
         return [each.to_message() for each in holdings(self.run)]
 
     def hello(self) -> Message:
-        """Return what a coordinator needs to know from the start."""
+        """Return the part of the agent's hello that is about snapshots."""
         folder = find_folder()
         safe = read_safe(folder / safe_name(self.run)) if folder else None
         port = int(self._listener.getsockname()[1]) if self._shares else 0
         return {"held": self.held(), "keeper": port, "safe": render_safe_steps(safe) if safe else None}
 
     def end(self) -> None:
-        """Remove everything of the run from memory."""
+        """Remove all snapshots of the run from memory."""
         with contextlib.suppress(OSError):
             sweep(self.run)
 
@@ -117,24 +117,22 @@ class Snapshots:
             self._send({"note": f"copies of snapshots: {message['trouble']}"})
 
     def _give_saver(self, rank: int, answer: Answer) -> None:
-        """Start a saver, which listens before the worker learns of it."""
+        """Start a saver and send its socket name to the worker. The socket listens already."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            name = (
-                f"{self._socket_name}.saver.{secrets.token_hex(8)}"  # cannot be guessed from the socket's name either
-            )
+            name = f"{self._socket_name}.saver.{secrets.token_hex(8)}"  # other users must not guess it
             sock.bind("\0" + name)
             sock.listen(1)
             task = {"kind": "saver", "name": f"ds:save{rank}", "door": self._socket_name}
             forked = self._fork(f"saver:{name}", task, [sock.fileno()])
         answer({"saver": name} if forked else {"saver": ""})
 
-    def _find(self, asking: int, answer: Answer) -> None:
-        """Find what the worker resumes from: on this node, or fetched from another; else it looks on disk."""
+    def _find(self, requesting: int, answer: Answer) -> None:
+        """Tell the worker which snapshot to resume from, fetched if necessary; without one it reads the disk."""
         resume = self._resume
         if resume is None:
             answer({"own": ""})
             return
-        rank = resume.source_ranks.get(asking, asking)
+        rank = resume.source_ranks.get(requesting, requesting)
         folder = find_folder()
         here = [each for each in holdings(self.run, folder) if each.place == (resume.generation, resume.step)]
         own = next((each.name for each in here if each.own and each.rank == rank), None)
@@ -147,7 +145,7 @@ class Snapshots:
             return
         number = next(self._numbers)
         self._fetching[number] = answer
-        sources = {"own": [] if own else resume.own.get(asking, ()), "shared": [] if shared else resume.shared}
+        sources = {"own": [] if own else resume.own.get(requesting, ()), "shared": [] if shared else resume.shared}
         order = {"number": number, "rank": rank, "generation": resume.generation, "step": resume.step}
         self._order({"fetch": {**order, **{part: [list(each) for each in found] for part, found in sources.items()}}})
 
@@ -171,7 +169,7 @@ class Snapshots:
             self._give_up_fetching()
 
     def can_fork(self) -> None:
-        """Start a keeper if other nodes may request what is held here."""
+        """Start a keeper if this node holds snapshots, because other nodes may request them."""
         if self.held():
             self._start_keeper()
 
@@ -189,7 +187,7 @@ class Snapshots:
         self._send({"kept": self.held()})
 
     def keeper_gone(self) -> None:
-        """Handle the loss of the keeper; the next snapshot starts another."""
+        """Handle the loss of the keeper. The next snapshot starts another one."""
         self._keeper, self._keeper_asked = None, False
         self._orders.clear()
         self._give_up_fetching()

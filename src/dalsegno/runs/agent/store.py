@@ -1,8 +1,9 @@
-"""The store of one generation, where its ranks meet: a process of its own, on a socket that the agent has opened.
+"""The store of one generation, through which its ranks find each other. It runs in its own process, on a socket that
+the agent has opened.
 
-It is not in a training rank, whose death would take the store along. The port is never closed between being chosen and
-being used, so nobody else can take it. Workers that are not forked have this file run by the user's own Python, which
-may not find the rest of this package: it imports nothing of it.
+The store is not in a training rank, because it would die with that rank. The socket stays open from the choice of the
+port on, so that nobody else can take the port. Without a warm parent, the user's Python runs this file as a program.
+That Python may not find the package, so this file imports nothing from it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 
 def serve_store(task: dict[str, Any]) -> None:
-    """Hold torch's TCPStore on the first file of the task until killed."""
+    """Serve torch's TCPStore on the socket that is the task's first file, until killed."""
     hold(task["files"][0], task["port"])
 
 

@@ -1,9 +1,9 @@
 """The warm parent: a Python process that has done the slow imports and forks workers that start at once.
 
-The agent talks to it over a Unix socket: `{"fork": …}` starts a worker, and each end of one is reported as `{"ended":
-pid, "code": …}`. It never touches a GPU, since a forked process cannot use a CUDA context of its parent. It ends with
-the agent and takes its workers along. What a worker leaves behind becomes its own child, so that the agent finds all
-processes below it.
+The agent sends `{"fork": …}` over a Unix socket to start a worker. The parent reports the end of a worker as
+`{"ended": pid, "code": …}`. It never touches a GPU, since a forked process cannot use a CUDA context of its parent.
+When the agent ends, so do the parent and its workers. The parent adopts the orphans of its workers, so that the agent
+finds every process of the run among its descendants.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONNECT_S = 60.0
 
 
 def become_saver(task: Message) -> None:
-    """Serve the one worker that was given our socket."""
+    """Become the saver of one worker: the first process of the same user that connects to the socket."""
     os.environ[AGENT] = task["door"]
     with socket.socket(fileno=task["files"][0]) as listener:
         worker = _accept_own_user(listener)
@@ -50,7 +50,7 @@ def become_keeper(task: Message) -> None:
 
 
 def _accept_own_user(listener: socket.socket) -> socket.socket | None:
-    """Return the first connection of the same user: anyone on the machine can see the socket."""
+    """Return the first connection of the same user; None after a timeout. Other users can connect too."""
     listener.settimeout(CONNECT_S)
     while True:
         try:
@@ -69,12 +69,12 @@ def _accept_own_user(listener: socket.socket) -> socket.socket | None:
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
-_WHY_CHARS = 2000  # of a user's exception
-WAKE_S = 0.5  # checks without being woken too, in case a signal arrives between two checks
+_MAX_WHY_CHARS = 2000  # of the text of a user's exception
+WAKE_S = 0.5  # maximum time between two checks for ended children, in case a signal is missed
 
 
 def main(channel: int, modules: list[str]) -> None:
-    """Import, report the result, then fork workers until the agent ends. A worker returns from here to run."""
+    """Import the modules, report the result, then fork processes until the agent ends. A fork runs its task."""
     die_with_parent()
     adopt_orphans()
     sock = socket.socket(fileno=channel)
@@ -111,28 +111,28 @@ def _prctl(option: int, value: int) -> None:
 
 
 def preload(modules: list[str]) -> Message:
-    """Import the modules. Errors, and what would fail after a fork, are returned, not raised."""
+    """Import the modules and return whether workers can be forked. Errors are returned, not raised."""
     began = time.monotonic()
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception as error:  # a user's module may raise anything; then workers start without a warm parent
-            return {"ok": False, "why": f"import {name}: {type(error).__name__}: {error}"[:_WHY_CHARS]}
+        except Exception as error:  # a user's module may raise anything; workers then start as separate programs
+            return {"ok": False, "why": f"import {name}: {type(error).__name__}: {error}"[:_MAX_WHY_CHARS]}
     if _cuda_is_initialised():
         return {"ok": False, "why": "a preloaded module has initialised CUDA, which a forked process cannot use"}
     return {"ok": True, "seconds": time.monotonic() - began, "threads": other_threads()}
 
 
 def _cuda_is_initialised() -> bool:
-    """Return whether CUDA is initialised. Asking whether it is available would itself start the driver."""
+    """Return whether CUDA is initialised. `is_available` is not called, because it would start the driver."""
     torch = sys.modules.get("torch")
     return bool(torch is not None and torch.cuda.is_initialized())
 
 
 def other_threads() -> list[str]:
-    """Return the names of other threads: they do not exist in a forked worker, where a lock they hold stays locked.
+    """Return the names of the other threads. A forked worker lacks them, and a lock that they hold stays locked there.
 
-    OpenMP threads are left out: they have the process's own name, and libgomp starts new ones after a fork.
+    OpenMP threads, which have the name of the process, are left out: libgomp starts new ones after a fork.
     """
     named = {thread.native_id: thread.name for thread in threading.enumerate()}
     own = str(threading.get_native_id())
@@ -158,7 +158,7 @@ class Parent:
         self.children: set[int] = set()
 
     def serve(self) -> Message | None:
-        """Serve until the agent is gone (returns None), or return in a newly forked worker with its task."""
+        """Serve until the agent is gone, then return None. In a forked process, return its task."""
         wake_read, wake_write = os.pipe()
         for end in (wake_read, wake_write):
             os.set_blocking(end, False)
@@ -184,7 +184,7 @@ class Parent:
                     return worker
 
     def handle(self) -> Message | None:
-        """Handle messages of the agent. Return the task in a forked worker; an empty one when the agent is gone."""
+        """Handle messages of the agent. Return the task in a forked process, {} if the agent is gone, else None."""
         messages = self.reader.receive(self.sock)
         if messages is None:
             self.end_children()
@@ -201,7 +201,7 @@ class Parent:
         if pid == 0:
             self._leave(parent, task)
             return dict(task, files=files)
-        # on both sides of the fork, so that the process is never seen without its group
+        # The child does the same; whoever is first, nobody sees the child without its group.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         for file in files:
@@ -211,7 +211,7 @@ class Parent:
         return None
 
     def _leave(self, parent: int, task: Message) -> None:
-        """Detach the worker from the parent: nothing is left of it but its memory."""
+        """Detach a forked process from the parent: process group, name, signal handlers and socket."""
         os.setpgid(0, 0)
         die_with_parent()
         name_process(task.get("name", "worker"))
@@ -222,7 +222,7 @@ class Parent:
         self.sock.close()
 
     def reap(self) -> None:
-        """Reap all that have ended, including adopted orphans; only workers are reported."""
+        """Reap all ended processes, including adopted orphans, and report those that this parent forked."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -241,7 +241,7 @@ class Parent:
 
 
 def start(arguments: list[str]) -> NoReturn:
-    """Run the command line: the socket's number, then the modules. Remove our own entries from the path."""
+    """Run the command line: PACKAGES SOCKET MODULE…. Remove the entries that only this program needs from sys.path."""
     sys.path[:] = [folder for folder in sys.path if folder not in ("", arguments[0])]
     main(int(arguments[1]), arguments[2:])
     sys.exit(0)

@@ -1,4 +1,4 @@
-"""The workers of one generation on one node: which run, and how others ended."""
+"""The workers of one generation on one node: which ones run, and how the others ended."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dalsegno.wire.frames import Message
 
 Report = dict[str, Any]
 
-_MOST_BYTES = 512 << 10  # of all tracebacks in a message, as JSON: half of its limit
-_CHAR_BYTES = 12  # maximum for one character there
+_MAX_TRACEBACK_BYTES = 512 << 10  # for all tracebacks in a message, as JSON: half the limit of a message
+_MAX_CHAR_BYTES = 12  # of one character in JSON
 
 
 @dataclass
@@ -46,10 +46,10 @@ class GenerationWorkers:
     def add(
         self, rank: int, log: str, output: str | None = None, error_file: str | None = None, stacks: str = ""
     ) -> WorkerProcess:
-        """Add a worker. `log` takes its errors, and its output by default; "" is the agent's own output."""
+        """Add a worker. `log` is the file for its errors and, by default, its output; "" is the agent's own output."""
         beside = log[: -len(".log")] + ".error.json" if error_file is None else error_file
         with contextlib.suppress(OSError):
-            os.unlink(beside)  # of an earlier process
+            os.unlink(beside)  # an earlier process may have written it
         worker = WorkerProcess(rank, log, beside, _size(log), output=log if output is None else output, stacks=stacks)
         self.workers[rank] = worker
         return worker
@@ -58,7 +58,7 @@ class GenerationWorkers:
         return next((worker for worker in self.workers.values() if worker.pid == pid), None)
 
     def ended(self, worker: WorkerProcess, code: int) -> Report:
-        """Record an end with its evidence."""
+        """Record the end of a worker, and return a report with the evidence."""
         report: Report = {"generation": self.generation, "rank": worker.rank, "code": code}
         if code != 0:
             evidence = gather(worker.log, worker.error_file, worker.log_start)
@@ -71,7 +71,7 @@ class GenerationWorkers:
         return [worker for worker in self.workers.values() if worker.rank not in self.reports]
 
     def failing(self) -> list[Report]:
-        """Return reports of running workers, about to be killed, that have already written an error."""
+        """Return reports of workers that have written an error but still run and are about to be killed."""
         found = []
         for worker in self.running():
             evidence = gather(worker.log, worker.error_file, worker.log_start)
@@ -81,8 +81,8 @@ class GenerationWorkers:
 
 
 def trim_reports(reports: list[Report]) -> list[Report]:
-    """Return reports that fit into one message; long tracebacks keep only their end."""
-    share = _MOST_BYTES // max(1, len(reports))
+    """Return the reports with long tracebacks cut at the start, so that all fit into one message."""
+    share = _MAX_TRACEBACK_BYTES // max(1, len(reports))
     return [_shortened(report, share) for report in reports]
 
 
@@ -90,7 +90,7 @@ def _shortened(report: Report, max_bytes: int) -> Report:
     traceback = report.get("traceback", "")
     if len(json.dumps(traceback)) <= max_bytes:
         return report
-    return {**report, "traceback": traceback[-(max_bytes // _CHAR_BYTES) :]}
+    return {**report, "traceback": traceback[-(max_bytes // _MAX_CHAR_BYTES) :]}
 
 
 def _size(path: str) -> int:
@@ -107,7 +107,7 @@ STORE_FILE = str(Path(__file__).with_name("store.py"))
 
 
 def worker_task(setup: Setup, warm: bool, worker: WorkerProcess, order: WorkerOrder, socket_name: str) -> Message:
-    """Return the task of one worker; later variables override earlier ones."""
+    """Return the task that starts one worker."""
     own = {AGENT: socket_name, "TORCHELASTIC_ERROR_FILE": worker.error_file}
     python = [] if warm or not setup.is_python else [setup.python, "-u"]
     module = ["-m"] if setup.module and python else []

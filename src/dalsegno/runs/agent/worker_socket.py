@@ -13,14 +13,14 @@ from dalsegno.wire.peer import uid_of
 
 _MAX_CALLERS = 1024
 
-Hear = Callable[[Message, Callable[[Message], None]], None]  # a message, and how to answer it
+OnMessage = Callable[[Message, Callable[[Message], None]], None]  # called with a message and a function to answer it
 
 
 class WorkerSocket:
-    """Listens on an abstract socket, which leaves no file behind, and accepts only the same user."""
+    """Listens on an abstract socket, which leaves no file behind. Only processes of the same user are accepted."""
 
-    def __init__(self, name: str, selector: selectors.BaseSelector, hear: Hear) -> None:
-        self.name, self._selector, self._hear = name, selector, hear
+    def __init__(self, name: str, selector: selectors.BaseSelector, on_message: OnMessage) -> None:
+        self.name, self._selector, self._on_message = name, selector, on_message
         self._readers: dict[socket.socket, Reader] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + name)
@@ -45,7 +45,7 @@ class WorkerSocket:
         except (OSError, BadFrame):
             data, messages = b"", []
         for message in messages:
-            self._hear(message, lambda answer: self._answer(sock, answer))
+            self._on_message(message, lambda answer: self._answer(sock, answer))
         if not data:
             self._close(sock)
 

@@ -27,7 +27,7 @@ SETTLE_S = 5.0
 
 
 class Workers:
-    """Starts and ends processes on the agent's orders; `send` sends to the coordinator."""
+    """Starts and ends the processes of one node. `send` sends a message to the coordinator."""
 
     def __init__(
         self, node: str, socket_name: str, selector: selectors.BaseSelector, send: Callable[[Message], None]
@@ -35,17 +35,17 @@ class Workers:
         self.node, self.socket_name, self.selector, self.send = node, socket_name, selector, send
         self.setup = Setup()
         self.parent: WarmParent | None = None
-        self.warm = False  # workers are forked, else they are separate programs
+        self.warm = False  # whether workers are forked; else they are separate programs
         self.ready = False
-        self.crew = GenerationWorkers(0)
+        self.current = GenerationWorkers(0)  # of the present generation
         self.stopped = 0  # the last generation whose processes have all ended
-        self._waiting: list[Callable[[], None]] = []  # work that waits for the parent to be ready
-        self._signalled: dict[int, set[int]] = {}  # signals, and which of the present workers have received them
-        self._forking: set[str] = set()  # requested and not yet confirmed
+        self._waiting: list[Callable[[], None]] = []  # calls to make when the parent is ready
+        self._signalled: dict[int, set[int]] = {}  # by signal: the workers that have received it
+        self._forking: set[str] = set()  # names of forks that were requested and not yet confirmed
         self._helpers: dict[int, str] = {}  # processes that outlive a generation: savers, the keeper
         self.helper_ended: Callable[[str], None] = lambda name: None
-        self.can_fork: Callable[[], None] = lambda: None  # called when there is a warm parent to fork from
-        self.held: Callable[[], list[dict[str, object]]] = list  # snapshots, for planning the next generation
+        self.can_fork: Callable[[], None] = lambda: None  # called when a warm parent is ready to fork
+        self.held: Callable[[], list[dict[str, object]]] = list  # returns the snapshots in this node's memory
 
     # The warm parent
 
@@ -94,7 +94,7 @@ class Workers:
     def _parent_is_warm(self, data: Message) -> None:
         if not data["ok"]:
             self.send({"note": f"modules are not imported ahead on {self.node}: {data['why']}"})
-            self.warm = False  # it can still become a program
+            self.warm = False  # this parent can still start separate programs
         self._report_ready(data)
         if self.warm:
             self.can_fork()
@@ -107,7 +107,7 @@ class Workers:
         self.send({"ready": {"warm": self.warm, "seconds": data.get("seconds"), "threads": data.get("threads")}})
 
     def _parent_died(self) -> None:
-        """Start another parent; the workers died with it. If the imports fail, start workers as programs."""
+        """Start another parent: the workers died with the old one. If it died while importing, import nothing ahead."""
         was_ready = self.ready
         self._drop_parent()
         self.end()
@@ -140,7 +140,7 @@ class Workers:
         self._when_ready(lambda: self._open_store(generation))
 
     def _open_store(self, generation: int) -> None:
-        """Open the store's socket before its port is reported, so that nobody else takes it; early peers queue."""
+        """Open the store's socket, then report its port: nobody else can take the port, and early peers queue."""
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.bind(("", 0))
             port = int(sock.getsockname()[1])
@@ -154,12 +154,12 @@ class Workers:
 
     def _start(self, order: StartOrder) -> None:
         generation = order.generation
-        if generation <= max(self.stopped, self.crew.generation):
-            return  # a repeated order, or stopped while it waited for the parent
-        self.crew = GenerationWorkers(generation)
+        if generation <= max(self.stopped, self.current.generation):
+            return  # a repeated order, or one that was stopped while it waited for the parent
+        self.current = GenerationWorkers(generation)
         self._signalled.clear()
         for each in order.workers:
-            worker = self.crew.add(each.rank, **(each.files or run_files(self.setup.folder, generation, each.rank)))
+            worker = self.current.add(each.rank, **(each.files or run_files(self.setup.folder, generation, each.rank)))
             task = worker_task(self.setup, self.warm, worker, each, self.socket_name)
             self._fork(f"{generation}:{each.rank}", task)
 
@@ -169,7 +169,7 @@ class Workers:
             self.parent.fork(dict(task, id=name), files)
 
     def fork_helper(self, name: str, task: Message, files: Sequence[int]) -> bool:
-        """Fork a process that outlives the workers; False if there is no warm parent to fork from."""
+        """Fork a process that outlives the workers; return False if there is no warm parent."""
         if not (self.warm and self.ready):
             return False
         self._fork(f"beside:{name}", task, files)
@@ -178,25 +178,25 @@ class Workers:
     def _forked(self, name: str, pid: int) -> None:
         self._forking.discard(name)
         generation, _, rest = name.partition(":")
-        if generation == str(self.crew.generation):
-            self.crew.workers[int(rest)].pid = pid
+        if generation == str(self.current.generation):
+            self.current.workers[int(rest)].pid = pid
         elif generation == "beside":
             self._helpers[pid] = rest
 
     def _ended(self, pid: int, code: int) -> None:
         if pid in self._helpers:
             self.helper_ended(self._helpers.pop(pid))
-        worker = self.crew.by_pid(pid)
-        if worker is not None and worker.rank not in self.crew.reports:
-            report = self.crew.ended(worker, code)
+        worker = self.current.by_pid(pid)
+        if worker is not None and worker.rank not in self.current.reports:
+            report = self.current.ended(worker, code)
             self._drop_empty_stacks(worker)
             self.send({"ended": report})
 
     def stop(self, generation: int) -> None:
-        """Kill all workers of a generation at once, and report when nothing is left."""
-        if generation < self.crew.generation:
+        """Kill all workers of a generation at once, and report that they are gone."""
+        if generation < self.current.generation:
             return
-        failing = self.crew.failing()
+        failing = self.current.failing()
         left = self.end()
         self.stopped = max(self.stopped, generation)
         if left:
@@ -205,19 +205,19 @@ class Workers:
             self.send({"stopped": generation, "reports": trim_reports(failing), "held": self.held()})
 
     def end(self) -> list[int]:
-        """Kill everything but the parent and return what could not be killed."""
+        """Kill all processes but the parent and the helpers; return those that could not be killed."""
         self._settle()
-        running = self.crew.running()
+        running = self.current.running()
         kill_groups([worker.pid for worker in running if worker.pid])
         left = kill_below(keep=[self.parent.pid, *self._helpers] if self.parent else [])
-        self.stopped = max(self.stopped, self.crew.generation)
+        self.stopped = max(self.stopped, self.current.generation)
         for worker in running:
             self._drop_empty_stacks(worker)
-        self.crew.workers.clear()
+        self.current.workers.clear()
         return left
 
     def _settle(self) -> None:
-        """Wait for all forks in progress, so that none follows the kill."""
+        """Wait until all requested forks are confirmed, so that no process starts after the kill."""
         until = time.monotonic() + SETTLE_S
         while self._forking and self.parent is not None:
             self.parent.sock.settimeout(max(0.01, until - time.monotonic()))
@@ -229,10 +229,10 @@ class Workers:
             self.parent.sock.settimeout(None)
 
     def reset(self) -> None:
-        """Stop everything of before: the coordinator has lost us, or does not know us."""
+        """End all workers and drop pending orders: the coordinator has lost this agent, or does not know it."""
         self._waiting.clear()
         self.end()
-        self.crew = GenerationWorkers(0)
+        self.current = GenerationWorkers(0)
         if self.ready:
             self._report_ready({})
 
@@ -244,28 +244,28 @@ class Workers:
     # Running workers
 
     def signal(self, number: int) -> None:
-        """Signal only the workers that handle it. The others would die and lose what they did since their last save."""
+        """Send a signal to the workers that handle it. The others would die and lose the work since their last save."""
         self._signalled[number] = set()
         self.repeat_signals()
 
     def repeat_signals(self) -> None:
-        """Signal workers that started only now and may install a handler a little later."""
-        for number, data in self._signalled.items():
-            for worker in self.crew.running():
-                if worker.pid and worker.pid not in data and catches(worker.pid, number):
-                    data.add(worker.pid)
+        """Send pending signals to workers that have installed a handler since. Called in every turn of the loop."""
+        for number, signalled in self._signalled.items():
+            for worker in self.current.running():
+                if worker.pid and worker.pid not in signalled and catches(worker.pid, number):
+                    signalled.add(worker.pid)
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(worker.pid, number)
 
     def capture_stacks(self, generation: int) -> None:
-        if generation == self.crew.generation:
-            evidence.capture_all((worker.pid, worker.stacks) for worker in self.crew.running() if worker.pid)
+        if generation == self.current.generation:
+            evidence.capture_all((worker.pid, worker.stacks) for worker in self.current.running() if worker.pid)
         self.send({"stacks": generation})
 
     def report_work(self, generation: int) -> None:
-        """Report the work of the running workers, which shows whether they are idle."""
-        if generation == self.crew.generation:
-            done = {str(worker.rank): measure_work(worker.pid) for worker in self.crew.running() if worker.pid}
+        """Report how much the running workers have done so far, so that the coordinator can detect idle ones."""
+        if generation == self.current.generation:
+            done = {str(worker.rank): measure_work(worker.pid) for worker in self.current.running() if worker.pid}
             self.send({"worked": generation, "ranks": done})
 
     def _drop_empty_stacks(self, worker: WorkerProcess) -> None:

@@ -1,4 +1,4 @@
-"""The decision on a step that ended with a code other than 0. Pure."""
+"""Decide whether a failed step is restarted, and where. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dalsegno.hostlist import expand
 from dalsegno.runs.coordinator.node_rules import drained_for_repair
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo
 
-LOOK_S = 5.0  # a task may die of a failure before it is detected, up to 1.6 s later
+DETECTION_S = 5.0  # time to detect a node failure, which takes up to 1.6 s after a task died of it
 SETTLE_S = 60.0  # time for Slurm to handle a failed node
-MOST = 10  # restarts, for one srun and for one batch job
-_MEANT = {JobState.CANCELLED, JobState.TIMEOUT, JobState.DEADLINE, JobState.PREEMPTED, JobState.OUT_OF_MEMORY}
-_PASSING = {JobState.COMPLETING, JobState.CONFIGURING, JobState.RESIZING, JobState.SIGNALING}
+MAX_RESTARTS = 10  # of one srun, and of one batch job
+_INTENDED = {JobState.CANCELLED, JobState.TIMEOUT, JobState.DEADLINE, JobState.PREEMPTED, JobState.OUT_OF_MEMORY}
+_TRANSIENT = {JobState.COMPLETING, JobState.CONFIGURING, JobState.RESIZING, JobState.SIGNALING}
 
 
 @dataclass(frozen=True)
 class LeaveStep:
-    """Leave the step ended. `why` is shown if a node has failed."""
+    """Do not restart the step. `why` is shown if it is not empty."""
 
     why: str = ""
     ends: bool = False  # Slurm is about to end the script that contains the step
@@ -26,7 +26,7 @@ class LeaveStep:
 
 @dataclass(frozen=True)
 class StartAgain:
-    """Start the step again in its job, but not on the nodes `without`; if `alone`, in a new job like the old one."""
+    """Restart the step in its job, but not on the nodes `without`; if `alone`, in a new job like the old one."""
 
     job: JobInfo
     without: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class StartAgain:
 
 @dataclass(frozen=True)
 class RequeueJob:
-    """Have Slurm start the batch script again, on other nodes."""
+    """Requeue the job, so that Slurm runs the batch script again on other nodes."""
 
     why: str
 
@@ -45,50 +45,50 @@ Choice = LeaveStep | StartAgain | RequeueJob
 
 @dataclass(frozen=True)
 class StepFacts:
-    """The step's nodes and its job, as they are now, and which nodes have failed since the step began."""
+    """The step's nodes, its job as it is now, and the nodes that have failed."""
 
     nodes: tuple[str, ...]
     job: JobInfo | None
-    # why, by node of the step; includes nodes that are back by now
+    # nodes of the step that were found failed, and why; they may be back by now
     failed: Mapping[str, str] = field(default_factory=dict)
-    bad: Mapping[str, str] = field(default_factory=dict)  # now, of the step's and the job's nodes
-    unsettled: tuple[str, ...] = ()
+    bad: Mapping[str, str] = field(default_factory=dict)  # nodes of the step and the job that are bad now, and why
+    unsettled: tuple[str, ...] = ()  # failed nodes that Slurm has not handled yet
     for_s: float = 0.0  # since the step's end
-    times: int = 0  # how often this srun has started it again
-    restarts: int = 0  # of the job
-    hung_up: bool = False  # as `salloc` does to processes in its terminal when the allocation has ended
+    times: int = 0  # how often this srun has restarted the step
+    restarts: int = 0  # how often Slurm has restarted the job
+    hung_up: bool = False  # srun got SIGHUP, as from `salloc` when its allocation has ended
 
 
 def choose(seen: StepFacts) -> Choice | None:
     """Return the decision; None while it is too early."""
-    if seen.job is None or seen.job.state in _MEANT:
+    if seen.job is None or seen.job.state in _INTENDED:
         return LeaveStep()
     if seen.hung_up and seen.job.state is JobState.RUNNING:
         return LeaveStep()
     if not seen.failed and seen.job.state is not JobState.NODE_FAIL:
-        return None if seen.for_s < LOOK_S else LeaveStep()
-    if seen.for_s < SETTLE_S and (seen.unsettled or seen.job.state in _PASSING):
+        return None if seen.for_s < DETECTION_S else LeaveStep()
+    if seen.for_s < SETTLE_S and (seen.unsettled or seen.job.state in _TRANSIENT):
         return None
     if seen.job.state is JobState.RUNNING:
         return _in_its_job(seen, seen.job)
     if seen.job.batch:
         requeued = seen.job.state is JobState.PENDING
         return LeaveStep(f"job {seen.job.id} {'was requeued' if requeued else 'has ended with it'}", ends=requeued)
-    return StartAgain(seen.job, alone=True) if seen.times < MOST else _enough(seen.times)
+    return StartAgain(seen.job, alone=True) if seen.times < MAX_RESTARTS else _limit_reached(seen.times)
 
 
 def _in_its_job(seen: StepFacts, job: JobInfo) -> Choice:
     healthy = [name for name in job.nodes if name not in seen.bad]
     if len(healthy) >= len(seen.nodes):
         without = tuple(name for name in job.nodes if name in seen.bad)
-        return StartAgain(job, without) if seen.times < MOST else _enough(seen.times)
-    if job.batch and seen.restarts >= MOST:
-        return _enough(seen.restarts)
+        return StartAgain(job, without) if seen.times < MAX_RESTARTS else _limit_reached(seen.times)
+    if job.batch and seen.restarts >= MAX_RESTARTS:
+        return _limit_reached(seen.restarts)
     why = f"job {job.id} has {len(healthy)} of the {len(seen.nodes)} healthy nodes that the step needs"
     return RequeueJob(why) if job.batch else LeaveStep(f"{why}, and only batch jobs can be requeued")
 
 
-def _enough(times: int) -> LeaveStep:
+def _limit_reached(times: int) -> LeaveStep:
     return LeaveStep(f"it was restarted {times} times, which is the limit")
 
 
@@ -99,7 +99,7 @@ _GONE = {NodeFlag.FAIL, NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.
 
 
 def failures(nodes: Iterable[NodeInfo], silent: Collection[str]) -> dict[str, str]:
-    """Return why nothing should be started on a node, by node. A drain by somebody else is not a failure."""
+    """Return the failed nodes, with reasons. A node that a user has drained is not failed."""
     found = {node.name: _why(node, silent) for node in nodes}
     return {name: why for name, why in found.items() if why}
 
@@ -119,10 +119,10 @@ def _why(node: NodeInfo, silent: Collection[str]) -> str:
     return node.state_text if node.flags & _GONE else ""
 
 
-# srun's notes on the step that it starts: `JOB STEP NODES`. Pure.
+# Notes: srun's plugin writes a line `JOB STEP NODES` for the step that srun starts. Pure.
 
 
-NOTES = "DALSEGNO_RESUME_NOTES"  # the descriptor to write notes to; our Slurm plugin hides it from the tasks
+NOTES = "DALSEGNO_RESUME_NOTES"  # the file descriptor for notes; Dal Segno's Slurm plugin hides it from the tasks
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class SrunStep:
 
 
 def read_notes(text: str) -> SrunStep | None:
-    """Return the step; None if there was none, or for one across several jobs (a heterogeneous job)."""
+    """Return the step; None if srun started none, or one across several jobs (a heterogeneous job)."""
     fields = [line.split(" ") for line in text.splitlines()]
     if len(fields) != 1 or len(fields[0]) != 3 or not all(word.isdigit() for word in fields[0][:2]):
         return None
@@ -147,12 +147,12 @@ _OLD = ("JOB_ID", "JOBID", "JOB_NODELIST", "NODELIST", "NODE_ALIASES", "TASKS_PE
 
 
 def arguments(argv: Sequence[str], again: StartAgain) -> list[str]:
-    """Return srun's arguments, ours first, so that the user's own exclusions take precedence."""
+    """Return srun's arguments for a restart. `--exclude` comes first, so that one of the user overrides it."""
     return [argv[0], *([f"--exclude={','.join(again.without)}"] if again.without else []), *argv[1:]]
 
 
 def environment(env: Mapping[str, str], again: StartAgain) -> dict[str, str]:
-    """Return srun's environment without the old allocation; the other variables give the new one its shape."""
+    """Return srun's environment. For a new job, remove the old allocation and set the options of the old job."""
     if not again.alone or "SLURM_JOB_ID" not in env:
         return dict(env)
     old = {f"SLURM_{name}" for name in _OLD}

@@ -1,4 +1,4 @@
-"""The program that replaces srun: `PROGRAM SRUN ARGV0 ARGV1 …`, as our Slurm plugin starts it."""
+"""The program that Dal Segno's Slurm plugin starts in place of srun: `PROGRAM SRUN ARGV0 ARGV1 …`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.runs.auto_resume.decide import NOTES, SrunStep, read_notes
 from dalsegno.system.stand_in import StandIn, end_as
 
-if TYPE_CHECKING:  # the rest is loaded when needed: a short step that succeeds does not pay for it
+if TYPE_CHECKING:  # imported when needed, so that a short, successful step does not wait for it
     from dalsegno.runs.auto_resume.decide import LeaveStep, StartAgain
     from dalsegno.slurm.client import SlurmClient
 
@@ -25,7 +25,7 @@ from dalsegno.runs.coordinator.liveness import unreachable
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 
-_LAST_S = 60.0  # time for Slurm to end a script that it requeues
+_REQUEUE_S = 60.0  # time for Slurm to end the script of a requeued job
 
 
 def main(arguments: list[str]) -> int:
@@ -37,9 +37,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
-    words, env, times = argv, dict(os.environ), 0
+    command, env, times = argv, dict(os.environ), 0
     while True:
-        ended = here.run(srun, words, env, NOTES, lambda notes: _is_over(srun, notes))
+        ended = here.run(srun, command, env, NOTES, lambda notes: _is_over(srun, notes))
         step = read_notes(ended.notes)
         if ended.code == 0 or ended.asked or step is None:
             return ended.code
@@ -52,19 +52,19 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
             return ended.code
         from dalsegno.runs.auto_resume.decide import arguments, environment
 
-        words, env, times = arguments(argv, again), environment(env, again), times + 1
+        command, env, times = arguments(argv, again), environment(env, again), times + 1
 
 
 def _decide(here: StandIn, srun: str, step: SrunStep, times: int, restarts: int, hung_up: bool) -> StartAgain | None:
-    """Return how to start the step again; None if it is not restarted."""
-    from dalsegno.runs.auto_resume.decide import MOST, RequeueJob, StartAgain
+    """Return how to restart the step; None to leave it ended."""
+    from dalsegno.runs.auto_resume.decide import MAX_RESTARTS, RequeueJob, StartAgain
 
     slurm = _slurm(srun)
     choice, failed = StepWatch(slurm, here.pause, restarts, hung_up).until_known(step, times)
     nodes = "; ".join(f"{name} has failed ({why})" for name, why in failed.items()) or f"job {step.job} has lost a node"
     if isinstance(choice, StartAgain):
         where = "a new job" if choice.alone else f"job {step.job}"
-        report(f"{nodes}: restarting the step in {where} (restart {times + 1} of at most {MOST})")
+        report(f"{nodes}: restarting the step in {where} (restart {times + 1} of at most {MAX_RESTARTS})")
         return choice
     if isinstance(choice, RequeueJob):
         _requeue(here, slurm, step.job, f"{nodes}: {choice.why}")
@@ -77,7 +77,7 @@ def _leave_step(here: StandIn, choice: LeaveStep, nodes: str) -> None:
     if choice.why:
         report(f"{nodes}: {choice.why}")
     if choice.ends:
-        here.pause(_LAST_S)
+        here.pause(_REQUEUE_S)
 
 
 def _requeue(here: StandIn, slurm: SlurmClient, job: int, why: str) -> None:
@@ -87,7 +87,7 @@ def _requeue(here: StandIn, slurm: SlurmClient, job: int, why: str) -> None:
     except DalsegnoError as error:
         report(f"could not requeue job {job}, so the step ends here: {error}")
         return
-    here.pause(_LAST_S)
+    here.pause(_REQUEUE_S)
 
 
 def _slurm(srun: str) -> SlurmClient:
@@ -98,7 +98,7 @@ def _slurm(srun: str) -> SlurmClient:
 
 
 def _is_over(srun: str, notes: str) -> bool:
-    """Return whether Slurm has ended the job or step: srun waits forever for tasks on a lost node."""
+    """Return whether Slurm has ended the job or the step. srun itself may wait forever for tasks on a lost node."""
     from dalsegno.slurm.facts import JobState
 
     try:
@@ -107,7 +107,7 @@ def _is_over(srun: str, notes: str) -> bool:
         if step is None or job is None or job.state is not JobState.RUNNING:
             return job is not None and job.state is JobState.NODE_FAIL
         return bool(set(step.nodes) - set(job.nodes)) and not slurm.has_step(step.job, step.id)
-    except Exception:  # slurmctld is away or no process can be started: on any error the step must continue
+    except Exception:  # slurmctld does not respond, or no process can be started: on any error the step must continue
         return False
 
 
@@ -115,31 +115,34 @@ def report(text: str) -> None:
     print(f"dalsegno: auto-resume: {text}", file=sys.stderr, flush=True)
 
 
-# Observation of a step's nodes and job after its end
+# Observation of the job and the nodes of an ended step
 
 
-EVERY_S = 1.0
-GIVE_UP_S = 2 * SETTLE_S  # Slurm has not responded once since it should have settled
+POLL_S = 1.0
+SLURM_TIMEOUT_S = 2 * SETTLE_S
 
 
 def wait_for_choice(
-    look: Callable[[float], StepFacts], pause: Callable[[float], bool], clock: Callable[[], float]
+    observe: Callable[[float], StepFacts], pause: Callable[[float], bool], clock: Callable[[], float]
 ) -> Choice:
-    """Call `look` with the elapsed seconds until a decision. A request to end, during a pause, is one too."""
+    """Call `observe` with the elapsed seconds until a decision is possible, and return it.
+
+    If a signal asks to end during a pause, the step is not restarted.
+    """
     began = clock()
     while True:
         for_s = clock() - began
-        with contextlib.suppress(DalsegnoError):  # slurmctld may be away for a moment
-            if (choice := choose(look(for_s))) is not None:
+        with contextlib.suppress(DalsegnoError):  # slurmctld may not respond for a moment
+            if (choice := choose(observe(for_s))) is not None:
                 return choice
-        if for_s >= GIVE_UP_S:
+        if for_s >= SLURM_TIMEOUT_S:
             return LeaveStep("Slurm does not respond, so the step ends here")
-        if pause(EVERY_S):
+        if pause(POLL_S):
             return LeaveStep()
 
 
 class StepWatch:
-    """Observes a step until its future is decided."""
+    """Observes an ended step until it is decided whether to restart it."""
 
     def __init__(self, slurm: SlurmClient, pause: Callable[[float], bool], restarts: int, hung_up: bool) -> None:
         self._slurm = slurm
@@ -150,10 +153,10 @@ class StepWatch:
     def until_known(self, step: SrunStep, times: int) -> tuple[Choice, dict[str, str]]:
         """Return the decision, and the step's nodes that have failed."""
         failed = dict[str, str]()
-        choice = wait_for_choice(lambda for_s: self._look(step, failed, for_s, times), self._pause, time.monotonic)
+        choice = wait_for_choice(lambda for_s: self._observe(step, failed, for_s, times), self._pause, time.monotonic)
         return choice, failed
 
-    def _look(self, step: SrunStep, failed: dict[str, str], for_s: float, times: int) -> StepFacts:
+    def _observe(self, step: SrunStep, failed: dict[str, str], for_s: float, times: int) -> StepFacts:
         job = self._job(step.job)
         running = job.nodes if job and job.state is JobState.RUNNING else ()
         nodes = self._slurm.nodes(sorted({*step.nodes, *running}))

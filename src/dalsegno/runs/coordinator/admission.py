@@ -1,4 +1,4 @@
-"""Newcomers to a run: admitted together where that saves a restart, or not waited for any longer."""
+"""Admission of new agents to a run: together if that saves a restart; after a timeout the run starts without more."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NodeAdmission:
                 self._control.apply(event)
 
     def watch(self) -> None:
-        """Let a run that could start with fewer nodes do so after a while. Called after every event."""
+        """Start the timer after which a run that has enough nodes starts without the rest. Called after every event."""
         run = self._control.run
         could = run.phase is GenerationPhase.GATHERING and not run.smaller and len(run.ready) >= run.shape.min_nodes
         if could and self._waiting is None:

@@ -36,7 +36,7 @@ class Peer:
 
     @property
     def host(self) -> str:
-        """The address at which other nodes reach it: its own statement if any, else the peer address."""
+        """The address at which other nodes reach the agent: the one in its hello, else that of its connection."""
         return self.hello.address or self.address
 
     @property
@@ -46,7 +46,7 @@ class Peer:
 
 
 class AgentServer:
-    """Listens for agents. The four callbacks belong to the coordinator."""
+    """Listens for agents, and reports connections and messages through four callbacks."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class AgentServer:
         self._server: BoundedServer[str]
 
     async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
-        """Listen on this port, or on any if it is 0. Unauthenticated peers receive the greeting with our nonce."""
+        """Listen on this port, or on any if it is 0. Every peer first receives the greeting."""
         self._greeting = greeting or dict
         watcher = LoopWatcher(asyncio.get_running_loop())
         self._server = BoundedServer(watcher, self, AGENT, COORDINATOR, self._limits)
@@ -124,7 +124,7 @@ class AgentServer:
             self._disconnected(peer)
 
     def on_refused(self, cause: str, detail: str) -> None:
-        """Ignore it: unauthenticated peers are not worth a line in the run's log."""
+        """Do nothing: refused peers are not worth a line in the run's log."""
 
     def _send(self, connection: Connection[str], message: Message) -> None:
         try:
@@ -208,7 +208,7 @@ class RunAgents:
         before = self.peers.get(peer.name)
         if before is not None:
             if before.hello.pid != peer.hello.pid:
-                # Otherwise it would reconnect, and the two would replace each other in turn.
+                # Without this the old agent would reconnect, and the two would replace each other in turn.
                 before.send({"replaced": True, "finish": 0})
             self.lose(peer.name, "another agent replaced it", silent=False)
         self.peers[peer.name] = peer
@@ -240,7 +240,7 @@ class RunAgents:
 def start_message(
     site: RunTerms, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None
 ) -> Message | None:
-    """Return the message that starts a node's workers; None while a member is being lost, as a stop follows."""
+    """Return the message that starts a node's workers; None if a member was just lost, because a stop follows."""
     group = order.group
     if any(agent not in peers for agent in group.agents):
         return None

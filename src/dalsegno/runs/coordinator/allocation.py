@@ -63,7 +63,7 @@ from dalsegno.slurm.parse.srun import ended_on
 
 ASK_AGAIN_S = 5.0
 SETTLE_S = 0.05  # between the end of a step and the next check
-LAST_MOMENT_S = 10.0  # a run still on its nodes so long before the end of its job is taken off them
+LAST_MOMENT_S = 10.0  # this long before the end of its job, a run must leave its nodes
 
 
 class NodeAllocation:
@@ -77,9 +77,9 @@ class NodeAllocation:
         self.unhealthy: frozenset[str] = frozenset()
         self._down: frozenset[str] = frozenset()
         self._vacating: dict[str, str] = {}  # nodes drained for repair, and why
-        self._were_out: set[str] = set()  # lost nodes that Slurm has had out of service since
+        self._were_out: set[str] = set()  # lost nodes that have been out of service since their loss
         self._tries = Tries()
-        self.refusals = Refusals()  # of nodes beyond the run's own job
+        self.refusals = Refusals()  # of requests for one-node jobs
         self._some_connected = False  # whether any agent ever connected
         self._probed: set[str] = set()  # nodes that are being probed
         self._reported_slow: set[str] = set()
@@ -116,7 +116,7 @@ class NodeAllocation:
             job.role = JobRole.MAIN
             actions.append(ApplyEvent(RunMoved()))
         elif job.role is JobRole.JOIN and not job.adopted and self._has_agent(job, view):
-            # where nodes are shared, Slurm may grant one that the run has already
+            # where jobs share nodes, Slurm may grant a node that the run already has
             actions += self._release([job])
         return [*actions, CheckAgents()]
 
@@ -167,7 +167,7 @@ class NodeAllocation:
         return [*actions, SaveState()]
 
     def _promote(self, view: RunView) -> bool:
-        """Make the oldest job that joined the run's own, if the run has lost all nodes of that one."""
+        """Make the oldest one-node job the run's own, because the previous one is over. Return whether there is one."""
         joined = [job for job in self.jobs if job.role is JobRole.JOIN and job.nodes]
         if view.closing or not joined:
             return False
@@ -304,7 +304,7 @@ class NodeAllocation:
     # Lost nodes, and nodes to leave
 
     def nodes_seen(self, nodes: Sequence[NodeInfo], view: RunView) -> list[Action]:
-        """Compare with what Slurm reports of `watched` nodes."""
+        """Update the state of the `watched` nodes from Slurm's report: healthy, down, drained for repair, or back."""
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
         self._down = frozenset(node.name for node in nodes if node.down)
         before, self._vacating = set(self._vacating), drained_for_repair(nodes)
@@ -367,10 +367,10 @@ class NodeAllocation:
     # Moving to the next job, and the end
 
     def leaving(self, job_id: int, node: str) -> list[Action]:
-        """Start leaving at once: workers that save quickly end before Slurm has answered what this is about.
+        """Start leaving at once, before Slurm says why: workers that save quickly may end before its answer.
 
-        When a job that joined has to end, only its node is lost. A recovered node ends what the job left there; that
-        job may be over already.
+        Do nothing if the signal came from a one-node job, because only its node is lost, or from a node that is down:
+        when such a node returns, Slurm ends what is left of a job that may be over.
         """
         of_the_run = [job.id for job in self.jobs if job.role is not JobRole.JOIN]
         if node in self._down or (job_id and job_id not in of_the_run):
@@ -378,7 +378,7 @@ class NodeAllocation:
         return [ApplyEvent(NodesReclaimed()), CheckJobs()]
 
     def jobs_checked(self, view: RunView) -> list[Action]:
-        """Prepare the next job. A job that is requeued must be before it is out of time."""
+        """Request the next job. In a batch step, requeue the job before its time is over."""
         if view.ending or not view.closing:
             return []
         if self.terms.own_job is None:
@@ -399,7 +399,7 @@ class NodeAllocation:
         return [SuspendRun("requeued") if done else StopRun(1, "Slurm did not requeue the job")]
 
     def nodes_to_recall(self, nodes: Collection[str], view: RunView) -> dict[int, list[str]]:
-        """Return those nodes without an agent, by job: at the end of the run, agents clean up there."""
+        """Return those of the nodes that have no agent, by job, so that agents can clean up there at the end."""
         without_agent = {job.number: self.jobs.nodes_without_agent(job, view, self.excluded) for job in self.jobs}
         return {number: [node for node in each if node in nodes] for number, each in without_agent.items()}
 

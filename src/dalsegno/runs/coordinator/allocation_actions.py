@@ -14,8 +14,8 @@ from dalsegno.slurm.facts import NodeInfo
 # Jobs and steps
 
 
-ARRIVAL_S = 20.0  # a node without an agent so long after the start of its srun, or the last check, is checked
-LONGEST_S = 1800.0  # importing a large image or a long prolog may precede the start of an agent
+ARRIVAL_S = 20.0  # a node that has no agent this long after the start of its srun, or the last check, is checked
+MAX_START_S = 1800.0  # an agent starts only after its image is imported and the prolog has ended
 
 
 @dataclass(eq=False)
@@ -33,8 +33,8 @@ class AgentStep:
         return self._may_bring(node) and clock - self.looked.get(node, self.began) < ARRIVAL_S
 
     def is_slow(self, node: str, clock: float) -> bool:
-        """Return whether the agent may still come and is merely slow."""
-        return self._may_bring(node) and not self.adopted and clock - self.began < LONGEST_S
+        """Return whether the agent of this node is slow to start but may still come."""
+        return self._may_bring(node) and not self.adopted and clock - self.began < MAX_START_S
 
     def _may_bring(self, node: str) -> bool:
         return node in self.nodes and node not in self.left
@@ -42,7 +42,7 @@ class AgentStep:
 
 @dataclass(eq=False)
 class Job:
-    """One job of the run, by our own number. Slurm's id and the nodes are known once it is granted."""
+    """One job of the run. `number` is the coordinator's own; Slurm's id and the nodes are known once it is granted."""
 
     role: JobRole
     number: int
@@ -105,7 +105,7 @@ class AllocationTerms:
     max_nodes: int
     spares: int = 0
     own_job: int | None = None  # the job whose batch step runs the coordinator
-    gone_s: float = 0.0  # the longest time until a lost host is detected
+    gone_s: float = 0.0  # maximum time until a lost host is detected
     log: str = ""  # where agents write, for messages
 
 
@@ -124,7 +124,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What was found out about nodes before agents are started there."""
+    """The result of probing nodes before agents are started there."""
 
     found: tuple[NodeInfo, ...] = ()  # as Slurm sees them; empty if it does not respond
     dead: tuple[str, ...] = ()  # their hosts do not answer
@@ -132,12 +132,12 @@ class ProbeResult:
     log: str = ""  # output of all steps
 
 
-# Actions on Slurm. Jobs and steps have our own numbers.
+# Actions on Slurm. Jobs and steps are identified by the coordinator's own numbers.
 
 
 @dataclass(frozen=True)
 class RequestJob:
-    """Request a job with salloc, not on `suspects` and beside `members`."""
+    """Request a job with salloc, excluding `suspects` and the nodes that the run has (`members`)."""
 
     number: int
     role: JobRole
@@ -204,7 +204,7 @@ class CommentJob:
 
 @dataclass(frozen=True)
 class CheckJobs:
-    """Ask Slurm why the nodes are needed back, then report `jobs_checked`."""
+    """Ask Slurm for the state of the jobs whose nodes are reclaimed, then report `jobs_checked`."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class SaveState:
     """Save the present state for a successor."""
 
 
-# Events that the state machine sends to itself: what they lead to depends on the actions before them.
+# Events that the state machine sends to itself, because their effect depends on the actions before them.
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import Any
 
 
 class BackgroundTasks:
+    """The background tasks of one coordinator, and their failures."""
+
     def __init__(self) -> None:
         self._tasks: set[asyncio.Future[None]] = set()
         self._failures: list[BaseException] = []
@@ -26,7 +28,7 @@ class BackgroundTasks:
             self._failed.set()
 
     async def until(self, over: asyncio.Event, *loops: Awaitable[None]) -> None:
-        """Run the loops until `over` is set. Any failure is raised: a crash and a restart beat running half blind."""
+        """Run the loops until `over` is set. Raise any failure, because a restart is safer than a lost loop."""
         work = (over.wait(), self._failure(), *loops)
         every: set[asyncio.Future[Any]] = {asyncio.ensure_future(each) for each in work}
         done, others = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)

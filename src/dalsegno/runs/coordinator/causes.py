@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 FRAMES = 3  # the last frames in the user's own files form a traceback's signature
-# What ranks report when another rank has gone: true, but not the cause.
+# Errors of ranks whose peer has died. They are effects, not causes.
 _NOISE = re.compile(
     r"Connection (closed|reset) by peer|Connection refused|Broken pipe|NCCL|DistBackendError|DistNetworkError"
     r"|DistStoreError|ProcessGroup|gloo|Socket Timeout|recvValue failed|failed to recv|store->get|TCPStore"
@@ -22,15 +22,15 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
-# How NCCL's watchdog and writers to a closed socket end without a traceback.
-_OF_PEERS = (signal.SIGABRT, signal.SIGPIPE)
+# Signals that end a rank without a traceback after its peer died: NCCL's watchdog, or a write to a closed socket.
+_PEER_SIGNALS = (signal.SIGABRT, signal.SIGPIPE)
 
 
 class CauseKind(Enum):
     SCRIPT = "script"  # a Python traceback, or the program's own exit code
-    KILLED = "killed"  # by an external signal
-    OOM = "oom"  # by the kernel, for lack of memory
-    CRASHED = "crashed"  # by a signal it caused itself: SEGV, ABRT, BUS
+    KILLED = "killed"  # ended by a signal from outside
+    OOM = "oom"  # killed by the kernel for lack of memory
+    CRASHED = "crashed"  # ended by a signal that it caused itself: SEGV, ABRT, BUS
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def read_failure(rank: int, node: str, code: int, traceback: str = "", oom: bool
         _kind(code, oom),
         signature=signature(clean) or (f"exit {code}" if code > 0 else ""),
         traceback=clean,
-        noise=bool(last and _NOISE.search(last)) or (not last and -code in _OF_PEERS),
+        noise=bool(last and _NOISE.search(last)) or (not last and -code in _PEER_SIGNALS),
     )
 
 
@@ -111,7 +111,7 @@ def signature(traceback: str) -> str:
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure | None:
-    """Return the failure to show: the first in order of arrival that is not merely a peer's complaint."""
+    """Return the first failure that is not noise, else the first one; None if there is none."""
     return next((each for each in failures if not each.noise), failures[0] if failures else None)
 
 
@@ -123,12 +123,12 @@ def is_bug(now: Failure, before: Failure | None) -> bool:
 
 
 def suspected_node(now: Failure, before: Failure | None) -> str:
-    """Return a node that is out of service or had the last two failures without the script's fault; else ""."""
+    """Return the failed node if it is out of service, or if its workers crashed or ran out of memory twice; else ""."""
     if not now.healthy:
         return now.node
     twice = before is not None and before.node == now.node and not now.noise and not before.noise
-    of_itself = now.kind in (CauseKind.CRASHED, CauseKind.OOM) and before is not None and before.kind is now.kind
-    return now.node if twice and of_itself else ""
+    same_crash = now.kind in (CauseKind.CRASHED, CauseKind.OOM) and before is not None and before.kind is now.kind
+    return now.node if twice and same_crash else ""
 
 
 def back_off_s(quick_failures: int) -> float:

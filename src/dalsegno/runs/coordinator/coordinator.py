@@ -90,7 +90,7 @@ class Coordinator:
         self.end: Finish | None = None
         self.suspended = False  # the coordinator ends but the run does not
         self.is_shut_down = False
-        self._left: set[str] = set()  # nodes excluded on purpose whose agents may still be connected
+        self._left: set[str] = set()  # nodes that the run has left, but whose agents may still be connected
         self._over = asyncio.Event()
         self._background = BackgroundTasks()
 
@@ -112,8 +112,7 @@ class Coordinator:
         return self.end.code
 
     def _catch_signals(self) -> None:
-        """Handle Slurm's signals in a batch step. On the head node, signals end the coordinator and another takes
-        over."""
+        """Handle Slurm's signals in a batch step. On the head node they end the coordinator, and another takes over."""
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGUSR2):
@@ -215,7 +214,7 @@ class Coordinator:
             if not message.warm:
                 self.memory.forget_keeper(peer.name)
         elif isinstance(message, ParentDied):
-            peer.send({"reset": True})  # orders in progress are void
+            peer.send({"reset": True})  # drops orders in progress
         elif isinstance(message, Broken):
             self._exclude(peer.name, message.why)
         elif isinstance(message, Signalled):
@@ -256,7 +255,7 @@ class Coordinator:
         why = "" if ok else f"generation {asked.generation} is over"
         if ok and asked.generation > self.granted:
             before, self.granted = self.granted, asked.generation
-            if not self._write_state(durable=True):  # a restarted coordinator would let an earlier generation commit
+            if not self._write_state(durable=True):  # unsaved, a successor would let an earlier generation commit
                 self.granted, ok, why = before, False, "the run's folder cannot be written"
         peer.send({"granted": {"number": asked.number, "ok": ok, "why": why}})
 
@@ -294,7 +293,7 @@ class Coordinator:
         if self.run.phase is GenerationPhase.RUNNING:
             self.started = self.started or time.time()
         self.memory.used.update(self.run.group.agents if self.run.group else ())
-        self.save_state()  # before anything is executed: a successor must know of it
+        self.save_state()  # before the orders are executed, because a successor must know them
         for order in orders:
             self._execute(order)
         self.admission.watch()
@@ -358,7 +357,7 @@ class Coordinator:
             if self.folder.cancel.exists():
                 self.apply(Cancelled())
             self.node_source.check_agents()
-            self.hangs.look()
+            self.hangs.check()
             self._send_memory_updates()
             self.update_status()
 

@@ -82,7 +82,7 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class GatherTimeout:
-    """The time to wait for more than the minimum of nodes is over."""
+    """The timeout for nodes beyond the minimum is over."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Exclude:
-    """Dismiss this agent and do not use its node again or, if Slurm has it out of service, not until it is repaired."""
+    """End this agent and do not use its node again; with `until_repaired`, not until the node is repaired."""
 
     agent: str
     why: str = "was the first to fail twice in a row"

@@ -46,7 +46,7 @@ from dalsegno.runs.coordinator.group import Members, Shape, form_group
 from dalsegno.runs.status import RunCause
 from dalsegno.train.contract import DONE, SAVED, STOP, TERMINATED
 
-QUICK_S = 10.0  # a failure so soon after the start causes a pause if it happens again
+QUICK_S = 10.0  # repeated failures within this time after a start cause a pause
 FORGIVEN_S = 600.0  # a generation that ran so long restores the whole budget of restarts
 
 
@@ -71,14 +71,14 @@ class Run:
     doubted: frozenset[str] = frozenset()  # agents on nodes that Slurm has out of service
     group: Members | None = None  # of the present generation, or of the last one
     done: frozenset[int] = frozenset()  # ranks that ended successfully
-    saved: bool = False  # some of them asked to be resumed later
+    saved: bool = False  # whether some of `done` asked to be resumed later
     waiting_for: frozenset[str] = frozenset()  # agents that still have to stop
     restarts: int = 0  # after failures of workers; a lost node costs none
-    spent: int = 0  # of the restart budget
+    spent: int = 0  # restarts counted against max_restarts
     quick: int = 0  # immediate failures in a row
     failures: tuple[Failure, ...] = ()  # of the present generation, in order of arrival
     age_s: float = 0.0  # of the generation when it failed
-    lost_member: bool = False  # in the present generation: then complaints of peers are not failures
+    lost_member: bool = False  # the present generation has lost a node, so errors about peers are not failures
     last: Failure | None = None  # why the previous generation failed
     pausing: bool = False  # until the back-off is over
     leaving: bool = False  # the nodes are needed back
@@ -114,7 +114,7 @@ def advance(run: Run, event: Event) -> Step:
 
 def _external_event(run: Run, event: Event) -> Step:
     if isinstance(event, Cancelled):
-        ends = run.exit_code is not None  # by itself: then it keeps its own code
+        ends = run.exit_code is not None  # a run that already ends keeps its own code
         return (run, []) if ends else _stop_all(replace(run, exit_code=TERMINATED, why="cancelled", cancelled=True))
     if isinstance(event, NodesReclaimed):
         return _leaving(run)
@@ -168,7 +168,7 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
     failure = event.failure or read_failure(event.rank, event.agent, event.code)
     if run.phase is GenerationPhase.STOPPING:
         if not run.failures and failure.noise:
-            return run, []  # nothing had failed: this is a complaint about peers that were stopped
+            return run, []  # nothing had failed before: this error is only about peers that were stopped
         return replace(run, failures=(*run.failures, failure)), []
     if run.phase is not GenerationPhase.RUNNING:
         return run, []
@@ -206,7 +206,7 @@ def _leaving(run: Run) -> Step:
 
 
 def _stop_all(run: Run) -> Step:
-    """End the present generation everywhere; what follows is decided once it is gone."""
+    """Stop the present generation on all nodes. The next step is decided once all agents have confirmed."""
     if run.phase in (GenerationPhase.GATHERING, GenerationPhase.STOPPING) or run.group is None:
         return _when_all_stopped(run)
     members = [agent for agent in run.group.agents if agent in run.ready]

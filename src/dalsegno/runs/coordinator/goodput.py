@@ -1,7 +1,7 @@
 """Accounting of a run's time. Pure: what happened when, in; seconds by kind, out.
 
-Every second counts once: as productive, checkpoints, starting, waiting for nodes, or lost to failures. Steps that are
-repeated after a failure are lost, and so is the time until the first of them.
+Every second counts once: as productive, checkpoints, starting, waiting for nodes, or lost to failures. The time until a
+run resumes after a failure is lost, and so are the steps that it repeats.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Goodput:
 
     at: float
     spent: Mapping[TimeKind, float] = field(default_factory=dict)
-    kind: TimeKind = TimeKind.WAITING  # of the time since `at`
+    kind: TimeKind = TimeKind.WAITING  # kind of the time since `at`
     furthest: int = 0  # the highest step reached so far
     step: int = 0
     saving_s: float = 0.0  # reported by the present generation so far
@@ -143,7 +143,7 @@ class TrainingProgress:
 
 
 class ProgressWriter:
-    """Writes the progress now and then, and continues a file of a previous coordinator."""
+    """Writes the progress file at intervals, and continues the file of a previous coordinator."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -170,7 +170,7 @@ class ProgressWriter:
             self.progress = TrainingProgress(account, dict(message.progress))
 
     def write(self, last: bool = False) -> None:
-        """Write the progress, for runs that report steps."""
+        """Write the progress file if the run reports steps and the last write is long enough ago."""
         if not self.progress.figures or (time.monotonic() - self._written < WRITE_S and not last):
             return
         self._written = time.monotonic()

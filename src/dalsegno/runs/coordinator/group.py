@@ -11,7 +11,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True)
 class Shape:
-    """The size that the user requested: number of nodes (MIN:MAX) and processes on each."""
+    """The requested size of a run: the number of nodes, and of processes on each."""
 
     min_nodes: int
     max_nodes: int
@@ -81,7 +81,7 @@ def in_order(name: str) -> list[str | int]:
 
 
 def _keep_seats(size: int, ready: Sequence[str], before: Sequence[str]) -> Mapping[int, str]:
-    """Return group rank → agent for those that stay. Agents beyond the new size move into gaps."""
+    """Return the agents that stay, by group rank. Agents beyond the new size move into gaps."""
     alive = set(ready)
     seats = {index: agent for index, agent in enumerate(before[:size]) if agent in alive}
     moved = [agent for agent in before[size:] if agent in alive]

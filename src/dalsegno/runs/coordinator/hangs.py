@@ -17,16 +17,16 @@ from dalsegno.runs.coordinator.node_source import RunControl
 from dalsegno.runs.journal import RunEvent
 
 TIMES_THE_MEDIAN = 10
-LEAST_S = 60.0
-ENOUGH_STEPS = 5  # the first steps compile and warm up, so fewer tell nothing about the duration of a step
-KEPT = 100
-IDLE_S = 30.0  # of ranks that do nothing while others have returned
-BUSY_SHARE = 0.02  # of a processor; threads that only wait use less
+MIN_TIMEOUT_S = 60.0
+ENOUGH_STEPS = 5  # needed for a median: the first steps compile and warm up
+KEPT = 100  # durations of steps that are kept for the median
+IDLE_S = 30.0  # ranks that are idle for this long while others have returned are reported
+BUSY_SHARE = 0.02  # of one CPU; threads that only wait use less
 BUSY_BYTES = 1 << 20
 
 
 class StepMarks:
-    """The steps of one generation as its workers report them. `timeout_s`: 0 is never, None derives it from them."""
+    """The steps of one generation. `timeout_s`: time without a step that counts as a hang; 0: never, None: derived."""
 
     def __init__(self, timeout_s: float | None, now: float) -> None:
         self.timeout_s = timeout_s
@@ -44,7 +44,7 @@ class StepMarks:
         self._newest, self.last = number, now
 
     def stop_timer(self) -> None:
-        """Stop the timer: what follows the loop (a last save, an evaluation) has no steps."""
+        """Stop the timer, because no steps follow: only a last save or an evaluation."""
         self._over = True
 
     def record_output(self, at: float) -> None:
@@ -59,10 +59,10 @@ class StepMarks:
             return self.timeout_s or None
         if len(self._steps) < ENOUGH_STEPS:
             return None
-        return max(LEAST_S, TIMES_THE_MEDIAN * median(self._steps))
+        return max(MIN_TIMEOUT_S, TIMES_THE_MEDIAN * median(self._steps))
 
     def overdue_s(self, now: float) -> float | None:
-        """Return how long there has been no step, once that is too long."""
+        """Return the time since the last step if it exceeds the limit, else None."""
         limit = self.limit_s()
         return now - self.last if limit is not None and now - self.last > limit else None
 
@@ -71,9 +71,8 @@ class Activity:
     """The activity of the ranks that have not returned, from the work that their nodes report."""
 
     def __init__(self) -> None:
-        self._last: dict[
-            int, tuple[WorkerActivity, float]
-        ] = {}  # by rank: its work when it was last active, and when that was
+        # by rank: its work when it was last active, and the time
+        self._last: dict[int, tuple[WorkerActivity, float]] = {}
 
     def record(self, rank: int, work: WorkerActivity, now: float) -> None:
         before, at = self._last.get(rank, (None, now))
@@ -93,7 +92,7 @@ def _is_busy(before: WorkerActivity, now: WorkerActivity, passed_s: float) -> bo
 
 
 ASK_S = 5.0  # between two queries for the work of ranks that have not returned
-STACKS_S = 10.0  # a node needs at most seven; one that has not answered by then is stuck as well
+STACKS_S = 10.0  # timeout for the stacks of a node, which take at most 7 s
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class Idle:
 
 
 class HangWatch:
-    """Watches the run, one generation after the other."""
+    """Detects hangs and idle ranks in each generation of the run."""
 
     def __init__(
         self, control: RunControl, timeout_s: float | None, stacks_s: float = STACKS_S, idle_s: float = IDLE_S
@@ -147,7 +146,7 @@ class HangWatch:
         if generation == self._control.run.generation:
             self._marks.stop_timer()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check for hangs and idle ranks. Called periodically."""
         run = self._control.run
         if run.phase is not GenerationPhase.RUNNING or self._hanging:
@@ -161,7 +160,7 @@ class HangWatch:
             self._control.run_in_background(self._end(run.generation, overdue_s))
 
     def _look_for_idle(self, run: Run) -> None:
-        """Report when some ranks have returned and the others are idle: the run may never end. It is not ended."""
+        """Report that some ranks have returned while the others are idle: the run may never end. Do not end it."""
         now, left = time.monotonic(), sorted(run.group.ranks - run.done) if run.group and run.done else []
         if not left or self._idle_reported:
             return

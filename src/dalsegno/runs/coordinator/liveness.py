@@ -1,4 +1,4 @@
-"""Liveness of agents and nodes as the coordinator sees it: heartbeats, probes, and what they mean.
+"""Liveness of agents and nodes, for the coordinator: heartbeats and probes.
 
 A host that answers a connect is alive, however silent its agent is (stopped, starved, its packets lost). Only a host
 that answers nothing for the whole time is lost. An agent that is silent for very long is stuck.
@@ -14,12 +14,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from dalsegno.runs.agent.link import MOST_BYTES, Heartbeat, is_signed, pack_beat, peek_beat
+from dalsegno.runs.agent.link import MAX_BEAT_BYTES, Heartbeat, is_signed, pack_beat, peek_beat
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.wire.liveness import Liveness, LivenessLimits, PeerSign, Presence
 
 DEFAULT_GONE_S = 3.0
-LEAST_GONE_S, MOST_GONE_S = 1.0, 600.0
+MIN_GONE_S, MAX_GONE_S = 1.0, 600.0
 NODE_TIMEOUT = "DALSEGNO_NODE_TIMEOUT"  # set by the cluster
 
 
@@ -29,12 +29,12 @@ def read_gone_s(environ: Mapping[str, str]) -> float:
         seconds = float(environ.get(NODE_TIMEOUT) or DEFAULT_GONE_S)
     except ValueError:
         return DEFAULT_GONE_S
-    return seconds if LEAST_GONE_S <= seconds <= MOST_GONE_S else DEFAULT_GONE_S
+    return seconds if MIN_GONE_S <= seconds <= MAX_GONE_S else DEFAULT_GONE_S
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Timeouts. All follow from `gone_s`: the longest time until a lost host is detected."""
+    """Timeouts. `gone_s` is the maximum time until a lost host is detected."""
 
     gone_s: float = DEFAULT_GONE_S
     stuck_s: float = 30.0
@@ -44,8 +44,8 @@ class Timing:
     def limits(self) -> LivenessLimits:
         """The limits of the detector.
 
-        Silence and a probe together last slightly less than `gone_s`, because checking and reporting take time too. An
-        agent whose host answers has at least as long.
+        Silence and a probe together last slightly less than `gone_s`, because checking and reporting take time too. A
+        silent agent whose host answers gets at least `gone_s`.
         """
         half_s = 0.8 * self.gone_s / 2
         stuck_s = max(self.stuck_s, self.gone_s)
@@ -75,7 +75,7 @@ class _HostProbe:
 
 
 class AgentLiveness:
-    """Checks ten times a second. Reading beats from the socket at each check is cheaper than waking up for each."""
+    """Watches the agents of a run. It reads beats ten times a second, which is cheaper than a wake-up for each."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class AgentLiveness:
         self._liveness.beat(agent, self._clock())
 
     async def watch(self, gone: Callable[[str, str], None]) -> None:
-        """Report lost agents with the reason, forever."""
+        """Call `gone` with each lost agent and the reason. Never returns."""
         while True:
             await asyncio.sleep(self.timing.look_s)
             self._take_beats()
@@ -133,7 +133,7 @@ class AgentLiveness:
         now = self._clock()
         with contextlib.suppress(BlockingIOError):
             for _ in range(BEATS_AT_ONCE + 2 * len(self._last)):
-                data, address = self._socket.recvfrom(MOST_BYTES + 1)
+                data, address = self._socket.recvfrom(MAX_BEAT_BYTES + 1)
                 beat = peek_beat(data)
                 if beat is None or beat.number <= self._last.get(beat.sender, _NEVER):
                     continue
@@ -186,7 +186,7 @@ class AgentLiveness:
             task.add_done_callback(probe.dials.discard)
 
     async def _connect(self, probe: _HostProbe, address: tuple[str, int]) -> None:
-        """Open a new connection each time: its first packet is sent at once, a retransmission a second later."""
+        """Connect once. Each attempt is a new connection, because a retransmission comes only after a second."""
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection(*address)
             writer.transport.abort()
@@ -207,7 +207,7 @@ def _reason_of_loss(sign: PeerSign, now: float) -> str:
 
 QUIET_PORT = 9  # on a port where nothing listens, a live kernel refuses, and slurmd's log stays clean
 QUIET_S = 0.3
-PATIENT_S = 2.0  # long enough for the retransmission of a lost first packet
+RETRANSMIT_S = 2.0  # timeout that allows for the retransmission of a lost first packet
 AT_ONCE = 200  # connections
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT)
 
@@ -222,7 +222,7 @@ async def unreachable(nodes: Iterable[NodeInfo], slurmd_port: Callable[[], Await
         return []
     usual = await slurmd_port()
     asked = [(node, node.port or usual) for node in suspects]
-    return [node.name for node in await _silent([each for each in asked if each[1]], PATIENT_S)]
+    return [node.name for node in await _silent([each for each in asked if each[1]], RETRANSMIT_S)]
 
 
 async def _silent(asked: list[tuple[NodeInfo, int]], within_s: float) -> list[NodeInfo]:

@@ -13,13 +13,13 @@ from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, render_safe_steps
 from dalsegno.wire.frames import Message
 
-# What the ranks of one generation may overwrite in memory. Pure: times are arguments.
+# Safe steps: which snapshots the ranks of one generation must not overwrite. Pure: times are arguments.
 
 
-PATIENCE_S = 5.0  # until a floor is set; doubled each time, so that a slow copy still succeeds
-MOST_PATIENCE_S = 300.0
-AHEAD = 8  # steps; doubled each time, in case the floor was set too late
-MOST_AHEAD = 4096
+COPY_TIMEOUT_S = 5.0  # time without a new safe step until a floor is set; doubled each time, for slow copies
+MAX_COPY_TIMEOUT_S = 300.0
+AHEAD = 8  # steps from the newest to the floor; doubled each time, in case the floor was set too late
+MAX_AHEAD = 4096
 _SHARED = -1
 
 _Part = tuple[Place, int]  # of a step: a rank's own part, or the part common to all
@@ -28,17 +28,17 @@ _Counted = TypeVar("_Counted")
 
 
 class Safety:
-    """Tracks which steps of one generation are replicated. `said` is the first `SafeSteps` to announce."""
+    """Tracks which steps of one generation are replicated, starting from the announced `SafeSteps`."""
 
-    def __init__(self, nodes: Sequence[str], world: int, said: SafeSteps, now: float) -> None:
-        self.safe = said
+    def __init__(self, nodes: Sequence[str], world: int, announced: SafeSteps, now: float) -> None:
+        self.safe = announced
         self._nodes, self._parts_of_a_step, self._world = frozenset(nodes), world + 1, world
         self._enough = min(2, len(nodes))
         self._held: dict[str, frozenset[_Part]] = {}
         self._holders: Counter[_Part] = Counter()
         self._replicated: Counter[Place] = Counter()  # number of a step's parts that enough nodes hold
-        self._newest = said.place
-        self._since, self._patience_s, self._ahead = now, PATIENCE_S, AHEAD
+        self._newest = announced.place
+        self._since, self._timeout_s, self._ahead = now, COPY_TIMEOUT_S, AHEAD
 
     def update(self, node: str, held: Iterable[HeldSnapshot]) -> None:
         """Update what a node holds. The cost depends on the change, not on the total."""
@@ -54,8 +54,8 @@ class Safety:
             _count(self._replicated, part[0], self._holders[part] == self._enough)
             self._newest = max(self._newest, part[0])
 
-    def look(self, now: float) -> SafeSteps:
-        """Return what is safe now."""
+    def advance(self, now: float) -> SafeSteps:
+        """Return the safe steps at this time. Raise the floor if no step has become safe for too long."""
         found = [place for place, parts in self._replicated.items() if parts == self._parts_of_a_step]
         place = max(filter(self._may_become_safe, found), default=self.safe.place)
         if place != self.safe.place:
@@ -63,14 +63,14 @@ class Safety:
             self._since = now
         elif self._newest <= max(self.safe.place, self.safe.resumed):
             self._since = now  # nothing to wait for
-        elif now - self._since > self._patience_s:
+        elif now - self._since > self._timeout_s:
             self._raise_floor(now)
         return self.safe
 
     def _raise_floor(self, now: float) -> None:
         self.safe = replace(self.safe, floor=max(self.safe.floor, self._newest[1]) + self._ahead)
         self._since = now
-        self._patience_s, self._ahead = min(2 * self._patience_s, MOST_PATIENCE_S), min(2 * self._ahead, MOST_AHEAD)
+        self._timeout_s, self._ahead = min(2 * self._timeout_s, MAX_COPY_TIMEOUT_S), min(2 * self._ahead, MAX_AHEAD)
 
     def _may_become_safe(self, place: Place) -> bool:
         return place > self.safe.place and self.safe.needs(place)
@@ -100,33 +100,33 @@ SOURCES = 8  # keepers a node may ask for the common part, in turn
 
 
 class MemoryTable:
-    """The coordinator's table. Agents report again after a reconnect, so only `used` is saved."""
+    """The snapshots of all nodes. Only `used` is saved for a successor, because agents report the rest again."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[HeldSnapshot, ...]] = {}
         self._keepers: dict[str, Address] = {}
-        self._said: dict[str, SafeSteps] = {}  # the last `SafeSteps` each agent received, as it reports itself
+        self._reported: dict[str, SafeSteps] = {}  # the last `SafeSteps` that each agent has received, as it reports
         self._sent: dict[str, Message] = {}  # the last message to each agent about its buddy
         self._keepers_changed = False
         self._sent_safe: SafeSteps | None = None
         self._begun = 0  # the last generation started here
-        self._resume: Resume | None = None  # for that generation
+        self._resume: Resume | None = None  # what that generation resumed from
         self._safety: Safety | None = None  # None if nothing is replicated
-        self.used: set[str] = set()  # nodes that may hold data, including those that were not swept since
+        self.used: set[str] = set()  # nodes whose memory may hold data of the run
 
     def update(
-        self, node: str, held: Sequence[HeldSnapshot], keeper: Address | None = None, said: SafeSteps | None = None
+        self, node: str, held: Sequence[HeldSnapshot], keeper: Address | None = None, safe: SafeSteps | None = None
     ) -> None:
         self._held[node] = tuple(held)
         if keeper is not None:
             self._keepers[node], self._keepers_changed = keeper, True
-        if said is not None:
-            self._said[node] = said
+        if safe is not None:
+            self._reported[node] = safe
         if self._safety is not None:
             self._safety.update(node, held)
 
     def lost(self, node: str) -> None:
-        tables: tuple[dict[str, Any], ...] = (self._held, self._keepers, self._said, self._sent)
+        tables: tuple[dict[str, Any], ...] = (self._held, self._keepers, self._reported, self._sent)
         for table in tables:
             table.pop(node, None)
 
@@ -137,7 +137,7 @@ class MemoryTable:
     # Start of a generation
 
     def start(self, group: Members, agent: str, now: float) -> Message:
-        """Return one node's part of the start: what its workers resume from, who holds its copies, what to keep."""
+        """Return a node's part of the start message: the snapshot to resume from, its buddy and the safe steps."""
         if self._begun != group.generation:
             self._begin(group, now)
         place = next(place for place in group.places if place.agent == agent)
@@ -156,15 +156,15 @@ class MemoryTable:
         self._begun, self._resume, self._safety = group.generation, found, None
         if len(group.agents) > 1 and len(self._buddies(group)) == len(group.agents):
             kept = before if found and before in whole and before <= found.place else NOWHERE
-            said = SafeSteps(group.generation, kept, found.place if found else NOWHERE)
-            self._safety = self._watch(group, said, now)
-        self._sent_safe = self._safety.look(now) if self._safety else None
+            announced = SafeSteps(group.generation, kept, found.place if found else NOWHERE)
+            self._safety = self._watch(group, announced, now)
+        self._sent_safe = self._safety.advance(now) if self._safety else None
         self._sent = {node: _buddy(address) for node, address in self._buddies(group).items()}
 
     def _last_safe(self) -> Place:
         if self._safety is not None:
             return self._safety.safe.place
-        return max(((said.generation, said.place) for said in self._said.values()), default=(0, NOWHERE))[1]
+        return max(((each.generation, each.place) for each in self._reported.values()), default=(0, NOWHERE))[1]
 
     def _order(self, found: Resume, ranks: Sequence[int], number: int) -> Message:
         """Return the resume order for these ranks. Each node gets the common part from a different source."""
@@ -179,7 +179,7 @@ class MemoryTable:
         }
 
     def _within_reach(self, found: Resume, group: Members) -> bool:
-        """Return whether every rank has each part on its node, or from a node that can send it."""
+        """Return whether every rank finds each part on its own node, or on a node with a keeper that can send it."""
         if not self._addresses(found.shared) and not set(group.agents) <= set(found.shared):
             return False
         for place in group.places:
@@ -200,36 +200,36 @@ class MemoryTable:
     # While a generation runs
 
     def updates(self, group: Members, now: float) -> list[tuple[str, Message]]:
-        """Return the messages due now, by node: where the buddy is, and what is safe."""
-        said = self._new_pairs(group) if self._keepers_changed else []
+        """Return the messages to send now, each with its node: new buddies, and new safe steps."""
+        messages = self._new_pairs(group) if self._keepers_changed else []
         if self._begun != group.generation:
             self._take_over(group, now)
-        safe = self._safety and self._safety.look(now)
+        safe = self._safety and self._safety.advance(now)
         if safe and safe != self._sent_safe:
             self._sent_safe = safe
-            said += [(node, {"safe": render_safe_steps(safe)}) for node in group.agents]
-        return said
+            messages += [(node, {"safe": render_safe_steps(safe)}) for node in group.agents]
+        return messages
 
     def _new_pairs(self, group: Members) -> list[tuple[str, Message]]:
         pairs = {node: _buddy(address) for node, address in self._buddies(group).items()}
-        said = [(node, word) for node, word in pairs.items() if self._sent.get(node) != word]
-        self._sent.update(said)
+        messages = [(node, message) for node, message in pairs.items() if self._sent.get(node) != message]
+        self._sent.update(messages)
         self._keepers_changed = False
-        return said
+        return messages
 
     def _take_over(self, group: Members, now: float) -> None:
         """Take over a generation: once all nodes have reported, the highest reported `SafeSteps` counts."""
         if not all(node in self._held for node in group.agents):
             return
-        said = [each for node, each in self._said.items() if each.generation == group.generation]
+        reported = [each for node, each in self._reported.items() if each.generation == group.generation]
         self._begun = group.generation
-        if said:
-            place, floor = max(each.place for each in said), max(each.floor for each in said)
-            most = SafeSteps(group.generation, place, said[0].resumed, floor)
-            self._safety = self._watch(group, most, now)
+        if reported:
+            place, floor = max(each.place for each in reported), max(each.floor for each in reported)
+            highest = SafeSteps(group.generation, place, reported[0].resumed, floor)
+            self._safety = self._watch(group, highest, now)
 
-    def _watch(self, group: Members, said: SafeSteps, now: float) -> Safety:
-        safety = Safety(group.agents, group.world_size, said, now)
+    def _watch(self, group: Members, announced: SafeSteps, now: float) -> Safety:
+        safety = Safety(group.agents, group.world_size, announced, now)
         for node in group.agents:
             safety.update(node, self._held.get(node, ()))
         return safety

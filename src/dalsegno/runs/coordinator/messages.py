@@ -20,7 +20,7 @@ UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """How a worker ended, with what is known of the cause."""
+    """How a worker ended, and the evidence of the cause."""
 
     generation: int
     rank: int
@@ -38,7 +38,7 @@ class AgentHello:
     pid: int = 0
     job: int = 0  # the Slurm job that contains it
     address: str = ""  # where other nodes reach it, if it knows better than the coordinator
-    found: Mapping[str, str] = field(default_factory=dict)  # variables of its own that its workers' variables depend on
+    found: Mapping[str, str] = field(default_factory=dict)  # agent's variables that those of its workers depend on
     generation: int = 0  # of its workers
     stopped: int = 0  # the last generation whose processes have all ended there
     reports: tuple[WorkerReport, ...] = ()
@@ -101,7 +101,7 @@ class Stepped:
     generation: int
     step: int
     progress: Mapping[str, float] = field(default_factory=dict)
-    over: bool = False  # no step follows; what the script does now may take any time
+    over: bool = False  # this was the last step; the rest of the script may take any time
 
 
 @dataclass(frozen=True)
@@ -187,27 +187,30 @@ def read_hello(message: Message) -> AgentHello:
 
 
 def read_message(message: Message) -> AgentMessage | None:
-    """Parse a message; None for a mere sign of life."""
+    """Parse a message; None if it is only a heartbeat."""
     return next((read(message) for key, read in _READERS.items() if key in message), None)
 
 
 _READERS: dict[str, Callable[[Message], AgentMessage]] = {
-    "ready": lambda said: _ready(said["ready"]),
-    "cold": lambda said: ParentDied(str(said["cold"])),
-    "broken": lambda said: Broken(str(said["broken"])),
-    "store": lambda said: StoreOpen(int(said["store"]), int(said["port"])),
-    "ended": lambda said: EndedWorker(_report(said["ended"])),
-    "stopped": lambda said: AllStopped(int(said["stopped"]), _reports(said), _held(said.get("held"))),
-    "step": lambda said: Stepped(
-        _number(said, "generation"), int(said["step"]), _figures(said.get("progress")), bool(said.get("over"))
+    "ready": lambda message: _ready(message["ready"]),
+    "cold": lambda message: ParentDied(str(message["cold"])),
+    "broken": lambda message: Broken(str(message["broken"])),
+    "store": lambda message: StoreOpen(int(message["store"]), int(message["port"])),
+    "ended": lambda message: EndedWorker(_report(message["ended"])),
+    "stopped": lambda message: AllStopped(int(message["stopped"]), _reports(message), _held(message.get("held"))),
+    "step": lambda message: Stepped(
+        _number(message, "generation"),
+        int(message["step"]),
+        _figures(message.get("progress")),
+        bool(message.get("over")),
     ),
-    "kept": lambda said: MemoryHeld(_held(said["kept"])),
-    "grant": lambda said: GrantRequested(int(said["grant"]), int(said["generation"])),
-    "stacks": lambda said: StacksTaken(int(said["stacks"])),
-    "worked": lambda said: NodeActivity(int(said["worked"]), _works(said["ranks"])),
-    "signal": lambda said: Signalled(str(said["signal"])),
-    "note": lambda said: UserNote(str(said["note"])),
-    "log": lambda said: LogPiece(str(said["log"]), str(said["text"])),
+    "kept": lambda message: MemoryHeld(_held(message["kept"])),
+    "grant": lambda message: GrantRequested(int(message["grant"]), int(message["generation"])),
+    "stacks": lambda message: StacksTaken(int(message["stacks"])),
+    "worked": lambda message: NodeActivity(int(message["worked"]), _works(message["ranks"])),
+    "signal": lambda message: Signalled(str(message["signal"])),
+    "note": lambda message: UserNote(str(message["note"])),
+    "log": lambda message: LogPiece(str(message["log"]), str(message["text"])),
 }
 
 
@@ -268,7 +271,7 @@ def to_event(agent: str, message: AgentMessage, age_s: float, healthy: bool = Tr
     """
     if isinstance(message, Ready):
         return AgentJoined(agent)
-    if isinstance(message, ParentDied):  # its workers are gone and new ones take seconds: a spare is faster
+    if isinstance(message, ParentDied):  # new workers would take seconds to start: a spare is faster
         return AgentGone(agent)
     if isinstance(message, StoreOpen):
         return StoreOpened(agent, message.generation, message.port)

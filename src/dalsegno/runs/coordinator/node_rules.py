@@ -17,10 +17,10 @@ from dalsegno.slurm.render import SPARE_REASON
 # Nodes on which no agent starts.
 
 
-MOST_TRIES = 5  # to start an agent on one node, in a row
-ALONE_FROM = 3  # from this try on a node gets an srun of its own: another node may be at fault
-SOON_S, LATELY_S = 1.0, 60.0  # polling interval while a node was lost so recently
-FORGIVEN_S = 600.0  # a node lost so long ago that Slurm has in service is tried again
+MAX_TRIES = 5  # consecutive attempts to start an agent on one node
+ALONE_FROM = 3  # from this attempt on, a node gets its own srun, because another node may be at fault
+SOON_S, LATELY_S = 1.0, 60.0  # polling interval while the last loss of a node is at most this old
+FORGIVEN_S = 600.0  # a node that was lost this long ago and is in service again is used again
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Tries:
     def count_try(self, node: str) -> bool:
         """Count a try; return False if there were too many."""
         self._count[node] = self._count.get(node, 0) + 1
-        return self._count[node] <= MOST_TRIES
+        return self._count[node] <= MAX_TRIES
 
     def forget(self, *nodes: str) -> None:
         for node in nodes:
@@ -82,7 +82,7 @@ def out_of_service(nodes: Iterable[NodeInfo]) -> set[str]:
 
 
 def ask_again_s(lost_at: Iterable[float], now: float) -> float:
-    """Return the seconds until the next query of Slurm: few while a node may be back soon."""
+    """Return the seconds until the next query of Slurm: fewer if a node was lost recently and may be back soon."""
     return SOON_S if any(now - at < LATELY_S for at in lost_at) else ASK_SLURM_S
 
 
@@ -105,7 +105,7 @@ def drained_for_repair(nodes: Iterable[NodeInfo]) -> dict[str, str]:
 
 
 def nodes_to_leave(vacating: Mapping[str, str], ready: Collection[str], wanted: int) -> list[str]:
-    """Return those nodes in `vacating` that the run can do without, keeping as many nodes as it wants."""
+    """Return the nodes in `vacating` that the run can leave and still have `wanted` nodes."""
     here = sorted(set(vacating) & set(ready))
     return here[: max(0, len(ready) - wanted)]
 
@@ -113,14 +113,14 @@ def nodes_to_leave(vacating: Mapping[str, str], ready: Collection[str], wanted: 
 # Repeating refused requests.
 
 
-AGAIN_S, LONGEST_S = 5.0, 60.0
-# No existing node could be granted: each further request would only add a failed job to Slurm's accounting.
-AGAIN_IN_VAIN_S, LONGEST_IN_VAIN_S = 60.0, 900.0
+RETRY_S, MAX_RETRY_S = 5.0, 60.0
+# If no node matches the request, each repetition only adds a failed job to Slurm's accounting.
+NO_NODES_RETRY_S, MAX_NO_NODES_RETRY_S = 60.0, 900.0
 
 
 @dataclass
 class Refusals:
-    """Refusals in a row. A request that may use one more node than the last is a different request."""
+    """Consecutive refusals of a request. If a node is no longer excluded, the request may be repeated at once."""
 
     count: int = 0
     why: str = ""  # "" if there is none
@@ -131,9 +131,9 @@ class Refusals:
         """Record a refusal and return whether its reason is new."""
         news = why != self.why
         self.count, self.why, self._without = self.count + 1, why, frozenset(without)
-        in_vain = parse_refusal(why) is SlurmRefusal.NO_SUCH_NODES
-        first_s, longest_s = (AGAIN_IN_VAIN_S, LONGEST_IN_VAIN_S) if in_vain else (AGAIN_S, LONGEST_S)
-        self._not_before = now + min(first_s * 2 ** min(self.count - 1, 20), longest_s)
+        no_nodes = parse_refusal(why) is SlurmRefusal.NO_SUCH_NODES
+        first_s, max_s = (NO_NODES_RETRY_S, MAX_NO_NODES_RETRY_S) if no_nodes else (RETRY_S, MAX_RETRY_S)
+        self._not_before = now + min(first_s * 2 ** min(self.count - 1, 20), max_s)
         return news
 
     def may_ask(self, without: Collection[str], now: float) -> bool:
@@ -150,13 +150,13 @@ LONG_S = 60.0  # slower starts are reported
 
 
 def still_starting(ages_s: Mapping[str, float], nodes: Iterable[NodeInfo], now: float) -> list[str]:
-    """Return the nodes that have not restarted since the start began, so that their agents may still come."""
+    """Return the nodes that have not rebooted since their srun started, so that their agents may still come."""
     started = {node.name: node.slurmd_started_at or 0 for node in nodes}  # in whole seconds
     return [node for node, age_s in ages_s.items() if math.floor(now - age_s) > started.get(node, 0)]
 
 
 def describe_slow(ages_s: Mapping[str, float], waits: Collection[str], reported: set[str], log: object) -> str:
-    """Return a note on slow nodes, once for each; "" for none."""
+    """Return a note on slow nodes that were not reported before; "" if there are none."""
     new = sorted(node for node in waits if ages_s[node] >= LONG_S and node not in reported)
     reported.update(new)
     return f"agents are slow to start on {compress(new)} (image import or prolog); see {log}" if new else ""

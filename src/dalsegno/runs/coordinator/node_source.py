@@ -95,7 +95,7 @@ class NodeSource(Protocol):
     async def adopt(
         self, saved: Sequence[SavedJob], excluded: Collection[str], lost_since: Mapping[str, float]
     ) -> bool:
-        """Continue with the previous coordinator's jobs and nodes; False if none of the jobs is ours any more."""
+        """Continue with the previous coordinator's jobs and nodes; return False if these jobs are gone."""
         ...
 
     def saved(self) -> tuple[SavedJob, ...]: ...
@@ -105,7 +105,7 @@ class NodeSource(Protocol):
         ...
 
     async def ask_slurm(self) -> None:
-        """Find out what Slurm did without a notice. Called every few seconds."""
+        """Query Slurm for changes that it does not announce. Called every few seconds."""
         ...
 
     @property
@@ -130,7 +130,7 @@ class NodeSource(Protocol):
     def agent_lost(self, node: str, silent: bool) -> None: ...
 
     def leaving(self, job: int, node: str = "") -> None:
-        """Prepare for the loss of this job's nodes (0: the run's own job), announced to an agent on this node."""
+        """Prepare to leave the nodes of a job (0: the run's own). `node` is the node whose agent got Slurm's signal."""
         ...
 
     async def move(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from dalsegno.log import set_level, start_logging
 from dalsegno.programs import launcher
 from dalsegno.runs.coordinator.coordinator import Coordinator
-from dalsegno.runs.coordinator.liveness import MOST_GONE_S, Timing, read_gone_s
+from dalsegno.runs.coordinator.liveness import MAX_GONE_S, Timing, read_gone_s
 from dalsegno.runs.coordinator.slurm_node_source import SlurmNodeSource
 from dalsegno.runs.coordinator.tasks import TaskRun
 from dalsegno.runs.folder import RunFolder
@@ -31,16 +31,16 @@ from dalsegno.system.processes import LocalRunner
 # Supervision in a batch step, where no controller restarts the coordinator
 
 
-CRASHED = 70  # exit code of a coordinator that failed through no fault of its run: start it again
+CRASHED = 70  # exit code of a coordinator that crashed and should be restarted
 SHORT_LIFE_S = 10.0
-MOST_SHORT_LIVES = 8
+MAX_SHORT_LIVES = 8  # consecutive crashes within SHORT_LIFE_S after the start
 
 
 def supervise(argv: Sequence[str]) -> int:
-    """Run the coordinator until it ends by itself and return the run's exit code. Do not restart it once Slurm ends the
-    step.
+    """Run the coordinator, restart it if it crashes, and return the run's exit code.
 
-    Slurm's signals are meant for the coordinator. They are forwarded from before the first one is started.
+    Do not restart it once Slurm ends the step. Slurm's signals are forwarded to it, including those that arrive before
+    it is started.
     """
     caught: list[int] = []
     living: list[Child] = []
@@ -60,7 +60,7 @@ def supervise(argv: Sequence[str]) -> int:
         code = _wait(living[0])
         living.clear()
         short = short + 1 if time.monotonic() - began < SHORT_LIFE_S else 0
-        if 0 <= code != CRASHED or signal.SIGTERM in caught or short >= MOST_SHORT_LIVES:
+        if 0 <= code != CRASHED or signal.SIGTERM in caught or short >= MAX_SHORT_LIVES:
             return code if code >= 0 else 128 - code
 
 
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
         if in_batch and KEPT not in arguments:
             return supervise([*launcher(), "run-coordinator", KEPT, str(folder.root)])
         code = _serve(folder)
-    except Exception:  # the last line of defence: the log has it, and the coordinator is started again
+    except Exception:  # any crash is logged, and the coordinator is restarted
         logging.getLogger("coordinator").exception("the coordinator crashed")
         return CRASHED
     return code if in_batch else 0
@@ -100,7 +100,7 @@ def _serve(folder: RunFolder) -> int:
     if status is not None and status.over:
         return status.exit_code or 0  # a previous coordinator finished the run
     site = open_site(folder)
-    set_level(site.environment)  # that the user set for `run`; until here, the level of the cluster applies
+    set_level(site.environment)  # the level that the user has set for `run`; before this line the cluster's applies
     return asyncio.run(_coordinate(site))
 
 
@@ -113,7 +113,7 @@ async def _coordinate(site: RunSite) -> int:
 def open_site(folder: RunFolder) -> RunSite:
     plan, environment = read_plan(folder), read_environment(folder)
     if MARK in os.environ:
-        environment[MARK] = os.environ[MARK]  # everything started from here can be found and swept by this mark
+        environment[MARK] = os.environ[MARK]  # marks all descendants, so that they can be found and swept
     own = int(os.environ.get("SLURM_JOB_ID") or 0) if not plan.on_head else 0
     client = SlurmClient(LocalRunner(), environment)
     return RunSite(folder, plan, environment, client, own or None, Timing(_node_timeout_s(plan, environment)))
@@ -121,7 +121,7 @@ def open_site(folder: RunFolder) -> RunSite:
 
 def _node_timeout_s(plan: RunPlan, environment: Mapping[str, str]) -> float:
     """Return what the user asked for, else the cluster's value, scaled for a slow machine."""
-    return plan.request.node_timeout_s or min(read_gone_s(environment) * slowness(), MOST_GONE_S)
+    return plan.request.node_timeout_s or min(read_gone_s(environment) * slowness(), MAX_GONE_S)
 
 
 def _write_to(log: Path) -> None:

@@ -25,11 +25,11 @@ from dalsegno.train.contract import SAVED
 # Shortage of nodes. Pure.
 
 
-NAMED = 3  # more nodes than this are only counted
+MAX_NAMED = 3  # a longer list of nodes is replaced by their number
 
 
 def shortage(missing: int, coming: Collection[str], waits: bool, refused: str) -> str:
-    """Return what an incomplete run waits for, "" for nothing. `coming` are nodes whose agents will be ready."""
+    """Return what an incomplete run waits for; "" for nothing. `coming` are nodes whose agents are starting."""
     beyond = missing - len(coming)
     more = f"{beyond} more node{'s' if beyond > 1 else ''}"
     if beyond > 0 and refused:
@@ -39,7 +39,7 @@ def shortage(missing: int, coming: Collection[str], waits: bool, refused: str) -
     if missing <= 0 or not coming:
         return ""
     names = sorted(coming, key=in_order)
-    return f"waiting for {', '.join(names) if len(names) <= NAMED else f'{len(names)} nodes'} to be ready"
+    return f"waiting for {', '.join(names) if len(names) <= MAX_NAMED else f'{len(names)} nodes'} to be ready"
 
 
 # Status file and journal
@@ -66,7 +66,7 @@ class RunFacts:
 
 
 class StatusWriter:
-    """Writes the status file, only when it has changed, and the journal."""
+    """Writes the status file, when the status has changed, and the journal."""
 
     def __init__(self, site: RunTerms) -> None:
         self.site = site
@@ -102,7 +102,7 @@ class StatusWriter:
             )
 
     def lost(self, run: Run, node: str, why: str) -> None:
-        """Journal a lost node and its role: losing a spare costs no restart, but the spare is missing."""
+        """Journal a lost node and its role, because the loss of a spare costs no restart."""
         self.journal(RunEvent.LOST, node=node, why=why, was=_node(run, node, _seats(run)).state.value)
 
     def record_message(self, generation: int, node: str, message: AgentMessage, event: Event | None) -> None:

@@ -1,4 +1,4 @@
-"""What a coordinator saves so that a successor can continue: the run between two events, its jobs and steps."""
+"""The state that a coordinator saves for a successor: the run between two events, its jobs and steps."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write_saved(path: Path, saved: Saved, durable: bool = False) -> None:
 
 
 def read_saved(path: Path, fresh: Run) -> Saved | None:
-    """Read a saved state, with shape and limits of `fresh`; None if there is none. Raise if it is unreadable."""
+    """Return the saved state, with the shape and the limits of `fresh`; None if there is none. Raise if unreadable."""
     raw: Any = read_json(path, repair_hint(path))
     try:
         return None if raw is None else _from_json(raw, fresh)
@@ -151,10 +151,11 @@ def _job_from_json(data: Mapping[str, Any]) -> SavedJob:
 async def find_saved(
     site: RunTerms, release: Callable[[], Awaitable[None]], note: Callable[[str], None]
 ) -> Saved | None:
-    """Return the previous coordinator's state. If it is unreadable the run starts over and must not hold its nodes
-    twice.
+    """Return the previous coordinator's state; None if there is none.
 
-    Agents of the old jobs must not find this coordinator then. Those in its own job reconnect and start over.
+    If the state is unreadable, the run starts over: its old jobs are released, so that it does not hold nodes twice.
+    The connection file is removed, so that agents of these jobs do not reconnect. Agents in the coordinator's own job
+    reconnect and start over.
     """
     try:
         return read_saved(site.folder.state, Run(site.shape, site.max_restarts))

@@ -13,7 +13,7 @@ from dalsegno.train.contract import TERMINATED
 from dalsegno.wire.frames import Message
 
 SHUTDOWN_S = 3.0
-SWEEP_START_S = 10.0  # time for an agent to start that only cleans up its node
+SWEEP_START_S = 10.0  # timeout for agents that are started only to clean up their node
 
 
 async def finish_agents(

@@ -1,4 +1,4 @@
-"""What a coordinator needs to know about its run and its Slurm. `runs.submit`, which knows the options, provides it."""
+"""The interface through which a coordinator knows its run and its Slurm. `runs.submit` implements it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RunTerms(Protocol):
 
 
 class CoordinatorSite(RunTerms, Protocol):
-    """What a coordinator needs that requests its nodes from Slurm."""
+    """What a coordinator needs in addition if it requests its nodes from Slurm."""
 
     @property
     def slurm(self) -> SlurmClient: ...
@@ -92,4 +92,4 @@ class CoordinatorSite(RunTerms, Protocol):
 
 CHECK_S = 0.5  # between checks of the run's folder, nodes and steps
 ASK_SLURM_S = 5.0  # between queries for changes that Slurm does not announce
-REFRESH_S = 10.0  # a status is rewritten even if unchanged, so that readers see that the coordinator is alive
+REFRESH_S = 10.0  # an unchanged status is rewritten after this time, so that readers see that the coordinator is alive

@@ -1,4 +1,4 @@
-"""The Slurm jobs of a run as processes and calls: requested with salloc, given agents with srun, watched, released.
+"""The Slurm jobs of a run: request them with salloc, start agents with srun, watch and release them.
 
 salloc and srun run in sessions of their own and outlive the coordinator. Its successor finds them by their PIDs. The
 caller decides what to request, start and release, and numbers the jobs and steps.
@@ -26,18 +26,20 @@ from dalsegno.slurm.parse.srun import SallocAnswer, launch_failures, parse_sallo
 from dalsegno.system.children import Child, adopt, start
 from dalsegno.system.files import read_text
 
-# Calls that do not block the coordinator and are retried while Slurm does not respond
+# Calls of Slurm that do not block the coordinator. Most are retried while Slurm does not respond
 
 
-TRIES = 5  # of a call to which Slurm does not respond
-AGAIN_S = 1.0
+TRIES = 5  # maximum number of calls while Slurm does not respond
+RETRY_S = 1.0
 
 
 class PatientSlurm:
+    """Asynchronous calls of Slurm, with retries."""
+
     def __init__(self, client: SlurmClient) -> None:
         self._client = client
 
-    async def look(self, job: int) -> JobInfo | None:
+    async def find_job(self, job: int) -> JobInfo | None:
         """Return the job, None if Slurm no longer knows it. Retry until Slurm responds."""
         while True:
             try:
@@ -45,7 +47,7 @@ class PatientSlurm:
             except NotThere:
                 return None
             except DalsegnoError:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
     async def named(self, name: str) -> list[int]:
         """Return this user's jobs of this name; none if Slurm does not respond."""
@@ -68,11 +70,11 @@ class PatientSlurm:
             try:
                 return await asyncio.to_thread(self._client.cancel, job)
             except DalsegnoError:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
         return None
 
     async def complete(self, job: int, exit_code: int) -> bool:
-        """End the job with this exit code; return whether that worked. With an unknown libslurm only `cancel` does."""
+        """End the job with this exit code; return False if this libslurm is unknown, so that only `cancel` works."""
         try:
             await asyncio.to_thread(self._client.complete, job, exit_code)
         except DalsegnoError:
@@ -80,7 +82,7 @@ class PatientSlurm:
         return True
 
     async def shrink(self, job: int, nodes: Sequence[str]) -> bool:
-        """Reduce a job to these nodes. Not retried: the caller asks again."""
+        """Reduce a job to these nodes, and return whether that worked. Not retried: the caller asks again."""
         try:
             await asyncio.to_thread(self._client.update, JobId=str(job), NodeList=node_list(nodes))
         except DalsegnoError:
@@ -88,7 +90,7 @@ class PatientSlurm:
         return True
 
     async def comment(self, job: int, text: str) -> bool:
-        """Set the comment of a job. Not retried."""
+        """Set the comment of a job, and return whether that worked. Not retried."""
         try:
             await asyncio.to_thread(self._client.update, JobId=str(job), Comment=text)
         except DalsegnoError:
@@ -104,7 +106,7 @@ class PatientSlurm:
                     await asyncio.to_thread(self._client.requeue, job)
                 return True
             except DalsegnoError:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
         return False
 
 
@@ -112,9 +114,9 @@ class PatientSlurm:
 
 
 def job_state(info: JobInfo) -> JobState:
-    """Return the state of a job; CANCELLED for one that is completing because its user ended it.
+    """Return the state of a job; CANCELLED if it is completing because its user ended it.
 
-    Slurm itself reports that only once the job is gone. A job that was preempted or has reached its time limit still
+    Slurm reports CANCELLED only once the job is gone. A job that was preempted or has reached its time limit still
     has seconds in which to save. A job that is requeued has no end time.
     """
     if info.state is not JobState.COMPLETING or info.preempted_at or info.ends_at is None or info.started_at is None:
@@ -123,12 +125,12 @@ def job_state(info: JobInfo) -> JobState:
     return info.state if out_of_time else JobState.CANCELLED
 
 
-_MOST_BYTES = 1 << 20  # of a step's output; agents may have written much more
+_MAX_OUTPUT_BYTES = 1 << 20  # of a step; agents may have written much more
 
 
 @dataclass(eq=False)
 class StepProcess:
-    """An srun."""
+    """A running srun."""
 
     child: Child
     nodes: tuple[str, ...]
@@ -137,7 +139,7 @@ class StepProcess:
 
 @dataclass(eq=False)
 class JobProcesses:
-    """The processes of one job. It has no id until Slurm's answer is read."""
+    """The salloc and srun processes of one job. `id` is None until salloc has printed it."""
 
     number: int
     id: int | None = None
@@ -184,7 +186,7 @@ class SlurmJobs:
         self._watch(job.asking, partial(self._salloc_ended, job))
 
     def load(self, number: int, job_id: int) -> Awaitable[None]:
-        """Add a job that exists already, and return the work of reporting its nodes."""
+        """Add a job that exists already, and return an awaitable that reports its nodes."""
         job = self._jobs[number] = JobProcesses(number, job_id)
         return self._load_nodes(job, job_id)
 
@@ -202,7 +204,7 @@ class SlurmJobs:
             self.listener.job_refused(job.number, answer.last_words or f"salloc ended with {code}")
 
     async def _load_nodes(self, job: JobProcesses, job_id: int) -> None:
-        info = await self.slurm.look(job_id)
+        info = await self.slurm.find_job(job_id)
         if job.given_back:
             return
         if info is None or info.state.ended:
@@ -251,7 +253,7 @@ class SlurmJobs:
     async def check(self) -> None:
         """Ask Slurm for the state of the jobs and report those that have changed or are over."""
         for job in [job for job in self._jobs.values() if job.granted]:
-            info = await self._look(job)
+            info = await self._find(job)
             if job.given_back or job.number not in self._jobs:
                 continue
             state = job_state(info) if info else JobState.UNKNOWN
@@ -262,17 +264,17 @@ class SlurmJobs:
 
     async def runs_on(self, number: int) -> bool:
         """Return whether the job runs and is not being preempted."""
-        info = await self._look(self._jobs[number])
+        info = await self._find(self._jobs[number])
         return info is not None and info.state is JobState.RUNNING and not info.preempted_at
 
     async def is_wanted_back(self, number: int) -> bool:
-        """Return whether Slurm takes the nodes only for a while: the job was preempted, or is requeued."""
-        info = await self._look(self._jobs[number])
+        """Return whether the job was preempted or requeued, so that the run continues later."""
+        info = await self._find(self._jobs[number])
         return info is not None and bool(info.preempted_at or info.ends_at is None)
 
-    async def _look(self, job: JobProcesses) -> JobInfo | None:
+    async def _find(self, job: JobProcesses) -> JobInfo | None:
         assert job.id is not None
-        return await self.slurm.look(job.id)
+        return await self.slurm.find_job(job.id)
 
     def _over(self, job: JobProcesses, state: JobState) -> None:
         if self._jobs.pop(job.number, None) is not None:
@@ -333,9 +335,9 @@ class SlurmJobs:
         )
 
     def adopt(self, saved: Iterable[SavedJob]) -> dict[int, dict[int, tuple[str, ...]]]:
-        """Adopt the previous coordinator's jobs, and return their steps and nodes. `examine` comes next.
+        """Adopt the previous coordinator's jobs, and return the nodes of their steps, by job and step number.
 
-        All are added before any is examined: the state may be saved meanwhile.
+        Call `examine` next. It is separate because the state may be saved meanwhile, and must then contain all jobs.
         """
         last = 0
         for each in saved:
@@ -351,7 +353,7 @@ class SlurmJobs:
         }
 
     def examine(self, saved: Iterable[SavedJob]) -> None:
-        """Find out what has become of adopted jobs."""
+        """Find out the state of adopted jobs and report it to the listener."""
         for each in saved:
             job = self._jobs[each.number]
             if job.asking is not None:
@@ -378,10 +380,10 @@ def _size(path: Path) -> int:
 
 
 def read_since(path: Path, offset: int) -> str:
-    """Return what the agents' log has from here on, within limits."""
+    """Return the text of a log from this offset on, up to a limit."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            return file.read(_MOST_BYTES).decode(errors="replace")
+            return file.read(_MAX_OUTPUT_BYTES).decode(errors="replace")
     except OSError:
         return ""

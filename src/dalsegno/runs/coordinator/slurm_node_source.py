@@ -1,4 +1,4 @@
-"""Agents on Slurm nodes: executes the actions of the state machine of a run's nodes, and passes events to it."""
+"""The source of nodes on Slurm: executes the actions of `NodeAllocation` and passes events to it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from dalsegno.system.children import start_ticks
 
 
 class SlurmNodeSource:
-    """Keeps as many agents as the run wants, as far as Slurm grants nodes."""
+    """Keeps as many agents running as the run wants and Slurm grants nodes for."""
 
     def __init__(self, site: CoordinatorSite, coordinator: RunControl) -> None:
         self.site, self.coordinator = site, coordinator
@@ -208,7 +208,7 @@ class SlurmNodeSource:
         await self._jobs.check()
         names = [] if self.coordinator.closing else self.allocation.watched
         nodes = await self._look_at(names) if names else []
-        if nodes is not None:  # no response tells nothing about the nodes
+        if nodes is not None:  # if Slurm does not respond, nothing is known about the nodes
             await self._complete(self.allocation.nodes_seen(nodes, self._view))
 
     @property
@@ -236,12 +236,12 @@ class SlurmNodeSource:
         self._execute(self.allocation.leaving(job, node))
 
     async def move(self) -> None:
-        """Slurm is asked once more before the jobs are released: a user who cancelled the job wants no further one."""
+        """Check the jobs once more, then release them. If the user has cancelled one, the run ends instead."""
         await self._jobs.check()
         await self._complete(self.allocation.move(self._view))
 
     async def recall_agents(self, nodes: Collection[str]) -> set[str]:
-        view = self._view  # before agents are started: present ones end meanwhile
+        view = self._view  # taken once: agents that are connected now end meanwhile
         without_agent = self.allocation.nodes_to_recall(nodes, view)
         asked = sorted({node for each in without_agent.values() for node in each})
         found = await self._look_at(asked) if asked else ()
@@ -261,7 +261,7 @@ class SlurmNodeSource:
     async def adopt(
         self, saved: Sequence[SavedJob], excluded: Collection[str] = (), lost_since: Mapping[str, float] | None = None
     ) -> bool:
-        """Adopt saved jobs. A requeued job has none of the steps it had before."""
+        """Adopt saved jobs; return False if there are none, or if the batch job was requeued and lost its steps."""
         self.allocation.excluded, self.allocation.lost_since = list(excluded), dict(lost_since or {})
         own = self.site.own_job
         ours = own is None or any(job.job == own and any(map(_is_alive, job.steps)) for job in saved)

@@ -44,7 +44,7 @@ class Resume:
 
 
 def whole_steps(holdings: Holdings, world: int) -> Iterator[Resume]:
-    """Yield whole steps, the newest first. A later generation precedes a later step: it began on a later decision."""
+    """Yield whole steps, newest first. A step of a later generation is newer than any step of an earlier one."""
     steps: dict[Place, list[tuple[str, HeldSnapshot]]] = {}
     for node, held in holdings.items():
         for each in held:

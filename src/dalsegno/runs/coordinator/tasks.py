@@ -1,4 +1,4 @@
-"""A run whose processes are srun's own tasks (MPI, plain programs): request nodes, start it, pass on its exit code."""
+"""A run whose processes are srun's own tasks (MPI, plain programs): request nodes, run srun, return its exit code."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from dalsegno.slurm.parse.srun import first_exit_code, refused_containers
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import SAVED, TERMINATED
 
-# Ends of a job that are not the program's fault: the run waits for another job. At its time limit it has had its time.
-_NOT_ITS_OWN = (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL)
+# Ends of a job that are not the program's fault, so that the run continues in another job. The time limit is not one.
+_NOT_ITS_FAULT = (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL)
 
 
 class TaskRun:
@@ -37,7 +37,7 @@ class TaskRun:
         self.site, self.folder = site, site.folder
         self.status = read_status(site.folder.status) or status
         self.jobs = SlurmJobs(site, self)
-        self._roles: dict[int, JobRole] = {}  # of the jobs it has or requests, by number: one, or none
+        self._roles: dict[int, JobRole] = {}  # of the run's only job, by number; empty if there is none
         self.suspended = False  # the coordinator ends but the run does not
         self._over = asyncio.Event()
         self._background = BackgroundTasks()
@@ -57,7 +57,7 @@ class TaskRun:
         return self.status.exit_code or 0
 
     async def _begin(self) -> None:
-        """Request the nodes, unless a previous coordinator has: then adopt its srun."""
+        """Adopt the job and the srun of a previous coordinator, or request nodes."""
         saved = await find_saved(self.site, self.jobs.sweep, lambda text: self._journal(RunEvent.NOTE, text=text))
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
@@ -160,7 +160,7 @@ class TaskRun:
         self._journal(RunEvent.JOB_OVER, job=job_id, state=state.value)
         if state is JobState.CANCELLED:
             self._end(TERMINATED, "cancelled", RunCause.CANCELLED)
-        elif state in _NOT_ITS_OWN and self.site.own_job is None:
+        elif state in _NOT_ITS_FAULT and self.site.own_job is None:
             self.folder.exit_code.unlink(missing_ok=True)
             self._request(number + 1, JobRole.NEXT)
             self._update_status(phase=RunPhase.WAITING, message=f"its job ended: {state.value}; waiting for another")

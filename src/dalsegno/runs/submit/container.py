@@ -1,7 +1,7 @@
-"""A run inside a container: srun options that Pyxis and our own plugin both accept. Pure.
+"""A run inside a container: srun options that both Pyxis and Dal Segno's plugin accept. Pure.
 
-The run agent, its warm parent and the workers all run in the container, with the image's Python. What they need of the
-package and of the run is mounted at the same path as outside.
+The run agent, its warm parent and the workers all run in the container, with the image's Python. The
+files of the package and of the run that they need are mounted at the same path as outside.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dalsegno.runs.submit.request import RunRequest
 from dalsegno.runs.submit.values import shown
 from dalsegno.slurm.parse.srun import INSIDE
 
-PYTHON = "python3"  # of the image
+PYTHON = "python3"  # the image's
 GUARD = (
     f"[ -e {INSIDE} ] || {{ "
     'echo "$SLURMD_NODENAME: the container did not start; run \\`dalsegno containers check\\` for the reason" >&2; '
@@ -26,7 +26,7 @@ OPTIONS_ARGV = ("srun", "--help")
 
 
 def takes_containers(help_text: str) -> bool:
-    """Return whether a plugin has added the option to srun; Slurm's own `--container` is unrelated."""
+    """Return whether a plugin has added `--container-image` to srun. Slurm's own `--container` is unrelated."""
     return "--container-image" in help_text
 
 
@@ -46,24 +46,24 @@ def container_options(request: RunRequest, folder: str, launcher: tuple[str, ...
 
 
 def launcher_inside(request: RunRequest, launcher: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the launcher inside the container. It needs only a Python without libraries, so the image's suffices."""
+    """Return the launcher inside the container. It needs only a plain Python, so it uses the image's."""
     if not request.container_image or not _is_script(launcher):
         return launcher
     return (PYTHON, *launcher[1:-1], join(INSIDE, basename(launcher[-1])))
 
 
-def wrap_guard(request: RunRequest, launcher: tuple[str, ...], words: list[str]) -> list[str]:
+def wrap_guard(request: RunRequest, launcher: tuple[str, ...], command: list[str]) -> list[str]:
     """Wrap a command so that it runs in its container or not at all."""
-    return ["sh", "-c", GUARD, "sh", *words] if request.container_image and _is_script(launcher) else words
+    return ["sh", "-c", GUARD, "sh", *command] if request.container_image and _is_script(launcher) else command
 
 
 def _is_script(launcher: tuple[str, ...]) -> bool:
-    """Return whether it is a Python and a file of the package, and not a command that the image may lack."""
+    """Return whether the launcher is a Python and a file of the package; a bare command may be missing in the image."""
     return len(launcher) > 1 and launcher[-1].startswith("/")
 
 
 def check_container(request: RunRequest, folder: str, takes_containers: bool = True) -> None:
-    """Raise UsageError for options that contradict each other, cannot be mounted, or that this srun lacks."""
+    """Raise UsageError if options contradict each other, a path cannot be mounted, or srun cannot start containers."""
     if not request.container_image:
         if request.container_mounts:
             raise UsageError("mounts need a container", hint="name the image with `--container-image`")
@@ -84,7 +84,7 @@ def check_container(request: RunRequest, folder: str, takes_containers: bool = T
 
 
 def check_mounts(text: str) -> tuple[str, ...]:
-    """Parse `SRC:DST[:FLAGS]`, or several separated by commas."""
+    """Parse one mount `SRC:DST[:FLAGS]`, or several separated by commas."""
     mounts = tuple(text.split(","))
     for each in mounts:
         source, _, rest = each.partition(":")
@@ -96,7 +96,7 @@ def check_mounts(text: str) -> tuple[str, ...]:
 
 
 def _image(request: RunRequest) -> str:
-    """Return the image. A relative path is resolved from the run's working folder, wherever srun is called."""
+    """Return the image, with a relative path resolved from the run's working folder."""
     image = request.container_image
     return normpath(join(request.chdir, image)) if image.startswith(".") else image
 
@@ -115,13 +115,13 @@ _WORD = re.compile(r"\b(none|openmpi|cray_shasta|pmi2|pmix(?:_v\d+)?)\b")
 
 
 def parse_mpi_types(text: str) -> tuple[str, ...]:
-    """Return the types in the output of `srun --mpi=list`, for all layouts of Slurm; older versions print to stderr."""
+    """Return the types in the output of `srun --mpi=list` of any Slurm version. Older ones print to stderr."""
     listed = (_WORD.findall(line.partition("versions available:")[2] or line) for line in text.splitlines())
     return tuple(dict.fromkeys(name for names in listed for name in names))
 
 
 def choose_mpi(types: Sequence[str]) -> str:
-    """Return the newest PMIx, else PMI-2. Open MPI 5 and most others support nothing else."""
+    """Return the newest PMIx, else PMI-2. Open MPI 5 and most other implementations support nothing else."""
     if "pmix" in types:
         return "pmix"
     versions = sorted((name for name in types if name.startswith("pmix_v")), key=lambda name: int(name[6:]))

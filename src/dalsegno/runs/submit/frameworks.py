@@ -17,15 +17,15 @@ class ProcessLayout:
     """The processes of one generation: a fixed number per host, hosts in the order of their group ranks."""
 
     run: str
-    hosts: tuple[str, ...]  # names or addresses at which the others reach them
+    hosts: tuple[str, ...]  # names or addresses at which other hosts reach them
     nproc_per_node: int
-    port: int  # of the first process or of our store beside it; tensorflow uses one port per process from here on
+    port: int  # port of the first process, or of the agent's store; for tensorflow, the first of one port per process
     restarts: int = 0
     max_restarts: int = 0
     gpus_per_node: int = 0
     cpus_per_process: int = 0  # 0: unknown
     role: str = "default"
-    virtual_local_rank: bool = False  # torchrun's option: each process sees only its own GPU, as the first
+    virtual_local_rank: bool = False  # torchrun's option: each process sees only its own GPU, as device 0
 
     @property
     def size(self) -> int:
@@ -41,7 +41,7 @@ class ProcessLayout:
 def framework_env(
     framework: str, world: ProcessLayout, rank: int, found: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the variables of one process. `found` are variables of its agent's environment."""
+    """Return the variables of one process. `found` are variables from the environment of its agent."""
     if framework == "tensorflow":
         return tensorflow_env(world, rank, found or {})
     if framework == "jax":
@@ -50,7 +50,7 @@ def framework_env(
 
 
 def torch_env(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-    """Return torchrun's variables. `USE_AGENT_STORE` says that the store is in a process of ours, not in rank 0."""
+    """Return torchrun's variables. `USE_AGENT_STORE` says that the agent runs the store, not rank 0."""
     size, local_size = str(world.size), str(world.nproc_per_node)
     return {
         "RANK": str(rank),
@@ -77,7 +77,7 @@ def _local_rank(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> di
     local = world.local_rank(rank)
     if not world.virtual_local_rank:
         return {"LOCAL_RANK": str(local)}
-    # On AMD machines HIP's list takes precedence over CUDA's.
+    # On AMD machines HIP_VISIBLE_DEVICES takes precedence over CUDA_VISIBLE_DEVICES.
     known = [name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if found.get(name)]
     devices = found[known[0]].split(",") if known else [str(each) for each in range(world.nproc_per_node)]
     if local >= len(devices):
@@ -87,10 +87,10 @@ def _local_rank(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> di
 
 
 def torch_threads(nproc_per_node: int, cpus_per_process: int, found: Mapping[str, str]) -> dict[str, str]:
-    """Return the number of threads: the CPUs of a process if known, else torchrun's default of 1 for several processes.
+    """Return OMP_NUM_THREADS: the CPUs of a process if known, else torchrun's default of 1 for several processes.
 
-    torch reads it at import, so it is set before the warm parent starts. Without it torch uses every core of the
-    machine, including those of other jobs.
+    torch reads the variable at import, so it is set before the warm parent starts. Without it, torch uses every core of
+    the machine, including those of other jobs.
     """
     if "OMP_NUM_THREADS" in found:
         return {"OMP_NUM_THREADS": found["OMP_NUM_THREADS"]}
@@ -117,8 +117,9 @@ def _worker_address(world: ProcessLayout, rank: int) -> str:
 def jax_env(world: ProcessLayout, rank: int) -> dict[str, str]:
     """Return variables for `jax.distributed.initialize()` without arguments, and for scripts that read them directly.
 
-    JAX reads the coordinator's address and the devices from its own variables, but count and id from Slurm's. Those of
-    the step count our agents, including spares, so each process gets them as if srun had started it.
+    JAX reads the coordinator's address and the devices from its own variables, but the number and the id of processes
+    from Slurm's. The step's own values count agents, including spares. So each process gets the values that it would
+    have if srun had started it.
     """
     local = world.local_rank(rank)
     hosts = compress(world.hosts)
@@ -140,7 +141,7 @@ def jax_env(world: ProcessLayout, rank: int) -> dict[str, str]:
 
 
 def share_of_devices(devices: str, processes: int, index: int) -> str:
-    """Return one process's part of `0,1,2,3`; all of it if there are fewer devices than processes."""
+    """Return one process's share of a list such as `0,1,2,3`; all of it if there are fewer devices than processes."""
     each = [device for device in devices.split(",") if device]
     share = len(each) // processes
     return ",".join(each[index * share : (index + 1) * share]) if share else devices

@@ -33,7 +33,7 @@ _MAX_BYTES = 1024 * 1024
 _EXAMPLE = "a job file is a mapping: `script: train.py`, `nodes: 4`"
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 _FIELDS = {option.word: option.target for option in OPTIONS}
-_MEANT = {  # names in Slurm, torchrun and other tools
+_SYNONYMS = {  # names in Slurm, torchrun and other tools, and their names here
     "walltime": "time",
     "time_limit": "time",
     "ntasks_per_node": "nproc_per_node",
@@ -61,7 +61,7 @@ def load_job(path: str | os.PathLike[str], over: Mapping[str, object] | None = N
 
 
 def _missing_script(text: str, filename: str) -> list[Problem]:
-    """Check the script of a file that has errors already, so that all are reported at once."""
+    """Return a problem if the script does not exist, so that it is reported together with the other errors."""
     from dalsegno.spec.document import Table, read_document
 
     document = read_document(text, filename)
@@ -76,7 +76,7 @@ def _missing_script(text: str, filename: str) -> list[Problem]:
 
 
 def parse_job(text: str, filename: str = "job.yaml", over: Mapping[str, object] | None = None) -> RunRequest:
-    """Parse a request. Raise SpecError with all problems of the file."""
+    """Parse the text of a job file. Raise SpecError with all its problems."""
     fields = job_fields(text, filename)
     script, args = str(fields.pop("script")), fields.pop("args", ())
     try:
@@ -86,7 +86,7 @@ def parse_job(text: str, filename: str = "job.yaml", over: Mapping[str, object] 
 
 
 def _as_keys(text: str) -> str:
-    """Write options as a job file has them: `cpus_per_task` for `--cpus-per-task`."""
+    """Return the text with options written as in a job file: `cpus_per_task` for `--cpus-per-task`."""
     return _FLAG.sub(lambda found: found[1].replace("-", "_"), text)
 
 
@@ -104,7 +104,7 @@ def job_fields(text: str, filename: str = "job.yaml") -> dict[str, Any]:
 
 
 def _validated(document: Document) -> dict[str, Any]:
-    """Return what the file sets; errors are added to the document's problems."""
+    """Return the fields that the file sets; errors are added to the document's problems."""
     from pydantic import ValidationError
 
     # `x-…` keys are the user's own, for anchors. `key:` without a value is treated as absent.
@@ -124,7 +124,7 @@ def _problem(error: ErrorDetails, document: Document) -> Problem:
     key, kind = str(error["loc"][0]), error["type"]
     where = document.where((key,))
     if kind == "extra_forbidden":
-        meant = _MEANT.get(key.lower().replace("-", "_"))
+        meant = _SYNONYMS.get(key.lower().replace("-", "_"))
         hint = f"did you mean `{meant}`?" if meant else hint_unknown(JobFile, (), key)
         return Problem(f"a job file has no setting {shown(key)}", where, hint)
     if kind == "missing":
@@ -154,12 +154,12 @@ def _read(name: str) -> str:
         raise SpecError([Problem("that is not a text file (UTF-8)", name, _EXAMPLE)]) from None
 
 
-# Schema for pydantic, made from the table of options, with the same parsers
+# The pydantic model, made from the table of options, with the parsers of the command line
 
 
-USAGE = "usage"  # pydantic's name for an error of one of our parsers
+USAGE = "usage"  # the type under which pydantic reports a UsageError of a parser
 _QUOTES = "put it in quotes: YAML converts numbers and yes/no"
-# How a list is joined into one text; others with commas.
+# How the list of an option is joined into one text, if not with commas.
 _JOIN: dict[str, Callable[[list[str]], str]] = {"sbatch_args": shlex.join}
 
 _WORD: dict[str, Any] = {"type": ["string", "integer"]}
@@ -169,7 +169,7 @@ _SCHEMAS = {ValueKind.WORD: _WORD, ValueKind.LIST: _WORDS, ValueKind.MAPPING: _V
 
 
 def _text(value: object) -> str:
-    """Return a value of the file as text. Whole numbers keep their spelling; `0.10`, `1e-4` and `yes` would not."""
+    """Return a string or whole number as text. YAML would change the spelling of others: `0.10`, `1e-4`, `yes`."""
     if isinstance(value, str):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -188,7 +188,7 @@ def _variables(value: object) -> tuple[tuple[str, str], ...]:
 
 
 def _reader(option: Option) -> Callable[[object], object]:
-    """Return the reader of a value: as text, with the parser of the command line."""
+    """Return the function that parses an option's YAML value, with the parser of the command line."""
     if option.kind is ValueKind.MAPPING:
         return _variables
     if option.kind is ValueKind.LIST:

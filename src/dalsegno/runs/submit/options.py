@@ -1,6 +1,6 @@
 """The options of a run as one table: name, help, parser, and the field of RunRequest that it sets.
 
-Command line, job file and variables all use it, so that a name means the same everywhere.
+Command line, job file and variables all use this table, so that a name means the same everywhere.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class ValueKind(Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """One option: `time` on the command line and in a job file is `time_limit_s` of the request."""
+    """One option. Its `word` is its name for users; `field` is the field of RunRequest that it sets."""
 
     word: str
     parse: Callable[[str], object]
     help: str
-    field: str = ""  # "": the same name
+    field: str = ""  # "": the same as `word`
     kind: ValueKind = ValueKind.WORD
     examples: tuple[object, ...] = ()
-    also: tuple[str, ...] = ()  # spellings of the flag in Slurm and torchrun
+    also: tuple[str, ...] = ()  # further spellings of the flag, from Slurm and torchrun
     shows: str = ""  # placeholder for the value in `--help`
 
     @property
@@ -72,7 +72,7 @@ def _sbatch_args(text: str) -> tuple[str, ...]:
 
 
 def _image(text: str) -> str:
-    """Parse an image. An empty name is an unset variable, not a run without a container: srun refuses it too."""
+    """Parse the name of an image. Refuse "", as srun does: it comes from an unset variable."""
     if not text.strip():
         raise UsageError("the image name is empty", hint="to run without a container, remove the option")
     return _path(text)
@@ -266,12 +266,12 @@ def option(word: str) -> Option:
 
 
 def parse_option(word: str, text: str) -> object:
-    """Parse the value of one option on the command line. An error names its flag."""
+    """Parse the value of one option on the command line. Errors name the flag."""
     return _read(option(word), text, option(word).flag)
 
 
 def options_from_env(environ: Mapping[str, str]) -> dict[str, object]:
-    """Return the fields of a request that variables set: `DALSEGNO_RUN_NODES=1:4`. Empty variables are ignored."""
+    """Return the fields that variables such as `DALSEGNO_RUN_NODES=1:4` set. Empty variables are ignored."""
     given = [each for each in OPTIONS if environ.get(each.variable)]
     return {each.target: _read(each, environ[each.variable], each.variable) for each in given}
 
@@ -284,7 +284,10 @@ def _read(each: Option, text: str, where: str) -> object:
 
 
 def make_request(script: str, args: tuple[str, ...] = (), *layers: Mapping[str, object]) -> RunRequest:
-    """Build a request from layers of fields, weakest first. As with sbatch: file, then variables, then command line."""
+    """Build a request from layers of fields; later layers override earlier ones.
+
+    The order is that of sbatch: file, variables, command line.
+    """
     fields: dict[str, Any] = {}
     for layer in layers:
         fields.update(layer)

@@ -1,4 +1,4 @@
-"""What a run requests from Slurm, as a value: computed here, shown by `--dry-run`, and executed exactly so."""
+"""The plan of a run: what it requests from Slurm. `--dry-run` shows exactly what would be executed."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ class PartitionFacts:
     cpus: int = 0
     gpus: int = 0
     gpu_type: str = ""
-    gres: str = "gpu"  # Slurm's name for them: gpu, neuron
+    gres: str = "gpu"  # Slurm's name of the resource: gpu, neuron
     time_limit_s: int | None = None
     max_nodes: int | None = None
 
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """A cluster as far as a run needs it. `launcher` starts `dalsegno` on any of its nodes."""
+    """What a run needs to know about its cluster. `launcher` starts `dalsegno` on any of its nodes."""
 
     id: str = ""  # random, set at creation; "" for a cluster not made by Dal Segno
-    controller: bool = False  # whether our controller on the head node starts coordinators
+    controller: bool = False  # whether a controller on the head node starts coordinators
     partitions: tuple[PartitionFacts, ...] = ()  # empty: unknown
     launcher: tuple[str, ...] = ("dalsegno",)
-    python: str = "python3"  # of runs that name no environment
+    python: str = "python3"  # for runs that name no environment
     runs_folder: str = "runs"
     mpi_types: tuple[str, ...] = ()  # from `srun --mpi=list`
-    containers: bool = True  # whether srun has --container-image, from Pyxis or our plugin
+    containers: bool = True  # whether srun has --container-image, from Pyxis or Dal Segno's plugin
 
     def partition(self, name: str) -> PartitionFacts | None:
-        """Return the partition for this `--partition`, None if undetermined. Raise UsageError if it does not exist."""
+        """Return the partition of this name ("": the default); None if undetermined. Raise UsageError if unknown."""
         known = {each.name: each for each in self.partitions}
         if not known or "," in name:
             return None
@@ -64,7 +64,7 @@ class ClusterFacts:
 
 
 def partitions_of(cluster: Cluster) -> tuple[PartitionFacts, ...]:
-    """Read the partitions from a cluster file. Spares are out of scheduling and do not count."""
+    """Return the partitions of a cluster file. Spares do not count, because Slurm does not schedule on them."""
     nodes = {node.name: node for node in cluster.nodes if not node.spare}
     return tuple(
         _with_nodes(
@@ -81,7 +81,7 @@ def partitions_of(cluster: Cluster) -> tuple[PartitionFacts, ...]:
 
 
 def partitions_seen(partitions: Iterable[PartitionInfo], nodes: Iterable[NodeInfo]) -> tuple[PartitionFacts, ...]:
-    """Read the partitions from Slurm, for a cluster that we did not make."""
+    """Return the partitions that Slurm reports, for a cluster that Dal Segno has not created."""
     by_name = {node.name: node for node in nodes}
     return tuple(
         _with_nodes(
@@ -113,13 +113,13 @@ def _with_nodes(facts: PartitionFacts, nodes: list[Node] | list[NodeInfo]) -> Pa
 # Options common to salloc and sbatch
 
 
-# NCCL has used USR1. Slurm's default signal goes to all steps but not to the batch shell.
+# Not USR1, which NCCL has used. Without a `B:` prefix, Slurm signals all steps but not the batch shell.
 SAVE_SIGNAL = "USR2"
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What one job of a run requests from Slurm. `role` is its role in the run."""
+    """What one job of a run requests from Slurm."""
 
     name: str
     role: JobRole = JobRole.MAIN
@@ -141,18 +141,18 @@ class JobRequest:
 
 
 def slurm_options(job: JobRequest) -> list[str]:
-    """Return `--name=value` words, the user's own last so that they take precedence."""
+    """Return options of the form `--name=value`. The user's own come last, so that they take precedence."""
     asked = {
         "job-name": job.name,
         "comment": left_comment(job.role, ()),
         "nodes": _span(job.nodes),
-        # With it, Slurm 22.05 grants only the minimum of a range of nodes: it counts the tasks of that many.
+        # For a range of nodes, Slurm 22.05 would compute the tasks from the minimum and grant only the minimum.
         "ntasks-per-node": str(job.tasks_per_node) if job.nodes.min == job.nodes.max else "",
         "cpus-per-task": str(job.cpus_per_task),
         "mem": "" if job.memory_mib is None else f"{job.memory_mib}M",
         **_gpu_option(job),
         "time": "" if job.time_limit_s is None else slurm_time(job.time_limit_s),
-        # Only agents handle it: it would kill a program that srun starts directly.
+        # Only agents handle the signal. It would kill a program that srun starts directly.
         "signal": f"{SAVE_SIGNAL}@{job.signal_lead_s}" if job.signal_lead_s else "",
         "partition": job.partition,
         "account": job.account,
@@ -165,7 +165,7 @@ def slurm_options(job: JobRequest) -> list[str]:
 
 
 def slurm_time(seconds: int) -> str:
-    """Format a time as Slurm does: `1-02:03:04`. No limit is 0."""
+    """Return a time in Slurm's format, `1-02:03:04`; 0 means no limit."""
     if seconds == UNLIMITED_S:
         return "0"
     minutes, second = divmod(seconds, 60)
@@ -184,7 +184,7 @@ def _gpu_option(job: JobRequest) -> dict[str, str]:
         return {}
     if job.gres == "gpu":
         return {"gpus-per-node": str(job.gpus)}
-    return {"gres": f"{job.gres}:{job.gpus}"}  # --gpus-per-node means gres/gpu only
+    return {"gres": f"{job.gres}:{job.gpus}"}  # --gpus-per-node would request gres/gpu
 
 
 # Limits and defaults of the partition
@@ -205,9 +205,9 @@ def check_fits(request: RunRequest, partition: PartitionFacts | None) -> None:
 def _check_nodes(request: RunRequest, partition: PartitionFacts) -> None:
     least = request.nodes.min if request.nodes.min < request.nodes.max else request.nodes.max + request.spares
     spares = f" (with {request.spares} spare)" if least > request.nodes.max else ""
-    for limit, said in ((partition.nodes, "has"), (partition.max_nodes, "allows a job at most")):
+    for limit, verb in ((partition.nodes, "has"), (partition.max_nodes, "allows a job at most")):
         if limit and least > limit:
-            what = f"the run requests {least} nodes{spares}, but partition `{partition.name}` {said} {limit}"
+            what = f"the run requests {least} nodes{spares}, but partition `{partition.name}` {verb} {limit}"
             raise UsageError(what, hint="request fewer nodes or spares, or another partition")
 
 
@@ -220,9 +220,9 @@ def _check_gpus(request: RunRequest, partition: PartitionFacts) -> None:
 
 
 def job_cpus(request: RunRequest, partition: PartitionFacts | None) -> int:
-    """Return the CPUs of each process: as requested, else its share of a node by the node's GPUs, else one.
+    """Return the CPUs of each process: as requested, else in proportion to the GPUs of a node, else one.
 
-    A run that takes all GPUs of a node takes all its CPUs too: no other job can use them, but data loaders can.
+    A run that takes all GPUs of a node takes all its CPUs too, because data loaders can use them.
     """
     if request.cpus_per_task:
         return request.cpus_per_task
@@ -234,7 +234,7 @@ def job_cpus(request: RunRequest, partition: PartitionFacts | None) -> int:
 
 
 def job_time(request: RunRequest, partition: PartitionFacts | None) -> int | None:
-    """Return the time limit of one job: as requested, up to the partition's; the run continues in further jobs."""
+    """Return the time limit of one job: as requested, at most the partition's. The run continues in further jobs."""
     return partition.time_limit_s if partition and _outlasts(request, partition) else request.time_limit_s
 
 
@@ -260,23 +260,25 @@ def notes_on(request: RunRequest, partition: PartitionFacts | None) -> tuple[str
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run and the job it requests. The run outlives the job: `plan_join` and `plan_next` plan further jobs."""
+    """A run and the job that it requests. The run may outlive it: `plan_join` and `plan_next` plan further jobs."""
 
-    run: str  # its id, and the name of all its Slurm jobs
+    run: str  # id of the run, and name of all its Slurm jobs
     request: RunRequest
     shape: Shape
     job: JobRequest
     folder: str
-    cluster: str = ""  # its id: job ids of a run are meaningless on another cluster of the same name
-    on_head: bool = False  # the coordinator runs on the head node and holds an allocation; else in a batch step
+    cluster: str = ""  # id of the cluster: on another one of the same name the job ids mean nothing
+    on_head: bool = (
+        False  # the coordinator runs on the head node and requests an allocation; else it runs in a batch step
+    )
     launcher: tuple[str, ...] = ("dalsegno",)
     python: str = "python3"
     mpi: str = ""
-    notes: tuple[str, ...] = ()  # consequences a user may not expect
+    notes: tuple[str, ...] = ()  # consequences that a user may not expect
 
 
 def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
-    """Plan a run of this id. Raise UsageError if the cluster cannot run it."""
+    """Return the plan of a run with this id. Raise UsageError if the cluster cannot run it."""
     check_name(run)
     partition = cluster.partition(request.partition)
     if cluster.controller:
@@ -303,7 +305,7 @@ def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
 
 
 def plan_join(plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[str] = ()) -> RunPlan:
-    """Plan a job for one more node, excluding suspected nodes and members of the run."""
+    """Return the plan of a job for one more node, excluding suspected nodes and members of the run."""
     if not plan.request.has_agents:
         what = f"run {plan.run} cannot take further nodes: its framework is {plan.request.framework}"
         raise DalsegnoError(what, hint="only runs with agents can; use `--framework torch`")
@@ -314,15 +316,15 @@ def plan_join(plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[
 
 
 def plan_next(plan: RunPlan, suspects: Iterable[str] = ()) -> RunPlan:
-    """Plan the job in which a run continues: queued now, started once no other job of the run is left."""
+    """Return the plan of the job in which a run continues. Slurm starts it once no other job of the run is left."""
     excluded = tuple(sorted({*plan.job.exclude, *suspects}, key=in_order))
     return replace(plan, job=replace(plan.job, role=JobRole.NEXT, dependency="singleton", exclude=excluded))
 
 
 def salloc_argv(plan: RunPlan) -> list[str]:
-    """Return the salloc command: an allocation without a batch script, so that any of its nodes may die.
+    """Return the salloc command. The allocation has no batch script, so that it survives the loss of any node.
 
-    Slurm cannot requeue it. After preemption the coordinator requests it again.
+    Slurm cannot requeue such a job. After preemption, the coordinator requests another one.
     """
     return ["salloc", "--no-shell", "--no-kill", *slurm_options(plan.job)]
 
@@ -349,6 +351,6 @@ def _job(request: RunRequest, partition: PartitionFacts | None, run: str) -> Job
 
 
 def _with_spares(request: RunRequest) -> NodeCount:
-    """Return the number of nodes with spares. A run of fixed size waits for its spares; an elastic one does not."""
-    most = request.nodes.max + request.spares
-    return NodeCount(most if request.nodes.min == request.nodes.max else request.nodes.min, most)
+    """Return the number of nodes including spares. Only a run of fixed size waits for its spares."""
+    total = request.nodes.max + request.spares
+    return NodeCount(total if request.nodes.min == request.nodes.max else request.nodes.min, total)

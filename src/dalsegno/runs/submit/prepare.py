@@ -1,4 +1,4 @@
-"""Preparation of a run: write the folder with all that its coordinator needs, before the run is announced."""
+"""Preparation of a run: its id, and its folder with everything that its coordinator needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ELSEWHERE = "fix that, or put the run folder elsewhere with `--output FOLDER`"
 
 
 def first_status(plan: RunPlan, user: str, now: float) -> RunStatus:
-    """Return the status of a run until its coordinator writes one."""
+    """Return the first status of a run, which is valid until its coordinator writes one."""
     return RunStatus(
         run=plan.run,
         name=plan.request.label,
@@ -68,7 +68,7 @@ def prepare_run(plan: RunPlan, environment: Mapping[str, str], status: RunStatus
 
 
 def discard_run(run: RunFolder, home: Path) -> None:
-    """Remove a run that was never taken over."""
+    """Remove the folder of a run that no coordinator has taken over, and the link to it."""
     remove_tree(run.root)
     link = home / run.run
     if link.is_symlink():
@@ -83,7 +83,7 @@ def read_plan(run: RunFolder) -> RunPlan:
 
 
 def read_environment(run: RunFolder) -> dict[str, str]:
-    """Return the variables of the submission, which select the Slurm and the programs. Only the owner's file counts."""
+    """Return the environment of the submission. Raise if it is another user's, as it decides which programs run."""
     try:
         with _open_own(run) as file:
             data = json.load(file)
@@ -95,13 +95,13 @@ def read_environment(run: RunFolder) -> dict[str, str]:
 
 
 def check_own(run: RunFolder) -> None:
-    """Raise for another user's run, also as root: root must not write there or start programs from its PATH."""
+    """Raise if the run is another user's. Root must not write there either, or start programs from its PATH."""
     with contextlib.suppress(FileNotFoundError):
         _open_own(run).close()
 
 
 def _open_own(run: RunFolder) -> TextIO:
-    """Open the run's environment, which only its owner can have written and may read."""
+    """Open the run's environment; raise unless this user owns the file."""
     with contextlib.suppress(PermissionError):
         handle = os.open(run.environment, os.O_RDONLY | _PLAIN)
         if not hasattr(os, "geteuid") or os.fstat(handle).st_uid == os.geteuid():
@@ -131,7 +131,7 @@ def _link(link: Path, folder: Path) -> None:
 
 # Base 32 without letters that are easily misread: i, l, o, u.
 _LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"
-_LONGEST_LABEL = 60  # so that label and letters still fit a job name
+_MAX_LABEL_CHARS = 60  # label and random letters must fit into a job name
 _TRIES = 1000
 
 
@@ -140,16 +140,16 @@ def random_letters() -> str:
 
 
 def new_run_id(label: str, taken: Callable[[str], bool], letters: Callable[[], str] = random_letters) -> str:
-    """Return an unused, readable id: `train-k3f9x`."""
+    """Return an unused, readable id such as `train-k3f9x`."""
     for _ in range(_TRIES):
-        run = f"{label[:_LONGEST_LABEL]}-{letters()}"
+        run = f"{label[:_MAX_LABEL_CHARS]}-{letters()}"
         if not taken(run):
             return run
     raise UsageError(f"no free id found for a run named {shown(label)}", hint="choose another name with --name")
 
 
 def list_runs(home: Path) -> list[RunFolder]:
-    """Return all runs of this home, the newest first. Links whose folder is gone are skipped."""
+    """Return all runs in this folder, newest first. Links whose target is gone are skipped."""
     try:
         names = [path.name for path in home.iterdir() if not path.name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
@@ -159,9 +159,9 @@ def list_runs(home: Path) -> list[RunFolder]:
 
 
 def find_run(home: Path, name: str = "", prefer: Callable[[RunFolder], bool] = lambda run: True) -> RunFolder:
-    """Return the run of that id, or the only one whose id starts with it; the newest if none is named.
+    """Return the run with this id, or the only one whose id starts with it; without a name, the newest run.
 
-    If several match, return the only preferred one.
+    If several runs match, return the only one that `prefer` accepts. Raise NotThere or UsageError if there is none.
     """
     known = list_runs(home)
     if not known:
@@ -181,7 +181,7 @@ def find_run(home: Path, name: str = "", prefer: Callable[[RunFolder], bool] = l
 
 
 def _made_at(run: RunFolder) -> float | None:
-    """Return when the run was submitted: its plan is written once. None if this is not a run."""
+    """Return when the run was submitted, from the time of its plan file; None if this is not a run folder."""
     with contextlib.suppress(OSError):
         about = os.stat(run.plan, follow_symlinks=False)
         return about.st_mtime if stat.S_ISREG(about.st_mode) else None

@@ -1,4 +1,4 @@
-"""Checks that a run's program exists, made before the run waits in a queue."""
+"""Checks of a run's program and Python, made before the run is queued."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dalsegno.system.processes import LocalRunner
 # Environment of the run's processes
 
 
-# Inherited from an enclosing job or step, these would affect our own srun. SLURM_CONF selects the cluster.
+# Prefixes of variables that an enclosing job or step sets. They would affect the srun of this run.
 _OF_ANOTHER_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
-_KEPT = ("SLURM_CONF",)
+_KEPT = ("SLURM_CONF",)  # selects the cluster
 
 
 def prefix_of(request: RunRequest) -> str:
@@ -77,7 +77,7 @@ def check_program(request: RunRequest, environ: Mapping[str, str]) -> None:
 
 
 def _refuse_launchers(request: RunRequest, file: Path) -> None:
-    """Refuse `torchrun` and `python`, which `run` replaces; a script of that name in this folder is accepted."""
+    """Raise UsageError for `torchrun` and `python`, which `run` replaces, unless a script has that name."""
     name = os.path.basename(request.script)
     if name not in LAUNCHERS or _may_be_any_program(request) or file.is_file():
         return
@@ -89,10 +89,10 @@ def _refuse_launchers(request: RunRequest, file: Path) -> None:
 
 
 def find_python(environ: Mapping[str, str], module: str = "") -> str:
-    """Return the Python that `python3` is in the user's shell, that of an active virtual environment first.
+    """Return the Python of the active virtual environment, else `python3` in the user's PATH.
 
-    If that one lacks the module the run needs and our own Python has it, return ours: a clone that was set up with
-    torch.
+    If the latter lacks `module` but the Python of `dalsegno` has it, return that one. This is the case in a clone that
+    was set up with torch.
     """
     active = os.path.join(environ.get("VIRTUAL_ENV", ""), "bin", "python3")
     if environ.get("VIRTUAL_ENV") and os.access(active, os.X_OK):
@@ -105,7 +105,7 @@ def find_python(environ: Mapping[str, str], module: str = "") -> str:
 
 
 def check_torch(request: RunRequest, python: str, *, certain: bool) -> tuple[str, ...]:
-    """Return a note if this Python lacks PyTorch. Raise if it is `certain` that the nodes see the same files."""
+    """Return a note if this Python lacks PyTorch. Raise if it is `certain` that the nodes have the same files."""
     needs = request.framework == "torch" and not _may_be_any_program(request) and not request.container_image
     if not needs or (find_spec("torch") if python == sys.executable else _has(python, "torch")):
         return ()
@@ -147,7 +147,7 @@ def _check_rights(request: RunRequest, file: Path) -> None:
 
 
 def _may_be_any_program(request: RunRequest) -> bool:
-    """Return whether it may be any program; else it is a Python script, which the warm parent runs in itself."""
+    """Return whether the script may be any program; else it must be Python, because the warm parent runs it."""
     return request.no_preload or not request.has_agents
 
 

@@ -1,4 +1,4 @@
-"""A user's request for a run, not yet a job. Every word of an existing `RunRequest` is safe in a command line."""
+"""A user's request for a run. The constructor of `RunRequest` checks that every value is safe in a command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from posixpath import basename
 
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.hardware import did_you_mean
-from dalsegno.runs.coordinator.liveness import LEAST_GONE_S, MOST_GONE_S
+from dalsegno.runs.coordinator.liveness import MAX_GONE_S, MIN_GONE_S
 from dalsegno.runs.submit.values import (
     NO_GPUS,
     ONE_NODE,
@@ -30,7 +30,7 @@ from dalsegno.slurm.names import node_list, word
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=:-]{0,79}", re.ASCII)
 _CONSTRAINT = re.compile(r"[A-Za-z0-9\[(!][A-Za-z0-9_.,:&|*!()\[\]=-]{0,199}", re.ASCII)
 _MAX_SIGNAL_LEAD_S = 65_535
-MOST_ARGUMENT_BYTES = 512 << 10  # as JSON; half the limit of a message
+MAX_ARGUMENT_BYTES = 512 << 10  # as JSON; half the limit of a message
 
 
 def check_name(name: str) -> None:
@@ -41,7 +41,7 @@ def check_name(name: str) -> None:
 
 
 def check_slurm_names(names: Mapping[str, str]) -> None:
-    """Check Slurm names by their kind; "" is none, and several are separated by commas."""
+    """Check names by their kind, such as partition. A value may hold several, separated by commas; "" is none."""
     try:
         for kind, given in names.items():
             for name in given.split(",") if given else ():
@@ -65,17 +65,17 @@ def check_constraint(text: str) -> None:
 
 
 def check_arguments(words: Iterable[str]) -> None:
-    """Check a process's arguments or environment, which may hold anything but zero bytes."""
+    """Check arguments or variables of a process, which may contain anything but zero bytes."""
     for each in words:
         if "\0" in each:
             raise UsageError(f"{shown(each)} contains a zero byte", hint="remove it")
 
 
 def check_size(arguments: Sequence[str]) -> None:
-    """Refuse arguments that do not fit into the message that starts workers."""
+    """Check that the arguments fit into the message that starts workers."""
     size = len(json.dumps(list(arguments)))
-    if size > MOST_ARGUMENT_BYTES:
-        what = f"the arguments of the script take {size >> 10} KiB; the limit is {MOST_ARGUMENT_BYTES >> 10} KiB"
+    if size > MAX_ARGUMENT_BYTES:
+        what = f"the arguments of the script take {size >> 10} KiB; the limit is {MAX_ARGUMENT_BYTES >> 10} KiB"
         raise UsageError(what, hint="write them to a file and pass its path to the script")
 
 
@@ -92,14 +92,14 @@ def check_counts(counts: Mapping[str, int | None], least: int) -> None:
 
 
 def check_node_timeout(seconds: float | None) -> None:
-    """Check the timeout. Some of the ten heartbeats per second get lost, so a shorter one would cause false alarms."""
-    if seconds is not None and not LEAST_GONE_S <= seconds <= MOST_GONE_S:
-        hint = f"use {LEAST_GONE_S:g} to {MOST_GONE_S:g} seconds"
+    """Check the node timeout. A shorter one would cause false alarms, because some heartbeats get lost."""
+    if seconds is not None and not MIN_GONE_S <= seconds <= MAX_GONE_S:
+        hint = f"use {MIN_GONE_S:g} to {MAX_GONE_S:g} seconds"
         raise UsageError(f"invalid node timeout: {seconds:g} s", hint=hint)
 
 
 def check_signal(lead_s: int, limit_s: int | None) -> None:
-    """Check that the signal before the end falls inside the job."""
+    """Check that the signal before the time limit falls inside the job."""
     if not 0 < lead_s <= _MAX_SIGNAL_LEAD_S:
         hint = f"use 1 to {_MAX_SIGNAL_LEAD_S} seconds"
         raise UsageError(f"Slurm cannot send a signal {lead_s} s before the end", hint=hint)
@@ -115,8 +115,8 @@ def check_signal(lead_s: int, limit_s: int | None) -> None:
 
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?", re.ASCII)
 
-# Slurm's options that we set, and our option for each ("" if there is none).
-_OURS = {
+# Slurm's options that `dalsegno run` sets, and the option to use instead ("" if there is none).
+_RESERVED = {
     "nodes": "--nodes",
     "ntasks": "--nproc-per-node",
     "ntasks-per-node": "--nproc-per-node",
@@ -154,18 +154,18 @@ _BATCH_ONLY = frozenset(
 
 
 def check_sbatch_args(words: Iterable[str]) -> None:
-    """Check that each is one long option in one word. sbatch would take anything else for the script."""
+    """Check that each word is one long option. sbatch would take anything else for the script."""
     for each in words:
         name = _name(each)
-        if name in _OURS:
-            instead = _OURS[name]
+        if name in _RESERVED:
+            instead = _RESERVED[name]
             raise UsageError(
                 f"`--{name}` is set by `dalsegno run`", hint=f"use `{instead}`" if instead else "remove it"
             )
 
 
 def check_for_salloc(words: Iterable[str]) -> None:
-    """Check options for a cluster with a controller, where a run holds an allocation without a batch script."""
+    """Check that salloc has these options: on a cluster with a controller, a run has no batch script."""
     for each in words:
         if _name(each) in _BATCH_ONLY:
             hint = "remove it: runs on this cluster hold an allocation, not a batch job"
@@ -183,16 +183,16 @@ def _name(each: str) -> str:
 # The request
 
 
-DEFAULT_SIGNAL_LEAD_S = 120  # Slurm may send it up to 60 s early, never late
+DEFAULT_SIGNAL_LEAD_S = 120  # Slurm may send the signal up to 60 s early, but never late
 
 
-# Frameworks, and whether our run agents start the processes. Otherwise srun starts them as its tasks.
+# Frameworks, and whether run agents start the processes. Otherwise srun starts them as its tasks.
 FRAMEWORKS = {"torch": True, "tensorflow": True, "jax": True, "mpi": False, "plain": False}
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A requested run. "" and None mean the default of Slurm or our own. Raises UsageError if invalid."""
+    """A requested run. "" and None stand for a default. The constructor raises UsageError if a value is invalid."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -203,7 +203,7 @@ class RunRequest:
     memory_mib: int | None = None  # of each node; 0: all of it
     spares: int = 0
     partition: str = ""  # or several, separated by commas
-    time_limit_s: int | None = None  # UNLIMITED_S: none at all
+    time_limit_s: int | None = None  # UNLIMITED_S: no limit
     account: str = ""
     qos: str = ""
     constraint: str = ""
@@ -242,7 +242,7 @@ class RunRequest:
 
     @property
     def label(self) -> str:
-        """The run's name: as given, or the script's without characters that Slurm's names cannot have."""
+        """The name of the run: as given, or that of the script without characters that Slurm does not allow."""
         stem = basename(self.script).rpartition(".")[0] or basename(self.script)
         safe = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem)[:40]
         return self.name or safe.strip("-") or "run"

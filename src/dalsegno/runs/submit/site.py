@@ -1,4 +1,4 @@
-"""A planned run as its coordinator sees it: its Slurm commands, and what agents and workers need to know."""
+"""A planned run as its coordinator sees it: its Slurm commands, and the setup of its agents and workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # whole seconds; without i
 
 @dataclass(frozen=True)
 class RunSite:
-    """`CoordinatorSite` for a plan."""
+    """The `CoordinatorSite` of a planned run."""
 
     folder: RunFolder
     plan: RunPlan
@@ -77,23 +77,23 @@ class RunSite:
         return {"absence_s": float(value)} if value.isdigit() else {}
 
     def _final_command(self) -> list[str]:
-        """Return the agents' last command if the batch step's host, and so the coordinator, dies: requeue the job."""
+        """Return the command that agents run if no coordinator returns, because the host of the batch step died."""
         return ["scontrol", "requeue", str(self.own_job)] if self.own_job else []
 
     def _modules(self) -> tuple[str, ...]:
-        """Return the modules to import ahead. A tensorflow or jax script has only those that the user names."""
+        """Return the modules to import ahead: torch's, for torch, and those that the user names."""
         own = TORCH_MODULES if self.plan.request.framework == "torch" else ()
         return (*own, *self.plan.request.preload)
 
     def _setup_env(self) -> dict[str, str]:
-        """Return variables that must exist before torch is imported, and the run's id, by which leftovers are found."""
+        """Return the variables that torch reads at import, and the run's id, by which leftover processes are found."""
         is_torch = self.plan.request.framework == "torch"
         nproc = self.shape.nproc_per_node
         threads = torch_threads(nproc, self._cpus_per_process(nproc), self.environment) if is_torch else {}
         return {RUN: self.folder.run, **threads, **({FRESH: "1"} if self.plan.request.fresh else {})}
 
     def _cpus_per_process(self, nproc: int) -> int:
-        """Return the CPUs of one process. A node's agent is one task with the CPUs of all its processes."""
+        """Return the CPUs of one process; 0 if unknown. An agent's task has the CPUs of all processes of its node."""
         return max(1, self.plan.job.cpus_per_task // nproc) if self.plan.request.has_agents else 0
 
     def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
@@ -115,7 +115,7 @@ class RunSite:
         return salloc_argv(plan_next(self.plan, suspects) if role is JobRole.NEXT else self.plan)
 
     def step(self, job: int, nodes: Sequence[str]) -> list[str]:
-        """Return the srun command. A step of tasks writes its exit code to a file, for a restarted coordinator."""
+        """Return the srun command. Without agents, its exit code goes to a file, for a restarted coordinator."""
         argv = step_argv(self.plan, job, nodes)
         if self.plan.request.has_agents:
             return argv

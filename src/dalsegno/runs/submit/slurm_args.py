@@ -1,4 +1,4 @@
-"""The steps inside a run's allocation, as argument lists for srun, and its batch script."""
+"""The srun commands of a run, and its batch script."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def step_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str] 
 
 
 def agents_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str] = ()) -> list[str]:
-    """Start one run agent on each node. The run's secret is sent through srun's stdin: arguments are readable by all
-    users.
+    """Return the command that starts one run agent on each node.
 
-    `--cpus-per-task` would imply `--exact`. Without it and without GPU options a step has all of its job's resources.
+    The run's secret is sent through srun's stdin, because all users can read arguments. `--cpus-per-task` would imply
+    `--exact`. Without it and without GPU options, a step has all resources of its job.
     """
     return [
         *_srun(plan, job, nodes, tasks_per_node=1),
-        "--no-kill",  # the allocation's own option does not apply to its steps
+        "--no-kill",  # salloc's option of this name does not apply to steps
         "--kill-on-bad-exit=0",
-        "--overlap",  # the step of an srun that died holds its resources for some seconds
+        "--overlap",  # an srun that died leaves a step that holds its resources for some seconds
         "--cpu-bind=none",
         "--mpi=none",
         "--export=ALL",  # regardless of the export options of an enclosing sbatch
@@ -42,11 +42,11 @@ def agents_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str
 
 
 def tasks_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str] = ()) -> list[str]:
-    """Start the run's processes as srun's own tasks, with Slurm's variables or an MPI that gets its peers from srun."""
+    """Return the command that starts the run's processes as srun's own tasks, with MPI support if the run needs it."""
     return [
         *_srun(plan, job, nodes, tasks_per_node=plan.shape.nproc_per_node),
         f"--cpus-per-task={plan.job.cpus_per_task}",
-        "--kill-on-bad-exit=1",  # the others would wait for it forever
+        "--kill-on-bad-exit=1",  # the other tasks would wait for a failed one forever
         f"--mpi={plan.mpi or 'none'}",
         "--export=ALL",
         "--input=none",
@@ -86,7 +86,7 @@ def _srun(plan: RunPlan, job: int | str | None, nodes: Sequence[str], tasks_per_
 
 
 def _where(nodes: Sequence[str], tasks_per_node: int) -> list[str]:
-    """Name the nodes: outside the job srun does not know their number, and inside it still counts lost ones."""
+    """Return the options that name the nodes: outside the job srun does not know them, inside it counts lost ones."""
     if not nodes:
         return []
     tasks = len(nodes) * tasks_per_node
@@ -96,7 +96,7 @@ def _where(nodes: Sequence[str], tasks_per_node: int) -> list[str]:
 # Batch script of a run whose coordinator is not on a head node
 
 
-# sbatch reads options from every line that starts with this, so no text of the user may precede them.
+# sbatch reads options from every line with this prefix, so no text of the user may come before them.
 _MARK = "#SBATCH"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+&|*()!~^\[\]-]*", re.ASCII)
 # sbatch blanks out these two words anywhere in a line.
@@ -113,7 +113,7 @@ def render_sbatch(plan: RunPlan) -> str:
 
 
 def render_commands(plan: RunPlan) -> str:
-    """Return what `--dry-run` shows: the request for the job, and the step in it."""
+    """Return the text that `--dry-run` shows: the request for the job, and the step in it."""
     srun, *rest = step_argv(plan)
     if plan.on_head:
         return f"{shlex.join(salloc_argv(plan))}\n{shlex.join([srun, '--jobid=JOB', *rest])}\n"
@@ -124,8 +124,8 @@ def _batch_options(plan: RunPlan) -> list[str]:
     folder = RunFolder(Path(plan.folder.replace("%", "%%")))
     return [
         "--no-kill",
-        "--requeue",  # after preemption it returns to the queue and continues
-        "--open-mode=append",  # and keeps the output so far
+        "--requeue",  # after preemption the job is queued again and the run continues
+        "--open-mode=append",  # a requeued job keeps the output so far
         f"--output={folder.job_log}",
         *([f"--chdir={plan.request.chdir}"] if plan.request.chdir else []),
     ]

@@ -1,4 +1,4 @@
-"""Parsers of the values of a run's options, the same on the command line, in a job file and in variables.
+"""Parsers for the values of a run's options, shared by the command line, job files and variables.
 
 Each error is a complete sentence, so that it reads well after a flag's name and after a file's line.
 """
@@ -27,7 +27,7 @@ _SECONDS_HINT = "write seconds, or `90s`, `5m`, `1h`"
 
 @dataclass(frozen=True)
 class NodeCount:
-    """The number of nodes of a run: it starts with `max` and may continue with `min`."""
+    """The number of nodes of a run, which starts with `max` nodes and may continue with as few as `min`."""
 
     min: int
     max: int
@@ -38,7 +38,7 @@ class NodeCount:
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs of each node, of any type or of one."""
+    """The number of GPUs on each node, and their type; "" for any type."""
 
     count: int = 0
     type: str = ""
@@ -66,21 +66,21 @@ def parse_nodes(text: str) -> NodeCount:
     return nodes
 
 
-def parse_count(text: str, least: int = 0) -> int:
+def parse_count(text: str, minimum: int = 0) -> int:
     """Parse a whole number."""
     bare = text.strip()
-    if not (bare.isascii() and bare.isdigit() and len(bare) < 8 and least <= int(bare) <= MAX_COUNT):
-        what = f"{shown(text)} is not a whole number from {least} to {MAX_COUNT}"
+    if not (bare.isascii() and bare.isdigit() and len(bare) < 8 and minimum <= int(bare) <= MAX_COUNT):
+        what = f"{shown(text)} is not a whole number from {minimum} to {MAX_COUNT}"
         raise UsageError(what, hint="use digits only, such as `8`")
     return int(bare)
 
 
 def parse_positive(text: str) -> int:
-    return parse_count(text, least=1)
+    return parse_count(text, minimum=1)
 
 
 def parse_gpus(text: str) -> Gpus:
-    """Parse `8`, or with Slurm's type `h100:8`."""
+    """Parse `8`, or `h100:8` with a GPU type of Slurm."""
     found = _GPUS.fullmatch(text.strip())
     if not found:
         raise UsageError(f"{shown(text)} is not a number of GPUs", hint="write `8`, or `h100:8`")
@@ -88,13 +88,13 @@ def parse_gpus(text: str) -> Gpus:
 
 
 def parse_time_limit(text: str) -> int:
-    """Parse a time as Slurm writes it (a bare number is minutes), or `2h`, to seconds; UNLIMITED_S for no limit."""
+    """Parse a time in Slurm's format (a bare number is minutes) or `2h` to seconds; UNLIMITED_S for no limit."""
     seconds = _seconds(text, 60, _TIME_HINT)
     return UNLIMITED_S if seconds is None else seconds
 
 
 def parse_seconds(text: str) -> int:
-    """Parse a duration where a bare number is seconds; 0 or `off` disables what it limits."""
+    """Parse a duration to seconds. A bare number is seconds, and `off` is 0."""
     if text.strip().lower() == "off":
         return 0
     seconds = _seconds(text, 1, _SECONDS_HINT)
@@ -121,7 +121,7 @@ def _seconds(text: str, bare_s: int, hint: str) -> int | None:
 
 
 def parse_memory(text: str) -> int:
-    """Parse `64G` to MiB. As in Slurm, a bare number is MiB and 0 is all memory of the node."""
+    """Parse a size such as `64G` to MiB. As in Slurm, a bare number is MiB, and 0 is all memory of the node."""
     from dalsegno.spec.values import parse_size_mib
 
     bare = text.strip()
@@ -140,7 +140,7 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 
 
 def parse_env_pairs(pairs: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Parse `K=V` words; for a repeated name the last one counts."""
+    """Parse words of the form `K=V`. If a name is repeated, its last value counts."""
     found: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -1,1 +1,1 @@
-"""`dalsegno torchrun`: torchrun's own command line, with our coordinator and our agents behind it."""
+"""`dalsegno torchrun`: the command line of torchrun, executed by a Dal Segno coordinator and its agents."""

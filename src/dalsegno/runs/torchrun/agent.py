@@ -1,4 +1,4 @@
-"""The agent of a torchrun: starts what its own command line says, and ends as torchrun ends."""
+"""The agent of a torchrun. It starts the program of its own command line and exits as torchrun does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dalsegno.runs.torchrun.logs import Logs
 from dalsegno.runs.torchrun.rendezvous import Keys, host_of
 from dalsegno.wire.frames import Message
 
-# torchrun's failure report, in its own layout, which log readers know. Pure.
+# torchrun's failure report, in torchrun's layout, because tools parse it. Pure.
 
 
 MAX_WIDTH = 60
@@ -83,7 +83,8 @@ def _signal_name(number: int) -> str:
 
 
 GRACE_S = 30.0
-# Slurm does not signal all nodes at the same instant; until then no node stops as the peer of one that leaves
+# Slurm does not signal all nodes at the same instant. An agent stays connected for this long after a signal, so that
+# other nodes get the signal before they lose a peer.
 LINGER_S = 0.5
 FAILED = 1
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # always handled: torchrun would die of them and leave orphans
@@ -91,14 +92,14 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # always handled: torch
 
 @dataclass
 class ShutdownSignal:
-    """When the agent began to leave, and by which signal."""
+    """The signal that made the agent leave, and when it came (monotonic)."""
 
     number: int
     since: float
 
 
 class TorchrunAgent(RunAgent):
-    """An agent for one torchrun. `hosted` is the coordinator, on the node that has it."""
+    """The agent of a torchrun on one node. `hosted` is the coordinator, if it runs on this node."""
 
     def __init__(
         self, args: TorchrunArgs, setup: Message, connect: Message, name: str, keys: Keys, logs: Logs, talk: Talk,
@@ -119,7 +120,7 @@ class TorchrunAgent(RunAgent):
         self.orders.update(setup=self._set_up, end=self._handle_end, leave=self._leave_too)
 
     def serve(self) -> int:
-        """Serve to the end of the run. torch is imported while waiting for the other nodes."""
+        """Serve until the run ends, and return the exit code. torch is imported while other nodes are missing."""
         self.workers.set_up(read_setup(self._setup))
         code = super().serve()
         self.link.close()
@@ -163,17 +164,17 @@ class TorchrunAgent(RunAgent):
         super()._start(order)
 
     def _send(self, message: Message) -> None:
-        """Report to the coordinator, except when leaving: a worker that was told to end is not a failure of the run."""
+        """Send a message to the coordinator, except while leaving: workers that end then have not failed."""
         if "ended" in message and message["ended"]["code"]:
             self._note_failure(message["ended"])
         if self._leaving is None:
             super()._send(message)
 
     def _note_failure(self, report: Message) -> None:
-        rank, worker = int(report["rank"]), self.workers.crew.workers.get(int(report["rank"]))
+        rank, worker = int(report["rank"]), self.workers.current.workers.get(int(report["rank"]))
         if worker is None or rank in self._failed:
             return
-        local_rank = list(self.workers.crew.workers).index(rank)
+        local_rank = list(self.workers.current.workers).index(rank)
         written = worker.error_file if worker.error_file and os.path.exists(worker.error_file) else ""
         self._failed[rank] = FailedWorker(
             rank, local_rank, worker.pid, int(report["code"]), float(report.get("at") or time.time()), written,
@@ -198,18 +199,18 @@ class TorchrunAgent(RunAgent):
         while self.signals:
             number = self.signals.pop(0)
             if number not in self._handled:
-                self.workers.signal(number)  # torchrun dies of these; workers that handle them may want to save
+                self.workers.signal(number)  # these would kill torchrun; here workers that handle them may save
             elif self._leaving is None:
                 self._leave(number)
             elif number == signal.SIGINT:
-                self.exit_code = FAILED  # the second time: at once
+                self.exit_code = FAILED  # a second Ctrl-C ends the agent at once
 
     def _leave(self, number: int) -> None:
         self._leaving = ShutdownSignal(number, time.monotonic())
         self._why = f"ended by {signal.Signals(number).name}"
         if self._hosted is not None:
             self._hosted.leave(signal.Signals(number).name)
-        for worker in self.workers.crew.running():
+        for worker in self.workers.current.running():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if worker.pid:
                     os.killpg(worker.pid, number)
@@ -224,7 +225,7 @@ class TorchrunAgent(RunAgent):
         gone_s = time.monotonic() - self._leaving.since
         grace_s = GRACE_S if self.args.shutdown_timeout is None else self.args.shutdown_timeout
         linger_s = LINGER_S if self.args.nodes.max > 1 else 0.0
-        if gone_s >= grace_s or (gone_s >= linger_s and not self.workers.crew.running()):
+        if gone_s >= grace_s or (gone_s >= linger_s and not self.workers.current.running()):
             self.exit_code = FAILED
 
 
@@ -235,12 +236,12 @@ def signals_named(text: str) -> set[signal.Signals]:
 
 
 def _absence_s(args: TorchrunArgs) -> float:
-    """Return how long a rendezvous may be gone: as long as torchrun keeps retrying."""
+    """Return how long the agent waits for a lost rendezvous: as long as torchrun would retry."""
     return seconds(args, "keep_alive_interval", 5.0) * seconds(args, "keep_alive_max_attempt", 3.0)
 
 
 def _pass_on(error_file: str) -> None:
-    """Copy the first worker's error file to the one that our own parent process may expect, as torchrun does."""
+    """Copy a worker's error file to $TORCHELASTIC_ERROR_FILE, as torchrun does for its own parent process."""
     target = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if target and error_file:
         with contextlib.suppress(OSError), open(error_file, "rb") as source, open(target, "wb") as file:

@@ -1,4 +1,4 @@
-"""torchrun's command line, with torchrun's own names, defaults and parsing."""
+"""torchrun's command line, with the names, the defaults and the parsing of torchrun."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TorchrunArgs:
 
     @property
     def endpoint(self) -> str:
-        """The rendezvous endpoint: the master for a static one, any free port for a standalone one."""
+        """The rendezvous endpoint: the master for `static`, any free port for `--standalone`."""
         if self.standalone:
             return "localhost:0"
         if self.rdzv_backend == "static" and not self.rdzv_endpoint:
@@ -92,7 +92,7 @@ class TorchrunArgs:
 
     @property
     def shown_ranks(self) -> tuple[int, ...]:
-        """Local ranks whose output is shown; empty: all."""
+        """The local ranks whose output is shown; empty for all."""
         words = self.local_ranks_filter.split(",") if self.local_ranks_filter else []
         if not all(word.strip().isdigit() for word in words):
             what = f"{shown(self.local_ranks_filter)} is not a list of local ranks"
@@ -101,7 +101,7 @@ class TorchrunArgs:
 
 
 def parse_streams(text: str, where: str = "") -> dict[int | None, int]:
-    """Parse `3`, or `0:1,1:2`: local rank (None: all) to 0 none, 1 stdout, 2 stderr, 3 both."""
+    """Parse `3` or `0:1,1:2` to streams by local rank (None: all): 0 none, 1 stdout, 2 stderr, 3 both."""
     if not _STREAMS.fullmatch(text):
         hint = "write `3`, or `0:1,1:2` by local rank"
         raise UsageError(f"{shown(text)} is not a valid choice of outputs", where=where, hint=hint)
@@ -121,7 +121,7 @@ def count_processes(nproc_per_node: str, cpus: int, gpus: int) -> int:
     return known[nproc_per_node]
 
 
-# Help texts: torchrun's meaning in a line, and where ours differs
+# Help texts: the meaning of each flag in one line, and where it differs from torchrun's
 
 
 ABOUT = """\
@@ -173,7 +173,7 @@ WITHOUT_EFFECT = ("--monitor-interval", "--start-method", "--event-log-handler",
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Shows each flag with dashes and in its short form only. The other spellings work as well."""
+    """Shows only the spellings of a flag with dashes and its short form. Those with `_` work too."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=100)
@@ -188,17 +188,17 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 
 def flag_help(name: str, default: object) -> str:
     """Return the help of one flag, with percent signs escaped for argparse."""
-    said = HELP[name][1]
+    text = HELP[name][1]
     has_default = default not in (None, "", ()) and default is not False and name not in WITHOUT_EFFECT
-    return (f"{said} Default: {default}." if has_default else said).replace("%", "%%")
+    return (f"{text} Default: {default}." if has_default else text).replace("%", "%%")
 
 
-# torchrun's flags (torch 2.1 to 2.15, torch/distributed/run.py), as data that a test compares with torch's own
+# torchrun's flags (torch 2.1 to 2.15, torch/distributed/run.py). A test compares this table with torch's own flags
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag. Both spellings are known: `--log-dir` and `--log_dir`. A `switch` takes no value."""
+    """One flag, which may be spelled `--log-dir` or `--log_dir`. A `switch` takes no value."""
 
     name: str  # its longest spelling, with dashes
     default: object = None
@@ -206,7 +206,7 @@ class Flag:
     short: str = ""
     switch: bool = False
     choices: tuple[str, ...] = ()
-    pet: bool = True  # reads PET_…
+    pet: bool = True  # whether a variable PET_<NAME> sets it
     also: str = ""  # a further variable, of lower precedence
 
     @property
@@ -225,7 +225,7 @@ class Flag:
 
 
 def comma_list(text: str) -> list[str]:
-    """Split at commas; a doubled comma is one inside a word."""
+    """Split a text at commas. A doubled comma stands for a comma inside a word."""
     return [word.replace("\0", ",") for word in text.replace(",,", "\0").split(",")]
 
 
@@ -271,10 +271,9 @@ _SCRIPT = "SCRIPT"
 
 
 def parse_torchrun(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> TorchrunArgs | None:
-    """Parse the command line after `torchrun`; None if it asks for help. Raise UsageError where torchrun would refuse
-    it.
+    """Parse the arguments of `torchrun`; None if they ask for help. Raise UsageError if torchrun would refuse them.
 
-    Flags end at the script; everything after it is passed to the script.
+    Flags end at the script. Everything after it is passed to the script.
     """
     try:
         found: dict[str, Any] = vars(torchrun_parser(environ or {}).parse_args(list(argv)))
@@ -297,14 +296,14 @@ def torchrun_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def _add(parser: argparse.ArgumentParser, flag: Flag, variable: str | None) -> None:
-    """Add a flag. argparse parses a text default like an argument, so a variable needs no parsing of its own."""
-    said = flag_help(flag.name, flag.default)
+    """Add a flag. The variable's text becomes its default, which argparse parses like an argument."""
+    text = flag_help(flag.name, flag.default)
     if flag.switch:
-        parser.add_argument(*flag.spellings, action="store_true", default=_switched(flag, variable or "0"), help=said)
+        parser.add_argument(*flag.spellings, action="store_true", default=_switched(flag, variable or "0"), help=text)
     else:
         how: dict[str, Any] = {"type": flag.type, "default": flag.default if variable is None else variable}
         shows = HELP[flag.name][0] or None
-        parser.add_argument(*flag.spellings, choices=flag.choices or None, metavar=shows, help=said, **how)
+        parser.add_argument(*flag.spellings, choices=flag.choices or None, metavar=shows, help=text, **how)
 
 
 def _switched(flag: Flag, variable: str) -> bool:
@@ -318,7 +317,7 @@ class _HelpWanted(Exception):
 
 
 class _Help(argparse.Action):
-    """Stops parsing at once, before the missing script is an error."""
+    """Stops parsing at once, so that a missing script is no error."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help)
@@ -328,7 +327,7 @@ class _Help(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises its errors."""
+    """A parser that raises UsageError instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"torchrun would refuse this: {message}", hint=_hint(message))

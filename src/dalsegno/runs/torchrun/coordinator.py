@@ -1,4 +1,4 @@
-"""The coordinator of a torchrun: a thread of the agent on the rendezvous host, which lives and ends with it."""
+"""The coordinator of a torchrun. It is a thread of the agent on the rendezvous host, and ends with that agent."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from dalsegno.runs.torchrun.args import TorchrunArgs
 from dalsegno.runs.torchrun.rendezvous import LOOPBACK, Keys, Rendezvous, host_of, is_loopback, parse_endpoint
 from dalsegno.wire.frames import Message
 
-# The run: its shape, the workers' variables, what each node starts
+# The run: its shape, the variables of its workers, the setup of each node
 
 
-# No path below it can exist, so nothing is saved: as with torchrun, this coordinator dies with its agent.
+# No path can exist below it, so nothing is saved: as with torchrun, nothing survives the agent.
 NOWHERE = Path(os.devnull)
 JOIN_S = 600.0
 LAST_CALL_S = 30.0
@@ -44,14 +44,14 @@ LAST_CALL_S = 30.0
 
 @dataclass(frozen=True)
 class TorchrunSite:
-    """`RunTerms` for a torchrun command line."""
+    """The `RunTerms` of a torchrun command line."""
 
     args: TorchrunArgs
     run: str  # torchrun's run id
-    id: str  # our own id, which is unique
+    id: str  # Dal Segno's own id, which is unique
     nproc_per_node: int
     meeting: Rendezvous
-    store: bool = True  # a torch that can hold the store exists; else the first worker holds it
+    store: bool = True  # whether the agent can run the store, with torch; else the first worker runs it
     timing: Timing = field(default_factory=Timing)
     hang_timeout_s: float | None = 0.0
     own_job: int | None = None
@@ -74,7 +74,7 @@ class TorchrunSite:
         return self.args.max_restarts
 
     def setup(self) -> Message:
-        """Return what has to be the same on all nodes; each node has its own command line for the rest."""
+        """Return the settings that must be the same on all nodes. The rest is on the command line of each node."""
         return {
             "shape": shape_flags(self.args, self.nproc_per_node),
             "store": self.store,
@@ -99,7 +99,7 @@ class TorchrunSite:
         }
 
     def _master(self, hosts: Sequence[str]) -> str:
-        """Return the master's address. Agents on our own node connect by loopback, which others cannot reach."""
+        """Return MASTER_ADDR. A loopback address of the first host is replaced if other hosts must reach it."""
         if self.args.backend == "static" and not self.args.standalone:
             return parse_endpoint(self.args.endpoint, 0)[0]
         if self.meeting.alone:
@@ -108,7 +108,7 @@ class TorchrunSite:
 
 
 def agent_setup(args: TorchrunArgs, python: str, nproc_per_node: int, join_s: float) -> Message:
-    """Return what this node starts, and how."""
+    """Return the setup of this node's workers."""
     is_python = args.run_path or not args.no_python
     return {
         "python": python,
@@ -133,7 +133,7 @@ def shape_flags(args: TorchrunArgs, nproc_per_node: int) -> dict[str, str]:
 
 
 def _is_bundle(args: TorchrunArgs) -> bool:
-    """Return whether it is a folder or archive with a `__main__`, which Python runs like a script."""
+    """Return whether the script is a folder or an archive with a `__main__`, which Python runs like a script."""
     return not args.module and (os.path.isdir(args.training_script) or is_zipfile(args.training_script))
 
 
@@ -169,14 +169,14 @@ class CoordinatorThread:
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
     def open(self) -> int:
-        """Start it and return its port. Raise OSError if it cannot listen there."""
+        """Start the coordinator and return its port. Raise OSError if it cannot listen."""
         self._thread.start()
         return self._opened.result()
 
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # before the port is known the caller gets it, later it ends the thread
+        except BaseException as error:  # the caller of `open` gets it; after that it ends the thread
             if not self._opened.done():
                 self._opened.set_exception(error)
             else:
@@ -188,7 +188,7 @@ class CoordinatorThread:
         await self._coordinator.serve()
 
     def leave(self, signal_name: str) -> None:
-        """Announce that our agent was told to end: the run cannot continue without it, but workers may still save."""
+        """Make all agents leave: this host's agent has to end, and the run ends with it. Workers may still save."""
         self._call(lambda coordinator: coordinator.leave(signal_name))
 
     def stop(self, why: str) -> None:
@@ -197,7 +197,7 @@ class CoordinatorThread:
     def _call(self, do: Callable[[TorchrunCoordinator], None]) -> None:
         loop, coordinator = self._loop, self._coordinator
         if loop is not None and coordinator is not None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended already and told everyone
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the coordinator has ended already
                 loop.call_soon_threadsafe(do, coordinator)
 
     def join(self, timeout_s: float) -> None:
@@ -222,7 +222,7 @@ class TorchrunCoordinator(Coordinator):
         self._opened(await self.agents.open(meeting.port, greeting, LOOPBACK if meeting.alone else "0.0.0.0"))
 
     def _write_state(self, durable: bool) -> bool:
-        """Save nothing: there is no successor."""
+        """Do nothing: there is no successor that could read a state."""
         return True
 
     def leave(self, signal_name: str) -> None:
@@ -231,7 +231,7 @@ class TorchrunCoordinator(Coordinator):
         self.agents.send_all({"leave": signal_name})
 
     def agent_message(self, peer: Peer, message: AgentMessage) -> None:
-        """Handle a message. A node that cannot start workers ends the run: there is no other to replace it."""
+        """Handle a message. If a node cannot start workers, end the run: no other node can replace it."""
         if isinstance(message, Broken):
             self.stop(1, f"{host_of(peer.name)}: {message.why}")
         else:
@@ -239,7 +239,7 @@ class TorchrunCoordinator(Coordinator):
 
 
 class JoinTimeout(NoNodeSource):
-    """Waits for agents that others start. As in torchrun, too few for too long end the run."""
+    """Ends the run, as torchrun does, if too few agents are connected for `join_s`. It starts no agents itself."""
 
     def __init__(self, least: int, join_s: float) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class JoinTimeout(NoNodeSource):
 
 
 class OutputWriter(StatusWriter):
-    """Writes the few lines that matter between start and end to the output, which is all that torchrun's users see."""
+    """Prints losses and restarts to the output of torchrun, in place of a status file and a journal."""
 
     def __init__(self, site: TorchrunSite, talk: Talk) -> None:
         super().__init__(site)
@@ -276,7 +276,7 @@ class OutputWriter(StatusWriter):
             self._talk(f"lost {host_of(str(what['node']))}: {what['why']}")
 
     def note(self, text: str) -> None:
-        """Drop notes on importing ahead, which the user did not request."""
+        """Do nothing: notes are about importing ahead, which torchrun's users have not requested."""
 
     def generation(self, run: Run) -> None:
         if run.generation > 1 and run.group is not None:

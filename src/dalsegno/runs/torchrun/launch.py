@@ -1,4 +1,4 @@
-"""One node's `torchrun`: finds the rendezvous, opens it if it is on this node, and serves as the node's agent."""
+"""`dalsegno torchrun` on one node: find the rendezvous, open it if it is on this node, and serve as the agent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tor
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """What a launch touches besides its own processes."""
+    """The environment and the outputs of a launch."""
 
     environ: Mapping[str, str]
     talk: Talk
@@ -41,7 +41,7 @@ class LaunchContext:
 
 
 def launch(args: TorchrunArgs, context: LaunchContext) -> int:
-    """Run the workers of this node to the end of the run; the exit code is torchrun's."""
+    """Run the workers of this node until the run ends, and return the exit code that torchrun would return."""
     check(args, context.environ)
     check_size((args.training_script, *args.training_script_args))
     for text in flag_notes(args):
@@ -83,7 +83,7 @@ class _Launch:
                 hosted.join(SHUTDOWN_S)
 
     def _host(self, python: str) -> tuple[CoordinatorThread | None, int]:
-        """Open the rendezvous; if another process of this node already has, join that one."""
+        """Open the rendezvous; return its coordinator and port. None: another process of this node has opened it."""
         self.keys.make()
         site = TorchrunSite(
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
@@ -114,13 +114,13 @@ def cpus_per_process(environ: Mapping[str, str], nproc: int) -> int:
 
 
 def is_single(args: TorchrunArgs) -> bool:
-    """Return whether torchrun makes up a run id of its own."""
+    """Return whether torchrun would generate a run id, because the run has a single node."""
     bare = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None
     return args.standalone or (bare and args.nodes.max == 1)
 
 
 def check(args: TorchrunArgs, environ: Mapping[str, str]) -> None:
-    """Check what can be known before anything starts."""
+    """Check the script and the flags before any process starts."""
     if args.logs_specs is not None:
         raise UsageError("custom log specs are not supported", where="--logs-specs", hint="use --log-dir, -r and -t")
     is_file = args.run_path or not (args.no_python or args.module)
@@ -142,18 +142,18 @@ def check_devices(args: TorchrunArgs, nproc: int, environ: Mapping[str, str]) ->
 
 def flag_notes(args: TorchrunArgs) -> list[str]:
     """Return notes on flags of torchrun that work differently here."""
-    said = []
+    notes = []
     if args.backend.startswith("etcd"):
-        said.append(
+        notes.append(
             f"etcd is not used: the nodes meet at {args.endpoint or 'localhost'} itself, which must be one of them"
         )
     if args.numa_binding:
-        said.append("--numa-binding has no effect here; use srun's --cpu-bind and --mem-bind")
-    return said
+        notes.append("--numa-binding has no effect here; use srun's --cpu-bind and --mem-bind")
+    return notes
 
 
 def choose_python(environ: Mapping[str, str]) -> str:
-    """Return our own Python if it has torch, as torchrun does, else the user's."""
+    """Return $PYTHON_EXEC if set, else the Python of this process if it has torch, else the user's."""
     named = environ.get("PYTHON_EXEC")
     if named:
         return shutil.which(named, path=environ.get("PATH")) or named
@@ -170,7 +170,7 @@ def has_torch(python: str) -> bool:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
-    """Count the visible GPUs, else all, without asking a driver."""
+    """Return the number of visible GPUs, without a call to the driver."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if name in environ:
             devices = [device.strip() for device in environ[name].split(",")]
@@ -179,7 +179,7 @@ def count_gpus(environ: Mapping[str, str]) -> int:
 
 
 def _amd_gpus() -> int:
-    """Count the entries of the kernel's driver with compute units; CPUs are listed without."""
+    """Return the number of AMD GPUs: the nodes of the kernel's driver that have compute units."""
     nodes, count = "/sys/class/kfd/kfd/topology/nodes", 0
     for node in os.listdir(nodes) if os.path.isdir(nodes) else ():
         with open(f"{nodes}/{node}/properties") as file:

@@ -1,4 +1,4 @@
-"""The output of a torchrun's workers: our own output, files in torchrun's layout, or both."""
+"""The output of a torchrun's workers: the terminal, files in torchrun's layout, or both."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from string import Template
 
 from dalsegno.runs.torchrun.args import TorchrunArgs, parse_streams
 
-# Following files: their lines are copied to our own output with a prefix
+# Following files: their lines are copied to the output of this process, with a prefix
 
 
 INTERVAL_S = 0.05
 _CHUNK = 1 << 20
-Write = Callable[[int, bytes], None]  # which output (1 or 2), and what
+Write = Callable[[int, bytes], None]  # stream (1 or 2), data
 
 
 @dataclass
 class WorkerTail:
-    """A followed file: the prefix and stream of its lines. Lines with one of the `words` are also written to `kept`."""
+    """A followed file. Its lines get `prefix` and go to `stream`; those with one of the `words` also go to `kept`."""
 
     prefix: bytes
     stream: int
@@ -43,7 +43,7 @@ class WorkerTail:
 
 
 class Tee:
-    """Copies files in a thread of its own: a slow reader delays no worker and no agent."""
+    """Copies followed files in its own thread, so that a slow reader delays neither workers nor agent."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -52,24 +52,24 @@ class Tee:
         self._thread: threading.Thread | None = None
 
     def follow(self, path: str, tail: WorkerTail) -> None:
-        """Follow a file from its beginning; a file that is followed already continues."""
+        """Follow a file from its beginning, unless it is followed already."""
         self._tails.setdefault(path, tail)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tee", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Show the rest and stop. Called when nothing is written any more."""
+        """Copy the rest and stop. Called when all writers have ended."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
         while not self._end.wait(INTERVAL_S):
-            self._look(last=False)
-        self._look(last=True)
+            self._copy_new(last=False)
+        self._copy_new(last=True)
 
-    def _look(self, last: bool) -> None:
+    def _copy_new(self, last: bool) -> None:
         for path, tail in list(self._tails.items()):
             for data in _new_data(path, tail):
                 self._show(tail, tail.take(data, last=False))
@@ -94,21 +94,21 @@ def _new_data(path: str, tail: WorkerTail) -> Iterator[bytes]:
 
 
 def write_all(stream: int, data: bytes) -> None:
-    """Write to one of our own outputs; a closed one is ignored."""
+    """Write all data to stdout (1) or stderr (2); ignore a closed one."""
     with contextlib.suppress(OSError):
         view = memoryview(data)
         while view:
             view = view[os.write(stream, view) :]
 
 
-# Temporary log folders: named as torchrun names them, and swept after a lost node
+# Temporary log folders, named as by torchrun. Those of killed processes are removed later
 
 
 PREFIX, LOCK = "torchelastic_", ".lock"
 
 
 class TemporaryLogs:
-    """A temporary log folder, locked until it is closed."""
+    """A temporary log folder. It is locked while its owner lives."""
 
     def __init__(self) -> None:
         sweep()
@@ -125,7 +125,7 @@ class TemporaryLogs:
 
 
 def sweep(*unwanted: str) -> None:
-    """Remove folders whose owners were killed. torchrun's own have no lock and are left alone."""
+    """Remove folders without output whose owners were killed. Those of torchrun itself have no lock and stay."""
     there = tempfile.gettempdir()
     for name in os.listdir(there):
         path = os.path.join(there, name)
@@ -158,7 +158,7 @@ _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
 
 class Logs:
-    """The logs of one node. Folders are created when workers start; an empty one of ours is removed."""
+    """The log files of one node. Folders are created when workers start; an empty temporary one is removed."""
 
     def __init__(self, args: TorchrunArgs, run: str, tee: Tee) -> None:
         self.args, self.run, self._tee = args, run, tee
@@ -167,7 +167,7 @@ class Logs:
         self._temporary: TemporaryLogs | None = None
 
     def files(self, restarts: int, local_rank: int, rank: int) -> dict[str, str]:
-        """Return the files of one worker: `output`, `log` (its errors), `error_file`. "" is our own output."""
+        """Return the files of one worker: `output`, `log` (its errors), `error_file`. "" is this process's output."""
         if self.args.log_dir == os.devnull:
             return {"output": "", "log": "", "error_file": ""}
         attempt = self._folder() / f"attempt_{restarts}"
@@ -207,7 +207,7 @@ class Logs:
         return self._base
 
     def close(self, ended_well: bool) -> None:
-        """Remove a temporary folder, except for output and, after a failure, the error files that the report names."""
+        """Remove a temporary folder unless it contains output or, after a failure, error files for the report."""
         self._tee.close()
         if self._temporary:
             self._temporary.close(*([ERROR_FILE] if ended_well else []))

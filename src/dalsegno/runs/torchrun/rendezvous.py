@@ -47,9 +47,9 @@ def find_rendezvous(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Rende
         return _static(args)
     host, port = parse_endpoint(args.endpoint or "localhost", C10D_PORT)
     if port == 0:
-        return ALONE  # a port that no other node can know
-    said = _said_to_be_host(args.settings.get("is_host", ""))
-    return Rendezvous(host, port, is_ours(host) if said is None else said)
+        return ALONE  # other nodes cannot know a random port
+    is_host = _parse_is_host(args.settings.get("is_host", ""))
+    return Rendezvous(host, port, is_ours(host) if is_host is None else is_host)
 
 
 def _static(args: TorchrunArgs) -> Rendezvous:
@@ -60,7 +60,7 @@ def _static(args: TorchrunArgs) -> Rendezvous:
     return Rendezvous(host, port, ours=args.node_rank == 0)
 
 
-def _said_to_be_host(text: str) -> bool | None:
+def _parse_is_host(text: str) -> bool | None:
     word = text.lower()
     if word and word not in (*_TRUE, *_FALSE):
         what, hint = f"{shown(text)} is neither true nor false", "write `is_host=1` or `is_host=0`"
@@ -80,7 +80,7 @@ def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
 
 
 def is_own_address(host: str) -> bool:
-    """Return whether a name means this node: a node can open a socket only on its own addresses."""
+    """Return whether a host name means this node, by binding a socket to its addresses."""
     with contextlib.suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -93,7 +93,7 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address in ("localhost", "::1")
 
 
-# munge: what one process of a user seals, only processes of that user can open, on any node of the cluster
+# munge: only processes of the same user, on any node of the cluster, can open a credential
 
 
 _LIBRARY = "libmunge.so.2"
@@ -104,7 +104,7 @@ _OPT_SOCKET, _OPT_UID_RESTRICTION = 8, 9  # munge.h
 
 
 class NotSealed(OSError):
-    """munge does not vouch that our own user sealed this."""
+    """munge does not confirm that the same user made the credential."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Munge:
     socket: str
 
     def seal(self, data: bytes) -> str:
-        """Seal data. Each call returns a different credential, which can be opened once per node."""
+        """Return a credential that contains the data. Each is different and can be opened once per node."""
         library, sealed = _load(), ctypes.c_char_p()
         context = self._context(library)
         try:
@@ -149,7 +149,7 @@ class Munge:
 
 
 def find_munge(environ: Mapping[str, str]) -> Munge | None:
-    """Return the munge that this node's Slurm uses, if it responds."""
+    """Return the munge daemon of this node's Slurm, or a common one; None if none responds."""
     for path in (_slurm_socket(environ.get("SLURM_CONF") or _SLURM_CONF), *_SOCKETS):
         if path and os.path.exists(path) and _answers(Munge(path)):
             return Munge(path)
@@ -183,7 +183,7 @@ def _error_text(library: ctypes.CDLL, code: int) -> str:
     return bytes(library.munge_strerror(code) or b"").decode(errors="replace")
 
 
-# The run's secret: made by the agent that listens, and given only to agents of the same user
+# The run's secret. The agent that listens creates it and gives it only to agents of the same user
 
 
 class Sealer(Protocol):
@@ -192,24 +192,27 @@ class Sealer(Protocol):
     def seal(self, data: bytes) -> str: ...
 
     def unseal(self, sealed: str) -> bytes:
-        """Open a credential. Raise NotSealed unless a process of our own user sealed it."""
+        """Return the data in a credential. Raise NotSealed unless a process of the same user made it."""
         ...
 
 
 @dataclass
 class Keys:
-    """Both sides of the secret. `trouble` is why the last greeting could not be used."""
+    """The run's secret, on the side that creates it and on the side that receives it.
+
+    `trouble` is why the last greeting was refused.
+    """
 
     run: str
     endpoint: str
     munge: Sealer | None
-    alone: bool = False  # no other node comes
+    alone: bool = False  # the run has a single node
     trouble: str = ""
     secret: bytes = field(default=b"", repr=False)
 
     @property
     def private(self) -> bool:
-        """Whether only agents of our own user can know the secret."""
+        """Whether only agents of the same user can know the secret."""
         return self.alone or self.munge is not None
 
     def make(self) -> bytes:
@@ -217,12 +220,12 @@ class Keys:
         return self.secret
 
     def greeting(self) -> Message:
-        """Return the first message to anyone who connects, with a credential of its own: munge opens none twice."""
+        """Return the first message to a new peer. Each has its own credential, because munge opens none twice."""
         sealed = self.munge.seal(self.mark.encode() + self.secret) if self.munge else ""
         return {"run": self.mark, "sealed": sealed}
 
     def unlock(self, greeting: Message) -> bytes:
-        """Return the secret from a greeting. With munge, an unsealed greeting is refused: anyone could have sent it."""
+        """Return the secret from a greeting. If this node has munge, refuse a greeting without a credential."""
         if greeting.get("run") != self.mark:
             raise self._refuse(f"{self.endpoint} belongs to another run than `{self.run}`; choose another port")
         sealed = str(greeting.get("sealed") or "")
@@ -258,11 +261,11 @@ class Keys:
         return hashlib.sha256(f"torchrun\0{self.run}\0{self.endpoint}".encode()).digest()
 
 
-# Names of agents: several may run on one node, and names sort in the given order. Pure.
+# Names of agents. Several may run on one node, and sorting by name gives their order. Pure.
 
 
 def agent_name(args: TorchrunArgs, environ: Mapping[str, str], host: str, pid: int) -> str:
-    """Return `ORDER@HOST#PID`. The order is `--node-rank` where that counts, else that of Slurm's tasks."""
+    """Return `ORDER@HOST#PID`. ORDER is `--node-rank` with a static rendezvous, else the number of the Slurm task."""
     order = str(args.node_rank) if args.backend == "static" else environ.get("SLURM_PROCID", "")
     return f"{order if order.isdigit() else 0}@{host}#{pid}"
 
