@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.system.cgroups import CgroupTree, cluster_folders, look_at_cgroups
+from dalsegno.system.cgroups import CgroupTree, cluster_folders, read_cgroups
 from dalsegno.system.machine import gpu_files
 from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.waiting import eventually
 
-TREE = look_at_cgroups()
+TREE = read_cgroups()
 REAL_GPU = bool(gpu_files(os.listdir("/dev")))
 FILE = f"""
 name: one

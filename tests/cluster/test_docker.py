@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.system.cgroups import look_at_cgroups
+from dalsegno.system.cgroups import read_cgroups
 from dalsegno.system.children import arguments, environment, find
 from dalsegno.system.machine import program
 from dalsegno.targets.local.folder import Folder
@@ -38,7 +38,7 @@ def test_docker_container_outlives_its_job_and_srun_container_does_not(cache: Pa
     assert facts["after scancel, node idle"] == ("STILL RUNS", "gone")
     docker, ours = facts["its cgroup"]
     assert "/docker/" in docker and "job_" not in docker
-    if look_at_cgroups().version:  # otherwise Slurm tracks by parent process, without cgroups
+    if read_cgroups().version:  # otherwise Slurm tracks by parent process, without cgroups
         assert ours.endswith("/job_2/step_0")
     assert "job 2 was given the GPU that the program of job 1 still had" in answer.out
     assert of_a_docker() == before

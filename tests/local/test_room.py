@@ -126,7 +126,7 @@ def served(room: HostControlServer) -> Iterator[None]:
 
 
 def test_missing_or_disconnecting_machine_room_is_an_error(folder: Folder):
-    client = HostControlClient(folder.root, patience_s=0)
+    client = HostControlClient(folder.root, retry_s=0)
     with pytest.raises(TargetError, match="does not answer"):
         client.is_on("train-1")
     assert client.is_off("train-1") is False, "nobody knows"

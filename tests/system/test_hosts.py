@@ -11,7 +11,7 @@ from tests.waiting import eventually
 from dalsegno.system.children import MARK, Process, descendants, end, marked, send, start_ticks
 from dalsegno.system.guest.host import rotate
 from dalsegno.system.guest.kernel import LINK_WAIT_S
-from dalsegno.system.hanging_calls import MOST_PATIENT
+from dalsegno.system.hanging_calls import MAX_SLOWNESS
 from dalsegno.system.hosts import (
     HostPlan,
     Service,
@@ -181,4 +181,4 @@ def test_link_at_the_rotated_log_is_replaced(tmp_path: Path):
 
 
 def test_link_wait_exceeds_boot_limit_on_the_slowest_machine():
-    assert boot_limit_s(128, MOST_PATIENT) < LINK_WAIT_S
+    assert boot_limit_s(128, MAX_SLOWNESS) < LINK_WAIT_S

@@ -18,7 +18,7 @@ STAND_IN = """
 import os, sys
 from dalsegno.system.stand_in import StandIn, end_as
 over = lambda notes: "hangs" in notes
-ended = StandIn(look_every_s=0.05).run("/bin/sh", ["sh", "-c", sys.argv[1]], os.environ, "NOTES", over)
+ended = StandIn(poll_s=0.05).run("/bin/sh", ["sh", "-c", sys.argv[1]], os.environ, "NOTES", over)
 print(repr(ended), file=sys.stderr, flush=True)
 end_as(ended.code)
 """

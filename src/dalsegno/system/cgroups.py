@@ -1,8 +1,8 @@
-"""Control groups: the hierarchies of this machine, the place of a cluster's folders, and their removal.
+"""Control groups: the hierarchies of this machine, the folders of a cluster in them, and their removal.
 
-The hierarchies are read from the mounts alone. Virtual hosts use cgroup v1's freezer where it is mounted (also on
-hybrid machines), else cgroup v2. If systemd runs, it owns the tree: a cluster is then in a scope that systemd creates
-with `Delegate=yes`, so that neither a daemon-reload nor the end of a login session affects it.
+The hierarchies are read only from the mounts. Virtual hosts use cgroup v1's freezer where it is mounted (also on hybrid
+machines), otherwise cgroup v2. If systemd runs, it owns the tree: a cluster is then in a scope that systemd creates
+with `Delegate=yes`, so that neither a daemon-reload nor the end of a login session affects the cluster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dalsegno.system.processes import Runner
 
 MOUNTS = Path("/proc/self/mounts")
 SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
-REMOVE_S = 2.0  # a folder can be removed a moment after its last process has ended
+REMOVE_TIMEOUT_S = 2.0  # a folder may be busy for a moment after its last process has ended
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class CgroupTree:
 
 @dataclass(frozen=True)
 class CgroupPlace:
-    """The place of a cluster: `base` has a folder per host, `unit` is its systemd scope, at `unit_folders`."""
+    """The cgroup folders of a cluster: `base` has a folder for each host; `unit` is the cluster's systemd scope, at
+    `unit_folders`."""
 
     base: str
     unit: str = ""
@@ -75,7 +76,7 @@ def _mounts(text: str) -> Iterator[tuple[str, str, str, str]]:
             yield fields[0], fields[1], fields[2], fields[3]
 
 
-def look_at_cgroups() -> CgroupTree:
+def read_cgroups() -> CgroupTree:
     """Return the hierarchies of this machine."""
     tree = find_cgroups(MOUNTS.read_text(errors="replace"), systemd=SYSTEMD_RUNS.is_dir())
     if tree.version != 2:
@@ -86,8 +87,8 @@ def look_at_cgroups() -> CgroupTree:
 def controllers_below(root: Path) -> frozenset[str]:
     """Return the controllers that are available below the root of cgroup v2.
 
-    In a container the root is a folder of the host's tree. While a process is in it, the kernel does not let it enable
-    more controllers for its children, and Slurm fails every step that needs another one.
+    In a container the root is a folder of the host's tree. While a process is in the root, the kernel does not let it
+    enable more controllers for its children, and Slurm fails every step that needs another controller.
     """
     offered = _words(root / "cgroup.controllers")
     if not (root / "cgroup.type").exists() or not _words(root / "cgroup.procs"):  # the real root has no type
@@ -116,7 +117,7 @@ KILLS = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.l
 def user_scope_command(user: str, linger: Path = LINGER) -> list[str]:
     """Return the prefix that starts a plain user's command outside the login session.
 
-    It is empty if the user's systemd instance would end with the session too.
+    It is empty if the user's systemd instance ends with the session, too.
     """
     if not (SYSTEMD_RUNS.is_dir() and (linger / user).exists()):
         return []
@@ -138,8 +139,9 @@ def cluster_folders(cluster_id: str, mounted: Path = Path("/sys/fs/cgroup")) -> 
 
 
 def remove_cgroup(root: Path) -> None:
-    """Remove a folder and all folders below it, deepest first, as soon as each is free."""
-    until = time.monotonic() + REMOVE_S
+    """Remove a folder and all folders below it, deepest first. Wait until each is free, for at most
+    REMOVE_TIMEOUT_S."""
+    until = time.monotonic() + REMOVE_TIMEOUT_S
     for path in _deepest_first([root]):
         while not _removed(path) and time.monotonic() < until:
             time.sleep(0.01)

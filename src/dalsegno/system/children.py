@@ -56,7 +56,7 @@ def marked(mark: str) -> list[Process]:
 
 
 def environment(pid: int) -> list[bytes]:
-    """Return the initial environment of a process; empty if we may not read it."""
+    """Return the initial environment of a process; empty if this process may not read it."""
     try:
         return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -79,7 +79,7 @@ def arguments(pid: int) -> list[str]:
 
 
 def mapped(pid: int) -> bytes:
-    """Return the memory map of a process (/proc/PID/maps); empty if we may not read it."""
+    """Return the memory map of a process (/proc/PID/maps); empty if this process may not read it."""
     try:
         return (PROC / str(pid) / "maps").read_bytes()
     except OSError:
@@ -119,12 +119,13 @@ def send(process: Process, number: signal.Signals) -> None:
 
 
 def end(processes: Iterable[Process], timeout_s: float = 10.0) -> list[Process]:
-    """Kill processes and wait for them to end; return those that have not."""
+    """Kill processes and wait for them to end; return those that are still alive."""
     return _signal_and_wait(processes, signal.SIGKILL, timeout_s)
 
 
 def stop(processes: Iterable[Process], grace_s: float = 5.0) -> list[Process]:
-    """Terminate processes, and kill those that have not ended after the grace period; return the rest."""
+    """Terminate processes, and kill those that are alive after the grace period; return those that survive even
+    that."""
     return end(_signal_and_wait(processes, signal.SIGTERM, grace_s))
 
 
@@ -150,14 +151,14 @@ class Identity:
 
 @dataclass
 class Child:
-    """A process started by us or by our predecessor. `fd` becomes readable when it has ended."""
+    """A process started by this process or by its predecessor. `fd` becomes readable when the process has ended."""
 
     process: Process
     fd: int
-    popen: subprocess.Popen[bytes] | None = None  # None: not our own child, so its exit code is unknown
+    popen: subprocess.Popen[bytes] | None = None  # None: not a child of this process, so its exit code is unknown
 
     def poll(self) -> int | None:
-        """Return the exit code (negative for a signal); None while the process runs or if it is unknown."""
+        """Return the exit code (negative for a signal); None while the process runs or if the code is unknown."""
         return self.popen.poll() if self.popen else None
 
     def alive(self) -> bool:
@@ -175,13 +176,13 @@ class Child:
             self.fd = -1
 
 
-_USUAL_FILES = 0  # the limit on open files before we raised it; 0: not raised
+_USUAL_FILES = 0  # the limit on open files before `allow_many_files`; 0: not raised
 
 
 def allow_many_files(most: int = 1 << 16) -> None:
     """Raise the limit on open files of this process.
 
-    Processes that it starts get the previous limit, because Slurm would pass it on to every task.
+    Processes that it starts get the previous limit, because Slurm would pass a raised one on to every task.
     """
     import resource  # not on Windows
 
@@ -202,7 +203,8 @@ def start(
     output: Path | None = None,
     identity: Identity | None = None,
 ) -> Child:
-    """Start a process in its own session. Its output is appended to a file, or goes where ours goes."""
+    """Start a process in its own session. Its output is appended to the file `output`, or goes to this process's
+    own."""
     source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644) if output else None
     try:
@@ -233,7 +235,7 @@ def _restore_file_limit(pid: int) -> None:
         import resource
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):  # the process has ended already
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (_USUAL_FILES, most))
 
 
@@ -246,7 +248,7 @@ def _cannot_start(program: str, error: OSError) -> DalsegnoError:
 
 
 def adopt(process: Process) -> Child | None:
-    """Return a handle to a process that our predecessor started; None if it has ended."""
+    """Return a handle to a process that an earlier instance of this program started; None if the process has ended."""
     try:
         fd = os.pidfd_open(process.pid)
     except ProcessLookupError:

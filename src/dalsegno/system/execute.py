@@ -19,7 +19,7 @@ from dalsegno.system.processes import Runner
 
 
 class CannotStart(DalsegnoError):
-    """The program does not exist (127) or may not be run (126), with a shell's exit codes."""
+    """The program does not exist (exit code 127) or may not be run (126), as in a shell."""
 
     def __init__(self, what: str, exit_code: int) -> None:
         super().__init__(what)
@@ -27,7 +27,7 @@ class CannotStart(DalsegnoError):
 
 
 def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Replace this process, so that signals, terminal and exit code are the program's own."""
+    """Replace this process with the program, which so gets signals and the terminal, and sets the exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -41,9 +41,9 @@ def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
 def run_for_another(argv: Sequence[str], env: Mapping[str, str], uid: int) -> int:
     """Run a program that switches to user `uid`, in its own session and terminal; return its exit code.
 
-    On our terminal it could insert input for us (TIOCSTI), and processes it leaves behind could read our later input.
-    So if we have a terminal, it gets a new one, and we forward input, output, the window size and signals. Closing the
-    terminal ends the session.
+    On the caller's terminal the program could insert input for the caller (TIOCSTI), and processes that it leaves
+    behind could read the caller's later input. So if the caller has a terminal, the program gets a new one, and this
+    process forwards input, output, the window size and signals. Closing the terminal ends the session.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -65,12 +65,12 @@ def run_for_another(argv: Sequence[str], env: Mapping[str, str], uid: int) -> in
 
 
 def _new_terminal(ours: Sequence[int], uid: int) -> tuple[int, int]:
-    """Return a new terminal with our settings and window size, owned by the user."""
+    """Return a new terminal that the user owns, with the settings and window size of the caller's terminal."""
     import termios
 
     master, slave = os.openpty()
     settings = termios.tcgetattr(ours[0])
-    if 0 not in ours:  # our terminal is not in raw mode and translates line endings itself
+    if 0 not in ours:  # the caller's terminal is not in raw mode and translates line endings itself
         settings[1] &= ~termios.OPOST
     termios.tcsetattr(slave, termios.TCSANOW, settings)
     _copy_window(ours[0], master)
@@ -87,7 +87,7 @@ def _copy_window(source: int, target: int) -> None:
 
 
 def _start_session(argv: Sequence[str], env: Mapping[str, str], slave: int, ours: Sequence[int]) -> NoReturn:
-    """In the child, become the program. Streams on our terminal move to the new one; others stay unchanged."""
+    """In the child, become the program. Streams on the caller's terminal move to the new one; others stay unchanged."""
     code = 126
     try:
         os.setsid()
@@ -156,7 +156,7 @@ def _in_foreground() -> bool:
 
 @contextlib.contextmanager
 def _typed_raw(typing: bool) -> Iterator[None]:
-    """Set our terminal to raw mode, so that every key goes to the new one; restore it afterwards."""
+    """Set the caller's terminal to raw mode, so that every key goes to the new one; restore it afterwards."""
     if not typing:
         yield
         return
@@ -212,7 +212,7 @@ def sudo_command(argv: Sequence[str], env: Mapping[str, str], uid: int, gid: int
 
 
 def refusal(runner: Runner) -> str:
-    """Return why we cannot create virtual hosts with sudo now; "" if we can."""
+    """Return why this user cannot create virtual hosts with sudo now; "" if possible."""
     sudo, unshare = program("sudo"), program("unshare")
     if sudo is None or unshare is None:
         return "there is no sudo on this machine"

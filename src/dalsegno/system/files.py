@@ -15,10 +15,10 @@ from typing import IO
 from dalsegno.errors import DalsegnoError
 
 _ELSEWHERE = "set DALSEGNO_HOME to another folder, for images DALSEGNO_IMAGES"
-# Windows has none of these, and nothing there needs them.
+# Windows lacks these flags and needs none of them.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER = os.O_RDONLY | _NO_LINK | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
-_DEEPEST = 100  # levels of a tree that are removed at a time: each needs a descriptor
+_MAX_DEPTH = 100  # levels of a tree that are removed at a time: each needs a descriptor
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
@@ -67,7 +67,7 @@ def sync_folder(path: Path) -> None:
 def nameless(path: Path, *, own: bool = False) -> Iterator[int]:
     """Yield an open file without a name, and name it when it is complete, so that a kill leaves no partial file.
 
-    With `own`, nobody else may write to it, whatever the umask says.
+    With `own`, nobody else may write to the file, whatever the umask is.
     """
     handle, temp = _open_nameless(path)
     try:
@@ -122,7 +122,8 @@ def read_text(path: Path) -> str | None:
 
 
 def read_json(path: Path, hint: str = "") -> Json:
-    """Return the file's JSON value; None if it does not exist. Raises an error with this hint if it is invalid."""
+    """Return the file's JSON value; None if the file does not exist. Raise an error with this hint if the JSON is
+    invalid."""
     text = read_text(path)
     if text is None:
         return None
@@ -134,7 +135,7 @@ def read_json(path: Path, hint: str = "") -> Json:
 
 
 def damaged(path: Path, why: str, hint: str = "") -> DalsegnoError:
-    """Return the error for a damaged file of ours; by default, a file of a cluster."""
+    """Return the error for a damaged file that Dal Segno wrote. The default hint is for a file of a cluster."""
     return DalsegnoError(f"{path} is damaged: {why}", hint=hint or "remove its cluster with `dalsegno down`")
 
 
@@ -182,7 +183,7 @@ def user_of(uid: int) -> str:
 
 
 def make_folder(path: Path, mode: int = 0o755) -> None:
-    """Create a folder and missing parents with this mode, whatever the umask. It may exist already."""
+    """Create a folder and missing parents with this mode, whatever the umask is. The folder may exist already."""
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
@@ -229,7 +230,7 @@ def _empty(folder: int, top: int, depth: int) -> int:
             with contextlib.suppress(OSError):
                 if not is_folder:
                     os.unlink(name, dir_fd=folder)
-                elif depth >= _DEEPEST:
+                elif depth >= _MAX_DEPTH:
                     os.rename(name, f".deep.{os.urandom(8).hex()}", src_dir_fd=folder, dst_dir_fd=top)
                     moved += 1
                 else:
@@ -247,7 +248,8 @@ def _empty_below(name: str, folder: int, top: int, depth: int) -> int:
 
 
 def _open_own(name: str | Path, parent: int | None = None) -> int:
-    """Open a folder. If it is ours but we may not enter or change it, as in an unpacked image, change its mode first.
+    """Open a folder. If this user owns it but may not enter or change it, as in an unpacked image, change its mode
+    first.
 
     Root does not need the mode, and so never changes a folder that may be a user's.
     """
@@ -265,9 +267,9 @@ def _open_own(name: str | Path, parent: int | None = None) -> int:
 
 @contextlib.contextmanager
 def locked(path: Path, who: str, *, shared: bool = False, wait_s: float = 0.1) -> Iterator[None]:
-    """Hold a lock file, alone or shared. Raises an error if another process holds it for longer than `wait_s`.
+    """Hold a lock file, exclusively or shared. Raise an error if another process holds it for longer than `wait_s`.
 
-    A dead holder does not matter. The wait allows for a process that only tests whether the lock is free.
+    A lock of a dead process is free. The wait allows for a process that only tests whether the lock is free.
     """
     try:
         import fcntl
@@ -298,7 +300,7 @@ def _take(file: IO[str], kind: int) -> bool:
 
 @contextlib.contextmanager
 def in_turn(path: Path, on_wait: Callable[[], None] = lambda: None, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock file, alone or shared, waiting for its current holders. The lock ends with its holder."""
+    """Hold a lock file, exclusively or shared; wait for its current holders. The lock ends with its holder."""
     import fcntl
 
     make_folder(path.parent)

@@ -37,7 +37,7 @@ class Forked:
     sock: socket.socket
 
     def kill(self) -> None:
-        """Kill the process and everything it has started. It is no error if it has ended already."""
+        """Kill the process and everything that it has started, if they are still alive."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.sock.close()
@@ -53,7 +53,7 @@ class Forked:
         return self.ended()
 
     def ended(self) -> bool:
-        """Return whether the process has ended. One that hangs in the kernel has not, even if it was killed."""
+        """Return whether the process has ended. A process that hangs in the kernel has not, even if it was killed."""
         try:
             return os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
         except ChildProcessError:
@@ -64,13 +64,13 @@ def fork(body: Callable[[socket.socket], None]) -> Forked:
     """Run `body` in a forked process, with only the standard streams and its end of a socket open."""
     ours, theirs = socket.socketpair()
     parent = os.getpid()
-    gc.freeze()  # the child must not finalize our objects
+    gc.freeze()  # the child must not finalize the parent's objects
     pid = os.fork()
     if pid == 0:
         _run_child(body, theirs, parent)
     gc.unfreeze()
     theirs.close()
-    with contextlib.suppress(PermissionError):  # the child has done so itself already
+    with contextlib.suppress(PermissionError):  # the child has called setpgid already
         os.setpgid(pid, pid)
     ours.setblocking(False)
     return Forked(pid, ours)
@@ -87,7 +87,7 @@ def _run_child(body: Callable[[socket.socket], None], sock: socket.socket, paren
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         body(sock)
         code = 0
-    except BaseException:  # whatever it is, this child must not continue as the parent's program
+    except BaseException:  # after any error, this child must not continue as the parent's program
         import traceback
 
         with contextlib.suppress(Exception):
@@ -125,7 +125,7 @@ _stuck: dict[tuple[str, ...], subprocess.Popen[str]] = {}
 def ask(
     argv: Sequence[str], *, stdin: str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 5.0
 ) -> Completed:
-    """Run a command to its end. Raises NoAnswer if it does not exist, Late if it takes longer than this."""
+    """Run a command to its end. Raise NoAnswer if the program does not exist, TooLate if it does not end in time."""
     key = tuple(argv)
     _forget_ended()
     if key in _stuck:
@@ -140,7 +140,7 @@ def ask(
 
 
 def pace_s(env: Mapping[str, str] | None = None, most_s: float = 1.0) -> float:
-    """Measure how long it takes to run `true` now, at most `most_s`, as a measure of the machine's speed."""
+    """Return how long it takes to run `true` now, at most `most_s`, as a measure of the machine's speed."""
     began = time.monotonic()
     with contextlib.suppress(TooLate):
         ask(("true",), env=env, timeout_s=most_s)
@@ -148,21 +148,21 @@ def pace_s(env: Mapping[str, str] | None = None, most_s: float = 1.0) -> float:
 
 
 USUAL_PACE_S = 0.02  # an idle machine takes 2 to 5 ms; up to this value, limits are not scaled
-MOST_PATIENT = 30.0
+MAX_SLOWNESS = 30.0
 
 
 @cache
 def slowness() -> float:
-    """Return how many times longer than usual this machine takes, from 1 to 30, measured once, to scale time limits.
+    """Return how many times slower than usual this machine is, from 1 to 30. It is measured once, to scale time limits.
 
-    A limit ends a wait for something that will not happen. On a machine that does everything more slowly, a
-    healthy daemon needs more time by the same factor.
+    A time limit ends a wait for an event that will not happen. On a slow machine, a healthy daemon needs more time by
+    the same factor.
     """
     return slowness_at(min(pace_s(most_s=5.0) for _ in range(3)))
 
 
 def slowness_at(pace: float) -> float:
-    return min(max(pace / USUAL_PACE_S, 1.0), MOST_PATIENT)
+    return min(max(pace / USUAL_PACE_S, 1.0), MAX_SLOWNESS)
 
 
 def _start(argv: Sequence[str], stdin: str | None, env: Mapping[str, str] | None) -> subprocess.Popen[str]:
@@ -180,7 +180,7 @@ def _start(argv: Sequence[str], stdin: str | None, env: Mapping[str, str] | None
             errors="replace",
             env=env,
             start_new_session=True,
-            preexec_fn=partial(die_with_parent, os.getpid()),  # nothing is left if the caller is killed
+            preexec_fn=partial(die_with_parent, os.getpid()),  # the command must not outlive the caller
         )
     except OSError as error:
         raise NoAnswer(f"`{argv[0]}` cannot be started: {error.strerror or error}") from error
@@ -208,14 +208,14 @@ _T = TypeVar("_T")
 
 
 class AbandonableCall(Generic[_T]):
-    """Calls one function in a thread. A call that hangs is abandoned; until it returns, no other is started."""
+    """Calls one function in a thread. A call that hangs is abandoned, and no other is started until it returns."""
 
     def __init__(self, what: str, call: Callable[[], _T]) -> None:
         self._what, self._call = what, call
         self._thread: threading.Thread | None = None
 
     def within(self, timeout_s: float) -> _T:
-        """Return its value or raise its exception; raise Late if it takes longer than this."""
+        """Return the function's value or raise its exception; raise TooLate if it takes longer than this."""
         if self._thread is not None and self._thread.is_alive():
             raise TooLate(f"{self._what} still hangs from an earlier call")
         came: list[_T] = []

@@ -21,7 +21,7 @@ from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.processes import Runner
 
 INIT = "from dalsegno.system.guest.init import main"
-# Isolated and without site-packages: it starts in 20 ms, and the user's environment cannot affect it.
+# Without the user's environment and site-packages, the interpreter starts in 20 ms, and the user cannot affect it.
 _START = f"import sys; sys.path.append(sys.argv.pop(1)); {INIT}; sys.exit(main(sys.argv[1:]))"
 PACKAGES = str(Path(__file__).parents[2])
 
@@ -30,7 +30,8 @@ PACKAGES = str(Path(__file__).parents[2])
 class Service:
     """A daemon of a host.
 
-    A new `revision` restarts it. With `hold` it is neither started nor stopped; with `keep` it is restarted if it dies.
+    A new `revision` restarts it. With `hold`, the host neither starts nor stops it. With `keep`, the host restarts it
+    if it dies.
     """
 
     name: str
@@ -56,12 +57,12 @@ class HostPlan:
     log: str
     isolate: bool
     interface: str = "eth0"
-    address: str = ""  # "10.0.0.5/20"; "" if it has none of its own
+    address: str = ""  # "10.0.0.5/20"; "" if the host has no address of its own
     binds: tuple[tuple[str, str], ...] = ()
     cgroups: Mapping[str, str] = field(default_factory=dict)  # mounted root -> the folder that replaces it
     unified: bool = False  # the folder is in cgroup v2, with its own namespace and controllers
     unit: str = ""  # systemd's scope for the whole cluster
-    unit_folders: tuple[str, ...] = ()  # its folders in systemd's hierarchies
+    unit_folders: tuple[str, ...] = ()  # folders of `unit` in systemd's hierarchies
     disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB of a disk of its own, empty at each boot
     services: tuple[Service, ...] = ()
 
@@ -102,7 +103,7 @@ def read_plan(folder: Path) -> HostPlan | None:
 
 
 def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Process]:
-    """Start hosts from their plan files. When this returns, each is alive and waits for its network link."""
+    """Start hosts from their plan files. When this returns, each host is alive and waits for its network link."""
     if not plans:
         return {}
     env = {"PATH": os.environ.get("PATH", os.defpath), MARK: mark}
@@ -131,7 +132,7 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
 
 
 def boot_limit_s(hosts: int, times_slower: float) -> float:
-    """Return how long hosts that boot together may take. The first ones wait for their links all that time."""
+    """Return how long hosts that boot together may take. The first host waits for its link all that time."""
     return (60 + hosts) * times_slower
 
 
@@ -147,7 +148,8 @@ def host_process(folder: Path) -> Process | None:
 
 
 def has_its_files(folder: Path) -> bool:
-    """Return whether a live host has its files mounted as planned. Only root can check; others assume so."""
+    """Return whether a live host has its files mounted as planned. Only root can check; for other users, return
+    True."""
     process, plan = host_process(folder), read_plan(folder)
     if process is None or plan is None or not plan.isolate:
         return True

@@ -8,7 +8,7 @@ import socket
 import struct
 
 RECORD_BYTES = 8192  # the kernel refuses a buffer that is smaller than the record
-MOST = 20_000  # records per read: more than the kernel's buffer holds
+MAX_RECORDS = 20_000  # records per read: more than the kernel's buffer holds
 
 
 class KernelLog:
@@ -19,11 +19,11 @@ class KernelLog:
         self._fd: int | None = None
 
     def new_records(self) -> list[str]:
-        """Return lines `level,sequence,microseconds,flags;text`. Raises OSError if the log may not be read."""
+        """Return lines `level,sequence,microseconds,flags;text`. Raise OSError if the log may not be read."""
         if self._fd is None:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         found: list[str] = []
-        while len(found) < MOST:
+        while len(found) < MAX_RECORDS:
             try:
                 record = os.read(self._fd, RECORD_BYTES)
             except BlockingIOError:
@@ -51,7 +51,7 @@ _LISTEN_BIT, _LISTEN = 1 << 10, "0A"
 
 
 def listening_ports() -> set[int]:
-    """Return the ports with listeners, by netlink: /proc/net/tcp lists every connection, which takes 10 ms."""
+    """Return the ports with listeners, by netlink. Reading /proc/net/tcp, which lists every connection, takes 10 ms."""
     return _ports(socket.AF_INET) | _ports(socket.AF_INET6)
 
 
@@ -62,7 +62,7 @@ def parse_listening(table: str) -> set[int]:
 
 
 def _ports(family: int) -> set[int]:
-    """Return the listening ports of one address family. Raises OSError if the kernel does not report them."""
+    """Return the listening ports of one address family. Raise OSError if the kernel does not report them."""
     ask = _ASK.pack(family, socket.IPPROTO_TCP, 0, _LISTEN_BIT)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as sock:
         sock.settimeout(2.0)
@@ -93,9 +93,9 @@ _SIZE = 256
 
 
 def greatest_error_s() -> float:
-    """Return the maximum clock error by adjtimex(2), which NTP daemons update; 16 s or more without one.
+    """Return the maximum clock error by adjtimex(2), which NTP daemons update; 16 s or more without such a daemon.
 
-    Raises OSError if the kernel does not report it.
+    Raise OSError if the kernel does not report the error.
     """
     room = ctypes.create_string_buffer(_SIZE)
     libc = ctypes.CDLL(None, use_errno=True)

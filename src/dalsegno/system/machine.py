@@ -9,7 +9,7 @@ import shutil
 import socket
 from dataclasses import dataclass, field
 
-from dalsegno.system.cgroups import CgroupTree, look_at_cgroups
+from dalsegno.system.cgroups import CgroupTree, read_cgroups
 from dalsegno.system.processes import Runner
 
 DAEMONS = {
@@ -29,15 +29,15 @@ class MachineFacts:
     hostname: str
     user: str
     is_root: bool
-    slurm_version: str  # "slurm-wlm 22.05.8", "" if Slurm is missing
-    namespaces: bool  # whether we may create virtual hosts
-    gpu_files: tuple[str, ...]  # real ones
+    slurm_version: str  # "slurm-wlm 22.05.8"; "" if Slurm is missing
+    namespaces: bool  # whether this user may create virtual hosts
+    gpu_files: tuple[str, ...]  # of real GPUs
     cgroups: CgroupTree = field(default_factory=CgroupTree)
     cores: int = 1
 
 
 def program(name: str) -> str | None:
-    """Return the path of a program, also from folders that only root has on its PATH."""
+    """Return the path of a program; folders that only root has on its PATH are searched, too."""
     return shutil.which(name, path=os.pathsep.join(SEARCH))
 
 
@@ -47,7 +47,7 @@ def missing_packages(programs: tuple[str, ...]) -> list[str]:
 
 
 def user_name() -> str:
-    """Return our user name by uid, not by $USER, which `sudo` and `su` may leave unchanged."""
+    """Return the name of this process's user, by uid: `sudo` and `su` may leave $USER unchanged."""
     import pwd  # not on Windows, where this module is imported too
 
     try:
@@ -56,8 +56,8 @@ def user_name() -> str:
         return str(os.geteuid())
 
 
-def look(runner: Runner) -> MachineFacts:
-    """Collect the facts. Takes a few milliseconds for two short commands."""
+def collect_facts(runner: Runner) -> MachineFacts:
+    """Collect the facts, which takes a few milliseconds."""
     is_root = os.geteuid() == 0
     slurmctld = program("slurmctld")
     return MachineFacts(
@@ -68,13 +68,13 @@ def look(runner: Runner) -> MachineFacts:
         slurm_version=runner.run([slurmctld, "-V"]).checked().stdout.strip() if slurmctld else "",
         namespaces=is_root and may_make_namespaces(runner),
         gpu_files=gpu_files(os.listdir("/dev")),
-        cgroups=look_at_cgroups() if platform.system() == "Linux" else CgroupTree(),
+        cgroups=read_cgroups() if platform.system() == "Linux" else CgroupTree(),
         cores=os.cpu_count() or 1,
     )
 
 
 def may_make_namespaces(runner: Runner) -> bool:
-    """Return whether unshare works: containers often have root without that right."""
+    """Return whether unshare works: root in a container often lacks that right."""
     unshare = program("unshare")
     if unshare is None:
         return False

@@ -22,7 +22,7 @@ _HEAD, _SEGMENT = struct.Struct("<32xQ14xHH"), struct.Struct("<IIQQQQQQ")
 
 def give_back_freed() -> None:
     """Return freed memory that malloc keeps for later."""
-    with contextlib.suppress(AttributeError):  # only glibc has it
+    with contextlib.suppress(AttributeError):  # only glibc has this function
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -49,7 +49,7 @@ def _madvise() -> Callable[[int, int, int], int]:
 def _cleared_at_start(library: str) -> Iterator[tuple[int, int]]:
     """Yield the address ranges of zero-initialized variables (.bss) from the library's ELF header.
 
-    In the kernel's memory map they may be merged with their neighbours.
+    The kernel's memory map does not help: it may merge these ranges with their neighbours.
     """
     base = _base(library)
     if base is None or ctypes.string_at(base, 5) != b"\x7fELF\2":
@@ -76,9 +76,10 @@ TIMEOUT_S = 4.0
 
 
 def compile_apart(module: str) -> None:
-    """Compile a module's bytecode in another process before it is imported: compiling a large one wastes memory here.
+    """Compile a module's bytecode in another process before it is imported: compiling a large module in this process
+    would waste memory.
 
-    Does nothing if the bytecode exists or cannot be written.
+    Do nothing if the bytecode exists or cannot be written.
     """
     if module in sys.modules:
         return

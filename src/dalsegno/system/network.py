@@ -54,7 +54,7 @@ def used_networks(runner: Runner) -> list[ipaddress.IPv4Network]:
         try:
             network = ipaddress.IPv4Network(str(route.get("dst", "")), strict=False)
         except ValueError:
-            continue  # "default", or a kind of route that has no network
+            continue  # "default", or a route without a network
         if network.prefixlen > 0:
             found.append(network)
     return found
@@ -91,7 +91,7 @@ def first_free_run(count: int, start: int, stop: int, taken: Iterable[int] = ())
 
 
 def listen_at(path: Path, mode: int) -> socket.socket:
-    """Return a listening socket that has this mode from the start. A socket that a dead process left is removed."""
+    """Return a listening socket that has this mode from the start. A socket file left by a dead process is removed."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
-"""Paths that other users may control: check who can change one before it is trusted, and read below one safely.
+"""Paths that other users may control: check who can change a path before it is trusted, and read below it safely.
 
-The owner of a folder can replace its content while we read, leave a pipe without a writer, or link to a file that only
-we may read. So nothing in it is opened by its full path, and the descriptor is checked: its type, and that it belongs
-to the owner of the folder.
+The owner of a folder can replace its content during a read, leave a pipe without a writer, or link to a file that only
+this process may read. So nothing in the folder is opened by its full path. The type and the owner of each opened file
+are checked: it must belong to the owner of the folder.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.system.files import explain, make_folder
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MOST_LINKS = 40  # the kernel's own limit
+_MAX_LINKS = 40  # the kernel's own limit
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FILE = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-_MOST_NAMES = 1 << 16  # of one folder
+_MAX_NAMES = 1 << 16  # in one folder
 
 
 def caller(env: Mapping[str, str] = os.environ) -> int:
@@ -32,7 +32,7 @@ def caller(env: Mapping[str, str] = os.environ) -> int:
 
 
 def trusted_owners(env: Mapping[str, str] = os.environ) -> frozenset[int]:
-    """Return root, our uid, and the user who called us through sudo."""
+    """Return the uids of root, of this process, and of the user who called sudo."""
     return frozenset({0, os.geteuid(), caller(env)})
 
 
@@ -51,7 +51,7 @@ def part_of_others(path: Path, owners: Collection[int]) -> str:
             return str(at)
         if stat.S_ISLNK(about.st_mode):
             links += 1
-            if links > _MOST_LINKS:
+            if links > _MAX_LINKS:
                 return str(at)
             target = Path(os.readlink(at))
             todo += reversed(target.parts[1:] if target.is_absolute() else target.parts)
@@ -70,7 +70,7 @@ def _is_open(about: os.stat_result) -> bool:
 
 
 def make_own_folder(path: Path, hint: str) -> None:
-    """Create a folder that only we can write to. Refuse an existing one of another user."""
+    """Create a folder that only this user can write to. Raise if another user owns an existing one."""
     make_folder(path)
     try:
         handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -89,9 +89,9 @@ def make_own_folder(path: Path, hint: str) -> None:
 
 
 def folder_beneath(root: Path, inside: str) -> int:
-    """Open a folder below another without following links, which its owner could insert meanwhile.
+    """Open a folder below another without following links, which the owner could insert at any time.
 
-    Raises OSError if there is a link.
+    Raise OSError if there is a link.
     """
     at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in Path(inside).parts:
@@ -104,7 +104,7 @@ def folder_beneath(root: Path, inside: str) -> int:
 
 
 def is_ours(path: Path, owners: Collection[int]) -> bool:
-    """Return whether this is a regular file of one of these users that nobody else can write to."""
+    """Return whether the path is a regular file of one of these users that nobody else can write to."""
     try:
         about = path.lstat()
     except OSError:
@@ -113,13 +113,13 @@ def is_ours(path: Path, owners: Collection[int]) -> bool:
 
 
 class NotPlainFile(DalsegnoError):
-    """A path that is not a regular file or folder of the owner of its folder."""
+    """A path that is not a regular file or folder, or that another user than the folder's owner owns."""
 
 
 def open_beneath(root: Path, inside: str) -> int:
-    """Open a regular file below a folder. Raises FileNotFoundError or, if it must not be read, NotPlainFile.
+    """Open a regular file below a folder. Raise FileNotFoundError or, if it must not be read, NotPlainFile.
 
-    The folder itself may be a link that belongs to its owner, to root or to us.
+    The folder itself may be a link that belongs to its owner, to root or to this user.
     """
     if not hasattr(os, "geteuid"):  # Windows: there are no other users' folders
         return os.open(root / inside, os.O_RDONLY | getattr(os, "O_BINARY", 0))
@@ -134,7 +134,8 @@ def open_beneath(root: Path, inside: str) -> int:
 
 
 def read_beneath(root: Path, inside: str, most_bytes: int) -> bytes | None:
-    """Return the content of a file below a folder; None if it does not exist. Raises NotPlainFile if it is longer."""
+    """Return the content of a file below a folder; None if it does not exist. Raise NotPlainFile if it is longer than
+    `most_bytes`."""
     try:
         handle = open_beneath(root, inside)
     except (FileNotFoundError, NotADirectoryError):
@@ -147,12 +148,12 @@ def read_beneath(root: Path, inside: str, most_bytes: int) -> bytes | None:
 
 
 def list_beneath(root: Path, inside: str = ".") -> list[str]:
-    """Return the names in a folder below another one, up to a limit; none if there is no such folder."""
+    """Return the names in a folder below another one, up to a limit; an empty list if there is no such folder."""
     if not hasattr(os, "geteuid"):
         return os.listdir(root / inside) if (root / inside).is_dir() else []
     try:
         with _opened_folder(root, PurePath(inside).parts) as (folder, _), os.scandir(folder) as found:
-            return [entry.name for entry in itertools.islice(found, _MOST_NAMES)]
+            return [entry.name for entry in itertools.islice(found, _MAX_NAMES)]
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -196,11 +197,11 @@ def _refused(path: Path) -> NotPlainFile:
 
 @contextlib.contextmanager
 def trusted_folder(path: Path, make: bool = False) -> Iterator[int]:
-    """Open a folder that only we and root can have created. Raises OSError for any other.
+    """Open a folder that only this user and root can have created. Raise OSError for any other.
 
-    Each folder on the path is opened from its parent. It must belong to us or to root, and others must not be able to
-    replace its entries: they may write to it only if the sticky bit is set, as on /tmp. The last folder must be ours,
-    and nobody else may write to it. With `make`, missing folders are created.
+    Each folder on the path is opened from its parent. It must belong to this user or to root, and others must not be
+    able to replace its entries: they may write to it only if the sticky bit is set, as on /tmp. The last folder must
+    belong to this user, and nobody else may write to it. With `make`, missing folders are created.
     """
     owners, folder = (0, os.geteuid()), os.open("/", _FOLDER)
     try:

@@ -1,4 +1,5 @@
-"""Run commands to their end (the Protocol, the real runner, the fake one for tests), and stream bytes through them."""
+"""Run commands to their end (a Protocol, the real runner, and a fake one for tests), and stream bytes through
+commands."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import IO, Protocol
 from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError
 
 CHUNK = 1 << 20
-_BUFFER = 1 << 16  # a stream of small files is mostly headers
+_BUFFER = 1 << 16  # many small files in a stream make many small chunks
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class FakeRunner:
 
 
 def through(argv: Sequence[str], chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the output of a filter (`zstd -dc`) for a stream. Raises an error at the end if the filter failed."""
+    """Yield the output of a filter (`zstd -dc`) for a stream. Raise an error at the end if the filter failed."""
     import tempfile  # here, because most commands stream nothing and start faster without it
     import threading
 
@@ -146,10 +147,10 @@ def _feed(process: subprocess.Popen[bytes], chunks: Iterable[bytes], fault: list
 
 
 class Sink:
-    """A program that reads a stream (`sqfstar FILE`). An error reports the program's own output."""
+    """A program that reads a stream (`sqfstar FILE`). If it fails, the error shows the program's own output."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None, keep: Sequence[int] = ()) -> None:
-        """Start the program. `keep` are further file descriptors for it."""
+        """Start the program. `keep` are further file descriptors that it inherits."""
         import tempfile
 
         self.argv = tuple(argv)
@@ -203,7 +204,7 @@ def _start_stream(
             env=env,
             pass_fds=tuple(keep),
             bufsize=_BUFFER,
-            start_new_session=True,  # we handle Ctrl-C
+            start_new_session=True,  # this process handles Ctrl-C
         )
     except FileNotFoundError as error:
         raise DalsegnoError(

@@ -1,6 +1,7 @@
-"""Run a program as a child in our place.
+"""Run a program as a child in place of this process.
 
-The child shares our streams, terminal and process group; signals are forwarded to it, and we end as it does.
+The child shares this process's streams, terminal and process group. Signals are forwarded to the child, and this
+process ends as the child does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dalsegno.system.hanging_calls import die_with_parent
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-_INTERRUPT_S = 5.0  # a program may survive an interrupt; later it does not count as the cause of its end
+_INTERRUPT_S = 5.0  # an interrupt counts as the cause of an end only if the end follows within this time
 
 
 @dataclass(frozen=True)
@@ -35,31 +36,31 @@ class ProgramEnd:
 
 
 class StandIn:
-    """Runs a program in our place. Only for single-threaded programs: signals are blocked and waited for."""
+    """Runs a program in place of this process, which must be single-threaded: signals are blocked and waited for."""
 
-    def __init__(self, look_every_s: float = 5.0) -> None:
-        self._look_every_s = look_every_s
+    def __init__(self, poll_s: float = 5.0) -> None:
+        self._poll_s = poll_s
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         ignored = {each for each in _PASSED_ON if signal.getsignal(each) is signal.SIG_IGN}  # `nohup`, `&`
         self._ending = set(_ENDING) - ignored
-        self._heard = {*_PASSED_ON, signal.SIGCHLD} - ignored
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._heard)
+        self._handled = {*_PASSED_ON, signal.SIGCHLD} - ignored
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
 
     def run(
         self, program: str, argv: Sequence[str], env: Mapping[str, str], notes: str, over: Callable[[str], bool]
     ) -> ProgramEnd:
         """Run the program to its end, or until `over`, called with its notes at intervals, is true twice in a row.
 
-        The environment variable `notes` gives it the descriptor to which it may write notes for us.
+        The environment variable `notes` tells the program the descriptor to which it may write notes.
         """
         reader, writer = os.pipe()
-        os.set_blocking(reader, False)  # a process that it leaves behind may hold the other end
+        os.set_blocking(reader, False)  # a process that the program leaves behind may hold the other end
         child = subprocess.Popen(
             list(argv),
             executable=program,
             env={**env, notes: str(writer)},
             pass_fds=(writer,),
-            preexec_fn=partial(_be_itself, os.getpid()),
+            preexec_fn=partial(_prepare_child, os.getpid()),
         )
         os.close(writer)
         try:
@@ -68,30 +69,30 @@ class StandIn:
             os.close(reader)
 
     def pause(self, seconds: float) -> bool:
-        """Wait; return whether we were asked to end meanwhile."""
+        """Wait; return whether this process was asked to end in the meantime."""
         return signal.sigtimedwait(self._ending, seconds) is not None
 
     def _watch(self, child: subprocess.Popen[bytes], reader: int, over: Callable[[str], bool]) -> ProgramEnd:
-        noted, hangs, look_at = "", 0, time.monotonic() + self._look_every_s
-        wishes = _Wishes()
+        noted, hangs, next_poll = "", 0, time.monotonic() + self._poll_s
+        requests = _EndRequests()
         while child.poll() is None:
-            received = signal.sigtimedwait(self._heard, max(0.0, look_at - time.monotonic()))
+            received = signal.sigtimedwait(self._handled, max(0.0, next_poll - time.monotonic()))
             if received is None:
-                noted, look_at = noted + _read(reader), time.monotonic() + self._look_every_s
+                noted, next_poll = noted + _read(reader), time.monotonic() + self._poll_s
                 hangs = hangs + 1 if over(noted) else 0
                 if hangs == 2:
                     child.kill()
                     child.wait()
-                    return wishes.at_the_end(1, noted)
+                    return requests.at_the_end(1, noted)
             elif received.si_signo != signal.SIGCHLD:
-                wishes.add(received)
+                requests.add(received)
                 if not _from_terminal(received):  # the terminal signals the child too
                     child.send_signal(received.si_signo)
-        return wishes.at_the_end(child.returncode, noted + _read(reader))
+        return requests.at_the_end(child.returncode, noted + _read(reader))
 
 
-class _Wishes:
-    """The signals received that ask for an end."""
+class _EndRequests:
+    """The received signals that ask this process to end."""
 
     def __init__(self) -> None:
         self._asked = self._hung_up = False
@@ -131,7 +132,7 @@ def end_as(code: int) -> NoReturn:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _be_itself(parent: int) -> None:
-    """In the child, unblock all signals and make sure that it does not outlive us."""
+def _prepare_child(parent: int) -> None:
+    """In the child, unblock all signals, and end with the parent."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     die_with_parent(parent)

@@ -1,1 +1,1 @@
-"""Where a cluster can stand: this machine, and later hosts over SSH and the clouds."""
+"""The machines that a cluster can run on: this machine now; hosts over SSH and the clouds later."""

@@ -1,7 +1,8 @@
-"""The contract of every target: plan, apply, status, shell, and what it can do to single nodes.
+"""The contract of every target: plan, apply, status, shell, and operations on single nodes.
 
 Code outside `targets/` uses only this module, `registry` and `folder`. Abilities that not every target has are
-protocols of their own (`CanReplace`, `CanInject`): ask with `isinstance`, or get a clear error from `require`.
+protocols of their own (`CanReplace`, `CanInject`): test for one with `isinstance`, or call `require`, which raises a
+clear error.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from dalsegno.errors import TargetError
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.spec.facts import Cluster
 
-if TYPE_CHECKING:  # an ordinary `up` imports nothing of fault injection
+if TYPE_CHECKING:  # only for types: an ordinary `up` imports no module of fault injection
     from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
     from dalsegno.slurm.client import SlurmClient
 
-Say = Callable[[str], None]  # one line of progress
+Say = Callable[[str], None]  # reports one line of progress
 
 
 class Plan(Protocol):
-    """What `apply` will do, as a value that can be shown first."""
+    """The changes that `apply` will make, as a value that can be shown first."""
 
     @property
     def empty(self) -> bool: ...
 
     @property
     def only_user(self) -> str:
-        """The one account that all jobs run as; "" if the users of the cluster file have accounts of their own."""
+        """The one account that runs all jobs; "" if each user of the cluster file has an account."""
         ...
 
     @property
@@ -44,19 +45,20 @@ class Plan(Protocol):
         ...
 
     def details(self) -> list[str]:
-        """Return what `dalsegno plan` shows in addition."""
+        """Return the lines that `dalsegno plan` shows in addition."""
         ...
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What `destroy` would take along: unfinished jobs, and home folders that are not empty."""
+    """What `destroy` would end or delete: unfinished jobs, and home folders that are not empty."""
 
     jobs: tuple[JobInfo, ...] = ()
     homes: tuple[str, ...] = ()
 
     def sentences(self, runs: Collection[str]) -> list[str]:
-        """`runs` are those known to be under way: their jobs are not listed again."""
+        """Return the consequences of the removal. The jobs of `runs`, which are known to be active, are not listed
+        again."""
         return list(self._sentences(runs))
 
     def _sentences(self, runs: Collection[str]) -> Iterator[str]:
@@ -70,7 +72,7 @@ class Removal:
 
 
 def named(noun: str, names: Iterable[str]) -> str:
-    """Return `2 nodes (n1, n2)`, with the first names only if there are many."""
+    """Return `2 nodes (n1, n2)`; of many names only the first four."""
     names = list(names)
     shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
     return f"{counted(len(names), noun)} ({shown})"
@@ -82,7 +84,7 @@ def counted(number: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class DaemonStatus:
-    """A daemon of the cluster: the host it belongs on, and whether it runs."""
+    """A daemon of the cluster, the host that should run it, and whether it runs."""
 
     host: str
     name: str
@@ -92,7 +94,7 @@ class DaemonStatus:
 
 @dataclass(frozen=True)
 class DaemonLog:
-    """The log of a daemon on this host. Older parts of it have `.1`, `.2` … behind the name."""
+    """The log of a daemon on this host. Older parts are beside it, with `.1`, `.2` … appended to the name."""
 
     host: str
     name: str
@@ -102,11 +104,11 @@ class DaemonLog:
 @dataclass(frozen=True)
 class NodeStatus:
     name: str
-    state: str  # as sinfo writes it: "idle", "drained", "down*"; "off" if its host is; "unknown" if Slurm cannot say
+    state: str  # as in sinfo: "idle", "drained", "down*"; "off" if the host is off; "unknown" if Slurm cannot say
     reason: str = ""
     partitions: tuple[str, ...] = ()
     gpus: int = 0
-    gpus_used: int | None = 0  # None: Slurm does not say
+    gpus_used: int | None = 0  # None: unknown to Slurm
     gpu_type: str = ""
     address: str = ""
     spare: bool = False
@@ -126,15 +128,15 @@ class JobStatus:
 
 
 class ClusterPhase(Enum):
-    """How far a cluster is made, and whether it works."""
+    """Whether a cluster is complete, and whether it works."""
 
     UP = "up"
     DEGRADED = "degraded"  # up, with problems
     HALF_MADE = "half-made"
-    CHANGING = "changing"  # a change of it was interrupted
+    CHANGING = "changing"  # a change was interrupted
     HALF_REMOVED = "half-removed"
-    STOPPED = "stopped"  # its head host does not run
-    DAMAGED = "damaged"  # its state cannot be read
+    STOPPED = "stopped"  # the head host does not run
+    DAMAGED = "damaged"  # the state file cannot be read
     GONE = "gone"
 
 
@@ -147,14 +149,14 @@ class ClusterStatus:
     phase: ClusterPhase
     nodes: tuple[NodeStatus, ...] = ()
     daemons: tuple[DaemonStatus, ...] = ()
-    jobs: tuple[JobStatus, ...] | None = ()  # None: Slurm does not say
+    jobs: tuple[JobStatus, ...] | None = ()  # None: unknown, because Slurm does not answer
     problems: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ClusterSummary:
-    """The line of `dalsegno ls`."""
+    """One line of `dalsegno ls`."""
 
     target: str
     phase: ClusterPhase
@@ -167,13 +169,13 @@ class ShellEntry:
 
     argv: list[str]
     env: dict[str, str]
-    uid: int | None = None  # of the user of the cluster that it becomes
+    uid: int | None = None  # of the user of the cluster that the command runs as; None: the caller
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class RootUse:
-    """What a new cluster gets only if root makes it. `instead`: what others get; "" if nothing."""
+    """What a new cluster gets only if root creates it. `instead`: what it gets otherwise; "" if nothing."""
 
     needs: str
     instead: str = ""
@@ -181,14 +183,14 @@ class RootUse:
 
 @dataclass(frozen=True)
 class NodeTimes:
-    """How long nodes of this target take: `boot_s` to boot, `gone_s` of silence until a node counts as lost."""
+    """Times of this target's nodes: `boot_s` to boot, and `gone_s` of silence until a node counts as lost."""
 
     boot_s: float
     gone_s: float
 
 
 class Target(Protocol):
-    """One cluster on one kind of machine."""
+    """One cluster on one kind of infrastructure."""
 
     @property
     def kind(self) -> str:
@@ -196,7 +198,7 @@ class Target(Protocol):
         ...
 
     def root_use(self, cluster: Cluster) -> RootUse | None:
-        """Return what root would add to a new cluster; None if it makes no difference."""
+        """Return what a new cluster gets only if root creates it; None if root makes no difference."""
         ...
 
     def plan(self, cluster: Cluster) -> Plan: ...
@@ -212,7 +214,7 @@ class Target(Protocol):
     def removal(self) -> Removal: ...
 
     def destroy(self, say: Say) -> bool:
-        """Remove everything; False if there was nothing."""
+        """Remove everything; return False if there was nothing."""
         ...
 
     def status(self) -> ClusterStatus:
@@ -235,11 +237,12 @@ class Target(Protocol):
     def slurm(self) -> SlurmClient: ...
 
     def slurm_as(self, user: str) -> SlurmClient:
-        """Return Slurm's commands as run by a user of the cluster."""
+        """Return a client that runs Slurm's commands as a user of the cluster."""
         ...
 
     def slurm_runs(self) -> bool:
-        """Return whether slurmctld can answer: Slurm's own commands wait half a minute for one that is not there."""
+        """Return whether slurmctld can answer. Slurm's own commands wait half a minute for a slurmctld that does not
+        run."""
         ...
 
     @property
@@ -258,11 +261,11 @@ class Target(Protocol):
         host: str | None = None,
         user: str | None = None,
     ) -> ShellEntry:
-        """Return the way to a shell, or to one command, on the login node, on the head or on `host`."""
+        """Return how to start a shell, or one command, on the login node, on the head or on `host`."""
         ...
 
     def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
-        """Return the way to run one command on a node, as a service of the node would run it."""
+        """Return how to run one command on a node, as a service of the node would run it."""
         ...
 
     def job_images(self) -> str:
@@ -282,15 +285,15 @@ class CanReset(Protocol):
 
 @runtime_checkable
 class CanReboot(Protocol):
-    """A target that can reboot a node that is on, hangs or is off. Slurm must have set the node down before."""
+    """A target that can reboot a node that is on, hangs or is off. Set the node down in Slurm first."""
 
     def reboot(self, node: str) -> None: ...
 
 
 @runtime_checkable
 class CanReplace(Protocol):
-    """A target that can put another machine in a node's place, under the same name. When this returns, the old machine
-    is off and the new one is on its way. It may be called again for the same node."""
+    """A target that can put another machine in a node's place, under the same name. When `replace` returns, the old
+    machine is off and the new one is booting. `replace` may be called again for the same node."""
 
     def replace(self, node: str) -> None: ...
 
@@ -307,16 +310,16 @@ class CanSeePower(Protocol):
     """A target that knows whether a machine is off, as a BMC or a cloud's API does."""
 
     def is_off(self, node: str) -> bool:
-        """Return whether it is certainly off, and so will not come back by itself. Never waits for long."""
+        """Return whether the machine is certainly off, and so will not come back by itself. Never waits for long."""
         ...
 
 
 @runtime_checkable
 class CanReadLogs(Protocol):
-    """A target that can read the console or the logs of a machine that does not answer any more."""
+    """A target that can read the console or the logs of a machine that no longer responds."""
 
     def read_logs(self, node: str) -> Mapping[str, str]:
-        """Return texts by file name, without waiting for the machine."""
+        """Return the logs by file name, without waiting for the machine."""
         ...
 
 
@@ -325,24 +328,24 @@ class CanInject(Protocol):
     """A target that can inject faults into its nodes."""
 
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> Mapping[str, Any]:
-        """Inject a fault and return what was done. One that lasts is recorded before it begins."""
+        """Inject a fault and return what was done. A lasting fault is recorded before it begins."""
         ...
 
     def injected(self) -> Sequence[InjectedFault]:
-        """Return all faults that last."""
+        """Return all lasting faults that were injected and not undone."""
         ...
 
     def clear(self, node: str, fault: str | None = None) -> Sequence[InjectedFault]:
-        """Undo all faults of a node that last, or only this one, and return them."""
+        """Undo the lasting faults of a node, or only `fault`, and return them."""
         ...
 
     def injection_history(self, node: str) -> Sequence[tuple[float, str]]:
-        """Return when faults were injected into a node, or undone by hand."""
+        """Return the times at which faults were injected into a node or undone by a user, each with a description."""
         ...
 
 
 _Ability = TypeVar("_Ability")
-_ABILITIES: dict[type[Any], tuple[str, str]] = {  # what each is for, and what to do without it
+_ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and what to do without it
     CanReset: ("reset GPUs", "reboot or replace the node"),
     CanReboot: ("reboot nodes", "reboot the machine by hand"),
     CanReplace: ("replace nodes", "replace the machine by hand, then run `dalsegno up`"),
@@ -354,7 +357,7 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # what each is for, and what t
 
 
 def require(target: Target, ability: type[_Ability]) -> _Ability:
-    """Return the target as one that has this ability; raise TargetError if it has not."""
+    """Return the target as one with this ability; raise TargetError if it lacks the ability."""
     if isinstance(target, ability):
         return target
     purpose, instead = _ABILITIES[ability]

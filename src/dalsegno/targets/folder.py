@@ -12,14 +12,14 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.spec.facts import Cluster, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, read_json, read_text, write_atomic
 
-IDENTITY = "cluster-id"  # beside slurm.conf, which is all that a run knows of its cluster
-OLDEST_TARGET = "local"  # of state files that do not name their target
+IDENTITY = "cluster-id"  # beside slurm.conf, because a run knows only the path of slurm.conf
+OLDEST_TARGET = "local"  # the target of state files that name none
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ClusterFolder:
-    """`root` is the cluster's own folder, HOME/clusters/NAME."""
+    """The paths in a cluster's state folder. `root` is the folder itself, HOME/clusters/NAME."""
 
     root: Path
 
@@ -29,12 +29,12 @@ class ClusterFolder:
 
     @property
     def id(self) -> str:
-        """A short name for links and cgroups that two clusters never share."""
+        """A short id for the names of links and cgroups; two clusters never share one."""
         return hashlib.blake2b(str(self.root).encode(), digest_size=4).hexdigest()
 
     @property
     def state(self) -> Path:
-        """Written by the target before it makes anything, so that all of it can be found again."""
+        """The state file. The target writes it before it creates anything, so that `down` can find everything."""
         return self.root / "state.json"
 
     @property
@@ -52,12 +52,13 @@ class ClusterFolder:
 
     @property
     def identity(self) -> Path:
-        """Random, made with the cluster: a later cluster of the same name, whose job ids start at 1, has another."""
+        """The file with the cluster's random id. Job ids start at 1 in every new cluster; this id tells clusters of the
+        same name apart."""
         return self.slurm_conf.with_name(IDENTITY)
 
     @property
     def unpacked(self) -> Path:
-        """Images for users whose kernel cannot mount them, a folder for each user."""
+        """Unpacked images for users whose kernel cannot mount images: a folder for each user."""
         return self.root / "unpacked"
 
     @property
@@ -70,17 +71,18 @@ class ClusterFolder:
 
     @property
     def runs(self) -> Path:
-        """A file for each run that the controller keeps: its coordinator's PID and start."""
+        """The folder with a file for each run that the controller keeps alive: PID and start time of its
+        coordinator."""
         return self.root / "controller" / "runs"
 
     @property
     def lock(self) -> Path:
-        """Held by an `up` or a `down`. It is outside the folder, because it outlives the cluster."""
+        """The lock that `up` and `down` hold. It is outside the folder, because it outlives the cluster."""
         return self.root.parents[1] / "locks" / f"{self.name}.lock"
 
     @property
     def node_lock(self) -> Path:
-        """Held by a daemon of the target while it works on a node."""
+        """The lock that a daemon of the target holds while it works on a node."""
         return self.lock.with_suffix(".room")
 
 
@@ -93,7 +95,8 @@ def write_applied(folder: ClusterFolder, cluster: Cluster) -> None:
 
 
 def read_facts(kind: type[T], path: Path) -> T | None:
-    """Return None only if there is no file: a damaged one must not look like a cluster that is not there."""
+    """Read a fact from a JSON file. Return None only if there is no file: a damaged file must not look like a missing
+    cluster."""
     if not path.exists():
         return None
     value = read_json(path)
@@ -106,7 +109,7 @@ def read_facts(kind: type[T], path: Path) -> T | None:
 
 
 def read_target(folder: ClusterFolder) -> str:
-    """Return the name of the target that made the cluster, also of one that is half-made or damaged."""
+    """Return the name of the target that created the cluster, even if the cluster is incomplete or damaged."""
     for path in (folder.state, folder.applied):
         try:
             value = read_json(path)
@@ -118,5 +121,5 @@ def read_target(folder: ClusterFolder) -> str:
 
 
 def read_identity(slurm_conf: Path) -> str:
-    """Return the identity of the cluster that this slurm.conf belongs to; "" if Dal Segno did not make it."""
+    """Return the id of the cluster that this slurm.conf belongs to; "" if Dal Segno did not create the cluster."""
     return (read_text(slurm_conf.with_name(IDENTITY)) or "").strip()

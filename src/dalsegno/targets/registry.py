@@ -1,4 +1,4 @@
-"""Opens targets. This is the only module outside a target that imports one, and only when it is asked for."""
+"""Opens targets. Only this module imports a target from outside it, and only when that target is needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def open_target(kind: str, folder: Path) -> Target:
-    """Return the target that makes a cluster of this kind in this state folder."""
+    """Return a target of this kind for the cluster in this state folder."""
     if kind in UNBUILT_TARGETS:
         raise TargetError(
             f"target `{kind}` is not built yet: {UNBUILT_TARGETS[kind]}",
@@ -31,5 +31,5 @@ def open_target(kind: str, folder: Path) -> Target:
 
 
 def open_existing(folder: Path) -> Target:
-    """Return the target of a cluster that is there, whole or half-made."""
+    """Return the target of an existing cluster, complete or not."""
     return open_target(read_target(ClusterFolder(folder)), folder)

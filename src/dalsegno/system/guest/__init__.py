@@ -1,1 +1,1 @@
-"""The first process of a host. Standard library only, because one runs for every host of a cluster."""
+"""The first process of a host. It uses only the standard library, because every host of a cluster runs one."""

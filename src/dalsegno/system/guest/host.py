@@ -21,10 +21,10 @@ Fact = dict[str, Any]
 
 SIGNALS = {signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGIO}
 STOP_GRACE_S = 5.0
-BINDS_S = 2.0  # interval for checking mounts if the kernel does not notify us of changes
+BINDS_INTERVAL_S = 2.0  # interval for checking mounts if the kernel does not report changes
 SHORT_LIFE_S, PAUSE_S = 5.0, 1.0  # a service that dies early is restarted after a pause
-LOOK_AT_LOGS_S = 30.0
-MOST_LOG_BYTES, OLD_LOGS = 16 << 20, 2  # per log, so that a host's logs stay bounded
+LOG_CHECK_INTERVAL_S = 30.0
+MAX_LOG_BYTES, OLD_LOGS = 16 << 20, 2  # per log, so that a host's logs stay bounded
 
 
 class GuestHost:
@@ -36,14 +36,14 @@ class GuestHost:
         self.running: dict[str, tuple[int, str]] = {}  # name -> (pid, revision)
         self.facts: dict[str, Fact] = {}  # name -> its entry in services.json
         self.due: dict[str, float] = {}  # dead services with `keep` -> when to restart them (monotonic)
-        self.look_at_logs = time.monotonic() + LOOK_AT_LOGS_S
-        self.watched = list[int]()  # folders for which the kernel notifies us when a file is replaced
+        self.look_at_logs = time.monotonic() + LOG_CHECK_INTERVAL_S
+        self.watched = list[int]()  # folders in which the kernel reports replaced files
 
     def live(self) -> None:
         notified = self.watch_binds()
         self.reconcile()
         while True:
-            number = self.wait(LOOK_AT_LOGS_S if notified else BINDS_S)
+            number = self.wait(LOG_CHECK_INTERVAL_S if notified else BINDS_INTERVAL_S)
             self.reap()
             if number in (signal.SIGIO, signal.SIGHUP, 0):
                 self.bind_again()
@@ -64,7 +64,7 @@ class GuestHost:
 
     def rotate_logs(self) -> None:
         """Rotate logs that are too long: those of the services and others in the same folders."""
-        self.look_at_logs = time.monotonic() + LOOK_AT_LOGS_S
+        self.look_at_logs = time.monotonic() + LOG_CHECK_INTERVAL_S
         for folder in {
             os.path.dirname(path) for path in (self.plan["log"], *(s["log"] for s in self.plan["services"]))
         }:
@@ -77,10 +77,10 @@ class GuestHost:
                     rotate(os.path.join(folder, name))
 
     def watch_binds(self) -> bool:
-        """Request a signal when a file that we mounted over is replaced; return False if that is not possible.
+        """Request a signal when a file that is mounted over is replaced; return False if that is not possible.
 
-        `useradd` on the machine writes a new /etc/passwd and renames it over the old one. The kernel then removes what
-        is mounted on the old file, here too: the cluster's users would be gone.
+        `useradd` on the machine writes a new /etc/passwd and renames it over the old one. The kernel then unmounts
+        everything from the old file, in this host too: the cluster's users would be gone.
         """
         import fcntl  # dnotify: inotify allows few instances per user, and there may be hundreds of hosts
 
@@ -99,10 +99,10 @@ class GuestHost:
         for source, target in self.plan["binds"] if self.plan["isolate"] else ():
             try:
                 if not os.path.samefile(source, target):
-                    if not os.stat(target).st_nlink:  # replaced: nothing can be mounted over a deleted file
+                    if not os.stat(target).st_nlink:  # replaced: a deleted file cannot be mounted over
                         unmount(target)
                     mount(source, target, "", MS_BIND)
-            except OSError as error:  # the file is missing for a moment: its return is signalled again
+            except OSError as error:  # the file is missing for a moment; its return triggers another signal
                 log.warning("%s not mounted again: %s", target, error)
 
     def revive(self) -> None:
@@ -227,7 +227,7 @@ def spawn(service: Fact) -> int:
         os.close(null)
 
 
-def rotate(path: str, most_bytes: int = MOST_LOG_BYTES, old: int = OLD_LOGS) -> None:
+def rotate(path: str, most_bytes: int = MAX_LOG_BYTES, old: int = OLD_LOGS) -> None:
     """Copy a log that is too long to PATH.1 and truncate it, so that daemons need not reopen it.
 
     Lines written between the last read and the truncation are lost.

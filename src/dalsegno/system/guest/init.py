@@ -1,7 +1,7 @@
 """Boot hosts and run their first process.
 
 The arguments are plan files, one per host. All hosts are forked from this interpreter, so that 64 hosts cost one start
-of Python. With `"isolate": true` a host is PID 1 of its own namespaces (network, mounts, host name, PIDs); without, it
+of Python. With `"isolate": true` a host is PID 1 of its own namespaces (network, mounts, host name, PIDs). Otherwise it
 is a plain process that adopts its orphans.
 """
 
@@ -80,9 +80,9 @@ def _become_host(plan_path: str, plan: Plan, result: int) -> NoReturn:
         _separate(plan)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         name_process(f"ds:{plan['name']}")
-        pid = _announce(plan)
+        pid = _record_start(plan)
         if plan["isolate"]:
-            _furnish(plan)
+            _set_up_host(plan)
         else:
             _join_cgroups(plan)
         os.write(result, str(pid).encode())
@@ -92,7 +92,7 @@ def _become_host(plan_path: str, plan: Plan, result: int) -> NoReturn:
             give_address(plan["interface"], plan["address"])
         GuestHost(plan_path, plan).live()
         os._exit(0)
-    except BaseException as error:  # whatever it is, this child must not continue as the parent's program
+    except BaseException as error:  # after any error, this child must not continue as the parent's program
         logging.getLogger("init").error("%s: %s", plan["name"], error)
         _report_failure(result, error)
         os._exit(1)
@@ -120,8 +120,9 @@ def _separate(plan: Plan) -> None:
         os._exit(0)
 
 
-def _announce(plan: Plan) -> int:
-    """Record our PID while /proc still shows the machine's PIDs, and a random boot id for this host.
+def _record_start(plan: Plan) -> int:
+    """Write this process's PID, while /proc still shows the machine's PIDs, and a random boot id to files; return the
+    PID.
 
     The kernel's boot id is the same for all hosts of the machine.
     """
@@ -133,7 +134,7 @@ def _announce(plan: Plan) -> int:
     return pid
 
 
-def _furnish(plan: Plan) -> None:
+def _set_up_host(plan: Plan) -> None:
     """Set up the mounts, host name and loopback of an isolated host."""
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     _join_cgroups(plan)
@@ -151,8 +152,8 @@ def _furnish(plan: Plan) -> None:
 def _enter_unit(plan: Plan) -> None:
     """Move from the caller's login session, which may be killed as a whole, to the scope of the cluster.
 
-    A cgroup v2 scope with processes of its own cannot enable controllers for the hosts' folders, so we enter a folder
-    beside them.
+    A cgroup v2 scope that has processes cannot enable controllers for the hosts' folders, so this process enters a
+    folder beside them.
     """
     unified = plan.get("unified", False)
     for folder in plan.get("unit_folders", ()):
@@ -161,9 +162,9 @@ def _enter_unit(plan: Plan) -> None:
 
 
 def _join_cgroups(plan: Plan) -> None:
-    """Enter a folder for this host in each hierarchy; an isolated host sees it as the root.
+    """Enter a folder for this host in each hierarchy; an isolated host sees that folder as the root.
 
-    Slurm names its folders after the node alone, so clusters with the same node names would share them.
+    Slurm names its folders only after the node, so clusters with the same node names would share them.
     """
     for root, folder in plan["cgroups"].items():
         if plan.get("unified", False):
@@ -195,8 +196,8 @@ def _join_unified(root: str, folder: str, *, isolate: bool, alone: bool) -> None
     pass_controllers_on(folder)
     pass_controllers_on(os.path.join(folder, "system.slice"))
     if isolate:
-        # slurmstepd of 22.05 moves from its step's folder to the root, which on a real machine may have processes.
-        # Here it may not, because it enables controllers: without this, the folder of every step would stay forever.
+        # slurmstepd 22.05 moves from its step's folder to the root. The root of a real machine may have processes; this
+        # one may not, because it enables controllers. Without this mount, the folder of every step would stay forever.
         mount(os.path.join(folder, "init.scope/cgroup.procs"), os.path.join(folder, "cgroup.procs"), "", MS_BIND)
 
 

@@ -29,7 +29,7 @@ def unshare_all() -> None:
 
 
 def unshare_cgroups() -> None:
-    """Make our current cgroup the root for this process and its children."""
+    """Make the current cgroup the root for this process and its children."""
     _check(_libc.unshare(CLONE_NEWCGROUP), "unshare cgroups")
 
 
@@ -61,9 +61,9 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-# The host's network, set up from inside: addresses by ioctl, routes by netlink
+# The host's network, configured from inside: addresses by ioctl, routes by netlink
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x891C, 0x8913, 0x8914, 1
-LINK_WAIT_S = 7200.0  # links are added when all hosts have booted; after a killed `up`, the next one ends the hosts
+LINK_WAIT_S = 7200.0  # links come after all hosts have booted; after a killed `up`, the next `up` ends the hosts
 
 
 def link_exists(name: str) -> bool:
@@ -107,10 +107,10 @@ def acknowledge_quickly(name: str, address: str, bits: int) -> None:
     own = socket.inet_aton(address)
     network = bytes(a & b for a, b in zip(own, _mask(bits), strict=True))
     try:
-        _replace_route(name, network, bits, own, table=254, scope=253, kind=1)  # to the others: main, link, unicast
-        _replace_route(name, own, 32, own, table=255, scope=254, kind=2)  # to ourselves: local, host, local
+        _replace_route(name, network, bits, own, table=254, scope=253, kind=1)  # to other hosts: main, link, unicast
+        _replace_route(name, own, 32, own, table=255, scope=254, kind=2)  # to itself: local, host, local
     except OSError as error:
-        logging.getLogger("init").warning("quick acknowledgement not set: %s", error)  # slower, not wrong
+        logging.getLogger("init").warning("quick acknowledgement not set: %s", error)  # slower, but correct
 
 
 def quiet_ipv6() -> None:

@@ -1,4 +1,4 @@
-"""A cluster on this machine: real Slurm on virtual hosts (as root) or on loopback ports."""
+"""A cluster on this machine: real Slurm on virtual hosts (needs root) or on loopback ports."""
 
 from dalsegno.targets.local.target import LocalTarget
 

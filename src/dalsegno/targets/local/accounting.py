@@ -1,4 +1,4 @@
-"""The cluster's people in Slurm's accounting, and its reservations."""
+"""The cluster's users and accounts in Slurm's accounting, its reservations, and its database."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from dalsegno.system.processes import Runner
 
 
 def register_cluster(slurm: SlurmClient, name: str) -> None:
-    """Register the cluster before slurmctld first starts: it exits if slurmdbd does not know the cluster."""
+    """Register the cluster before slurmctld first starts: slurmctld exits if slurmdbd does not know the cluster."""
     slurm.sacctmgr(["add", "cluster", name])
 
 
 def update_people(slurm: SlurmClient, cluster: Cluster, *, fresh: bool) -> None:
-    """Add and change QOS, accounts and users; those no longer in the file keep their history."""
+    """Add and change QOS, accounts and users. Those that left the cluster file are kept, with their history."""
     found = None if fresh else slurm.accounts(cluster.name)
     slurm.sacctmgr_all(accounting_commands(cluster, found))
 
 
 def update_reservations(slurm: SlurmClient, cluster: Cluster, before: tuple[str, ...]) -> None:
-    """Create the reservations of the file; those that an earlier file named are created again."""
+    """Create the reservations of the cluster file. Delete those of an earlier file (`before`) first."""
     there = _reservation_names(slurm)
     for name in before:
         if name in there:
@@ -44,15 +44,15 @@ def update_reservations(slurm: SlurmClient, cluster: Cluster, before: tuple[str,
 
 
 def _reservation_names(slurm: SlurmClient) -> set[str]:
-    said = slurm.scontrol("-o", "show", "reservation")
-    return {word.partition("=")[2] for word in said.split() if word.startswith("ReservationName=")}
+    output = slurm.scontrol("-o", "show", "reservation")
+    return {word.partition("=")[2] for word in output.split() if word.startswith("ReservationName=")}
 
 
 NEEDED_MIB = 256
 
 
 def fill_database(runner: Runner, target: Path, cache: Path, user: str) -> None:
-    """Give the cluster an empty database, unless it has one."""
+    """Create an empty database for the cluster, unless it has one."""
     if target.exists():
         return
     free_mib = shutil.disk_usage(target.parent).free >> 20
@@ -64,7 +64,7 @@ def fill_database(runner: Runner, target: Path, cache: Path, user: str) -> None:
     template = cache / f"mariadb-{_mariadb_version(runner)}"
     if not template.exists():
         _make_template(runner, template, user)
-    # The copy gets its name last, so that an interrupted one is never used as a database.
+    # The copy is renamed last, so that an interrupted copy is never used as a database.
     part = target.with_name("db.part")
     remove_tree(part)
     runner.run(["cp", "-a", "--sparse=always", str(template), str(part)], timeout_s=120).checked(
@@ -74,11 +74,11 @@ def fill_database(runner: Runner, target: Path, cache: Path, user: str) -> None:
 
 
 def _mariadb_version(runner: Runner) -> str:
-    said = runner.run([program("mariadbd") or "mariadbd", "--version"], timeout_s=30).checked().stdout
-    found = re.search(r"Ver (\S+?)(-MariaDB)?\s", said)
+    output = runner.run([program("mariadbd") or "mariadbd", "--version"], timeout_s=30).checked().stdout
+    found = re.search(r"Ver (\S+?)(-MariaDB)?\s", output)
     if not found:
         raise TargetError(
-            f"unexpected output of `mariadbd --version`: {said.strip()[:200]}",
+            f"unexpected output of `mariadbd --version`: {output.strip()[:200]}",
             hint="`./dalsegno setup` installs MariaDB",
         )
     return re.sub(r"[^\w.+-]", "_", found[1])
@@ -91,7 +91,7 @@ def _make_template(runner: Runner, template: Path, user: str) -> None:
             remove_tree(old)  # left by an `up` that was killed here
     part = template.with_name(f"{template.name}.{os.getpid()}.part")
     install = program("mariadb-install-db") or "mariadb-install-db"
-    # Run in its parent folder: its script fails if an absolute path has a blank.
+    # Run in the parent folder: mariadb-install-db fails if an absolute path contains a blank.
     argv = [install, "--no-defaults", f"--datadir=./{part.name}", f"--user={user}", "--skip-test-db"]
     env = {**os.environ, "TMPDIR": "."}  # in the new folder: the user's TMPDIR may be full or missing
     done = runner.run([*argv, "--auth-root-authentication-method=normal"], cwd=str(part.parent), env=env, timeout_s=120)
@@ -102,4 +102,4 @@ def _make_template(runner: Runner, template: Path, user: str) -> None:
     try:
         part.rename(template)
     except OSError:
-        remove_tree(part)  # another `up` was quicker
+        remove_tree(part)  # another `up` created the template first

@@ -45,7 +45,7 @@ from dalsegno.targets.local.sweep import end_strays
 
 
 def make_folders(folder: Folder, plan: LocalPlan) -> None:
-    """Make every folder that a daemon expects."""
+    """Create every folder that a daemon needs."""
     for path in (folder.root, folder.etc, folder.run, folder.pids, folder.bin, folder.devices, folder.homes):
         make_folder(path)
     make_folder(folder.secret, 0o700)
@@ -63,13 +63,13 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
 
 
 def make_devices(folder: Folder, plan: LocalPlan) -> None:
-    """Make a file for each simulated GPU; Slurm derives CUDA_VISIBLE_DEVICES from its number."""
+    """Create a device file for each simulated GPU; Slurm derives CUDA_VISIBLE_DEVICES from its number."""
     if not plan.placement.gpus_simulated:
         return
     for index in range(max((node.gpus for node in plan.cluster.nodes), default=0)):
         device = folder.devices / f"nvidia{index}"
         if not device.is_symlink():
-            device.symlink_to("/dev/null")  # Slurm needs a character device, and making another one needs root
+            device.symlink_to("/dev/null")  # Slurm needs a character device, and creating one needs root
 
 
 def make_key(folder: Folder) -> None:
@@ -78,7 +78,8 @@ def make_key(folder: Folder) -> None:
 
 
 def make_secrets(folder: Folder, plan: LocalPlan) -> None:
-    """Make the secrets that prove who a node agent is and, on loopback ports, boot ids, which hosts make themselves."""
+    """Create the secrets that authenticate node agents and, on loopback ports, boot ids. Virtual hosts create their own
+    boot ids."""
     for node in plan.cluster.nodes:
         if not folder.agent_secret(node.name).exists():
             draw_secret(folder, node.name)
@@ -92,7 +93,7 @@ def make_identity(folder: Folder) -> None:
 
 
 def make_homes(folder: Folder, plan: LocalPlan) -> None:
-    """Make home folders for users that exist only inside the cluster."""
+    """Create home folders for users that exist only inside the cluster."""
     for name, uid in plan.placement.uids.items():
         home = folder.homes / name
         if not home.exists():
@@ -105,7 +106,7 @@ def write_files(folder: Folder, plan: LocalPlan) -> None:
         write_file(folder, name, plan.desired.files[name])
     for node in plan.cluster.nodes:
         if f"hosts/{node.name}/telemetry.json" in plan.write and folder.machine(node.name).exists():
-            write_hardware(folder, node, plan.placement.gpus_simulated)  # a replacement, with GPUs of its own
+            write_hardware(folder, node, plan.placement.gpus_simulated)  # a replaced node has other GPUs
 
 
 def write_file(folder: Folder, name: str, file: File) -> None:
@@ -114,12 +115,12 @@ def write_file(folder: Folder, name: str, file: File) -> None:
     write_atomic(path, file.text, file.mode)
 
 
-MOUNT_S = 10.0  # for running hosts to mount files again
+MOUNT_TIMEOUT_S = 10.0  # the time that running hosts have to mount new files
 
 
 @dataclass(frozen=True)
 class ApplySite:
-    """What the steps of a plan work with."""
+    """The dependencies of all steps: where and how a plan is applied."""
 
     runner: Runner
     folder: Folder
@@ -139,7 +140,7 @@ def apply(site: ApplySite, plan: LocalPlan, before: ClusterState | None) -> None
         owner=before.owner if before else caller(),
     )
     make_folder(site.folder.root)
-    write_state(site.folder, state)  # first: from here on `down` and `status` find it
+    write_state(site.folder, state)  # first: from here on `down` and `status` find the cluster
     make_folders(site.folder, plan)
     if plan.remove_nodes or plan.remove_partitions:
         drain_and_wait(site.slurm, plan, site.folder, site.say)
@@ -151,12 +152,12 @@ def apply(site: ApplySite, plan: LocalPlan, before: ClusterState | None) -> None
     state = _start_head(site, plan, state)
     since = time.time()
     if plan.unfinished and plan.reconfigure:
-        # Before slurmd is started where it does not run yet: a step that starts while slurmd reads its files again can
-        # lose its output (seen with Slurm 22.05, about once in 30).
+        # Reconfigure before the missing slurmds start: a step that starts while slurmd reads its files again can lose
+        # its output (seen with Slurm 22.05, about once in 30).
         site.slurm.reconfigure()
     _start_nodes(site, plan)
     remove_hosts(site.folder, plan.remove_hosts)
-    _settle(site, plan, since)
+    _finish(site, plan, since)
     write_applied(site.folder, plan.cluster)
     write_state(site.folder, replace(state, phase=ApplyStage.UP))
 
@@ -179,14 +180,14 @@ def _put_files(site: ApplySite, plan: LocalPlan) -> None:
 
 
 def _mount_again(site: ApplySite, plan: LocalPlan) -> None:
-    """Make running hosts mount the new files in place of the old ones.
+    """Make running hosts mount the new files in place of the old ones, and wait for that.
 
-    A host that is stopped mounts them when it resumes, and is not waited for.
+    A stopped host mounts them when it resumes. Nothing waits for it longer than MOUNT_TIMEOUT_S.
     """
-    folders = [site.folder.host(name) for name in _living(site, plan)]
+    folders = [site.folder.host(name) for name in _running_hosts(site, plan)]
     for folder in folders:
         reload(folder)
-    until = time.monotonic() + MOUNT_S
+    until = time.monotonic() + MOUNT_TIMEOUT_S
     while not all(has_its_files(folder) for folder in folders) and time.monotonic() < until:
         time.sleep(0.01)
 
@@ -196,7 +197,7 @@ def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
     missing = [plan.desired.hosts[name] for name in plan.boot]
     if missing:
         site.say(f"booting {len(missing)} host{'s' * (len(missing) > 1)}")
-        end_strays(site.folder, list(_living(site, plan).values()), loopback=plan.placement.hosts == LOOPBACK)
+        end_strays(site.folder, list(_running_hosts(site, plan).values()), loopback=plan.placement.hosts == LOOPBACK)
     for host in missing:
         write_plan(hold_all(host))
     booted = boot(site.runner, missing, str(site.folder.root))
@@ -209,30 +210,30 @@ def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
 
 
 def _connect(site: ApplySite, plan: LocalPlan, booted: Mapping[str, Process]) -> None:
-    """Connect hosts without a link: new ones, all hosts of a new switch, and those of an interrupted `up`."""
-    living = _living(site, plan)
-    switch = living.pop(SWITCH, None)
+    """Connect hosts without a link: new hosts, all hosts of a new switch, and hosts of an interrupted `up`."""
+    running = _running_hosts(site, plan)
+    switch = running.pop(SWITCH, None)
     if switch is None:
         raise TargetError("the cluster's switch host is gone", hint="run `dalsegno up` again")
-    networked = {name: host for name, host in living.items() if name in plan.placement.addresses}
+    networked = {name: host for name, host in running.items() if name in plan.placement.addresses}
     plugged = plug_in(site.runner, plan.placement, switch.pid, networked, new=booted.keys())
     for name in plugged - booted.keys():
-        reload(site.folder.host(name))  # so that it gives its new link an address
+        reload(site.folder.host(name))  # so that the host gives its new link an address
 
 
-def _living(site: ApplySite, plan: LocalPlan) -> dict[str, Process]:
+def _running_hosts(site: ApplySite, plan: LocalPlan) -> dict[str, Process]:
     found = {name: host_process(site.folder.host(name)) for name in plan.desired.hosts}
     return {name: process for name, process in found.items() if process is not None}
 
 
 def _start_head(site: ApplySite, plan: LocalPlan, state: ClusterState) -> ClusterState:
-    """Start munge, database, accounting and controller, each when the one before it answers."""
+    """Start munged, the database, accounting and slurmctld, each when the one before it answers."""
     head = plan.desired.hosts[plan.cluster.head]
     up = ["munged"]
     start_and_wait(head, up, "munged", lambda: socket_answers(site.folder.munge_socket))
     if plan.cluster.slurm.accounting:
         state = _start_accounting(site, plan, state, up)
-    _say_if(site, plan, "slurmctld", "starting slurmctld")
+    _say_if_started(site, plan, "slurmctld", "starting slurmctld")
     up.append("slurmctld")
     start_and_wait(head, up, "slurmctld", lambda: site.slurm.ping()[0].up)
     if plan.cluster.slurm.backup_controller:
@@ -246,8 +247,8 @@ def _start_head(site: ApplySite, plan: LocalPlan, state: ClusterState) -> Cluste
     return state
 
 
-def _say_if(site: ApplySite, plan: LocalPlan, service: str, text: str) -> None:
-    """Report a start only if it happens: services that run with the right settings are left alone."""
+def _say_if_started(site: ApplySite, plan: LocalPlan, service: str, text: str) -> None:
+    """Report that a service starts, unless it already runs with the right settings."""
     moved = {name.partition(":")[0] for _, name in (*plan.start, *plan.restart)}
     booted = {one.name.partition(":")[0] for host in plan.boot for one in plan.desired.hosts[host].services}
     if service in moved | booted:
@@ -257,7 +258,7 @@ def _say_if(site: ApplySite, plan: LocalPlan, service: str, text: str) -> None:
 def _start_accounting(site: ApplySite, plan: LocalPlan, state: ClusterState, up: list[str]) -> ClusterState:
     head = plan.desired.hosts[plan.cluster.head]
     address = plan.placement.addresses[plan.cluster.head]
-    _say_if(site, plan, "slurmdbd", "starting accounting (MariaDB, slurmdbd)")
+    _say_if_started(site, plan, "slurmdbd", "starting accounting (MariaDB, slurmdbd)")
     up.append("mariadbd")
     start_and_wait(head, up, "mariadbd", lambda: socket_answers(site.folder.database_socket))
     up.append("slurmdbd")
@@ -267,16 +268,16 @@ def _start_accounting(site: ApplySite, plan: LocalPlan, state: ClusterState, up:
         register_cluster(site.slurm, plan.cluster.name)
         state = replace(state, registered=True)
         write_state(site.folder, state)
-    # slurmctld of 26.05 ends if a partition names a QOS that is not in the database. Its settings follow later.
+    # slurmctld 26.05 exits if a partition names a QOS that is not in the database. The QOS get their settings later.
     if named := sorted({qos for part in plan.cluster.partitions for qos in part.allow_qos}):
         site.slurm.sacctmgr(["add", "qos", ",".join(named)])
     return state
 
 
 def _start_nodes(site: ApplySite, plan: LocalPlan) -> None:
-    """Start slurmd after slurmctld: without one, slurmd waits a second before it tries again. Our controller starts
-    beside them, node agents when it answers."""
-    _say_if(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
+    """Start slurmd and the controller of Dal Segno; node agents start later, when the controller answers. slurmctld
+    runs already: without it, slurmd would wait a second before it tries again."""
+    _say_if_started(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
     for host in _head_and_nodes(plan):
         start_services(host, _first(host))
 
@@ -292,12 +293,12 @@ def _head_and_nodes(plan: LocalPlan) -> Sequence[HostPlan]:
     return [head]
 
 
-def _settle(site: ApplySite, plan: LocalPlan, since: float) -> None:
+def _finish(site: ApplySite, plan: LocalPlan, since: float) -> None:
     if plan.accounting:  # slurmdbd accepts limits on GPUs only after slurmctld has reported them
         update_people(site.slurm, plan.cluster, fresh=plan.fresh)
     changed = plan.reconfigure and not plan.unfinished
     if changed or (plan.accounting and any(part.allow_qos for part in plan.cluster.partitions)):
-        site.slurm.reconfigure()  # also for QOS of partitions that slurmctld did not know when it started
+        site.slurm.reconfigure()  # also if slurmctld did not know the QOS of a partition when it started
     names = [node.name for node in plan.cluster.nodes]
     site.say(f"waiting for {compress(names)}")
     wait_for_nodes(site.slurm, plan, site.folder, since)
@@ -313,7 +314,7 @@ def _settle(site: ApplySite, plan: LocalPlan, since: float) -> None:
 
 
 def _save_partitions(site: ApplySite, plan: LocalPlan) -> None:
-    """Make slurmctld save its partitions: a backup that takes over reads the saved ones, and exits if they name removed
-    nodes. Setting a value to what it is already is enough."""
+    """Make slurmctld save its partitions. A backup that takes over reads the saved partitions, and exits if they name
+    removed nodes. Setting a value that is set already is enough."""
     for partition in plan.cluster.partitions:
         site.slurm.update(PartitionName=partition.name, Hidden="YES" if partition.hidden else "NO")

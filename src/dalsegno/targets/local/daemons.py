@@ -1,4 +1,4 @@
-"""The services of a local cluster: their definitions, starting them, and waiting until they answer."""
+"""The services of a local cluster: definition, start, and waiting until they answer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from dalsegno.system.processes import Runner
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, ROOM, Placement
 
-BOOT_ID = "DALSEGNO_BOOT_ID"  # a path of a file
-# A slurmctld that was killed before it first saved the usage of associations refuses to start without this.
+BOOT_ID = "DALSEGNO_BOOT_ID"  # holds the path of a file
+# Adds `-i` if slurmctld was killed before it first saved the usage of associations: it would refuse to start.
 START = 'test -e "$0/clustername" && ! test -e "$0/assoc_usage" && set -- "$@" -i; exec "$@"'
 NODE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -40,12 +40,13 @@ def daemon_env(folder: Folder) -> dict[str, str]:
 
 
 def node_env(folder: Folder, node: str) -> dict[str, str]:
-    """Return the variables of a node's own services: the files with its telemetry and its boot id."""
+    """Return the variables of a node's own services: the paths of its telemetry and of its boot id."""
     return {TELEMETRY: str(folder.telemetry(node)), BOOT_ID: str(folder.boot_id(node))}
 
 
 class Services:
-    """Defines services; `structure` stands for all settings that need a restart of Slurm's daemons."""
+    """Defines the services of each host. `structure` is the text of all settings whose change restarts Slurm's
+    daemons."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Services:
     ) -> None:
         self.cluster, self.folder, self.machine, self.structure = cluster, folder, machine, structure
         self.log_env = {LEVEL: log_level} if log_level not in ("", "info") else {}
-        self.door = f"{placement.addresses[cluster.head]}:{placement.ports.get(AGENTS, AGENTS_PORT)}"  # for node agents
+        self.agents_address = f"{placement.addresses[cluster.head]}:{placement.ports.get(AGENTS, AGENTS_PORT)}"
 
     def head(self) -> list[Service]:
         """Return the services of the head in the order in which they start."""
@@ -66,14 +67,14 @@ class Services:
         return [self.munged(), *database, self.slurmctld(self.cluster.head), self.controller()]
 
     def compute(self, node: str, host: str) -> list[Service]:
-        """Return the services of a node. There is no node agent if nothing reads its reports."""
+        """Return the services of a node. There is no node agent if no controller reads its reports."""
         watched = self.cluster.health.mode != "off"
         return [self.slurmd(node, host), *([self.node_agent(node, host)] if watched else [])]
 
     def munged(self) -> Service:
         run, secret = self.folder.run, self.folder.secret
         # --force: munged refuses parent folders that others may not enter, such as a home of mode 0750. Only the
-        # socket's own folder matters, and it is ours.
+        # socket's own folder matters, and the cluster owns that.
         return self._service(
             "munged",
             [
@@ -85,7 +86,8 @@ class Services:
         )  # fmt: skip
 
     def mariadbd(self) -> Service:
-        """Return MariaDB, reached only through a socket in a 0700 folder: no network, so no passwords."""
+        """Return MariaDB. It listens only on a socket in a 0700 folder, not on the network, so it needs no
+        passwords."""
         secret = self.folder.secret
         return self._service(
             "mariadbd",
@@ -113,28 +115,29 @@ class Services:
         return Version.parse(self.machine.slurm_version)
 
     def controller(self) -> Service:
-        """Return the controller. Coordinators of runs outlive it, so it may be restarted at any time."""
-        arguments = [str(self.folder.root), "--agents", self.door]
+        """Return the controller. Coordinators of runs outlive it, so a restart is safe at any time."""
+        arguments = [str(self.folder.root), "--agents", self.agents_address]
         return self._own("controller", arguments, daemon_env(self.folder), self.cluster.head)
 
     def machine_room(self) -> Service:
-        """Return the machine room, which is outside the hosts and may be restarted at any time."""
+        """Return the machine room. It runs outside the hosts, and a restart is safe at any time."""
         return self._own("machine-room", [str(self.folder.root)], {**daemon_env(self.folder), "PATH": NODE_PATH}, ROOM)
 
     def node_agent(self, node: str, host: str) -> Service:
-        """Return the node agent. Its boot id and secret are in files, so that its definition never changes."""
+        """Return the node agent. Its boot id and secret are in files, so that its definition does not change with
+        them."""
         boot, secret = str(self.folder.boot_id(node)), str(self.folder.agent_secret(node))
-        arguments = ["--node", node, "--controller", self.door, "--secret", secret, "--boot-id", boot]
+        arguments = ["--node", node, "--controller", self.agents_address, "--secret", secret, "--boot-id", boot]
         env = {**daemon_env(self.folder), **node_env(self.folder, node)}
         service = self._own("node-agent", arguments, env, node)
         return service if node == host else replace(service, name=f"node-agent:{node}")
 
     def slurmrestd(self, host: str) -> Service:
-        """Return slurmrestd. It refuses to run as root or as SlurmUser, so root starts it as `nobody`, who may see all
-        and change nothing. Its socket (rest_auth/local) accepts root and its own user."""
+        """Return slurmrestd. It refuses to run as root or as SlurmUser, so root starts it as `nobody`, who can read
+        everything and change nothing. Its socket (rest_auth/local) accepts root and `nobody`."""
         nobody = versions.user_word("nobody", self._slurm)
         as_root = ["-u", nobody, "-g", str(versions.NOBODY_UID)] if self.machine.is_root else []
-        # Without accounting, slurmrestd exits because of the part of its API that needs slurmdbd.
+        # Without accounting, the part of the REST API that needs slurmdbd makes slurmrestd exit.
         api = [] if self.cluster.slurm.accounting else ["-s", versions.rest_api(self._slurm)]
         socket = f"unix:{self.folder.run / 'rest/slurmrestd.sock'}"
         return self._service("slurmrestd", [*as_root, *api, "-a", "rest_auth/local", socket], host=host)
@@ -153,7 +156,7 @@ class Services:
         )
 
     def _own(self, name: str, arguments: Sequence[str], env: dict[str, str], host: str) -> Service:
-        """Return a service of Dal Segno: a new version restarts it, and its host does if it dies."""
+        """Return a service of Dal Segno. `up` restarts it for a new version; its host restarts it if it dies."""
         argv, env = (*launcher(), name, *arguments), {**env, **self.log_env}
         log = str(self.folder.log(host, name))
         return Service(name, argv, env, log, revision(argv, sorted(env.items()), __version__), keep=True)
@@ -175,26 +178,26 @@ class Services:
         return Service(name, argv, full, path, revision(argv, sorted(full.items()), *depends))
 
 
-START_S = 60.0
-STARTED_S = 5.0  # for a service that nothing else waits for
+START_TIMEOUT_S = 60.0
+STARTED_TIMEOUT_S = 5.0  # for all services that nothing else waits for
 LOG_LINES = 12
 
 
 def check_settings(runner: Runner, folder: Folder) -> None:
-    """Make Slurm read its files before a daemon depends on them, to report unknown keys and values here."""
+    """Make Slurm read its files before a daemon starts, so that unknown keys and values are reported here."""
     env = {"PATH": NODE_PATH, **slurm_env(folder)}
     done = runner.run(["scontrol", "show", "hostnames", "a"], env=env, timeout_s=30 * slowness())
     if done.exit_code != 0:
-        said = "\n".join(f"  {line}" for line in done.stderr.strip().splitlines()[-LOG_LINES:])
+        output = "\n".join(f"  {line}" for line in done.stderr.strip().splitlines()[-LOG_LINES:])
         raise TargetError(
-            f"slurmctld could not start: Slurm cannot read its settings\n{said}",
+            f"slurmctld could not start: Slurm cannot read its settings\n{output}",
             where=str(folder.slurm_conf),
             hint="fix it in the cluster file, most likely below `extra:`, then run `dalsegno up` again",
         )
 
 
 def start_services(plan: HostPlan, names: Collection[str]) -> None:
-    """Make a host start these services, or restart them with new settings; others are left alone."""
+    """Make a host start these services, or restart them with new settings. Its other services are left alone."""
     services = tuple(replace(service, hold=service.name not in names) for service in plan.services)
     write_plan(replace(plan, services=services))
     reload(Path(plan.dir))
@@ -210,9 +213,10 @@ def start_and_wait(
 ) -> None:
     """Make a host start these services, and wait until `name` answers.
 
-    Its death from now on, its host's death, or silence is an error with the end of its log.
+    Raise an error with the end of the service's log if the service or its host dies from now on, or if it does not
+    answer in time.
     """
-    asked_at, timeout_s = time.time(), START_S * slowness() if timeout_s is None else timeout_s
+    asked_at, timeout_s = time.time(), START_TIMEOUT_S * slowness() if timeout_s is None else timeout_s
     start_services(plan, names)
     service = next(service for service in plan.services if service.name == name)
     until = time.monotonic() + timeout_s
@@ -231,9 +235,9 @@ def start_and_wait(
 
 
 def wait_until_started(hosts: Iterable[HostPlan]) -> None:
-    """Wait until every service of these hosts runs, so that the status shows no start under way as a fault. One that
-    does not start in time is left to the status."""
-    until = time.monotonic() + STARTED_S * slowness()
+    """Wait until every service of these hosts runs, so that the status does not show a service that is starting as a
+    fault. If one does not start in time, return; the status reports it."""
+    until = time.monotonic() + STARTED_TIMEOUT_S * slowness()
     for host in hosts:
         for service in host.services:
             while not _is_current(host, service) and time.monotonic() < until:
@@ -241,7 +245,7 @@ def wait_until_started(hosts: Iterable[HostPlan]) -> None:
 
 
 def _answers(ready: Callable[[], bool]) -> bool:
-    """Return False if asking fails: the daemon's log has the better reason."""
+    """Return whether the daemon answers. If asking fails, return False: the daemon's log has the better reason."""
     try:
         return ready()
     except DalsegnoError:
@@ -249,19 +253,19 @@ def _answers(ready: Callable[[], bool]) -> bool:
 
 
 def _is_current(plan: HostPlan, service: Service) -> bool:
-    """Return whether it runs with its present settings: during a restart the old process may still answer."""
+    """Return whether the service runs with its present settings: during a restart the old process may still answer."""
     fact = service_facts(Path(plan.dir)).get(service.name)
     return fact is not None and fact.running and fact.revision == service.revision
 
 
 def raise_if_dead(plan: HostPlan, service: Service, since: float) -> None:
-    """Raise if the service has died since then; an earlier death is what this `up` repairs."""
+    """Raise if the service has died after `since`. An earlier death does not count: this `up` repairs it."""
     if host_process(Path(plan.dir)) is None:
         raise TargetError(
             f"host {plan.name} is gone\n{log_tail(plan.log)}", where=plan.log, hint="run `dalsegno up` again"
         )
     fact = service_facts(Path(plan.dir)).get(service.name)
-    current = fact is not None and fact.revision == service.revision  # its predecessor was stopped on purpose
+    current = fact is not None and fact.revision == service.revision  # older processes were stopped on purpose
     if fact is not None and current and fact.exit_code is not None and fact.ended_at >= since:
         why = fact.error or f"ended with code {fact.exit_code}"
         raise TargetError(

@@ -50,7 +50,8 @@ CREDENTIAL_S = 30  # Slurm delays a requeued job while its old credential is val
 
 
 def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> Layout:
-    """Return the layout that Slurm's files are rendered from. Daemons log to stderr, which their host keeps."""
+    """Return the layout that Slurm's files are rendered from. Daemons log to stderr, which their host writes to
+    files."""
     loopback = placement.hosts == LOOPBACK
     tracked = machine.cgroups.version > 0 and not loopback
     held = tuple(name for name, why_not in limits(cluster, placement, machine).items() if not why_not)
@@ -77,10 +78,10 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
 
 
 def limits(cluster: Cluster, placement: Placement, machine: MachineFacts) -> dict[str, str]:
-    """Return what jobs can be limited to, and for each why they are not; "" if they are.
+    """Return each resource that jobs can be limited to, and why it is not limited; "" if it is.
 
-    A size that the file does not set is only a number for Slurm: nobody asked to have jobs killed at that limit. Each
-    simulated GPU is the machine's /dev/null, which cannot be denied to anybody.
+    A size that the cluster file does not set is only a number for Slurm: the user did not ask to have jobs killed at
+    that size. Every simulated GPU is the machine's /dev/null, to which access cannot be denied.
     """
     tree, nodes = machine.cgroups, cluster.nodes
     if placement.hosts == LOOPBACK or tree.version != 2:
@@ -102,7 +103,7 @@ def _lacking(controller: str, tree: CgroupTree) -> str:
 
 
 def limits_sentence(cluster: Cluster, placement: Placement, machine: MachineFacts) -> str:
-    """Return the sentence of `plan` about the limits of jobs."""
+    """Return the sentence of `dalsegno plan` about the limits of jobs."""
     told = limits(cluster, placement, machine)
     held = [name for name, why_not in told.items() if not why_not]
     not_held = [f"not to {name} ({why_not})" for name, why_not in told.items() if why_not]
@@ -112,7 +113,8 @@ def limits_sentence(cluster: Cluster, placement: Placement, machine: MachineFact
 
 
 def _cgroups(machine: MachineFacts, tracked: bool, held: tuple[str, ...]) -> Cgroups:
-    """Return cgroup.conf: Slurm's plugin for cgroup v2 needs folders that only root can make, even if unused."""
+    """Return the settings of cgroup.conf. Slurm's plugin for cgroup v2 needs folders that only root can create, even if
+    no limit is set."""
     if not tracked:
         return Cgroups(plugin="none" if machine.cgroups.version != 1 else "")
     version = machine.cgroups.version
@@ -120,8 +122,8 @@ def _cgroups(machine: MachineFacts, tracked: bool, held: tuple[str, ...]) -> Cgr
 
 
 def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> Spank:
-    """Return the settings of the container plugin. Containers are kept in a folder of each node; unpacked images are
-    shared. Real GPUs are in /dev, which every container has; simulated ones are mounted in addition."""
+    """Return the settings of the container plugin. Each node keeps its containers in a folder of its own; all nodes
+    share unpacked images. Real GPUs are in /dev, which every container has; simulated GPUs are mounted in addition."""
     built = folder.native / build_key(machine.slurm_version)
     told = {
         "data": str(folder.host("%n") / "containers"),
@@ -136,13 +138,14 @@ def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, mac
 
 
 def images_folder(cluster: Cluster, folder: Folder) -> Path:
-    """Return where `up` imports images to: the folder of the file, or that of `dalsegno image`, which outlives the
-    cluster."""
+    """Return the folder that `up` imports images to: the one in the cluster file, or the folder of `dalsegno image`,
+    which outlives the cluster."""
     return Path(cluster.containers.folder) if cluster.containers.folder else folder.root.parents[1] / "images"
 
 
 def jobs_images(cluster: Cluster, folder: Folder) -> str:
-    """Return where jobs find images by name, and import them to if they may; "" for a folder of each user's own."""
+    """Return the folder where jobs find images by name, and to which they may be allowed to import; "" if each user has
+    a folder of their own."""
     listed = cluster.containers.images or cluster.containers.folder
     return str(images_folder(cluster, folder)) if cluster.containers.enabled and listed else ""
 
@@ -176,22 +179,24 @@ def _dbd(head: DaemonHost, folder: Folder, placement: Placement) -> Dbd:
     return Dbd(head, storage, placement.ports.get("slurmdbd", 6819))
 
 
-DISK_MIB = 64  # of a virtual host: it has only scripts and credentials of jobs
+DISK_MIB = 64  # for a virtual host, which stores only scripts and credentials of jobs
 
 
 def host_plans(
     cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts, services: Services
 ) -> list[HostPlan]:
-    """Return the hosts. Loopback: one with every daemon. Virtual: a switch, the head, one for each other machine."""
+    """Return the plan of each host. On loopback ports one host runs every daemon; otherwise there is a switch, the
+    head, and one virtual host for each other machine."""
     plans = _host_plans(cluster, folder, placement, machine, services)
     return [_with_cgroups(plan, folder, machine, {node.name for node in cluster.nodes}) for plan in plans]
 
 
 def _with_cgroups(plan: HostPlan, folder: Folder, machine: MachineFacts, nodes: Collection[str]) -> HostPlan:
-    """Return the plan with the host's place among control groups.
+    """Return the plan with the control groups of the host.
 
-    With cgroup v2 there is one hierarchy, and every host has a folder in it. With v1 compute hosts have one in the
-    freezer's, the only one that Slurm needs to track processes. Only root may make folders, or scopes of the system.
+    With cgroup v2 there is one hierarchy, and every host has a folder in it. With v1, compute hosts have a folder in
+    the freezer hierarchy, the only one that Slurm needs to track processes. Only root may create folders, or scopes of
+    the system.
     """
     tree = machine.cgroups
     if not machine.is_root:
@@ -241,7 +246,8 @@ class _Virtual:
         return replace(plain, address=f"{self.placement.addresses[name]}/{bits}", binds=binds)
 
     def head(self, name: str, services: Sequence[Service]) -> HostPlan:
-        """Return a head host, with a folder of its own for pid files: slurm.conf has one path for the whole cluster."""
+        """Return a head host. Its pid files are in a folder of its own, because slurm.conf has one path for the whole
+        cluster."""
         host = self.host(name, services)
         return replace(host, binds=(*host.binds, (str(self.folder.host(name) / "pid"), str(self.folder.pids))))
 
@@ -250,7 +256,8 @@ class _Virtual:
 
 
 DATABASE_SQL = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
-# Lines that `scontrol reconfigure` applies; any other change of slurm.conf restarts slurmctld and slurmd, not jobs.
+# Lines that `scontrol reconfigure` applies. Any other change of slurm.conf restarts slurmctld and slurmd; jobs keep
+# running.
 RECONFIGURED = re.compile(
     r"^(#|$|PartitionName|(Priority|Scheduler|Preempt)(?!Type)|Slurm(d|ctld)Timeout|MinJobAge|KillWait|MaxJobCount)",
     re.IGNORECASE,
@@ -259,8 +266,8 @@ RECONFIGURED = re.compile(
 
 @dataclass(frozen=True)
 class File:
-    """A file's text and mode. With a `stamp`, others may change the file, and it is written again only if the stamp has
-    changed. `mounted`: hosts mount it, and mount it again after it was written."""
+    """A file's text and mode. If there is a `stamp`, other programs may change the file, and it is written again only
+    when the stamp changes. If `mounted`, hosts mount the file, and mount it again after it was written."""
 
     text: str
     mode: int = 0o644
@@ -270,7 +277,7 @@ class File:
 
 @dataclass(frozen=True)
 class Desired:
-    """Files by their path below the state folder, and a plan for each host."""
+    """The desired state: files by their path below the state folder, and a plan for each host."""
 
     files: Mapping[str, File]
     hosts: Mapping[str, HostPlan]
@@ -284,7 +291,8 @@ def desired(
     people: People,
     log_level: str = "",
 ) -> Desired:
-    """Return what the cluster should have. `people` are the machine's users; virtual hosts add the cluster's."""
+    """Return the desired state of the cluster. `people` are the machine's users; virtual hosts add those of the
+    cluster."""
     files = _slurm_files(cluster, folder, placement, machine)
     files |= _host_files(cluster, folder, placement, people, machine)
     structure = revision(machine.slurm_version, *sorted(_structure(files)))
@@ -300,7 +308,7 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         "etc/slurm.conf": File(render_slurm_conf(cluster, layout, version)),
         "etc/gres.conf": File(render_gres_conf(cluster, layout, version)),
         "etc/cgroup.conf": File(render_cgroup_conf(cluster, layout, version)),
-        # Without containers too: Slurm reads it if it is beside slurm.conf, whether slurm.conf names it or not.
+        # Also without containers: Slurm reads a plugstack.conf beside slurm.conf even if slurm.conf does not name it.
         "etc/plugstack.conf": File(render_plugstack_conf(cluster, layout, version)),
         f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }
@@ -343,8 +351,9 @@ def _host_files(
 
 
 def hosts_file(cluster: Cluster, placement: Placement, machine: MachineFacts) -> str:
-    """Return /etc/hosts. The second line of each host is for programs that listen on IPv4 and IPv6, as torch's store
-    does: they look callers up in that form. Its name differs, so that a host's name resolves to its IPv4 address."""
+    """Return /etc/hosts. The second line of each host is for programs that listen on both IPv4 and IPv6, such as
+    torch's store: they look up callers by the IPv6 form of the address. Its name differs, so that a host's name
+    resolves to its IPv4 address."""
     names = [("127.0.0.1", "localhost"), *((placement.addresses[name], name) for name in host_names(cluster))]
     names += [(address, name) for name, address in outside_hosts(cluster, placement, machine.hostname).items()]
     lines = [line for at, name in names for line in (f"{at} {name}", f"::ffff:{at} {name}.ipv4")]

@@ -1,4 +1,4 @@
-"""Wait for Slurm: for jobs that must end before their node is removed, and for nodes to register."""
+"""Wait for jobs to end before their nodes are removed, and for nodes to register with Slurm."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ BOOT_REASON = "dalsegno:boot"
 
 
 def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, folder: Folder, say: Say) -> None:
-    """Drain what will be removed, and wait for its jobs. Ctrl-C stops the waiting, not the jobs."""
+    """Drain nodes and partitions that will be removed, and wait until their jobs end. Ctrl-C stops the waiting, not the
+    jobs."""
     if not controller_runs(folder):
-        _refuse_to_guess(plan, folder)
+        _refuse_unknown_jobs(plan, folder)
         return
     nodes = [node.name for node in slurm.nodes() if node.name in plan.remove_nodes]
     partitions = [part.name for part in slurm.partitions() if part.name in plan.remove_partitions]
@@ -35,16 +36,16 @@ def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, folder: Folder, say: Say
         slurm.update(PartitionName=partition, State="DRAIN")
     if nodes:
         slurm.drain(nodes, REMOVAL_REASON)
-    said: list[str] = []
-    while jobs := _in_the_way(slurm, set(nodes), set(partitions)):
-        if jobs != said:
+    reported: list[str] = []
+    while jobs := _jobs_on_removed(slurm, set(nodes), set(partitions)):
+        if jobs != reported:
             say(f"waiting for job {', '.join(jobs)} to end (Ctrl-C stops waiting; `dalsegno up` continues)")
-            said = jobs
+            reported = jobs
         time.sleep(0.5)
 
 
-def _in_the_way(slurm: SlurmClient, nodes: set[str], partitions: set[str]) -> list[str]:
-    """Return the jobs on what will be removed. Refuse pending ones, which would never start."""
+def _jobs_on_removed(slurm: SlurmClient, nodes: set[str], partitions: set[str]) -> list[str]:
+    """Return the jobs on nodes and partitions that will be removed. Raise if one is pending: it would never start."""
     jobs = [job for job in running_jobs(slurm) if job.nodes & nodes or job.partition in partitions]
     waiting = [job.id for job in jobs if not job.nodes]
     if waiting:
@@ -55,8 +56,8 @@ def _in_the_way(slurm: SlurmClient, nodes: set[str], partitions: set[str]) -> li
     return [job.id for job in jobs]
 
 
-def _refuse_to_guess(plan: LocalPlan, folder: Folder) -> None:
-    """Refuse to remove running hosts while slurmctld does not answer: nobody knows which jobs they have."""
+def _refuse_unknown_jobs(plan: LocalPlan, folder: Folder) -> None:
+    """Raise if hosts to be removed still run while slurmctld does not answer: their jobs are unknown."""
     alive = [name for name in plan.remove_nodes if host_process(folder.host(name)) is not None]
     if alive:
         raise TargetError(
@@ -66,7 +67,8 @@ def _refuse_to_guess(plan: LocalPlan, folder: Folder) -> None:
 
 
 def set_down_and_wait(slurm: SlurmClient, nodes: Sequence[str], folder: Folder) -> None:
-    """Wait until Slurm has removed lost nodes from their jobs: if a host boots before that, Slurm ends these jobs."""
+    """Set lost nodes down, and wait until Slurm has removed them from their jobs. If a host boots before that, Slurm
+    ends these jobs."""
     if not nodes or not controller_runs(folder):
         return
     slurm.set_down(nodes, BOOT_REASON)
@@ -83,12 +85,12 @@ def wait_for_nodes(slurm: SlurmClient, plan: LocalPlan, folder: Folder, since: f
     in_service = {node.name for node in plan.cluster.nodes if not node.spare}
     set_down = lost_nodes(plan)
 
-    def all_there() -> bool:
+    def all_registered() -> bool:
         missing = resume_and_find_missing(slurm, wanted, in_service, set_down)
         _raise_for_dead_slurmd(plan, missing, since)
         return not missing
 
-    _wait(all_there, lambda: _complaint(folder, _still_missing(slurm, wanted)))
+    _wait(all_registered, lambda: _registration_error(folder, _still_missing(slurm, wanted)))
 
 
 def _raise_for_dead_slurmd(plan: LocalPlan, missing: set[str], since: float) -> None:
@@ -104,11 +106,11 @@ def lost_nodes(plan: LocalPlan) -> set[str]:
 
 
 def resume_and_find_missing(slurm: SlurmClient, wanted: set[str], in_service: set[str], set_down: set[str]) -> set[str]:
-    """Return the nodes that have not registered. Nodes with no reason left to be out of service are resumed on the way.
+    """Resume nodes that have no more reason to be out of service, and return the nodes that have not registered.
 
-    `set_down`: nodes that this `up` has set down; what is resumed is removed from it. Slurm 24.11 shows such a node as
-    MIXED while the job that it was taken from still ends there. A node that was just resumed counts as missing until a
-    later look finds it in service: Slurm may still hold it for responding from before its host was booted again.
+    `set_down`: nodes that this `up` has set down; resumed nodes are removed from the set. Slurm 24.11 shows a node that
+    was set down as MIXED while a job still ends on it. A node that was just resumed counts as missing until a later
+    call finds it in service: Slurm may still have it as responding from before its host was booted again.
     """
     nodes = [node for node in slurm.nodes() if node.name in wanted]
     back = {node.name for node in nodes if _is_back(node) or (node.name in set_down and node.responding)}
@@ -124,7 +126,7 @@ def is_registered(node: NodeInfo) -> bool:
 
 
 def _is_back(node: NodeInfo) -> bool:
-    """Return whether it responds, and is out of service only because it was off or was about to be removed."""
+    """Return whether the node responds, and is out of service only because it was off or was about to be removed."""
     away = node.down and (is_absence(node.reason) or node.reason.startswith(BOOT_REASON))
     return node.responding and (away or (node.draining and node.reason.startswith(REMOVAL_REASON)))
 
@@ -133,12 +135,12 @@ def _is_spare(node: NodeInfo) -> bool:
     return node.draining and node.reason.startswith(SPARE_REASON)
 
 
-def _wait(done: Callable[[], bool], complaint: Callable[[], TargetError]) -> None:
+def _wait(done: Callable[[], bool], error: Callable[[], TargetError]) -> None:
     until = time.monotonic() + REGISTER_S * slowness()
     pause_s = 0.01
     while not done():
         if time.monotonic() > until:
-            raise complaint()
+            raise error()
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.3, 0.25)
 
@@ -147,7 +149,7 @@ def _still_missing(slurm: SlurmClient, wanted: set[str]) -> list[str]:
     return sorted(wanted - {node.name for node in slurm.nodes() if is_registered(node)}) or sorted(wanted)
 
 
-def _complaint(folder: Folder, missing: list[str]) -> TargetError:
+def _registration_error(folder: Folder, missing: list[str]) -> TargetError:
     log = str(folder.log(missing[0], "slurmd"))
     return TargetError(
         f"{len(missing)} nodes did not register within {REGISTER_S * slowness():.0f} s: {compress(missing)}; "

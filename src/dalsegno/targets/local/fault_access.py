@@ -1,7 +1,7 @@
 """The local target's part of fault injection, and the program `undo-fault`, which ends a fault when its time is over.
 
-`dalsegno.inject` is imported inside functions, and only if a node has recorded faults or somebody injects one: an
-ordinary `up` does without it.
+Functions import `dalsegno.inject` only if a node has recorded faults or a fault is injected, so an ordinary `up` does
+not load it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def has_records(folder: Folder, node: str) -> bool:
 
 
 def faults_of(folder: Folder, node: str) -> list[FaultRecord]:
-    """Return the faults of a node that last."""
+    """Return the lasting faults of a node."""
     if not has_records(folder, node):
         return []
     from dalsegno.inject.records import read_records
@@ -46,7 +46,7 @@ def faults_of(folder: Folder, node: str) -> list[FaultRecord]:
 
 
 def write_hardware(folder: Folder, node: Node, simulated: bool) -> None:
-    """Write the telemetry of the node's hardware: that of a healthy machine, with the faults that last."""
+    """Write the telemetry of the node's hardware: a healthy machine with the node's lasting faults added."""
     machine = (read_text(folder.machine(node.name)) or "").strip()
     telemetry = healthy_node(node, simulated, machine)
     if faults := faults_of(folder, node.name):
@@ -57,14 +57,14 @@ def write_hardware(folder: Folder, node: Node, simulated: bool) -> None:
 
 
 def clear_faults(nodes: LocalNodes, node: str, only: str | None = None) -> Sequence[InjectedFault]:
-    """Undo the faults of a node, or only this one."""
+    """Undo the faults of a node, or only the fault `only`."""
     from dalsegno.inject.injection import clear
 
     return clear(LocalAccess(nodes), node, only)
 
 
 def end_faults(nodes: LocalNodes, node: str, remedy: Remedy) -> None:
-    """Forget the faults that this remedy ends, and have the hardware report what is left."""
+    """Delete the records of faults that this remedy ends, and write the telemetry of those that remain."""
     if has_records(nodes.folder, node):
         from dalsegno.inject.records import end_by_remedy
 
@@ -73,7 +73,7 @@ def end_faults(nodes: LocalNodes, node: str, remedy: Remedy) -> None:
 
 
 def replacement_has_old_gpus(folder: Folder, node: str) -> bool:
-    """Return whether it was injected that the next replacement brings the same GPUs."""
+    """Return whether an injected fault makes the next replacement come with the same GPUs."""
     if not has_records(folder, node):
         return False
     from dalsegno.inject.records import brings_old_gpus

@@ -1,4 +1,4 @@
-"""The state folder of a local cluster: every path in it has a name here, or in `ClusterFolder`."""
+"""The state folder of a local cluster. This class or `ClusterFolder` names every path in it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dalsegno.system.files import write_atomic
 from dalsegno.targets.folder import ClusterFolder, read_facts
 from dalsegno.targets.local.placement import Placement
 
-STRANGE = ',#%"\\:=[]'  # each breaks munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf
-SOCKET_PATH_MAX = 107  # of a unix socket's name, without the final zero
+UNUSABLE = ',#%"\\:=[]'  # each of them breaks munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf
+SOCKET_PATH_MAX = 107  # bytes in the path of a unix socket, without the final zero
 
 
 @dataclass(frozen=True)
 class Folder(ClusterFolder):
-    """The paths of a local cluster; all of the cluster is below `root`."""
+    """The paths of a local cluster; all its files are below `root`."""
 
     @property
     def native(self) -> Path:
-        """Our Slurm plugin, a folder for each version that was ever used."""
+        """The container plugin for Slurm, with a folder for each version that was ever used."""
         return self.root / "native"
 
     @property
@@ -34,7 +34,7 @@ class Folder(ClusterFolder):
 
     @property
     def secret(self) -> Path:
-        """Mode 0700: the database's socket and all else that only the owner may reach."""
+        """A folder of mode 0700 for the database's socket and everything else that only the owner may reach."""
         return self.root / "secret"
 
     @property
@@ -55,7 +55,8 @@ class Folder(ClusterFolder):
 
     @property
     def pids(self) -> Path:
-        """Pid files. Each head host mounts its own folder here: with a shared one, the backup kills the primary."""
+        """The folder of pid files. Each head host mounts its own folder here: if they shared one, the backup would kill
+        the primary."""
         return self.root / "pid"
 
     @property
@@ -64,7 +65,8 @@ class Folder(ClusterFolder):
 
     @property
     def devices(self) -> Path:
-        """Simulated GPUs. They may be elsewhere, because these paths alone cannot have a blank in Slurm's files."""
+        """The device files of simulated GPUs. They may be outside the folder, because Slurm accepts no blank in their
+        paths."""
         if not any(letter.isspace() for letter in str(self.root)):
             return self.root / "dev"
         uid = os.geteuid()
@@ -78,11 +80,11 @@ class Folder(ClusterFolder):
         return self.root / "hosts" / name
 
     def spool(self, node: str) -> Path:
-        """slurmd's folder; on virtual hosts it is on a disk that ends with the host."""
+        """slurmd's spool folder; on virtual hosts it is on a disk that ends with the host."""
         return self.host(node) / "spool"
 
     def telemetry(self, node: str) -> Path:
-        """The state of a node's simulated hardware."""
+        """The file with the state of a node's simulated hardware."""
         return self.host(node) / "telemetry.json"
 
     def boot_id(self, node: str) -> Path:
@@ -90,7 +92,8 @@ class Folder(ClusterFolder):
         return self.host(node) / "boot-id"
 
     def agent_secret(self, node: str) -> Path:
-        """Proves to the controller who the node's agent is; a replacement gets another."""
+        """The file with the secret by which the controller recognizes the node's agent; a replacement gets a new
+        secret."""
         return self.secret / "agents" / node
 
     @property
@@ -99,24 +102,24 @@ class Folder(ClusterFolder):
         return self.secret / "room.sock"
 
     def machine(self, node: str) -> Path:
-        """The id of the machine that has the node's name; a replacement gets another."""
+        """The file with the id of the machine that has the node's name; a replacement gets a new id."""
         return self.host(node) / "machine"
 
     def faults(self, node: str) -> Path:
-        """The records of injected faults that last."""
+        """The folder with the records of the node's lasting injected faults."""
         return self.host(node) / "faults"
 
     def log(self, host: str, service: str) -> Path:
         return self.host(host) / f"{service}.log"
 
     def check(self, nodes: Sequence[str] = ()) -> None:
-        """Refuse, before anything is made, a path that Slurm, MariaDB or a socket cannot use."""
-        if strange := sorted({letter for letter in str(self.root) if letter in STRANGE or not letter.isprintable()}):
+        """Raise, before anything is created, if Slurm, MariaDB or a socket cannot use a path in the folder."""
+        if unusable := sorted({letter for letter in str(self.root) if letter in UNUSABLE or not letter.isprintable()}):
             raise TargetError(
-                f"Slurm's and MariaDB's files cannot name the folder {str(self.root)!r}, because of {strange[0]!r}",
+                f"Slurm's and MariaDB's files cannot name the folder {str(self.root)!r}, because of {unusable[0]!r}",
                 hint="set DALSEGNO_HOME to another folder",
             )
-        # slurmstepd's socket is the longest of all: spool folder, node, job and step.
+        # slurmstepd's socket has the longest path: spool folder, node, job and step.
         steps = [str(self.spool(node) / f"{node}_{2**32}.{2**32}") for node in nodes]
         longest = max(map(str, [self.munge_socket, self.controller_socket, self.room_socket, *steps]), key=len)
         if len(longest) > SOCKET_PATH_MAX:
@@ -141,8 +144,8 @@ class ApplyStage(Enum):
 
 @dataclass(frozen=True)
 class ClusterState:
-    """The state file. `phase` says how far the last command got; `registered`, whether slurmdbd knows the cluster;
-    `owner` is the uid of the person who made it, with sudo or without."""
+    """The state file. `phase` says how far the last command got; `registered`, whether slurmdbd knows the cluster.
+    `owner` is the uid of the person who created the cluster, with sudo or without."""
 
     phase: ApplyStage
     placement: Placement
@@ -157,7 +160,7 @@ def read_state(folder: Folder) -> ClusterState | None:
 
 
 def read_state_leniently(folder: Folder) -> ClusterState | None:
-    """Return None if the state file is damaged: that must not prevent `down`."""
+    """Return the state; None also if the state file is damaged, because that must not prevent `down`."""
     try:
         return read_state(folder)
     except DalsegnoError:

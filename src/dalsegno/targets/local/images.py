@@ -1,4 +1,4 @@
-"""Import the images of the cluster file when the cluster is up; images that are stored already are kept."""
+"""Import the images of the cluster file when the cluster is up. Images that are stored already are kept."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def present(folder: Path, images: Iterable[str]) -> frozenset[str]:
 
 
 def import_all(folder: Path, images: Iterable[str], say: Say, cluster: str) -> None:
-    """Import all images; those that failed are reported together at the end."""
+    """Import all images, and report all failures together at the end."""
     failed = [(image, error) for image in images if (error := _import(folder, image, say)) is not None]
     if failed:
         raise failure(cluster, failed)
 
 
 def failure(cluster: str, failed: Sequence[tuple[str, DalsegnoError]]) -> TargetError:
-    """Return the error, with one hint for all, or with a hint beside each if they differ."""
+    """Return the error for the failed images: with one hint if it fits all, otherwise with a hint for each."""
     hints = {error.hint for _, error in failed}
     shared = hints.pop() if len(hints) == 1 else ""
     own = [f" ({error.hint})" if error.hint and not shared else "" for _, error in failed]
@@ -59,7 +59,7 @@ def _import(folder: Path, image: str, say: Say) -> DalsegnoError | None:
 
 
 def _importer(folder: Path, say: Say, image: str) -> Importer:
-    from dalsegno.containers.import_image import Importer  # imports HTTP, which most commands do not need
+    from dalsegno.containers.import_image import Importer  # imports an HTTP client, which most commands do not need
     from dalsegno.containers.store import open_store
 
     return Importer(open_store(folder, folder), ImportLines(say, image), enroot=program("enroot") or "")

@@ -1,9 +1,10 @@
 """The machine room: a small service outside the virtual hosts that boots, replaces and resets them, as a BMC or a
-cloud's API does. The controller, inside the head's host, cannot. Its client, `HostControlClient`, is used there
-and outside.
+cloud's API does. The controller cannot, because it runs inside the head host. It calls the machine room with
+`HostControlClient`, as programs outside the hosts do.
 
 A request is a line of JSON, {"do": "reboot", "node": "gpu-2"}, and so is the answer. Each request does all of its work
-from the start, so the machine room may be killed at any moment: the next request continues from what is there.
+from the start, so the machine room may be killed at any moment: the next request continues from the state that it
+finds.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def draw_secret(folder: Folder, node: str) -> None:
     write_atomic(folder.agent_secret(node), secrets.token_hex(32), 0o600, durable=False)
 
 
-CALL_S = 5.0  # a caller that has not sent its request by then is disconnected
-LONGEST = 4096
+REQUEST_TIMEOUT_S = 5.0  # a caller that has not sent its request in this time is disconnected
+MAX_REQUEST_BYTES = 4096
 WORK: Mapping[str, Callable[[LocalNodes, str], None]] = {"reboot": reboot, "replace": replace, "reset_gpus": reset_gpus}
 
 
@@ -86,7 +87,7 @@ def main(arguments: list[str]) -> int:
 
 
 class HostControlServer:
-    """Serves each caller in a thread of its own; never two at once on one node."""
+    """Serves each caller in a thread of its own, but only one request at a time for each node."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -100,8 +101,8 @@ class HostControlServer:
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):  # the work is done even if the caller hangs up
-            sock.settimeout(CALL_S)
-            if line := _read_line(sock):  # empty: somebody only checked that we listen
+            sock.settimeout(REQUEST_TIMEOUT_S)
+            if line := _read_line(sock):  # empty: the caller only checked that this server listens
                 answer = self.answer(uid_of(sock), line)
                 sock.sendall(json.dumps(answer).encode() + b"\n")
 
@@ -110,75 +111,76 @@ class HostControlServer:
         try:
             if uid not in (0, os.geteuid()):
                 raise UsageError("only root and the cluster's owner may use the machine room", hint="use sudo")
-            word, node = _parse(line)
-            return self.power(node) if word == "power" else self.do(word, node)
+            action, node = _parse(line)
+            return self.power(node) if action == "power" else self.do(action, node)
         except DalsegnoError as error:
             log.warning("refused uid %d: %s", uid, error.what)
             return {"error": error.what, "hint": error.hint}
-        except Exception as error:  # other requests must be served whatever happens to this one
+        except Exception as error:  # a failed request must not end the server
             log.exception("a request of uid %d failed", uid)
             return {"error": f"the machine room failed: {error}", "hint": "its log shows the error; try again"}
 
     def power(self, node: str) -> dict[str, Any]:
-        nodes = open_nodes(LocalRunner(), self.folder, to_look=True)
+        nodes = open_nodes(LocalRunner(), self.folder, read_only=True)
         nodes.node(node)
         boot = (read_text(self.folder.boot_id(node)) or "").strip()
         return {"ok": True, "on": nodes.is_on(node), "boot": boot}
 
-    def do(self, word: str, node: str) -> dict[str, Any]:
-        """Work on a node and return its power; waits for other work on the same node."""
-        with self.busy[node], self._alone():
+    def do(self, action: str, node: str) -> dict[str, Any]:
+        """Carry out an action on a node and return its power state. Waits for other actions on the same node."""
+        with self.busy[node], self._excluding_up_and_down():
             nodes = open_nodes(LocalRunner(), self.folder)
             nodes.node(node)
             began = time.monotonic()
-            WORK[word](nodes, node)
-            log.info("%s %s: %.2f s", word, node, time.monotonic() - began)
+            WORK[action](nodes, node)
+            log.info("%s %s: %.2f s", action, node, time.monotonic() - began)
         return self.power(node)
 
     @contextlib.contextmanager
-    def _alone(self) -> Any:
-        """Exclude an `up` or `down`: neither starts while we work, and we refuse while one runs."""
+    def _excluding_up_and_down(self) -> Any:
+        """Exclude `up` and `down`: they wait while a request is served, and a request is refused while one of them
+        runs."""
         with locked(self.folder.node_lock, f"{self.folder.name}", shared=True):
             with locked(self.folder.lock, f"{self.folder.name}", shared=True):
-                pass  # none runs, and one that starts now waits for us
+                pass  # no `up` or `down` runs, and one that starts now waits for the node lock
             yield
 
 
 def _parse(line: str) -> tuple[str, str]:
     try:
         request = json.loads(line)
-        word, node = request["do"], request["node"]
+        action, node = request["do"], request["node"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        word, node = "", ""
-    if not (isinstance(word, str) and isinstance(node, str) and (word in WORK or word == "power")):
+        action, node = "", ""
+    if not (isinstance(action, str) and isinstance(node, str) and (action in WORK or action == "power")):
         raise UsageError("invalid request to the machine room", hint=f"use one of {', '.join(WORK)}, power")
-    return word, node
+    return action, node
 
 
 def _read_line(sock: socket.socket) -> str:
     data = b""
-    while not data.endswith(b"\n") and len(data) < LONGEST:
-        piece = sock.recv(LONGEST)
+    while not data.endswith(b"\n") and len(data) < MAX_REQUEST_BYTES:
+        piece = sock.recv(MAX_REQUEST_BYTES)
         if not piece:
             break
         data += piece
     return data.decode(errors="replace")
 
 
-MOST_SAID = 64 << 10  # of one log: its end matters
-WORK_S = 60.0  # a boot takes 0.5 s, longer on a loaded machine
-LOOK_S = 1.0  # reading the power state is cheap
+MAX_LOG_CHARS = 64 << 10  # only the end of a log is returned
+WORK_TIMEOUT_S = 60.0  # a boot takes 0.5 s, longer on a loaded machine
+POWER_TIMEOUT_S = 1.0  # reading the power state takes milliseconds
 
 
 class HostControlClient:
-    """A local cluster's `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanReadLogs`. Slurm must have
-    set a node down before it is touched.
+    """A local cluster's `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanReadLogs`. Set a node down in
+    Slurm before you reset, reboot or replace it.
 
-    If the machine room dies at work, it is asked again until its host has restarted it.
+    If the machine room dies during a request, the request is repeated until the host has restarted the machine room.
     """
 
-    def __init__(self, root: Path, patience_s: float = 5.0) -> None:
-        self.folder, self.patience_s = Folder(root), patience_s
+    def __init__(self, root: Path, retry_s: float = 5.0) -> None:
+        self.folder, self.retry_s = Folder(root), retry_s
 
     def reset_gpus(self, node: str) -> None:
         self._ask("reset_gpus", node)
@@ -190,35 +192,35 @@ class HostControlClient:
         self._ask("replace", node)
 
     def read_logs(self, node: str) -> dict[str, str]:
-        """Return the logs of its daemons and the telemetry of its hardware, whether it is on or off."""
+        """Return the logs of the node's daemons and the telemetry of its hardware, whether the node is on or off."""
         folder = self.folder.host(node)
         files = [*sorted(folder.glob("*.log")), self.folder.telemetry(node)]
         found = {path.name: read_text(path) for path in files}
-        return {name: text[-MOST_SAID:] for name, text in found.items() if text}
+        return {name: text[-MAX_LOG_CHARS:] for name, text in found.items() if text}
 
     def is_on(self, node: str) -> bool:
         return bool(self._ask("power", node)["on"])
 
     def is_off(self, node: str) -> bool:
         try:
-            return self._exchange({"do": "power", "node": node}, LOOK_S).get("on") is False
+            return self._exchange({"do": "power", "node": node}, POWER_TIMEOUT_S).get("on") is False
         except (OSError, ValueError):
             return False  # unknown
 
     def boot_id(self, node: str) -> str:
-        """Return the id of its last boot; "" if it never booted."""
+        """Return the id of the node's last boot; "" if it never booted."""
         return str(self._ask("power", node)["boot"])
 
-    def _ask(self, word: str, node: str) -> dict[str, Any]:
-        until = time.monotonic() + self.patience_s
-        while (answer := self._try({"do": word, "node": node}, until)) is None:
+    def _ask(self, action: str, node: str) -> dict[str, Any]:
+        until = time.monotonic() + self.retry_s
+        while (answer := self._try({"do": action, "node": node}, until)) is None:
             time.sleep(0.1)
         if not answer.get("ok"):
             raise TargetError(str(answer.get("error", "the machine room refused")), hint=str(answer.get("hint", "")))
         return answer
 
     def _try(self, request: dict[str, str], until: float) -> dict[str, Any] | None:
-        """Return the answer; None if there is none and time is left to ask again."""
+        """Return the answer; None if the request failed and time is left to repeat it."""
         try:
             return self._exchange(request)
         except (OSError, ValueError) as error:
@@ -230,7 +232,7 @@ class HostControlClient:
                 hint="`dalsegno status` shows whether it runs, `dalsegno up` starts it",
             ) from error
 
-    def _exchange(self, request: dict[str, str], timeout_s: float = WORK_S) -> dict[str, Any]:
+    def _exchange(self, request: dict[str, str], timeout_s: float = WORK_TIMEOUT_S) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(timeout_s)
             sock.connect(str(self.folder.room_socket))

@@ -1,7 +1,7 @@
-"""The network of virtual hosts: a bridge inside the switch host, a link to each host, one to this machine.
+"""The network of virtual hosts: a bridge inside the switch host, a link to each host, and a link to this machine.
 
-The bridge is in a network namespace of its own: the machine's firewall does not see traffic between hosts, and all of
-it is gone when the switch's first process ends.
+The bridge is in a network namespace of its own, so the machine's firewall does not see traffic between hosts, and the
+whole network ends with the switch's first process.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ BRIDGE, UPLINK = "br0", "uplink"
 
 
 def port_name(address: str) -> str:
-    """Return the name of the switch's end of a host's link, derived from the address so that no list is needed."""
+    """Return the name of the switch's end of a host's link. It is derived from the address, so it need not be
+    stored."""
     return f"p{int(ipaddress.IPv4Address(address)):x}"
 
 
 def plug_in(
     runner: Runner, placement: Placement, switch_pid: int, hosts: Mapping[str, Process], new: Collection[str]
 ) -> set[str]:
-    """Make the bridge, the machine's link, and links of hosts that are new or have none; return those hosts."""
+    """Create the bridge, the machine's link, and the links of hosts that are new or have none; return these hosts."""
     inside = link_names(runner, switch_pid)
     if BRIDGE not in inside:
         run_ip(runner, [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up"], switch_pid)
     if UPLINK not in inside:
-        _delete(runner, placement.link)  # left by a dead switch; the kernel may be about to remove it too
+        _delete(runner, placement.link)  # left by a dead switch; the kernel may be removing it at the same time
         run_ip(runner, _machine_cable(placement, switch_pid))
     run_ip(runner, [f"link set {UPLINK} master {BRIDGE} up"], switch_pid)
     ports = {name: port_name(placement.addresses[name]) for name in hosts}
@@ -43,14 +44,14 @@ def plug_in(
         if ports[name] in inside:
             _delete(runner, ports[name], switch_pid)
         if name not in new:
-            _delete(runner, "eth0", hosts[name].pid)  # its end of a link whose other end is gone
+            _delete(runner, "eth0", hosts[name].pid)  # the host's end of a link whose other end is gone
     cables = [line for name in sorted(wanting) for line in _host_cable(ports[name], hosts[name].pid)]
     run_ip(runner, cables, switch_pid)
     return wanting
 
 
 def _delete(runner: Runner, link: str, inside: int | None = None) -> None:
-    """Delete a link; it may be gone already."""
+    """Delete a link, if it still exists."""
     enter = ["nsenter", "-t", str(inside), "-n"] if inside else []
     runner.run([*enter, "ip", "link", "del", link], timeout_s=30)
 
@@ -68,7 +69,8 @@ def _machine_cable(placement: Placement, switch_pid: int) -> list[str]:
 
 def _host_cable(port: str, pid: int) -> list[str]:
     mac = f"02:00:{':'.join(port[1:].zfill(8)[i : i + 2] for i in range(0, 8, 2))}"
-    # Always the same hardware address: neighbours reach a host that is back at once, not when ARP entries expire.
+    # A host always has the same hardware address, so that neighbours reach it at once after a reboot, not when their
+    # ARP entries expire.
     return [
         f"link add {port} type veth peer name eth0 address {mac} netns {pid}",
         f"link set {port} master {BRIDGE} up",
@@ -76,7 +78,7 @@ def _host_cable(port: str, pid: int) -> list[str]:
 
 
 def remove_hosts(folder: Folder, names: Sequence[str]) -> None:
-    """End each host's first process, which ends all of the host and its link."""
+    """End each host's first process, which ends its other processes and its link."""
     living = [process for name in names if (process := host_process(folder.host(name))) is not None]
     end(living)
     for name in names:

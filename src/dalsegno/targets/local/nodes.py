@@ -1,8 +1,8 @@
-"""The nodes of a local cluster that is up, for the machine room and fault injection: their hosts and processes, and
-their power, which is switched from outside, as a BMC or a cloud's API does.
+"""The nodes of a running local cluster, for the machine room and fault injection: their hosts and processes, and their
+power, which is switched from outside, as by a BMC or a cloud's API.
 
-Callers set a node down in Slurm before they switch it: if a host comes back while Slurm still has it in a job, Slurm
-ends the job.
+Callers set a node down in Slurm before they switch its power: if a host comes back while Slurm still has it in a job,
+Slurm ends the job.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LocalNodes:
         return known[name]
 
     def is_node(self, name: str) -> bool:
-        """Return whether Slurm knows it as a node; a head or login host is not."""
+        """Return whether Slurm knows this name as a node; a head or login host is not a node."""
         return any(node.name == name for node in self.cluster.nodes)
 
     def check_virtual(self, node: str, why: str) -> None:
@@ -71,7 +71,7 @@ class LocalNodes:
         return node if self.virtual else self.cluster.head
 
     def service(self, node: str, name: str) -> str:
-        """Return the name of a service of the node on its host."""
+        """Return the name that a service of the node has on its host."""
         return name if self.virtual else f"{name}:{node}"
 
     def is_on(self, node: str) -> bool:
@@ -88,18 +88,18 @@ class LocalNodes:
         return switch
 
 
-def open_nodes(runner: Runner, folder: Folder, *, to_look: bool = False) -> LocalNodes:
-    """Open the nodes of a cluster. While it is being changed, they can only be looked at (`to_look`)."""
+def open_nodes(runner: Runner, folder: Folder, *, read_only: bool = False) -> LocalNodes:
+    """Open the nodes of a cluster. Raise if the cluster is being changed, unless they are only read (`read_only`)."""
     state, applied = read_state(folder), read_applied(folder)
     if state is None or applied is None:
         raise TargetError(f"there is no cluster {folder.name}", hint="`dalsegno up` creates it")
-    if state.phase is not ApplyStage.UP and not to_look:
+    if state.phase is not ApplyStage.UP and not read_only:
         raise TargetError(f"{folder.name} is being changed", hint="try again when `dalsegno up` has ended")
     return LocalNodes(runner, folder, state.placement, applied)
 
 
 def hold(nodes: LocalNodes, node: str, names: Collection[str], held: bool) -> None:
-    """Keep the node's host from starting these services, or let it start them again."""
+    """Keep the node's host from starting these services, or if not `held`, let it start them again."""
     folder = nodes.folder.host(nodes.host_name(node))
     with locked(folder / "plan.lock", f"the plan of {nodes.host_name(node)}", wait_s=5.0):
         plan = read_plan(folder)
@@ -111,7 +111,8 @@ def hold(nodes: LocalNodes, node: str, names: Collection[str], held: bool) -> No
 
 
 def service_processes(nodes: LocalNodes, node: str, names: Collection[str]) -> list[Process]:
-    """Return the processes of services, found by their arguments: a host knows only PIDs of its own namespace."""
+    """Return the processes of services. They are found by their arguments, because a host knows only PIDs of its own
+    namespace."""
     plan = read_plan(nodes.folder.host(nodes.host_name(node)))
     wanted = [list(each.argv) for each in plan.services if each.name in names] if plan else []
     return [process for process in _below(nodes, node) if arguments(process.pid) in wanted]
@@ -119,7 +120,7 @@ def service_processes(nodes: LocalNodes, node: str, names: Collection[str]) -> l
 
 def tasks_of(nodes: LocalNodes, node: str) -> list[Process]:
     """Return the processes of jobs on the node."""
-    if not nodes.virtual:  # nodes share the machine: tasks have the name of theirs in their environment
+    if not nodes.virtual:  # nodes share the machine: each task has its node's name in its environment
         conf, name = f"SLURM_CONF={nodes.folder.slurm_conf}".encode(), f"SLURMD_NODENAME={node}".encode()
         return find(lambda pid: {conf, name} <= set(environment(pid)))
     return [process for process in _below(nodes, node) if _is_task(process.pid)]
@@ -131,7 +132,7 @@ def _below(nodes: LocalNodes, node: str) -> list[Process]:
 
 
 def _is_task(pid: int) -> bool:
-    """Return whether it belongs to a job; slurmstepd itself does not."""
+    """Return whether the process belongs to a job; slurmstepd itself does not."""
     env = environment(pid)
     stepd = " ".join(arguments(pid)).startswith("slurmstepd")
     return not stepd and any(entry.startswith(b"SLURM_JOB_ID=") for entry in env)
@@ -144,7 +145,7 @@ def pids_on(nodes: LocalNodes, node: str) -> list[int]:
 
 
 def power_off(nodes: LocalNodes, node: str) -> None:
-    """Cut the power, without warning; a node that is off stays off."""
+    """Cut the node's power without warning. A node that is off stays off."""
     if nodes.virtual:
         _cut_power(nodes, node)
     else:
@@ -160,12 +161,13 @@ def power_on(nodes: LocalNodes, node: str) -> None:
 
 
 def _cut_power(nodes: LocalNodes, node: str) -> None:
-    """Take the link down first: what the kernel sends when a dying host's connections close must reach nobody."""
+    """Kill the node's host. Its link goes down first, so that nobody receives what the kernel sends when the host's
+    connections close."""
     host = host_process(nodes.folder.host(node))
     if host is None:
         return
     switch, port = nodes.switch().pid, nodes.port(node)
-    if port in link_names(nodes.runner, switch):  # a host whose boot was interrupted may have none
+    if port in link_names(nodes.runner, switch):  # a host whose boot was interrupted may have no link
         run_ip(nodes.runner, [f"link set {port} down"], switch)
     if end([host]):
         raise TargetError(f"cannot stop {node}", hint="one of its processes may hang in the kernel")
@@ -184,14 +186,15 @@ def _boot(nodes: LocalNodes, node: str) -> None:
 
 
 def _half_booted(nodes: LocalNodes, plan: str) -> list[Process]:
-    """Return processes of an interrupted boot, which may still become the host. (Hosts that were booted together have
-    each other's plans among their arguments.)"""
+    """Return the processes of an interrupted boot, which may still become the host. Only their last arguments identify
+    them: hosts that are booted together have each other's plans among their arguments."""
     ours = marked(str(nodes.folder.root))
     return [process for process in ours if arguments(process.pid)[-2:] == [PACKAGES, plan]]
 
 
 def _kill_all(nodes: LocalNodes, node: str) -> None:
-    """Kill the daemons and job tasks of a node on loopback ports. The supervisor that all nodes share runs on."""
+    """Kill the daemons and job tasks of a node on loopback ports. The supervisor, which all nodes share, keeps
+    running."""
     names = [nodes.service(node, name) for name in NODE_SERVICES]
     hold(nodes, node, names, True)
     end([*service_processes(nodes, node, names), *tasks_of(nodes, node)])

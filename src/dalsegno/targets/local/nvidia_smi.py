@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A stand-in for nvidia-smi on nodes whose GPUs are simulated: lists what the node's telemetry file says."""
+"""A stand-in for nvidia-smi on nodes with simulated GPUs. It lists the GPUs in the node's telemetry file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Observe a local cluster: for a plan, which of its files, hosts and services exist; for its status, the daemons as its
-hosts report them, and nodes and jobs as Slurm does."""
+"""Observe a local cluster. A plan needs to know which files, hosts and services exist; the status shows daemons as
+reported by their hosts, and nodes and jobs as reported by Slurm."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _jobs_or_silence(folder: Folder, slurm: SlurmClient) -> tuple[RunningJob, ..
 
 
 def controller_runs(folder: Folder) -> bool:
-    """Return whether slurmctld and munged run: Slurm's commands wait half a minute for one that does not."""
+    """Return whether slurmctld and munged run. Slurm's commands wait half a minute for a daemon that does not run."""
     running = {name for path in host_folders(folder) for name, fact in service_facts(path).items() if fact.running}
     return {"slurmctld", "munged"} <= running
 
@@ -67,13 +67,13 @@ def host_folders(folder: Folder) -> list[Path]:
 
 
 def running_jobs(slurm: SlurmClient) -> tuple[RunningJob, ...]:
-    """Return the jobs that a change could affect; raise if slurmctld does not answer, which does not mean none."""
+    """Return the jobs that a change could affect. Raise if slurmctld does not answer, because there may be jobs."""
     living = [job for job in slurm.jobs() if not job.state.ended]
     return tuple(RunningJob(job.label, job.partition, frozenset(job.nodes)) for job in living)
 
 
 def read_status(folder: Folder, slurm: SlurmClient) -> ClusterStatus:
-    """Return the status; a broken cluster is reported, not raised."""
+    """Return the status of the cluster, without raising if the cluster is broken."""
     state = read_state(folder)
     applied = read_applied(folder)
     if state is None:
@@ -145,7 +145,7 @@ def _facts(state: ClusterState, applied: Cluster | None) -> dict[str, str]:
 
 
 def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, list[str]]:
-    """Return Slurm's nodes and jobs, and what is wrong with its answer."""
+    """Return Slurm's nodes and jobs, and sentences about parts that Slurm did not answer."""
     try:
         nodes, queue = slurm.nodes(), slurm.queue()
         odd = f"{queue.unreadable} jobs of Slurm's queue could not be read, and are not shown"
@@ -155,7 +155,7 @@ def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, 
 
 
 def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
-    """Return the daemons of every host's plan, and whether each runs. The head comes first."""
+    """Return the daemons in the plans of all hosts, the head's first, and whether each runs."""
     found = []
     for path in host_folders(folder):
         services = _services(path)
@@ -170,7 +170,7 @@ def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
 
 
 def _services(host: Path) -> list[dict[str, Any]] | None:
-    """Return the services of a host's plan; None if there is no plan."""
+    """Return the services in a host's plan; None if there is no plan."""
     plan = read_json(host / "plan.json")
     services = plan.get("services") if isinstance(plan, dict) else None
     found = services if isinstance(services, list) else []
@@ -186,7 +186,7 @@ def read_daemon_logs(folder: Folder) -> list[DaemonLog]:
         for service in services or ():
             kind, _, node = str(service["name"]).partition(":")
             log = Path(str(service["log"]))
-            if log.parent in folders:  # a plan may belong to another user, who must not choose what is read
+            if log.parent in folders:  # a plan may belong to another user, who must not choose which files are read
                 logs.append(DaemonLog(node or path.name, kind, log))
         if services is not None:
             logs.append(DaemonLog(path.name, "init", folder.log(path.name, "init")))
@@ -212,14 +212,14 @@ def _dead(daemons: tuple[DaemonStatus, ...]) -> list[str]:
 
 
 def _injected(folder: Folder) -> list[str]:
-    """Report injected faults, so that nobody looks for their cause."""
+    """Return sentences about injected faults, so that nobody looks for another cause."""
     found = [f"{one.fault} on {one.node}" for path in host_folders(folder) for one in faults_of(folder, path.name)]
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     return [f"injected: {', '.join(found[:4])}{more}; `dalsegno inject --clear` undoes it"] if found else []
 
 
 def _off(folder: Folder, placement: Placement) -> frozenset[str]:
-    """Return the hosts that are off; Slurm notices only later."""
+    """Return the hosts that are off. Slurm notices this only later."""
     names = () if placement.hosts == LOOPBACK else placement.addresses
     return frozenset(name for name in names if not _is_alive(folder, name))
 
@@ -227,7 +227,8 @@ def _off(folder: Folder, placement: Placement) -> frozenset[str]:
 def _nodes(
     applied: Cluster | None, seen: list[NodeInfo], placement: Placement, off: frozenset[str]
 ) -> tuple[NodeStatus, ...]:
-    """Return the nodes of the file with Slurm's state of each, and nodes that only one of the two knows."""
+    """Return the nodes of the cluster file with their state in Slurm, and nodes that only the file or only Slurm
+    knows."""
     known = {node.name: node for node in applied.nodes} if applied else {}
     info = {node.name: node for node in seen}
     nodes = [

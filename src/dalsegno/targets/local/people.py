@@ -1,4 +1,4 @@
-"""The cluster's users inside virtual hosts: the machine's passwd and group files with ours added. Pure."""
+"""The users of virtual hosts: the machine's passwd and group files with the cluster's users added. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import User
 
-FIRST_UID = 20001  # above what distributions hand out, below the range of subordinate ids
-FIRST_PERSON, NOBODY = 1000, 65534  # below the first, and the second: accounts of the system
-# Members of these groups are as powerful as root on the machine, or may read what only root should.
+FIRST_UID = 20001  # above the uids that distributions assign, below the range of subordinate ids
+FIRST_PERSON, NOBODY = 1000, 65534  # uids below the first, and the second itself, are accounts of the system
+# Members of these groups are as powerful as root on the machine, or may read files that only root should read.
 PRIVILEGED = frozenset({
     "root", "wheel", "sudo", "admin", "docker", "podman", "lxd", "incus", "libvirt", "disk", "shadow", "kmem", "mem",
     "adm", "systemd-journal",
@@ -65,7 +65,7 @@ def _column(text: str, index: int) -> list[str]:
 
 
 def check_people(users: Sequence[User], machine: People, before: Mapping[str, int]) -> None:
-    """Refuse users who would get the rights of somebody else on this machine. `before`: uids assigned earlier."""
+    """Raise if a user would get the rights of another person on this machine. `before`: uids assigned earlier."""
     for user in users:
         account = machine.account(user.name)
         if account is not None:
@@ -80,7 +80,8 @@ def check_people(users: Sequence[User], machine: People, before: Mapping[str, in
 
 
 def _check_account(user: User, account: PasswdEntry, machine: People, before: Mapping[str, int]) -> None:
-    """Refuse accounts of the machine that belong to no person, and privileged ones unless the file names their uid."""
+    """Raise for an account of the machine that belongs to no person, or that is privileged and whose uid is not in the
+    cluster file."""
     name, other = f"`{user.name}`", "choose another name in the cluster file"
     if account.uid < FIRST_PERSON or account.uid == NOBODY:
         raise TargetError(f"{name} is a system account of this machine (uid {account.uid})", hint=other)
@@ -120,13 +121,14 @@ def _check_groups(user: User, machine: People) -> None:
 
 
 def shared_accounts(users: Sequence[User], machine: People) -> list[str]:
-    """Return a sentence for each user who is an account of this machine, so that nobody is surprised."""
+    """Return a sentence for each user who has an account on this machine, so that this surprises nobody."""
     found = [account for user in users if (account := machine.account(user.name))]
     return [f"user {each.name} is this machine's account of that name (uid {each.uid})" for each in found]
 
 
 def assign_uids(users: Sequence[User], machine: People, before: Mapping[str, int]) -> dict[str, int]:
-    """Return a uid for each user that the machine does not have. Users keep theirs, and none is assigned twice."""
+    """Return a uid for each user without an account on the machine. Users keep their uids, and no uid is assigned
+    twice."""
     fixed = {user.name: user.uid for user in users if user.uid is not None and user.name not in machine.names}
     taken = {*machine.ids, *fixed.values(), *before.values()}
     free = (uid for uid in range(FIRST_UID, FIRST_UID + 1_000_000) if uid not in taken)
@@ -143,7 +145,8 @@ def passwd_file(machine: People, users: Sequence[User], uids: Mapping[str, int],
 
 
 def group_file(machine: People, users: Sequence[User], uids: Mapping[str, int]) -> str:
-    """Return /etc/group with a group for each new user, and the groups that the cluster file puts users into."""
+    """Return /etc/group with a group for each new user, and with users added to the groups that the cluster file
+    names."""
     own = [f"{name}:x:{uids[name]}:" for name in _new(machine, users)]
     joined: dict[str, list[str]] = {}
     for user in users:

@@ -1,4 +1,5 @@
-"""The placement of each host on this machine: address, port, GPUs. Pure, and stable from one `up` to the next."""
+"""The placement of each host on this machine: address, port, GPUs. Pure; a host keeps its place from one `up` to the
+next."""
 
 from __future__ import annotations
 
@@ -16,19 +17,19 @@ from dalsegno.targets.local.people import People, assign_uids, check_people
 VIRTUAL, LOOPBACK = "virtual", "loopback"
 SWITCH = "switch"
 BACKUP = "head-backup"
-REST = "rest"  # a host for slurmrestd: it checks callers by PID, so it must see the PIDs of the whole machine
-SHELL = "shell"  # the host name of a shell that is on the head or a login node but has the machine's own network
-ROOM = "machine-room"  # outside all hosts: it boots them
-SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, seldom used by offices and clouds
+REST = "rest"  # the host of slurmrestd, which checks callers by PID and so must see the PIDs of the whole machine
+SHELL = "shell"  # host name of a shell on the head or a login node that keeps the machine's own network
+ROOM = "machine-room"  # outside all other hosts, because it boots them
+SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, rarely used by offices and clouds
 SUBNET_BITS = 20
-AGENTS, AGENTS_PORT = "agents", 6816  # node agents connect to the controller here, beside slurmctld's port
+AGENTS, AGENTS_PORT = "agents", 6816  # the controller listens here for node agents; the port is beside slurmctld's
 FIRST_PORT, LAST_PORT = 17000, 32000  # below the range of ports that Linux uses for clients
 HOSTS_MAX = 1000  # ports of one Linux bridge
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The choices that stay the same while the cluster exists."""
+    """Choices that stay the same while the cluster exists."""
 
     hosts: str  # virtual or loopback
     subnet: str = ""
@@ -37,12 +38,12 @@ class Placement:
     ports: Mapping[str, int] = field(default_factory=dict)  # loopback: node or daemon -> port
     gpu_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gpus_simulated: bool = True
-    uids: Mapping[str, int] = field(default_factory=dict)  # of users that exist only here
+    uids: Mapping[str, int] = field(default_factory=dict)  # uids of users that exist only in this cluster
 
 
 @dataclass(frozen=True)
 class Free:
-    """What this machine uses already, and how to find free ports."""
+    """Networks, links and users of this machine that are in use, and a function that finds free ports."""
 
     networks: Sequence[ipaddress.IPv4Network] = ()  # in use
     links: frozenset[str] = frozenset()  # in use
@@ -60,8 +61,8 @@ def host_names(cluster: Cluster) -> list[str]:
 
 
 def outside_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[str, str]:
-    """Return the hosts that use Slurm's commands from the machine's own network, and their address: a shell on the head
-    or a login node, and the machine itself. slurmctld calls their sruns back by these names."""
+    """Return the hosts that use Slurm's commands from the machine's own network, and their addresses: a shell on the
+    head or a login node, and the machine itself. slurmctld connects back to their sruns by these names."""
     if placement.hosts == LOOPBACK:
         return {}
     address = str(ipaddress.IPv4Network(placement.subnet)[1])
@@ -70,7 +71,7 @@ def outside_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[
 
 
 def submit_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[str, str]:
-    """Return all hosts that may run srun but no slurmd, and where slurmctld finds each."""
+    """Return all hosts that may run srun but no slurmd, and the address at which slurmctld reaches each."""
     if placement.hosts == LOOPBACK:
         return {}
     own = {name: placement.addresses[name] for name in [*head_hosts(cluster), *cluster.logins]}
@@ -78,7 +79,8 @@ def submit_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[s
 
 
 def choose_hosts(cluster: Cluster, machine: MachineFacts) -> str:
-    """Return virtual hosts if we may make them; raise if the file asks for them and we may not."""
+    """Return "virtual" if this user may create virtual hosts, otherwise "loopback". Raise if the cluster file requires
+    virtual hosts and they are not possible."""
     wish = cluster.local.hosts
     able = machine.is_root and machine.namespaces
     if wish == VIRTUAL and not able:
@@ -91,7 +93,7 @@ def choose_hosts(cluster: Cluster, machine: MachineFacts) -> str:
 def place(
     cluster: Cluster, machine: MachineFacts, folder_id: str, before: Placement | None, free: Free, devices: str
 ) -> Placement:
-    """Place every host; those of a running cluster keep their places."""
+    """Assign a place to every host; hosts of a running cluster keep theirs."""
     hosts = before.hosts if before else choose_hosts(cluster, machine)
     if before and cluster.local.hosts not in ("auto", before.hosts):
         raise TargetError(
@@ -123,7 +125,7 @@ def _place_virtual(cluster: Cluster, folder_id: str, base: Placement, free: Free
     subnet = base.subnet or _choose_subnet(cluster, folder_id, free)
     network = ipaddress.IPv4Network(subnet)
     kept = {name: address for name, address in base.addresses.items() if name in names}
-    taken = set(base.addresses.values())  # hosts that will be removed keep theirs until the end of `up`
+    taken = set(base.addresses.values())  # hosts that will be removed keep their addresses until the end of `up`
     fresh = (str(network[index]) for index in range(2, network.num_addresses - 1) if str(network[index]) not in taken)
     addresses = {name: kept.get(name) or next(fresh) for name in names}
     return replace(base, subnet=subnet, link=base.link or _choose_link(folder_id, free), addresses=addresses)
@@ -141,7 +143,7 @@ def _choose_subnet(cluster: Cluster, folder_id: str, free: Free) -> str:
 
 
 def _checked_subnet(subnet: str, free: Free) -> str:
-    """Refuse a network that this machine uses: it would become unreachable."""
+    """Return the subnet. Raise if this machine uses it: the addresses that it has there would become unreachable."""
     used = next((network for network in free.networks if ipaddress.IPv4Network(subnet).overlaps(network)), None)
     if used is not None:
         raise TargetError(
@@ -198,7 +200,7 @@ SIMULATED_MEMORY_MIB = 16384  # of a GPU whose type the file does not name
 
 
 def healthy_node(node: Node, simulated: bool, machine: str = "") -> Telemetry:
-    """Return the telemetry of a healthy node. Another `machine` of that name has other GPUs; real GPUs are left out."""
+    """Return the telemetry of a healthy node. A different `machine` id gives different GPUs; real GPUs are left out."""
     return healthy(
         node.name,
         node.gpus if simulated else 0,
@@ -210,5 +212,6 @@ def healthy_node(node: Node, simulated: bool, machine: str = "") -> Telemetry:
 
 
 def gpu_stamp(node: Node, simulated: bool) -> str:
-    """Return a text that names the GPUs of the telemetry; its full stop keeps one from being a prefix of another."""
+    """Return a text that identifies the GPUs of the telemetry. It ends with a full stop, so that no stamp is a prefix
+    of another."""
     return f"made for {node.gpus if simulated else 0} x {node.gpu_type or 'gpu'} with {node.gpu_memory_mib} MiB."

@@ -1,4 +1,4 @@
-"""The plan of a local cluster: the difference between what is there and what should be. Pure."""
+"""The plan of a local cluster: the difference between its present and its desired state. Pure."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ class RunningJob:
 
 @dataclass(frozen=True)
 class Observed:
-    """The present state of a cluster; empty if there is none."""
+    """The present state of a cluster; empty if there is no cluster."""
 
     state: ClusterState | None = None
     applied: Cluster | None = None
     files: Mapping[str, str] = field(default_factory=dict)
-    alive: frozenset[str] = frozenset()  # hosts
+    alive: frozenset[str] = frozenset()  # running hosts
     services: Mapping[str, Mapping[str, ServiceFact]] = field(default_factory=dict)
     jobs: tuple[RunningJob, ...] | None = ()  # None: slurmctld does not answer
     faulty: tuple[str, ...] = ()  # hosts with injected faults
     unbound: tuple[str, ...] = ()  # hosts that have lost their own user, group or hosts file
-    images: frozenset[str] = frozenset()  # that are imported
+    images: frozenset[str] = frozenset()  # imported images
 
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """What `up` will do, as names of hosts, nodes, files and services."""
+    """The changes that `up` will make, as names of hosts, nodes, files and services."""
 
     cluster: Cluster
     placement: Placement
     desired: Desired
     fresh: bool
-    unfinished: bool = False  # an earlier `up` was interrupted: all steps are done again
+    unfinished: bool = False  # an earlier `up` was interrupted: all steps are repeated
     add_nodes: tuple[str, ...] = ()
     remove_nodes: tuple[str, ...] = ()
     remove_partitions: tuple[str, ...] = ()
-    remove_hosts: tuple[str, ...] = ()  # the removed nodes' hosts, and login or backup hosts
+    remove_hosts: tuple[str, ...] = ()  # hosts of removed nodes, and removed login or backup hosts
     boot: tuple[str, ...] = ()
     clear_faults: tuple[str, ...] = ()  # hosts whose injected faults are undone
     bind: tuple[str, ...] = ()  # hosts that get their own user, group and hosts file back
@@ -62,13 +62,13 @@ class LocalPlan:
     accounting: bool = False
     reservations: bool = False
     old_reservations: tuple[str, ...] = ()
-    wait_for: tuple[str, ...] | None = ()  # jobs that must end first; None: not known
-    blocked: tuple[str, ...] = ()  # pending jobs in a partition that will be removed: a person must decide about them
-    import_images: tuple[str, ...] = ()  # after all else
-    left_out: tuple[str, ...] = ()  # sentences about what differs from what the user may expect
+    wait_for: tuple[str, ...] | None = ()  # jobs that must end first; None: unknown
+    blocked: tuple[str, ...] = ()  # pending jobs in a partition that will be removed: the user must cancel or move them
+    import_images: tuple[str, ...] = ()  # done last, when the cluster is up
+    left_out: tuple[str, ...] = ()  # sentences about differences from what the user may expect
     limits: str = ""  # which limits jobs have; `plan` shows it, `up` does not
     containers: bool | None = None  # switched on or off; None: unchanged
-    no_containers: str = ""  # why there are none, if the file leaves it to the machine
+    no_containers: str = ""  # why containers are off, if the cluster file leaves the choice to the machine
     only_user: str = ""  # the account that all jobs run as on loopback ports
 
     @property
@@ -90,15 +90,15 @@ class LocalPlan:
             return [_creation(self), *self.left_out, *without, *_imports(self)]
         if self.empty:
             return ["nothing to do: the cluster is as the file says", *without]
-        said = self.left_out if "etc/passwd" in self.write else ()
-        return [*_changes(self), *said, *without, *_imports(self), _restarts(self), _jobs(self)]
+        noted = self.left_out if "etc/passwd" in self.write else ()
+        return [*_changes(self), *noted, *without, *_imports(self), _restarts(self), _jobs(self)]
 
     def details(self) -> list[str]:
         return [self.limits] if self.fresh else []
 
 
 def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Observed) -> LocalPlan:
-    """Return the plan that turns what is seen into what is wanted."""
+    """Return the plan that turns the present state `seen` into the desired one."""
     before = seen.applied
     fresh = seen.state is None
     unfinished = seen.state is not None and seen.state.phase is not ApplyStage.UP
@@ -134,7 +134,7 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         accounting=wanted.slurm.accounting and (before is None or _people(before) != _people(wanted)),
         reservations=(before.reservations if before else ()) != wanted.reservations,
         old_reservations=_reservation_names(before, wanted),
-        wait_for=_in_the_way(seen.jobs, gone_nodes, gone_partitions),
+        wait_for=_jobs_on_removed(seen.jobs, gone_nodes, gone_partitions),
         blocked=tuple(job.id for job in seen.jobs or () if not job.nodes and job.partition in gone_partitions),
         import_images=_without(wanted.containers.images, seen.images),
         containers=_switched(before, wanted),
@@ -147,7 +147,7 @@ def _switched(before: Cluster | None, wanted: Cluster) -> bool | None:
 
 
 def _without(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
-    """Return the names that are not among the others, each once, in order."""
+    """Return the names that are not in `others`, each once, in order."""
     known = set(others)
     return tuple(dict.fromkeys(name for name in names if name not in known))
 
@@ -157,15 +157,16 @@ def _differs(file: File, found: str | None) -> bool:
 
 
 def _reservation_names(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
-    """Return the reservations that may exist: of the last file, and of this one if an earlier `up` was interrupted."""
+    """Return the reservations that may exist: those of the last file, and those of this file, which an interrupted `up`
+    may have created."""
     names = [item.name for cluster in (before, wanted) if cluster for item in cluster.reservations]
     return tuple(dict.fromkeys(names))
 
 
-def _in_the_way(
+def _jobs_on_removed(
     jobs: tuple[RunningJob, ...] | None, nodes: Iterable[str], partitions: Iterable[str]
 ) -> tuple[str, ...] | None:
-    """Return the jobs on what will be removed."""
+    """Return the jobs on nodes and partitions that will be removed; None if unknown."""
     if jobs is None:
         return None
     gone_nodes, gone_partitions = set(nodes), set(partitions)
@@ -177,7 +178,7 @@ def _people(cluster: Cluster) -> object:
 
 
 def _services(desired: Desired, seen: Observed) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-    """Return services of running hosts that do not run, and those that run with old settings."""
+    """Return two lists of services on running hosts: those that do not run, and those that run with old settings."""
     start, restart = [], []
     for host in desired.hosts.values():
         if host.name in seen.alive:

@@ -1,4 +1,4 @@
-"""Shells on a local cluster: its environment in any shell, and entering its hosts as root."""
+"""Shells on a local cluster: the variables that make any shell use it, and entering its hosts as root."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from dalsegno.targets.local.daemons import slurm_env
 from dalsegno.targets.local.folder import ClusterState, Folder, read_state
 from dalsegno.targets.local.placement import SHELL, VIRTUAL
 
-ON_ONE_MACHINE_S = "1.5"  # there is no real network between its hosts, so a silent one is lost sooner
+ON_ONE_MACHINE_S = "1.5"  # its hosts have no real network between them, so a silent peer counts as lost sooner
 RENAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'  # in a UTS namespace of its own
-# Entering a mount namespace loses the working folder: change to it by name, then execute the command.
-GO = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
+# Entering a mount namespace loses the working folder, so change to it by name before the command.
+CHANGE_FOLDER = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
 
 
 def user_env(folder: Folder, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to set: slurm.conf, the cluster's name, its controller's socket, and its commands first in
-    PATH."""
+    """Return the variables to set: slurm.conf, the cluster's name, the socket of its controller, and PATH with the
+    cluster's commands first."""
     rest = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part and part != str(folder.bin)]
     return {
         **slurm_env(folder),
@@ -49,7 +49,7 @@ def enter(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment of a shell, or of one command, on the cluster."""
     inner = list(command) or [env.get("SHELL") or "/bin/bash"]
-    prefix = entrance(folder, cwd, host=host, user=user)
+    prefix = entry_command(folder, cwd, host=host, user=user)
     return [*prefix, *inner], {**(_person_env(folder, user, env) if user else env), **user_env(folder, env)}
 
 
@@ -80,10 +80,10 @@ def person_uid(folder: Folder, user: str) -> int:
     return int(_person(folder, user).uid)
 
 
-def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | None = None) -> list[str]:
-    """Return the words before a command that run it on the login node, the head or the named host.
+def entry_command(folder: Folder, cwd: str, *, host: str | None = None, user: str | None = None) -> list[str]:
+    """Return the arguments to put before a command so that it runs on the login node, the head or the named host.
 
-    None are needed where there is nothing to enter: as a plain user, or on loopback hosts, the environment is enough.
+    The list is empty for a plain user and for loopback hosts: there the environment is enough.
     """
     state = read_state(folder)
     virtual = state is not None and state.placement.hosts == VIRTUAL
@@ -101,17 +101,17 @@ def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | N
                 f"host {host or 'head'} of {folder.name} is not running",
                 hint="`dalsegno status` shows what is, `dalsegno up` boots it",
             )
-        return []  # a half-made cluster has its files, and Slurm's commands report their own errors
+        return []  # the files of an incomplete cluster are there, and Slurm's commands report their own errors
     become: list[str] = []
     if user:
         person = _person(folder, user)
         become = ["setpriv", f"--reuid={person.uid}", f"--regid={person.gid}", "--init-groups", "--"]
-    # Without a named host, the shell keeps this machine's network, for pip, git and the like. It has a host name of its
-    # own, by which slurmctld reaches the sruns in it (`submit_hosts`).
+    # Without a named host, the shell keeps this machine's network, for pip, git and the like. It gets a host name of
+    # its own, by which slurmctld reaches the sruns in it (`submit_hosts`).
     named = ["--uts", "--net"] if host else []
     renamed = [] if host else ["unshare", "--uts", "/bin/sh", "-c", RENAME, SHELL]
     nsenter = [program("nsenter") or "nsenter", "-t", str(process.pid), "--mount", "--ipc", "--pid", *named, "--"]
-    return [*nsenter, *renamed, *become, "/bin/sh", "-c", GO, "sh", cwd]
+    return [*nsenter, *renamed, *become, "/bin/sh", "-c", CHANGE_FOLDER, "sh", cwd]
 
 
 def _host(folder: Folder, name: str | None, state: ClusterState | None) -> Process | None:
@@ -127,13 +127,14 @@ RESUME = "dalsegno-resume"
 
 
 def own_command() -> str:
-    """Return a script that starts this program with this Python, wherever both can be read."""
+    """Return a script that starts this program with this Python, for every user who can read both."""
     return f'#!/bin/sh\nexec {join(own_argv())} "$@"\n'
 
 
 def resume_command() -> str:
-    """Return a script that replaces srun for `--auto-resume=1`; if this Python cannot be read there, it runs srun."""
-    from dalsegno.runs.auto_resume.decide import NOTES  # 0.03 s that only `up` needs
+    """Return a script that replaces srun for `--auto-resume=1`. Where this Python cannot be read, it runs plain
+    srun."""
+    from dalsegno.runs.auto_resume.decide import NOTES  # takes 0.03 s, and only `up` needs it
 
     words = list(launcher())
     return (

@@ -1,4 +1,4 @@
-"""Remove a local cluster, whole or half-made: processes, links, cgroups, files."""
+"""Remove a local cluster, complete or not: processes, links, cgroups, files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 
 from dalsegno.errors import DalsegnoError, TargetError
-from dalsegno.system.cgroups import cluster_folders, look_at_cgroups, remove_cgroup
+from dalsegno.system.cgroups import cluster_folders, read_cgroups, remove_cgroup
 from dalsegno.system.children import (
     MARK,
     Process,
@@ -32,7 +32,8 @@ LINK_GONE_S = 5.0
 
 
 def sweep(runner: Runner, folder: Folder) -> bool:
-    """Remove everything of the cluster; return False if there was nothing. Needs only the folder's path."""
+    """Remove everything that belongs to the cluster; return False if there was nothing. Needs only the folder's
+    path."""
     found = folder.root.exists()
     found |= end_processes(folder)
     if os.geteuid() == 0:
@@ -44,10 +45,10 @@ def sweep(runner: Runner, folder: Folder) -> bool:
 
 
 def end_processes(folder: Folder) -> bool:
-    """Kill all processes with the cluster's mark, and their children, until nothing is left.
+    """Kill all processes with the cluster's mark, and their children; return whether there were any.
 
-    Twice around at least: a daemon may have forked while we were reading. Killing a virtual host's first process
-    takes all its others with it.
+    Repeat until a search finds none: a daemon may fork during a search. When a virtual host's first process is killed,
+    the kernel kills the host's other processes.
     """
     found = False
     for _ in range(20):
@@ -63,10 +64,9 @@ def end_processes(folder: Folder) -> bool:
 
 
 def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
-    """End the processes that a killed `up` or a dead loopback supervisor left, before hosts are booted.
+    """End processes left by a killed `up` or a dead loopback supervisor, before hosts are booted.
 
-    Job steps are kept for the next slurmd. Coordinators of runs, with their children, are kept for the next
-    controller.
+    Job steps are kept for the next slurmd. Coordinators of runs, with their children, are kept for the next controller.
     """
     spared = [*hosts, *(process for process in coordinators(folder) if loopback)]
     known = {pid for process in spared for pid in (process.pid, *descendants(process.pid))}
@@ -77,11 +77,11 @@ def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
 
 
 def coordinators(folder: Folder) -> list[Process]:
-    """Return the running coordinators that the controller has recorded. On virtual hosts it knows them by other PIDs,
-    and they end with their host."""
+    """Return the running coordinators that the controller has recorded. The list is empty on virtual hosts: there the
+    records have PIDs of another namespace, and coordinators end with their host."""
     found = []
     for path in folder.runs.glob("*.json"):
-        with contextlib.suppress(DalsegnoError, OSError):  # damaged, or just removed: it proves nothing
+        with contextlib.suppress(DalsegnoError, OSError):  # a damaged or just removed record proves nothing
             fact = read_json(path)
             pid, start = (fact.get("pid"), fact.get("start")) if isinstance(fact, dict) else (None, None)
             if isinstance(pid, int) and isinstance(start, int):
@@ -95,9 +95,10 @@ def _ours(folder: Folder) -> list[Process]:
 
 
 def _is_ours(pid: int, folder: Folder, kept: Collection[int]) -> bool:
-    """Return whether we started it, or Slurm did as a task of a job here, even one that left its step's session.
+    """Return whether the process belongs to the cluster: a process that Dal Segno started, or a task of a job, even one
+    that left its step's session.
 
-    Another user's process may set any mark: it is ours only if the controller has `kept` it.
+    A process of another user may have a forged mark, so it counts only if it is a recorded coordinator (`kept`).
     """
     env = environment(pid)
     if f"{MARK}={folder.root}".encode() in env:
@@ -108,14 +109,16 @@ def _is_ours(pid: int, folder: Folder, kept: Collection[int]) -> bool:
 
 
 def _with_children(processes: list[Process]) -> list[Process]:
-    """Add children: job steps have the user's environment, not ours, and are found below slurmstepd."""
+    """Return the processes and their children. Job steps have the user's environment, without the mark; they are found
+    below slurmstepd."""
     own = {process.pid for process in processes}
     below = {child for pid in own for child in descendants(pid)} - own - {os.getpid()}
     return processes + [Process(pid, start) for pid in below if (start := start_ticks(pid)) is not None]
 
 
 def remove_links(runner: Runner, folder: Folder) -> bool:
-    """Wait until the machine's end of the link has gone with the switch, or delete it."""
+    """Wait until the machine's end of the link disappears with the switch, then delete what is left; return whether
+    there was a link."""
     prefix = f"ds{folder.id}"
     until = time.monotonic() + LINK_GONE_S
     found = False
@@ -128,9 +131,9 @@ def remove_links(runner: Runner, folder: Folder) -> bool:
 
 
 def remove_cgroups(runner: Runner, folder: Folder) -> bool:
-    """Remove the cluster's folders in every hierarchy, and its scope, which systemd would remove only later."""
+    """Remove the cluster's folders in every cgroup hierarchy, and its scope, which systemd would remove only later."""
     found = cluster_folders(folder.id)
-    unit = look_at_cgroups().place(folder.id).unit
+    unit = read_cgroups().place(folder.id).unit
     if unit and any(path.name == unit for path in found):
         runner.run(["systemctl", "stop", unit], timeout_s=30)
     for root in found:

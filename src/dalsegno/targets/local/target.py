@@ -1,4 +1,4 @@
-"""The local target: joins the modules that observe, plan, apply, report and remove."""
+"""The local target, which connects the modules that observe, plan, apply, report and remove."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.cgroups import ends_with_session
 from dalsegno.system.files import closed_to_others
 from dalsegno.system.hosts import PACKAGES
-from dalsegno.system.machine import DAEMONS, MachineFacts, look, missing_packages
+from dalsegno.system.machine import DAEMONS, MachineFacts, collect_facts, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
 from dalsegno.system.processes import LocalRunner, Runner
 from dalsegno.targets.base import (
@@ -54,15 +54,15 @@ from dalsegno.targets.local.observe import controller_runs, observe, read_daemon
 from dalsegno.targets.local.people import People, shared_accounts
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
-from dalsegno.targets.local.shell import enter, entrance, person_uid, user_env
+from dalsegno.targets.local.shell import enter, entry_command, person_uid, user_env
 from dalsegno.targets.local.sweep import sweep
 
 if TYPE_CHECKING:
     from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
 
 
-def look_at(folder: Folder, slurm: SlurmClient) -> Removal:
-    """Return what can be seen, even if the cluster is damaged."""
+def find_removal(folder: Folder, slurm: SlurmClient) -> Removal:
+    """Return what `down` would end or delete, as far as it can be read from a damaged cluster."""
     return Removal(_jobs(folder, slurm), _homes(folder))
 
 
@@ -80,13 +80,13 @@ def _homes(folder: Folder) -> tuple[str, ...]:
 
 
 STATUS_S = 5.0
-TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a virtual host boots in 0.5 s; a shorter silence was only a cable
+TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a shorter silence may be a link problem
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 
 
 class LocalTarget:
-    """One cluster in one state folder."""
+    """The local target of one cluster, which is in one state folder."""
 
     def __init__(self, folder: Path, cache: Path, runner: Runner | None = None) -> None:
         self.folder = Folder(folder)
@@ -100,7 +100,7 @@ class LocalTarget:
 
     @cached_property
     def machine(self) -> MachineFacts:
-        return look(self.runner)
+        return collect_facts(self.runner)
 
     def root_use(self, cluster: Cluster) -> RootUse | None:
         if cluster.local.hosts == LOOPBACK:
@@ -111,7 +111,7 @@ class LocalTarget:
         log_level = check_level(os.environ)
         self.folder.check([node.name for node in cluster.nodes])
         self._check_packages(cluster)
-        cluster, no_containers = self._settle_containers(cluster)
+        cluster, no_containers = self._resolve_containers(cluster)
         state = self._state()
         before = state.placement if state else None
         placement = place(cluster, self.machine, self.folder.id, before, self._free(), str(self.folder.devices))
@@ -126,13 +126,14 @@ class LocalTarget:
         listed = cluster.containers.images
         images = present(images_folder(cluster, self.folder), listed) if listed else frozenset()
         plan = make_plan(cluster, placement, wanted, replace(seen, images=images))
-        left_out = (*plan.left_out, *self._fall_back(cluster, placement))
+        left_out = (*plan.left_out, *self._surprises(cluster, placement))
         limits = limits_sentence(cluster, placement, self.machine)
         only_user = self.machine.user if placement.hosts == LOOPBACK else ""
         return replace(plan, left_out=left_out, limits=limits, no_containers=no_containers, only_user=only_user)
 
-    def _settle_containers(self, cluster: Cluster) -> tuple[Cluster, str]:
-        """Decide whether there are containers, if the file leaves it to the machine, and why not."""
+    def _resolve_containers(self, cluster: Cluster) -> tuple[Cluster, str]:
+        """Return the cluster with containers switched on or off, and why they are off if the cluster file leaves the
+        choice to the machine."""
         if cluster.containers.enabled is False:
             return cluster, ""
         if cluster.containers.enabled:
@@ -146,8 +147,9 @@ class LocalTarget:
         why = native.prepare_native(self.runner, self.cache, self.machine.slurm_version, str(self.folder.root))
         return replace(cluster, containers=replace(cluster.containers, enabled=not why)), why
 
-    def _fall_back(self, cluster: Cluster, placement: Placement) -> list[str]:
-        """Return sentences about what may surprise: no virtual hosts, users that are accounts of the machine."""
+    def _surprises(self, cluster: Cluster, placement: Placement) -> list[str]:
+        """Return sentences about what may surprise the user: no virtual hosts, or users that are accounts of the
+        machine."""
         if placement.hosts != LOOPBACK:
             return [*shared_accounts(cluster.users, self._people()), *(self.closed_to_users() if cluster.users else ())]
         if placement.hosts == LOOPBACK and cluster.local.hosts == "auto" and self.machine.is_root:
@@ -176,16 +178,17 @@ class LocalTarget:
             if state is None or state.phase is not ApplyStage.UP or before is None:
                 raise
             say("that failed: restoring the cluster")
-            self._put_back(site, before, state, error)
+            self._restore(site, before, state, error)
 
     def import_images(self, plan: Plan, say: Say) -> None:
         plan = _own(plan)
         import_all(images_folder(plan.cluster, self.folder), plan.import_images, say, plan.cluster.name)
 
-    def _put_back(self, site: ApplySite, before: Cluster, state: ClusterState, error: DalsegnoError) -> NoReturn:
-        """Undo a change that failed, and raise the error."""
+    def _restore(self, site: ApplySite, before: Cluster, state: ClusterState, error: DalsegnoError) -> NoReturn:
+        """Undo a change that failed, and raise its error."""
         try:
-            # With the old placement, where hosts that were to be removed still are; unfinished, so that all is checked.
+            # With the old placement, which has the hosts that the failed change would remove. MAKING makes `plan` check
+            # all steps.
             write_state(self.folder, replace(state, phase=ApplyStage.MAKING))
             apply(site, self.plan(before), state)
         except DalsegnoError as second:
@@ -201,7 +204,7 @@ class LocalTarget:
         ) from error
 
     def removal(self) -> Removal:
-        return look_at(self.folder, self._client(self._way_in(), timeout_s=STATUS_S))
+        return find_removal(self.folder, self._client(self._entry_command(), timeout_s=STATUS_S))
 
     def destroy(self, say: Say) -> bool:
         state = read_state_leniently(self.folder)
@@ -211,14 +214,15 @@ class LocalTarget:
         return sweep(self.runner, self.folder)
 
     def status(self) -> ClusterStatus:
-        """Ask Slurm from inside if we may enter: only there do the cluster's own users have names."""
-        return read_status(self.folder, self._client(self._way_in(), timeout_s=STATUS_S))
+        """Return the status. Slurm's commands run inside the cluster if possible: only there do the cluster's own users
+        have names."""
+        return read_status(self.folder, self._client(self._entry_command(), timeout_s=STATUS_S))
 
-    def _way_in(self) -> list[str]:
+    def _entry_command(self) -> list[str]:
         try:
-            return entrance(self.folder, "/")
+            return entry_command(self.folder, "/")
         except DalsegnoError:
-            return []  # a damaged cluster: its status will say so
+            return []  # the status will report that the cluster is damaged
 
     def summary(self) -> ClusterSummary:
         return read_summary(self.folder)
@@ -254,7 +258,7 @@ class LocalTarget:
         return ShellEntry(argv, full, person_uid(self.folder, user), tuple(self.closed_to_users()))
 
     def closed_to_users(self) -> list[str]:
-        """Return what prevents the cluster's users from running our programs: a clone below /root, for instance."""
+        """Return what prevents the cluster's users from running Dal Segno's programs, such as a clone below /root."""
         closed = closed_to_others(Path(PACKAGES) / "dalsegno", Path(sys.executable))
         if closed is None:
             return []
@@ -304,7 +308,7 @@ class LocalTarget:
         return inject(LocalAccess(self._nodes()), fault, node, options)
 
     def power_off(self, node: str) -> None:
-        """Cut a node's power: nothing on it has time to say so."""
+        """Cut a node's power without warning to its processes."""
         from dalsegno.inject.faults import FAULTS, FaultOptions
 
         self.inject(FAULTS["power-off"], node, FaultOptions())
@@ -331,7 +335,7 @@ class LocalTarget:
         return self.runner.run(argv, env={"PATH": NODE_PATH, **slurm_env(self.folder)}, timeout_s=60).checked().stdout
 
     def slurm_as(self, user: str) -> SlurmClient:
-        return self._client(entrance(self.folder, "/", user=user))
+        return self._client(entry_command(self.folder, "/", user=user))
 
     def _client(self, prefix: Sequence[str] = (), timeout_s: float = 30) -> SlurmClient:
         env = {"PATH": NODE_PATH, **slurm_env(self.folder)}
@@ -369,7 +373,8 @@ class LocalTarget:
         return People(passwd, group)
 
     def _port_run(self, count: int, taken: set[int]) -> int | None:
-        """Return the first of so many free ports. Each cluster starts elsewhere, so that two do not choose the same."""
+        """Return the first of `count` consecutive free ports; None if there are none. Each cluster starts its search at
+        another port, so that two do not choose the same."""
         start = FIRST_PORT + int(self.folder.id, 16) % ((LAST_PORT - FIRST_PORT) // 2)
         return first_free_run(count, start, LAST_PORT, taken) or first_free_run(count, FIRST_PORT, LAST_PORT, taken)
 
