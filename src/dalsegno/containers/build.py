@@ -43,12 +43,12 @@ class SourceFile(NamedTuple):
     path: Path
     size: int
     inode: tuple[int, int]
-    below: Path  # no symbolic link between this folder and the file was followed
+    below: Path  # the root of the listed tree; no symbolic link below it was followed
 
 
 @dataclass
 class BuiltLayer:
-    """A layer whose entries are files of this machine; their offsets are those in one stream of all contents."""
+    """A layer whose entries are files of this machine. Offsets of entries count bytes in one stream of all contents."""
 
     keep_owners: bool  # keep the files' owners; otherwise root owns everything
     entries: list[TarEntry] = field(default_factory=list)
@@ -118,9 +118,10 @@ def _content(opener: _Opener, source: SourceFile) -> Iterator[bytes]:
 
 
 class _Opener:
-    """Opens exactly the files that were listed: a link put in their place could lead root to files only root can read.
+    """Opens exactly the files that were listed: a link put in their place could lead root to files that only root can
+    read.
 
-    The folder of the last file stays open, because most of the next files are in it.
+    The folder of the last file stays open, because the next file is often in it.
     """
 
     def __init__(self) -> None:
@@ -152,7 +153,7 @@ def _changed(path: Path) -> DalsegnoError:
 
 
 def make_folder_layer(folder: Path) -> BuiltLayer:
-    """Return the layer of a root file system in a folder."""
+    """Return a layer with the root file system that is in a folder."""
     if not folder.is_dir():
         raise NotThere(f"no folder {folder}", hint="name the folder that becomes the image's root")
     layer = BuiltLayer(keep_owners=os.geteuid() == 0)
@@ -231,7 +232,7 @@ PROGRAMS = (
 )  # fmt: skip
 _FILES = ("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache", "/etc/ssl/certs/ca-certificates.crt")
 _FOLDERS = {"proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755, "mnt": 0o755, "tmp": 0o1777, "var/tmp": 0o1777}
-_BESIDE_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2")  # loaded only when used
+_BESIDE_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2")  # glibc loads them late
 _TOP_LINKS = ("/bin", "/sbin", "/lib", "/lib64")  # links into /usr on most distributions
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ASK = (
@@ -251,7 +252,7 @@ class Python:
     prefix: Path
     executable: Path
     stdlib: tuple[Path, ...]
-    outside: tuple[Path, ...]  # in sys.path, but neither in the prefix nor in the standard library
+    outside: tuple[Path, ...]  # entries of sys.path that are neither in the prefix nor in the standard library
 
 
 def inspect_python(venv: Path, runner: Runner) -> Python:
@@ -276,7 +277,8 @@ def inspect_python(venv: Path, runner: Runner) -> Python:
 
 
 def check_trusted(*folders: Path) -> None:
-    """As root, refuse folders that other users can change: root runs their Python, and `ldd` loads their programs."""
+    """As root, raise if other users can change these folders: root runs their Python, and `ldd` loads their
+    programs."""
     if os.geteuid() != 0:
         return
     for folder in folders:
@@ -295,7 +297,7 @@ def make_venv_config(python: Python) -> Config:
 
 
 def make_venv_layer(python: Python, extra: Iterable[Path], runner: Runner) -> BuiltLayer:
-    """Return a layer with everything that the environment needs, each file at the path that it has here."""
+    """Return a layer with everything that the environment needs, each file at the same path as on this machine."""
     extra = list(extra)
     if missing := [each for each in extra if not each.is_dir()]:
         raise NotThere(f"no folder {missing[0]}", hint="name existing folders")
@@ -358,7 +360,8 @@ class _Root:
 
 
 def _libraries(files: list[Path], runner: Runner) -> Iterator[Path]:
-    """Return the shared libraries of all programs and libraries among the files, as the loader here finds them."""
+    """Yield the shared libraries of all programs and libraries among the files, as the loader of this machine finds
+    them."""
     tool = program("ldd")
     if tool is None:
         raise DalsegnoError("`ldd` is not installed", hint="it comes with the C library: install libc-bin")

@@ -1,13 +1,13 @@
 """Credentials for registries, from the files of Enroot, Docker, Podman and Skopeo, and from Docker's helpers.
 
-A registry is trusted with nothing but its own password:
+A registry gets only its own password:
 
-- Basic authentication gets the credential that is stored for the registry itself.
-- For a token, that same credential goes to the token server (the realm) that the registry names, if the two are a known
-  pair: one host, a pair of `KNOWN_REALMS`, hosts of one domain, or two hosts for which the user stored the same
-  credential.
-- A credential that is stored for the token server alone, as in Enroot's files, is used for the registries of
-  `KNOWN_REALMS` only. Otherwise a registry that names a foreign token server would get that server's tokens.
+- For basic authentication, the credential that is stored for the registry itself is sent.
+- For a token, the same credential is sent to the token server (the realm) that the registry names, if registry and
+  realm belong together: one host, a pair of `KNOWN_REALMS`, hosts of one domain, or two hosts for which the user stored
+  the same credential.
+- A credential that is stored for the token server alone, as in Enroot's files, is used only for the registries of
+  `KNOWN_REALMS`. Otherwise a registry that names a foreign token server would get that server's tokens.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _HUB_MACHINES = ("docker.io", "index.docker.io")
 _HELPER = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MACHINE = re.compile(r"(\[[0-9a-f:]+\]|[^:]+)(?::([0-9]{1,5}))?")
 _DEFAULT_PORTS = {"https": 443, "http": 80}
-_MOST = 1 << 20  # no file of credentials is longer
+_MAX_BYTES = 1 << 20  # no credentials file is longer
 
 
 @dataclass(frozen=True)
 class RegistryServer:
-    """The server at an address."""
+    """The scheme, host and port of a server."""
 
     scheme: str
     host: str  # in lower case; an IPv6 address without its brackets
@@ -83,7 +83,7 @@ def server_of(url: str) -> RegistryServer | None:
 
 @dataclass(frozen=True)
 class Credential:
-    """A user and a password, or a token that stands for both."""
+    """A user and a password, or a token in place of both."""
 
     user: str
     password: str = field(repr=False)
@@ -91,7 +91,7 @@ class Credential:
 
 
 class UnknownRealm(DalsegnoError):
-    """A registry asks for its password to be sent to a server that it is not known to belong to."""
+    """A registry asks for its password to be sent to a server that is not known to belong to it."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,15 @@ class CredentialFinder:
     env: Mapping[str, str]
     home: Path
     runner: Runner
-    unused: list[str] = field(default_factory=list)  # reasons, shown if the registry refuses us
+    unused: list[str] = field(default_factory=list)  # reasons, shown if the registry refuses access
 
     def for_registry(self, registry: RegistryServer, user: str = "") -> Credential | None:
-        """Return the registry's own credential, for the registry itself."""
+        """Return the registry's own credential, for basic authentication."""
         return _first(self._stored_for(registry), user)
 
     def for_realm(self, registry: RegistryServer, realm: RegistryServer, user: str = "") -> Credential | None:
-        """Return the credential to send to the realm. Raises UnknownRealm if it is not known to be the registry's."""
+        """Return the credential to send to the realm. Raise UnknownRealm if the realm is not known to belong to the
+        registry."""
         with_tls = (registry.scheme, realm.scheme) == ("https", "https")
         pair = with_tls and realm.host in KNOWN_REALMS.get(registry.host, ())
         found = _first(self._stored_for(registry, realm if pair else None), user)
@@ -142,10 +143,10 @@ class CredentialFinder:
             yield from (found for key in keys if (found := auths.get(key)))
 
     def _read(self, path: Path) -> str:
-        """Return the text of a credentials file, or "" if other users can have written it."""
+        """Return the text of a credentials file; "" if another user may have written it."""
         try:
             with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as file:
-                if why := _distrust(os.fstat(file.fileno()), self.env):
+                if why := _why_refused(os.fstat(file.fileno()), self.env):
                     self._note(f"{path} was not read because it {why}")
                     return ""
                 return file.read()
@@ -186,7 +187,7 @@ class CredentialFinder:
         program = f"docker-credential-{helper}"
         try:
             done = self.runner.run([program, "get"], stdin=key, env=self.env, timeout_s=60)
-        except DalsegnoError:  # a helper of another machine; the registry may not need a credential
+        except DalsegnoError:  # the helper may be missing on this machine, and the registry may need no credential
             self._note(f"{program} is configured, but not installed on this machine")
             return
         try:
@@ -218,10 +219,10 @@ def _is_ip(host: str) -> bool:
 
 
 def _is_machine(machine: str, server: RegistryServer) -> bool:
-    """Whether a `machine` of Enroot's file is this server.
+    """Return whether a `machine` of Enroot's file is this server.
 
-    Without a port it stands for any port of the host, as for curl, but only with TLS: any user of a host can listen on
-    another port there.
+    An entry without a port matches any port of the host, as in curl, but only with TLS: any user of a host can listen
+    on another port there.
     """
     found = _MACHINE.fullmatch(machine.lower())
     if found is None or found[1].strip("[]") != server.host:
@@ -231,10 +232,10 @@ def _is_machine(machine: str, server: RegistryServer) -> bool:
     return server.scheme == "https" or server.port == _DEFAULT_PORTS["http"]
 
 
-def _distrust(about: os.stat_result, env: Mapping[str, str]) -> str:
-    """Return why an open file is not accepted as a credentials file; "" if it is."""
-    if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST:
-        return "is not a regular file" if about.st_size <= _MOST else f"is longer than {_MOST >> 20} MiB"
+def _why_refused(about: os.stat_result, env: Mapping[str, str]) -> str:
+    """Return why an open file is not accepted as a credentials file; "" if it is accepted."""
+    if not stat.S_ISREG(about.st_mode) or about.st_size > _MAX_BYTES:
+        return "is not a regular file" if about.st_size <= _MAX_BYTES else f"is longer than {_MAX_BYTES >> 20} MiB"
     if about.st_uid not in trusted_owners(env):
         return f"belongs to another user (uid {about.st_uid})"
     return "can be written by everyone" if about.st_mode & stat.S_IWOTH else ""

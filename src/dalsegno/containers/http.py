@@ -39,7 +39,8 @@ class Unreachable(DalsegnoError):
     def __init__(
         self, what: str, *, hint: str = "", answered: bool = False, plain: bool = False, stored: bool = False
     ) -> None:
-        """`answered`: a server is there. `plain`: it may use HTTP without TLS. `stored`: the image is in the store."""
+        """Create the error. `answered`: a server is there. `plain`: it may use HTTP without TLS. `stored`: the store
+        has the image."""
         super().__init__(what, hint=hint)
         self.answered = answered
         self.plain = plain
@@ -50,7 +51,8 @@ class HttpError(DalsegnoError):
     """The server answered with an error."""
 
     def __init__(self, status: int, headers: Message, url: str, body: bytes = b"") -> None:
-        """`url` names the server that answered, which differs from the one asked after a redirect."""
+        """Create the error. `url` names the server that answered; after a redirect it is not the server that was
+        asked."""
         super().__init__(f"{address_of(url)} answered {status} {_reason(status)}", hint="try again later")
         self.status = status
         self.url = url
@@ -87,11 +89,11 @@ class Http:
     """An HTTP client that several threads may share."""
 
     def __init__(self, proxies: Mapping[str, str] | None = None, *, plain_http: bool = False) -> None:
-        """`proxies`: None takes them from the environment (`http_proxy`, `https_proxy`, `no_proxy`). `plain_http`: a
-        server with TLS may redirect to one without."""
+        """Create a client. `proxies`: None takes them from the environment (`http_proxy`, `https_proxy`, `no_proxy`).
+        `plain_http`: a server with TLS may redirect to one without."""
         given = None if proxies is None else dict(proxies)
         self._proxies = urllib.request.getproxies() if given is None else given
-        self._opener = urllib.request.OpenerDirector()  # build_opener's would also open file and FTP URLs
+        self._opener = urllib.request.OpenerDirector()  # the one of build_opener would also open file and FTP URLs
         for handler in (
             urllib.request.ProxyHandler(given), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
             urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor(), _Redirects(plain_http),
@@ -116,7 +118,7 @@ class Http:
             raise _unreachable(url, error, self._proxy(url)) from error
 
     def _proxy(self, url: str) -> str:
-        """Return the variable that sets the proxy for this URL, and the proxy's address; "" if there is none."""
+        """Return VARIABLE=ADDRESS of the proxy for this URL; "" if there is none."""
         scheme, host = urlsplit(url)[:2]
         named = self._proxies.get(scheme, "")
         if not named or urllib.request.proxy_bypass(host):
@@ -140,7 +142,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             raise urllib.error.URLError(_Unencrypted())
         made = super().redirect_request(req, fp, code, msg, headers, newurl)
         if made is not None:
-            made.remove_header("Proxy-authorization")  # the new URL may need no proxy; if it does, it is added again
+            made.remove_header("Proxy-authorization")  # the opener adds it again if the new URL needs a proxy
             if (old.scheme, old.netloc) != (new.scheme, new.netloc):
                 made.remove_header(_AUTHORIZATION)
         return made
@@ -189,8 +191,8 @@ def _reason(status: int) -> str:
 # Downloads of blobs
 
 
-_TRIES = 6  # in a row that bring no byte
-_PAUSE_S = 0.2  # doubled each time
+_TRIES = 6  # attempts in a row that receive no byte
+_PAUSE_S = 0.2  # before the second attempt; doubled for each further one
 
 
 class Blobs(Protocol):
@@ -206,8 +208,8 @@ class TransferStopped(Exception):
 def fetch(source: Blobs, wanted: Descriptor, target: Path, advance: Advance, stop: threading.Event) -> bool:
     """Download a blob to `target`, which exists only when complete. Calls for the same blob wait for each other.
 
-    An interrupted download is resumed later. Returns whether this call checked the digest: False if an earlier call
-    brought the blob.
+    An interrupted download is resumed by the next call. Return whether this call checked the digest; False if an
+    earlier call had downloaded the blob.
     """
     part = _part(target)
     with in_turn(target.with_name(f".{target.name}.lock")):

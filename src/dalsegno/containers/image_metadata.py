@@ -1,6 +1,7 @@
-"""The settings of an image, as files inside it, and what the store records about it.
+"""The settings of an image, as files inside the image, and the store's records of images.
 
-The files and their formats are Enroot's. So Enroot and Pyxis run our images, and our plugin runs theirs:
+The files and their formats are Enroot's. So Enroot and Pyxis run images of Dal Segno, and Dal Segno's plugin runs those
+of Enroot:
 
 - `/etc/environment`: one line `NAME=VALUE` for each ENV.
 - `/etc/rc`: a shell script. The first line that begins with `cd "` has the WORKDIR between the quotes, with `\\`
@@ -57,7 +58,7 @@ def render_layer(config: Config) -> tuple[list[TarEntry], bytes]:
 
 
 def usable_workdir(config: Config) -> str:
-    """Return where the image's program starts; "/" if the WORKDIR cannot be written into a script."""
+    """Return the folder in which the image's program starts; "/" if the WORKDIR cannot be written into a script."""
     path = config.workdir
     usable = path.startswith("/") and path.isprintable() and ".." not in path.split("/") and len(path) < 4096
     return path if usable else "/"
@@ -117,14 +118,14 @@ def parse_program(rc: str) -> tuple[list[str], list[str]]:
 class ImageRecord:
     """One .sqsh file of the store."""
 
-    digest: str  # of the manifest, as registries use it
+    digest: str  # of the image's manifest, as in registries
     compression: str
     size: int
     sha256: str  # of the file itself
-    imported: float  # when, in seconds since 1970
+    imported: float  # seconds since 1970
     arch: str = ""
     created: str = ""
-    layers: tuple[str, ...] = ()  # their digests
+    layers: tuple[str, ...] = ()  # digests of the layers
     env: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
@@ -137,7 +138,7 @@ class ImageRecord:
 
 @dataclass(frozen=True)
 class Tag:
-    """A name, and the image that it stood for at the last lookup."""
+    """A name, and the image that it referred to at the last lookup."""
 
     name: str
     digest: str
@@ -151,7 +152,7 @@ class WrittenImage:
     """A .sqsh file that was written outside the store, with `-o FILE`."""
 
     path: str
-    name: str  # of the image or folder that it was made from
+    name: str  # of the image or folder that the file was made from
     sha256: str
 
 
@@ -167,7 +168,7 @@ def write(path: Path, value: ImageRecord | Tag | WrittenImage) -> None:
 
 
 def read_record(path: Path) -> ImageRecord | None:
-    """Return a record; None if it is missing or unreadable, which means that there is no such image."""
+    """Return a record; None if it is missing or unreadable, because then the image does not count as stored."""
     value = _read(path)
     names = {each.name for each in fields(ImageRecord)}
     if value is None or not {"digest", "compression", "size", "sha256", "imported"} <= set(value):
@@ -201,7 +202,7 @@ def _read(path: Path) -> dict[str, object] | None:
 # Reading an image file of any origin
 
 
-_MOST = 1 << 20  # bytes; no image has longer settings
+_MAX_BYTES = 1 << 20  # bytes; no image has longer settings
 
 
 @dataclass(frozen=True)
@@ -224,13 +225,13 @@ def inspect_image(path: Path, runner: Runner) -> ImageContents:
 
 
 def _text_in(path: Path, name: str, tool: str) -> str:
-    """Return the text of a file in an image, "" if there is none. A truncated image still has a good first block."""
+    """Return the text of a file in an image; "" if there is none. Raise if the image is truncated or damaged."""
     data = b""
     try:
         for chunk in through([tool, "-cat", str(path), name], ()):
             data += chunk
-            if len(data) > _MOST:
-                raise DamagedImage(f"{name} in {path} is longer than {_MOST >> 20} MiB")
+            if len(data) > _MAX_BYTES:
+                raise DamagedImage(f"{name} in {path} is longer than {_MAX_BYTES >> 20} MiB")
     except CommandFailed as error:
         if "FATAL ERROR" in error.stderr:
             why = next(line for line in error.stderr.splitlines() if line.strip())
@@ -241,7 +242,8 @@ def _text_in(path: Path, name: str, tool: str) -> str:
 
 
 def check_squashfs(path: Path, runner: Runner) -> str:
-    """Unpack every byte to nowhere and return the error, or "". lz4 has no checksums, so not every change is found."""
+    """Decompress every byte of an image without storing it; return the error, or "". lz4 has no checksums, so some
+    damage is not found."""
     file = os.path.abspath(path)
     done = runner.run([_tool(), "-quiet", "-no-progress", "-strict-errors", "-pf", "/dev/null", file])
     errors = [line for line in done.stderr.splitlines() if line.strip()]

@@ -36,7 +36,7 @@ _NO_TLS = re.compile(r"wrong version number|SSL_connect|SSL routines|[Pp]rotocol
 
 
 def enroot_uri(name: ImageName) -> str:
-    """Return an image name in Enroot's form, in which no registry means Docker Hub."""
+    """Return an image name in Enroot's form. A name without a registry refers to Docker Hub."""
     user = f"{name.user}@" if name.user else ""
     registry = "" if name.registry == DOCKER_HUB else f"{name.registry}#"
     tag = f"@{name.digest}" if name.digest else f":{name.tag}"
@@ -76,7 +76,7 @@ _FICLONE = 0x40049409  # linux/fs.h: both files share their blocks until one is 
 
 @dataclass(frozen=True)
 class Importer:
-    """Imports images."""
+    """Imports images into the store or into files."""
 
     store: ImageStore
     progress: ImportProgress = field(default_factory=NoProgress)
@@ -85,19 +85,20 @@ class Importer:
     arch: str = field(default_factory=architecture)
     compression: str = "lz4"
     plain_http: bool = False
-    enroot: str = ""  # its path, if it is to be used
-    or_kept: bool = True  # if the registry does not answer, use what was imported before
+    enroot: str = ""  # path of the program, if it is to be used
+    or_kept: bool = True  # if the registry does not answer, use the image that was imported before
 
     def to_store(self, name: ImageName, *, force: bool = False) -> Stored:
-        """Return the image in the store. Of concurrent calls one imports it; a tag is looked up each time.
+        """Import the image into the store, unless it is there, and return it. Of concurrent calls, one imports the
+        image. A tag is looked up each time.
 
-        `force` imports it again even if it is stored.
+        `force` imports the image again even if it is stored.
         """
         name = name.absolute()
         asked = 0.0 if name.digest and not force else self.store.clock()
         with self.store.in_use(), self._turn(f"{name} {self.arch} {self.compression}", str(name)):
             known = self.store.lookup(str(name), self.arch, self.compression, since=asked)
-            if known:  # imported while we waited, or named by its digest
+            if known:  # imported while this call waited, or named by its digest
                 return known
             with self._source(name) as source:
                 self.progress.stage(f"looking for {name}")
@@ -125,7 +126,8 @@ class Importer:
                 self.store.record_file(target, str(name), sha256)
 
     def _copied(self, digest: str, target: Path) -> str:
-        """Copy the stored image to this file and return its SHA-256; "" if none is stored or it is damaged."""
+        """Copy the stored image to this file and return its SHA-256; "" if no image is stored or the stored one is
+        damaged."""
         known = self.store.get(digest, self.compression)
         try:
             return copy_image(known, target) if known else ""
@@ -134,14 +136,16 @@ class Importer:
             return ""
 
     def _check_arch(self, name: ImageName, found: FoundImage) -> None:
-        """Check the architecture. An image that an index lists only gets a warning: it has no other name."""
+        """Raise if the image is for another architecture. If an index lists the image for this architecture, only warn:
+        the image can be named in no other way."""
         if not found.listed:
             check_arch(found.config, self.arch, str(name))
         elif found.config.arch not in ("", self.arch):
             self.progress.warn(f"{name} was built for {found.config.arch}, not for {self.arch}")
 
     def _stored_before(self, name: ImageName, error: Unreachable) -> Stored:
-        """Return what the name stood for at the last lookup: runs must restart while a registry is down."""
+        """Return the image that the name referred to at the last lookup: runs must be able to restart while a registry
+        is down."""
         known = self.store.lookup(str(name), self.arch, self.compression, since=0.0)
         if known is None:
             raise error
@@ -168,7 +172,7 @@ class Importer:
             return self.store.put(with_config(record, found.config, image_metadata.usable_workdir(found.config)))
 
     def _make(self, name: ImageName, source: ImageSource, found: FoundImage, target: Path, own: bool = False) -> str:
-        """Write the image and return its SHA-256, computed before the file gets its name."""
+        """Write the image and return its SHA-256, which is computed before the file gets its final name."""
         if self.enroot and name.kind is ImageKind.REGISTRY:
             self.progress.stage("importing with Enroot")
             import_by_enroot(self.enroot, name, self.arch, target, self.runner, own)
@@ -195,9 +199,9 @@ class Importer:
 
     def _open(self, name: ImageName, scratch: Path) -> ImageSource:
         if name.kind is ImageKind.REGISTRY:
-            wallet = CredentialFinder(self.env, Path(self.env.get("HOME") or os.path.expanduser("~")), self.runner)
+            credentials = CredentialFinder(self.env, Path(self.env.get("HOME") or os.path.expanduser("~")), self.runner)
             plain = self.plain_http or self.env.get("ENROOT_ALLOW_HTTP", "").lower() in ("y", "yes", "true", "1")
-            return FromRegistry(name, Registry(name, Http(plain_http=plain), wallet, plain_http=plain), self.store)
+            return FromRegistry(name, Registry(name, Http(plain_http=plain), credentials, plain_http=plain), self.store)
         if name.kind is ImageKind.OCI:
             return FromLayout(name)
         if name.kind is ImageKind.ARCHIVE:
@@ -217,7 +221,7 @@ class Importer:
 def copy_image(kept: Stored, target: Path) -> str:
     """Copy a stored image to a file, which exists only when complete and undamaged, and return its SHA-256.
 
-    Never a hard link: writing to the copy must not change the stored image.
+    The copy is never a hard link: writing to it must not change the stored image.
     """
     with open(kept.path, "rb") as file, nameless(target) as handle:
         shared = _share_blocks(file.fileno(), handle)
@@ -249,7 +253,8 @@ def _write_all(handle: int, chunk: bytes) -> None:
 
 
 def digest_of(made: Path, progress: ImportProgress) -> str:
-    """Return the SHA-256 of an image just written. sqfstar seeks back in its file, so all of it is read again."""
+    """Return the SHA-256 of an image that was just written. The file is read again, because sqfstar seeks back while it
+    writes."""
     progress.stage("reading it back", made.stat().st_size)
     return sha256_of(made, progress.advance)
 

@@ -17,16 +17,16 @@ from dalsegno.containers.tar import FileSlice, Stream, TarEntry, read_entries, u
 
 AT_ONCE = 4
 _DAMAGED_HINT = "remove the stored layers with `dalsegno image gc --layers`, then try again"
-_ENTRY_COST = 500  # bytes in memory: the object, its place in the tree, its numbers
+_ENTRY_COST = 500  # bytes of memory: the object, its place in the tree, its numbers
 _Task = TypeVar("_Task")
 _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer on this machine and its entries.
+    """A layer on this machine, and its entries.
 
-    The blob has the digest of the bytes that were scanned, unless nobody else can change them.
+    `blob` has the digest of the bytes that were scanned, unless only this user can change the file.
     """
 
     blob: FileSlice
@@ -54,13 +54,13 @@ def fetch_layers(source: ImageSource, found: FoundImage, progress: ImportProgres
 
 @dataclass
 class ImageLimits:
-    """Limits of an unpacked image: a few compressed megabytes can unpack to more than any machine has.
+    """Limits of an unpacked image: a few compressed megabytes can unpack to more than any machine can store.
 
-    Several threads read layers, so the limits are not exact.
+    Several threads count at once, so the limits are not exact.
     """
 
     unpacked: int = 1 << 40  # bytes
-    headers: int = 2 << 30  # bytes of memory for the list of its files: about four million files
+    headers: int = 2 << 30  # bytes of memory for the list of files: about four million files
 
     def take_bytes(self, count: int) -> None:
         self.unpacked -= count
@@ -75,7 +75,8 @@ class ImageLimits:
 
 
 def scan(blob: FileSlice, diff_id: str, stop: threading.Event, limits: ImageLimits) -> Layer:
-    """Return a layer after checking its digests, packed (the blob's own) and unpacked; "" means unknown."""
+    """Return a layer after checking its digests: of the packed blob, and `diff_id` of the unpacked one; "" means
+    unknown."""
     packed, plain = hashlib.sha256(), hashlib.sha256()
     needed = bool(blob.digest) or not blob.private
     raw = _through(blob.raw(), packed, stop) if needed else blob.raw()
@@ -106,9 +107,10 @@ def _through(
 def in_parallel(
     work: Callable[[_Task, threading.Event], _Value], tasks: Sequence[_Task], at_once: int = AT_ONCE
 ) -> list[_Value]:
-    """Return every task's value, in order. The first failure, or Ctrl-C, stops all others.
+    """Run a task for each value in threads, and return the results in order. The first failure, or Ctrl-C, stops all
+    others.
 
-    The threads are daemons: one that waits for a silent registry must not keep the program from exiting.
+    The threads are daemons: a thread that waits for a silent registry must not keep the program from exiting.
     """
     todo: queue.SimpleQueue[tuple[int, _Task]] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, _Value | None, BaseException | None]] = queue.SimpleQueue()

@@ -26,7 +26,7 @@ MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 MAX_JSON = 16 << 20
-_MOST_LAYERS = 1000
+_MAX_LAYERS = 1000
 _REF_NAME = "org.opencontainers.image.ref.name"
 _ARCHITECTURES = {
     "x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64", "armv7l": "arm", "arm": "arm",
@@ -37,7 +37,7 @@ _DIGITS = frozenset("0123456789abcdef")
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A reference to a blob, which must have this digest."""
+    """A reference to a blob by its digest."""
 
     digest: str  # "sha256:…"
     size: int
@@ -85,7 +85,7 @@ def digest_of(data: bytes) -> str:
 
 
 def check_digest(data: bytes, digest: str, what: str) -> bytes:
-    """Return the data if it has this digest."""
+    """Return the data; raise DamagedImage if it does not have this digest."""
     if digest_of(data) != digest:
         raise DamagedImage(
             f"{what} does not match its digest {digest}", hint="try again; if it persists, ask the registry's operator"
@@ -106,8 +106,8 @@ def parse_manifest(data: bytes) -> Index | ImageManifest:
             hint="registries also hold charts and other artifacts; check the name",
         )
     layers = tuple(_descriptor(each) for each in _list(value["layers"], "the manifest"))
-    if len(layers) > _MOST_LAYERS:
-        raise DamagedImage(f"the image has {len(layers)} layers, more than {_MOST_LAYERS}")
+    if len(layers) > _MAX_LAYERS:
+        raise DamagedImage(f"the image has {len(layers)} layers, more than {_MAX_LAYERS}")
     return ImageManifest(_descriptor(value["config"]), layers)
 
 
@@ -133,7 +133,7 @@ def parse_config(data: bytes) -> Config:
 
 
 def architecture(name: str = "") -> str:
-    """Return an architecture by its name in images (`amd64` for `x86_64`); this machine's if none is given."""
+    """Return an architecture as images name it (`amd64` for `x86_64`); without a name, that of this machine."""
     wanted = (name or platform.machine()).lower()
     if wanted in _ARCHITECTURES:
         return _ARCHITECTURES[wanted]
@@ -155,14 +155,15 @@ def choose_platform(index: Index, arch: str, what: str) -> Descriptor:
 
 
 def check_arch(config: Config, arch: str, what: str) -> None:
-    """Check that an image outside any index is for this architecture; an image that names none passes."""
+    """Raise if an image outside any index is for another architecture. An image that names no architecture is
+    accepted."""
     made_for = _ARCHITECTURES.get(config.arch, config.arch)
     if made_for not in ("", arch):
         raise NotThere(f"{what} has no image for {arch}", hint=f"it is for {made_for}; use `--arch {made_for}`")
 
 
 def find_tag(index: Index, tag: str, what: str) -> Descriptor:
-    """Return the image with this tag in a layout's list; without a tag, the only one."""
+    """Return the image with this tag in a layout's list; without a tag, the only image."""
     named = {each.ref_name: each for each in index.manifests}
     if tag in named and tag:
         return named[tag]

@@ -1,11 +1,11 @@
-"""Merge layers into one file tree: which entry of which layer ends up under which names. Pure.
+"""Merge layers into one file tree: decide which entry of which layer ends up under which names. Pure.
 
 The rules are those of the OCI image specification:
 
-- `.wh.NAME` removes NAME of the layers below, `.wh..wh..opq` everything that the layers below have in its folder. A
-  layer's own files stay, wherever its whiteouts are.
+- `.wh.NAME` removes NAME of the layers below; `.wh..wh..opq` removes everything that the layers below have in its
+  folder. Files of the same layer stay, before or after the whiteout.
 - A folder over a folder changes its mode and keeps its contents; anything else replaces what was there.
-- A hard link refers to the file that its target was at that moment, and outlives the target.
+- A hard link refers to the file that its target is at that moment, and outlives the target.
 - Folders that a layer names only as part of a path are resolved through symbolic links, never out of the root.
 
 Left out: device nodes, set-user-ID and set-group-ID bits of files, and extended attributes that grant rights.
@@ -23,9 +23,9 @@ _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _AUFS = ".wh..wh."  # metadata of aufs, in old images
 _SET_USER_ID = 0o4000
-_SET_IDS = 0o6000  # the group's bit of a folder has another meaning, and grants nothing
-_LONGEST = 4096  # the kernel's limit
-_MOST_LINKS = 40  # the kernel's limit
+_SET_IDS = 0o6000  # only of files: on a folder, the group's bit grants no rights
+_MAX_PATH = 4096  # the kernel's limit
+_MAX_LINKS = 40  # the kernel's limit
 _PLAIN_XATTR = "user."
 
 
@@ -76,7 +76,7 @@ def merge(layers: Sequence[Sequence[TarEntry]], folders: Sequence[str] = ()) -> 
 
 
 def _hide(root: _Folder, entry: TarEntry) -> None:
-    """Remove what a whiteout hides of the layers below."""
+    """Remove the files of lower layers that a whiteout hides."""
     above, name = _split(entry.path)
     if not name.startswith(_WHITEOUT):
         return
@@ -118,7 +118,7 @@ def _target(root: _Folder, link: TarEntry) -> _Leaf:
 
 
 def _split(path: str) -> tuple[list[str], str]:
-    if len(path) > _LONGEST:
+    if len(path) > _MAX_PATH:
         raise DamagedImage(f"a layer has a name of {len(path)} characters: `{path[:60]}…`")
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
@@ -129,7 +129,8 @@ def _split(path: str) -> tuple[list[str], str]:
 
 
 def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
-    """Return the folder at this path, resolving symbolic links; with `make`, missing folders are created."""
+    """Return the folder at this path, resolving symbolic links. With `make`, create missing folders; otherwise return
+    None for them."""
     way, todo, followed = [root], parts[::-1], 0
     while todo:
         part = todo.pop()
@@ -142,7 +143,7 @@ def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
             way.append(there)
         elif there is not None and there.entry.type is TarType.SYMLINK:
             followed += 1
-            if followed > _MOST_LINKS:
+            if followed > _MAX_LINKS:
                 raise DamagedImage(f"symbolic links in `{'/'.join(parts)}` form a loop")
             if there.entry.link.startswith("/"):
                 del way[1:]
@@ -181,7 +182,8 @@ def _collect(root: _Folder, layers: int) -> Merged:
 
 
 def _everything(root: _Folder) -> Iterator[tuple[str, _Folder | _Leaf]]:
-    """Yield every name below the root, a folder before its contents. Not recursive: paths may be deep."""
+    """Yield every name below the root, a folder before its contents. The walk is not recursive, because paths may be
+    deep."""
     todo: list[tuple[str, _Folder | _Leaf]] = [(name, root.names[name]) for name in sorted(root.names, reverse=True)]
     while todo:
         path, node = todo.pop()

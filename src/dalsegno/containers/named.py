@@ -1,4 +1,4 @@
-"""List and remove a user's named containers, through our plugin in a small step on each node."""
+"""List and remove a user's named containers. A small step on each node runs the container plugin for this."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from dalsegno.containers.store import RemovedFiles
 from dalsegno.system.files import remove_tree
 from dalsegno.system.processes import Completed, Runner
 
-OURS = "dalsegno: "  # starts each message of the plugin
+PREFIX = "dalsegno: "  # starts each message of the plugin
 
 
 @dataclass(frozen=True)
 class NamedContainer:
-    """One container that a node keeps."""
+    """One named container on a node."""
 
     node: str
     name: str
-    image: str  # as it was named
+    image: str  # as the user named it
     in_use: bool
     used: float  # when a step last used it, in seconds since 1970
 
@@ -52,7 +52,7 @@ def remove_named(
 
 
 def parse_listing(answer: NodeAnswer) -> list[NamedContainer]:
-    """Read `NAME, in use, last used, image`, with tabs between; a line of another form is skipped."""
+    """Parse lines of `NAME, in use, last used, image`, separated by tabs; skip lines of another form."""
     found = []
     for line in answer.lines:
         words = line.split("\t", 3)
@@ -71,26 +71,27 @@ def _step(runner: Runner, route: HostRoute, node: str, word: str) -> NodeAnswer:
 
 
 def _why(done: Completed) -> str:
-    """Return why a step failed: the plugin's message without the node's name, or that srun has no plugin."""
-    ours = [line for line in done.stderr.splitlines() if line.startswith(OURS)]
+    """Return why a step failed: the plugin's message without the node's name, or that srun does not load the plugin."""
+    ours = [line for line in done.stderr.splitlines() if line.startswith(PREFIX)]
     if ours:
-        return ours[0].removeprefix(OURS).partition(": container: ")[2] or ours[0]
+        return ours[0].removeprefix(PREFIX).partition(": container: ")[2] or ours[0]
     if "unrecognized option" in done.stderr:
         return "its Slurm does not have Dal Segno's plugin, or has an older one"
     return last_line(done)
 
 
-# Images that `native/unpack.c` unpacked, where neither the kernel nor FUSE mounts them for the user
+# Unpacked images: `native/unpack.c` makes them where neither the kernel nor FUSE mounts an image for the user
 
 
 def sweep_unpacked(folder: Path) -> RemovedFiles:
-    """Remove incomplete and unused unpacked images whose image file is gone; nothing while a step unpacks one."""
+    """Remove unpacked images that are incomplete, or unused and without an image file. Remove nothing while a step
+    unpacks."""
     removed = size = 0
     if not _is_own(folder):
         return RemovedFiles(0, 0)
-    with _alone(folder / "lock") as ours:
+    with _try_lock(folder / "lock") as ours:
         for path in _stale(folder) if ours else []:
-            with _alone(path.with_name(f"{path.name}.image")) as unused:
+            with _try_lock(path.with_name(f"{path.name}.image")) as unused:
                 if unused:
                     size += _size(path)
                     remove_tree(path)
@@ -131,8 +132,8 @@ def _image_of(unpacked: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[bool]:
-    """Lock a file; yields whether nobody else holds the lock, or there is no such file."""
+def _try_lock(path: Path) -> Iterator[bool]:
+    """Try to lock a file; yield whether nobody else holds the lock, or whether there is no such file."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -156,6 +157,6 @@ def _size(folder: Path) -> int:
     files = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
     size = 0
     for path in files:
-        with contextlib.suppress(FileNotFoundError):  # a step that ends removes some itself
+        with contextlib.suppress(FileNotFoundError):  # a step that ends removes some files itself
             size += os.lstat(path).st_blocks * 512
     return size

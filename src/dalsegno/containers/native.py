@@ -1,4 +1,4 @@
-"""The SPANK plugin and its helper, written in C: compiled on this machine for its Slurm, once per version."""
+"""Compile the SPANK plugin and its helper, which are written in C, on this machine: once for each Slurm version."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dalsegno.system.processes import Runner
 
 PLUGIN, HELPER = "dalsegno_container.so", "dalsegno-container"
 NO_CONTAINER = 125  # exit code of a task that cannot enter its container: `enter.h`
-# -U first: compilers of some distributions define it themselves, and warn about a second definition.
+# -U first: compilers of some distributions define this macro themselves, and warn about a second definition.
 FORTIFY = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", *FORTIFY, "-fstack-protector-strong")
-BUILD_FLAGS = tuple(flag for flag in FLAGS if flag != "-Werror")  # a newer compiler may have more warnings
+BUILD_FLAGS = tuple(flag for flag in FLAGS if flag != "-Werror")  # a newer compiler may warn about more
 PARTS = {
     PLUGIN: (
         "-fPIC",
@@ -68,7 +68,7 @@ FAULT_HINT = (
     "this Slurm or this compiler is not known to the plugin yet: report it with the lines above. Until then, "
     "`containers: {enabled: false}` in the cluster file starts the cluster without containers"
 )
-COMPILE_S = 120.0  # a quiet machine takes about 1 s
+COMPILE_S = 120.0  # an idle machine takes about 1 s
 _LINES = 10
 _NO_HEADER = re.compile(r"fatal error: .*: No such file or directory")
 
@@ -86,7 +86,7 @@ def build_key(slurm_version: str) -> str:
 
 
 def prepare_native(runner: Runner, cache: Path, slurm_version: str, folder: str) -> str:
-    """Compile the plugin, unless it is cached, and return why this machine cannot offer containers ("" if it can).
+    """Compile the plugin, unless it is cached, and return why this machine cannot run containers ("" if it can).
 
     `folder` is the cluster's folder, which plugstack.conf names.
     """
@@ -105,7 +105,7 @@ def prepare_native(runner: Runner, cache: Path, slurm_version: str, folder: str)
 
 
 def missing_packages(built: bool = False, tools: Mapping[str, str] = TOOLS) -> list[str]:
-    """Return the missing packages that container jobs need; those that compile the plugin only unless `built`."""
+    """Return the missing packages that container jobs need, and unless `built`, those that compile the plugin."""
     wanted = {name: package for name, package in tools.items() if not built or package == "squashfs-tools"}
     return list(dict.fromkeys(each for name, each in wanted.items() if not _is_there(name)))
 
@@ -136,7 +136,7 @@ def build_native(runner: Runner, cache: Path, slurm_version: str, header: Path =
 
 
 def place_native(runner: Runner, cache: Path, slurm_version: str, target: Path) -> None:
-    """Copy the plugin and the helper into a cluster's folder, so that it does not depend on the cache."""
+    """Copy the plugin and the helper into a cluster's folder, so that the cluster does not depend on the cache."""
     built = build_native(runner, cache, slurm_version)
     make_folder(target)
     for name in PARTS:
@@ -147,7 +147,8 @@ def place_native(runner: Runner, cache: Path, slurm_version: str, target: Path) 
 
 
 def check_compiler(slurm_version: str, header: Path = HEADER) -> None:
-    """Check for a compiler and matching Slurm headers, to give a clearer error than the compiler or Slurm would."""
+    """Raise if there is no compiler or no matching Slurm headers, with a clearer error than the compiler or Slurm would
+    give."""
     lacking = [] if program("gcc") else ["gcc"]
     if not header.is_file():
         lacking.append("Slurm's headers (libslurm-dev)")
@@ -180,7 +181,8 @@ def _compile(runner: Runner, target: Path, arguments: tuple[str, ...], slurm_ver
 
 
 def not_compiled(slurm_version: str, command: str, output: Sequence[str], host: str = "") -> DalsegnoError:
-    """Return the error for a failed compilation, with the compiler's output; missing headers hint at packages."""
+    """Return the error for a failed compilation, with the compiler's output. If headers are missing, the hint names
+    packages."""
     first = next((number for number, line in enumerate(output) if "error" in line), 0)
     lines = "".join(f"\n  {line}" for line in output[first : first + _LINES])
     missing = any(_NO_HEADER.search(line) for line in output)
@@ -196,5 +198,5 @@ def _publish(partial: Path, folder: Path) -> None:
     try:
         partial.rename(folder)
     except OSError:
-        if not folder.is_dir():  # another `up` compiled the same in the meantime
+        if not folder.is_dir():  # another `up` may have compiled the same plugin in the meantime
             raise

@@ -49,11 +49,12 @@ def _parse_one(text: str) -> Challenge:
 class Registry:
     """The repository of one image in a registry."""
 
-    def __init__(self, name: ImageName, http: Http, wallet: CredentialFinder, *, plain_http: bool = False) -> None:
-        """Plain HTTP is used only with `plain_http` if the registry has no TLS, or on the loopback address."""
+    def __init__(self, name: ImageName, http: Http, credentials: CredentialFinder, *, plain_http: bool = False) -> None:
+        """Open the repository. Plain HTTP is used only for a registry without TLS, with `plain_http` or on the loopback
+        address."""
         self._name = name
         self._http = http
-        self._wallet = wallet
+        self._credentials = credentials
         self._may_be_plain = plain_http
         self._server = self._at("https")
         if self._server.is_loopback:
@@ -73,7 +74,8 @@ class Registry:
             return _read_up_to(answer, MAX_JSON)
 
     def blob(self, digest: str, start: int = 0) -> HttpResponse:
-        """Request a blob from byte `start` on; a registry without support for that sends all of it, with status 200."""
+        """Request a blob from byte `start` on. A registry that does not support this sends all of it, with status
+        200."""
         return self._get(f"blobs/{digest}", {"Range": f"bytes={start}-"} if start else {})
 
     def _at(self, scheme: str) -> RegistryServer:
@@ -125,7 +127,7 @@ class Registry:
     # Authentication
 
     def _authorize(self, refused: HttpError, used: str) -> str:
-        """Return a new Authorization header for a challenge; of several threads, one asks for it."""
+        """Return a new Authorization header for a challenge. If several threads need one, only one requests it."""
         with self._lock:
             if self._authorization == used:
                 challenge = parse_challenge(refused.headers)
@@ -136,18 +138,19 @@ class Registry:
 
     def _answer_to(self, challenge: Challenge) -> str:
         if challenge.scheme == "basic":
-            known = self._known(self._wallet.for_registry(self._server, self._name.user))
+            known = self._known(self._credentials.for_registry(self._server, self._name.user))
             if known is None:
                 raise DalsegnoError(f"{self._name.registry} requires a user and a password", hint=self._login_hint())
             return _basic(known)
         realm = self._realm(challenge)
-        known = self._known(self._wallet.for_realm(self._server, realm, self._name.user))
+        known = self._known(self._credentials.for_realm(self._server, realm, self._name.user))
         return f"Bearer {self._token(challenge, known)}"
 
     def _realm(self, challenge: Challenge) -> RegistryServer:
-        """Return the token server. One without TLS must be on the registry's own host.
+        """Return the token server. A token server without TLS must be on the registry's own host.
 
-        Its answer is sent to the registry, which could otherwise make us read what only this machine can reach.
+        Its answer is sent to the registry. Otherwise a registry could make this program read servers that only this
+        machine can reach.
         """
         realm = server_of(challenge.realm)
         if realm is None:
@@ -222,7 +225,7 @@ class Registry:
         return refused
 
     def _login_hint(self) -> str:
-        unused = "".join(f"{each}; " for each in self._wallet.unused)
+        unused = "".join(f"{each}; " for each in self._credentials.unused)
         machine = self._server.host if self._server.scheme == "https" else self._server.address
         return unused + _LOGIN_HINT.format(host=machine)
 

@@ -35,7 +35,7 @@ from dalsegno.image_name import ImageKind, ImageName
 from dalsegno.system.files import explain
 from dalsegno.system.processes import Runner
 
-_DEEPEST = 4  # levels of an index within an index
+_MAX_DEPTH = 4  # levels of indexes within indexes
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FoundImage:
     digest: str
     layers: tuple[Descriptor, ...]
     config: Config
-    listed: bool = False  # by an index, for the requested architecture
+    listed: bool = False  # an index lists the image for the requested architecture
 
 
 class ImageSource(Protocol):
@@ -54,11 +54,11 @@ class ImageSource(Protocol):
     def find(self, arch: str) -> FoundImage: ...
 
     def here(self, layer: Descriptor) -> int:
-        """Return how many of its bytes an earlier call has downloaded."""
+        """Return how many bytes of the layer an earlier call has downloaded."""
         ...
 
     def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> FileSlice:
-        """Return its bytes, with the digest if it is still to be checked."""
+        """Return the layer's bytes, with the digest if it must still be checked."""
         ...
 
 
@@ -104,7 +104,7 @@ class FromLayout:
         index = parse_manifest(FileSlice(index_file).read(MAX_JSON))
         if not isinstance(index, Index):
             raise DamagedImage(f"{index_file} is not an index")
-        # A list without names may be one image for several architectures.
+        # An index without names may be one image for several architectures.
         named = any(each.ref_name for each in index.manifests)
         top = (
             find_tag(index, self._name.tag, str(self._folder))
@@ -134,15 +134,16 @@ class FromLayout:
 
 
 def _resolve(data: bytes, arch: str, what: str, get: Callable[[Descriptor], bytes]) -> tuple[str, ImageManifest, bool]:
-    """Return the digest and manifest of the image for this architecture, and whether an index lists it as such."""
+    """Return the digest and manifest of the image for this architecture, and whether an index lists it for this
+    architecture."""
     listed = False
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         found = parse_manifest(data)
         if isinstance(found, ImageManifest):
             return digest_of(data), found, listed
         chosen = choose_platform(found, arch, what)
         data, listed = get(chosen), listed or chosen.arch == arch
-    raise DamagedImage(f"{what} has more than {_DEEPEST - 1} levels of indexes")
+    raise DamagedImage(f"{what} has more than {_MAX_DEPTH - 1} levels of indexes")
 
 
 # Archives that `docker save` and `podman save` write
@@ -150,14 +151,14 @@ def _resolve(data: bytes, arch: str, what: str, get: Callable[[Descriptor], byte
 
 _MANIFEST = "manifest.json"
 _PROGRAMS = {ImageKind.DOCKERD: "docker", ImageKind.PODMAN: "podman"}
-_MOST_LINKS = 8
+_MAX_LINKS = 8
 
 
 class FromArchive:
-    """An image in a tar file. Its layers are read in place, and checked by their digests when unpacked."""
+    """An image in a tar file. Its layers are read in place; their digests are checked when they are unpacked."""
 
     def __init__(self, name: ImageName, scratch: Path) -> None:
-        """`scratch`: a file for the unpacked copy of a compressed archive."""
+        """Open the archive. `scratch` is the path for an unpacked copy of a compressed archive."""
         self._name, self._path, self._scratch = name, Path(name.path), scratch
         self._layers: dict[str, FileSlice] = {}
 
@@ -233,7 +234,7 @@ def saved_by_daemon(name: ImageName, runner: Runner, scratch: Path) -> ImageName
 
 
 def _plain(path: Path, scratch: Path) -> Path:
-    """Return the archive, or an unpacked copy of a compressed one: layers are read from the middle of it."""
+    """Return the archive, or an unpacked copy if it is compressed: layers are read from the middle of the file."""
     with open(path, "rb") as file:
         if file.read(2) not in (b"\x1f\x8b", b"\x28\xb5"):
             return path
@@ -258,8 +259,8 @@ def _json(archive: tarfile.TarFile) -> list[dict[str, object]]:
 
 
 def _member(archive: tarfile.TarFile, name: str) -> FileSlice:
-    """Return the bytes of a member, following the links that stand for layers used twice."""
-    for _ in range(_MOST_LINKS):
+    """Return the bytes of a member. Links, which stand for layers that are used twice, are followed."""
+    for _ in range(_MAX_LINKS):
         try:
             info = archive.getmember(name)
         except KeyError:

@@ -17,11 +17,11 @@ from dalsegno.system.processes import LocalRunner, Sink
 COMPRESSIONS = ("lz4", "zstd", "gzip")
 MEMORY_VARIABLE = "DALSEGNO_MEMORY_MIB"  # set by the container plugin (`native/start.c`)
 _LEAST_MIB = 64
-Advance = Callable[[int], None]  # called with the number of further bytes done
+Advance = Callable[[int], None]  # called with the number of bytes done since the last call
 
 
 def tar_stream(merged: Merged, layers: Sequence[Iterator[bytes]], advance: Advance) -> Iterator[bytes | memoryview]:
-    """Yield the tar stream; `layers` are the unpacked bytes of each layer, read once."""
+    """Yield the tar stream. `layers` are the unpacked bytes of each layer, which are read once."""
     for placed in merged.bare:
         yield header(placed.entry, placed.names[0], placed.entry.link)
     for files, chunks in zip(merged.files, layers, strict=True):
@@ -46,7 +46,7 @@ def tar_stream(merged: Merged, layers: Sequence[Iterator[bytes]], advance: Advan
 
 
 def stream_size(merged: Merged) -> int:
-    """Return how many bytes `tar_stream` reads: of each layer, up to the end of the last file in use."""
+    """Return how many bytes `tar_stream` reads: each layer up to the end of its last file in use."""
     return sum(files[-1].entry.offset + files[-1].entry.size for files in merged.files if files)
 
 
@@ -71,9 +71,9 @@ def squash(stream: Iterator[bytes | memoryview], handle: int, compression: str) 
 
 
 def memory_options(env: Mapping[str, str]) -> list[str]:
-    """Limit sqfstar's queues to a quarter of the job's memory in an import for a job, which counts as part of the job.
+    """Return options that limit sqfstar's queues to a quarter of the job's memory, for an import that is part of a job.
 
-    The default is a quarter of the machine's memory.
+    sqfstar's default is a quarter of the machine's memory.
     """
     memory_mib = env.get(MEMORY_VARIABLE, "")
     return ["-mem", f"{max(int(memory_mib) // 4, _LEAST_MIB)}M"] if memory_mib.isdecimal() else []
@@ -101,7 +101,7 @@ def _explain(error: CommandFailed) -> DalsegnoError:
 
 
 def check_target(target: Path, force: bool) -> None:
-    """Check that a file can be written, before any work is done for it."""
+    """Raise if the file cannot be written, before any work is done for it."""
     if target.is_dir():
         raise UsageError(f"{target} is a folder", hint=f"name a file in it: `-o {target}/IMAGE.sqsh`")
     if target.exists() and not force:
@@ -111,7 +111,7 @@ def check_target(target: Path, force: bool) -> None:
 
 
 class VerifiedReread(Iterator[bytes]):
-    """A layer's unpacked bytes, read a second time, which must still have the digest that was checked.
+    """A layer's unpacked bytes, read a second time. They must still have the digest that was checked.
 
     The owner of the file could have changed it in between.
     """
@@ -134,7 +134,7 @@ class VerifiedReread(Iterator[bytes]):
         if not self._blob.digest:
             return
         if isinstance(self._chunks, Generator):
-            self._chunks.close()  # the decompressor reads no more
+            self._chunks.close()  # so that the decompressor reads no more
         for _ in self._raw:
             pass
         if f"sha256:{self._digest.hexdigest()}" != self._blob.digest:

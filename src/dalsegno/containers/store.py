@@ -1,14 +1,14 @@
-"""The image store: a folder with images by the digest of their manifest, layers by theirs, and names.
+"""The image store: a folder with images by the digest of their manifest, layers by their digest, and names.
 
-    FOLDER/
-      images/HEX.lz4.sqsh     a complete image
-      images/HEX.lz4.json     its record; written after the image, so that a file without a record is not an image
-      blobs/HEX               a layer, as in the registry; HEX.part during its download
-      tags/….json             a name, and the image that it stood for at the last lookup
-      files/….json            a file elsewhere that was written with `-o`, and its digest
-      locks/                  held during imports, released when their holder ends
+FOLDER/
+  images/HEX.lz4.sqsh     a complete image
+  images/HEX.lz4.json     its record; written after the image, so that a file without a record is not an image
+  blobs/HEX               a layer, as in the registry; HEX.part during its download
+  tags/….json             a name, and the image that it referred to at the last lookup
+  files/….json            a file elsewhere that was written with `-o`, and its digest
+  locks/                  held during imports, released when their holder ends
 
-A tag that moves stands for another digest, and so for another file: an image in use never changes.
+A tag that moves refers to another digest, and so to another file: an image in use never changes.
 
 Only its owner can write to these folders. Files and folders of other users are refused or ignored, and root stores no
 images below a folder that other users can change.
@@ -65,7 +65,7 @@ class RemovedFiles:
 
 
 class ImageStore:
-    """A folder of images, which processes on all nodes that see the folder may use at once."""
+    """A folder of images. Processes on all nodes that see the folder may use it at the same time."""
 
     def __init__(
         self,
@@ -74,7 +74,8 @@ class ImageStore:
         clock: Callable[[], float] = time.time,
         owners: frozenset[int] | None = None,
     ) -> None:
-        """`shared`: a read-only store of root. `owners`: only their files count; None means root and this user."""
+        """Open the store. `shared`: a read-only store of root. `owners`: only their files count; None means root and
+        this user."""
         self.folder = folder
         self.clock = clock
         self._owners = frozenset({0, os.geteuid()}) if owners is None else owners
@@ -97,12 +98,12 @@ class ImageStore:
     # Locks
 
     def turn(self, what: str, on_wait: Callable[[], None]) -> AbstractContextManager[None]:
-        """Hold the lock for `what`: of those who want the same image, one makes it and the others wait."""
+        """Hold the lock for `what`: of several processes that need the same image, one makes it and the others wait."""
         return in_turn(self.folder / "locks" / hashlib.sha256(what.encode()).hexdigest()[:32], on_wait)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep `sweep` from removing anything in the meantime."""
+        """Keep `sweep` from removing anything during the `with` block."""
         self._make_folders()
         with in_turn(self.folder / "locks" / "sweep", shared=True):
             yield
@@ -110,8 +111,8 @@ class ImageStore:
     def _make_folders(self) -> None:
         """Create all folders, writable only for this user.
 
-        Users run what root stores, so nobody else may put files there; and a link in place of a folder could make
-        `sweep` remove other files.
+        Other users run images that root stores, so nobody else may put files there. A link in place of a folder could
+        make `sweep` remove other files.
         """
         if os.geteuid() == 0 and (part := part_of_others(self.folder, trusted_owners())):
             raise DalsegnoError(
@@ -132,7 +133,7 @@ class ImageStore:
         return self.shared.get(digest, compression) if self.shared else None
 
     def lookup(self, name: str, arch: str, compression: str, since: float) -> Stored | None:
-        """Return the image that a name stands for, if it was looked up since then."""
+        """Return the image that a name refers to, if the name was looked up after `since`."""
         tag = self._read_tag(self._tag(name, arch))
         if tag is None or tag.seen < since or tag.compression != compression:
             return self.shared.lookup(name, arch, compression, since) if self.shared else None
@@ -169,11 +170,11 @@ class ImageStore:
         )
 
     def written(self, path: Path) -> WrittenImage | None:
-        """Return the record of a file that was written elsewhere."""
+        """Return the record of a file that was written outside the store."""
         return read_written(self._written(path))
 
     def find_name_of(self, sha256: str) -> str:
-        """Return the name of a stored image or written file with these bytes; "" if there is none."""
+        """Return the name of a stored image or written file with this SHA-256; "" if there is none."""
         kept = [(each.record.sha256, (*each.names, each.record.hex[:12])[0]) for each in self.all()]
         written = [(each.sha256, each.name) for each in self._all_written()]
         return dict([*written, *kept]).get(sha256, "")
@@ -193,7 +194,7 @@ class ImageStore:
     # Changes
 
     def put(self, record: ImageRecord) -> Stored:
-        """Record an image whose file exists."""
+        """Write the record of an image whose file exists."""
         path = self.image(record.digest, record.compression)
         write(path.with_suffix(".json"), record)
         return Stored(record, path)
@@ -202,13 +203,13 @@ class ImageStore:
         write(self._tag(name, arch), Tag(name, record.digest, record.compression, arch, self.clock()))
 
     def record_file(self, path: Path, name: str, sha256: str) -> None:
-        """Record a file elsewhere; the file is valid without a record too."""
+        """Write the record of a file outside the store. The file can be used without a record, too."""
         with contextlib.suppress(DalsegnoError):
             self._make_folders()
             write(self._written(path), WrittenImage(str(path), name, sha256))
 
     def remove(self, stored: Stored) -> None:
-        """Remove an image; jobs that have it mounted keep it."""
+        """Remove an image. Jobs that have it mounted can still use it."""
         if self.folder not in stored.path.parents:
             raise UsageError(f"{stored.path} belongs to root", hint="`sudo dalsegno image rm` removes it for all users")
         self._make_folders()
@@ -217,9 +218,9 @@ class ImageStore:
         self._untag(lambda tag: _is_of(tag, stored))
 
     def remove_name(self, text: str, stored: Stored) -> tuple[str, ...]:
-        """Remove the name `text` of an image that has other names, and return those.
+        """Remove the name `text` of an image that has other names, and return the other names.
 
-        Nothing is removed, and () returned, if it is the only name or not a name of the image.
+        If `text` is the only name or not a name of the image, remove nothing and return ().
         """
         with contextlib.suppress(UsageError):
             wanted = {text, str(parse_name(text).absolute())}
@@ -237,7 +238,7 @@ class ImageStore:
                 path.unlink(missing_ok=True)
 
     def sweep(self, layers: bool = False) -> RemovedFiles:
-        """Remove images without a name, layers of no image, and incomplete files."""
+        """Remove images without a name, layers that no image uses, and incomplete files."""
         self._make_folders()
         try:
             with locked(self.folder / "locks" / "sweep", "the images"):
@@ -269,7 +270,7 @@ def _is_of(tag: Tag, stored: Stored) -> bool:
 def open_store(wanted: Path, own: Path) -> ImageStore:
     """Return the store in the folder `wanted` if this user owns or may create it.
 
-    A folder of another user is only read. Then this user's images are stored in a subfolder of it if it is writable,
+    A folder of another user is only read. This user's images are then stored in a subfolder of it if it is writable,
     otherwise in `own`.
     """
     if wanted.exists() and not wanted.is_dir():
@@ -289,7 +290,7 @@ def _may_make(folder: Path) -> bool:
 
 
 def _is_roots(folder: Path) -> bool:
-    """Whether only root can have put files there: images of other users could contain any program."""
+    """Return whether only root can have put files there: images of other users could contain any program."""
     parts = [folder / name for name in ("images", "tags")]
     return all(_is_closed(part) and not part_of_others(part, {0}) for part in parts)
 
@@ -313,7 +314,8 @@ def _remove(paths: list[Path]) -> RemovedFiles:
 
 
 class ImportProgress(Protocol):
-    """Receives the progress of an import: stages of `total` bytes, `here` of them done. Called from several threads."""
+    """Receives the progress of an import: stages of `total` bytes, of which `here` are done. Called from several
+    threads."""
 
     def stage(self, text: str, total: int = 0, here: int = 0) -> None: ...
 

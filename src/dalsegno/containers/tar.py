@@ -1,6 +1,6 @@
 """Read and write tar streams, and decompress layers.
 
-A layer is read in one pass. Python's `tarfile` takes ten times as long per file, and an image has 100,000 files.
+A layer is read in one pass. Python's `tarfile` takes ten times as long for each file, and an image has 100,000 files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TYPES = {
 
 
 class TarEntry(NamedTuple):
-    """One entry of a layer. `path` is as in the tar file, `link` is the target of a link."""
+    """One entry of a layer. `path` is as in the tar file; `link` is the target of a link."""
 
     path: str
     type: TarType
@@ -60,13 +60,13 @@ class TarEntry(NamedTuple):
     gid: int = 0
     mtime: int = 0
     size: int = 0
-    offset: int = 0  # where its content begins in the unpacked stream
+    offset: int = 0  # of its content in the unpacked stream
     link: str = ""
     xattrs: tuple[tuple[str, bytes], ...] = ()
 
 
 class Stream:
-    """Chunks of bytes, read in pieces of any length."""
+    """A stream of byte chunks that can be read in pieces of any length."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
@@ -106,7 +106,7 @@ class Stream:
         return self.offset == wanted
 
     def drain(self) -> None:
-        """Read to the end, for the checksum."""
+        """Read to the end, so that the checksum covers all bytes."""
         self.offset += len(self._chunk) - self._at
         self._at = len(self._chunk)
         for chunk in self._chunks:
@@ -114,7 +114,8 @@ class Stream:
 
 
 def read_entries(stream: Stream) -> Iterator[TarEntry]:
-    """Yield all entries of a layer, in order. Zeros at the end, after the last file too, may be missing: umoci 0.4."""
+    """Yield all entries of a layer, in order. Zeros at the end, even those after the last file, may be missing: umoci
+    0.4 writes such layers."""
     everywhere: dict[str, bytes] = {}  # pax records for all following entries
     records: dict[str, bytes] = {}
     while True:
@@ -157,7 +158,7 @@ def _parse(header: bytes, records: dict[str, bytes]) -> tuple[TarEntry, bytes, i
         path = prefix.partition(b"\0")[0] + b"/" + path
     entry_type = _TYPES.get(kind, TarType.FILE)
     if entry_type is TarType.FILE and kind == b"\0" and path.endswith(b"/"):
-        entry_type = TarType.FOLDER  # the format before 1988
+        entry_type = TarType.FOLDER  # before 1988, only a final slash marked a folder
     entry = TarEntry(
         _text(path), entry_type, _number(mode) & 0o7777, _number(uid), _number(gid), _time(_number(mtime)),
         _number(size), 0, _text(link.partition(b"\0")[0]),
@@ -230,7 +231,7 @@ def _padded(size: int) -> int:
 
 
 def _time(seconds: int) -> int:
-    """Limit a time to what squashfs can hold."""
+    """Return the time, limited to the range of squashfs."""
     return min(max(seconds, 0), 0xFFFFFFFF)
 
 
@@ -246,7 +247,8 @@ END = bytes(2 * BLOCK)
 
 
 def header(entry: TarEntry, path: str, link: str = "") -> bytes:
-    """Return the header of `entry` under the name `path`, after a pax header for what the old format cannot hold."""
+    """Return the header of `entry` under the name `path`. A pax header comes first if a field does not fit the old
+    format."""
     name = _bytes(path + ("/" if entry.type is TarType.FOLDER else ""))
     target = _bytes(link)
     size = entry.size if entry.type is TarType.FILE else 0
@@ -263,7 +265,7 @@ def header(entry: TarEntry, path: str, link: str = "") -> bytes:
 
 
 def hard_link(entry: TarEntry, path: str, first: str) -> bytes:
-    """Return the header of another name for the file that the stream has as `first`."""
+    """Return the header that makes `path` another name of the file `first` in the stream."""
     return header(entry._replace(type=TarType.LINK, size=0, xattrs=()), path, first)
 
 
@@ -288,7 +290,7 @@ def _pax_header(records: list[tuple[str, bytes]]) -> bytes:
 def _record(key: str, value: bytes) -> bytes:
     rest = b" " + _bytes(key) + b"=" + value + b"\n"
     length = len(rest) + len(str(len(rest)))
-    length = len(rest) + len(str(length))  # its own digits count too
+    length = len(rest) + len(str(length))  # the digits of the length count, too
     return str(length).encode() + rest
 
 
@@ -300,7 +302,7 @@ def _bytes(text: str) -> bytes:
 
 
 CHUNK = 1 << 20
-_MOST_AT_ONCE = 4 << 20  # bytes that one chunk unpacks to
+_MAX_CHUNK = 4 << 20  # bytes that one chunk is unpacked to at most
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE = 0x184D2A50  # and the fifteen numbers after it
@@ -314,8 +316,8 @@ class FileSlice:
     path: Path
     offset: int = 0
     size: int = -1  # -1: to the end of the file
-    digest: str = ""  # that they must have; "" if it was checked or is unknown
-    private: bool = False  # nobody else can change them between two reads
+    digest: str = ""  # expected digest; "" if it was checked or is unknown
+    private: bool = False  # only this user can change the bytes between two reads
 
     def raw(self) -> Iterator[bytes]:
         """Yield all bytes in chunks. Only a regular file is read: opening a pipe could block forever."""
@@ -329,7 +331,7 @@ class FileSlice:
                 yield chunk
 
     def read(self, most: int) -> bytes:
-        """Return all bytes; DamagedImage if there are more than `most`."""
+        """Return all bytes; raise DamagedImage if there are more than `most`."""
         data = bytearray()
         for chunk in self.raw():
             data += chunk
@@ -355,7 +357,7 @@ def unpacked(raw: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _gunzip(raw: Iterator[bytes]) -> Iterator[bytes]:
-    """Decompress one gzip member or several, which parallel tools write."""
+    """Decompress one gzip member or several; parallel compressors write several."""
     engine = zlib.decompressobj(31)
     try:
         for chunk in raw:
@@ -366,7 +368,7 @@ def _gunzip(raw: Iterator[bytes]) -> Iterator[bytes]:
                     if not left:
                         break
                     engine = zlib.decompressobj(31)
-                piece = engine.decompress(left, _MOST_AT_ONCE)
+                piece = engine.decompress(left, _MAX_CHUNK)
                 left = engine.unused_data if engine.eof else engine.unconsumed_tail
                 if piece:
                     yield piece

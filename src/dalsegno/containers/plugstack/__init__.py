@@ -1,4 +1,4 @@
-"""Check that every host of a cluster knows `--container-image`, and print the commands that fix those that do not."""
+"""Check that every host of a cluster knows `--container-image`, and print commands that fix the other hosts."""
 
 from dalsegno.containers.plugstack.check import ContainerFinding, judge
 from dalsegno.containers.plugstack.commands import CommandStep, PluginBuild, plan_commands

@@ -42,7 +42,7 @@ say slurm "$(printf '%s\n' "$version" | sed -n 's/^slurm[^0-9]*//p')"
 printf '%s\n' "$version" | sed -n 's/^[a-z]*: fatal: /ds:fatal /p'
 setting() { printf '%s\n' "$settings" | sed -n "s/^$1 *= *//p" | head -n 1; }
 
-# The order in which Slurm's own commands look for it.
+# Find slurm.conf in the order in which Slurm's own commands do.
 conf=${SLURM_CONF:-}
 if [ -z "$conf" ]; then
     for each in "$(setting SLURM_CONF)" /etc/slurm/slurm.conf /run/slurm/conf/slurm.conf /opt/slurm/etc/slurm.conf; do
@@ -112,7 +112,7 @@ cat "$enroot_conf/enroot.conf" "$enroot_conf"/enroot.conf.d/*.conf 2>/dev/null |
         may_write "$there" || say closed "$name	$common	$there"
     done
 
-# Report what is there to build a container's root file system.
+# Report which tools and kernel features for a container's root file system exist.
 for each in squashfs overlay; do
     if grep -qw $each /proc/filesystems || modprobe -nq $each 2>/dev/null; then say has $each; fi
 done
@@ -121,7 +121,7 @@ if [ "$(cat /proc/sys/user/max_user_namespaces 2>/dev/null || echo 1)" != 0 ] &&
     [ "$(cat /proc/sys/kernel/unprivileged_userns_clone 2>/dev/null || echo 1)" != 0 ]; then
     say has namespaces
 fi
-# Report our own command only if nobody else can write to it: jobs of all users run it.
+# Report the path of `dalsegno` only if nobody else can write to it: jobs of all users run it.
 if ours=$(command -v dalsegno); then
     open=$(open_part "$ours")
     if [ -z "$open" ]; then say dalsegno "$ours"; else say open "$open"; fi

@@ -1,4 +1,4 @@
-"""Judge what hosts report about container jobs: what is wrong on each, and what fixes it. Pure."""
+"""Judge the facts that hosts report about container jobs: what is wrong on each host, and how to fix it. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dalsegno.containers.plugstack.facts import HostFacts, PluginKind, StackLine
 
-# Without this argument root's kernel mounts squashfs files that users wrote, and a hostile one could crash it.
+# Without this argument, root's kernel mounts squashfs files that users wrote, and a malicious file could crash it.
 AS_USER = "squashfs=user"
 ENABLE = "set `containers: {enabled: true}` in the cluster file, then run `dalsegno up`"
 INSTALL = (
@@ -48,7 +48,7 @@ OVERLAY = ("modprobe overlay", "echo overlay > /etc/modules-load.d/dalsegno-cont
 
 @dataclass(frozen=True)
 class ContainerFinding:
-    """One thing that is wrong on a host."""
+    """One problem of a host."""
 
     host: str
     what: str
@@ -68,7 +68,8 @@ def choose_plugin(hosts: Sequence[HostFacts]) -> PluginKind | None:
 
 
 def line_for(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
-    """Return the line that a host's plugstack.conf should have, for a plugin installed there; "" if there is none."""
+    """Return the line that a host's plugstack.conf should have, for a plugin that is installed there; "" if there is
+    none."""
     kind = choose_plugin(hosts)
     if kind is None:
         return ""
@@ -80,14 +81,15 @@ def line_for(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
 
 
 def _model_line(hosts: Sequence[HostFacts], kind: PluginKind) -> StackLine | None:
-    """Return the line of another host to copy: one that works, otherwise one that is written."""
+    """Return the line of another host to copy: preferably one that works, otherwise any."""
     working = [host.working for host in hosts if host.working]
     written = [line for host in hosts for line in host.registered]
     return next((line for line in (*working, *written) if line.kind is kind), None)
 
 
 def wrong_lines(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> tuple[StackLine, ...]:
-    """Return the lines to remove: of missing plugins, of another plugin than the cluster's, and unsafe ones."""
+    """Return the lines to remove: those of missing plugins, of plugins that the cluster does not use, and unsafe
+    ones."""
     kind = choose_plugin(hosts)
     missing, unsafe = host.missing, unsafe_line(host, own)
     return tuple(
@@ -96,13 +98,14 @@ def wrong_lines(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> tuple
 
 
 def unsafe_line(host: HostFacts, own: bool) -> StackLine | None:
-    """Return the line by which root's kernel mounts images of users; in our own clusters `up` writes the lines."""
+    """Return the line that lets root's kernel mount images of users; None in a cluster of Dal Segno, where `up` writes
+    the lines."""
     line = host.working
     return line if line and line.kind is PluginKind.OURS and AS_USER not in line.arguments and not own else None
 
 
 def slurm_version(hosts: Sequence[HostFacts]) -> str:
-    """Return the Slurm version of the first host that answered, login hosts first: our plugin is compiled for it."""
+    """Return the Slurm version to compile the plugin for: that of the first host that answered, login hosts first."""
     return next((host.slurm for host in sorted(hosts, key=lambda host: not host.login) if not host.silent), "")
 
 
@@ -110,7 +113,7 @@ def slurm_version(hosts: Sequence[HostFacts]) -> str:
 
 
 def judge(hosts: Sequence[HostFacts], own: bool = False) -> list[ContainerFinding]:
-    """Return everything that is wrong on the hosts; `own`: `dalsegno up` made this cluster from a cluster file."""
+    """Return all problems of the hosts. `own`: `dalsegno up` created this cluster."""
     return [finding for host in hosts for finding in _judge_host(host, hosts, own)]
 
 
@@ -240,6 +243,6 @@ def _judge_enroot(host: HostFacts) -> Iterator[ContainerFinding]:
         if "enroot" in each.common:
             command = f"install -d -m 1777 {shlex.quote(each.common)}"
             yield ContainerFinding(host.host, what, f"open {each.common} to users", (command,))
-        else:  # a folder that is not Enroot's alone must not be opened to everyone
+        else:  # do not open a folder to everyone that is not Enroot's alone
             fix = f"set ENROOT_{each.name}_PATH in enroot.conf to a folder that users can write to"
             yield ContainerFinding(host.host, what, fix)

@@ -1,7 +1,7 @@
-"""The shell commands that fix what the check found: which, on which hosts, and in which order. Pure.
+"""The shell commands that fix the problems found: which, on which hosts, and in which order. Pure.
 
-Files of a plugin come to all hosts before any line that requires them: a host whose plugstack.conf requires a missing
-plugin starts no jobs, and hosts may share that file. Every command can be run twice.
+A plugin's files are copied to all hosts before any line requires them: a host whose plugstack.conf requires a missing
+plugin starts no jobs, and hosts may share that file. Every command can be repeated.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dalsegno.containers.plugstack.check import (
 from dalsegno.containers.plugstack.facts import HostFacts, PluginKind, StackLine
 from dalsegno.hostlist import compress
 
-FOLDER = "/var/lib/dalsegno/containers"  # of our plugin and what it keeps, on hosts of other clusters
-HEADERS = '"$(dirname "$(readlink -f "$(command -v scontrol)")")/../include"'  # of a Slurm outside of /usr
+FOLDER = "/var/lib/dalsegno/containers"  # for the plugin and its containers, on clusters that Dal Segno did not create
+HEADERS = '"$(dirname "$(readlink -f "$(command -v scontrol)")")/../include"'  # for a Slurm outside of /usr
 REST_OF_LINE = r"[[:space:]]*\(#.*\)\{0,1\}$"  # blanks and a comment
 CHECK_LOGIN = (
     "srun --help | grep -q -- --container-image || echo 'srun does not load the plugin: remove its line again'"
@@ -35,11 +35,11 @@ CHECK_LOGIN = (
 
 @dataclass(frozen=True)
 class PluginBuild:
-    """Where Dal Segno's plugin can be compiled, and where it goes."""
+    """The host that can compile Dal Segno's plugin, and the plugin's place."""
 
     host: str
     sources: str
-    key: str  # of this source and this Slurm
+    key: str  # identifies this source and this Slurm
     folder: str = FOLDER
 
     @property
@@ -49,7 +49,7 @@ class PluginBuild:
 
 @dataclass(frozen=True)
 class CommandStep:
-    """Commands to run as root on each of some hosts, before the next step."""
+    """Commands to run as root on each of some hosts before the next step."""
 
     hosts: tuple[str, ...]
     purpose: str
@@ -59,7 +59,8 @@ class CommandStep:
 
 @dataclass(frozen=True)
 class _OurPlugin:
-    """Dal Segno's plugin on a cluster of others: its line, and the host that has its files or compiles them."""
+    """Dal Segno's plugin on a cluster that Dal Segno did not create: its line, and the host that has or compiles its
+    files."""
 
     line: str
     source: str
@@ -92,10 +93,11 @@ def plan_commands(
     asleep: Sequence[str] = (),
     build: PluginBuild | None = None,
 ) -> list[CommandStep]:
-    """Return the steps in their order; `asleep`: nodes that were not asked because they are powered down."""
+    """Return the steps in their order. `asleep`: nodes that were not asked because they are powered down."""
     needs = _group([(each.host, each.fix, each.commands, "") for each in findings if each.commands])
     if blocked := [edit for host in hosts if (edit := _unblock(host, hosts, own))]:
-        # With such a line srun shows no plugin at all. What else is wrong shows when it is gone.
+        # With a missing plugin in plugstack.conf, srun shows no plugin at all. Other problems show when the line is
+        # gone.
         purpose = "comment out plugins that do not exist; then check again, as more problems may show"
         return [*_group([(edit.host.host, purpose, tuple(_edit_commands(edit)), "") for edit in blocked]), *needs]
     ours = _our_plugin(hosts, own, build)
@@ -108,11 +110,11 @@ def plan_commands(
     return [*steps, *needs]
 
 
-# Files of our plugin
+# Files of Dal Segno's plugin
 
 
 def _our_plugin(hosts: Sequence[HostFacts], own: bool, build: PluginBuild | None) -> _OurPlugin | None:
-    """Return our plugin where it is the cluster's choice; one that a host uses already is copied from there."""
+    """Return Dal Segno's plugin if the cluster should use it. If a host uses it already, it is copied from there."""
     if own or choose_plugin(hosts) is PluginKind.PYXIS:
         return None
     for host in hosts:
@@ -127,7 +129,8 @@ def _our_plugin(hosts: Sequence[HostFacts], own: bool, build: PluginBuild | None
 
 
 def _our_arguments(hosts: Sequence[HostFacts], build: PluginBuild) -> list[str]:
-    """Return the arguments of our line; hosts may share the file, so it names only a `dalsegno` that all have."""
+    """Return the arguments of the plugin's line. Hosts may share the file, so it names a `dalsegno` only if all hosts
+    have it."""
     paths = {host.dalsegno for host in hosts if not host.silent}
     path = paths.pop() if len(paths) == 1 else ""
     importing = [f"import={path}"] if basename(path) == "dalsegno" else []
@@ -135,7 +138,8 @@ def _our_arguments(hosts: Sequence[HostFacts], build: PluginBuild) -> list[str]:
 
 
 def _receivers(hosts: Sequence[HostFacts], edits: Sequence[_Edit], ours: _OurPlugin, own: bool) -> list[HostFacts]:
-    """Return the hosts that lack our plugin's files and read, or may read, its line. It loads in one Slurm only."""
+    """Return the hosts that lack the plugin's files and read, or may read, its line. The plugin loads only in the Slurm
+    version that it was compiled for."""
     named = any(edit.add == ours.line for edit in edits) or any(
         line.plugin == ours.path for host in hosts for line in host.missing
     )
@@ -189,7 +193,8 @@ def _import_caution(ours: _OurPlugin, hosts: Sequence[HostFacts]) -> str:
 
 
 def _unblock(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> _Edit | None:
-    """Return the removal of lines of other plugins that keep srun from starting, on a host that gets no line yet."""
+    """Return the removal of lines of other plugins that keep srun from starting, on a host that does not get a new line
+    yet."""
     if not _is_editable(host) or "srun" in host.knows or line_for(host, hosts):
         return None
     foreign = tuple(line for line in wrong_lines(host, hosts, own) if line.kind is None)
@@ -201,7 +206,7 @@ def _edit(host: HostFacts, hosts: Sequence[HostFacts], own: bool, ours: _OurPlug
     if not _is_editable(host) or ("srun" in host.knows and not drop):
         return None
     if ours and host.slurm != slurm_version(hosts):
-        return None  # our plugin would not load there
+        return None  # the plugin would not load there
     line = ours.line if ours else line_for(host, hosts)
     kept = [each for each in host.registered if each not in drop or each.text == line]
     drop = tuple(each for each in drop if each not in kept)
@@ -237,7 +242,7 @@ def _escape(text: str) -> str:
 def _register(
     edits: Sequence[_Edit], hosts: Sequence[HostFacts], asleep: Sequence[str], served: set[str]
 ) -> list[CommandStep]:
-    """Return the edits of plugstack.conf, those of login hosts first: a plugin that fails there reaches no node."""
+    """Return the edits of plugstack.conf. Login hosts come first: a plugin that fails there does not reach a node."""
     return _group(
         [
             (
@@ -274,7 +279,7 @@ def _reconfigure(hosts: Sequence[HostFacts], edits: Sequence[_Edit]) -> list[Com
 
 
 def _group(items: Sequence[tuple[str, str, tuple[str, ...], str]]) -> list[CommandStep]:
-    """Join hosts that need the same commands, ordered by the first host of each group."""
+    """Group hosts that need the same commands, ordered by the first host of each group."""
     groups: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
     for host, purpose, commands, caution in items:
         groups.setdefault((purpose, commands, caution), []).append(host)

@@ -28,7 +28,7 @@ class StackLine:
 
     @property
     def plugin(self) -> str:
-        """The file of the plugin, as the line has it."""
+        """The plugin's file name, as written in the line."""
         words = self.text.split()
         return words[1] if words[:1] in (["required"], ["optional"]) and len(words) > 1 else ""
 
@@ -46,42 +46,42 @@ class ClosedFolder:
     """A folder of Enroot that users cannot write to."""
 
     name: str  # RUNTIME, CACHE, DATA, TEMP
-    common: str  # the part of the path that is the same for all users
-    there: str  # the part of the path that exists
+    common: str  # the part of its path that all users share
+    there: str  # the part of its path that exists
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """The answers of one host."""
+    """The facts that one host reports."""
 
     host: str
-    login: bool = False  # jobs are submitted here; otherwise a node
+    login: bool = False  # jobs are submitted here; False: a node
     silent: str = ""  # why the host did not answer
-    tried: tuple[str, ...] = ()  # the routes that brought no answer
+    tried: tuple[str, ...] = ()  # routes that failed
     commands: bool = False  # Slurm's commands are installed
-    slurm: str = ""  # its version
+    slurm: str = ""  # version
     fatal: str = ""  # the fatal error of Slurm's commands
     conf: str = ""  # slurm.conf
-    stack: str = ""  # where plugstack.conf is, or would be
-    files: tuple[str, ...] = ()  # plugstack.conf and the files that it includes, as far as they exist
+    stack: str = ""  # path that plugstack.conf has or would have
+    files: tuple[str, ...] = ()  # plugstack.conf and the files that it includes, if they exist
     lines: tuple[StackLine, ...] = ()
     plugins: tuple[str, ...] = ()  # plugin files that exist
     knows: frozenset[str] = frozenset()  # commands that have --container-image
-    errors: tuple[str, ...] = ()  # of srun, about plugins
-    enroot: str | None = None  # its version
+    errors: tuple[str, ...] = ()  # messages of srun about plugins
+    enroot: str | None = None  # version
     closed: tuple[ClosedFolder, ...] = ()
     has: frozenset[str] = frozenset()  # squashfs, overlay, namespaces, unsquashfs, …
-    dalsegno: str = ""  # path of our command, which imports images by name
-    open: str = ""  # the part of that path that other users can write to
+    dalsegno: str = ""  # path of the command that imports images by name
+    open: str = ""  # the part of the path of `dalsegno` that other users can write to
 
     @property
     def registered(self) -> tuple[StackLine, ...]:
-        """The lines that name a container plugin."""
+        """The lines of container plugins."""
         return tuple(line for line in self.lines if line.kind)
 
     @property
     def missing(self) -> tuple[StackLine, ...]:
-        """The lines that name a missing plugin: a container plugin, or any other that srun fails on."""
+        """The lines of missing plugins: container plugins, and any others that srun fails on."""
         away = [line for line in self.lines if line.plugin and not self.is_there(line.plugin)]
         return tuple(line for line in away if line.kind or self._fails_on(line))
 
@@ -97,14 +97,14 @@ class HostFacts:
 
     @property
     def working(self) -> StackLine | None:
-        """The line that provides the option on this host."""
+        """The line that provides `--container-image` on this host."""
         if "srun" not in self.knows:
             return None
         return next((line for line in self.registered if self.is_there(line.plugin)), None)
 
     @property
     def configless(self) -> bool:
-        """Whether Slurm's files come from slurmctld, which overwrites changes made on this host."""
+        """Whether this host gets Slurm's files from slurmctld, which overwrites local changes."""
         return self.conf.startswith("/run/slurm/conf/") or "/conf-cache/" in self.conf
 
 
@@ -113,7 +113,7 @@ def kind_of(plugin: str) -> PluginKind | None:
 
 
 def parse_answer(host: str, text: str) -> HostFacts | None:
-    """Parse an answer; None if it is incomplete. What a login shell prints besides is ignored."""
+    """Parse a host's answer; None if it is incomplete. Other output of a login shell is ignored."""
     answers: dict[str, list[str]] = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
@@ -142,7 +142,7 @@ def parse_answer(host: str, text: str) -> HostFacts | None:
 
 
 def plugins_in_use(hosts: Sequence[HostFacts]) -> tuple[str, ...]:
-    """Return the container plugins that the plugstack.conf of some host names."""
+    """Return the container plugins that any host's plugstack.conf names."""
     return tuple(dict.fromkeys(line.plugin for host in hosts for line in host.registered))
 
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 TIMEOUT_S = 90.0
 AT_ONCE = 16
 Entrance = Callable[[str, Sequence[str]], tuple[Sequence[str], Mapping[str, str]]]
-Progress = Callable[[int, int], None]  # how many hosts are done, of how many
+Progress = Callable[[int, int], None]  # called with the number of finished hosts, and of all
 One = TypeVar("One")
 Result = TypeVar("Result")
 
-# Never a prompt, which nobody would answer. If an option is given twice, ssh takes the first.
+# Never prompt: nobody would answer. If an option is given twice, ssh takes the first.
 QUIET = ("-o", "BatchMode=yes")
-# The user's options that also apply to a jump host. A user, a port or an address belongs to the last host only.
+# User options that also apply to a jump host. A user, a port or an address belongs to the last host only.
 FOR_ALL = frozenset(
     ("stricthostkeychecking", "userknownhostsfile", "globalknownhostsfile", "identityfile", "identitiesonly",
      "identityagent", "connecttimeout")
@@ -40,11 +40,11 @@ BOUNDED = ("-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "Serv
 
 @dataclass(frozen=True)
 class HostRoute:
-    """What to run here, and with which environment, so that a command runs on a host."""
+    """A way to run commands on hosts: the command to start here, and its environment."""
 
     name: str  # here, srun, ssh
     enter: Entrance
-    closed: Mapping[str, str] = field(default_factory=dict)  # hosts that it cannot reach now, and why
+    closed: Mapping[str, str] = field(default_factory=dict)  # hosts that cannot be reached by this route now, and why
 
 
 Routes = Mapping[str, Sequence[HostRoute]]  # the routes to each host, best first
@@ -56,7 +56,7 @@ def local_route(env: Mapping[str, str]) -> HostRoute:
 
 
 def srun_route(env: Mapping[str, str], partitions: Mapping[str, str], closed: Mapping[str, str]) -> HostRoute:
-    """Return the route by a small job on the node, which does not wait for a node that is full or out of service."""
+    """Return the route by a small job on the node. The job does not wait for a node that is full or out of service."""
     outside = {key: value for key, value in env.items() if not key.startswith(("SLURM_", "PYXIS_"))}
     if "SLURM_CONF" in env:
         outside["SLURM_CONF"] = env["SLURM_CONF"]
@@ -72,7 +72,7 @@ def srun_route(env: Mapping[str, str], partitions: Mapping[str, str], closed: Ma
 def ssh_route(
     env: Mapping[str, str], options: Sequence[str] = (), hosts: Mapping[str, SshHostSpec] | None = None
 ) -> HostRoute:
-    """Return the route by ssh with the user's own settings; `options` take precedence over those of a cluster file."""
+    """Return the route by ssh with the user's own settings. `options` take precedence over those of a cluster file."""
     given = [word for option in options for word in ("-o", option)]
     quiet = {**env, "SSH_ASKPASS": program("false") or "false", "SSH_ASKPASS_REQUIRE": "force"}
 
@@ -85,14 +85,14 @@ def ssh_route(
 
 
 def _ssh_words(host: SshHostSpec, options: Sequence[str]) -> list[str]:
-    """Return what a cluster file says about a machine, as options of ssh."""
+    """Return the settings of a machine in the cluster file as options of ssh."""
     values = {"-l": host.user, "-p": host.port, "-i": host.key}
     words = [word for option, value in values.items() if value for word in (option, str(value))]
     return [*words, "-o", f"ProxyCommand={_proxy_command(host, options)}"] if host.jump else words
 
 
 def _proxy_command(host: SshHostSpec, options: Sequence[str]) -> str:
-    """Return the ssh command for a jump host, with the same key; `-J` would use another key, and might prompt."""
+    """Return the ssh command for a jump host, with the same key. `-J` would use another key, and might prompt."""
     to, _, port = (host.jump or "").partition(":")
     values = {"-p": port, "-i": host.key}
     words = [word for option, value in values.items() if value for word in (option, value)]
@@ -107,7 +107,7 @@ def _option_name(option: str) -> str:
 
 
 def send(runner: Runner, route: HostRoute, node: str, words: Sequence[str]) -> Completed:
-    """Run a command on a node; a command that could not be sent there has failed."""
+    """Run a command on a node. A command that could not be sent counts as failed."""
     argv, env = route.enter(node, words)
     try:
         return runner.run(argv, env=env, timeout_s=TIMEOUT_S)
@@ -118,7 +118,7 @@ def send(runner: Runner, route: HostRoute, node: str, words: Sequence[str]) -> C
 
 
 def last_line(done: Completed) -> str:
-    """Return the last line of a failed command; srun adds the task's exit code after the task's own output."""
+    """Return the last line of a failed command's output, without the exit code that srun adds after it."""
     output = (done.stderr or done.stdout).splitlines()
     lines = [
         line for line in output if line.strip() and not line.startswith("ds:") and "Exited with exit code" not in line
@@ -131,7 +131,7 @@ def last_line(done: Completed) -> str:
 
 @dataclass(frozen=True)
 class InterruptibleRunner:
-    """A runner that starts nothing more once it was stopped; commands that run already end by themselves."""
+    """A runner that starts nothing more after it was stopped. Commands that run already end by themselves."""
 
     runner: Runner
     stopped: Event = field(default_factory=Event)
@@ -156,7 +156,7 @@ def run_on_each(
     items: Sequence[One],
     progress: Progress = lambda *_: None,
 ) -> list[Result]:
-    """Return the result for each item, in their order. After Ctrl-C, nothing more is started on any host."""
+    """Return the result for each item, in order. After Ctrl-C, nothing more is started on any host."""
     interruptible = InterruptibleRunner(runner)
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
@@ -175,7 +175,7 @@ def run_on_each(
 def ask_all(
     runner: Runner, routes: Routes, logins: Sequence[str], nodes: Sequence[str], progress: Progress = lambda *_: None
 ) -> list[HostFacts]:
-    """Ask the login hosts, then the nodes; a plugin that one of them uses is looked for on all of them."""
+    """Ask the login hosts, then the nodes. A plugin that one host uses is looked for on all hosts."""
 
     def ask(names: Sequence[str], plugins: Sequence[str], progress: Progress = lambda *_: None) -> list[HostFacts]:
         return run_on_each(runner, lambda runner, name: ask_host(runner, name, routes[name], plugins), names, progress)
@@ -189,7 +189,7 @@ def ask_all(
 
 
 def ask_host(runner: Runner, name: str, routes: Sequence[HostRoute], plugins: Sequence[str]) -> HostFacts:
-    """Return a host's answer by the first route that brings one; otherwise why each route failed."""
+    """Return a host's answer by the first route that works; otherwise why each route failed."""
     why = []
     for route in routes:
         if name in route.closed:
