@@ -31,12 +31,12 @@
 #include "kernel.h"
 #include "message.h"
 
-#define SCRATCH "/tmp" /* covered by a tmpfs in our namespace, which is released with the old root */
+#define SCRATCH "/tmp" /* covered by a tmpfs in the new namespace, which is released with the old root */
 
 struct request request = {.in_use = -1, .data_folder = -1};
 bool privileged, slurmd_is_root;
 static bool can_regain_root; /* effective rights of the user, saved rights of root */
-static char **initial_environment; /* our environment */
+static char **initial_environment; /* as at the start of the program */
 
 /* Answers */
 
@@ -73,7 +73,7 @@ void as_root(void) {
     errno = error;
 }
 
-/* Used where root's helper builds a container with the user's rights. The user can still neither trace nor stop us. */
+/* Gives a helper of root the user's rights to build a container. The user can still neither trace nor stop the helper. */
 static void use_user_rights(void) {
     can_regain_root = slurmd_is_root && request.uid != 0;
     if (can_regain_root && (setgroups(request.group_count, request.groups) != 0 || setegid(request.gid) != 0 ||
@@ -213,7 +213,7 @@ static void read_word(const char *word) {
         fail("the helper does not know `%.100s`: plugin and helper have different versions", word);
 }
 
-/* Variables for an import are not passed to any other program. */
+/* Reads the variables for an import and clears the environment, so that no other program gets them. */
 static void read_variables(void) {
     static char path[PATH_MAX] = "/usr/sbin:/usr/bin:/sbin:/bin";
     const char *own = getenv("PATH");
@@ -231,7 +231,7 @@ static void read_variables(void) {
 
 /* Folders of the cluster */
 
-/* Only their owner may write to folders in which we open files by name. */
+/* Fails unless only this owner may write to the folder: the helper opens files in it by name. */
 void check_owner(int folder, uid_t owner, const char *path) {
     struct stat seen;
     if (fstat(folder, &seen) != 0)
@@ -251,8 +251,8 @@ static bool is_empty(int folder) {
     return list && !entry;
 }
 
-/* Whether another step has just created a folder and not yet changed its owner. Only we can create entries in a folder
- * of ours, and what we keep for ourselves is not empty. */
+/* Returns whether another step has just created the folder and not yet changed its owner. Only the
+ * helper's user can create entries in the parent, and folders that it keeps for itself are not empty. */
 static bool is_new(int parent, int folder, uid_t owner) {
     struct stat above, seen;
     return owner != geteuid() && fstat(parent, &above) == 0 && above.st_uid == geteuid() &&
@@ -299,7 +299,7 @@ int open_again(int first, const char *path) {
     return again;
 }
 
-/* slurmstepd may be protected from the OOM killer. Processes with the user's rights must not inherit that. */
+/* Ends the protection from the OOM killer that slurmstepd may have: processes with the user's rights must not inherit it. */
 static void drop_oom_protection(void) {
     int file = openat(proc_fd, "self/oom_score_adj", O_RDWR | O_CLOEXEC);
     char now[16] = "";
@@ -373,7 +373,7 @@ static _Noreturn void restart_as_user(char *argv[], int mounts, int folder) {
         fail("cannot restart the helper: %s", strerror(errno));
     memcpy(words, argv, count * sizeof *words);
     words[count] = "as_user=1";
-    /* the last of two equal names wins: neither the import nor the message of the task is repeated */
+    /* The last of two equal names wins, so that neither the import nor the message of the task is repeated. */
     if (asprintf(&words[count + 1], "image=%s", request.image) < 0 ||
         asprintf(&words[count + 2], "asked=%s", request.requested_image) < 0 ||
         (request.cgroups && asprintf(&words[count + 3], "cgroups=%s", request.cgroups) < 0))
@@ -383,7 +383,7 @@ static _Noreturn void restart_as_user(char *argv[], int mounts, int folder) {
     fail("cannot restart the helper: %s", strerror(errno));
 }
 
-/* Called as root before anything is opened that is mounted later, so that the mount is what was opened. */
+/* Enters a new mount namespace, as root, before any source of a mount is opened: what was opened is what is mounted. */
 static void unshare_mounts(void) {
     if (unshare(CLONE_NEWNS) != 0)
         fail("cannot create a mount namespace: %s", strerror(errno));
@@ -413,7 +413,7 @@ static bool mount_root(struct named_container *container, struct image *image) {
     return true;
 }
 
-/* An overlay's upper folder can be mounted only once, so this uses the mount of the running container. */
+/* Mounts the root from the running container, because an overlay's upper folder can be mounted only once. */
 static void mount_root_of_running(struct named_container *container) {
     drop_root(false);
     join_unpacked();
@@ -430,7 +430,7 @@ static void build(char *argv[], int old_mounts, int old_folder, struct named_con
     if (container->running)
         mount_root_of_running(container);
     else if (!mount_root(container, &image)) {
-        if (container->image[0]) /* its files were stored for a mount by root, and a mount by the user would not show them */
+        if (container->image[0]) /* root stored its files, and a mount by the user would not show them */
             fail("image %s: users other than root can change it now, and the container was created when they could not; "
                  "remove the container, or restore the image's owner",
                  request.image);
@@ -479,7 +479,7 @@ static void answer(const struct named_container *container, const struct namespa
     send_answer(ANSWER_FD, text, all, count);
 }
 
-/* Containers that root built, and those that were built with the user's rights. */
+/* Lists or removes containers: those that root built, and those that were built with the user's rights. */
 static _Noreturn void manage(void) {
     const char *below = request.data;
     char name[32];
@@ -497,7 +497,8 @@ static _Noreturn void manage(void) {
     manage_containers(own);
 }
 
-/* Whether the container must be built with the user's rights: as before, or because the kernel must not mount its file. */
+/* Returns whether the container must be built with the user's rights: because it was before, or because the kernel must
+ * not mount its file. */
 static bool needs_user_rights(void) {
     struct image image;
     if (request.name && (named_container_exists("") || named_container_exists(".own")))
@@ -518,7 +519,7 @@ int main(int argc, char *argv[]) {
     int user = fcntl(USER_FD, F_GETFD) < 0 ? -1 : USER_FD;
     fcntl(ANSWER_FD, F_SETFD, FD_CLOEXEC);
     umask(022);
-    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* our working folder may belong to the user */
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* the working folder may belong to the user */
     for (int i = 1; i < argc; i++)
         read_word(argv[i]);
     if (!request.uid_given || !request.gid_given)

@@ -18,10 +18,10 @@ struct request {
     const char *remove;                   /* names of containers; with `list`, they are listed and nothing is built */
     bool list;
     const char *requested_image;          /* the image as the user named it */
-    const char *cgroups;                  /* of the step, as a task reported them; NULL: not yet */
+    const char *cgroups;                  /* of the step, as reported by a task; NULL: not reported yet */
     const char *import;                   /* the program that imports an image by its name */
-    const char *note;                     /* its warning, for the user */
-    const char *variables[VARIABLES_MAX]; /* its environment: NAME=VALUE */
+    const char *note;                     /* the warning of that program, for the user */
+    const char *variables[VARIABLES_MAX]; /* the environment of that program: NAME=VALUE */
     size_t variable_count;
     const char *site[SITE_MAX]; /* paths that the cluster mounts in every container */
     size_t site_count;
@@ -33,7 +33,7 @@ struct request {
     size_t group_count;
     int in_use; /* a lock on the unpacked image, or a pipe that shows the end of a FUSE server, or -1 */
     bool readonly, remap_root, as_user; /* as_user: the image is never accessed with root's rights */
-    unsigned long long memory_mib;      /* the step's; 0: unknown */
+    unsigned long long memory_mib;      /* of the step; 0: unknown */
 };
 
 extern struct request request;
@@ -70,7 +70,7 @@ struct image {
     int fd;
     bool folder;
     bool trusted;    /* the kernel may mount it; root's own jobs trust the image that root names */
-    int tree;        /* of a folder */
+    int tree;        /* of a folder image */
     int fuse_server; /* the socket on which the FUSE server waits for its descriptor, or -1 */
     char extracted[PATH_MAX];
 };
@@ -92,7 +92,7 @@ bool set_propagation(void);
 /* gpu.c: the driver's libraries and programs */
 int gpu_tree(const char *scratch);
 
-/* A container's namespaces; -1 for one of the node. */
+/* A container's namespaces. -1: the container uses the node's. */
 struct namespaces {
     int mounts, user, own[NAMESPACE_KINDS]; /* own: those of --container-unshare */
 };

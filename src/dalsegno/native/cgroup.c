@@ -62,7 +62,7 @@ static int open_cgroup(const char *controllers, const char *path) {
 static void enter_cgroup(const char *controllers, const char *path) {
     int folder = open_cgroup(controllers, path);
     int members = folder < 0 ? -1 : openat(folder, "cgroup.procs", O_WRONLY | O_CLOEXEC);
-    if (members < 0 || write(members, "0", 1) != 1) /* 0: this process */
+    if (members < 0 || write(members, "0", 1) != 1) /* "0" means this process */
         fail("cannot enter the step's cgroup %s: %s", path, strerror(errno));
     close(members);
     close(folder);

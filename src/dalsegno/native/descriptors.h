@@ -3,7 +3,7 @@
 #define DALSEGNO_DESCRIPTORS_H
 
 enum {
-    ANSWER_FD = 3, /* for its answer */
+    ANSWER_FD = 3, /* for the helper's answer */
     USER_FD = 4,   /* namespaces of the container to save; one of root has no user namespace */
     MOUNTS_FD = 5,
 };

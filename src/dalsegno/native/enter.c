@@ -61,7 +61,7 @@ static bool has(spank_t spank, const char *name) {
     return spank_getenv(spank, name, value, sizeof value) != ESPANK_ENV_NOEXIST;
 }
 
-/* Images seldom have the node's locales, and programs complain about missing ones. */
+/* Removes the job's locale settings: images rarely have the node's locales, and programs complain about missing ones. */
 static void unset_locale(spank_t spank, const struct names *kept) {
     static const char *const names[] = {"LANG", "LANGUAGE", "LC_ALL"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -69,7 +69,7 @@ static void unset_locale(spank_t spank, const struct names *kept) {
             spank_unsetenv(spank, names[i]);
 }
 
-/* Open MPI reads Slurm's PMIx settings only under these names. */
+/* Copies Slurm's PMIx settings to the only names under which Open MPI reads them. */
 static void name_pmix_modules(spank_t spank) {
     static const char *const names[][2] = {{"PMIX_SECURITY_MODE", "PMIX_MCA_psec"},
                                            {"PMIX_GDS_MODULE", "PMIX_MCA_gds"},
@@ -80,7 +80,7 @@ static void name_pmix_modules(spank_t spank) {
             spank_setenv(spank, names[i][1], value, 0);
 }
 
-/* The image's variables override the job's, unless --container-env names them. */
+/* Sets the image's variables. They override the job's, unless --container-env names them. */
 static void set_environment(spank_t spank, const char *kept, bool is_root) {
     char why[WHY_LENGTH], *text = read_file("/etc/environment"), *value;
     struct names names = {0};
@@ -105,7 +105,7 @@ static void set_environment(spank_t spank, const char *kept, bool is_root) {
     free(text);
 }
 
-/* Appended, so that forward-compatible driver libraries of the image take precedence. */
+/* Appends the driver's libraries to LD_LIBRARY_PATH, so that forward-compatible ones of the image take precedence. */
 static void add_gpu_libraries(spank_t spank) {
     char there[8192] = "", path[8192 + sizeof GPU_FOLDER];
     if (access(GPU_FOLDER, X_OK) != 0)
@@ -118,7 +118,8 @@ static void add_gpu_libraries(spank_t spank) {
     spank_setenv(spank, "PATH", path, 1);
 }
 
-/* A link such as /proc/self/fd/5 is refused: it could lead to a folder outside that slurmstepd has open. */
+/* Changes to a folder. Refuses a link such as /proc/self/fd/5, which could lead to a folder outside that slurmstepd has
+ * open. */
 static bool enter_folder(const char *path) {
     int folder = open_no_magiclinks(path, O_PATH | O_DIRECTORY);
     bool gone = folder >= 0 && fchdir(folder) == 0;
@@ -142,7 +143,7 @@ static void change_folder(spank_t spank, const char *wanted) {
     free(text);
 }
 
-/* The image's entry point gets the command as arguments. */
+/* Runs the image's entry point, with the command as its arguments. */
 static _Noreturn void run_entrypoint(spank_t spank) {
     char **argv = NULL, **environment = NULL;
     int argc = 0;
@@ -158,14 +159,14 @@ static _Noreturn void run_entrypoint(spank_t spank) {
     exit_with_error(spank, "--container-entrypoint: /bin/sh: %s", strerror(errno));
 }
 
-/* Only the first task of the step prints it. */
+/* Prints the note, in the first task of the step only. */
 static void print_note(spank_t spank, const char *note) {
     uint32_t task = 1;
     if (spank_get_item(spank, S_TASK_GLOBAL_ID, &task) == ESPANK_SUCCESS && task == 0)
         dprintf(STDERR_FILENO, "dalsegno: note: %s\n", note);
 }
 
-/* Prints the answer instead of running the command. */
+/* Prints the helper's answer instead of running the command. */
 static _Noreturn void print_answer(spank_t spank, int answer) {
     int task = 0;
     char space[4096];

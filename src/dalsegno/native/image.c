@@ -18,12 +18,12 @@
 
 static const char *const squashfuse[] = {"/usr/bin/squashfuse_ll", "/usr/local/bin/squashfuse_ll"};
 
-/* Opened with the user's rights, so that users read only what they may. */
+/* Opens the image with the user's rights, so that users read only files that they may read. */
 void open_image(struct image *image) {
     struct stat seen;
     char magic[4] = "";
     as_user();
-    image->fd = open_no_magiclinks(request.image, O_RDONLY | O_NONBLOCK); /* a pipe must not block us */
+    image->fd = open_no_magiclinks(request.image, O_RDONLY | O_NONBLOCK); /* a pipe must not block the helper */
     image->folder = image->fd >= 0 && fstat(image->fd, &seen) == 0 && S_ISDIR(seen.st_mode);
     /* The container's root belongs to the user, whatever the folder's mode: they must also be allowed to search it. */
     int searched = image->folder ? openat(image->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC) : image->fd, error = errno;
@@ -95,7 +95,7 @@ static bool mount_squashfs(struct image *image, const char *at) {
 
 /* Without root: FUSE, or unpacked */
 
-/* The server is started before we leave our namespaces: inside, it would keep its own mount alive forever. */
+/* Starts the server before the helper enters new namespaces: inside, the server would keep its own mount alive forever. */
 static bool start_fuse_server(struct image *image) {
     const char *program = NULL;
     for (size_t i = 0; i < sizeof squashfuse / sizeof *squashfuse; i++)
@@ -151,7 +151,7 @@ static bool mount_fuse(struct image *image, const char *at) {
     return true;
 }
 
-/* In the table of mounts a space is written as \\040. */
+/* Replaces escapes such as \\040, which the table of mounts has for a space. */
 static void unescape(char *text) {
     char *to = text;
     for (; *text; text++) {
@@ -163,7 +163,7 @@ static void unescape(char *text) {
     *to = '\0';
 }
 
-/* An overlay shows what is below a mount, which the node may hide that way. Only root may see it. */
+/* Refuses a folder with mounts: the node may hide files below a mount, and an overlay would show them to the user. */
 static void refuse_mounts_within(const char *folder, size_t length) {
     char *line = NULL, *point = NULL;
     size_t size = 0;
@@ -182,7 +182,7 @@ static void refuse_mounts_within(const char *folder, size_t length) {
     fclose(list);
 }
 
-/* Looked up by path, because a copy of the tree would leave out unbindable mounts. */
+/* Finds the folder by its path, because a copy of the tree would leave out unbindable mounts. */
 static void refuse_mounts_of_nodes(const struct image *image) {
     char link[64], folder[PATH_MAX];
     snprintf(link, sizeof link, "/proc/self/fd/%d", image->fd);
@@ -193,7 +193,7 @@ static void refuse_mounts_of_nodes(const struct image *image) {
     refuse_mounts_within(folder, (size_t)length - (folder[length - 1] == '/')); /* for the root itself */
 }
 
-/* Clones a folder image as a tree, once we are in our own namespaces and before our own folders hide anything. */
+/* Clones a folder image as a tree, after new namespaces are entered and before other mounts hide anything. */
 void hold_image(struct image *image) {
     if (!image->folder && !image->extracted[0])
         return;
@@ -202,7 +202,7 @@ void hold_image(struct image *image) {
         folder = open(image->extracted, O_PATH | O_DIRECTORY | O_CLOEXEC);
     else if (privileged && request.uid != 0)
         refuse_mounts_of_nodes(image);
-    else if (!privileged) /* the first descriptor belongs to the mount namespace that we have left */
+    else if (!privileged) /* the first descriptor belongs to the mount namespace that was left */
         folder = open_again(image->fd, request.image);
     image->tree = folder < 0 ? -1 : clone_tree(folder);
     if (image->tree < 0 || change_tree(image->tree, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, -1, 1) != 0)

@@ -38,8 +38,8 @@ static _Noreturn void become_program(int out, int err, pid_t parent) {
     _exit(127);
 }
 
-/* Without root, Slurm's signals go to all descendants of slurmstepd. They are meant for the tasks; we end when the tasks
- * have ended. */
+/* Ignores signals, or handles them again. Without root, Slurm's signals go to all descendants of slurmstepd. They are
+ * meant for the tasks; the helper ends when the tasks have ended. */
 static void ignore_signals(bool ignore) {
     static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
@@ -79,7 +79,7 @@ static _Noreturn void fail_import(char *text) {
     fail("image %s: %s%s%s%s", request.image, error, words, *hint ? "; " : "", hint);
 }
 
-/* For example, that the registry does not answer and the stored image is used. */
+/* Returns a warning in the output, for example that the registry does not answer and the stored image is used. */
 static const char *warning_in(char *text) {
     char *found = strncmp(text, "warning: ", 9) == 0 ? text : strstr(text, "\nwarning: ");
     if (!found)
@@ -104,7 +104,7 @@ void import_image(void) {
         become_program(out, err, parent);
     if (child < 0)
         fail("cannot start the import: %s", strerror(errno));
-    setpgid(child, child); /* in the child too: either way the group exists when we kill it */
+    setpgid(child, child); /* in the child too, so that the group exists before it is killed */
     int status = wait_for_import(child);
     ignore_signals(false);
     char *path = read_output(out);

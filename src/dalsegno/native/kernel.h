@@ -40,7 +40,7 @@ struct kernel_how {
 
 enum { RESOLVE_BELOW_ROOT = 0x10 /* RESOLVE_IN_ROOT */, RESOLVE_WITHOUT_MAGIC = 0x02 };
 
-/* Clones what fd refers to, with all mounts below it, as a tree that is not attached yet. */
+/* Clones the folder or file of a descriptor, with all mounts below it, as a tree that is not attached yet. */
 static inline int clone_tree(int fd) {
     return (int)syscall(SYS_open_tree, fd, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | AT_RECURSIVE | O_CLOEXEC);
 }
@@ -55,7 +55,7 @@ static inline int change_tree(int tree, uint64_t set, int userns, int recursive)
     return (int)syscall(SYS_mount_setattr, tree, "", flags, &attributes, sizeof attributes);
 }
 
-/* `propagation` is MS_PRIVATE, MS_SLAVE and so on. The kernel refuses mounts of other mount namespaces. */
+/* Sets the propagation of a mount: MS_PRIVATE, MS_SLAVE and so on. The kernel refuses mounts of other namespaces. */
 static inline int change_propagation(int fd, uint64_t propagation, bool recursive) {
     struct kernel_attributes attributes = {.propagation = propagation};
     int flags = AT_EMPTY_PATH | (recursive ? AT_RECURSIVE : 0);

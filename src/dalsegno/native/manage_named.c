@@ -38,8 +38,8 @@ static DIR *entries_of(int folder) {
 
 /* Removal */
 
-/* Opens a closed folder of the user, which cannot even be moved otherwise. Never as root, who does not need it: chmod
- * would follow a link that appeared in the meantime. */
+/* Gives the user all rights to a folder: a folder without them cannot even be moved. Never as root, who does not need
+ * it: chmod would follow a link that appeared in the meantime. */
 static bool make_open(int parent, const char *name) {
     return errno == EACCES && geteuid() != 0 && fchmodat(parent, name, 0700, 0) == 0;
 }
@@ -65,7 +65,7 @@ static void move_up(int top, int parent, const char *name) {
         close(folder);
 }
 
-/* Returns false if something could not be removed. */
+/* Removes the content of a folder; returns false if something could not be removed. */
 static bool empty_folder(int top) {
     for (bool progress = true; progress;) {
         DIR *list = entries_of(top);
@@ -109,7 +109,7 @@ static int lock_of(int folder, const char *name, int how) {
     return lock;
 }
 
-/* Whether the container is unused. New steps wait for the lock `door` as long as the descriptors are open. */
+/* Returns whether the container is unused. New steps wait for the lock `door` as long as the descriptors are open. */
 static bool is_free(int folder, int locks[2]) {
     locks[0] = lock_of(folder, "door", LOCK_EX);
     locks[1] = locks[0] < 0 ? -1 : lock_of(folder, "lock", LOCK_EX);

@@ -25,7 +25,7 @@ bool send_message(int to, const char *text, const int *fds, int count) {
 
 bool send_now(int to, const char *text) { return send(to, text, strlen(text) + 1, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0; }
 
-/* Closes descriptors beyond the requested number. */
+/* Takes the received descriptors; closes those beyond the requested number. */
 static int take_descriptors(struct msghdr *message, int *fds, int count) {
     struct cmsghdr *rights = CMSG_FIRSTHDR(message);
     if (!rights || rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS)

@@ -20,9 +20,9 @@ enum { TABLE_MAX = 1 << 20, ENTRIES_MAX = MOUNTS_MAX + SITE_MAX + 16 };
 struct mount_entry {
     const char *from, *to;
     int tree;
-    bool folder, wanted; /* wanted by the user: an error if it cannot be mounted */
-    const struct mount *mount; /* its entry of --container-mounts */
-    uint64_t attached;         /* the id of its mount, once attached */
+    bool folder, wanted; /* wanted: the user requested it, so a failure to mount it is an error */
+    const struct mount *mount; /* the entry in --container-mounts */
+    uint64_t attached;         /* the id of the mount, once attached */
 };
 
 static struct mount_entry entries[ENTRIES_MAX];
@@ -44,7 +44,7 @@ static struct mount_entry *add_entry(struct mount_entry entry) {
 static struct mount_entry *add_bind(const char *from, const char *to, enum path_kind path_kind, uint64_t attributes) {
     struct stat seen;
     if (path_kind != NODE_PATH)
-        as_user(); /* only what the user can reach is mounted for them */
+        as_user(); /* so that only paths that the user can reach are mounted */
     int fd = open_no_magiclinks(from, O_PATH), error = errno;
     as_root();
     if (fd < 0 && path_kind != USER_PATH)
@@ -63,9 +63,9 @@ static uint64_t attributes_of(const struct mount *mount) {
            (mount->no_devices ? MOUNT_ATTR_NODEV : 0);
 }
 
-/* Called inside the namespace that the tasks enter, because a copy of a namespace does not keep the propagation. The path
- * may now be a link of the user, in a folder that was mounted later. It must not lead to descriptors of the helper, such
- * as its working folder, which is on a mount of the node. */
+/* Sets the requested propagation of mounts, inside the namespace that the tasks enter: a copy of a namespace does not
+ * keep it. A path may now be a link of the user, in a folder that was mounted later. It must not lead to descriptors of
+ * the helper, such as its working folder, which is on a mount of the node. */
 bool set_propagation(void) {
     static const unsigned long flags[] = {[PROPAGATION_PRIVATE] = MS_PRIVATE,
                                           [PROPAGATION_SLAVE] = MS_SLAVE,
@@ -88,7 +88,7 @@ bool set_propagation(void) {
 }
 
 static void open_mount(const struct mount *mount) {
-    if (mount->kind != MOUNT_BIND) { /* mounted or unmounted when its turn comes */
+    if (mount->kind != MOUNT_BIND) { /* mounted or unmounted later, in the order of the entries */
         add_entry((struct mount_entry){mount->from, mount->to, -1, true, true, mount, 0});
         return;
     }
@@ -101,7 +101,7 @@ void open_mount_sources(void) {
     add_bind("/proc", "/proc", NODE_PATH, 0);
     add_bind("/sys", "/sys", NODE_PATH, 0);
     if (request.unshare[NAMESPACE_IPC])
-        add_entry((struct mount_entry){"/dev", "/dev", -1, true, false, NULL, 0}); /* created when its turn comes */
+        add_entry((struct mount_entry){"/dev", "/dev", -1, true, false, NULL, 0}); /* created later, in the order of the entries */
     else
         add_bind("/dev", "/dev", NODE_PATH, MOUNT_ATTR_NOSUID); /* with /dev/shm and /dev/pts, shared by the node's tasks */
     add_bind("/etc/resolv.conf", "/etc/resolv.conf", NODE_PATH, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
@@ -204,7 +204,7 @@ static int open_mount_point(int root, const struct mount_entry *entry) {
     return fd;
 }
 
-/* Unmounts what is at a path below our scratch folder, and returns it as a tree to attach. */
+/* Detaches the mount at a path below the scratch folder, and returns it as a tree to attach. */
 static int detach_tree(const char *at) {
     int folder = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC), tree = folder < 0 ? -1 : clone_tree(folder);
     if (folder >= 0)
@@ -212,7 +212,7 @@ static int detach_tree(const char *at) {
     return tree >= 0 && umount2(at, MNT_DETACH) == 0 && rmdir(at) == 0 ? tree : -1;
 }
 
-/* Devices that reveal nothing about other jobs, and devices for computing, whose use cgroups control. */
+/* Returns whether a device may be in the container: it reveals nothing about other jobs, or cgroups control its use. */
 static bool is_allowed_device(const char *name) {
     static const char *const names[] = {"zero", "null",       "full",   "random", "urandom", "tty",      "log",
                                         "fuse", "infiniband", "gdrdrv", "dri",    "kfd",     "hugepages"};
@@ -279,7 +279,7 @@ static int make_devices(const char *scratch) {
 /* Creates an empty tmpfs that belongs to the user. */
 static int make_tmpfs(const struct mount *wanted, const char *scratch) {
     char at[PATH_MAX], options[sizeof wanted->options + 64];
-    bool mapped = privileged; /* otherwise we are root of a namespace in which the user is root */
+    bool mapped = privileged; /* otherwise the helper is root of a namespace in which the user is root */
     snprintf(at, sizeof at, "%s/tmpfs", scratch);
     snprintf(options, sizeof options, "mode=0755,uid=%u,gid=%u%s", mapped ? request.uid : 0, mapped ? request.gid : 0,
              wanted->options);
@@ -298,8 +298,8 @@ static bool is_attached(uint64_t mount) {
     return false;
 }
 
-/* `umount:/PATH`: unmounts what we mounted before, for example for the cluster. Not the mounts below it, with which the
- * node may hide something. */
+/* Carries out `umount:/PATH`: removes an earlier mount of the helper, for example one for the cluster. Mounts below it
+ * stay, because the node may hide files with them. */
 static void detach_entry(int root, const struct mount_entry *entry) {
     char path[64];
     as_user();
@@ -387,7 +387,7 @@ static void add_line(int root, const char *scratch, const char *to, const char *
     mount_text(root, scratch, to, (const char *[]){table, got > 0 && table[got - 1] != '\n' ? "\n" : "", line, NULL});
 }
 
-/* apt switches to its own user and verifies that, which fails where root is the only user. */
+/* Keeps apt from switching to its own user, which fails where root is the only user. */
 static void configure_apt(int root, const char *scratch) {
     as_user();
     int folder = open_in_root(root, "/etc/apt/apt.conf.d", O_PATH | O_DIRECTORY, 0);

@@ -28,8 +28,8 @@ static void make_subfolder(const struct named_container *container, const char *
         fail("cannot store the container: %s/%s: %s", container->path, name, strerror(errno));
 }
 
-/* The process may belong to the user, who could exchange the descriptor in the meantime: only a namespace is opened for
- * reading, because opening a device can have effects. */
+/* Opens a namespace that a process holds. The process may belong to the user, who could exchange the descriptor in the
+ * meantime: only a namespace is opened for reading, because opening a device can have effects. */
 static int open_namespace(int folder, const char *name, const char *wanted) {
     char link[64], target[64] = "";
     int path = openat(folder, name, O_PATH | O_CLOEXEC);
@@ -57,8 +57,8 @@ static int find_namespace(const char *pid, const char *kind, unsigned long long 
     return found;
 }
 
-/* Whether a namespace belongs to this user namespace, or to ours (-1), and that one to the user. The process may have
- * ended, and another one may have its PID and a namespace with the same number. */
+/* Returns whether a namespace belongs to the user namespace `user`, or for -1 to that of the helper, and `user` to the
+ * job's user. The process may have ended, and another may have its PID and a namespace with the same number. */
 static bool belongs_to_user(int namespace, int user) {
     struct stat owning, named;
     uid_t owner;
@@ -71,7 +71,7 @@ static bool belongs_to_user(int namespace, int user) {
     return same && (user < 0 || (ioctl(user, NS_GET_OWNER_UID, &owner) == 0 && owner == request.uid));
 }
 
-enum { NAMESPACE_NUMBERS = 4 + NAMESPACE_KINDS }; /* in a holder file; 0 for one that the container does not have */
+enum { NAMESPACE_NUMBERS = 4 + NAMESPACE_KINDS }; /* numbers in a holder file; 0: the container has no such namespace */
 
 static void close_namespaces(struct named_container *container) {
     int *const fds[] = {&container->namespaces.mounts, &container->namespaces.user,   &container->rootfs,
@@ -96,7 +96,7 @@ static bool join_holder(struct named_container *container, int folder, const cha
     if (file >= 0)
         close(file);
     if (got <= 0 || sscanf(text, "%llu %llu %llu %llu %llu %llu %llu", &numbers[0], &numbers[1], &numbers[2], &numbers[3],
-                           &numbers[4], &numbers[5], &numbers[6]) < 4) /* earlier versions wrote four */
+                           &numbers[4], &numbers[5], &numbers[6]) < 4) /* earlier versions wrote four numbers */
         return false;
     regain_root(); /* if slurmd runs as root, only root sees the descriptors of slurmstepd */
     for (int i = 0; i < 4; i++) {
@@ -133,7 +133,7 @@ static bool join_or_remove_holders(struct named_container *container, bool remov
     return joined;
 }
 
-/* Whether the named container exists below data/UID, or below data/UID.own, where the user may have put anything. */
+/* Returns whether the named container exists below data/UID, or below data/UID.own, where the user can create any file. */
 bool named_container_exists(const char *ending) {
     struct container_name name;
     struct stat seen;
@@ -171,7 +171,7 @@ static void add_note(const char *format, ...) {
         request.note = both;
 }
 
-/* As in Pyxis, an existing container takes precedence over the image named; a note reports a different image. */
+/* Uses the image of an existing container, as Pyxis does, even if the step names another; a note then reports it. */
 static void use_recorded_image(const struct named_container *container, const char *name) {
     if (request.image && strcmp(request.image, container->image) != 0)
         add_note("container %s exists and is reused; it was created from %s, and --container-image=%s is ignored", name,
@@ -179,7 +179,7 @@ static void use_recorded_image(const struct named_container *container, const ch
     request.image = container->image;
 }
 
-/* As in Pyxis, a running container has the namespaces that it was started with. */
+/* Fails if the step asks for a namespace that the running container does not have, as Pyxis does. */
 static void check_namespaces(const struct namespaces *running) {
     static const char *const names[] = {[NAMESPACE_NET] = "network", [NAMESPACE_IPC] = "IPC", [NAMESPACE_UTS] = "UTS"};
     for (int i = 0; i < NAMESPACE_KINDS; i++)
@@ -212,14 +212,15 @@ static bool join_or_lock(struct named_container *container, const char *name) {
     while (flock(container->lock, LOCK_EX | LOCK_NB) != 0) {
         if (join_or_remove_holders(container, false))
             return true;
-        if (seconds_since_boot() > until) /* not by the number of tries: the user decides how many holders there are */
+        if (seconds_since_boot() > until) /* a limit on tries would not do: the user decides how many holders there are */
             fail("container %s is in use on this node and cannot be joined", name);
         nanosleep(&(struct timespec){.tv_nsec = JOIN_PAUSE_NS}, NULL);
     }
     return false;
 }
 
-/* If root builds the root, only root can access the kept files: an overlay's folders decide where writes go. */
+/* Opens or creates the container's folder. If root builds the container, only root can access the kept files: an
+ * overlay's folders decide where writes go. */
 void open_named_container(struct named_container *container) {
     struct container_name name;
     char why[WHY_LENGTH];
@@ -270,7 +271,7 @@ void clone_named_container(struct named_container *container) {
         close(folder);
 }
 
-/* Records the step, which is our parent, as a holder. */
+/* Records the step, which is the helper's parent, as a holder. */
 void record_holder(struct named_container *container, const struct namespaces *namespaces) {
     int fds[NAMESPACE_NUMBERS] = {namespaces->mounts, namespaces->user, container->rootfs, container->owner};
     struct stat seen;

@@ -53,10 +53,10 @@ static void write_maps(pid_t pid, unsigned inside_uid, unsigned inside_gid, unsi
     write_text(proc_fd, path, text);
 }
 
-/* For an unprivileged user: become root of a namespace in which nobody else exists. */
+/* Makes an unprivileged user root of a new namespace in which no other user exists. */
 void enter_own_user_namespace(void) {
     drop_root(true);
-    prctl(PR_SET_DUMPABLE, 1); /* after a change of user, our files in /proc would belong to root */
+    prctl(PR_SET_DUMPABLE, 1); /* after a change of user, the files of this process in /proc would belong to root */
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
         fail("this machine does not let users create namespaces (%s); check kernel.unprivileged_userns_clone and "
              "kernel.apparmor_restrict_unprivileged_userns",
@@ -64,7 +64,7 @@ void enter_own_user_namespace(void) {
     write_maps(0, 0, 0, request.uid, request.gid);
 }
 
-/* The child has the user's id: the user can stop it, and must not block us. */
+/* Waits for a reply of the child for a limited time: the child has the user's id, so the user can stop it. */
 static char read_reply(int from) {
     char reply = '\0';
     struct pollfd end = {.fd = from, .events = POLLIN};
@@ -107,7 +107,8 @@ void open_namespaces(pid_t pid, struct namespaces *namespaces) {
         namespaces->own[i] = request.unshare[i] ? namespace_fd(pid, namespace_words[i]) : -1;
 }
 
-/* Starts a child that waits in a new user namespace until it is mapped; with `mounts`, it then leaves our mounts too. */
+/* Starts a child that waits in a new user namespace until it is mapped; with `mounts`, it then also leaves the mount
+ * namespace. */
 static pid_t start_child(bool mounts, int *pipes) {
     int pair[2];
     if (pipe2(pair, O_CLOEXEC) != 0)
@@ -126,7 +127,7 @@ static pid_t start_child(bool mounts, int *pipes) {
         pipes[0] = back[0], pipes[1] = pair[1];
         return child;
     }
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a change of user resets this; then the end of the pipe ends us */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a change of user resets this; then the end of the pipe ends the child */
     close(pair[1]);
     close(back[0]);
     char go;
@@ -152,7 +153,7 @@ static void end_child(pid_t child, int pipes[2]) {
     waitpid(child, NULL, 0);
 }
 
-/* Creates a mount namespace with one mount: what is at that path. */
+/* Creates a mount namespace with one mount: the one at that path. */
 int create_rootfs_namespace(const char *root) {
     int pair[2];
     if (pipe2(pair, O_CLOEXEC) != 0)
@@ -178,7 +179,7 @@ int create_rootfs_namespace(const char *root) {
     return fd;
 }
 
-/* Returns that one mount as a tree to attach. */
+/* Returns the one mount of such a namespace as a tree to attach. */
 int clone_root_of(int mounts) {
     int pair[2], tree = -1;
     char text[8];
@@ -207,7 +208,7 @@ void join_user_namespace(int user) {
     prctl(PR_SET_DUMPABLE, 1);
 }
 
-/* For an ID-mapped mount: the owner `inside` on disk is the user outside. */
+/* Creates a user namespace for an ID-mapped mount: the owner `inside` on disk appears as the user outside. */
 int create_mapped_user_namespace(unsigned inside, unsigned outside_uid, unsigned outside_gid) {
     int pipes[2];
     pid_t child = start_child(false, pipes);

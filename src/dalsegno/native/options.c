@@ -106,7 +106,7 @@ static int set_flag(const char *flag, struct mount *mount) {
     return 0;
 }
 
-/* Whether a path has more `..` than folders before them. */
+/* Returns whether a path leaves its root: it has more `..` than folders before them. */
 static bool escapes(const char *path) {
     int depth = 0;
     while (*path && depth >= 0) {
@@ -363,7 +363,7 @@ size_t parse_environment(char *line, char **value) {
     return length;
 }
 
-/* Between double quotes, a backslash escapes the characters that are special to a shell. */
+/* Removes the backslashes before characters that are special to a shell between double quotes. */
 static void unquote(char *text) {
     char *to = text;
     for (; *text && *text != '"'; text++) {

@@ -46,7 +46,7 @@ struct mount {
     char *from, *to; /* a relative target is below the container's root */
     bool read_only, no_exec, no_devices, recursive;
     enum mount_propagation propagation;
-    char options[128]; /* of a tmpfs, in the form for mount */
+    char options[128]; /* of a tmpfs, as mount(8) takes them */
 };
 
 struct mounts {
@@ -82,7 +82,7 @@ bool names_hold(const struct names *names, const char *name, size_t length);
 int parse_container_names(const char *text, struct names *names, char why[WHY_LENGTH]); /* separated by commas, without modes */
 int parse_container_name(const char *text, struct container_name *name, char why[WHY_LENGTH]);
 int parse_unshare(const char *text, bool wanted[NAMESPACE_KINDS], char why[WHY_LENGTH]);
-int parse_switch(const char *text, bool *on, char why[WHY_LENGTH]); /* of a variable such as PYXIS_CONTAINER_READONLY */
+int parse_switch(const char *text, bool *on, char why[WHY_LENGTH]); /* reads a variable such as PYXIS_CONTAINER_READONLY */
 enum option opposite(enum option option); /* OPTION_COUNT if there is none */
 bool image_is_path(const char *image);
 void make_printable(char *text); /* for a log or a terminal: control characters become '?' */

@@ -17,7 +17,7 @@
 static int notes = -1;
 static bool resumed;
 
-/* Called first, so that no task inherits the variable. */
+/* Returns whether this srun was started by the resume program. Called first, so that no task inherits the variable. */
 bool is_resumed(void) {
     const char *number = getenv(NOTES);
     if (!number)

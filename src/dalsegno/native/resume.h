@@ -5,13 +5,13 @@
 #include <slurm/spank.h>
 #include <stdbool.h>
 
-/* Whether this srun was started by that program. Then it reports its step, and is not replaced again. */
+/* Returns whether the resume program started this srun. Then srun reports its step, and is not replaced again. */
 bool is_resumed(void);
 
-/* Returns only on failure; srun then continues without the option. */
+/* Replaces srun with the resume program. Returns only on failure; srun then continues without the option. */
 void exec_resume_program(const char *program);
 
-/* Reports job, step and nodes to that program, in one line. */
+/* Reports job, step and nodes to the resume program, in one line. */
 void report_step(spank_t spank);
 
 #endif

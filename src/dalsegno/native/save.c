@@ -55,7 +55,7 @@ static void exclude_mounts(int list, const char *words[], int count) {
     FILE *file = fdopen(list, "r");
     rewind(file);
     words[count++] = "-e";
-    while (count < WORDS_MAX - 1 && getline(&line, &size, file) > 0) /* we mount no path that contains a space */
+    while (count < WORDS_MAX - 1 && getline(&line, &size, file) > 0) /* the helper mounts no path that contains a space */
         if (sscanf(line, "%*s %*s %*s %*s %ms", &point) == 1 && strcmp(point, "/") != 0)
             words[count++] = point + 1;
     words[count] = NULL;

@@ -43,7 +43,7 @@ static int take_option(int which, const char *value, int remote) {
     if (check_option((enum option)which, value, why) != 0) {
         if (!remote)
             slurm_error("--%s: %s", option_words[which].name, why);
-        else /* srun did not refuse it; the tasks report it, as slurmstepd continues without the option */
+        else /* srun accepted it, and slurmstepd continues without the option, so the tasks report it */
             snprintf(container.error, sizeof container.error, "--%s: %s", option_words[which].name, why);
         container.wanted |= remote && (which == OPTION_IMAGE || which == OPTION_NAME);
         return -1;
@@ -138,14 +138,15 @@ static void read_environment(spank_t spank) {
     }
 }
 
-/* Set for srun itself, or for all steps of a batch script; not for an srun within a task. */
+/* Returns whether auto-resume is set: for srun itself, or for all steps of a batch script, not for an srun within a task. */
 static bool is_resume_requested(void) {
     const char *noted = getenv("SLURM_STEP_ID") ? NULL : getenv("DALSEGNO_AUTO_RESUME");
     const char *value = given[OPTION_AUTO_RESUME] ? given[OPTION_AUTO_RESUME] : noted;
     return value && strcmp(value, "1") == 0;
 }
 
-/* In a script `#` starts a comment, even in an #SBATCH line: only the registry is left of REGISTRY#IMAGE. */
+/* Warns of a cut image name: `#` starts a comment, even in an #SBATCH line, so only the registry is left of
+ * REGISTRY#IMAGE. */
 static void warn_of_comment(const char *image) {
     const char *port = strrchr(image, ':');
     bool is_port = port && port[1] && strspn(port + 1, "0123456789") == strlen(port + 1);
@@ -188,7 +189,7 @@ static void export_auto_resume(spank_t spank) {
         spank_setenv(spank, "DALSEGNO_AUTO_RESUME", given[OPTION_AUTO_RESUME], 1);
 }
 
-/* The path is relative to the job's folder, in which slurmstepd is now, but not when the step ends. */
+/* Makes the path absolute: it is relative to the job's folder, in which slurmstepd is now, but not when the step ends. */
 static void make_save_path_absolute(void) {
     char folder[PATH_MAX], *path = NULL, *old = given[OPTION_SAVE];
     if (!old || old[0] == '/' || !getcwd(folder, sizeof folder) || asprintf(&path, "%s/%s", folder, old) < 0)
@@ -234,8 +235,9 @@ int slurm_spank_task_init(spank_t spank, int count, char *words[]) {
     return ESPANK_SUCCESS;
 }
 
-/* A FUSE mount is removed with its namespaces, and its server ends with the mount. We wait for that, because Slurm takes a
- * second longer to end a step that still has processes. A named container stays until its lock is released. */
+/* Closes the container's namespaces. A FUSE mount is removed with them, and its server ends with the mount. Wait for that,
+ * because Slurm takes a second longer to end a step that still has processes. A named container stays until its lock is
+ * released. */
 static void close_namespaces(void) {
     int *const fds[] = {&container.mounts, &container.user, &container.own[0], &container.own[1], &container.own[2]};
     for (size_t i = 0; container.lock < 0 && i < sizeof fds / sizeof *fds; i++) {

@@ -72,7 +72,7 @@ static bool add_user(spank_t spank, struct words *words) {
     return true;
 }
 
-/* So that programs that pack and unpack images stay within the step's memory. */
+/* Passes the step's memory on, so that programs that pack and unpack images stay within it. */
 static void add_memory(spank_t spank, struct words *words, const char *name) {
     uint64_t memory_mib = 0;
     if (spank_get_item(spank, S_STEP_ALLOC_MEM, &memory_mib) == ESPANK_SUCCESS && memory_mib > 0 &&
@@ -80,7 +80,7 @@ static void add_memory(spank_t spank, struct words *words, const char *name) {
         add(words, "%s=%llu", name, (unsigned long long)memory_mib);
 }
 
-/* $HOME, as in Enroot, otherwise the home folder of the account. It is opened with the user's rights. */
+/* Passes on $HOME, as in Enroot, otherwise the home folder of the account. The helper opens it with the user's rights. */
 static void add_home(spank_t spank, struct words *words, bool remap_root) {
     char text[PATH_MAX] = "", space[4096];
     uid_t uid = 0;
@@ -95,22 +95,22 @@ static void add_home(spank_t spank, struct words *words, bool remap_root) {
     }
 }
 
-/* PMIx's library in a task communicates with slurmstepd by files in a folder, which slurmstepd's environment names. */
+/* Passes on the folder in which PMIx's library in a task and slurmstepd exchange files; slurmstepd's environment names it. */
 static void add_pmix(struct words *words) {
     const char *folder = getenv("PMIX_SERVER_TMPDIR");
     if (folder && folder[0] == '/')
         add(words, "pmix=%s", folder);
 }
 
-/* slurmstepd's own environment has slurmd's name for the node. (The user controls the job's environment, which spank_getenv
- * reads.) Before Slurm 22.05 the variable is missing, and the host name is used. */
+/* Reads slurmd's name for the node from slurmstepd's own environment. (The user controls the job's environment, which
+ * spank_getenv reads.) Before Slurm 22.05 the variable is missing, and the host name is used. */
 static bool read_node_name(char *name, size_t size) {
     const char *own = getenv("SLURMD_NODENAME");
     if (own)
         snprintf(name, size, "%s", own);
     else if (gethostname(name, size) == 0)
         name[size - 1] = '\0', name[strcspn(name, ".")] = '\0';
-    for (const char *letter = name; *letter; letter++) /* it becomes part of a path */
+    for (const char *letter = name; *letter; letter++) /* the name becomes part of a path */
         if (!isalnum((unsigned char)*letter) && (letter == name || !strchr("._-", *letter)))
             return false;
     return *name;
@@ -118,8 +118,8 @@ static bool read_node_name(char *name, size_t size) {
 
 #define PATH_WORD "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-/* Variables of the job that an import may need, for credentials and proxies. They are passed in the helper's environment,
- * with a prefix so that other programs ignore them. Arguments would show a proxy's password to all users. */
+/* Passes on variables of the job that an import may need for credentials and proxies. They are in the helper's
+ * environment, with a prefix so that other programs ignore them. Arguments would show a proxy's password to all users. */
 static void add_import(spank_t spank, const struct site *site, struct words *variables) {
     static const char *const names[] = {"HOME",       "XDG_CONFIG_HOME",   "XDG_RUNTIME_DIR", "DOCKER_CONFIG",
                                         "http_proxy", "https_proxy",       "no_proxy",        "HTTP_PROXY",
@@ -150,7 +150,8 @@ static void add_site(const struct site *site, struct words *words) {
         add(words, "as_user=1");
 }
 
-/* Only system calls between fork and exec: locks that other threads of slurmstepd hold are never released here. */
+/* Executes the helper. Only system calls are allowed between fork and exec: locks that other threads of slurmstepd hold
+ * are never released in the child. */
 static void exec_helper(const char *path, char *const words[], char *const variables[], int answer, int user,
                        int mounts) {
     sigset_t none;
@@ -218,8 +219,8 @@ int receive_answer(int from, char *text, size_t size, int *fds, int count) {
     return came;
 }
 
-/* The helper ends by itself once its socket is closed. But the user may have stopped it, if it has the user's rights, or a
- * file system may hang: it must not block slurmstepd. */
+/* Ends the helper without blocking slurmstepd. The helper ends by itself once its socket is closed. But the user may have
+ * stopped it, if it has the user's rights, or a file system may hang. */
 void end_helper(struct helper *helper) {
     int status = 0;
     close(helper->socket);

@@ -29,7 +29,8 @@ static void name_folder(struct image *image) {
         fail("image %s: the path of %s is too long", request.image, request.cache);
 }
 
-/* access() uses the real user id, which may still be root's, and would follow links of the user. */
+/* Returns whether a path exists. access() uses the real user id, which may still be root's, and would follow links of
+ * the user. */
 static bool is_there(const char *path) { return faccessat(AT_FDCWD, path, F_OK, AT_EACCESS | AT_SYMLINK_NOFOLLOW) == 0; }
 
 static int lock_cache(void) {
@@ -53,7 +54,7 @@ static void fill_folder(const struct image *image) {
     snprintf(partial, sizeof partial, "%s.part", image->extracted);
     snprintf(file, sizeof file, "/proc/self/fd/%d", image->fd);
     remove_folder(partial);
-    fcntl(image->fd, F_SETFD, 0); /* unsquashfs reads the file that we opened, whatever is at the path now */
+    fcntl(image->fd, F_SETFD, 0); /* unsquashfs reads the opened file, whatever is at the path now */
     if (request.memory_mib > 0 && request.memory_mib / 8 < 256)
         snprintf(queue, sizeof queue, "%llu", request.memory_mib / 8 < 16 ? 16 : request.memory_mib / 8);
     int rc = run_program((const char *const[]){"unsquashfs", "-no-progress", "-no-xattrs", "-da", queue, "-fr", queue, "-d",
@@ -62,7 +63,7 @@ static void fill_folder(const struct image *image) {
     fcntl(image->fd, F_SETFD, FD_CLOEXEC);
     if (rc == 127)
         fail("image %s: this node has neither squashfuse with a usable /dev/fuse nor unsquashfs", request.image);
-    if (rc != 0 && rc != 2) { /* 2: devices and owners could not be created, which we do not need */
+    if (rc != 0 && rc != 2) { /* 2: devices and owners could not be created, and the container does not need them */
         remove_folder(partial);
         fail("image %s: unsquashfs into %s failed (%d): %s", request.image, request.cache, rc, why_failed(rc, errors_fd, why));
     }
@@ -71,7 +72,7 @@ static void fill_folder(const struct image *image) {
     close(errors_fd);
 }
 
-/* Marks the folder as used as long as this descriptor is open, in the step that we pass it to. */
+/* Marks the folder as used for as long as the step, which gets this descriptor, keeps it open. */
 static void note_use(const struct image *image) {
     char path[PATH_MAX + 8];
     snprintf(path, sizeof path, "%s.image", image->extracted);
@@ -90,7 +91,7 @@ void unpack(struct image *image) {
     close(lock_fd);
 }
 
-/* For a running container: it may outlive the step that unpacked its image. */
+/* Marks the unpacked image of a running container as used: the container may outlive the step that unpacked the image. */
 void join_unpacked(void) {
     struct image image = {0};
     if (privileged || !request.cache || access(request.image, R_OK) != 0)

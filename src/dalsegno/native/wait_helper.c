@@ -36,7 +36,7 @@ static void *forward_answer(void *nothing) {
     snprintf(copy, sizeof copy, "%s", text);
     parse_answer(copy, fds, count, pending.container);
     become_subreaper();
-    if (count < 0) /* what killed the helper is about to kill the tasks, which must not exit with an error first */
+    if (count < 0) /* the same signal is about to kill the tasks, which must not exit with an error first */
         poll(&(struct pollfd){.fd = pending.tasks[1]}, 1, KILLED_MS);
     for (uint32_t i = 0; i < pending.task_count && send_message(pending.tasks[1], text, fds, count); i++)
         ;
@@ -58,7 +58,7 @@ bool start_wait_thread(spank_t spank, struct helper helper, struct container *co
     return pending.started;
 }
 
-/* Called in a task. Ignores what the thread had written to the container when the task was forked. */
+/* Waits for the container, in a task. Ignores what the thread had written to `container` when the task was forked. */
 void wait_for_container(spank_t spank, const char *image, struct container *container) {
     char text[ANSWER_LENGTH];
     int fds[ANSWER_FDS_MAX];
@@ -82,7 +82,7 @@ void wait_for_container(spank_t spank, const char *image, struct container *cont
     parse_answer(text, fds, count, container);
 }
 
-/* Called in slurmstepd once no task is left: the helper and the thread see their sockets closed. */
+/* Ends the waiting in slurmstepd, once no task is left: the helper and the thread see their sockets closed. */
 void stop_waiting(void) {
     if (!pending.started)
         return;

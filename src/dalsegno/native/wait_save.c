@@ -41,14 +41,14 @@ static bool refuse(char why[WHY_LENGTH], const char *path, const char *what) {
     return false;
 }
 
-/* In a sticky folder like /tmp, only the owner of a file can replace it. */
+/* Returns whether another user owns a file in a sticky folder like /tmp, in which only the owner can replace it. */
 static bool belongs_to_another(const char *folder, const struct stat *file) {
     struct stat seen;
     return geteuid() != 0 && stat(folder, &seen) == 0 && seen.st_mode & S_ISVTX && seen.st_uid != geteuid() &&
            file->st_uid != geteuid();
 }
 
-/* Checked before the step starts, not after hours of work. This runs with the user's rights. */
+/* Checks the path before the step starts, not after hours of work. This runs with the user's rights. */
 bool check_save_path(const char *path, char why[WHY_LENGTH]) {
     char folder[PATH_MAX];
     struct stat seen;
@@ -75,7 +75,7 @@ static bool save(void) {
     return pending.container->mounts < 0 || save_container(pending.site, pending.container, pending.cgroups);
 }
 
-/* Any task may receive any answer; one of those left receives the last. */
+/* Answers each task that ends, and saves the container before the last answer. Any task may receive any answer. */
 static void *answer_tasks(void *nothing) {
     char text[CGROUPS_LENGTH];
     for (uint32_t ended = 0; receive_message(pending.socket[1], text, sizeof text, NULL, 0) >= 0;) {
@@ -100,8 +100,8 @@ void start_save_thread(spank_t spank, const struct site *site, const char *path,
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* Called once no task is left. A task that was killed has reported nothing: then the container is saved now, and the step
- * has failed anyway. */
+/* Finishes the save, once no task is left. A killed task has reported nothing: then the container is saved now, and the
+ * step has failed anyway. */
 void finish_save(void) {
     if (pending.started) {
         shutdown(pending.socket[1], SHUT_RD);
@@ -156,7 +156,7 @@ static _Noreturn void wait_for_program(pid_t program, const sigset_t *all) {
     exit_like(status, text[0] != '!');
 }
 
-/* Returns only in the program's process. */
+/* Splits the task into the program and its parent; returns only in the program's process. */
 void wait_for_save(spank_t spank) {
     sigset_t all, before;
     char number[16], cgroups[CGROUPS_LENGTH];
