@@ -65,8 +65,8 @@ def complete_argv(plugins: str, job: int, exit_code: int) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", "-c", _PROGRAM, f"{plugins}/libslurmfull.so", str(job), str(status))
 
 
-# What sacctmgr prints, with exit code 1, when there is nothing to change.
-# "Nothing modified" is not one of them: it means that the object to modify does not exist.
+# sacctmgr prints these messages, with exit code 1, when there is nothing to change. "Nothing modified" is different: it
+# means that the object to modify does not exist.
 NOTHING_TO_DO = ("Nothing new added", "Nothing deleted", "already exists.  Not adding")
 
 _DONE = ("Adding", "Associations", "Modified", "Deleting", *NOTHING_TO_DO)
@@ -81,8 +81,8 @@ def script(commands: Sequence[Sequence[str]]) -> str:
 def failures(commands: Sequence[Sequence[str]], stdout: str, stderr: str) -> list[str]:
     """Return the commands that failed, and all error output.
 
-    The exit code does not help: it is 1 if a single object existed already. So each command must have been answered,
-    after its echo at the prompt, with one of sacctmgr's success messages.
+    The exit code does not help: it is 1 even if only one object existed already. So each command must have been
+    answered, after its echo at the prompt, with one of sacctmgr's success messages.
     """
     answers = {line: answer for line, answer in _answers(stdout)}
     undone = [line for line in map(_line, commands) if not _is_done(answers.get(line, ""))]
@@ -90,7 +90,8 @@ def failures(commands: Sequence[Sequence[str]], stdout: str, stderr: str) -> lis
 
 
 def _is_done(answer: str) -> bool:
-    """Return whether an answer reports success. A remark may come first, such as that the user is unknown here."""
+    """Return whether an answer reports success. A remark may come first, for example that this machine does not know
+    the user."""
     return any(line.strip().startswith(_DONE) for line in answer.splitlines())
 
 
@@ -106,7 +107,7 @@ def _line(command: Sequence[str]) -> str:
 
 
 def _word(word: str) -> str:
-    """Quote a word for the prompt: `Description=a b` → `Description="a b"`. A quote itself cannot be written."""
+    """Quote a word for the prompt: `Description=a b` → `Description="a b"`. A quote character cannot be written."""
     if any(letter in word for letter in "\"'\n\r"):
         raise DalsegnoError(f"sacctmgr cannot read {word!r}", hint="leave out quotes and line breaks")
     key, equals, value = word.partition("=")
@@ -210,7 +211,7 @@ class SlurmClient:
         return parse_diag(self._ask(DIAG_ARGV))
 
     def ping(self) -> list[ControllerPing]:
-        """Return which controllers answer. Fast even if none does; other queries then take 9 s to fail."""
+        """Return which controllers answer. This is fast even if none does; other queries then take 9 s to fail."""
         done = self._run(PING_ARGV)
         answered = done if "Slurmctld(" in done.stdout else done.checked(hint=_hint(done))
         return parse_ping(answered.stdout)
@@ -261,8 +262,8 @@ class SlurmClient:
         """Return nodes to service. A node that is in service already is no error."""
         names = [nodes] if isinstance(nodes, str) else list(nodes)
         done = self._run(("scontrol", "update", f"NodeName={node_list(names)}", "State=RESUME"))
-        # Slurm reports this for nodes in service, and for nodes that have not reported since slurmctld started (whose
-        # drain it clears all the same). The state of the nodes shows which it was.
+        # Slurm reports this for nodes in service, and for nodes that have not reported since slurmctld started (it
+        # clears their drain all the same). The state of the nodes shows which case it is.
         if "Invalid node state" in done.stderr:
             out = [node.name for node in self.nodes(names) if node.draining or node.down]
             if not out:
@@ -300,7 +301,7 @@ class SlurmClient:
         if not commands:
             return
         words = script(commands)
-        wide = {**self._env, "COLUMNS": str(len(words) + 80)}  # its prompt cuts the echo of a longer line
+        wide = {**self._env, "COLUMNS": str(len(words) + 80)}  # sacctmgr's prompt cuts the echo of a longer line
         timeout_s = self._timeout_s + len(commands)
         done = self._run(("sacctmgr", "--immediate"), stdin=words, env=wide, timeout_s=timeout_s)
         faults = failures(commands, done.stdout, done.stderr)

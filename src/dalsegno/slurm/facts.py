@@ -238,7 +238,7 @@ _OUT_OF_SERVICE = {
 class JobInfo:
     """One job, from any of Slurm's commands. Times are seconds since 1970.
 
-    For a pending job, `cpus`, `gpus` and `memory_mib` are what it requests, and `started_at` is Slurm's estimate.
+    For a pending job, `cpus`, `gpus` and `memory_mib` are requested amounts, and `started_at` is Slurm's estimate.
     """
 
     id: int
@@ -262,7 +262,7 @@ class JobInfo:
     het_offset: int | None = None
     submitted_at: int | None = None
     started_at: int | None = None
-    ends_at: int | None = None  # when it ended, or the latest time at which it will
+    ends_at: int | None = None  # when the job ended, or the latest time at which it will
     preempted_at: int | None = None
     elapsed_s: int = 0
     time_limit_s: int | None = None  # None: no limit
@@ -272,11 +272,11 @@ class JobInfo:
     reservation: str = ""
     batch_host: str = ""
     comment: str = ""
-    batch: bool = False  # it has a script, which Slurm can requeue
+    batch: bool = False  # the job has a script, which Slurm can requeue
     # Known only for a single job queried by its id.
     work_dir: str = ""
     command: str = ""
-    excluded: tuple[str, ...] = ()  # nodes that it excludes
+    excluded: tuple[str, ...] = ()  # nodes that the job excludes
     stdout: str = ""
     stderr: str = ""
 

@@ -19,7 +19,7 @@ class Paths:
     slurmdbd_log: str
     slurmdbd_pid: str
     munge_socket: str = ""  # "": the system's default
-    tmp_dir: str = ""  # one per node, if nodes share /tmp: PMIx does not start in a folder that another node used
+    tmp_dir: str = ""  # one per node if nodes share /tmp: PMIx does not start in a folder that another node used
 
     @classmethod
     def under(cls, state_dir: str) -> Paths:
@@ -113,7 +113,7 @@ class Programs:
 
 @dataclass(frozen=True)
 class Spank:
-    """Our SPANK plugin for container jobs: its plugstack.conf, the plugin file and its arguments."""
+    """The SPANK plugin for container jobs: its plugstack.conf, the plugin file and its arguments."""
 
     conf: str
     plugin: str

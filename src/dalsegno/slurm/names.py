@@ -1,4 +1,4 @@
-"""Check names and ids before they are used in a command line, so that none can pass as an option."""
+"""Check names and ids before they are used in a command line, so that none is read as an option."""
 
 from __future__ import annotations
 

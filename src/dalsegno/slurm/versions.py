@@ -45,11 +45,11 @@ _FIRST = Version(0, 0)
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that holds from one release up to, but not including, another."""
+    """A feature or behaviour that holds from one release up to, but not including, another."""
 
     since: Version = _FIRST
     until: Version | None = None
-    instead: str = ""  # what to use in releases that do not have it
+    instead: str = ""  # what to use in other releases
 
     def holds(self, slurm: Version) -> bool:
         return self.since <= slurm and (self.until is None or slurm < self.until)
@@ -65,13 +65,14 @@ def _until(major: int, minor: int, instead: str = "") -> Difference:
 
 # slurm.conf
 STORE_FLAGS = _since(21, 8)  # AccountingStoreFlags=job_comment; AccountingStoreJobComment before
-# slurmctld looks up the host of an srun only among the nodes, else it connects to 0.0.0.0 (fixed in 22.05.9).
+# slurmctld looks up the host of an srun only among the nodes; for another host it connects to 0.0.0.0 (fixed in
+# 22.05.9).
 CALLS_ONLY_NODES = Difference(Version(22, 5, 7), Version(22, 5, 9))
 
 # cgroup.conf
 CGROUP_PLUGIN = _since(21, 8)
 CGROUP_DISABLED = _since(24, 5)  # CgroupPlugin=disabled
-CGROUP_AUTOMOUNT = _until(23, 11)  # an error in later ones
+CGROUP_AUTOMOUNT = _until(23, 11)  # an error in later releases
 IGNORE_SYSTEMD = _since(22, 5)
 ENABLE_CONTROLLERS = _since(23, 2)
 
@@ -80,7 +81,7 @@ ENABLE_CONTROLLERS = _since(23, 2)
 # or at a clean shutdown. With `-i` it starts all the same.
 NEEDS_ASSOC_USAGE = _since(25, 5)
 
-# Since this release the name `nobody` means no user. Before it, slurmdbd compares names, so the uid cannot be used.
+# Since 25.11 the name `nobody` means no user. Older slurmdbds compare names, so the uid cannot be used there.
 NOBODY_IS_NO_USER = _since(25, 11)
 NOBODY_UID = 65534
 
@@ -129,7 +130,7 @@ _SETTINGS = {name.lower(): difference for name, difference in SETTINGS.items()}
 
 
 def user_word(name: str, slurm: Version) -> str:
-    """Return how to write a user in Slurm's files and options."""
+    """Return a user's name for Slurm's files and options; the uid of `nobody` where this name means no user."""
     return str(NOBODY_UID) if name == "nobody" and NOBODY_IS_NO_USER.holds(slurm) else name
 
 
@@ -139,7 +140,7 @@ def rest_api(slurm: Version) -> str:
 
 
 def check_settings(names: Iterable[str], slurm: Version) -> None:
-    """Refuse settings of slurm.conf that this release does not support and on which a daemon would exit."""
+    """Raise for settings of slurm.conf that this release does not support and on which a daemon would exit."""
     for name in names:
         difference = _SETTINGS.get(name.lower())
         if difference is None or difference.holds(slurm):

@@ -36,7 +36,7 @@ class YamlNode:
     plain: bool = True  # written without quotes
     tag: str = ""
     items: list[YamlNode] = field(default_factory=list)
-    size: int = 1  # values inside, with aliases expanded
+    size: int = 1  # number of values inside, with aliases expanded
     height: int = 1
 
     def add(self, child: YamlNode) -> None:
@@ -46,7 +46,7 @@ class YamlNode:
 
 
 class _Builder:
-    """Builds the tree from YAML events. Refuses a file that is too deep, too large or not one document."""
+    """Builds the tree from YAML events. Raises for a file that is too deep, too large or not one document."""
 
     def __init__(self, filename: str) -> None:
         self.filename = filename
@@ -108,7 +108,7 @@ class _Builder:
 
 
 def read_tree(text: str, filename: str) -> YamlNode | None:
-    """Return the tree of the one document in `text`; None if it is empty. Raises SpecError if it is not YAML."""
+    """Return the tree of the one document in `text`; None if it is empty. Raise SpecError if it is not YAML."""
     builder = _Builder(filename)
     for event in _events(text, filename):
         builder.take(event)
@@ -161,7 +161,7 @@ _KNOWN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "int", "fl
 
 
 class Table(dict[str, Any]):
-    """A mapping of the file with its path, which the model that is built from it keeps."""
+    """A mapping of the file with its path; the section that is built from it keeps the path."""
 
     path: KeyPath = ()
 
@@ -183,7 +183,7 @@ class Document:
 
 
 def read_document(text: str, filename: str) -> Document:
-    """Return the values in `text`. Raises SpecError if it is not YAML; other errors are kept in `problems`."""
+    """Return the values in `text`. Raise SpecError if it is not YAML; add other errors to `problems`."""
     document = Document(filename)
     root = read_tree(text, filename)
     if root is not None:
@@ -237,7 +237,7 @@ class _Reader:
         table[key.text] = self.value(value, here)
 
     def _merge(self, table: Table, node: YamlNode, path: KeyPath) -> None:
-        """Merge `<<: *defaults`: take keys from there that are not given here."""
+        """Merge `<<: *defaults`: add the keys that this mapping does not have."""
         for source in node.items if node.kind is YamlKind.LIST else [node]:
             if source.kind is not YamlKind.MAPPING:
                 self._note("`<<` must name a mapping, or a list of them", source.line)

@@ -17,7 +17,7 @@ from dalsegno.errors import DalsegnoError
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the cluster. `memory_mib` is what Slurm may allocate.
+    """One machine of the cluster. `memory_mib` is the memory that Slurm may allocate.
 
     Zero cpus or memory, only for ssh hosts without sizes in the file, means the size found on the machine.
     """
@@ -28,7 +28,7 @@ class Node:
     gpus: int = 0
     gpu_type: str = ""  # Slurm's gres type: "h100"
     gpu_memory_mib: int = 0
-    instance: str = ""  # catalog name, where one was given
+    instance: str = ""  # name in the catalog, if the file gives one
     features: tuple[str, ...] = ()
     weight: int = 1
     spare: bool = False  # out of scheduling until a run needs it
@@ -114,7 +114,7 @@ class Storage:
     name: str
     mount: str
     type: str = "folder"  # folder, nfs, lustre, openzfs, efs, ebs, fss
-    source: str = ""  # an existing one; "" creates one (a folder: inside the cluster's state)
+    source: str = ""  # an existing file system; "" creates one (a folder: inside the cluster's state)
     size_mib: int | None = None
     options: str = ""
     home: bool = False  # holds the users' home folders
@@ -170,7 +170,7 @@ class Local:
 
     hosts: str = "auto"  # auto, virtual (namespaces, root), loopback (processes on ports)
     gpus: str = "auto"  # auto, simulated, real
-    subnet: str = ""  # of the virtual hosts; "" chooses a free one
+    subnet: str = ""  # of the virtual hosts; "": a free one is chosen
 
 
 @dataclass(frozen=True)
@@ -193,14 +193,14 @@ class Health:
     reboots_per_fault: int = 2
     reboots_per_day: int = 5
     reboots_apart_s: int = 7200
-    checks: Mapping[str, CheckSetting] = field(default_factory=dict)  # only those in the file
+    checks: Mapping[str, CheckSetting] = field(default_factory=dict)  # only the checks in the file
 
 
 @dataclass(frozen=True)
 class Containers:
     """Support for container jobs with Pyxis's options."""
 
-    enabled: bool | None = None  # None: if the required tools are installed
+    enabled: bool | None = None  # None: enabled if the required tools are installed
     folder: str = ""  # for imported images; "" for the target's default
     images: tuple[str, ...] = ()  # images that `up` imports
 
@@ -245,7 +245,7 @@ def _plain(value: object) -> Any:
 
 
 def facts_from_json(kind: type[_T], data: Mapping[str, Any]) -> _T:
-    """Return a dataclass of `kind` from the result of `facts_to_json`. Raises DalsegnoError if it does not fit."""
+    """Return a dataclass of `kind` from the result of `facts_to_json`. Raise DalsegnoError if the data does not fit."""
     hints = _hints(kind)
     missing = _required(kind) - data.keys()
     if missing:

@@ -94,7 +94,7 @@ def _gather(partition: PartitionSpec, held: dict[str, list[str]], spares: set[st
     ]
 
 
-def find_circle(spec: ClusterSpec) -> list[str]:
+def find_partition_cycle(spec: ClusterSpec) -> list[str]:
     """Return partitions that take their nodes from each other in a cycle; [] if there are none."""
     sources = {partition.name: partition.nodes_from for partition in spec.partitions}
     return find_cycle(sources)
@@ -103,8 +103,8 @@ def find_circle(spec: ClusterSpec) -> list[str]:
 # Default size of a local node: enough for a toy job, small enough that many fit on a laptop.
 _LOCAL_CPUS, _LOCAL_MEMORY_MIB = 2, 2048
 # Part of the memory is left for the system: Slurm drains a node that registers with less than slurm.conf says.
-_HANDED_OUT = 0.95
-UNSIZED_MIB = int(_LOCAL_MEMORY_MIB * _HANDED_OUT)  # memory of a local node without a size in the file
+_ALLOCATABLE = 0.95
+UNSIZED_MIB = int(_LOCAL_MEMORY_MIB * _ALLOCATABLE)  # memory of a local node without a size in the file
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def size_of(partition: PartitionSpec, target: str) -> Size:
     gpus = instance.gpus if instance and instance.gpus else partition.gpus or 0
     return Size(
         cpus=_cpus(partition, instance, target),
-        memory_mib=int(_memory_mib(partition, instance, target) * _HANDED_OUT),
+        memory_mib=int(_memory_mib(partition, instance, target) * _ALLOCATABLE),
         gpus=gpus,
         gpu_type=(gpu.slurm_type if gpu else partition.gpu_type) if gpus else "",
         gpu_memory_mib=int(gpu_memory_gib * 1024) if gpus else 0,

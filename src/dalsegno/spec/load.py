@@ -132,20 +132,20 @@ def _literal(expected: str, given: object) -> tuple[str, str]:
 
 
 _ROUNDS = 20  # each round removes at least one value; nesting is shallow
-_STAND_INS: dict[str, Any] = {"name": "unnamed", "target": "local", "partitions": []}
+_PLACEHOLDERS: dict[str, Any] = {"name": "unnamed", "target": "local", "partitions": []}
 _Loc = tuple[int | str, ...]
 
 
 @dataclass
 class ValidPart:
-    """The valid part of a file, and the paths that were removed, so that one error does not hide others."""
+    """The valid part of a file, and the paths that were removed. One error does not hide others."""
 
     spec: ClusterSpec | None = None
     cut: set[KeyPath] = field(default_factory=set)
 
 
 def salvage(document: Document) -> ValidPart:
-    """Read the valid part of the document's data into a spec. Errors are added to the document's problems."""
+    """Read the valid part of the document's data into a spec, and add errors to the document's problems."""
     result = ValidPart()
     for _ in range(_ROUNDS):
         try:
@@ -166,7 +166,7 @@ def _cut_all(errors: list[ErrorDetails], document: Document, cut: set[KeyPath]) 
             _note(error, loc, document, cut)
         container, key = _cut_point(loc, error["type"] == "missing", document.data)
         doomed[id(container), key] = (container, key, blank)
-    # From the back, so that earlier indices of the same list stay true.
+    # From the end, so that the indices of earlier entries in the same list stay valid.
     for container, key, blank in sorted(doomed.values(), key=lambda each: str(each[1]).zfill(9), reverse=True):
         _remove(container, key, stand_in=not blank)
 
@@ -235,8 +235,8 @@ def _remove(container: Any, key: str | int, stand_in: bool) -> None:
         del container[int(key)]
         return
     container.pop(key, None)
-    if stand_in and container.path == () and key in _STAND_INS:
-        container[key] = _STAND_INS[str(key)]
+    if stand_in and container.path == () and key in _PLACEHOLDERS:
+        container[key] = _PLACEHOLDERS[str(key)]
 
 
 _MAX_BYTES = 1024 * 1024
@@ -244,13 +244,13 @@ _INIT = "`dalsegno init` writes a starter file"
 
 
 def load_spec(path: str | os.PathLike[str]) -> ClusterSpec:
-    """Load the cluster file at `path`. Raises SpecError with all its problems."""
+    """Load the cluster file at `path`. Raise SpecError with all its problems."""
     name = os.fspath(path)
     return parse_spec(_read(name), name)
 
 
 def parse_spec(text: str, filename: str = "cluster.yaml") -> ClusterSpec:
-    """Parse the cluster file in `text`; `filename` is for messages. Raises SpecError with all its problems."""
+    """Parse the cluster file in `text`; `filename` is for messages. Raise SpecError with all its problems."""
     document = read_document(text, filename)
     if not isinstance(document.data, Table):
         raise SpecError([_not_a_mapping(document)])

@@ -60,7 +60,7 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else "\\n" if c == "\n" else "?" for c in text)
 
 
-# Names that Slurm, the clouds and other tools use for our keys.
+# Names that Slurm, the clouds and other tools use for keys of the cluster file.
 _ALIASES = {
     "maxtime": "time_limit",
     "max_time": "time_limit",
@@ -160,7 +160,7 @@ def _model_at(root: type[Section], path: KeyPath) -> type[Section] | None:
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    # On Python 3.10 `list[int]` calls itself a type too.
+    # On Python 3.10, `list[int]` is an instance of `type`, too.
     if typing.get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     found = (_section_in(part) for part in typing.get_args(annotation))

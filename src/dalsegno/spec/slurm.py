@@ -101,7 +101,7 @@ RawKey = Annotated[str, AfterValidator(_key)]
 RawValue = Annotated[str, BeforeValidator(_as_text), AfterValidator(_value), _VALUE_SCHEMA]
 RawSettings = dict[RawKey, RawValue]
 
-# Settings that we write to slurm.conf, with the key of the cluster file that controls each ("" for none).
+# Settings that Dal Segno writes to slurm.conf, with the key of the cluster file that controls each ("" for none).
 OWNED: dict[str, str] = {
     "ClusterName": "name",
     "SlurmctldHost": "slurm.backup_controller",

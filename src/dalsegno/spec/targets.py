@@ -259,7 +259,7 @@ _BRACKETS = re.compile(r"\[[^\]]*\]")
 def addresses(names: str, address: str) -> dict[str, str]:
     """Return the address of each name in `train-[1-4]: 10.0.0.[11-14]`; without an address, the name itself.
 
-    Raises ValueError if the counts differ.
+    Raise ValueError if the counts differ.
     """
     machines = expand(names)
     if not address:
@@ -272,13 +272,13 @@ def addresses(names: str, address: str) -> dict[str, str]:
 
 
 def _expand_address(address: str) -> list[str]:
-    """Expand a host list that may end in a domain, `gpu[1-4].example.com`, unlike Slurm's own."""
+    """Expand a host list that may end in a domain, `gpu[1-4].example.com`; Slurm's own host lists may not."""
     head, bracket, tail = address.rpartition("]")
     return [f"{name}{tail}" for name in expand(head + bracket)]
 
 
 def hosts_of(ssh: Ssh, machines: Iterable[str]) -> dict[str, SshHostSpec]:
-    """Return the SSH settings of each machine: from `hosts`, else the common ones, else its name as address.
+    """Return the SSH settings of each machine: from `hosts`, otherwise the common ones, otherwise its name as address.
 
     A port that is not given is left to ssh, whose own configuration may set one.
     """

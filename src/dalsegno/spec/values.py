@@ -13,7 +13,8 @@ from dalsegno.spec.section import fault, show
 
 
 def matching(pattern: str, hint: str) -> AfterValidator:
-    """Return a validator for text that matches `pattern`. Bound its repeats, because the text is untrusted."""
+    """Return a validator for text that matches `pattern`. The pattern's repeats must be bounded, because the text is
+    untrusted."""
     compiled = re.compile(pattern)
 
     def check(value: str) -> str:
@@ -29,7 +30,7 @@ def shaped(pattern: str, example: str) -> AfterValidator:
     return matching(pattern, f"it looks like `{example}`")
 
 
-_RESERVED = {"default", "all", "localhost"} | {"switch", "head-backup", "rest"}  # Slurm's keywords, our own hosts
+_RESERVED = {"default", "all", "localhost"} | {"switch", "head-backup", "rest"}  # Slurm's keywords, own hosts
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HOSTS_HINT = "write `gpu[1-4]`, or a list of names"
 
@@ -141,7 +142,7 @@ _SIZE_HINT = "write a number with its unit: `512M`, `64G`, `2T`"
 
 
 def parse_time(value: object, bare_s: int) -> int | None:
-    """Return seconds, None for infinite. A bare number is in units of `bare_s`. Raises ValueError if invalid."""
+    """Return seconds; None for infinite. A bare number is in units of `bare_s`. Raise ValueError if invalid."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value * bare_s
     if not isinstance(value, str):
@@ -212,7 +213,7 @@ def _seconds(value: object) -> int:
 
 
 def parse_size_mib(value: object) -> int:
-    """Return the MiB of a size with a unit, always in powers of 1024. Raises ValueError if invalid."""
+    """Return the MiB of a size with a unit, always in powers of 1024. Raise ValueError if invalid."""
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if not found:
         raise ValueError(value)

@@ -42,7 +42,7 @@ def array_task(text: str) -> str:
 
 
 def unix_status(text: str) -> tuple[int, int]:
-    """Return exit code and signal. squeue of 22.05 prints a wait(2) status (768 is code 3), later ones `3:0`."""
+    """Return exit code and signal. squeue 22.05 prints a wait(2) status (768 is code 3); later releases print `3:0`."""
     if ":" in text:
         return colon_status(text)
     status = optional_integer(text) or 0
@@ -103,7 +103,7 @@ class JobList:
 
 
 def jobs_env(marks: Separators, *, paths: bool = False) -> dict[str, str]:
-    """Return squeue's environment with the format, which is not an argument because other users can read those."""
+    """Return squeue's environment with the output format. As an argument, other users could read it."""
     return {"SQUEUE_FORMAT2": long_format(_names(paths), marks)}
 
 
@@ -118,7 +118,7 @@ def parse_jobs(text: str, marks: Separators, *, paths: bool = False) -> JobList:
 
 
 def excluded_env(marks: Separators) -> dict[str, str]:
-    """Return the environment in which squeue prints a job's excluded nodes. -O has no such field in 22.05."""
+    """Return the environment that makes squeue print a job's excluded nodes. In 22.05, -O has no such field."""
     return {"SQUEUE_FORMAT": f"%x{marks.record}"}
 
 
@@ -245,7 +245,7 @@ def parse_history(text: str, texts: bytes) -> list[JobInfo]:
 
 
 def _texts(answer: bytes) -> dict[str, dict[str, str]]:
-    """Return the texts of each job by its id. A blank follows every column, a line break every record."""
+    """Return the texts of each job by its id. Every column ends with a blank, every record with a line break."""
     length = sum(_TEXTS.values()) + len(_TEXTS) + 1
     found = {}
     for start in range(0, len(answer) - length + 1, length):

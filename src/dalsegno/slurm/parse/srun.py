@@ -1,4 +1,4 @@
-"""Parse the output of salloc, and what srun says about tasks that could not start or that ended."""
+"""Parse the output of salloc, and srun's messages about tasks that could not start or that ended."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dalsegno.hostlist import HostlistError, expand
 
 _GRANTED = re.compile(r"(Granted|Pending) job allocation (\d+)")
 _SALLOC_NAME = re.compile(r"salloc: (?:error: )?")
-# The path of our package inside a run's container. On a node whose Slurm does not know the container options, srun
-# starts tasks outside the container without an error; this file does not exist there.
+# The path of Dal Segno's package inside a run's container. On a node whose Slurm does not know the container options,
+# srun starts tasks outside the container without an error; this file does not exist there.
 INSIDE = "/.dalsegno/dalsegno"
 _FAILED = re.compile(r"Task launch for (?:StepId=)?(?P<job>\d+)\S* failed on node (?P<node>[^\s:]+): (?P<why>.+)")
 _OUTSIDE = re.compile(
     rf"can't open file '{INSIDE}[^\n]*\n(?:(?!srun: error: )[^\n]*\n)*srun: error: (?P<nodes>\S+): tasks? \d"
 )
-_REFUSED = re.compile(r"^dalsegno: (?P<node>[^\s:]+): container: (?P<why>.+)$", re.MULTILINE)  # our own plugin
+_REFUSED = re.compile(r"^dalsegno: (?P<node>[^\s:]+): container: (?P<why>.+)$", re.MULTILINE)  # our plugin
 _NO_PROGRAM = re.compile(r"^slurmstepd-(?P<node>[^\s:]+): error: execve\(\): (?P<program>[^:\n]+): (?P<why>.+)$", re.M)
 _ENDED = re.compile(r"^srun: error: (?P<nodes>\S+): tasks? \d", re.MULTILINE)
 _EXITED = re.compile(r"tasks? [\d, -]+: Exited with exit code (\d+)")
@@ -35,21 +35,21 @@ class SallocAnswer:
 def parse_salloc(text: str) -> SallocAnswer:
     found = _GRANTED.findall(text)
     if not found:
-        return SallocAnswer(last_words=_last_words(text))
+        return SallocAnswer(last_words=_last_message(text))
     word, job = found[-1]
-    return SallocAnswer(int(job), word == "Granted", _last_words(text))
+    return SallocAnswer(int(job), word == "Granted", _last_message(text))
 
 
-def _last_words(text: str) -> str:
+def _last_message(text: str) -> str:
     """Return salloc's last message, without its `salloc:` prefix."""
     lines = [_SALLOC_NAME.sub("", line).strip() for line in text.splitlines() if line.startswith("salloc:")]
     return next((line for line in reversed(lines) if line and "Relinquishing" not in line), "")
 
 
 def launch_failures(text: str, job: int, nodes: Collection[str]) -> dict[str, str]:
-    """Return the nodes of `nodes` on which a step of this job could not be launched, with the reason.
+    """Return the nodes among `nodes` on which a step of this job could not be launched, with the reason.
 
-    One such node is enough for srun to end the step on all nodes, so other killed tasks are not failures.
+    If one node fails, srun ends the step on all nodes, so other killed tasks are not failures.
     """
     found = [each for each in _FAILED.finditer(text) if int(each["job"]) == job and each["node"] in nodes]
     return {each["node"]: each["why"].strip() for each in found}
@@ -75,12 +75,12 @@ def started_outside(text: str, node: str) -> bool:
 
 
 def refused_containers(text: str) -> dict[str, str]:
-    """Return the nodes on which our plugin could not start a container, with the last reason for each."""
+    """Return the nodes on which Dal Segno's plugin could not start a container, with the last reason for each."""
     return {each["node"]: each["why"].strip() for each in _REFUSED.finditer(text)}
 
 
 def why_not_started(text: str, node: str) -> str:
-    """Return the last reason why a task on this node could not start; "" if it is not known."""
+    """Return the last reason why a task on this node could not start; "" if unknown."""
     refused = [why for name, why in refused_containers(text).items() if name == node]
     missing = [f"`{each['program']}`: {each['why']}" for each in _NO_PROGRAM.finditer(text) if each["node"] == node]
     return (refused or missing or [""])[-1].strip()

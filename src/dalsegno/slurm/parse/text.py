@@ -27,7 +27,7 @@ class Separators:
         return cls(f"\x1f{nonce}", f"\x1e{nonce}")
 
 
-# For output that contains only text of administrators.
+# For output in which only administrators can choose the text.
 PLAIN = Separators()
 
 # Set for every call: times are printed as seconds since 1970, whatever the time zone and the user's settings.
@@ -82,7 +82,7 @@ def paragraphs(command: str, text: str, first_key: str) -> list[str]:
 
 
 def pairs(text: str) -> dict[str, str]:
-    """Parse `Key=Value Key=Value` with blanks in values. The first value of a key counts: free text comes last."""
+    """Parse `Key=Value Key=Value` with blanks in values. The first value of a key wins: free text comes last."""
     found: dict[str, str] = {}
     keys = list(_KEY.finditer(text))
     for key, following in zip(keys, [*keys[1:], None], strict=True):
@@ -92,7 +92,7 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def known(text: str) -> str:
-    """Return the text, or "" for one of Slurm's words for no value."""
+    """Return the text; "" if it is one of Slurm's words for no value."""
     return "" if text.strip().lower() in _EMPTY else text.strip()
 
 

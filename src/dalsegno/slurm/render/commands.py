@@ -18,7 +18,7 @@ _LIFTED = {"Priority": "0", "Preempt": "", "PreemptMode": "cluster", "QOS": "", 
 def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> list[Command]:
     """Return the arguments of the `sacctmgr` commands, in order; none if the database is up to date.
 
-    Only adds and changes: users who are no longer in the file stay in the database with their history.
+    The commands only add and change: users who are no longer in the file stay in the database with their history.
     """
     there = found or AccountsInfo()
     return [
@@ -52,7 +52,7 @@ def _qos(qos: Qos) -> Wanted:
 
 
 def _root_commands(cluster: Cluster, found: AccountsInfo) -> list[Command]:
-    """Allow every QOS for the root account, from which accounts without a QOS list inherit."""
+    """Return commands that allow every QOS for the root account, from which accounts without a QOS list inherit."""
     if not cluster.slurm.qos:
         return []
     names = sorted({"normal", *(qos.name for qos in cluster.slurm.qos)})
@@ -95,7 +95,7 @@ def _user_commands(wanted: Iterable[User], found: AccountsInfo) -> list[Command]
 
 
 def _former_admins(wanted: Iterable[User], found: AccountsInfo) -> list[Command]:
-    """Remove the admin level of users who are no longer in the file."""
+    """Return commands that remove the admin level of users who are no longer in the file."""
     named = {"root", *(user.name for user in wanted)}
     former = [name for name, user in found.users.items() if name not in named and user.get("AdminLevel") != "None"]
     return [["modify", "user", "where", f"name={name}", "set", "AdminLevel=None"] for name in sorted(former)]
@@ -176,7 +176,7 @@ def _parents_first(accounts: Iterable[Account]) -> list[Account]:
     ordered: list[Account] = []
     while waiting:
         ready = [account for account in waiting.values() if account.parent not in waiting]
-        for account in ready or list(waiting.values()):  # for a cycle, sacctmgr reports an error
+        for account in ready or list(waiting.values()):  # sacctmgr reports an error for a cycle
             ordered.append(waiting.pop(account.name))
     return ordered
 
@@ -201,6 +201,6 @@ def _words(reservation: Reservation) -> list[str]:
 
 
 def _who(reservation: Reservation) -> dict[str, str]:
-    """Return users and accounts. Slurm requires one of them; root is the default."""
+    """Return users and accounts. Slurm requires one of them; the default is root."""
     users = reservation.users if reservation.users or reservation.accounts else ("root",)
     return {"Users": ",".join(users), "Accounts": ",".join(reservation.accounts)}

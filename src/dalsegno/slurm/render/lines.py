@@ -41,7 +41,7 @@ def quoted(value: str) -> str:
 
 
 def merged(ours: Mapping[str, str], extra: Mapping[str, str]) -> Settings:
-    """Return `ours` with `extra` on top. Slurm's keys ignore case, and a duplicate key is a warning or an error."""
+    """Return `ours` overridden by `extra`. Slurm's keys ignore case, and a duplicate key is a warning or an error."""
     given = {key.lower(): (key, value) for key, value in extra.items()}
     kept = {key: value for key, value in ours.items() if key.lower() not in given}
     return kept | dict(given.values())

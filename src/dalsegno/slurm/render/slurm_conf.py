@@ -23,7 +23,8 @@ def node_lines(cluster: Cluster, layout: Layout) -> str:
 
 
 def _shape(node: Node, layout: Layout) -> Settings:
-    """Return the settings of a node. Slurm drains spares at start and at each reconfigure, even lent ones."""
+    """Return the settings of a node. Spares are drained when slurmctld starts and at each reconfigure, even lent
+    ones."""
     return {
         **_cpus(node, layout),
         "RealMemory": str(node.memory_mib),
@@ -60,7 +61,7 @@ def _where(nodes: Sequence[Node], layout: Layout) -> Settings:
 
 
 def _one_or_each(values: Sequence[str]) -> str:
-    """Return one value for all nodes of a line, or one per node: Slurm accepts nothing else."""
+    """Return one value for all nodes of a line, or one per node: Slurm accepts only these two forms."""
     return values[0] if len(set(values)) == 1 else compress(values)
 
 
@@ -144,7 +145,7 @@ def _nodes(cluster: Cluster, layout: Layout) -> Settings:
         "MpiDefault": "none",
         # No node returns to service before it is validated, whatever took it out.
         "ReturnToService": "0",
-        # GPUDirect and RDMA pin memory: the submitting shell's limit must not follow the job to the node.
+        # GPUDirect and RDMA pin memory: the memlock limit of the submitting shell must not apply on the node.
         "PropagateResourceLimitsExcept": "MEMLOCK",
         "TopologyPlugin": "topology/tree" if cluster.slurm.topology else "",
     }
@@ -160,7 +161,7 @@ def _scheduling(cluster: Cluster) -> Settings:
 
 
 def _scheduler_parameters(nodes: int) -> list[str]:
-    """Return short scheduling intervals for small clusters, where a pass is cheap, and longer ones for large ones.
+    """Return scheduling intervals: short for small clusters, where a pass is cheap, and longer for large ones.
 
     Backfill is rare enough that the main scheduler starts most jobs: a job started by backfill is not in slurmctld's
     saved state until the next event, and is lost if slurmctld is killed before that (seen on 22.05).
@@ -201,7 +202,7 @@ def _preemption(cluster: Cluster) -> Settings:
         return {}
     mode = slurm.preempt_mode.upper() or "REQUEUE"
     suspends = "SUSPEND" in {mode, *(partition.preempt_mode.upper() for partition in cluster.partitions)}
-    # The gang scheduler resumes suspended jobs: Slurm refuses SUSPEND anywhere unless GANG is set here.
+    # The gang scheduler resumes suspended jobs: Slurm refuses SUSPEND in any partition unless GANG is set here.
     gang = ",GANG" if suspends and "GANG" not in mode else ""
     exempt_s = slurm.preempt_exempt_time_s
     return {
@@ -246,7 +247,8 @@ def _store_comments(slurm: Version) -> Settings:
 
 
 def render_slurm_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
-    """Render slurm.conf, the same for every daemon and command. Raw settings come last and override ours."""
+    """Render slurm.conf, the same for every daemon and command. The user's raw settings come last and override the
+    others."""
     versions.check_settings(cluster.slurm.extra, slurm)
     settings = merged(_daemons(cluster, layout) | policy(cluster, layout, slurm), cluster.slurm.extra)
     return "".join(
@@ -270,9 +272,9 @@ def _controllers(layout: Layout) -> str:
 
 
 def _submit_hosts(layout: Layout, slurm: Version) -> str:
-    """Return node lines for hosts that run srun but are no nodes.
+    """Return node lines for hosts that run srun but are not nodes.
 
-    Some releases look up srun's host only among the nodes and otherwise connect to 0.0.0.0, so that a step that waits
+    Some releases look up srun's host only among the nodes, and otherwise connect to 0.0.0.0, so that a step that waits
     for another starts two minutes late. A FUTURE node is not shown and gets no jobs.
     """
     if not versions.CALLS_ONLY_NODES.holds(slurm):

@@ -6,7 +6,15 @@ from dalsegno.errors import NotThere
 from dalsegno.hardware import Instance, did_you_mean, find_instance, gpu_of, gpus, instances
 from dalsegno.hostlist import MAX_NODES
 from dalsegno.spec.checks.report import Problems
-from dalsegno.spec.layout import catalog_gpu, catalog_instance, find_circle, find_cycle, members, own_nodes, own_spares
+from dalsegno.spec.layout import (
+    catalog_gpu,
+    catalog_instance,
+    find_cycle,
+    find_partition_cycle,
+    members,
+    own_nodes,
+    own_spares,
+)
 from dalsegno.spec.model import ClusterSpec, MachineSpec, PartitionSpec
 from dalsegno.spec.section import place
 from dalsegno.spec.slurm import SwitchSpec, Topology
@@ -205,12 +213,12 @@ def _times(partition: PartitionSpec, report: Problems) -> None:
 
 
 def _partition_cycle(spec: ClusterSpec, report: Problems) -> None:
-    circle = find_circle(spec)
-    if circle:
-        first = next(partition for partition in spec.partitions if partition.name == circle[0])
-        names = ", ".join(f"`{name}`" for name in circle)
+    cycle = find_partition_cycle(spec)
+    if cycle:
+        first = next(partition for partition in spec.partitions if partition.name == cycle[0])
+        names = ", ".join(f"`{name}`" for name in cycle)
         what = f"partitions {names} take their nodes from each other in a cycle"
-        if len(circle) == 1:
+        if len(cycle) == 1:
             what = f"partition {names} takes its nodes from itself"
         report.add(first, "nodes_from", what, "give one of them `nodes`")
 
@@ -235,7 +243,7 @@ def _counts(spec: ClusterSpec, report: Problems) -> None:
 
 
 def _share(partition: PartitionSpec, spec: ClusterSpec, held: dict[str, list[str]], report: Problems) -> None:
-    """Check that `nodes: K` with `nodes_from` is not more than the nodes there are."""
+    """Check that `nodes: K` with `nodes_from` does not exceed the number of available nodes."""
     there = len({name for source in partition.nodes_from for name in held.get(source, [])})
     if partition.nodes_from and isinstance(partition.nodes, int) and partition.nodes > there:
         sources = ", ".join(f"`{source}`" for source in partition.nodes_from)
@@ -300,10 +308,10 @@ def _switch(switch: SwitchSpec, topology: Topology, report: Problems) -> None:
 
 
 def _switch_cycle(topology: Topology, report: Problems) -> None:
-    circle = find_cycle({switch.name: switch.switches for switch in topology.switches})
-    if circle:
-        first = next(switch for switch in topology.switches if switch.name == circle[0])
-        names = ", ".join(f"`{name}`" for name in circle)
+    cycle = find_cycle({switch.name: switch.switches for switch in topology.switches})
+    if cycle:
+        first = next(switch for switch in topology.switches if switch.name == cycle[0])
+        names = ", ".join(f"`{name}`" for name in cycle)
         report.add(first, "switches", f"switches {names} are above each other in a cycle", "make it a tree")
 
 

@@ -57,7 +57,7 @@ _OF_USERS = ("accounts", "default_account", "qos", "default_qos", "fair_share")
 
 
 def check_accounting(spec: ClusterSpec, report: Problems) -> None:
-    """Check for settings without effect: those that need accounting, and limits that Slurm does not enforce."""
+    """Report settings without effect: those that need accounting, and limits that Slurm does not enforce."""
     if spec.slurm.accounting:
         _check_limits(spec, report)
         return

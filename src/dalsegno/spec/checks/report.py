@@ -154,7 +154,7 @@ def _thresholds(health: HealthSpec, name: str, check: CheckSpec, report: Problem
 
 
 def check_raw_settings(spec: ClusterSpec, report: Problems) -> None:
-    """Check `slurm.extra` and each partition's `extra` for settings of ours and duplicates."""
+    """Check `slurm.extra` and each partition's `extra` for duplicates and for settings that Dal Segno writes itself."""
     _extra(spec.slurm, spec.slurm.extra, OWNED, "`slurm.extra`", report)
     for partition in spec.partitions:
         _extra(partition, partition.extra, OWNED_IN_PARTITION, f"`extra` of partition `{partition.name}`", report)

@@ -170,7 +170,7 @@ def check_ssh_hosts(spec: ClusterSpec, report: Problems) -> None:
         return
     if ssh:
         _check_unknown_hosts(ssh, hosts, set(_machines(spec)), report)
-    # A machine with its real name in the file is reached by that name.
+    # A machine whose real name is in the file is reached by that name.
     missing = [name for name, named in _machines(spec).items() if not named and name not in hosts]
     if missing and report.whole("ssh"):
         shown = ", ".join(f"`{name}`" for name in missing[:_SHOWN])
@@ -222,10 +222,10 @@ _TYPES = {
     "hyperpod": ("lustre", "openzfs"),
     "oci": ("fss", "nfs", "lustre"),
 }
-# With something mounted here, a machine would not start or would lose its own files …
+# With a file system mounted on one of these folders, a machine would not start or would lose its own files.
 _SYSTEM = {"/", "/boot", "/dev", "/etc", "/opt", "/proc", "/root", "/run", "/sys", "/tmp", "/usr", "/var"}
 _SYSTEM |= {"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr/bin", "/usr/lib", "/usr/sbin", "/var/lib"}
-# … or anywhere below.
+# The same holds for all folders below these.
 _SYSTEM_TREES = ("/boot/", "/dev/", "/etc/", "/proc/", "/sys/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/run/")
 _LUSTRE_FIRST_GIB, _LUSTRE_STEP_GIB = 1200, 2400
 
@@ -306,7 +306,7 @@ def check_containers(spec: ClusterSpec, report: Problems) -> None:
 
 
 def check_unbuilt(spec: ClusterSpec, report: Problems) -> None:
-    """Refuse fields that no code implements yet. An empty value is accepted."""
+    """Report fields that no code implements yet. An empty value is accepted."""
     for each in UNBUILT_FIELDS:
         if each.targets and (spec.target not in each.targets or not report.whole("target")):
             continue
