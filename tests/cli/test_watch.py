@@ -46,14 +46,14 @@ def watching(run_at: Path, *answers: list[JobInfo] | DalsegnoError, on_head: boo
 def test_pending_run_shows_slurm_reason(tmp_path: Path) -> None:
     waits, has_nodes = [job(JobState.PENDING, reason="Priority")], [job(JobState.RUNNING)]
     watch, _ = watching(tmp_path, waits, has_nodes)
-    assert (watch.look(101.0).phase, watch.look(101.0).message) == (RunPhase.WAITING, "Priority (job 12)")
-    assert (watch.look(110.0).phase, watch.look(110.0).message) == (RunPhase.STARTING, "job 12 has its nodes")
+    assert (watch.poll(101.0).phase, watch.poll(101.0).message) == (RunPhase.WAITING, "Priority (job 12)")
+    assert (watch.poll(110.0).phase, watch.poll(110.0).message) == (RunPhase.STARTING, "job 12 has its nodes")
 
 
 def test_slurm_is_not_queried_at_every_poll(tmp_path: Path) -> None:
     watch, queue = watching(tmp_path, [job(JobState.PENDING)])
     for tenth in range(20):
-        watch.look(101.0 + tenth / 10)
+        watch.poll(101.0 + tenth / 10)
     assert queue.asked == 1
 
 
@@ -62,11 +62,11 @@ def test_recent_coordinator_status_needs_no_query(tmp_path: Path) -> None:
     run = make_run(tmp_path, "other-00000")
     watch = RunWatch(run, queue, on_head=False, answers=lambda: False)
     tell(run, coordinator_pid=7, updated=200.0, message="")
-    assert watch.look(201.0) == status(run="other-00000", coordinator_pid=7, updated=200.0)
+    assert watch.poll(201.0) == status(run="other-00000", coordinator_pid=7, updated=200.0)
     tell(run, coordinator_pid=7, updated=200.0, phase=RunPhase.ENDED)
-    assert not is_over(watch.look(201.0)), "it has reported its end and still cleans up"
+    assert not is_over(watch.poll(201.0)), "it has reported its end and still cleans up"
     end(run, 3)
-    assert is_over(watch.look(9999.0))
+    assert is_over(watch.poll(9999.0))
     assert queue.asked == 0
 
 
@@ -75,35 +75,35 @@ def test_reason_of_waiting_run_comes_from_slurm(tmp_path: Path) -> None:
     queue = Answers([job(JobState.PENDING, reason="Resources")], [job(JobState.RUNNING)], [])
     watch = RunWatch(run, queue, on_head=True, answers=lambda: True)
     tell(run, phase=RunPhase.WAITING, coordinator_pid=7, updated=200.0)
-    assert watch.look(201.0).message == "Resources (job 12)"
-    assert [(watch.look(now).phase, watch.look(now).message) for now in (205.0, 209.0)] == [(RunPhase.WAITING, "")] * 2
-    assert watch.look(999.0).phase is RunPhase.WAITING, "no job: its coordinator requests another"
+    assert watch.poll(201.0).message == "Resources (job 12)"
+    assert [(watch.poll(now).phase, watch.poll(now).message) for now in (205.0, 209.0)] == [(RunPhase.WAITING, "")] * 2
+    assert watch.poll(999.0).phase is RunPhase.WAITING, "no job: its coordinator requests another"
 
 
 def test_run_without_jobs_is_lost(tmp_path: Path) -> None:
     watch, _ = watching(tmp_path, [job(JobState.RUNNING)], [job(JobState.FAILED), job(JobState.RUNNING, name="other")])
-    watch.look(101.0)
-    watch.look(104.0)
+    watch.poll(101.0)
+    watch.poll(104.0)
     with pytest.raises(RunLost, match=r"no job of run train-k3f9x is left"):
-        watch.look(110.0)
+        watch.poll(110.0)
 
 
 def test_run_with_requeued_job_is_not_lost(tmp_path: Path) -> None:
     watch, _ = watching(tmp_path, [], [job(JobState.PENDING)], [])
     for now in (101.0, 104.0, 110.0):
-        watch.look(now)
+        watch.poll(now)
 
 
 def test_run_is_not_lost_while_slurm_does_not_answer(tmp_path: Path) -> None:
     watch, _ = watching(tmp_path, DalsegnoError("slurmctld is down"))
-    assert [watch.look(now).phase for now in (101.0, 120.0, 600.0)] == [RunPhase.WAITING] * 3
+    assert [watch.poll(now).phase for now in (101.0, 120.0, 600.0)] == [RunPhase.WAITING] * 3
 
 
 def test_run_is_lost_if_controller_starts_no_coordinator(tmp_path: Path) -> None:
     watch, queue = watching(tmp_path, [], on_head=True)
-    assert watch.look(130.0).phase is RunPhase.WAITING
+    assert watch.poll(130.0).phase is RunPhase.WAITING
     with pytest.raises(RunLost, match="the cluster's controller does not answer"):
-        watch.look(170.0)
+        watch.poll(170.0)
     assert queue.asked == 0
 
 
@@ -111,18 +111,18 @@ def test_run_with_removed_folder_is_lost(tmp_path: Path) -> None:
     watch, _ = watching(tmp_path, [])
     (tmp_path / "train-k3f9x" / "status.json").unlink()
     with pytest.raises(RunLost, match="is gone"):
-        watch.look(101.0)
+        watch.poll(101.0)
 
 
 def test_run_of_removed_cluster_is_lost_unless_it_has_ended(tmp_path: Path) -> None:
     run = make_run(tmp_path, on_head=True)
     watch = RunWatch(run, Answers([]), on_head=True, answers=lambda: True, no_cluster=lambda: True)
     tell(run, coordinator_pid=7, updated=200.0)
-    watch.look(200.5)
+    watch.poll(200.5)
     with pytest.raises(RunLost, match="run train-k3f9x is lost: its cluster is gone"):
-        watch.look(203.0)
+        watch.poll(203.0)
     end(run, 143)
-    assert is_over(watch.look(204.0))
+    assert is_over(watch.poll(204.0))
 
 
 def test_job_ids_come_from_status_else_from_journal(tmp_path: Path) -> None:

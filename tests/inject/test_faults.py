@@ -1,4 +1,4 @@
-"""Which worker is killed, and what the command line makes of what it is told: no cluster needed."""
+"""Which worker is killed, and how the command line reads its arguments. No cluster needed."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.inject import command, read_words, told
+from dalsegno.cli.inject import command, describe_injection, read_words
 from dalsegno.cli.out import parse_time
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.inject.faults import FAULTS, FaultOptions
@@ -138,8 +138,10 @@ def test_where_slurm_s_commands_belong_to_no_cluster_there_is_none(args: list[st
 
 def test_of_a_head_that_is_off_it_is_said_that_nobody_mends_it():
     off = FAULTS["power-off"]
-    assert "nothing is done about it; `dalsegno up`" in told(off, "head", FaultOptions(), {"is_node": False})
-    assert "`dalsegno events -f` shows" in told(off, "train-1", FaultOptions(), {"is_node": True})
+    assert "nothing is done about it; `dalsegno up`" in describe_injection(
+        off, "head", FaultOptions(), {"is_node": False}
+    )
+    assert "`dalsegno events -f` shows" in describe_injection(off, "train-1", FaultOptions(), {"is_node": True})
 
 
 def test_a_head_has_nothing_to_undo(tmp_path: Path):

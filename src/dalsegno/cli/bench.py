@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dalsegno.system.children import Child
     from dalsegno.targets.base import Say
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _LAST_LINES = 12
 
 
@@ -101,7 +101,7 @@ def ddp(
 
 
 def _check_folder(timeline: str | None) -> None:
-    """Refuse an unwritable timeline before measuring, so that no result is lost."""
+    """Raise before measuring if the timeline cannot be written, so that no result is lost."""
     folder = Path(timeline or ".").parent
     if not os.access(folder, os.W_OK):
         raise UsageError(
@@ -148,7 +148,7 @@ def _show(report: LadderReport) -> None:
 def measure_here(ask: LadderAsk, processes: int, say: Say) -> LadderReport:
     from dalsegno.bench.ladder import ASK, REPORT, count_processes, make_importable, read_report
 
-    make_importable()  # for the ranks too, which get our path
+    make_importable()  # for the ranks too, which inherit the import path
     say(f"starting {count_processes(processes)}")
     with tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as name, interruptible():
         folder = Path(name)
@@ -199,7 +199,7 @@ def _wait(folder: Path, ranks: Sequence[Child], say: Say) -> None:
     for fd in left:
         poll.register(fd, select.POLLIN)
     while left:
-        for fd, _ in poll.poll(_LOOK_S * 1000):
+        for fd, _ in poll.poll(_POLL_S * 1000):
             poll.unregister(fd)
             rank = left.pop(fd)
             _check(rank, ranks[rank].poll(), _log(folder, rank))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dalsegno.targets.base import Say
 
 WAIT_S = 15.0
-ORDERLY_S = 5.0
-ALONE_S = 2.0  # a coordinator whose job has ended writes its last status within this time, or never
+END_TIMEOUT_S = 5.0
+LAST_STATUS_S = 2.0  # a coordinator whose job has ended writes its last status within this time, or never
 
 
 @click.command()
@@ -56,13 +56,13 @@ def cancel_run(run: RunFolder) -> None:
 
 
 def end_run(run: RunFolder, say: Say) -> None:
-    """End the run and everything that belongs to it, then return."""
+    """End the run and everything that belongs to it, and wait until that is done."""
     _mark(run)
     _end(run, _status(run), say)
 
 
 def _mark(run: RunFolder) -> None:
-    """Write the file that tells the run's coordinator to end, and keeps a new one from starting."""
+    """Write the file that tells the run's coordinator to end and prevents the start of another one."""
     from dalsegno.runs.submit.prepare import check_own
     from dalsegno.system.files import explain
 
@@ -108,7 +108,7 @@ def _end_jobs(run: RunFolder, slurm: SlurmClient | None, say: Say) -> None:
 
 
 def _here(run: RunFolder) -> SlurmHere | None:
-    """Return the run's Slurm; None if its cluster was removed. A later cluster of the same name does not count."""
+    """Return the run's Slurm; None if its cluster was removed, even if a later cluster has the same name."""
     from dalsegno.cluster import slurm_of
     from dalsegno.runs.submit.prepare import read_environment
 
@@ -123,11 +123,11 @@ def _jobs_left(run: RunFolder, slurm: SlurmClient | None) -> list[int]:
 
 
 def _ends_by_itself(run: RunFolder) -> bool:
-    """Return whether the coordinator ended the run itself: workers, then agents, then jobs, then the status.
+    """Return whether the coordinator ends the run itself: workers, then agents, then jobs, then the status.
 
     A coordinator that is killed with its job cannot do so.
     """
-    until = time.monotonic() + ORDERLY_S
+    until = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < until and not is_over(_status(run)):
         time.sleep(0.1)
     return is_over(_status(run))
@@ -144,14 +144,14 @@ def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
             return True
         if not on_head and not _jobs_left(run, slurm):
             alone_since = alone_since or time.monotonic()
-            if time.monotonic() >= alone_since + (ALONE_S if slurm else 0):
+            if time.monotonic() >= alone_since + (LAST_STATUS_S if slurm else 0):
                 return False
         time.sleep(0.2)
     return is_over(_status(run))
 
 
 def _write_end(run: RunFolder, slurm: SlurmClient | None) -> None:
-    """Record the end of the run, unless a job of it is left whose coordinator may still do so."""
+    """Record the end of the run, unless one of its jobs is left, whose coordinator may still record it."""
     from dalsegno.runs.status import RunCause, write_status
     from dalsegno.runs.submit.prepare import aborted_status
 

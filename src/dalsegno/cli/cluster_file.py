@@ -36,7 +36,7 @@ def init(file: str, target: str, name: str, force: bool) -> None:
     if path.exists() and not force:
         raise DalsegnoError("the file already exists", where=file, hint="use `--force` to overwrite it")
     text = starter(target, name)
-    # An invalid name is refused before anything is written.
+    # Raise for an invalid name before anything is written.
     if parse_spec(text, file).name != name:
         raise UsageError(f"invalid cluster name `{name}`", hint="use lowercase letters, digits, `-` and `_`")
     write_atomic(path, text)

@@ -38,7 +38,7 @@ def command() -> None:
 
 
 def _removed(context: click.Context, parameter: click.Parameter, given: bool) -> None:
-    """Refuse an option of earlier versions, which changed the hosts itself."""
+    """Raise for an option of earlier versions, which made the command change the hosts."""
     if given:
         raise UsageError(
             f"`{parameter.opts[0]}` was removed: `dalsegno containers check` does not change hosts any more",
@@ -84,7 +84,7 @@ def check(file: str | None, name: str | None, json_: bool, folder: str, ssh_opti
             checked = hosts_in(file, ssh_options) if file else hosts_here(name, ssh_options)
         except (NotThere, SpecError) as error:
             if file or name:
-                error.exit_code = UsageError.exit_code  # 1 means that hosts were asked
+                error.exit_code = UsageError.exit_code  # 1 would mean that hosts were asked and have problems
             raise
         hosts = _ask(checked)
     found = judge(hosts, checked.own)
@@ -189,8 +189,8 @@ def _check_usage(file: str | None, name: str | None, folder: str, ssh_options: S
 class CheckedHosts:
     """The hosts of a cluster, and how each is reached."""
 
-    own: bool  # `dalsegno up` made this cluster from a cluster file
-    logins: tuple[str, ...]  # jobs are submitted here
+    own: bool  # `dalsegno up` created this cluster
+    logins: tuple[str, ...]  # hosts on which jobs are submitted
     nodes: tuple[str, ...]
     asleep: tuple[str, ...]  # powered down; not checked, because a job step would boot them
     routes: dict[str, tuple[HostRoute, ...]]
@@ -295,7 +295,7 @@ def _show_progress(word: str) -> Progress:
 
 
 def _build(checked: CheckedHosts, hosts: Sequence[HostFacts], folder: str) -> PluginBuild | None:
-    """Return how our plugin is compiled on this host; None if this host is not part of the cluster."""
+    """Return how Dal Segno's plugin is compiled on this host; None if this host is not part of the cluster."""
     from dalsegno.containers.native import build_key, source_folder
     from dalsegno.containers.plugstack import PluginBuild
     from dalsegno.containers.plugstack.check import slurm_version

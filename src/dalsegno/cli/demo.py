@@ -1,4 +1,4 @@
-"""`dalsegno demo`: make a cluster on this machine, play a scene on it, and remove it."""
+"""`dalsegno demo`: create a cluster on this machine, run a scenario on it, and remove it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def command(keep: bool, scene: str, report: str | None) -> None:
 
 
 def _refuse_another(place: ClusterPlace) -> None:
-    """Refuse a cluster that is there already: a demo makes its own and takes it down."""
+    """Raise if the cluster exists already: a demo creates its own cluster and removes it."""
     from dalsegno.cluster import places
 
     if place in places():
@@ -75,7 +75,7 @@ def _refuse_another(place: ClusterPlace) -> None:
 
 
 def _check(scene: str, target: Target, cluster: Cluster, report: str | None) -> None:
-    """Check what a scene needs before anything is made."""
+    """Check the requirements of a scenario before anything is created."""
     from dalsegno.cli.demo_scenes import check_docker, check_survival
 
     if scene == "docker":
@@ -93,7 +93,7 @@ def _play(
     runs: list[RunFolder],
     keep: bool,
 ) -> None:
-    """Play the scene; runs that go with the cluster are added to `runs`."""
+    """Run the scenario. Runs that can be removed with the cluster are added to `runs`."""
     from dalsegno.cli.demo_scenes import play_docker, play_researchers, play_survival
 
     if scene == "researchers":
@@ -110,7 +110,7 @@ def _bring_up(target: Target, cluster: Cluster, place: ClusterPlace, afterwards:
 
     out.heading("A cluster from one file")
     with place.lock():
-        _refuse_another(place)  # one that was quicker
+        _refuse_another(place)  # another demo may have created it meanwhile
         if afterwards is not None:
             afterwards.callback(to_the_end, lambda: _take_down(target, place))
         plan = target.plan(cluster)

@@ -1,4 +1,4 @@
-"""The scenes of `dalsegno demo`: what each needs, how it is played, and what it shows."""
+"""The scenarios of `dalsegno demo`: their requirements, their steps, and the output that explains them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def play_researchers(target: Target, plan: Plan) -> None:
 
 
 def for_one_user(cluster: Cluster, user: str) -> Cluster:
-    """Let one user play all three researchers, each with an account of its own, where there are no other users."""
+    """Return the cluster for a machine without other users: one user acts as all three researchers, each with an
+    account."""
     accounts = tuple(account.name for account in cluster.accounts)
     return replace(
         cluster, users=(replace(cluster.users[0], name=user, accounts=accounts, default_account=accounts[0]),)
@@ -139,7 +140,7 @@ def _show_researchers(outcome: ScenarioOutcome) -> None:
 
 
 def check_docker(target: Target, cluster: Cluster) -> None:
-    """Check for Docker's programs, and that there will be virtual hosts."""
+    """Raise if Docker's programs are missing, or if there will be no virtual hosts."""
     from dalsegno.demo.docker import find_programs
 
     find_programs()
@@ -151,7 +152,7 @@ def check_docker(target: Target, cluster: Cluster) -> None:
 
 
 def play_docker(target: Target, place: ClusterPlace) -> None:
-    """Cancel a job in a Docker container and one in our container, and compare what is left of them."""
+    """Cancel a job in a Docker container and one in a Dal Segno container, and show which processes are left."""
     from dalsegno.demo import docker as scene
     from dalsegno.demo.docker import daemon, give_to_docker, take_from_docker
     from dalsegno.targets.folder import ClusterFolder
@@ -223,6 +224,7 @@ def _show_docker(theirs: Ending, ours: Ending, still: bool) -> None:
 
 
 def _short(cgroup: str) -> str:
-    """Return the end of a cgroup path, without the part that all of a virtual host share; long ids are cut."""
+    """Return the end of a cgroup path, without the part that all processes of a virtual host share; long ids are
+    cut."""
     parts = [part[:12] if len(part) == 64 else part for part in cgroup.split("/")]
     return "/".join(parts[-4:])

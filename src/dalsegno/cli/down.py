@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace
     from dalsegno.runs.folder import RunFolder
 
-ORDERLY_S = 5.0
+END_TIMEOUT_S = 5.0
 TAKEN_DOWN = "cancelled: its cluster was taken down"
 
 
@@ -96,7 +96,7 @@ def _name_in_this_folder() -> str | None:
 
 @dataclass(frozen=True)
 class RunOnCluster:
-    """A run that has not ended, and its user. Nothing is written into another user's folder."""
+    """A run that has not ended, and its user. Files are written only into folders of the calling user."""
 
     folder: RunFolder
     uid: int
@@ -119,7 +119,8 @@ class RunOnCluster:
 
 
 def runs_on(place: ClusterPlace) -> list[RunOnCluster]:
-    """Return the runs under way on the cluster: those that its controller keeps, of any user, and our own."""
+    """Return the active runs on the cluster: those of any user that its controller keeps alive, and all of this
+    user."""
     own = {run.root.resolve(): RunOnCluster(run, os.geteuid()) for run in _own(place)}
     kept = {run.folder.root.resolve() if run.ours else run.folder.root: run for run in _kept(place)}
     return sorted((run for run in {**kept, **own}.values() if run.is_under_way()), key=lambda each: each.run)
@@ -137,7 +138,7 @@ def _kept(place: ClusterPlace) -> Iterator[RunOnCluster]:
 
 
 def _own(place: ClusterPlace) -> Iterator[RunFolder]:
-    """Return our own runs, also those in a batch step, which no controller knows."""
+    """Yield the runs of this user, including those in a batch step, which no controller knows."""
     from dalsegno.cluster import runs_home
     from dalsegno.runs.submit.prepare import list_runs, read_plan
     from dalsegno.targets.folder import ClusterFolder, read_identity
@@ -151,18 +152,18 @@ def _own(place: ClusterPlace) -> Iterator[RunFolder]:
 
 def end_in_order(runs: Sequence[RunOnCluster]) -> None:
     """Make each coordinator end its workers, agents and jobs while it can. Runs of other users end with the cluster and
-    show as lost: nothing is written into their folders."""
+    show as lost, because nothing is written into their folders."""
     ours = [run for run in runs if run.ours]
     for run in ours:
         with contextlib.suppress(OSError):
             os.close(os.open(run.folder.cancel, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
-    until = time.monotonic() + ORDERLY_S
+    until = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < until and any(run.is_under_way() for run in ours):
         time.sleep(0.05)
 
 
 def write_ends(runs: Sequence[RunOnCluster]) -> None:
-    """Record how the runs ended, after all of the cluster is gone."""
+    """Record how the runs ended, after the whole cluster is gone."""
     from dalsegno.runs.status import RunCause, write_status
     from dalsegno.runs.submit.prepare import aborted_status
 

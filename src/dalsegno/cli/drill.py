@@ -91,7 +91,7 @@ def command(
 
 
 def _remove_or_keep_runs(traces: Traces, survived: bool) -> None:
-    """Remove the runs of a drill that went well; keep those of one that did not."""
+    """Remove the runs of a drill that succeeded; otherwise keep them."""
     from dalsegno.cluster import runs_home
 
     if survived:
@@ -102,7 +102,7 @@ def _remove_or_keep_runs(traces: Traces, survived: bool) -> None:
 
 
 def check_page(path: Path) -> None:
-    """Check, before anything starts, that the page can be written, with the caller's rights and not sudo's."""
+    """Raise, before anything starts, if the page cannot be written with the caller's rights (not those of sudo)."""
     from dalsegno.system.execute import as_caller
 
     as_caller(lambda: _check_page(path))
@@ -116,7 +116,7 @@ def _check_page(path: Path) -> None:
     if path.is_dir():
         raise UsageError(_no_page(path, "it is a folder"), hint=ELSEWHERE)
     if path.exists() and not path.is_file():
-        if not os.access(path, os.W_OK):  # not opened: closing a pipe would end its reader
+        if not os.access(path, os.W_OK):  # do not open it: closing a pipe would end its reader
             raise UsageError(_no_page(path, "permission denied"), hint=ELSEWHERE)
         return
     try:
@@ -165,12 +165,12 @@ DRAW_EVERY_S = 0.2
 
 
 class DrillView:
-    """Shows a drill while it runs. `every_s`: how often a line is printed if it cannot be drawn over."""
+    """Shows a drill while it runs. `every_s`: interval between lines where a line cannot be overwritten."""
 
     def __init__(self, every_s: float) -> None:
         self._live, self._every_s = sys.stderr.isatty(), every_s
-        self._began, self._said, self._drawn = time.monotonic(), 0.0, False
-        self._told = ""
+        self._began, self._drawn_at, self._drawn = time.monotonic(), 0.0, False
+        self._last_text = ""
 
     def __enter__(self) -> DrillView:
         return self
@@ -191,16 +191,16 @@ class DrillView:
             self.clear()
             out.step(f"{self._clock()}  {mark.node or 'the run'}: {mark.text}")
         pause_s = DRAW_EVERY_S if self._live else self._every_s
-        if training.over() or time.monotonic() - self._said < pause_s:
+        if training.over() or time.monotonic() - self._drawn_at < pause_s:
             return
-        self._said = time.monotonic()
+        self._drawn_at = time.monotonic()
         text = now(training.newest(), training.status())
         if self._live:
             out.replace_line(f"  {self._clock()}  {text}")
             self._drawn = True
-        elif text != self._told:
+        elif text != self._last_text:
             out.step(f"{self._clock()}  {text}")
-            self._told = text
+            self._last_text = text
 
     def clear(self) -> None:
         if self._drawn:
@@ -212,7 +212,7 @@ class DrillView:
 
 
 def now(step: TrainedStep | None, status: RunStatus) -> str:
-    """Return the progress of training. The last step may be of a generation that is over."""
+    """Return the progress of training. The last step may belong to a generation that has ended."""
     if step is None:
         return f"the run is {status.phase.value}"
     if status.phase is not RunPhase.RUNNING:
@@ -221,5 +221,5 @@ def now(step: TrainedStep | None, status: RunStatus) -> str:
     if step.generation < status.generation:
         on = f" on {nodes}" if nodes else ""
         return f"step {step.step} was the last so far; generation {status.generation} begins{on}"
-    on = f"; trains on {nodes}" if nodes else ""  # at the end they leave one by one
+    on = f"; trains on {nodes}" if nodes else ""  # at the end, nodes leave one by one
     return f"step {step.step}, loss {step.loss:.2f}, generation {step.generation}{on}"

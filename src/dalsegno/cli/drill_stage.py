@@ -1,4 +1,4 @@
-"""The stage of a drill: a cluster that faults can be injected into, and a run that trains on it."""
+"""The cluster of a drill, into which faults are injected, and the run that trains on it."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ Say = Callable[[FaultImpact | str], None]
 PAUSE_S = 0.05  # between steps, so that faults hit the run while it trains
 EXTRA_STEPS = 30  # for each fault, in addition to the steps before it
 EXTRA_STEPS_WITH_SPARES = 200  # enough for a node to be repaired and to join the run again
-END_S = 300.0
-HEAL_S = 90.0
-TELL_EVERY_S = 5.0
-ORPHANS_S = 5.0
-MOST_RESTARTS = 1000
+END_TIMEOUT_S = 300.0
+REPAIR_TIMEOUT_S = 90.0
+REPORT_INTERVAL_S = 5.0
+ORPHANS_TIMEOUT_S = 5.0
+MAX_RESTARTS = 1000
 SCRIPT = Path(drill.__file__).with_name("training.py")
 
 
 @dataclass
 class Training:
-    """A run of the drill's own script, as `play` sees it."""
+    """The run of a drill's training script, as `play` uses it."""
 
     folder: RunFolder
     notes: TrainingNotes
     traces: Traces
     journal_reader: JournalReader
     spares: int  # number of spares that should be ready
-    tell: Callable[[Training, list[DrillMark]], None]  # what is new
+    tell: Callable[[Training, list[DrillMark]], None]  # called with new marks
 
     def look(self, at_once: bool = False) -> None:
         self.notes.read()
@@ -103,19 +103,19 @@ class Training:
         return status.exit_code
 
     def all_back(self, impacts: Sequence[FaultImpact], timeout_s: float, say: Say) -> dict[str, str]:
-        """Wait until every node to be repaired is in service again, or the time is over. Return the nodes that the
-        controller may not repair, and why: they are not waited for."""
-        until, told_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
+        """Wait until every node that is to be repaired is in service again, or until the timeout. Return the nodes that
+        the controller may not repair, and why; they are not waited for."""
+        until, reported_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
         while (missing := find_unreturned(impacts, self.journal_reader.marks)) and time.monotonic() < until:
             nodes = {str(node["node"]): node for node in self.journal_reader.nodes()}
-            self.look(at_once=True)  # after that: a node that is in service again was said to be so before
+            self.look(at_once=True)  # after reading the nodes, so that marks of nodes that have returned are there
             missing = find_unreturned(missing, self.journal_reader.marks)
             held = held_back(nodes.values())
             coming = [impact for impact in find_repairable(missing, nodes, time.time()) if impact.node not in held]
             if not coming:
                 break
-            if time.monotonic() - told_at >= TELL_EVERY_S:
-                told_at = time.monotonic()
+            if time.monotonic() - reported_at >= REPORT_INTERVAL_S:
+                reported_at = time.monotonic()
                 say(describe_waiting(coming, nodes))
             time.sleep(0.1)
         return {impact.node: held[impact.node] for impact in missing if impact.node in held}
@@ -123,7 +123,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Reference:
-    """The outcome of the undisturbed run."""
+    """The result of the undisturbed run."""
 
     weights: str
     troubles: str  # failures without any injected fault
@@ -131,15 +131,15 @@ class Reference:
 
 @dataclass(frozen=True)
 class DrillCluster:
-    """A cluster to drill on."""
+    """A cluster for a drill."""
 
     place: ClusterPlace
     slurm: SlurmHere
     traces: Traces
     nodes: int
     spares: int
-    heals: bool = True  # wait until broken nodes are back in service
-    with_spares: bool = False  # inject only while the spares stand by
+    waits_for_repairs: bool = True  # wait until broken nodes are back in service
+    with_spares: bool = False  # inject a fault only while the spares are ready
 
     @classmethod
     def open(cls, name: str | None, nodes: int | None, spares: int | None, with_spares: bool = False) -> DrillCluster:
@@ -172,27 +172,27 @@ class DrillCluster:
             say(f"{total} steps on {where}, {counted(len(faults), 'fault')}, seed {seed}")
             started = time.time()
             training = self._start(folder / "disturbed", total, PAUSE_S, tell)
-            repairs = self._foresee(training, faults, say)
+            repairs = self._warn_of_missing_repairs(training, faults, say)
             impacts = play(training, faults, say, with_spares=self.with_spares)
             if len(impacts) < len(faults):
                 say(f"injected {len(impacts)} of {len(faults)} faults: the run ended before the others")
-            code = training.end(END_S + total * PAUSE_S)
-            held = training.all_back(impacts, HEAL_S if repairs else 0.0, say)
+            code = training.end(END_TIMEOUT_S + total * PAUSE_S)
+            held = training.all_back(impacts, REPAIR_TIMEOUT_S if repairs else 0.0, say)
             return _account(training, seed, started, impacts, code, reference, held)
 
-    def _foresee(self, training: Training, faults: Sequence[ScheduledFault], say: Say) -> bool:
-        """Report what will not be repaired; return False if nothing will."""
-        told = training.journal_reader.automation()
-        if undone := warn_of_missing_repairs(faults, told, _default_partitions(self.slurm)):
-            say(undone)
-        return self.heals and repairs_nodes(told)
+    def _warn_of_missing_repairs(self, training: Training, faults: Sequence[ScheduledFault], say: Say) -> bool:
+        """Warn about faults that will not be repaired; return whether to wait for repairs."""
+        automation = training.journal_reader.automation()
+        if warning := warn_of_missing_repairs(faults, automation, _default_partitions(self.slurm)):
+            say(warning)
+        return self.waits_for_repairs and repairs_nodes(automation)
 
     def _undisturbed(
         self, folder: Path, total: int, say: Say, tell: Callable[[Training, list[DrillMark]], None]
     ) -> Reference:
         say(f"the undisturbed run to compare with: {total} steps")
         training = self._start(folder / "undisturbed", total, 0.0, tell)
-        code = training.end(END_S + total)
+        code = training.end(END_TIMEOUT_S + total)
         troubles = describe_run_failures(journal.read(training.folder.journal))
         if code or not training.notes.weights:
             how = f"ended with code {code}" if code else "wrote no weights to compare with"
@@ -219,7 +219,7 @@ class DrillCluster:
             nodes=NodeCount(self.nodes, self.nodes),
             nproc_per_node=1,
             spares=self.spares,
-            max_restarts=MOST_RESTARTS,
+            max_restarts=MAX_RESTARTS,
             name="drill",
             chdir=str(folder),
         )
@@ -281,10 +281,10 @@ def _account(
 
 
 def _orphans(run: str) -> int:
-    """Return how many processes of the run are left a moment after its end. All its jobs are named after it."""
+    """Return how many processes of the run are left a few seconds after its end. All its jobs have its name."""
     from dalsegno.system.children import environment, find
 
-    until = time.monotonic() + ORPHANS_S
+    until = time.monotonic() + ORPHANS_TIMEOUT_S
     name = f"SLURM_JOB_NAME={run}".encode()
     while (left := find(lambda pid: name in environment(pid))) and time.monotonic() < until:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The runs and faults of a drill, noted before they start and undone however the drill ends."""
+"""The runs and faults of a drill: recorded before they start, and undone however the drill ends."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class DrillInjection:
 
 @dataclass
 class Traces:
-    """Runs and faults of this drill; those of others are left alone."""
+    """The runs and faults of this drill. Only these are undone."""
 
     target: CanInject
     runs: list[RunFolder] = field(default_factory=list)
     injections: list[DrillInjection] = field(default_factory=list)
-    journal_reader: JournalReader | None = None  # of the run under way
-    done: list[str] = field(default_factory=list)  # to take them back, in words
+    journal_reader: JournalReader | None = None  # of the active run
+    done: list[str] = field(default_factory=list)  # what was undone, as sentences
 
     def inject(self, kind: FaultKind, node: str) -> None:
         from dalsegno.inject.faults import FAULTS
@@ -63,13 +63,13 @@ class Traces:
 
     @contextmanager
     def removed(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Undo everything afterwards; if the drill was interrupted, report in a line what was undone."""
+        """Undo everything after the `with` block. If the drill was interrupted, report in one line what was undone."""
         try:
             yield
         except BaseException:
             to_the_end(self.remove)
-            if said := [*self.done, *self._left_off()]:
-                say(f"the drill is cut short: {'; '.join(said)}")
+            if undone := [*self.done, *self._hosts_left_off()]:
+                say(f"the drill is cut short: {'; '.join(undone)}")
             raise
         to_the_end(self.remove)
 
@@ -79,7 +79,7 @@ class Traces:
         self._undo()
 
     def discard(self, home: Path) -> None:
-        """Remove its runs, once the report has everything about them."""
+        """Remove the runs of the drill, after the report was written."""
         from dalsegno.runs.submit.prepare import discard_run
 
         for run in self.runs:
@@ -99,7 +99,7 @@ class Traces:
             self.done.append(error.what)
 
     def _undo(self) -> None:
-        """Undo the faults of this drill; those that were there before are left."""
+        """Undo the faults of this drill; faults that were there before stay."""
         own = {(each.kind.fault, each.node): each.at for each in self.injections}
         for fault in self.target.injected():
             if fault.at >= own.get((fault.fault, fault.node), float("inf")):
@@ -109,8 +109,8 @@ class Traces:
                 except DalsegnoError as error:
                     self.done.append(f"{fault.fault} on {fault.node} is not undone: {error.what}")
 
-    def _left_off(self) -> list[str]:
-        """Report hosts without power: that is repaired, not undone."""
+    def _hosts_left_off(self) -> list[str]:
+        """Return sentences about hosts that may still be off: a cut of the power is repaired, not undone."""
         if self.journal_reader is not None:
             self.journal_reader.listen()
         cuts = {each.node: each.at for each in self.injections if each.kind.fault == "power-off"}
@@ -123,13 +123,14 @@ class Traces:
         return [f"{node} may still be off: {then}" for node in gone]
 
 
-PREFIX = ".drill-"  # the dot: `runs` does not list it
-LOCK = "lock"  # held for as long as the drill lives, however it ends
+PREFIX = ".drill-"  # `dalsegno runs` does not list names with a leading dot
+LOCK = "lock"  # held until the drill's process ends
 
 
 @contextmanager
 def drill_folder(home: Path) -> Iterator[Path]:
-    """Make a folder that all nodes see. It gets its name when it is locked, so that it is not taken for a leftover."""
+    """Create a folder that all nodes see. It gets its final name when it is locked, so that no other drill removes it
+    as a leftover."""
     home.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=".new-drill-", dir=home))
     with locked(made / LOCK, "this drill"):
@@ -142,7 +143,8 @@ def drill_folder(home: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(home: Path, end: Callable[[RunFolder], None] | None = None) -> None:
-    """Remove the folders of drills that were killed. A run that still trains in one is ended first, or keeps it."""
+    """Remove the folders of drills that were killed. A run that still trains in such a folder is ended first; without
+    `end`, the folder is kept."""
     for folder in home.glob(f"{PREFIX}*"):
         with contextlib.suppress(DalsegnoError, OSError), locked(folder / LOCK, "a drill", wait_s=0.0):
             runs = _training_in(folder, home)
@@ -166,7 +168,8 @@ ANSWER_S = 2.0
 
 
 class JournalReader:
-    """Reads what the run and the controller note. `controller` is its socket; None if the cluster has no controller."""
+    """Reads the run's journal and the controller's events. `controller` is the controller's socket; None if there is
+    none."""
 
     def __init__(self, run: RunFolder, controller: Path | None) -> None:
         self.marks: list[DrillMark] = []
@@ -174,7 +177,7 @@ class JournalReader:
         self._entries, self._event, self._next = 0, self._last_event(), 0.0
 
     def listen(self, at_once: bool = False) -> list[DrillMark]:
-        """Return what is new since the last call; unless `at_once`, look only every 0.2 s."""
+        """Return the marks since the last call. Unless `at_once`, read at most every 0.2 s."""
         if time.monotonic() < self._next and not at_once:
             return []
         self._next = time.monotonic() + EVERY_S
@@ -183,11 +186,11 @@ class JournalReader:
         return new
 
     def is_back(self, node: str, since: float) -> bool:
-        """Return whether it was returned to service after that."""
+        """Return whether the node was returned to service after `since`."""
         return any(mark.what == RETURNED and mark.node == node and mark.at > since for mark in self.marks)
 
     def automation(self) -> dict[str, Any] | None:
-        """Return the state of automation; None if there is no controller."""
+        """Return the state of automatic recovery; None if there is no controller, {} if it does not answer."""
         if self._controller is None:
             return None
         with contextlib.suppress(DalsegnoError):
@@ -195,7 +198,7 @@ class JournalReader:
         return {}
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return what the controller knows about each node; empty if it does not answer now."""
+        """Return the controller's facts about each node; empty if it does not answer now."""
         return nodes_known_to(self._controller)
 
     def _of_run(self) -> list[DrillMark]:
@@ -212,7 +215,8 @@ class JournalReader:
         return max((int(event["id"]) for event in self._events(-1)), default=0)
 
     def _events(self, since: int) -> list[dict[str, Any]]:
-        """Return new events; none if the controller does not answer now, and it is asked again."""
+        """Return the controller's events after `since`; none if it does not answer, so that the next call asks
+        again."""
         if self._controller is None:
             return []
         with contextlib.suppress(DalsegnoError):
@@ -226,7 +230,7 @@ def held_back(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def nodes_known_to(controller: Path | None) -> list[dict[str, Any]]:
-    """Return what the controller knows about each node; empty if there is none or it does not answer now."""
+    """Return the controller's facts about each node; empty if there is no controller or it does not answer now."""
     if controller is None:
         return []
     with contextlib.suppress(DalsegnoError):

@@ -1,4 +1,4 @@
-"""Continue as root, through sudo, if a cluster of the user needs it."""
+"""Run a command again as root, through sudo, if one of the user's clusters needs it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ AGAIN = "`sudo -v`, then the same command again"
 
 
 def elevate_to_make(place: ClusterPlace, cluster: Cluster, target: Target) -> None:
-    """Run this command again as root if the cluster runs as root, or if a new one can do more as root.
+    """Run this command again as root if the cluster runs as root, or if a new cluster can do more as root.
 
-    If sudo refuses, a new cluster is created without root, and a message says what it lacks.
+    If sudo refuses, the new cluster is created without root, and a message says what it lacks.
     """
     if place.folder.exists():
         elevate_to_change(place)
@@ -30,25 +30,26 @@ def elevate_to_make(place: ClusterPlace, cluster: Cluster, target: Target) -> No
     use = target.root_use(cluster)
     if use is None or not _may_elevate():
         return
-    why_not = _go_on_as_root(f"{use.needs} need root")
+    why_not = _continue_as_root(f"{use.needs} need root")
     if use.instead:
         out.talk(f"nodes will be {use.instead}, not {use.needs}: these need root, and {why_not}")
         out.advise(f"for {use.needs}: {AGAIN}")
 
 
 def elevate_to_change(place: ClusterPlace) -> None:
-    """Run this command again as root if the cluster is the user's own, but runs as root."""
+    """Run this command again as root if the cluster belongs to the user but runs as root."""
     from dalsegno.cluster import owner_of
 
     if not _may_elevate() or not place.folder.exists() or os.access(place.folder, os.W_OK):
         return
     if owner_of(place) == os.geteuid():
-        why_not = _go_on_as_root(f"{place.name} runs as root")
+        why_not = _continue_as_root(f"{place.name} runs as root")
         raise DalsegnoError(f"cluster {place.name} is yours, but it runs as root, and {why_not}", hint=AGAIN)
 
 
 def elevate_for_cluster(name: str | None) -> None:
-    """Do the same as `elevate_to_change`, for commands that may also be about a Slurm that is not ours."""
+    """Do the same as `elevate_to_change`, for commands that also work on a Slurm cluster that Dal Segno did not
+    create."""
     from dalsegno.cluster import find_place
 
     with contextlib.suppress(DalsegnoError):
@@ -57,12 +58,12 @@ def elevate_for_cluster(name: str | None) -> None:
 
 
 def _may_elevate() -> bool:
-    """Return False if the user has chosen the home: root would work in a folder that others control."""
+    """Return whether sudo may be used. Not with DALSEGNO_HOME: root would work in a folder that others may control."""
     return platform.system() == "Linux" and os.geteuid() != 0 and not os.environ.get("DALSEGNO_HOME")
 
 
-def _go_on_as_root(why: str) -> str:
-    """Execute this command through sudo; if sudo refuses, return why."""
+def _continue_as_root(why: str) -> str:
+    """Execute this command through sudo; return only if sudo refuses, with the reason."""
     from dalsegno.programs import own_argv
     from dalsegno.system.execute import become, refusal, sudo_command
     from dalsegno.system.processes import LocalRunner

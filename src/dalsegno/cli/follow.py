@@ -117,7 +117,7 @@ class Screen:
             self._draw(live_text(status, now), now)
 
     def generations(self, up_to: int = sys.maxsize) -> None:
-        """Report generations that ended before we read a status that showed them."""
+        """Report generations that ended before a status showed them."""
         story = list(journal.read(self._story)) if self._story and not self._quiet else []
         for number, text in new_generations(story, self._announced, cause_was_shown(self._shown)).items():
             if number <= up_to:
@@ -126,7 +126,7 @@ class Screen:
         self._announced = max(self._announced, up_to if up_to < sys.maxsize else 0)
 
     def notes(self) -> None:
-        """Report notes in the journal that we saw in no status, because the next status replaced them too soon."""
+        """Report notes in the journal that no status showed, because the next status replaced them too soon."""
         noted = journal.read(self._story) if self._story else ()
         for text in [str(entry.get("text")) for entry in noted if entry.get("event") == RunEvent.NOTE]:
             if text not in self._reported:
@@ -164,7 +164,7 @@ class PendingSignal:
         return number
 
     def put(self, number: int, _frame: FrameType | None) -> None:
-        if self.number:  # the first was not handled yet: we hang, for example on a pipe that nobody reads
+        if self.number:  # the first signal is not handled yet: the process hangs, for example on a full pipe
             raise KeyboardInterrupt
         self.number = number
 
@@ -193,7 +193,7 @@ _HINTS = {
 
 
 def end_hint(run: RunFolder, status: RunStatus) -> str:
-    """Return where to look after a run that failed."""
+    """Return a hint that says where to look after a failed run."""
     if status.cause is not RunCause.REFUSED:
         spoke = any(run.logs.glob("g*/*"))
         return (
@@ -236,7 +236,7 @@ class Follower:
     def _until_end(self, inbox: PendingSignal) -> int:
         while True:
             now = time.time()
-            status = self.watch.look(now)  # before the logs, so that all output before the last status is printed
+            status = self.watch.poll(now)  # before the logs, so that all output before the last status is printed
             report = partial(self.screen.status, status, now) if not is_over(status) else _nothing
             self.screen.lines(self.repeats.once(self.logs.lines(now, final=is_over(status))), news=report)
             if is_over(status):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CONTEXTS = ("continuous", "idle", "prolog", "validation")
 SLURM_S = 30.0
-PROLOG_S = 8.0  # time for all checks; two more seconds are left for our own start and end
+PROLOG_S = 8.0  # for all checks; two more seconds are left to start and end the program
 
 
 @click.command()

@@ -269,13 +269,13 @@ def verify(images: tuple[str, ...], json_: bool) -> None:
         out.as_json([{**verdict.facts, "fault": verdict.fault} for verdict in verdicts])
     else:
         for verdict in verdicts:
-            out.data(f"{verdict.title}: {verdict.fault or verdict.praise}")
+            out.data(f"{verdict.title}: {verdict.fault or verdict.confirmation}")
     if any(verdict.fault for verdict in verdicts):
         raise SystemExit(1)
 
 
 def _open_store() -> ImageStore:
-    """Return the image store. If it belongs to another user, write to our own and read theirs too."""
+    """Return the image store. If it belongs to another user, write to this user's own store and read both."""
     from dalsegno.cluster import home, images_home
     from dalsegno.containers.store import open_store
 

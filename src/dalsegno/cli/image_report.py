@@ -1,4 +1,5 @@
-"""What `dalsegno image` shows: the progress of an import, images as tables, text and JSON, and whether one is whole."""
+"""The output of `dalsegno image`: the progress of an import, images as tables, text and JSON, and the result of
+`verify`."""
 
 from __future__ import annotations
 
@@ -159,12 +160,12 @@ def find_image(store: ImageStore, image: str) -> Stored:
 
 @dataclass(frozen=True)
 class ImageVerdict:
-    """The result of verifying one image: what is known of it, and its fault or the confirmation."""
+    """The result of verifying one image: its name and size, and its fault or a confirmation."""
 
     title: str
     facts: dict[str, object]
     fault: str = ""
-    praise: str = "whole"
+    confirmation: str = "whole"
 
 
 def verdict_of(image: str, store: ImageStore, bar: ImportBar) -> ImageVerdict:
@@ -187,12 +188,14 @@ def _file_verdict(path: Path, store: ImageStore, bar: ImportBar) -> ImageVerdict
     written, name = store.written(path), store.find_name_of(sha256)
     verdict = ImageVerdict(str(path), {"path": str(path), "sha256": sha256, "names": [name] if name else []}, fault)
     if fault or name:
-        return replace(verdict, praise=f"whole: {name}")
+        return replace(verdict, confirmation=f"whole: {name}")
     if written:
         return replace(verdict, fault=f"differs from what was written there for {written.name}; import it again")
     if damage := check_squashfs(path, LocalRunner()):
         return replace(verdict, fault=f"damaged: {damage}")
-    return replace(verdict, praise="readable to its end; its origin is unknown, so the content cannot be compared")
+    return replace(
+        verdict, confirmation="readable to its end; its origin is unknown, so the content cannot be compared"
+    )
 
 
 def _read(path: Path, bar: ImportBar) -> tuple[str, str]:

@@ -111,7 +111,7 @@ def _inject(words: Sequence[str], options: FaultOptions, name: str | None, real:
     if json_:
         out.as_json({"fault": fault.name, "node": node, **facts})
     else:
-        out.talk(told(fault, node, options, facts, real))
+        out.talk(describe_injection(fault, node, options, facts, real))
 
 
 def read_words(words: Sequence[str], options: FaultOptions) -> tuple[InjectableFault, str, FaultOptions]:
@@ -139,8 +139,10 @@ def read_words(words: Sequence[str], options: FaultOptions) -> tuple[InjectableF
     return fault, rest[0], options
 
 
-def told(fault: InjectableFault, node: str, options: FaultOptions, facts: Mapping[str, Any], real: bool = False) -> str:
-    """Return a sentence about what was done."""
+def describe_injection(
+    fault: InjectableFault, node: str, options: FaultOptions, facts: Mapping[str, Any], real: bool = False
+) -> str:
+    """Return a sentence about the injected fault, for the user."""
     if fault.name == "power-off" and not facts["is_node"]:
         return (
             f"{node} is off, and what watches over the nodes with it: nothing is done about it; `dalsegno up` boots it"
@@ -171,7 +173,7 @@ def _clear(words: Sequence[str], options: FaultOptions, name: str | None, real: 
     if json_:
         out.as_json({"cleared": [{"fault": one.fault, "node": one.node} for one in cleared]})
     else:
-        _tell_cleared(cleared)
+        _report_cleared(cleared)
 
 
 def _word(option: str) -> str:
@@ -180,7 +182,7 @@ def _word(option: str) -> str:
     return OPTION_NAMES[option]
 
 
-def _tell_cleared(cleared: Sequence[InjectedFault]) -> None:
+def _report_cleared(cleared: Sequence[InjectedFault]) -> None:
     for one in cleared:
         out.talk(f"{one.fault} on {one.node} is undone")
     if not cleared:
@@ -212,7 +214,7 @@ def _open(name: str | None, real: bool) -> CanInject:
 
 
 def _check_there(slurm: SlurmHere) -> None:
-    """Raise if Slurm's commands are installed but belong to no cluster; a slow one passes."""
+    """Raise if Slurm's commands are installed but find no slurm.conf. A Slurm that does not answer is accepted."""
     try:
         slurm.client.version()
     except CommandFailed as fault:

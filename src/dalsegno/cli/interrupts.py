@@ -16,7 +16,7 @@ _WORDS = {signal.SIGINT: "interrupted", _HANGUP: "the terminal was closed"}
 
 
 class Interrupted(KeyboardInterrupt):
-    """We were asked to end: by Ctrl-C, by SIGTERM, or because the terminal was closed."""
+    """A request to end this process: Ctrl-C, SIGTERM, or a closed terminal."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

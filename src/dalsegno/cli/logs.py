@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dalsegno.targets.base import DaemonLog
 
 EVERY_S = 0.3
-OLD_LOGS = 9  # the most parts of a rotated log that are looked for
+OLD_LOGS = 9  # maximum number of rotated parts of a log that are read
 RUN_DAEMONS = ("coordinator", "run-agent")
 _NONE = "`dalsegno status` shows what there is of the cluster"
 
@@ -99,7 +99,7 @@ def command(
 
 
 def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: int | None, follow: bool) -> None:
-    """Refuse a rank or generation that the run does not have: no output would look like a silent run.
+    """Raise for a rank or generation that the run does not have: no output would look like a silent run.
 
     With --follow, a generation that may still be formed is accepted.
     """
@@ -138,7 +138,7 @@ def _follow(run: RunFolder, plan: RunPlan, logs: RunLogs, screen: Screen) -> Non
     from dalsegno.runs.submit.prepare import read_environment
 
     watch = watch_of(run, slurm_of(read_environment(run)), plan)
-    while not is_over(status := watch.look(time.time())):
+    while not is_over(status := watch.poll(time.time())):
         screen.lines(logs.lines(time.time()))
         time.sleep(pause_s(logs))
     screen.lines(logs.lines(time.time(), final=True))
@@ -168,7 +168,7 @@ def _print_daemon(
 
 
 def refuse_rank_options(given: Sequence[tuple[str, object]]) -> None:
-    """Refuse options that select ranks: daemons have none."""
+    """Raise for options that select ranks: daemons have none."""
     wrong = [option for option, value in given if value is not None]
     if wrong:
         raise UsageError(f"{wrong[0]} does not apply to --daemon", hint="--node selects a host of a cluster's daemon")
@@ -183,7 +183,7 @@ def run_logs(run: RunFolder) -> list[DaemonLog]:
 
 
 def select_logs(logs: Sequence[DaemonLog], daemon: str, node: str | None) -> list[DaemonLog]:
-    """Return the logs of a daemon, on one host or on all. Raises NotThere if there are none."""
+    """Return the logs of a daemon, on one host or on all. Raise NotThere if there are none."""
     found = [log for log in logs if log.name == daemon]
     if not found:
         names = ", ".join(dict.fromkeys(log.name for log in logs))
@@ -196,7 +196,8 @@ def select_logs(logs: Sequence[DaemonLog], daemon: str, node: str | None) -> lis
 
 
 def print_logs(logs: Sequence[DaemonLog], last: int | None, follow: bool) -> None:
-    """Print logs one after the other, then new lines as they are written. With several, the host is in front."""
+    """Print logs one after the other, then new lines as they are written. With several logs, each line starts with the
+    host."""
     width = max(len(log.host) for log in logs)
     readers = [(f"{log.host.ljust(width)}  " if len(logs) > 1 else "", LogReader(log.path)) for log in logs]
     printed = 0
@@ -220,7 +221,7 @@ class LogReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        self._file = 0  # the inode
+        self._file = 0  # inode
         self._rest = b""
 
     def all_lines(self, *, final: bool) -> Iterator[str]:

@@ -111,7 +111,7 @@ def main() -> None:
     except (DalsegnoError, click.ClickException) as error:
         code = _explain(error)
     except (KeyboardInterrupt, click.Abort) as end:
-        stopped = end.__cause__  # click makes an Abort of every interrupt
+        stopped = end.__cause__  # click turns every interrupt into an Abort
         out.error(stopped.word if isinstance(stopped, Interrupted) else "interrupted")
         code = stopped.exit_code if isinstance(stopped, Interrupted) else INTERRUPTED
     except BrokenPipeError:
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def _discard_output() -> None:
-    """Discard unwritable output. Python would flush it again at exit, print an error and exit with 120."""
+    """Discard output that cannot be written. Python would flush it again at exit, print an error and exit with 120."""
     try:
         sys.stdout.flush()
     except OSError:

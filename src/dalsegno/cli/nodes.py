@@ -71,7 +71,7 @@ def _slurm_nodes(name: str | None) -> list[NodeInfo]:
 
 
 def find_other_drains(nodes: Iterable[NodeInfo], slurm_users: Collection[str]) -> dict[str, str]:
-    """Return the nodes that neither we nor Slurm took out of service, with who did it and why."""
+    """Return the nodes that neither Dal Segno nor Slurm took out of service, with who did it and why."""
     from dalsegno.recovery.reason import Owner, find_owner
 
     return {node.name: _describe_drain(node) for node in nodes if find_owner(node, slurm_users) is Owner.SOMEONE}

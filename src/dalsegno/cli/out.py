@@ -1,7 +1,7 @@
-"""The one printer. Standard output is data, standard error is talk; both can be read without colour.
+"""The one module that prints. Standard output is data, standard error is messages; both can be read without colour.
 
-Everything that is printed here is made safe for terminals first: names, reasons and messages may be another user's.
-Only what a run's own program writes is printed unchanged (`follow.Screen.lines`).
+Everything that is printed here is made safe for terminals first: another user may have written names, reasons and
+messages. Only the output of a run's own program is printed unchanged (`follow.Screen.lines`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def heading(text: str) -> None:
 
 
 def step(text: str, *, bold: bool = False) -> None:
-    """Print a line of a longer story, indented."""
+    """Print one step of a longer operation, indented."""
     click.echo("  " + (style(lines(text), bold=True) if bold else lines(text)), err=True)
 
 
@@ -91,7 +91,8 @@ def problems(found: Sequence[Problem]) -> None:
 
 @contextmanager
 def progress() -> Iterator[Say]:
-    """Give a `say` for the steps of a long operation: one changing line in a terminal, else plain lines."""
+    """Yield a `say` for the steps of a long operation: it rewrites one line in a terminal, and prints plain lines
+    elsewhere."""
     started = time.monotonic()
     live = sys.stderr.isatty()
 
@@ -109,12 +110,12 @@ def progress() -> Iterator[Say]:
 
 
 def replace_line(text: str) -> None:
-    """Write over the line that a terminal shows."""
+    """Overwrite the line that a terminal shows."""
     click.echo(f"{ERASE}{fitted(text, columns())}", nl=False, err=True)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print columns as wide as they need to be, as sinfo and squeue do. No cell can break its line."""
+    """Print columns as wide as they need to be, as sinfo and squeue do. Line breaks in a cell do not break its row."""
     shown = [headers, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(headers))]
     for row in shown:

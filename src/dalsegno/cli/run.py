@@ -15,7 +15,7 @@ from dalsegno.runs.submit.request import check_sbatch_args
 from dalsegno.runs.submit.values import parse_env_pairs
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
-_ONE_WORD = "sbatch_arg"  # taken as it is, unlike `sbatch_args`, whose value is split as in a shell
+_ONE_WORD = "sbatch_arg"  # taken unchanged, unlike `sbatch_args`, whose value is split as in a shell
 
 # `--nproc_per_node` also works, as in torchrun. Everything after the script belongs to the script.
 RUN_SETTINGS: Mapping[str, Any] = {
@@ -38,7 +38,7 @@ def run_options(command: _Command) -> _Command:
     return command
 
 
-# Options that scripts seldom have and that decide where a run runs. After the script, they are probably misplaced.
+# Options that decide where a run runs, and that scripts rarely have. After the script, they are probably misplaced.
 _ABOUT_THE_RUN = frozenset(
     {"nodes", "nproc_per_node", "gpus_per_node", "cpus_per_task", "spares", "partition", "venv", "conda", "no_preload"}
     | {"container_image", "detach", "nodelist", "exclude"}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 _HEADERS = ["RUN", "STATE", "NODES", "GEN", "RESTARTS", "AGE", "ELAPSED", "JOBIDS", "EXIT", "MESSAGE"]
-_LONGEST_MESSAGE = 70
+_MAX_MESSAGE = 70
 _OWN_FIGURES = ("step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves", "save_s")
 
 
@@ -70,7 +70,7 @@ def row(run: RunFolder, status: RunStatus, now: float) -> list[str]:
         clock(elapsed_s(status, now)) if status.started else "-",
         ",".join(map(str, job_ids(run, status))) or "-",
         "-" if status.exit_code is None else str(status.exit_code),
-        line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}…",
+        line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}…",
     ]
 
 

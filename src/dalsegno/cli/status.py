@@ -37,7 +37,7 @@ def command(name: str | None, json_: bool) -> None:
 
 
 def _problems(controller: Path | None) -> list[str]:
-    """Return the problems that the controller reports; [] if it does not answer, which its daemon state shows."""
+    """Return the problems that the controller reports; [] if it does not answer, which the table of daemons shows."""
     from dalsegno.recovery.client import ask
 
     if controller is None:

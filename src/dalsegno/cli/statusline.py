@@ -21,7 +21,7 @@ _TAKING_PART = (NodeRole.MEMBER, NodeRole.READY)
 
 @dataclass(frozen=True)
 class Cause:
-    """What ended a generation, and the node where it happened first."""
+    """The event that ended a generation, and the node on which it happened first."""
 
     text: str = ""
     node: str = ""
@@ -49,7 +49,7 @@ def describe_changes(
 ) -> list[str]:
     """Return a message for each change from one status to the next.
 
-    `cause` is what ended the last generation. Generations up to `announced` have been reported.
+    `cause` is the event that ended the last generation. Generations up to `announced` were reported before.
     """
     news = [f"{_label(node)} is lost" for node in _lost(before, after) if node.name != cause.node]
     if after.phase is RunPhase.WAITING:
@@ -79,7 +79,7 @@ def cause_was_shown(before: RunStatus | None) -> bool:
 
 
 def new_generations(entries: Sequence[Entry], announced: int, cause_shown: bool) -> dict[int, str]:
-    """Return messages for the journal's generations after `announced`, by number, for those seen in no status."""
+    """Return messages, by number, for the journal's generations after `announced` that no status has shown."""
     found: dict[int, str] = {}
     for place, entry in enumerate(entries):
         if entry.get("event") == RunEvent.GENERATION and int(entry["generation"]) > announced:
@@ -94,7 +94,8 @@ def _formed(entry: Entry, cause: str) -> str:
 
 
 def last_cause(entries: Iterable[Entry]) -> Cause:
-    """Return what ended the last generation: the first failed rank in the journal, else the first lost node.
+    """Return the event that ended the last generation: the first failed rank in the journal, otherwise the first lost
+    node.
 
     A lost spare does not end a generation.
     """
@@ -194,7 +195,7 @@ def _group_size(status: RunStatus) -> int:
 
 
 def _lost(before: RunStatus | None, after: RunStatus) -> list[RunNodeStatus]:
-    """Return the nodes that have disappeared. A node whose job ended normally is not lost."""
+    """Return the nodes that were lost between two statuses. A node whose job ended normally is not lost."""
     if before is None or after.lost_nodes <= before.lost_nodes:
         return []
     here = {node.name for node in after.nodes}

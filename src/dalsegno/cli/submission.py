@@ -54,7 +54,7 @@ def make_plan(request: RunRequest, slurm: SlurmHere, home: Path) -> RunPlan:
 
 
 def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterFacts:
-    """Return what the planner needs to know about the cluster: partitions, controller, programs."""
+    """Return the facts about the cluster that the planner needs: partitions, controller, programs."""
     from dalsegno.cluster import cluster_id, no_answer, silence
     from dalsegno.programs import launcher
     from dalsegno.runs.submit.plan import ClusterFacts, partitions_seen
@@ -109,7 +109,7 @@ def _show(plan: RunPlan) -> None:
 
 
 def start(plan: RunPlan, slurm: SlurmHere, home: Path) -> RunFolder:
-    """Create the run's folder, then submit the run: the coordinator finds the folder complete."""
+    """Create the run's folder, then submit the run, so that the coordinator finds the folder complete."""
     from dalsegno.runs.submit.prepare import first_status, prepare_run
     from dalsegno.runs.submit.program import run_environment
     from dalsegno.system.machine import user_name
@@ -131,7 +131,7 @@ def _submit_to_controller(run: RunFolder, controller: Path) -> None:
     try:
         start_run(controller, run.root)
     except (DalsegnoError, KeyboardInterrupt):
-        run.cancel.touch()  # the answer may have been lost: a coordinator that did start must end
+        run.cancel.touch()  # the answer may have been lost: a coordinator that was started must end
         status = read_status(run.status)
         if status is not None and not status.over:
             write_status(run.status, aborted_status(status, time.time(), 1, "the controller did not accept the run"))
@@ -148,7 +148,7 @@ def _submit_to_slurm(run: RunFolder, plan: RunPlan, slurm: SlurmHere, home: Path
     except (DalsegnoError, KeyboardInterrupt):
         discard_run(run, home)
         raise
-    # In the journal, which is append-only: from now on the coordinator writes the status.
+    # Written to the journal, which is append-only: from now on the coordinator writes the status.
     journal.append(run.journal, time.time(), RunEvent.SUBMITTED, job=job)
 
 

@@ -72,7 +72,7 @@ def command(file: str) -> None:
             out.talk(line)
         if not plan.empty:
             _apply(target, plan, say, cluster.name)
-    if plan.import_images:  # without the lock: the cluster is up, and its nodes may need a repair meanwhile
+    if plan.import_images:  # without the lock, because the cluster is up and its nodes may need a repair meanwhile
         with interruptible(), out.progress() as say:
             target.import_images(plan, say)
     if not plan.empty:
@@ -84,14 +84,14 @@ def _apply(target: Target, plan: Plan, say: Say, name: str) -> None:
         target.apply(plan, say)
     except KeyboardInterrupt:
         out.talk("")
-        _say_what_stands(target, name)
+        _report_phase(target, name)
         raise
     except DalsegnoError:
-        _say_what_stands(target, name)
+        _report_phase(target, name)
         raise
 
 
-def _say_what_stands(target: Target, name: str) -> None:
+def _report_phase(target: Target, name: str) -> None:
     phase = target.status().phase
     if phase is ClusterPhase.HALF_MADE:
         out.talk(f"{name} is half-made: `dalsegno up` continues from here, `dalsegno down {name}` removes it")

@@ -22,18 +22,18 @@ GONE = "lost: its cluster is gone"
 SILENT_S = 30.0  # after this long without a new status, ask Slurm whether the coordinator's job exists
 LOST_S = 120.0  # a live coordinator writes its status every ten seconds
 GONE_S = 5.0  # a coordinator's last status may arrive just after its job has left the queue
-TAKEN_DOWN_S = 2.0  # a `down` in progress writes the last status of each run itself
-NOT_STARTED_S = 60.0  # a controller starts a coordinator at once
+DOWN_GRACE_S = 2.0  # a `down` in progress writes the last status of each run itself
+NOT_STARTED_S = 60.0  # the controller normally starts a coordinator at once
 
 
 class SlurmQueries(Protocol):
-    """The queries that are sent to Slurm here."""
+    """The queries that `RunWatch` sends to Slurm."""
 
     def jobs(self) -> list[JobInfo]: ...
 
 
 class RunLost(DalsegnoError):
-    """The run has no coordinator any more, and nothing will start one."""
+    """The run has no coordinator any more, and no program will start one."""
 
 
 class RunWatch:
@@ -58,13 +58,13 @@ class RunWatch:
         self._gone_since: float | None = None
         self._queued: tuple[RunPhase, str] | None = None  # phase and message from squeue
 
-    def look(self, now: float) -> RunStatus:
+    def poll(self, now: float) -> RunStatus:
         status = read_status(self._run.status)
         if status is None:
             hint = f"to see whether a job of the run is left: `squeue --name {self._run.run}`"
             raise RunLost(f"the folder of run {self._run.run} is gone", where=str(self._run.root), hint=hint)
         if not is_over(status):
-            self._look_for_cluster(now)
+            self._check_cluster(now)
         speaks = status.coordinator_pid != 0 and now - status.updated < SILENT_S
         if is_over(status) or (speaks and status.phase is not RunPhase.WAITING):
             self._gone_since, self._queued = None, None
@@ -72,9 +72,9 @@ class RunWatch:
         self._ask(status, now)
         return self._with_queue_state(status)
 
-    def _look_for_cluster(self, now: float) -> None:
+    def _check_cluster(self, now: float) -> None:
         self._no_cluster_since = (self._no_cluster_since or now) if self._no_cluster() else None
-        if self._no_cluster_since is not None and now - self._no_cluster_since >= TAKEN_DOWN_S:
+        if self._no_cluster_since is not None and now - self._no_cluster_since >= DOWN_GRACE_S:
             hint = f"its output is kept: `dalsegno logs {self._run.run}`"
             raise RunLost(f"run {self._run.run} is {GONE}", hint=hint)
 
@@ -107,10 +107,10 @@ class RunWatch:
         )
 
     def _ask_queue(self, status: RunStatus, now: float) -> None:
-        with contextlib.suppress(DalsegnoError):  # no answer of Slurm says nothing about the run
+        with contextlib.suppress(DalsegnoError):  # if Slurm does not answer, that says nothing about the run
             jobs = jobs_of(self._run, self._queue.jobs())
             self._queued = queue_phase(jobs)
-            # The controller restarts a coordinator on the head node, also while the run has no job.
+            # On the head node, the controller restarts a coordinator even if the run has no job.
             self._gone_since = None if jobs or self._on_head else (self._gone_since or now)
         silent = silent_s(status, now)
         if silent is not None:
@@ -153,7 +153,7 @@ def mark_lost(status: RunStatus) -> RunStatus:
 
 
 def cluster_is_gone(run: RunFolder) -> bool:
-    """Return whether a run's cluster was removed; False if the run's files are not ours to read."""
+    """Return whether a run's cluster was removed; False if this user may not read the run's files."""
     from dalsegno.cluster import is_gone
     from dalsegno.runs.submit.prepare import read_environment, read_plan
 
@@ -173,9 +173,9 @@ def silent_s(status: RunStatus, now: float) -> float | None:
 
 
 def jobs_of(run: RunFolder, jobs: Sequence[JobInfo]) -> list[JobInfo]:
-    """Return the run's jobs that are not over: they have its id as their name, and its owner.
+    """Return the run's active jobs: those that have its id as their name, and its owner.
 
-    Anybody can give a job that name. A run does not wait for another user's job, nor try to cancel it.
+    Anybody can give a job that name. A run neither waits for another user's job nor tries to cancel it.
     """
     owner = run.root.stat().st_uid
     return [job for job in jobs if job.name == run.run and job.uid == owner and not job.state.ended]
@@ -202,7 +202,7 @@ def job_ids(run: RunFolder, status: RunStatus) -> list[int]:
 
 
 def coordinator_is_dead(status: RunStatus) -> bool:
-    """Return whether the coordinator has died. This is known only on its own host."""
+    """Return whether the coordinator has died. Only a process on the same host can know."""
     from dalsegno.system.children import start_ticks
 
     here = status.coordinator_host == socket.gethostname()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CONTROLLER_S = DATABASE_S = 3.0
 LAST = 500  # controller events that are searched
-MOST_NODES = 16  # nodes of a run or job whose events are included
+MAX_NODES = 16  # nodes of a run or job whose events are included
 _JOB = re.compile(r"\d+([_+]\d+)?")
 
 
@@ -56,7 +56,7 @@ def command(subject: str, name: str | None, json_: bool) -> None:
 
 
 def _prefix_next(answer: Explanation, prefix: str) -> Explanation:
-    """Make the next command work in this shell."""
+    """Return the explanation with a next command that works in this shell."""
     return replace(answer, verdict=replace(answer.verdict, next=prefix_command(answer.verdict.next, prefix)))
 
 
@@ -192,11 +192,11 @@ def _injected(node: str, slurm: SlurmHere) -> list[Moment]:
 
 
 def _node_moments(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float | None) -> list[Moment]:
-    """Return what checks and controller recorded about these nodes in that time."""
+    """Return the records of checks and controller about these nodes between `since` and `until`."""
     from dalsegno.why import Moment, within
 
     moments = list[Moment]()
-    for node in list(nodes)[:MOST_NODES]:
+    for node in list(nodes)[:MAX_NODES]:
         controller = _controller_view(node, slurm)
         if controller is None:
             break  # each further request would wait for the full timeout
@@ -205,7 +205,7 @@ def _node_moments(nodes: Iterable[str], slurm: SlurmHere, since: float, until: f
 
 
 def _controller_view(node: str, slurm: SlurmHere) -> ControllerView | None:
-    """Return what the controller knows about a node; None if it does not answer."""
+    """Return the controller's facts about a node; None if it does not answer."""
     from dalsegno.why import read_controller_view
 
     answer = _ask(slurm, {"node": node})
