@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dalsegno.slurm.facts import NodeInfo
 
-LEFT_ALONE = "left alone"  # the controller itself reports such a node as "in service"
+LEFT_ALONE = "left alone"  # shown in place of the controller's "in service"
 SLURM_S = 3.0
 SHOWN_CHECKS = 10
 LAST_EVENTS = 50

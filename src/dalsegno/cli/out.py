@@ -33,7 +33,7 @@ def style(text: str, *, env: Mapping[str, str] = os.environ, **how: Any) -> str:
 
 
 def fitted(text: str, columns: int) -> str:
-    """Return the part of a line that fits into a terminal: a wrapped line could not be written over."""
+    """Return the part of a line that fits into a terminal: a wrapped line cannot be overwritten."""
     return one_line(text)[: columns - 1]
 
 

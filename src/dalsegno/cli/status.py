@@ -88,7 +88,7 @@ def _node_row(node: NodeStatus) -> list[str]:
 
 
 def _daemon_rows(status: ClusterStatus) -> list[list[str]]:
-    """Return one row per daemon. Running daemons of nodes share one row."""
+    """Return one row per daemon, except that running daemons of nodes share one row."""
     many = {name: [one for one in status.daemons if one.name == name and one.running] for name in NODE_DAEMONS}
     rows = [_daemon_row(one) for one in status.daemons if one not in many.get(one.name, [])]
     together = [[name, f"{len(fine)} node{'s' * (len(fine) > 1)}", "running"] for name, fine in many.items() if fine]

@@ -104,7 +104,7 @@ void import_image(void) {
         become_program(out, err, parent);
     if (child < 0)
         fail("cannot start the import: %s", strerror(errno));
-    setpgid(child, child); /* in the child too, so that the group exists before it is killed */
+    setpgid(child, child); /* the child does the same: the group must exist before it is killed */
     int status = wait_for_import(child);
     ignore_signals(false);
     char *path = read_output(out);

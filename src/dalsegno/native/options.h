@@ -90,7 +90,7 @@ void make_printable(char *text); /* for a log or a terminal: control characters 
 /* Checks the value of an option from the command line. */
 int check_option(enum option option, const char *value, char why[WHY_LENGTH]);
 
-/* Parses a line of the image's /etc/environment: the length of the name, and the value; 0 for a line to skip. */
+/* Parses a line of the image's /etc/environment. Returns the length of the name, 0 for a line to skip, and sets `value`. */
 size_t parse_environment(char *line, char **value);
 
 /* Returns the folder that the image's /etc/rc changes to, in Enroot's format, within text; NULL if there is none. */
