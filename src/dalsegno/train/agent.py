@@ -31,7 +31,7 @@ class AgentLink:
             send(sock, dict(message))
 
     def ask(self, message: Mapping[str, Any], wait_s: float = ANSWER_S) -> dict[str, Any]:
-        """Send a message and return the answer; an empty one if none comes."""
+        """Send a message and return the answer; an empty dict if no answer comes."""
         try:
             sock = self._open()
             sock.settimeout(wait_s)

@@ -41,15 +41,15 @@ GRACE_S = 25.0  # Slurm sends SIGKILL 30 s after SIGTERM
 LAST_SAVE_S = 1800.0  # at the end of training there is no deadline
 HOW_TO_BEGIN = "loop over steps() or epochs(), or call begin() before the first step and finish() after the last"
 Every = Union[int, str, None]
-_checkpointers = itertools.count()  # in this process
+_checkpointers = itertools.count()  # numbers the Checkpointers of this process
 _PROCESS = secrets.token_hex(4)  # containers may share /dev/shm and have the same process ids
 
 
 class Checkpointer:
     """Saves the state of a training run and restores it after a restart.
 
-    Pass the objects to save by name: anything with `state_dict` and `load_state_dict`. A saved state is loaded here,
-    so create the model, the optimizer and the rest first.
+    Pass the objects to save by name: anything with `state_dict` and `load_state_dict`. The constructor loads a saved
+    state, so create the model, the optimizer and the rest first.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Checkpointer:
             self.end()
 
     def begin(self, total: int | None = None) -> None:
-        """Begin your own loop, right before its first step. `steps` and `epochs` call it themselves.
+        """Begin a loop of your own. Call this right before the first step; `steps` and `epochs` call it themselves.
 
         It restores the random states and installs signal handlers. `total`: the number of steps.
         """
@@ -141,7 +141,7 @@ class Checkpointer:
             self._total = total
 
     def finish(self) -> None:
-        """Save after the last step of your own loop, and wait until it is on disk."""
+        """Save after the last step of your own loop, and wait until the save is on disk."""
         if self._ended:
             return
         if not self._begun:
@@ -156,7 +156,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Finish, or after an error end without saving: the state is then in the middle of a step."""
+        """Finish. After an error, end without saving, because the state is in the middle of a step."""
         if kind is None:
             self.finish()
         else:
@@ -224,7 +224,7 @@ class Checkpointer:
         return found
 
     def _start_keeping(self, keep: int, keep_every: int | None) -> RankSnapshots:
-        """Start snapshots and saves under a name of their own: a notebook cell may be run twice."""
+        """Start snapshots and saves under a unique name, because a notebook cell may be run twice."""
         where, number = self._where, self._number
         run = checkpointer_name(where.run, number)
         sweep_abandoned()
@@ -253,7 +253,7 @@ class Checkpointer:
     # Between steps
 
     def _sync_rank_store(self) -> None:
-        """Write what this rank knows to the rank store, and read it at intervals."""
+        """Write a stop request or a failed save to the rank store, and read the store at intervals."""
         now = time.monotonic()
         ahead = next_common_step(self.step, self._clock.fastest_s, self._where.world)
         if self._signal.received is not None:
@@ -288,7 +288,7 @@ class Checkpointer:
     # The end
 
     def _stop(self) -> NoReturn:
-        """Stop; all ranks do so after the same step. The exit code asks the launcher to resume later."""
+        """Exit after the same step as all other ranks. The exit code asks the launcher to resume later."""
         saved = self._all_saved(self._grace_s)
         self.end()
         if saved:
@@ -308,11 +308,11 @@ class Checkpointer:
             raise CheckpointError(f"the last step, {self.step}, could not be saved", hint="see the warnings above")
 
     def _all_saved(self, timeout_s: float, attempt: str = "") -> bool:
-        """Wait for the saves of all ranks. The first rank's save ends when the checkpoint is complete."""
+        """Wait for the saves of all ranks; return whether all succeeded. The first rank's save is the last to end."""
         self._reporter.report_end(self.step)
         ours = self._save_step == self.step and self._keeping.wait(self.step, timeout_s)
         ends = self._rank_store.gather(f"ended{attempt}", [self.step, ours])
-        self._reporter.report_end(self.step)  # now with that save
+        self._reporter.report_end(self.step)  # again, with the counts of that save
         return all(end == [self.step, True] for end in ends)
 
     def end(self) -> None:

@@ -19,7 +19,7 @@ from dalsegno.train.errors import CheckpointError
 
 # Intervals
 
-STALL_SHARE = 0.01  # of all time, for "auto"
+STALL_SHARE = 0.01  # share of the training time that snapshots may stall with "auto"
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])", re.ASCII)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -41,7 +41,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Auto:
-    """As often as possible at a cost of at most 1 % of the time."""
+    """Take snapshots as often as possible at a cost of at most 1 % of the time."""
 
 
 Interval = Union[Never, Steps, Seconds, Auto]
@@ -82,8 +82,8 @@ def auto_steps(measured: Measured) -> int:
 def suggest_interval_s(stall_s: float, failures: int, over_s: float, save_s: float = 0.0) -> float | None:
     """Return the interval that loses the least time to saving and to failures together, after Young and Daly.
 
-    None without a failure or a cost. `stall_s`: how long a save stalls training. `save_s`: how long it takes beside the
-    training; the next save cannot begin before that.
+    None without a failure or a cost. `stall_s`: how long a save stalls training. `save_s`: how long a save runs while
+    training continues; the next save cannot begin earlier.
     """
     if failures <= 0 or over_s <= 0 or stall_s <= 0:
         return None
@@ -139,7 +139,7 @@ def check_objects(objects: Mapping[str, Any], data: Any) -> None:
 
 
 def check_per_rank(per_rank: object, objects: Mapping[str, Any]) -> None:
-    """Check the objects of which each rank has its own."""
+    """Check the objects passed as `per_rank`."""
     if per_rank is None:
         return
     if not isinstance(per_rank, Mapping):

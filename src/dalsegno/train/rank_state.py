@@ -50,8 +50,8 @@ def digest(states: Mapping[str, Any] | None) -> str:
 def seed_for(rank: int, saved: Sequence[str], world_then: int, now: Sequence[str]) -> int | None:
     """Return the seed for a rank that did not exist when the state was saved, if each rank draws its own numbers.
 
-    `saved` and `now`: digests of the saved states and of those the script has just seeded, of all ranks. None for a
-    rank with a saved state, and where all ranks drew the same numbers, as some scripts require.
+    `saved` and `now`: the digests, by rank, of the saved states and of the states that the script has just seeded.
+    Return None for a rank with a saved state, or if all ranks drew the same numbers, as some scripts require.
     """
     alike = len(set(saved[:world_then])) == 1 and len(set(now)) == 1
     if rank < world_then or alike:
@@ -90,7 +90,7 @@ def _place_in_loader(loader: Any) -> DataPlace | None:
 
 
 def _place_in_batches(batches: Any) -> DataPlace:
-    """Return the position for a batch sampler. torch's own one only groups its sampler, which knows the epochs."""
+    """Return the position for a batch sampler. torch's own class only groups another sampler, which has the epochs."""
     if type(batches) is BatchSampler:
         return DataPlace(batches.sampler, batches.batch_size)
     return DataPlace(batches, 1, batches=True)
@@ -128,7 +128,7 @@ class DataPlace:
             self.sampler.set_epoch(epoch)
 
     def finish(self, epoch: int) -> None:
-        """Note that this epoch is over, with all that the script does after one."""
+        """Note that this epoch is over, and with it the script's work at the end of an epoch."""
         self.epoch, self.samples, self.seed = epoch + 1, 0, None
         self._resume, self._begun = None, False
 
@@ -145,14 +145,14 @@ class DataPlace:
         if self._resume is not None and epoch < self._resume["epoch"]:
             return iter(())
         left = self._resume if self._resume is not None and epoch == self._resume["epoch"] else None
-        left = None if left is not None and left["seed"] is None else left  # it had not begun
+        left = None if left is not None and left["seed"] is None else left  # that epoch had not begun
         self._resume, self._begun = None, True
         self.epoch, self.samples = epoch, left["samples"] if left else 0
         self.seed = left["seed"] if left else torch.get_rng_state()
         return itertools.islice(_drawn_again(draw, left) if left else draw(), self.samples, None)
 
     def _batch(self) -> int:
-        """Return the batch size of the one batch sampler that uses our sampler."""
+        """Return the batch size of the batch sampler that uses this sampler. Raise if there is not exactly one."""
         found = {each.batch_size for each in _owners(self.sampler) if isinstance(each, BatchSampler)}
         if len(found) != 1:
             raise CheckpointError(
@@ -181,7 +181,7 @@ def _owners(sampler: Any) -> list[Any]:
 
 
 def _track(sampler: Any, place: DataPlace) -> None:
-    """Make the sampler track its position in place: the script and its loader keep the same object."""
+    """Make the sampler track its position. It is changed in place: the script and its loader hold this object."""
     kind = type(sampler)
 
     class Placed(kind):  # type: ignore[misc,valid-type]
@@ -228,7 +228,7 @@ class RankOwnState:
         return taken
 
     def load_per_rank(self, own: Mapping[str, Any], rank: int) -> list[str]:
-        """Restore the per-rank objects. Return the names without one saved by this rank."""
+        """Restore the per-rank objects. Return the names of those that this rank has not saved."""
         saved = own.get("per_rank", {}) if own.get("rank") == rank else {}
         for name, each in self._per_rank.items():
             if name in saved:
@@ -245,7 +245,7 @@ class RankOwnState:
         self._randomness, self._seed = own.get("random"), seed
 
     def restore_randomness(self) -> None:
-        """Restore the random states when the loop begins: the script draws the earlier numbers at every start."""
+        """Restore the random states when the loop begins: a script also draws numbers while it sets up."""
         if self._seed is not None:
             reseed(self._seed)
         elif self._randomness is not None:

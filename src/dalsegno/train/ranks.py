@@ -76,9 +76,9 @@ def with_run_name(where: RankPlace, name: str) -> RankPlace:
     return where if where.run else dataclasses.replace(where, run=name)
 
 
-# Board: where the ranks of a run agree on the step to stop at, when to save and what to load
+# Rank store: where the ranks of a run agree on the step to stop at, when to save and what to load
 
-PATIENCE = timedelta(hours=1)  # if a rank has died, the launcher ends the others long before
+GATHER_TIMEOUT = timedelta(hours=1)  # if a rank has died, the launcher ends the others long before
 
 
 class RankStore(Protocol):
@@ -113,7 +113,7 @@ class LocalRankStore:
 
 
 class TorchRankStore:
-    """A record in the store of the rendezvous: it already exists, and no GPU waits for it."""
+    """Entries in the rendezvous store, which exists anyway and is used without the GPUs."""
 
     def __init__(self, store: Any, rank: int, world: int, number: int = 0) -> None:
         self._store, self._rank, self._world = store, rank, world
@@ -148,7 +148,7 @@ class TorchRankStore:
 
     def _wait_for(self, key: str) -> bytes:
         """Wait longer than the script's timeout for collectives, because a disk may take longer."""
-        self._store.wait([key], PATIENCE)
+        self._store.wait([key], GATHER_TIMEOUT)
         value: bytes = self._store.get(key)
         return value
 

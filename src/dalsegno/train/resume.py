@@ -20,7 +20,7 @@ from dalsegno.train.memory.snapshot import Snapshot, SnapshotVerdict, judge, ope
 from dalsegno.train.ranks import RankStore
 from dalsegno.train.state import Objects, TensorPiece, TrainingState, layout_for, local_part, with_local
 
-# Checkpoints: the ranks share the reading of every byte, because one rank alone could take hours
+# Checkpoints: each rank reads and checks a share of the bytes, because one rank alone could take hours
 
 Warn = Callable[[str], None]
 
@@ -74,12 +74,12 @@ def _read_share(
 
 # Resuming
 
-FETCH_S = 1800.0  # the agent may have to fetch all of it from another node first
+FETCH_S = 1800.0  # the agent may have to fetch the whole snapshot from another node first
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What was loaded. `own`: the state of this rank, or of rank 0 if there were fewer ranks then."""
+    """What was loaded. `own`: the saved state of this rank, or of rank 0 if fewer ranks had saved."""
 
     step: int
     world: int
@@ -90,7 +90,7 @@ class Resumed:
 def resume_from_memory(
     objects: Objects, agent: AgentLink, folder: Path, rank_store: RankStore, rank: int, warn: Warn
 ) -> Resumed | None:
-    """Load from memory on all ranks or on none: None if one rank cannot, or if the checkpoint on disk is newer."""
+    """Load from memory, on all ranks or on none. Return None if one rank cannot, or the checkpoint on disk is newer."""
     layouts = objects.layouts()
     state = _find_in_memory(agent, rank, layouts, warn)
     steps = rank_store.gather("memory", None if state is None else [state.step, state.world])
@@ -110,7 +110,7 @@ def _newest_on_disk(folder: Path) -> int:
 def _find_in_memory(
     agent: AgentLink, rank: int, layouts: Mapping[str, torch.Tensor], warn: Warn
 ) -> TrainingState | None:
-    """Ask the agent, which knows the step and fetches missing parts from other nodes."""
+    """Return this rank's state from memory. The agent chooses the step and fetches missing parts from other nodes."""
     answer = agent.ask({"resume": rank}, FETCH_S)
     if not answer.get("own"):
         return None
@@ -125,7 +125,7 @@ def _find_in_memory(
 
 
 def _fits(state: TrainingState, layouts: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether this rank's shards have their former shapes; they depend on the number of ranks."""
+    """Return whether this rank's shards have the shapes they were saved with, which depend on the number of ranks."""
     for piece in state.pieces:
         like = None if piece.shared else layout_for(piece.key, piece.size, layouts)
         if like is not None and local_part(like).shape != piece.tensor.shape:
@@ -134,7 +134,10 @@ def _fits(state: TrainingState, layouts: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _open_intact(path: Path, warn: Warn) -> Snapshot | None:
-    """Map the snapshot once, so that what was checked is loaded. One without checksums was made on this node."""
+    """Return the snapshot, checked and mapped once; None if it is damaged.
+
+    A snapshot without checksums was made on this node and is accepted.
+    """
     snapshot = open_snapshot(path)
     if snapshot is not None and judge(snapshot) in (SnapshotVerdict.WHOLE, SnapshotVerdict.UNCHECKED):
         return snapshot
@@ -162,7 +165,7 @@ def resume_from_disk(
     with found:
         objects.restore(found.shell, _read(found, objects.layouts()), found.unpickle)
         resumed = Resumed(found.step, found.world, _own(found, rank), "disk")
-        rank_store.gather("loaded", True)  # one rank's lock keeps it from being removed until all have read it
+        rank_store.gather("loaded", True)  # any rank's lock keeps the checkpoint until all have read it
     return resumed
 
 
@@ -184,7 +187,7 @@ def _own(found: FoundCheckpoint, rank: int) -> Any:
 def fix_layout(model: torch.nn.Module) -> bool:
     """Fix the order in which a DDP model sums gradients, so that it is the same after every restart.
 
-    Return whether it is fixed now, or was never going to change.
+    Return False if this version of torch does not allow it.
     """
     reducer: Any = getattr(model, "reducer", None)
     if reducer is None or getattr(model, "find_unused_parameters", False):

@@ -65,7 +65,10 @@ NICE = 5  # training has priority
 
 
 def serve(sock: socket.socket, alive: int | None = None) -> None:
-    """Serve until the worker disconnects and all work is done. `alive`: the locked file that keeps its snapshots."""
+    """Serve until the worker disconnects and all work is done.
+
+    `alive`: the descriptor of the locked file that keeps the worker's snapshots from being removed.
+    """
     os.nice(NICE)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # meant for the worker, but sent to the whole process group
@@ -150,7 +153,7 @@ class SaverRequests:
         return request
 
     def overtaken(self) -> bool:
-        """Return whether a newer request waits. A slow rank's share may still come: it works in order."""
+        """Return whether a newer request waits."""
         self._receive(timeout_s=0.0)
         return self._waiting is not None
 

@@ -18,7 +18,7 @@ from dalsegno.wire.peer import check_peer
 
 
 class SaveResult(NamedTuple):
-    """The result of one save. `why` is empty on success. `overtaken`: abandoned for a newer one."""
+    """The result of one save. `why` is empty on success. `overtaken`: abandoned for a newer save."""
 
     step: int
     slot: str
@@ -29,7 +29,7 @@ class SaveResult(NamedTuple):
 
 
 class Saver:
-    """A saver, started on first use. Its process outlives this one to finish a save."""
+    """A saver, started on first use. Its process outlives the worker to finish a save."""
 
     def __init__(self, rank: int, agent: AgentLink | None, inherits: Sequence[int] = ()) -> None:
         """Create the client. `inherits`: files that a saver started here keeps open."""
@@ -50,7 +50,7 @@ class Saver:
             self._sock.sendall(render(request))
 
     def results(self, timeout_s: float = 0.0) -> list[SaveResult]:
-        """Return the results that have arrived, after waiting at most this long for one."""
+        """Return the results that have arrived. Wait at most `timeout_s` for the first."""
         if self._sock is None or not select.select([self._sock], [], [], timeout_s)[0]:
             return []
         try:
@@ -66,7 +66,7 @@ class Saver:
         return found
 
     def wait(self, step: int, timeout_s: float) -> SaveResult:
-        """Wait for the save of that step."""
+        """Wait for the save of that step and return its result."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             for result in self.results(until - time.monotonic()):

@@ -1,8 +1,8 @@
 """Decide at which steps a run takes snapshots, saves and stops. Pure: steps, times and store entries in, decisions out.
 
 All ranks must make the same decision for the same step. What depends on a clock or a measurement is therefore decided
-by the first rank and written to the rank store for a later step. The first rank that receives a request to stop
-writes it.
+by the first rank and written to the rank store for a later step. A request to stop is written by the rank that receives
+it first.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def _by_steps(step: int, every: Interval) -> bool:
 
 
 def _by_start(step: int, start: list[int] | None) -> bool:
-    """Return whether the step is due; `start`: the first such step, and the interval."""
+    """Return whether the step is due; `start`: the first due step, and the interval."""
     return start is not None and step >= start[0] and (step - start[0]) % start[1] == 0
 
 
 def next_common_step(step: int, step_s: float, world: int = 2) -> int:
-    """Return the next step before which every rank will have read the store. `step_s`: of the fastest steps.
+    """Return the next step before which every rank will have read the store. `step_s`: how long the fastest steps take.
 
     A single rank need not wait for others. If a step takes longer than the interval between two reads, every rank reads
     after each step, and none finishes a step that another has not begun.
@@ -65,7 +65,7 @@ class Leader:
         self._every = 0
         self._save_at = self._next_save(now)
         self._failed: int | None = None
-        self._disk_at = -1  # the last announced save
+        self._disk_at = -1  # the step of the last announced save
         self.behind = False  # a save was due while another was running
 
     def decide(
@@ -81,16 +81,16 @@ class Leader:
         """Return the entries to write to the rank store now.
 
         `stall_s`: the cost of a snapshot. `failed`: the step of the last failed save. `ahead`: the first step that all
-        ranks can act on. `busy`: the first rank's save is running; it is the last of all ranks to end.
+        ranks can act on. `busy`: the first rank's save is running; it ends after those of all other ranks.
         """
         found: dict[str, Any] = {}
         every = self._memory_steps(step_s, stall_s)
         if every and not self._near(every):
             self._every = every
             found["memory"] = [ahead, every]
-        if failed != self._failed:  # a full disk may have space by then
+        if failed != self._failed:  # retry: a full disk may have space by then
             self._failed, self._save_at = failed, min(self._save_at, now + RETRY_S)
-        is_due = now >= self._save_at and step > self._disk_at  # the last announced save has begun
+        is_due = now >= self._save_at and step > self._disk_at  # and the last announced save has begun
         self.behind = self.behind or (is_due and busy)
         if is_due and not busy:
             self._save_at = self._next_save(now)

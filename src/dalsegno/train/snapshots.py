@@ -74,7 +74,7 @@ class PendingCopy(Protocol):
     def wait(self) -> None: ...
 
 
-class SnapshotMoved:
+class CompletedCopy:
     """A complete copy."""
 
     def done(self) -> bool:
@@ -108,7 +108,7 @@ class ThreadCopy:
 
 
 class TensorCopier:
-    """The copies of a process. Every optimizer's step waits for the running one."""
+    """The copies of a process. Every optimizer's step waits for the running copy."""
 
     def __init__(self) -> None:
         self._copier: Copier | None = None
@@ -135,7 +135,7 @@ class TensorCopier:
             return self._copier.start(draft, {source.data_ptr() for _, source in later})
         if not later:
             copy_now(draft.pairs)
-            return SnapshotMoved()
+            return CompletedCopy()
         steady = {source.data_ptr() for _, source in later}
         copy_now(pair for pair in draft.pairs if pair[1].data_ptr() not in steady)
         self._beside = ThreadCopy(later)
@@ -206,7 +206,7 @@ class RankSnapshots:
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.counted = SaveCounts()
-        self.failed = False  # of the last save
+        self.failed = False  # the last save failed
         self._terms, self._agent, self._warn, self._notify, self._ranks_here = terms, agent, warn, notify, ranks_here
         self._slots: Slots | None = None
         alive: list[int] = []
@@ -215,7 +215,7 @@ class RankSnapshots:
                 alive.append(hold(terms.run, terms.rank))
             self._slots = Slots(terms.run, terms.rank, terms.generation, resumed, count=SLOTS, ranks=ranks_here)
         except NotEnoughMemory as error:
-            self._go_without(error)
+            self._stop_using_memory(error)
         self._alive, self._saver = alive, Saver(terms.rank, agent, alive)
         self._mover = TensorCopier()
         self._open: _Open | None = None
@@ -225,7 +225,7 @@ class RankSnapshots:
         self._dropped: list[SaveResult] = []
 
     def keep(self, state: TrainingState, steady: Container[int], save: bool) -> None:
-        """Copy the state into memory and have it saved from there. Without a free slot, save it here and now.
+        """Copy the state into memory and have it saved from there. Without a free slot, save it while training waits.
 
         `steady`: the addresses of tensors that only an optimizer's step changes.
         """
@@ -315,10 +315,10 @@ class RankSnapshots:
         try:
             return self._slots.begin(state, spare=self._saver.busy) if self._slots is not None else None
         except NotEnoughMemory as error:
-            self._go_without(error)
+            self._stop_using_memory(error)
             return None
 
-    def _go_without(self, error: NotEnoughMemory) -> None:
+    def _stop_using_memory(self, error: NotEnoughMemory) -> None:
         self._warn(f"{error}; training now waits for every save")
         if self._slots is not None:
             self._slots.close()
@@ -331,7 +331,7 @@ class RankSnapshots:
         try:
             self._slots.prepare(state)
         except NotEnoughMemory as error:
-            self._go_without(error)
+            self._stop_using_memory(error)
             return
         self._mover.prepare(self._slots.slots, state)
         self._prepared = True
@@ -356,7 +356,7 @@ class RankSnapshots:
             self.counted.save_s = result.seconds
 
     def _note_overtaken(self, step: int) -> None:
-        """Warn once, on the first rank: only the interval is too short."""
+        """Count a dropped save. Warn once, on the first rank, because only the interval is too short."""
         self.counted.overtaken += 1
         if self.counted.overtaken == 1 and self._terms.rank == 0:
             self._warn(f"the save of step {step} was dropped for a newer one: a save takes longer than disk_every")

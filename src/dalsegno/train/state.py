@@ -87,7 +87,7 @@ class TensorPiece:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a run needs to resume from a step without a difference."""
+    """Everything a run needs to resume from a step with identical results."""
 
     step: int  # number of steps done, and so the next step
     rank: int
@@ -103,7 +103,8 @@ def take(
 ) -> TrainingState:
     """Return the current state. Nothing is copied: its tensors are those of the script.
 
-    `apart`: names of tensors that may differ between ranks. Each rank keeps its own; on disk is that of the first rank.
+    `apart`: names of tensors that may differ between ranks. Each rank keeps its own in memory; the checkpoint on disk
+    has the first rank's.
     """
     shell, tensors, values = empty_out(nested)
     pieces = tuple(_piece(key, tensor, rank, key in apart) for key, tensor in tensors.items())
@@ -127,7 +128,7 @@ def _piece(key: str, tensor: torch.Tensor, rank: int, apart: bool) -> TensorPiec
 
 # Objects of the script
 
-_FEW = 1 << 16  # elements
+_MAX_STATISTICS = 1 << 16  # elements of a buffer that may hold statistics
 RESERVED = ("dalsegno",)
 
 
@@ -145,14 +146,14 @@ class Objects:
     def apart(self) -> set[str]:
         """Return the names of tensors that differ between ranks, such as batch norm statistics of each rank's batches.
 
-        DDP sends those of the first rank to all others when the next step begins. Large tables are not statistics.
+        DDP sends the first rank's tensors to all others when the next step begins. Large tables are not statistics.
         """
         modules = {name: each for name, each in self._named.items() if isinstance(each, torch.nn.Module)}
         buffers = ((f"{name}.{key}", buffer) for name, each in modules.items() for key, buffer in each.named_buffers())
-        return {key for key, buffer in buffers if buffer.is_floating_point() or buffer.numel() <= _FEW}
+        return {key for key, buffer in buffers if buffer.is_floating_point() or buffer.numel() <= _MAX_STATISTICS}
 
     def steady(self) -> set[int]:
-        """Return the addresses of what only an optimizer's step changes: its parameters and its states."""
+        """Return the addresses of the tensors that only an optimizer's step changes: its parameters and states."""
         found: set[int] = set()
         for each in self._named.values():
             if isinstance(each, torch.optim.Optimizer):
@@ -163,7 +164,7 @@ class Objects:
         return found
 
     def layouts(self) -> dict[str, torch.Tensor]:
-        """Return the sharded tensors that exist or will exist, by name. Saved tensors are cut like them."""
+        """Return the sharded tensors that exist or will exist, by name. Saved tensors get their layout."""
         found = {key: tensor for key, tensor in empty_out(self.nested())[1].items() if is_sharded(tensor)}
         for name, each in self._named.items():
             if isinstance(each, torch.optim.Optimizer):
@@ -171,7 +172,7 @@ class Objects:
         return found
 
     def restore(self, shell: bytes, tensors: Mapping[str, torch.Tensor], unpickle: Unpickle = pickle.loads) -> None:
-        """Load a saved state. The tensors may be views of a file: only modules, which copy, get those."""
+        """Load a saved state. The tensors may be views of a file; only modules get the views, because they copy."""
         saved = rebuild_state(shell, _copied(tensors, self._copying()), unpickle)
         for name, each in self._named.items():
             if name not in saved:
@@ -211,7 +212,7 @@ def _check(name: str, thing: Any) -> None:
 
 
 def _layouts_of_states(name: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the layouts of an optimizer's future states, which are cut like its parameters."""
+    """Yield the layouts of an optimizer's future states, which are sharded like its parameters."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     for number, parameter in enumerate(parameters):
         if is_sharded(parameter):
@@ -219,7 +220,7 @@ def _layouts_of_states(name: str, optimizer: torch.optim.Optimizer) -> Iterator[
 
 
 def layout_for(key: str, size: tuple[int, ...], layouts: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """Return the script's sharded tensor by which a saved one is cut; None if it is not cut."""
+    """Return the script's sharded tensor whose layout a saved tensor gets; None if it is not sharded."""
     found = layouts.get(key)
     if found is None:
         found = layouts.get(key.rpartition(".")[0] + ".")

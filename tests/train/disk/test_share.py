@@ -8,7 +8,7 @@ from hypothesis import strategies as some
 
 pytest.importorskip("torch")
 
-from dalsegno.train.disk.write import CRUMB, Shared, Slice, divide
+from dalsegno.train.disk.write import MIN_ENTRY_BYTES, Shared, Slice, divide
 
 MIB = 1 << 20
 
@@ -25,7 +25,7 @@ def _row_bytes(tensor: Shared, dim: int) -> int:
 def test_dominant_tensor_is_divided() -> None:
     tensors = [Shared("big", (4096, 1024), 4), Shared("bias", (1024,), 4)]
     shares = divide(tensors, 4)
-    assert all(abs(bytes_of(share, tensors) - 4 * MIB) <= CRUMB for share in shares)
+    assert all(abs(bytes_of(share, tensors) - 4 * MIB) <= MIN_ENTRY_BYTES for share in shares)
 
 
 def test_small_tensors_are_not_divided_but_distributed() -> None:
@@ -76,4 +76,4 @@ def test_shares_differ_by_at_most_a_row_or_a_crumb_at_each_end(tensors: list[Sha
     total = sum(tensor.bytes for tensor in tensors)
     row = max((tensor.bytes // next((rows for rows in tensor.size if rows > 1), 1) for tensor in tensors), default=0)
     most = max(bytes_of(share, tensors) for share in divide(tensors, world))
-    assert most <= total / world + 2 * max(CRUMB, row)
+    assert most <= total / world + 2 * max(MIN_ENTRY_BYTES, row)

@@ -7,7 +7,7 @@ import pytest
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.keeper.plan import (
     RATE,
-    UNTOLD,
+    UNKNOWN_STEP,
     CommittedSnapshot,
     Drop,
     Fetch,
@@ -21,7 +21,7 @@ from dalsegno.train.keeper.state import CHUNK, ByteRate, unlimited
 def test_each_order_is_parsed() -> None:
     buddy, secret = KeeperAddress("b", 5, "n2"), b"\0\xff"
     keep = {"run": "a", "node": "n1", "secret": "00ff", "buddy": [*buddy], "generation": 3}
-    assert parse_order({"keep": keep}) == KeepOrder("a", secret, "n1", 3, buddy, UNTOLD, RATE)
+    assert parse_order({"keep": keep}) == KeepOrder("a", secret, "n1", 3, buddy, UNKNOWN_STEP, RATE)
     assert parse_order({"keep": {**keep, "buddy": None, "resumed": None}}) == KeepOrder(
         "a", secret, "n1", 3, None, None
     )

@@ -233,7 +233,7 @@ def _point_latest(folder: Path, ours: TemporaryName, name: str, warn: Warn) -> N
     try:
         link_durably(folder / LATEST, name)
         newest = _newest_of_generation(folder, ours)
-        if newest != name:  # its save set the link before this one
+        if newest != name:  # a later step was committed meanwhile, and its link has just been replaced
             link_durably(folder / LATEST, newest)
     except OSError as error:  # a file system without links, or a file of the user with that name
         warn(f"{folder / LATEST} does not point at the newest checkpoint, {name}: {error.strerror}")

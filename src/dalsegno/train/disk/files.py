@@ -88,7 +88,7 @@ def unlink(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder of ours, or what is left of it. A missing folder is not an error."""
+    """Remove a folder that we created, or what is left of it. A missing folder is not an error."""
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -36,7 +36,7 @@ from dalsegno.train.errors import CheckpointError
 # Lock: one run per folder
 
 _PAUSE_S = 0.05
-_STRANGER_S = 0.5  # enough for a process that is exiting or has not yet written its name
+_OTHER_RUN_WAIT_S = 0.5  # enough for a process that is exiting or has not yet written its name
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -101,7 +101,7 @@ def _take(fd: int, folder: Path, run: str, warn: Callable[[str], None], wait_s: 
     started = time.monotonic()
     while not _try(fd, folder, warn):
         holder, waited = _read(fd), time.monotonic() - started
-        if waited > (wait_s if holder.run == run else _STRANGER_S):
+        if waited > (wait_s if holder.run == run else _OTHER_RUN_WAIT_S):
             _refuse_or_continue(folder, run, holder, warn)
             return
         time.sleep(_PAUSE_S)
@@ -110,7 +110,7 @@ def _take(fd: int, folder: Path, run: str, warn: Callable[[str], None], wait_s: 
 
 
 def _refuse_or_continue(folder: Path, run: str, holder: Holder, warn: Callable[[str], None]) -> None:
-    """Refuse, unless the same run holds it on another host: a file server keeps a lost host's locks for minutes."""
+    """Raise unless the same run holds the lock on another host: a file server keeps a lost host's locks for minutes."""
     if holder.run != run or holder.host == socket.gethostname():
         raise _refusal(folder, holder)
     warn(f"{folder} is still locked by an earlier process of this run, {holder}; continuing without the lock")
@@ -162,7 +162,7 @@ def set_aside(folder: Path, except_run: str = "") -> Path | None:
 
 
 def _is_of_another(checkpoint: Path, run: str) -> bool:
-    """Return whether another run wrote it. A damaged one may be our own and stays, for the loader to warn of."""
+    """Return whether another run wrote the checkpoint. False for a damaged one: the loader warns of it."""
     try:
         return not is_of(read_manifest(checkpoint).run, run)
     except ValueError:
@@ -211,7 +211,7 @@ class ReadLock:
 
 @contextlib.contextmanager
 def lock_for_removal(checkpoint: Path) -> Iterator[bool]:
-    """Lock out new readers. Yield whether no process reads the checkpoint."""
+    """Lock out new readers. Yield True if no process reads the checkpoint."""
     fd = os.open(checkpoint / MANIFEST, os.O_RDWR | os.O_CLOEXEC)  # NFS needs it open for writing
     try:
         yield _lock(fd, fcntl.LOCK_EX)
@@ -248,7 +248,7 @@ def choose_removals(steps: Collection[int], newest: int, keep: Retention) -> lis
 def find_leftovers(names: Collection[str], ours: TemporaryName) -> list[str]:
     """Return the folders of killed savers and of interrupted removals.
 
-    The caller holds the lock, so folders of other runs are stale. Of our own run, the older ones are.
+    The caller holds the lock, so all folders of other runs are stale. Of this run's folders, the older ones are.
     """
     found = {name: temporary for name in names if (temporary := parse_temporary(name))}
     dead = [name for name, each in found.items() if each.run != ours.run or _age(each) < _age(ours)]
@@ -256,20 +256,23 @@ def find_leftovers(names: Collection[str], ours: TemporaryName) -> list[str]:
 
 
 def find_namesakes(names: Collection[str], run: str, generation: int) -> list[str]:
-    """Return the folders of an earlier start that have this one's names: torchrun counts from 0 each time."""
+    """Return the folders of an earlier start that this start would name the same: torchrun counts from 0 each time."""
     found = {name: temporary for name in names if (temporary := parse_temporary(name))}
     return sorted(name for name, each in found.items() if each.run == run and each.generation >= generation)
 
 
 def remove_namesakes(folder: Path, run: str, generation: int) -> None:
-    """Remove them before the first save, so that shares of two starts are never merged. The caller holds the lock."""
+    """Remove folders of an earlier start with the same names, so that shares of two starts are never merged.
+
+    Call it before the first save, with the lock held.
+    """
     with report_disk_errors("cannot clean up", folder):
         for name in find_namesakes(os.listdir(folder), run, generation):
             remove_tree(folder / name)
 
 
 def tidy(folder: Path, ours: TemporaryName, keep: Retention, warn: Callable[[str], None]) -> None:
-    """Remove leftovers and old checkpoints after a commit. Failed removals are retried after the next one."""
+    """Remove leftovers and old checkpoints after a commit. Failed removals are retried after the next commit."""
     try:
         for name in find_leftovers(os.listdir(folder), ours):
             remove_tree(folder / name)
@@ -335,5 +338,5 @@ def open_folder(folder: Path, who: OpeningRun, warn: Warn) -> Path | None:
         return None
     if who.is_first:
         return set_aside(folder)
-    # An earlier generation may have died before it got here. The run resumes from what it wrote itself.
+    # An earlier generation may have died before this point. The run resumes from the checkpoints it wrote itself.
     return set_aside(folder, except_run=who.run) if who.named or who.generation <= 1 else None

@@ -200,7 +200,7 @@ class RankPart:
     entries: Sequence[DataEntry]
     torch: str
     paths: Mapping[str, Sequence[PathStep]] = field(default_factory=dict)  # of every key, from rank 0 only
-    prints: Mapping[str, int] = field(default_factory=dict)  # of the tensors that every rank holds
+    prints: Mapping[str, int] = field(default_factory=dict)  # fingerprints of the tensors that every rank holds
 
 
 def render_part(part: RankPart) -> bytes:

@@ -53,7 +53,7 @@ class NotPlainValue(CheckpointError):
 
 
 def load_plain(raw: bytes) -> Any:
-    """Unpickle plain values; raise NotPlainValue with the name of the first other one."""
+    """Unpickle plain values; raise NotPlainValue with the name of the first value that is not plain."""
     return _Unpickler(io.BytesIO(raw)).load()
 
 
@@ -143,7 +143,7 @@ class FoundCheckpoint:
         return shell
 
     def own(self, rank: int) -> bytes | None:
-        """Return the state of that rank alone; None if there was no such rank."""
+        """Return the state that only this rank had; None if there was no such rank."""
         own: bytes | None = self.value(own_key(rank))
         return own
 
@@ -212,7 +212,7 @@ def all_damaged_error(folder: Path, damaged: Sequence[str]) -> CheckpointError:
 
 
 def open_checkpoint(path: Path, every_byte: bool = True, trust: bool | None = None) -> FoundCheckpoint:
-    """Open this checkpoint. `every_byte=False` checks sizes only, if another rank reads all of it.
+    """Open this checkpoint. `every_byte=False` checks sizes only, for a checkpoint whose bytes other ranks check.
 
     `trust`: whether to run code that is in it. By default that depends on who can have written it.
     """
@@ -224,7 +224,7 @@ def open_checkpoint(path: Path, every_byte: bool = True, trust: bool | None = No
 
 
 def _open_checked(path: Path, every_byte: bool, trust: bool | None) -> tuple[FoundCheckpoint | None, tuple[str, ...]]:
-    """Return the checkpoint, or its faults; neither if it was removed just now."""
+    """Return the checkpoint, or None and its faults. There are no faults if it was removed just now."""
     try:
         lock = ReadLock(path)
     except FileNotFoundError:

@@ -30,7 +30,7 @@ from dalsegno.train.state import TensorPiece, TrainingState
 
 # Division of the work: every rank computes the same result alone
 
-CRUMB = 64 * 1024  # bytes: a smaller entry costs more than it balances
+MIN_ENTRY_BYTES = 64 * 1024  # a smaller entry costs more than the better balance gains
 
 
 class Shared(NamedTuple):
@@ -74,7 +74,7 @@ def split_dim(size: Sequence[int]) -> int:
 def _cut(tensor: Shared, at: int, total: int, world: int) -> list[tuple[int, Slice]]:
     dim = split_dim(tensor.size)
     rows = tensor.size[dim] if tensor.size else 1
-    if tensor.bytes <= CRUMB or rows < 2:
+    if tensor.bytes <= MIN_ENTRY_BYTES or rows < 2:
         return [(_owner(at + tensor.bytes // 2, total, world), Slice(tensor.key, dim, 0, rows))]
     first, last = _owner(at, total, world), _owner(at + tensor.bytes - 1, total, world)
     cuts = [0, *(_row(tensor, rows, total * rank // world - at) for rank in range(first + 1, last + 1)), rows]
@@ -84,9 +84,9 @@ def _cut(tensor: Shared, at: int, total: int, world: int) -> list[tuple[int, Sli
 
 def _row(tensor: Shared, rows: int, byte: int) -> int:
     """Return the row nearest to a cut at `byte`."""
-    if byte < CRUMB:
+    if byte < MIN_ENTRY_BYTES:
         return 0
-    if tensor.bytes - byte < CRUMB:
+    if tensor.bytes - byte < MIN_ENTRY_BYTES:
         return rows
     return round(byte * rows / tensor.bytes)
 
@@ -99,7 +99,7 @@ def _owner(byte: int, total: int, world: int) -> int:
 
 
 def write_entries(file: ChecksummedFile, state: TrainingState) -> list[DataEntry]:
-    """Write this rank's share of the tensors, its own state, and on rank 0 the rest."""
+    """Write this rank's share of the tensors, its own state, and on rank 0 the entries that are not tensors."""
     with _without_torchs_checksums():
         return [
             *(_write_entry(file, key, value) for key, value in _values(state)),

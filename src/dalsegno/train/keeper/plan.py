@@ -1,8 +1,8 @@
 """Decide what a keeper does next, from what it holds, what it sent and its orders. Pure.
 
-A copy may be overwritten by the rule for a rank's own slots: when something newer is safe for all ranks. So there is a
-third slot for copies, created only if the second holds a step that is not safe yet. Otherwise nodes that sent different
-steps first would wait for each other for ever.
+Like a rank's own snapshot, a copy may be overwritten when a newer step is safe for all ranks. There is a third slot for
+copies, created only if the second holds a step that is not safe yet: without it, nodes that sent different steps first
+would wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class KeeperAddress(NamedTuple):
     node: str
 
 
-UNTOLD = -1  # the order does not name the step
+UNKNOWN_STEP = -1  # the order does not name the step
 RATE = 2 << 30  # bytes per second
 
 
@@ -40,7 +40,7 @@ class KeepOrder:
     node: str  # of this keeper, as its peers name it
     generation: int
     buddy: KeeperAddress | None = None
-    resumed: int | None = UNTOLD  # the step from which this generation resumed; None if it started from scratch
+    resumed: int | None = UNKNOWN_STEP  # the step from which this generation resumed; None if it started from scratch
     rate: float = RATE  # bytes per second to the buddy
 
 
@@ -51,7 +51,7 @@ class CommittedSnapshot:
 
 @dataclass(frozen=True)
 class Fetch:
-    """An order to fetch what a rank needs to resume from that step. No holders: it is here already."""
+    """An order to fetch what a rank needs to resume from a step. Without holders, it is on this node already."""
 
     number: int
     rank: int
@@ -85,7 +85,7 @@ def parse_order(message: Mapping[str, Any]) -> Order | None:
 
 
 def _keep(message: Mapping[str, Any]) -> KeepOrder:
-    run, buddy, resumed = str(message["run"]), message.get("buddy"), message.get("resumed", UNTOLD)
+    run, buddy, resumed = str(message["run"]), message.get("buddy"), message.get("resumed", UNKNOWN_STEP)
     check_run(run)
     return KeepOrder(
         run,
@@ -112,7 +112,7 @@ def _address(value: Any) -> KeeperAddress:
 # Decisions
 
 COPIES = 3  # slots for the copies of one rank that a buddy sends
-OWN, SHARED = 3, 4  # slots for the parts that were fetched for it
+OWN, SHARED = 3, 4  # slots for the parts fetched for one rank
 
 Sent = tuple[int, int]  # a rank and the `seq` of its snapshot
 
@@ -167,8 +167,8 @@ def find_shared(held: Iterable[StoredSnapshot], generation: int, step: int) -> S
 def find_unneeded(held: Sequence[StoredSnapshot], safe: SafeSteps | None) -> list[StoredSnapshot]:
     """Return the snapshots that are no longer needed.
 
-    These are the parts fetched to start from, once the run has a newer safe step; and those of a rank that now runs or
-    has its copies elsewhere: none of them is of the generation with a safe step.
+    These are parts that a rank fetched to resume, once the run has a newer safe step, and all snapshots of a rank that
+    now runs on another node or has its copies there: none of them is of the current generation or needed.
     """
     if safe is None:
         return []
@@ -180,15 +180,16 @@ def find_unneeded(held: Sequence[StoredSnapshot], safe: SafeSteps | None) -> lis
 
 
 def _counts(one: StoredSnapshot, keep: KeepOrder, safe: SafeSteps | None) -> bool:
-    """Return whether the run may ever resume from it: not from abandoned steps, nor from before the safe one."""
+    """Return whether the run may ever resume from this snapshot: not from abandoned steps, nor from before the safe
+    step."""
     if safe is not None and not safe.needs(one.place):
         return False
-    return one.record.generation == keep.generation or keep.resumed in (UNTOLD, one.record.step)
+    return one.record.generation == keep.generation or keep.resumed in (UNKNOWN_STEP, one.record.step)
 
 
 def _resumed(copies: Iterable[SnapshotRecord | None], keep: KeepOrder) -> int | None:
-    """Return the step from which the generation resumed. If unknown, it may be the newest one."""
-    if keep.resumed != UNTOLD:
+    """Return the step from which the generation resumed. If the order does not name it, return the newest copy's."""
+    if keep.resumed != UNKNOWN_STEP:
         return keep.resumed
     return max((copy.step for copy in copies if copy and copy.generation < keep.generation), default=None)
 

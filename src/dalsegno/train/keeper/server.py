@@ -52,7 +52,7 @@ def _give(channel: Channel, message: Message, state: KeeperState, one: StoredSna
 
 # Copies from other nodes: each is written beside the newest complete one, and counts when it is complete
 
-MOST_RANKS = 1 << 20
+MAX_RANKS = 1 << 20
 
 
 class SnapshotReceiver:
@@ -67,7 +67,7 @@ class SnapshotReceiver:
         """Answer an offer and receive the copy."""
         header = bytes.fromhex(message["header"])
         record = parse_record(header)
-        if record is None or record.shared != ABSENT or not record.rank < record.world <= MOST_RANKS:
+        if record is None or record.shared != ABSENT or not record.rank < record.world <= MAX_RANKS:
             raise CheckpointError("the offer is not a copy of a snapshot")
         if not self._begin(record.rank):
             channel.send({"later": True})
@@ -130,7 +130,7 @@ def check_copy_fits(
 # Connections of other keepers
 
 
-_MOST_CALLS = 256
+_MAX_CALLS = 256
 LIMITS = ServerLimits(strangers=32, stranger_s=PROOF_S, stranger_bytes=1 << 10)
 
 
@@ -140,7 +140,7 @@ class KeeperServer:
     def __init__(self, state: KeeperState, listener: socket.socket) -> None:
         self._state, self._listener = state, listener
         self._receiving = SnapshotReceiver(state)
-        self._calls = threading.BoundedSemaphore(_MOST_CALLS)
+        self._calls = threading.BoundedSemaphore(_MAX_CALLS)
         self._selector = selectors.DefaultSelector()
         self._server: BoundedServer[str] = BoundedServer(SelectorWatcher(self._selector), self, CALLER, CALLED, LIMITS)
 

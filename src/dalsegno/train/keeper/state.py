@@ -34,7 +34,7 @@ class KeeperState:
             self.refresh()
 
     def wait_for_orders(self, timeout_s: float) -> KeepOrder | None:
-        """Wait for the first orders: others know a keeper's port before its agent has sent any."""
+        """Return the orders; wait for the first ones, because other keepers may call before the agent has sent any."""
         with self.changed:
             self.changed.wait_for(lambda: self.keep is not None, timeout_s)
             return self.keep
@@ -60,7 +60,7 @@ class KeeperState:
         return holdings(self.keep.run, self.folder) if self.keep else []
 
     def sent(self) -> set[Sent]:
-        """Return what the current buddy has."""
+        """Return the snapshots that the current buddy has."""
         buddy = self.keep.buddy if self.keep else None
         return {key for key, address in self._sent.items() if address == buddy}
 
@@ -98,7 +98,7 @@ class KeeperState:
 # Rate limit, so that copies do not slow down training
 
 CHUNK = 4 << 20
-_LEAST = 64 << 10
+_MIN_CHUNK = 64 << 10
 
 
 class ByteRate:
@@ -116,7 +116,7 @@ class ByteRate:
     @property
     def chunk(self) -> int:
         """Return the bytes to send at once, fewer at a low rate so that the receiver does not wait long."""
-        return max(_LEAST, min(CHUNK, int(self.rate / 8)))
+        return max(_MIN_CHUNK, min(CHUNK, int(self.rate / 8)))
 
     def take(self, count: int) -> None:
         """Wait until this many bytes may be sent. More than the bucket holds is sent after a longer wait."""
@@ -128,5 +128,5 @@ class ByteRate:
 
 
 def unlimited() -> ByteRate:
-    """Return no limit, for fetches: training does not run then."""
+    """Return a rate without a limit, for fetches: no training runs meanwhile."""
     return ByteRate(float(1 << 60))

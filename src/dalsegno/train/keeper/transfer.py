@@ -52,7 +52,7 @@ class WantedPart:
 
 
 class IncomingPart:
-    """A part being received from one holder after the other, into a new file: an earlier one may still be in use."""
+    """A part being received from one holder after the other, into a new file: an earlier file may still be in use."""
 
     def __init__(self, path: Path, wanted: WantedPart) -> None:
         self._path, self._wanted = path, wanted
@@ -199,7 +199,7 @@ def _describe(wanted: WantedPart) -> str:
 
 # Copies to the buddy
 
-_MOST_S = 0.5  # between two connections to a buddy that does not answer
+_MAX_RETRY_S = 0.5  # between two connections to a buddy that does not answer
 _SKIPPED_S = 1.0  # idle time after which skipped snapshots are sent
 
 
@@ -236,7 +236,7 @@ class SnapshotSender:
                 self._moved = time.monotonic()
                 self._state.note_sent(one, buddy)
             elif outcome is TransferOutcome.BROKEN:
-                self._rest(min(_MOST_S, 0.01 * 2 ** min(self._broken, 10)))
+                self._rest(min(_MAX_RETRY_S, 0.01 * 2 ** min(self._broken, 10)))
             else:
                 self._aside[key_of(one)] = time.monotonic() + _REST_S[outcome]
 

@@ -82,7 +82,7 @@ class Channel:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Send `wait` messages meanwhile: allocating and checksumming a large part takes seconds."""
+        """Send `wait` messages while the block runs: allocating and checksumming a large part takes seconds."""
         done = threading.Event()
 
         def beat() -> None:

@@ -53,7 +53,7 @@ class PendingCopies:
         self._host_s += seconds
 
     def stall_s(self) -> float:
-        """Return how long training has stalled for it: this process, and the stream as far as it has run."""
+        """Return how long training has stalled for the copies: this process, and the stream as far as it has run."""
         waits = self._stream_waits
         on_device = (float(before.elapsed_time(after)) / 1000 for before, after in waits if after.query())
         return self._host_s + sum(on_device)
@@ -137,7 +137,7 @@ class Copier:
         with torch.no_grad(), torch.cuda.stream(self._stream):
             sources = []
             for target, source in pairs:
-                sources.append(source.contiguous())  # a strided one would be copied synchronously
+                sources.append(source.contiguous())  # a strided tensor would be copied synchronously
                 target.copy_(sources[-1], non_blocking=True)
             return sources
 
@@ -147,7 +147,7 @@ class Copier:
             return []
         total = sum(_aligned_bytes(source) for _, source in pairs)
         if self._staging is None or self._staging.numel() < total:
-            self._staging = None  # free the smaller one first
+            self._staging = None  # free the smaller buffer first
             self._staging = torch.empty(total, dtype=torch.uint8, pin_memory=True)
         at, staged = 0, []
         for target, source in pairs:

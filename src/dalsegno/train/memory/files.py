@@ -24,7 +24,7 @@ from dalsegno.train.errors import CheckpointError, NotEnoughMemory
 
 SHM = Path("/dev/shm")
 _NAMES = 64  # candidates per user, in case others have taken the first ones
-_MOST_FILES = 1 << 16  # read per folder: root reads them too, and a user must not be able to keep it busy
+_MAX_FILES = 1 << 16  # read per folder: root reads them too, and a user must not be able to keep it busy
 _FOLDER = re.compile(r"dalsegno\.[0-9]+(\.[0-9]+)?", re.ASCII)
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # another user's FIFO must not block us
 
@@ -96,7 +96,7 @@ def list_folder(path: Path, uid: int) -> dict[str, float]:
     with contextlib.suppress(OSError), _opened(path) as folder:
         if os.fstat(folder).st_uid == uid:
             with os.scandir(folder) as entries:
-                for entry in itertools.islice(entries, _MOST_FILES):
+                for entry in itertools.islice(entries, _MAX_FILES):
                     with contextlib.suppress(FileNotFoundError):
                         found[entry.name] = entry.stat(follow_symlinks=False).st_mtime
     return found

@@ -1,7 +1,7 @@
 """The layout of a state in a slot. Pure: a state in, byte ranges out, and back.
 
 A snapshot has two contiguous parts: the shared part, which every rank has, and the own part, which only this rank has.
-A buddy gets only the own part. Any rank's shared part and a lost rank's own part restore its state.
+A buddy gets only the own part. Any rank's shared part and a lost rank's own part together restore the lost rank.
 
     part = head (what is in it, JSON) | tensors | blobs (pickles)          every range starts at a multiple of 64
 """

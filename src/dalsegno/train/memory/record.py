@@ -95,7 +95,7 @@ def parse_sums(header: bytes) -> SnapshotSums | None:
 
 
 def sums_are_damaged(header: bytes) -> bool:
-    """Return whether something was written there that is not a valid record."""
+    """Return whether the header holds checksums that are not a valid record."""
     return any(header[SUMS_AT:HEADER]) and parse_sums(header) is None
 
 

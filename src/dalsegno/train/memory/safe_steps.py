@@ -24,12 +24,12 @@ class SafeSteps:
     """What to keep in one generation. A later value only releases more, so a stale reader keeps too much."""
 
     generation: int
-    place: Place = NOWHERE  # the newest that survives the loss of any node; may be of an earlier generation
-    resumed: Place = NOWHERE  # from which this generation resumed
+    place: Place = NOWHERE  # the newest place that survives the loss of any node; may be of an earlier generation
+    resumed: Place = NOWHERE  # the place from which this generation resumed
     floor: int = 0  # earlier steps of this generation are abandoned: not all ranks, or no buddy, have them
 
     def needs(self, place: Place) -> bool:
-        """Return whether the run may have to resume from it."""
+        """Return whether the run may have to resume from this place."""
         if place == self.place or place[0] > self.generation:
             return True
         if place[0] == self.generation:
@@ -58,7 +58,7 @@ def _place(value: Any) -> Place:
 
 
 def write_safe(path: Path, safe: SafeSteps) -> None:
-    """Write it atomically: a concurrent reader gets the old value or this one."""
+    """Write the safe step atomically: a concurrent reader gets the old value or this one."""
     raw = _FORM.pack(safe.generation, safe.floor, *safe.place, *safe.resumed)
     new = path.with_name(f"{path.name}-new")
     fd = create_own(new)
@@ -70,7 +70,7 @@ def write_safe(path: Path, safe: SafeSteps) -> None:
 
 
 def read_safe(path: Path) -> SafeSteps | None:
-    """Read the safe step; None without replication, where every committed step is as safe as it gets.
+    """Read the safe step; None without replication, where every committed step counts as safe.
 
     If the file is damaged, nothing is safe.
     """

@@ -35,7 +35,7 @@ from dalsegno.train.state import TrainingState
 # Files
 
 _PAGE = 4096
-_AT_ONCE = 64 << 20  # bytes: a signal makes the kernel restart the allocation of a call
+_AT_ONCE = 64 << 20  # bytes per call: a signal makes the kernel restart the call's allocation
 
 
 def create(path: Path, size: int) -> int:
@@ -114,7 +114,7 @@ class Slot:
         return total <= self.capacity <= 2 * capacity_for(total)
 
     def make_fit(self, total: int) -> None:
-        """Prepare the slot for a snapshot of that size. Replace a file that does not fit, with its contents."""
+        """Prepare the slot for a snapshot of that size. A file that does not fit is replaced; its contents are lost."""
         if not self.fits(total):
             self.close()
             self._fd = create(self.path, capacity_for(total))
@@ -224,7 +224,7 @@ def copy_now(pairs: Iterable[Pair]) -> None:
 
 def make_record(state: TrainingState, layout: SlotLayout, generation: int) -> SnapshotRecord:
     shared, own = _extent(layout.shared, HEADER), _extent(layout.own, layout.own_at)
-    # The monotonic clock does not go back until a reboot, which clears the memory: numbers are unique.
+    # The monotonic clock goes back only at a reboot, which clears the memory, so every `seq` is unique.
     ids = (state.step, generation, state.rank, state.world)
     return SnapshotRecord(time.monotonic_ns(), *ids, shared, own, is_sharded(state, layout))
 
@@ -286,7 +286,10 @@ class Slots:
         self._prepare(lay_out(state))
 
     def begin(self, state: TrainingState, spare: Collection[str] = ()) -> SnapshotDraft | None:
-        """Open a slot for this state; None, and counted, if none may be overwritten yet. `spare`: paths not to use."""
+        """Open a slot for this state. `spare`: paths not to use.
+
+        If no slot may be overwritten yet, count the snapshot as skipped and return None.
+        """
         layout = lay_out(state)
         self._prepare(layout)
         for number in free_slots(self.records(), self._generation, self._resumed, read_safe(self._safe)):
