@@ -37,7 +37,7 @@ def test_message_cannot_forge_a_line_or_reach_the_terminal(tmp_path: Path):
 
 
 def test_log_is_rotated_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(log, "MOST_BYTES", 1000)
+    monkeypatch.setattr(log, "MAX_BYTES", 1000)
     logger = start_logging("coordinator", tmp_path / "log")
     for number in range(100):
         logger.info("step %d", number)

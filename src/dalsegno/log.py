@@ -18,7 +18,7 @@ from dalsegno.printable import logged, one_line
 
 LEVEL = "DALSEGNO_LOG_LEVEL"
 LEVELS = ("debug", "info", "warning", "error")
-MOST_BYTES, OLD_FILES = 8 << 20, 2  # of a log that this process rotates itself
+MAX_BYTES, OLD_FILES = 8 << 20, 2  # of a log that this process rotates itself
 
 
 def start_logging(component: str, path: Path | None = None, level: int = logging.INFO) -> logging.Logger:
@@ -32,7 +32,7 @@ def start_logging(component: str, path: Path | None = None, level: int = logging
         from logging.handlers import RotatingFileHandler  # not needed by agents and hosts, which log to stderr
 
         with contextlib.suppress(OSError):
-            handler = RotatingFileHandler(path, maxBytes=MOST_BYTES, backupCount=OLD_FILES)
+            handler = RotatingFileHandler(path, maxBytes=MAX_BYTES, backupCount=OLD_FILES)
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [handler]

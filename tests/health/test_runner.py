@@ -13,7 +13,7 @@ from dalsegno.health.check import QUIET, Check, Context
 from dalsegno.health.checks.gpu import ask_fabric_manager
 from dalsegno.health.checks.late import blame
 from dalsegno.health.expected import Expected
-from dalsegno.health.messages import LONGEST_TEXT, NodeReport
+from dalsegno.health.messages import MAX_TEXT, NodeReport
 from dalsegno.health.node_reader import NodeReader, RecordedNode
 from dalsegno.health.runner import Checkup, examine, result_line
 from dalsegno.spec.facts import CheckSetting
@@ -159,7 +159,7 @@ def test_every_result_fits_into_a_report(node: RecordedNode) -> None:
         return failed("\x1b[31m" + "é\n" * 2000, Remedy.DRAIN, "a\tb")
 
     found = examine([Check("loud", "", ask_load, judge_loudly)], Context.IDLE, node, {})
-    assert len(only(found).text) == LONGEST_TEXT
+    assert len(only(found).text) == MAX_TEXT
     report = NodeReport("gpu-1", "boot", tuple(found))
     assert parse_report(report_message(report)) == report
 

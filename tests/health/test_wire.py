@@ -30,7 +30,7 @@ from dalsegno.health.messages import (
     report_message,
 )
 from dalsegno.health.result import Remedy, failed
-from dalsegno.health.wire import AGENT, CONTROLLER, MOST_BYTES, NodeHello, read_hello, read_secret
+from dalsegno.health.wire import AGENT, CONTROLLER, MAX_MESSAGE_BYTES, NodeHello, read_hello, read_secret
 from dalsegno.wire.frames import MAX_BYTES, BadFrame, Message, Reader, encode, pack
 from dalsegno.wire.handshake import BadProof, ClientHandshake, Seal, ServerHandshake, nonce, read_nonce
 
@@ -287,7 +287,7 @@ def test_removed_changed_or_inserted_bytes_are_never_accepted(noise: bytes, at: 
     said: list[Message] = [{"n": n} for n in range(4)]
     whole = b"".join(ours.close(message) for message in said)
     heard: list[Message] = []
-    reader = Reader(MOST_BYTES)
+    reader = Reader(MAX_MESSAGE_BYTES)
     try:
         for body in reader.bodies(whole[:at] + noise + whole[at + cut :]):
             heard.append(theirs.open(body))
@@ -298,4 +298,4 @@ def test_removed_changed_or_inserted_bytes_are_never_accepted(noise: bytes, at: 
 
 def test_a_long_message_is_refused_before_it_is_buffered():
     with pytest.raises(BadFrame, match="longer"):
-        list(Reader(MOST_BYTES).feed(pack({"say": "x" * MOST_BYTES})[:10]))
+        list(Reader(MAX_MESSAGE_BYTES).feed(pack({"say": "x" * MAX_MESSAGE_BYTES})[:10]))

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 
-from dalsegno.health.messages import MOST_PART, Finding, GpuIdentity, Order, Reply
+from dalsegno.health.messages import MAX_PART, Finding, GpuIdentity, Order, Reply
 from dalsegno.health.result import passed
 from dalsegno.node_agent.orders import Send
 from dalsegno.system.hanging_calls import ask
@@ -49,5 +49,5 @@ def do(order: Order, send: Send) -> None:
     if context == "hangs":
         time.sleep(1000)
     text = "x" * int(order.arguments.get("size", "0")) or "some words"
-    for start in range(0, len(text), MOST_PART):
-        send(Reply(order.number, file="words.txt", part=text[start : start + MOST_PART]))
+    for start in range(0, len(text), MAX_PART):
+        send(Reply(order.number, file="words.txt", part=text[start : start + MAX_PART]))

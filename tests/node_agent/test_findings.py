@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dalsegno.health.messages import (
-    LONGEST_TEXT,
-    MOST_FINDINGS,
+    MAX_FINDINGS,
+    MAX_TEXT,
     Finding,
     GpuIdentity,
     NewFindings,
@@ -12,7 +12,7 @@ from dalsegno.health.messages import (
     parse_agent_message,
 )
 from dalsegno.health.result import Remedy, failed, passed
-from dalsegno.health.wire import AGENT, MOST_BYTES
+from dalsegno.health.wire import AGENT, MAX_MESSAGE_BYTES
 from dalsegno.node_agent.findings import WHOLE_S, Findings
 from dalsegno.recovery.agents import merge
 from dalsegno.wire.frames import Message
@@ -63,18 +63,16 @@ def test_findings_of_removed_checks_are_dropped():
 
 def test_the_longest_report_fits_into_valid_messages():
     findings = Findings("gpu-1", "boot-1")
-    for number in range(2 * MOST_FINDINGS):
-        findings.note(Finding(f"{number:03}" + '"' * LONGEST_TEXT, failed("ü" * 1000, Remedy.DRAIN, "ü" * 1000), 1.0))
-    findings.set_gpus(
-        [GpuIdentity(number, '"' * LONGEST_TEXT, '"' * LONGEST_TEXT, '"' * LONGEST_TEXT) for number in range(100)]
-    )
+    for number in range(2 * MAX_FINDINGS):
+        findings.note(Finding(f"{number:03}" + '"' * MAX_TEXT, failed("ü" * 1000, Remedy.DRAIN, "ü" * 1000), 1.0))
+    findings.set_gpus([GpuIdentity(number, '"' * MAX_TEXT, '"' * MAX_TEXT, '"' * MAX_TEXT) for number in range(100)])
     messages = findings.messages(0.0)
     seal = Seal(b"s" * 32, AGENT)
-    assert all(len(seal.close(message)) < MOST_BYTES for message in messages)
+    assert all(len(seal.close(message)) < MAX_MESSAGE_BYTES for message in messages)
     report = None
     for each in parsed(messages):
         report = merge(report, each)
-    assert report is not None and len(report.findings) == MOST_FINDINGS and len(findings.all()) == MOST_FINDINGS
+    assert report is not None and len(report.findings) == MAX_FINDINGS and len(findings.all()) == MAX_FINDINGS
 
 
 def test_unprintable_text_is_replaced():

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.health.checks.late import SLOW
-from dalsegno.node_agent.pair import DIALLER, LISTENER, MOST_CALLERS, PartnerUnreachable, answer, call
+from dalsegno.node_agent.pair import DIALLER, LISTENER, MAX_CALLERS, PartnerUnreachable, answer, call
 from dalsegno.system.children import MARK, marked
 from dalsegno.wire.client import read_frame
 from dalsegno.wire.frames import pack, parse
@@ -139,7 +139,7 @@ class Waiting:
 
 def test_any_number_of_strangers_cannot_block_the_partner():
     waiting = Waiting()
-    strangers = [socket.create_connection(("127.0.0.1", waiting.port)) for _ in range(2 * MOST_CALLERS)]
+    strangers = [socket.create_connection(("127.0.0.1", waiting.port)) for _ in range(2 * MAX_CALLERS)]
     for number, stranger in enumerate(strangers):
         with contextlib.suppress(OSError):  # it was disconnected
             stranger.sendall([b"", b"\xff" * 600, pack({"nonce": "x"}), pack({"nonce": "0" * 32})][number % 4])

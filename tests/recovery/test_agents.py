@@ -15,8 +15,8 @@ import pytest
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.messages import (
-    MOST_FINDINGS,
-    MOST_PART,
+    MAX_FINDINGS,
+    MAX_PART,
     BadReport,
     Finding,
     GpuIdentity,
@@ -31,7 +31,7 @@ from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import AGENT, CONTROLLER, NodeHello
 from dalsegno.recovery.agent_server import STRANGERS
 from dalsegno.recovery.agent_view import NODE_LIMITS, AgentView
-from dalsegno.recovery.agents import MOST_BYTES, MOST_ORDERS, RESTART_S, AgentTable, OrderAnswer, OrderEnd, merge
+from dalsegno.recovery.agents import MAX_BYTES, MAX_ORDERS, RESTART_S, AgentTable, OrderAnswer, OrderEnd, merge
 from dalsegno.recovery.probes import NodeAddress
 from dalsegno.wire.frames import Message, pack
 from dalsegno.wire.handshake import ClientHandshake, nonce
@@ -218,7 +218,7 @@ def test_a_full_report_drops_removed_checks():
     news = NewFindings(NodeReport("gpu-1", "boot-1", (XID,)), frozenset({"xid"}))
     assert merge(REPORT, news) == NodeReport("gpu-1", "boot-1", (XID,), ())
     many = NewFindings(
-        NodeReport("gpu-1", "boot-1", tuple(Finding(f"c{n}", passed(""), 1.0) for n in range(MOST_FINDINGS)))
+        NodeReport("gpu-1", "boot-1", tuple(Finding(f"c{n}", passed(""), 1.0) for n in range(MAX_FINDINGS)))
     )
     with pytest.raises(BadReport, match="more than"):
         merge(REPORT, many)
@@ -376,11 +376,11 @@ def test_a_long_answer_is_truncated(scene: Scene):
     agent.receive()
     answers = ordered(scene)
     number = agent.receive()["order"]
-    for _ in range(MOST_BYTES // MOST_PART + 5):
-        agent.say(reply_message(Reply(number, file="ps.txt", part="x" * MOST_PART)))
+    for _ in range(MAX_BYTES // MAX_PART + 5):
+        agent.say(reply_message(Reply(number, file="ps.txt", part="x" * MAX_PART)))
     agent.say(reply_message(Reply(number, done=True)))
     scene.until(lambda: answers)
-    assert len(answers[0].files["ps.txt"]) == MOST_BYTES and answers[0].end is OrderEnd.TRUNCATED
+    assert len(answers[0].files["ps.txt"]) == MAX_BYTES and answers[0].end is OrderEnd.TRUNCATED
 
 
 def test_orders_that_cannot_be_answered_fail_with_their_cause(scene: Scene):
@@ -389,7 +389,7 @@ def test_orders_that_cannot_be_answered_fail_with_their_cause(scene: Scene):
     late = ordered(scene, timeout_s=0.05)
     scene.until(lambda: late)
     assert late[0].end is OrderEnd.LATE and not late[0].end.undecided
-    lost = [ordered(scene) for _ in range(MOST_ORDERS)]
+    lost = [ordered(scene) for _ in range(MAX_ORDERS)]
     assert ordered(scene)[0].end is OrderEnd.OVERLOADED
     agent.sock.close()
     scene.until(lambda: all(lost))

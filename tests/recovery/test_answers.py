@@ -116,7 +116,7 @@ def test_only_root_and_the_owner_may_pause(store: Journal, answers: Answers):
         answers.answer(STRANGER, {"automation": "pause"})
     assert answers.answer(STRANGER, {"automation": "status"})["automation"] == "on"
     assert answers.answer(os.geteuid(), {"automation": "pause"})["automation"] == "paused"
-    assert store.look().paused, "visible on another connection"
+    assert store.refresh().paused, "visible on another connection"
     assert answers.answer(0, {"automation": "resume"})["automation"] == "on"
     status = answers.answer(0, {"automation": "status"})
     assert (status["mode"], status["per_hour"], status["taken"]) == ("auto", Policy().per_hour, {})
@@ -157,11 +157,11 @@ def test_a_refused_request_is_logged_once_and_changes_nothing(
         assert "error" in controller.answer(STRANGER, request)
     controller.close()
     assert len([line for line in caplog.messages if line.startswith(f"refused: request of uid {STRANGER}")]) == 1
-    assert store.events() == [] and not store.look().paused
+    assert store.events() == [] and not store.refresh().paused
 
 
 def test_old_rows_are_deleted_and_unfinished_actions_kept(store: Journal, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 2)
+    monkeypatch.setattr("dalsegno.recovery.store.MAX_KEPT", 2)
     unfinished = store.begin(Drain("n0", XID), 99.0)
     for number in range(1, 6):
         drained(store, f"n{number}", 100.0 + number)
@@ -172,7 +172,7 @@ def test_old_rows_are_deleted_and_unfinished_actions_kept(store: Journal, monkey
 
 
 def test_tidy_keeps_the_last_verdicts_and_deletes_old_marks(store: Journal, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 2)
+    monkeypatch.setattr("dalsegno.recovery.store.MAX_KEPT", 2)
     store.record_checks([CheckChange("n1", "xid", Verdict.FAILED, "Xid 79")], 100.0)
     for number in range(20):
         store.record_checks(
@@ -194,7 +194,7 @@ def test_the_journal_shrinks_after_rows_are_deleted(folder: Path, monkeypatch: p
             store._event(float(number), "n1", EventKind.DRAIN, "text " * 100)
     store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = (folder / JOURNAL).stat().st_size
-    monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 10)
+    monkeypatch.setattr("dalsegno.recovery.store.MAX_KEPT", 10)
     store.tidy()
     assert before > 1_500_000 and (folder / JOURNAL).stat().st_size < before / 4
     assert [event.id for event in store.events()] == list(range(2991, 3001))
@@ -221,9 +221,9 @@ def test_only_the_owner_may_forgive_a_replaced_gpu(store: Journal, answers: Answ
     for name in ("GPU-b", "n9", ""):
         with pytest.raises(DalsegnoError, match="neither a replaced GPU nor a node"):
             answers.answer(0, {"forgive": name})
-    assert store.look().replaced_gpus == {"GPU-a"}
+    assert store.refresh().replaced_gpus == {"GPU-a"}
     assert [gpu["uuid"] for gpu in answers.answer(0, {"forgive": "n1"})["forgiven"]] == ["GPU-a"]
-    assert store.look().replaced_gpus == frozenset()
+    assert store.refresh().replaced_gpus == frozenset()
     assert "GPU GPU-a was forgiven by root and may come back" in [event.text for event in store.events(node="n1")]
 
 

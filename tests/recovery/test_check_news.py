@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.health import Finding, Remedy, Result, failed, passed, unknown, warned
-from dalsegno.recovery.run_hints import CALM_S, MOST, CheckChanges
+from dalsegno.recovery.run_hints import CALM_S, MAX_RECORDS, CheckChanges
 from tests.recovery.clinic import MakeClinic
 
 
@@ -32,7 +32,7 @@ def test_an_alternating_check_is_recorded_at_a_limited_rate():
     news, recorded = CheckChanges(), list[str]()
     for second in range(1000):
         recorded += hear(news, failed("no", Remedy.DRAIN) if second % 2 else passed("yes"), float(second))
-    assert len(recorded) <= MOST * (1000 / CALM_S + 1)
+    assert len(recorded) <= MAX_RECORDS * (1000 / CALM_S + 1)
     recorded += hear(news, failed("no", Remedy.DRAIN), 2000.0) or hear(news, passed("yes"), 2000.0)
     recorded += hear(news, failed("no", Remedy.DRAIN), 2001.0)
     assert recorded[-1] == "n1 gpu-ecc failed: no"

@@ -8,7 +8,7 @@ import pytest
 from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.act import ActionContext, do
 from dalsegno.recovery.actions import TakeEvidence
-from dalsegno.recovery.evidence import INCOMPLETE, MOST_KEPT, save_evidence
+from dalsegno.recovery.evidence import INCOMPLETE, MAX_KEPT, save_evidence
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm
 
 
@@ -89,10 +89,10 @@ def test_a_complete_bundle_reports_nothing_missing(tmp_path: Path):
 
 
 def test_old_bundles_are_removed(tmp_path: Path):
-    for second in range(MOST_KEPT + 3):
+    for second in range(MAX_KEPT + 3):
         save_evidence(tmp_path, "gpu-1", {"a": ""}, float(second))
     assert sorted(each.name for each in (tmp_path / "gpu-1").iterdir())[0] == "19700101T000003Z"
-    assert len(list((tmp_path / "gpu-1").iterdir())) == MOST_KEPT
+    assert len(list((tmp_path / "gpu-1").iterdir())) == MAX_KEPT
 
 
 def test_an_unwritable_folder_is_an_error(tmp_path: Path):

@@ -9,7 +9,7 @@ from dalsegno.recovery.actions import Validate
 from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.fakes import FakeNode
 from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.watch import look_at_power
+from dalsegno.recovery.watch import mark_powered_off
 from tests.recovery.clinic import Clinic, MakeClinic
 
 
@@ -246,7 +246,7 @@ def test_a_node_that_is_certainly_off_gets_no_grace_period(clinic_of: MakeClinic
     clinic.cluster.power_off("n2")
     clinic.round()
     clinic.cluster.now += 1
-    facts = look_at_power(clinic.cluster.facts(), clinic.healer.context.target)
+    facts = mark_powered_off(clinic.cluster.facts(), clinic.healer.context.target)
     assert [action.kind for action in clinic.healer.round(facts)] == [EventKind.EVIDENCE]
     clinic.rounds(3)
     assert clinic.effects("n2") == ["down", "evidence"], "without that knowledge it gets one"

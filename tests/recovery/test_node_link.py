@@ -257,14 +257,14 @@ def test_each_side_of_a_validation_waits_longer_than_the_one_it_waits_for():
     """Measured from the order to validate, with a partner that takes all its time."""
     ends = {
         "the partner opens its port": PORT_S,
-        "the node's agent stops": PORT_S + orders.PATIENCE_S["validate"],
+        "the node's agent stops": PORT_S + orders.TIMEOUT_S["validate"],
         "the controller stops waiting for the node": PORT_S + ANSWER_S,
-        "the partner's agent stops": orders.PATIENCE_S["pair-listen"],
+        "the partner's agent stops": orders.TIMEOUT_S["pair-listen"],
         "the controller stops waiting for the partner": PARTNER_S,
         "the validation has failed": Policy().validate_s,
     }
     assert all(before < after for before, after in pairwise(ends.values())), ends
-    assert orders.PATIENCE_S["validate"] < ANSWER_S, (
+    assert orders.TIMEOUT_S["validate"] < ANSWER_S, (
         "the partner waits longer for the first message than the node may take"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.recovery.fakes import FakeCluster, FakeTarget
-from dalsegno.recovery.watch import look_at_power
+from dalsegno.recovery.watch import mark_powered_off
 
 
 class NobodyKnows:
@@ -22,12 +22,12 @@ def lost(cluster: FakeCluster) -> FakeCluster:
 
 def test_only_a_down_node_without_power_is_certainly_off():
     cluster = lost(FakeCluster.of(4))
-    nodes = look_at_power(cluster.facts(), FakeTarget(cluster)).nodes
+    nodes = mark_powered_off(cluster.facts(), FakeTarget(cluster)).nodes
     assert nodes is not None and [name for name, node in nodes.items() if node.off] == ["n1"]
 
 
 def test_without_knowledge_of_power_nothing_changes():
     cluster = lost(FakeCluster.of(4))
-    assert look_at_power(cluster.facts(), NobodyKnows()) == cluster.facts()
+    assert mark_powered_off(cluster.facts(), NobodyKnows()) == cluster.facts()
     cluster.slurm_answers = False
-    assert look_at_power(cluster.facts(), FakeTarget(cluster)) == cluster.facts()
+    assert mark_powered_off(cluster.facts(), FakeTarget(cluster)) == cluster.facts()

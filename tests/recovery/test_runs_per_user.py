@@ -9,9 +9,9 @@ import pytest
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.coordinators import (
-    MOST_GIVEN_UP,
-    MOST_RUNS,
-    MOST_RUNS_OF_A_USER,
+    MAX_GIVEN_UP,
+    MAX_RUNS,
+    MAX_RUNS_OF_A_USER,
     CoordinatorKeeper,
     RunRecord,
     RunRecords,
@@ -50,12 +50,12 @@ def test_a_coordinator_gets_the_log_level_of_the_controller():
 
 @pytest.mark.skipif(OWN != 0, reason="only root can become another user")
 def test_the_limit_per_user_affects_nobody_else_and_ends_with_a_run(keeper: CoordinatorKeeper):
-    for number in range(MOST_RUNS_OF_A_USER):
+    for number in range(MAX_RUNS_OF_A_USER):
         keeper.request(f"/home/r{number}", NOBODY)
     refused = refusal(keeper, "one-more", NOBODY)
     assert refused.what == "you have 64 runs, the limit for one user"
     assert "dalsegno cancel" in refused.hint
-    assert "one-more" not in keeper.known and len(keeper.watched) == MOST_RUNS_OF_A_USER
+    assert "one-more" not in keeper.known and len(keeper.watched) == MAX_RUNS_OF_A_USER
     keeper.request("/home/r0", NOBODY)  # started already: it does not count again
     keeper.request("/home/another-users", OWN)
     keeper.launcher = ("/bin/true",)
@@ -70,22 +70,22 @@ def test_the_limit_per_user_affects_nobody_else_and_ends_with_a_run(keeper: Coor
 def test_only_the_last_given_up_runs_of_each_user_are_kept(tmp_path: Path, keeper: CoordinatorKeeper):
     """Otherwise a user could fill disk and memory with runs that are given up."""
     keeper.known["before"] = RunRecord("/home/before", ADA, given_up=True)
-    for number in range(MOST_GIVEN_UP + 5):
+    for number in range(MAX_GIVEN_UP + 5):
         record = RunRecord(f"/home/r{number}", NOBODY, short_lives=MAX_SHORT_LIVES - 1)
         keeper.records.write(record)
         keeper._do(on_coordinator_end(record, 1, 0.0))
-    assert list(keeper.known) == ["before", *(f"r{number}" for number in range(5, MOST_GIVEN_UP + 5))]
-    assert len(list(tmp_path.glob("*.json"))) == MOST_GIVEN_UP
+    assert list(keeper.known) == ["before", *(f"r{number}" for number in range(5, MAX_GIVEN_UP + 5))]
+    assert len(list(tmp_path.glob("*.json"))) == MAX_GIVEN_UP
 
 
 def test_the_controllers_own_user_has_only_the_total_limit():
-    check_run_limit(OWN, [OWN] * (MOST_RUNS - 1))
-    check_run_limit(ADA, [OWN] * (MOST_RUNS - 1))
+    check_run_limit(OWN, [OWN] * (MAX_RUNS - 1))
+    check_run_limit(ADA, [OWN] * (MAX_RUNS - 1))
     with pytest.raises(DalsegnoError, match="has 500 runs, its limit"):
-        check_run_limit(OWN, [OWN] * MOST_RUNS)
+        check_run_limit(OWN, [OWN] * MAX_RUNS)
 
 
 def test_the_limit_counts_each_user_separately():
-    check_run_limit(ADA, [ADA] * (MOST_RUNS_OF_A_USER - 1) + [NOBODY] * MOST_RUNS_OF_A_USER)
+    check_run_limit(ADA, [ADA] * (MAX_RUNS_OF_A_USER - 1) + [NOBODY] * MAX_RUNS_OF_A_USER)
     with pytest.raises(DalsegnoError, match="you have 64 runs"):
-        check_run_limit(ADA, [ADA] * MOST_RUNS_OF_A_USER)
+        check_run_limit(ADA, [ADA] * MAX_RUNS_OF_A_USER)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.recovery.client import MOST_ANSWER, ask
+from dalsegno.recovery.client import MAX_ANSWER, ask
 from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.store import Journal
 from dalsegno.recovery.watch import JOURNAL
@@ -126,7 +126,7 @@ def test_coordinator_inherits_no_descriptor_of_the_controller(tmp_path: Path):
 
 
 def request_server(path: Path, selector: selectors.BaseSelector, answer: Answer) -> RequestServer:
-    return RequestServer(listen_at(path, 0o666), selector, answer, lambda cause, detail: None, MOST_ANSWER)
+    return RequestServer(listen_at(path, 0o666), selector, answer, lambda cause, detail: None, MAX_ANSWER)
 
 
 class UserSocketSite:

@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
-from dalsegno.health.messages import MOST_PART, Reply, parts, reply_message
-from dalsegno.health.wire import MOST_BYTES
+from dalsegno.health.messages import MAX_PART, Reply, parts, reply_message
+from dalsegno.health.wire import MAX_MESSAGE_BYTES
 from dalsegno.node_agent.loads import _accept_from
 from dalsegno.recovery.client import ask
 from dalsegno.runs.agent.agent import RunAgent
@@ -700,7 +700,7 @@ def test_user_text_is_split_into_messages_that_the_controller_accepts(letter: st
     seal = Seal(SECRET, "agent")
     for part in cut:
         body = seal.close(reply_message(Reply(1, file="ps.txt", part=part)))[4:]
-        assert len(body) <= MOST_BYTES + TAG_BYTES and len(part) <= MOST_PART
+        assert len(body) <= MAX_MESSAGE_BYTES + TAG_BYTES and len(part) <= MAX_PART
     assert len(cut) <= 64
 
 

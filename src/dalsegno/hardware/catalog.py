@@ -130,7 +130,7 @@ def _rows(file: str) -> list[_Row]:
 # Suggestions
 
 _SURE = 0.7
-_MOST_COMPARED = 2000  # names: comparing is slow, and a cluster may have 65,000 nodes
+_MAX_COMPARED = 2000  # names: comparing is slow, and a cluster may have 65,000 nodes
 
 
 def closest(name: str, names: Iterable[str]) -> str:
@@ -141,7 +141,7 @@ def closest(name: str, names: Iterable[str]) -> str:
     from difflib import SequenceMatcher, get_close_matches
 
     wanted = name.lower()[:100]
-    by_lower = {each.lower(): each for each in islice(names, _MOST_COMPARED)}
+    by_lower = {each.lower(): each for each in islice(names, _MAX_COMPARED)}
     for near in get_close_matches(wanted, list(by_lower), n=3, cutoff=0.6):
         if near[:1] == wanted[:1] or SequenceMatcher(None, near, wanted).ratio() >= _SURE:
             return by_lower[near]

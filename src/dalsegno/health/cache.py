@@ -20,7 +20,7 @@ from dalsegno.health.telemetry import telemetry_path
 from dalsegno.system.ownership import trusted_folder
 
 KEPT_S = 60.0
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 def cache_file(node: str, env: Mapping[str, str] = os.environ) -> Path:
@@ -46,7 +46,7 @@ def read_kept(path: Path, now: float) -> dict[str, Finding]:
             about = os.fstat(handle)
             if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
                 return {}
-            findings = parse_report(json.loads(file.read(_MOST_BYTES))).findings
+            findings = parse_report(json.loads(file.read(_MAX_BYTES))).findings
     except (OSError, ValueError, TypeError, RecursionError, BadReport):
         return {}
     return {each.check: each for each in findings if 0 <= now - each.at < KEPT_S}

@@ -96,8 +96,8 @@ def nvlinks_of(model: str) -> int:
 # Earlier observations: trends, waiting processes, ports that went down. Kept in memory only.
 
 
-MOST_LINES = 2000
-MOST_SAMPLES = 240
+MAX_LINES = 2000
+MAX_SAMPLES = 240
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ class WaitingProcess:
 @dataclass
 class SeenBefore:
     since: float = 0.0  # older log lines do not count: set when the GPUs were reset
-    log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
+    log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
     heat: dict[str, deque[Sample]] = field(default_factory=dict)  # by a GPU's uuid
     waiting: dict[tuple[int, str], WaitingProcess] = field(default_factory=dict)  # by pid and start time
     downs: dict[str, int] = field(default_factory=dict)  # link_downed by port
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    sent: deque[TcpSegments] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
+    sent: deque[TcpSegments] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     active: set[str] = field(default_factory=set)  # ports that were up once and should be
     displays: dict[str, bool] = field(default_factory=dict)  # by device folder: whether it is an NVIDIA GPU
 
     def heat_of(self, uuid: str) -> deque[Sample]:
-        return self.heat.setdefault(uuid, deque(maxlen=MOST_SAMPLES))
+        return self.heat.setdefault(uuid, deque(maxlen=MAX_SAMPLES))

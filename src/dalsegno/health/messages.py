@@ -14,9 +14,9 @@ from dalsegno.wire.frames import Message
 # Reports. The reader does not trust the sender: the node may be broken or not ours.
 
 
-MOST_FINDINGS = 256
-MOST_GPUS = 64
-LONGEST_TEXT = 500  # characters of one text; the sender cuts longer ones off, the reader refuses them
+MAX_FINDINGS = 256
+MAX_GPUS = 64
+MAX_TEXT = 500  # characters of one text; the sender cuts longer ones off, the reader refuses them
 
 _E = TypeVar("_E", Verdict, Remedy)
 
@@ -55,24 +55,24 @@ class NodeReport:
 
 
 def report_message(report: NodeReport) -> dict[str, Any]:
-    findings = [_finding_message(each) for each in report.findings[:MOST_FINDINGS]]
+    findings = [_finding_message(each) for each in report.findings[:MAX_FINDINGS]]
     gpus = [{"index": gpu.index, "uuid": gpu.uuid, "serial": gpu.serial, "model": gpu.model} for gpu in report.gpus]
     return {"node": report.node, "boot": report.boot, "findings": findings, "gpus": gpus}
 
 
 def _finding_message(finding: Finding) -> dict[str, Any]:
     result = finding.result
-    outcome = {"verdict": result.verdict.value, "text": result.text[:LONGEST_TEXT], "remedy": result.remedy.value}
-    return {"check": finding.check, "at": finding.at, **outcome, "code": result.code[:LONGEST_TEXT]}
+    outcome = {"verdict": result.verdict.value, "text": result.text[:MAX_TEXT], "remedy": result.remedy.value}
+    return {"check": finding.check, "at": finding.at, **outcome, "code": result.code[:MAX_TEXT]}
 
 
 def parse_report(message: Mapping[str, Any]) -> NodeReport:
     """Parse a report. Raises BadReport."""
     if set(message) != {"node", "boot", "findings", "gpus"}:
-        raise BadReport(f"unexpected keys {sorted(map(str, message))}"[:LONGEST_TEXT])
+        raise BadReport(f"unexpected keys {sorted(map(str, message))}"[:MAX_TEXT])
     report = NodeReport(_text(message, "node"), _text(message, "boot"))
-    findings = tuple(map(_finding, _list(message, "findings", MOST_FINDINGS)))
-    return replace(report, findings=findings, gpus=tuple(map(_gpu, _list(message, "gpus", MOST_GPUS))))
+    findings = tuple(map(_finding, _list(message, "findings", MAX_FINDINGS)))
+    return replace(report, findings=findings, gpus=tuple(map(_gpu, _list(message, "gpus", MAX_GPUS))))
 
 
 def _finding(entry: Mapping[str, Any]) -> Finding:
@@ -84,7 +84,7 @@ def _finding(entry: Mapping[str, Any]) -> Finding:
 
 def _gpu(entry: Mapping[str, Any]) -> GpuIdentity:
     index = entry.get("index")
-    if type(index) is not int or not 0 <= index < MOST_GPUS:
+    if type(index) is not int or not 0 <= index < MAX_GPUS:
         raise BadReport("a GPU without an index")
     return GpuIdentity(index, _text(entry, "uuid"), _text(entry, "serial"), _text(entry, "model"))
 
@@ -98,7 +98,7 @@ def _list(message: Mapping[str, Any], key: str, most: int) -> list[Mapping[str, 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:
     value = entry.get(key)
-    if not isinstance(value, str) or len(value) > LONGEST_TEXT or not value.isprintable():
+    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
         raise BadReport(f"`{key}` is not a line of text")
     return value
 
@@ -121,8 +121,8 @@ def _member(kind: type[_E], entry: Mapping[str, Any], key: str) -> _E:
 # Heartbeats, reports and answers
 
 
-MOST_PART = 32 << 10  # characters of a file that one message carries
-MOST_PART_BYTES = 96 << 10  # as JSON, where a character may take twelve bytes; well below the controller's limit
+MAX_PART = 32 << 10  # characters of a file that one message carries
+MAX_PART_BYTES = 96 << 10  # as JSON, where a character may take twelve bytes; well below the controller's limit
 _FILE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BEAT: Message = {"beat": True}
 
@@ -165,7 +165,7 @@ def reply_message(reply: Reply) -> Message:
     message: Message = {
         "answer": reply.order,
         "done": reply.done,
-        "error": reply.error[:LONGEST_TEXT],
+        "error": reply.error[:MAX_TEXT],
         "port": reply.port,
     }
     message.update(file=reply.file, part=reply.part)
@@ -176,8 +176,8 @@ def parts(text: str) -> Iterator[str]:
     """Split a file's text, which may be user input, into parts that each fit into a message; at least one."""
     start = 0
     while start == 0 or start < len(text):
-        length = MOST_PART
-        while len(json.dumps(text[start : start + length])) > MOST_PART_BYTES:
+        length = MAX_PART
+        while len(json.dumps(text[start : start + length])) > MAX_PART_BYTES:
             length //= 2
         yield text[start : start + length]
         start += length
@@ -212,9 +212,9 @@ def _report(value: object) -> NodeReport:
 
 
 def _names(value: object) -> frozenset[str]:
-    if not isinstance(value, list) or len(value) > MOST_FINDINGS:
+    if not isinstance(value, list) or len(value) > MAX_FINDINGS:
         raise BadReport("`all` is not a list of checks")
-    if not all(isinstance(name, str) and len(name) <= LONGEST_TEXT for name in value):
+    if not all(isinstance(name, str) and len(name) <= MAX_TEXT for name in value):
         raise BadReport("`all` is not a list of names")
     return frozenset(value)
 
@@ -228,7 +228,7 @@ def _number(message: Mapping[str, Any], key: str, most: int) -> int:
 
 def _text_field(message: Mapping[str, Any], key: str) -> str:
     value = message[key]
-    if not isinstance(value, str) or len(value) > (MOST_PART if key == "part" else LONGEST_TEXT):
+    if not isinstance(value, str) or len(value) > (MAX_PART if key == "part" else MAX_TEXT):
         raise BadReport(f"`{key}` is not text, or too long")
     return value
 
@@ -258,6 +258,6 @@ def read_order(message: Mapping[str, Any]) -> Order:
     arguments = message.get("arguments")
     if set(message) != {"order", "do", "arguments"} or not isinstance(arguments, dict):
         raise BadReport("not an order")
-    if not all(isinstance(value, str) and len(value) <= LONGEST_TEXT for value in arguments.values()):
+    if not all(isinstance(value, str) and len(value) <= MAX_TEXT for value in arguments.values()):
         raise BadReport("invalid arguments of an order")
     return Order(_number(message, "order", 1 << 53), _text_field(message, "do"), arguments)

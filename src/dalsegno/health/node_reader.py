@@ -21,9 +21,9 @@ from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed
 
 NVML_TIMEOUT_S = 6.0
-MOST_PACE_S = 1.0
+MAX_PACE_S = 1.0
 SAME_LOOK_S = 0.3
-NVML_SHARE, NVML_OLDEST_S = 0.005, 10.0  # share of a processor's time; and the longest time an answer is reused
+NVML_SHARE, NVML_MAX_AGE_S = 0.005, 10.0  # share of a processor's time; and the longest time an answer is reused
 OPENED_S = 2.0  # the same for an answer that took long because the library was being opened
 Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
 
@@ -114,7 +114,7 @@ class LocalNode:
             raise
 
     def pace_s(self) -> float:
-        return hanging_calls.pace_s(most_s=self._left(MOST_PACE_S))
+        return hanging_calls.pace_s(most_s=self._left(MAX_PACE_S))
 
     def _left(self, timeout_s: float) -> float:
         left = min(timeout_s, self.until - time.monotonic())
@@ -150,7 +150,7 @@ class LocalNode:
         """
         began = time.monotonic()
         if began >= self._gpus[0]:
-            oldest_s = OPENED_S if self._gpus[0] == -math.inf else NVML_OLDEST_S
+            oldest_s = OPENED_S if self._gpus[0] == -math.inf else NVML_MAX_AGE_S
             found = self._patient.within(self._left(NVML_TIMEOUT_S))
             self._gpus = (began + min(good_for_s(time.monotonic() - began), oldest_s), found)
         return self._gpus[1]
@@ -164,7 +164,7 @@ class LocalNode:
 
 def good_for_s(took_s: float) -> float:
     """Return how long an answer of NVML is reused, so that queries take a small share of the time."""
-    return min(max(took_s / NVML_SHARE, SAME_LOOK_S), NVML_OLDEST_S)
+    return min(max(took_s / NVML_SHARE, SAME_LOOK_S), NVML_MAX_AGE_S)
 
 
 class RecordedNode:

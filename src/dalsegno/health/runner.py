@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from dalsegno.health.check import Check, Context
-from dalsegno.health.messages import LONGEST_TEXT, Finding
+from dalsegno.health.messages import MAX_TEXT, Finding
 from dalsegno.health.node_reader import NodeReader
-from dalsegno.health.result import LONGEST_REASON, Remedy, Result, Verdict, unknown
+from dalsegno.health.result import MAX_REASON, Remedy, Result, Verdict, unknown
 from dalsegno.health.settings import Settings, cap_remedy, every_s, is_enabled, thresholds
 from dalsegno.system.hanging_calls import NoAnswer
 
 CHOSEN_S = 30.0
 USUAL_PACE_S = 0.05  # an empty program takes a few milliseconds, and this long on a busy machine
-MOST_SLOWER = 20.0
+MAX_SLOWDOWN = 20.0
 
 
 class Checkup:
@@ -90,7 +90,7 @@ class Checkup:
             slower = self.node.pace_s() / USUAL_PACE_S
         except NoAnswer:
             slower = 1.0
-        return check.settle_s * min(max(slower, 1.0), MOST_SLOWER)
+        return check.settle_s * min(max(slower, 1.0), MAX_SLOWDOWN)
 
 
 def examine(
@@ -170,7 +170,7 @@ def _make_printable(result: Result) -> Result:
 
 
 def _line(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))[:LONGEST_TEXT]
+    return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))[:MAX_TEXT]
 
 
 # Summary of a node in one line, for other tools
@@ -205,7 +205,7 @@ def drain_reason(findings: Sequence[Finding]) -> str:
     if not failed:
         return ""
     worst = max(failed, key=lambda each: list(Remedy).index(each.result.remedy))
-    return f"dalsegno:{worst.result.remedy.value}:{label(worst)} {worst.result.text}"[:LONGEST_REASON]
+    return f"dalsegno:{worst.result.remedy.value}:{label(worst)} {worst.result.text}"[:MAX_REASON]
 
 
 def reason(findings: Sequence[Finding]) -> str:

@@ -23,8 +23,8 @@ from dalsegno.wire.frames import BadFrame, Message
 
 BEAT_S = 0.4
 STRANGER_BYTES = 2048  # longest message before authentication
-MOST_BYTES = 128 << 10  # longest message after it
-LEAST_SECRET = 32  # characters
+MAX_MESSAGE_BYTES = 128 << 10  # longest message after it
+MIN_SECRET = 32  # characters
 AGENT, CONTROLLER = "node-agent/2", "controller/2"  # with the protocol version
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -58,8 +58,8 @@ def read_secret(path: Path) -> bytes:
         secret = path.read_bytes().strip()
     except OSError as error:
         raise DalsegnoError(f"the secret {path} cannot be read: {error.strerror}", hint=hint) from error
-    if len(secret) < LEAST_SECRET:
-        raise DalsegnoError(f"the secret {path} is shorter than {LEAST_SECRET} characters", hint=hint)
+    if len(secret) < MIN_SECRET:
+        raise DalsegnoError(f"the secret {path} is shorter than {MIN_SECRET} characters", hint=hint)
     return secret
 
 

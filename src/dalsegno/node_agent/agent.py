@@ -24,7 +24,7 @@ from dalsegno.health.wire import (
     AGENT,
     BEAT_S,
     CONTROLLER,
-    MOST_BYTES,
+    MAX_MESSAGE_BYTES,
     STRANGER_BYTES,
     NodeHello,
     is_boot_id,
@@ -46,7 +46,7 @@ log = logging.getLogger("node-agent")
 
 HANDSHAKE_S = 4.0
 UNHEARD_MS = 10_000  # data that the controller's kernel does not acknowledge for this long breaks the connection
-FIRST_PAUSE_S, MOST_PAUSE_S = 0.2, 3.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 3.0
 SETTLED_S = 5.0  # a connection that lasted this long was stable: the next attempt starts without a long pause
 ROOM = 64 << 10  # bytes that may wait to be sent
 
@@ -184,7 +184,7 @@ class ControllerLink:
 
     def _come_up(self, session: Session, now: float) -> None:
         self._session = session
-        self._reader.max_bytes = MOST_BYTES + TAG_BYTES
+        self._reader.max_bytes = MAX_MESSAGE_BYTES + TAG_BYTES
         self.state, self._up_at, self._logged_why = LinkState.UP, now, ""
         log.info("connected to %s:%d", self._address.host, self._address.port)
         self._on_state_change(True)
@@ -212,7 +212,7 @@ class ControllerLink:
         if was_up and now - self._up_at >= SETTLED_S:
             self._pause_s = FIRST_PAUSE_S
         self._due = now + self._pause_s * (0.5 + self._jitter())  # many agents must not connect all at once
-        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
         if why != self._logged_why:
             log.warning("no connection to %s:%d: %s", self._address.host, self._address.port, why)
             self._logged_why = why
@@ -220,7 +220,7 @@ class ControllerLink:
             self._on_state_change(False)
 
 
-MOST_REST_S = 600.0
+MAX_REST_S = 600.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -335,7 +335,7 @@ class NodeAgent:
     def _carry_out(self, order: Order, now: float) -> None:
         log.debug("order %d: %s", order.number, order.do)
         if order.do == "rest":
-            until = now + min(float(order.arguments.get("seconds", "60")), MOST_REST_S)
+            until = now + min(float(order.arguments.get("seconds", "60")), MAX_REST_S)
             self.watch.rest(until, lambda: self._send(reply_message(Reply(order.number, done=True))))
         else:
             self.orders.begin(order, now)

@@ -17,7 +17,7 @@ from dalsegno.system.hanging_calls import NoAnswer, ask
 from dalsegno.train.contract import RUN
 from dalsegno.train.memory.files import ALONE, SHM, last_written, list_user_folders, run_of, sweep_all
 
-MOST_BYTES = 256 << 10  # of one file: its end matters most
+MAX_BYTES = 256 << 10  # of one file: its end matters most
 COMMAND_S = 5.0
 COMMANDS: Mapping[str, Sequence[str]] = {
     "dmesg.txt": ("dmesg", "--time-format=iso"),
@@ -43,7 +43,7 @@ def gather(
     if telemetry := telemetry_path(env):
         yield "telemetry.json", _tail(telemetry)
     for name, argv in COMMANDS.items():
-        yield name, ask(argv)[-MOST_BYTES:]
+        yield name, ask(argv)[-MAX_BYTES:]
     if log := slurmd_log(node, env):
         yield "slurmd.log", _tail(log)
 
@@ -75,8 +75,8 @@ def _ask(argv: Sequence[str]) -> str:
 def _tail(path: Path) -> str:
     try:
         with open(path, "rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - MOST_BYTES, 0))
-            return file.read(MOST_BYTES).decode(errors="replace")
+            file.seek(max(os.fstat(file.fileno()).st_size - MAX_BYTES, 0))
+            return file.read(MAX_BYTES).decode(errors="replace")
     except OSError as error:
         return f"{path}: {error.strerror}\n"
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dalsegno.health.messages import (
-    LONGEST_TEXT,
-    MOST_FINDINGS,
-    MOST_GPUS,
+    MAX_FINDINGS,
+    MAX_GPUS,
+    MAX_TEXT,
     Finding,
     GpuIdentity,
     NewFindings,
@@ -20,8 +20,8 @@ from dalsegno.health.result import Result
 from dalsegno.wire.frames import Message
 
 WHOLE_S = 30.0  # a full report now and then: it refreshes the times and corrects errors
-MOST_MESSAGE = 40 << 10  # characters; well below the controller's limit
-LONGEST_NAME = 64
+MAX_MESSAGE = 40 << 10  # characters; well below the controller's limit
+MAX_NAME = 64
 
 
 class Findings:
@@ -36,7 +36,7 @@ class Findings:
     def note(self, finding: Finding) -> None:
         finding = clean(finding)
         before = self._latest.get(finding.check)
-        if before is None and len(self._latest) >= MOST_FINDINGS:
+        if before is None and len(self._latest) >= MAX_FINDINGS:
             return
         self._latest[finding.check] = finding
         if before is None or before.result != finding.result:
@@ -51,7 +51,7 @@ class Findings:
             self._whole_at = 0.0
 
     def set_gpus(self, gpus: Iterable[GpuIdentity]) -> None:
-        known = tuple(clean_gpu(gpu) for gpu in list(gpus)[:MOST_GPUS])
+        known = tuple(clean_gpu(gpu) for gpu in list(gpus)[:MAX_GPUS])
         if known != self.report.gpus:
             self.report = replace(self.report, gpus=known)
             self._whole_at = 0.0
@@ -83,7 +83,7 @@ def _split(report: NodeReport, findings: list[Finding], names: frozenset[str] | 
     size = 0
     for finding in findings:
         length = len(json.dumps(findings_message(NewFindings(replace(bare, findings=(finding,))))))
-        if size + length > MOST_MESSAGE and groups[-1]:
+        if size + length > MAX_MESSAGE and groups[-1]:
             groups.append([])
             size = 0
         groups[-1].append(finding)
@@ -106,12 +106,8 @@ def clean_gpu(gpu: GpuIdentity) -> GpuIdentity:
 
 
 def _name(text: str) -> str:
-    return "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "?" for c in text[:LONGEST_NAME])
+    return "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "?" for c in text[:MAX_NAME])
 
 
 def _line(text: str) -> str:
-    return (
-        text[:LONGEST_TEXT]
-        if text.isprintable()
-        else "".join(c if c.isprintable() else "?" for c in text[:LONGEST_TEXT])
-    )
+    return text[:MAX_TEXT] if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text[:MAX_TEXT])

@@ -18,7 +18,7 @@ from typing import Any
 from dalsegno.health.result import Remedy, Result, failed, passed, unknown
 
 PRODUCT_S, MEMORY_S = 1.0, 1.5
-MEMORY_SHARE, MOST_MEMORY = 0.1, 256 << 20
+MEMORY_SHARE, MAX_MEMORY = 0.1, 256 << 20
 LOOPBACK_BYTES = 32 << 20
 
 
@@ -108,7 +108,7 @@ def _formula_table(i: Any, n: int) -> Any:
 
 def memory_load(available: int, for_s: float = MEMORY_S) -> Result:
     """Fill part of the free memory with patterns and read it back."""
-    size = max(min(int(available * MEMORY_SHARE), MOST_MEMORY), 1 << 20)
+    size = max(min(int(available * MEMORY_SHARE), MAX_MEMORY), 1 << 20)
     began, rounds = time.monotonic(), 0
     while rounds == 0 or time.monotonic() - began < for_s:
         if at := _wrong_block(size, rounds):

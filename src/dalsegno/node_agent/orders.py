@@ -33,8 +33,8 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 # Orders. Each runs in a separate process with a time limit, so that none delays the heartbeat.
 
 
-MOST = 4  # at a time
-PATIENCE_S = {"check": 40.0, "validate": VALIDATE_S, "evidence": 40.0, "pair-listen": LISTEN_S}
+MAX_ORDERS = 4  # at a time
+TIMEOUT_S = {"check": 40.0, "validate": VALIDATE_S, "evidence": 40.0, "pair-listen": LISTEN_S}
 
 Send = Callable[[Reply], None]
 Do = Callable[[Order, Send], None]  # carries out an order and sends parts of the answer, except the last
@@ -60,13 +60,13 @@ class OrderProcesses:
         self._killed: list[Forked] = []
 
     def begin(self, order: Order, now: float) -> None:
-        if order.do not in PATIENCE_S:
+        if order.do not in TIMEOUT_S:
             self._refuse(order, f"unknown order {order.do}")
-        elif len(self._under_way) >= MOST:
+        elif len(self._under_way) >= MAX_ORDERS:
             self._refuse(order, "this agent is overloaded")
         else:
             forked = fork(lambda sock: _carry_out(self._do, order, sock))
-            running = _RunningOrder(order, now + PATIENCE_S[order.do], forked)
+            running = _RunningOrder(order, now + TIMEOUT_S[order.do], forked)
             self._under_way.append(running)
             self._register(running)
 

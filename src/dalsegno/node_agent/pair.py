@@ -107,7 +107,7 @@ def _next(sock: socket.socket) -> Message:
 
 
 CONNECT_S = 30.0  # for the other to connect and authenticate: both machines may be busy
-MOST_CALLERS = 64
+MAX_CALLERS = 64
 LISTENER, DIALLER = "pair that listens/2", "pair that calls/2"
 
 
@@ -157,7 +157,7 @@ class _PairListener:
 
     def __init__(self, address: str, secret: bytes, connect_s: float) -> None:
         self._secret, self._selector = secret, selectors.DefaultSelector()
-        limits = ServerLimits(strangers=MOST_CALLERS, stranger_s=connect_s, stranger_bytes=512)
+        limits = ServerLimits(strangers=MAX_CALLERS, stranger_s=connect_s, stranger_bytes=512)
         self._server: BoundedServer[str] = BoundedServer(
             SelectorWatcher(self._selector), self, DIALLER, LISTENER, limits
         )

@@ -21,9 +21,9 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 
 LOOK_S = 1.0  # between two rounds; each check also has its own interval
 CHECK_S = 8.0  # how long one check may take; its own timeouts are shorter
-FIRST_LEAVE_S, MOST_LEAVE_S = 60.0, 900.0  # how long a check that hung is skipped
+FIRST_LEAVE_S, MAX_LEAVE_S = 60.0, 900.0  # how long a check that hung is skipped
 GPUS = "gpu-list"  # name of the query for GPUs, in case it hangs
-MOST_STUCK = 8  # killed processes that hang in the kernel; beyond that no new ones are started
+MAX_STUCK = 8  # killed processes that hang in the kernel; beyond that no new ones are started
 
 
 class Looks(Protocol):
@@ -119,8 +119,8 @@ class CheckWatch:
     def _begin(self, now: float) -> None:
         self._due = now + LOOK_S
         if self._forked is None:
-            if len(self._stuck) >= MOST_STUCK:
-                text = f"{MOST_STUCK} check processes hang in the kernel: no more are started"
+            if len(self._stuck) >= MAX_STUCK:
+                text = f"{MAX_STUCK} check processes hang in the kernel: no more are started"
                 self._found(Finding("node-agent", unknown(text), self._wall()))
                 return
             self._start()
@@ -167,7 +167,7 @@ class CheckWatch:
         """Handle a process that hangs or has ended: the current check is to blame."""
         if name := self._now_asked:
             before = self._leaves.get(name)
-            length = min(2 * before.length_s, MOST_LEAVE_S) if before else FIRST_LEAVE_S
+            length = min(2 * before.length_s, MAX_LEAVE_S) if before else FIRST_LEAVE_S
             self._leaves[name] = HungCheck(now + length, length)
             text = f"the check {what} after {now - self._since:.0f} s; next attempt in {length:.0f} s"
             self._found(Finding(name, unknown(text), self._wall()))

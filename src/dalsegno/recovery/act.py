@@ -36,7 +36,7 @@ from dalsegno.slurm.parse.jobs import JobList
 from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.targets.base import CanReadLogs, CanReboot, CanReplace, CanReset
 
-# Protocols of what recovery depends on. The real ones are Slurm's client, the link to the node agents and a target.
+# The interfaces that recovery depends on, implemented by Slurm's client, the link to the node agents and a target.
 # Fakes of all three are in `fakes`.
 
 
@@ -80,7 +80,7 @@ class NodeAgents(Protocol):
         ...
 
     def validate(self, node: str, ask: str, partner: str) -> None:
-        """Order a node to validate itself; its answer carries `ask`. A repeated order does not restart it."""
+        """Order a node to validate itself; its answer carries `ask`. A repeated order does not restart the test."""
         ...
 
     def rest(self, node: str, seconds: float) -> None:
@@ -88,14 +88,14 @@ class NodeAgents(Protocol):
         ...
 
     def evidence(self, node: str) -> Mapping[str, str]:
-        """Return what a node reports about its last hours, as files, or only the reason why it cannot. May block."""
+        """Return a node's evidence as files by name, or one file that says why there is none. May block."""
         ...
 
 
 # Reservations that keep a lent spare for its user
 
 
-# FLEX: a job may run for longer than the reservation lasts. IGNORE_JOBS: jobs that still end on the node do not matter.
+# FLEX: a job may run for longer than the reservation lasts. IGNORE_JOBS: it may start while jobs run.
 _FLAGS = "FLEX,IGNORE_JOBS,PURGE_COMP=00:05:00"
 
 
@@ -235,7 +235,7 @@ def _repair(action: Repair, context: ActionContext) -> str:
 def _reset(node: str, context: ActionContext) -> None:
     """Reset a node's GPUs. Its agent runs its checks again afterwards, because earlier findings no longer hold."""
     assert isinstance(context.target, CanReset)
-    context.agents.rest(node, MOST_RESET_S)
+    context.agents.rest(node, MAX_RESET_S)
     try:
         context.target.reset_gpus(node)
     finally:
@@ -243,7 +243,7 @@ def _reset(node: str, context: ActionContext) -> None:
 
 
 def _release(action: Release, context: ActionContext) -> str:
-    """Release a spare for a job, with the highest priority: other jobs would take the node first."""
+    """Release a spare for a job and give the job the highest priority: other jobs would take the node first."""
     _check_not_taken(context, action.node)
     if any(job.id == action.job and job.state is JobState.RUNNING for job in context.slurm.jobs()):
         context.slurm.resume(action.node)
@@ -264,7 +264,7 @@ def _recall(action: Recall, context: ActionContext) -> str:
     return f"taken back: job {action.job} did not start on it"
 
 
-MOST_RESET_S = 120.0  # the agent resumes its checks by itself after that
+MAX_RESET_S = 120.0  # after this time the agent resumes its checks by itself
 HIGHEST = str(2**32 - 3)  # the two values above have a special meaning
 
 

@@ -87,13 +87,13 @@ class TakeEvidence(Action):
 
 @dataclass(frozen=True)
 class Repair(Action):
-    """Reset the GPUs, reboot or replace the node. `boot` is the boot that ends with it, `gpus` are its GPUs' ids."""
+    """Reset the GPUs, reboot or replace the node. `boot` is the node's boot before, `gpus` are its GPUs' ids."""
 
     how: Remedy
     fault: NodeFault
     boot: str = ""
     gpus: tuple[str, ...] = ()
-    why: str = ""  # why no lighter repair
+    why: str = ""  # why a lighter repair is not possible
     slow: ClassVar[bool] = True
 
     @property
@@ -206,8 +206,8 @@ class Requeue(Action):
 class Expedite(Action):
     """Start a job without Slurm's two-minute delay after a requeue.
 
-    The job's own constraints stay as they are: Slurm starts it on no node that is out of service, and a repaired and
-    validated node is as good as any other. A job that needs all nodes, or exactly this one, could not start without it.
+    The job may start on any node in service, this one included: a repaired and validated node is as good as any other,
+    and a job that needs it could not start without it.
     """
 
     job: int
@@ -301,7 +301,7 @@ class Repeat(Action):
 
 @dataclass(frozen=True)
 class RecordDone(Action):
-    """Record such an action as done, because its effect is visible."""
+    """Record an interrupted action as done, because its effect is visible."""
 
     id: str
     touches: ClassVar[bool] = False

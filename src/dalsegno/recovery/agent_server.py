@@ -18,7 +18,7 @@ from dalsegno.health.settings import FILE, read_settings
 from dalsegno.health.wire import (
     AGENT,
     CONTROLLER,
-    MOST_BYTES,
+    MAX_MESSAGE_BYTES,
     STRANGER_BYTES,
     NodeHello,
     is_node_name,
@@ -50,7 +50,7 @@ class AgentHandler(Protocol):
 
 
 class NodeAgentServer:
-    """The listening end. `secret_of` returns a node's secret, or None for an unknown node."""
+    """Accepts the connections of node agents. `secret_of` returns a node's secret, or None for an unknown node."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class NodeAgentServer:
             strangers=STRANGERS,
             stranger_s=stranger_s,
             stranger_bytes=STRANGER_BYTES,
-            message_bytes=MOST_BYTES + TAG_BYTES,
+            message_bytes=MAX_MESSAGE_BYTES + TAG_BYTES,
             unsent_bytes=256 << 10,
             burst=400.0,  # an agent sends ten messages in its busiest second
             per_s=100.0,
@@ -137,7 +137,7 @@ class KnownNodes:
             return None
 
     def places(self) -> dict[str, NodeAddress]:
-        """Return the address of each node; "" if slurm.conf gives none, then its agent's address is used."""
+        """Return the address of each node. It is "" if slurm.conf gives none; then the agent's address is used."""
         self._read_again()
         try:
             names = os.listdir(self._secrets)

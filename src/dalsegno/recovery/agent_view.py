@@ -36,7 +36,7 @@ class AgentView:
 
 
 def views_message(views: Collection[AgentView]) -> Message:
-    """Return the answer to `agents`. It lists only findings that did not pass, and fewer the more nodes there are."""
+    """Return the answer to `agents`. It lists only findings that did not pass, and fewer of them in a large cluster."""
     most = 1000 // max(len(views), 1)
     return {"agents": [_view_message(view, min(most, 16)) for view in views]}
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from dalsegno.health.messages import (
-    MOST_FINDINGS,
+    MAX_FINDINGS,
     BadReport,
     NewFindings,
     NodeReport,
@@ -37,9 +37,9 @@ log = logging.getLogger("controller.agents")
 # Orders and their answers, which arrive in parts
 
 
-MOST_BYTES = 4 << 20  # of all files of one answer
-MOST_FILES = 32
-MOST_ORDERS = 8  # at a time, to one agent
+MAX_BYTES = 4 << 20  # of all files of one answer
+MAX_FILES = 32
+MAX_ORDERS = 8  # at a time, to one agent
 
 
 class OrderEnd(Enum):
@@ -91,7 +91,7 @@ class PendingOrder:
     until: float  # monotonic
     done: Callable[[OrderAnswer], None]
     listens: Callable[[int], None]  # called with the port on which the agent waits for its partner
-    port_until: float | None = None  # deadline for that; None: done, or not needed
+    port_until: float | None = None  # deadline for the port; None: it is known, or not needed
     report: NodeReport | None = None
     files: dict[str, list[str]] = field(default_factory=dict)
     size: int = 0
@@ -120,7 +120,7 @@ class PendingOrder:
 
     def _keep(self, file: str, part: str) -> None:
         self.size += len(part)
-        if self.size > MOST_BYTES or (file not in self.files and len(self.files) >= MOST_FILES):
+        if self.size > MAX_BYTES or (file not in self.files and len(self.files) >= MAX_FILES):
             self.end = OrderEnd.TRUNCATED if self.end is OrderEnd.ANSWERED else self.end
             return
         self.files.setdefault(file, []).append(part)
@@ -180,7 +180,7 @@ OLD_BOOTS = 32  # remembered per node
 
 @dataclass
 class _Known:
-    """The state of one node apart from its signs of life. Times are seconds since 1970."""
+    """What is known about one node, except its liveness. Times are seconds since 1970."""
 
     place: NodeAddress
     presence: Presence = Presence.NEVER
@@ -211,7 +211,7 @@ class AgentTable:
         self._probes = Probes(selector, self._probed)
         self._server = NodeAgentServer(selector, secret_of, self, self._refusals, stranger_s)
         self._orders = Orders(time.time_ns() // 1000)
-        self._look_at = 0.0
+        self._liveness_at = 0.0
 
     def open(self, host: str, port: int) -> int:
         """Listen for agents and return the port."""
@@ -284,7 +284,7 @@ class AgentTable:
         known = self._known.get(node)
         if known is None or known.call is None:
             done(OrderAnswer(node, OrderEnd.NOT_CONNECTED))
-        elif self._orders.under_way(node) >= MOST_ORDERS:
+        elif self._orders.under_way(node) >= MAX_ORDERS:
             done(OrderAnswer(node, OrderEnd.OVERLOADED))
         else:
             now = time.monotonic()
@@ -295,18 +295,18 @@ class AgentTable:
     def wake(self) -> float | None:
         """Handle what is due and return when to call again (monotonic)."""
         now = time.monotonic()
-        times = [self._server.wake(now), self._orders.wake(now), self._look(now), self._probes.wake(now)]
+        times = [self._server.wake(now), self._orders.wake(now), self._check_liveness(now), self._probes.wake(now)]
         return min((at for at in times if at is not None), default=None)
 
-    def _look(self, now: float) -> float | None:
-        if now >= self._look_at:
-            self._look_at = now + NODE_LIMITS.look_s
+    def _check_liveness(self, now: float) -> float | None:
+        if now >= self._liveness_at:
+            self._liveness_at = now + NODE_LIMITS.look_s
             look = self._liveness.look(now)
             if look.late:
                 self._probes.cancel()
             for node in look.probe:
                 self._probe(node, now)
-        return self._look_at if self._known else None
+        return self._liveness_at if self._known else None
 
     def _probe(self, node: str, now: float) -> None:
         self._publish(node)
@@ -326,7 +326,7 @@ class AgentTable:
         self._publish(node)
 
     def _publish(self, node: str) -> None:
-        """Publish a changed presence. A lost node is disconnected: its messages come too late."""
+        """Report a changed presence. A lost node is disconnected, because its messages would come too late."""
         known, sign = self._known.get(node), self._liveness.signs.get(node)
         if known is None or sign is None or known.presence is sign.presence:
             return
@@ -415,7 +415,7 @@ def merge(before: NodeReport | None, news: NewFindings) -> NodeReport:
     findings = {finding.check: finding for finding in (*before.findings, *news.report.findings)}
     if news.all is not None:
         findings = {check: finding for check, finding in findings.items() if check in news.all}
-    if len(findings) > MOST_FINDINGS:
-        raise BadReport(f"more than {MOST_FINDINGS} checks")
+    if len(findings) > MAX_FINDINGS:
+        raise BadReport(f"more than {MAX_FINDINGS} checks")
     gpus = news.report.gpus if news.report.gpus or news.all is not None else before.gpus
     return replace(before, findings=tuple(findings.values()), gpus=gpus)

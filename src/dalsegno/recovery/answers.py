@@ -19,7 +19,7 @@ from dalsegno.recovery.repair import forecast
 from dalsegno.recovery.store import Journal
 from dalsegno.wire.frames import Message
 
-MOST_EVENTS = 500  # in one answer: they must fit into one message
+MAX_EVENTS = 500  # in one answer: they must fit into one message
 LAST = 50  # events shown with a node
 _HINT = "use `events`, `automation`, `nodes` or `forgive`"
 
@@ -60,7 +60,7 @@ class Answers:
         if set(request) == {"automation"}:
             return self._automation(uid, request["automation"])
         if set(request) == {"nodes"} and request["nodes"] is True:
-            return {"nodes": [node_message(own) for own in self.store.look().nodes.values()], **self._slurm_users()}
+            return {"nodes": [node_message(own) for own in self.store.refresh().nodes.values()], **self._slurm_users()}
         if set(request) == {"node"} and isinstance(request["node"], str):
             return self._node(request["node"])
         if set(request) == {"forgive"} and isinstance(request["forgive"], str):
@@ -68,11 +68,11 @@ class Answers:
         raise DalsegnoError("unknown request", hint=_HINT)
 
     def _events(self, since: object) -> Message:
-        """Return the events after this id; a negative number asks for that many of the last ones."""
+        """Return the events after this id; a negative number asks for that many of the last events."""
         if type(since) is not int or abs(since) > 1 << 53:
             raise DalsegnoError("`events` must be the id of the last known event", hint="use 0 for all events")
         first = since if since >= 0 else max(self.store.last_event() + since, 0)
-        return {"events": [event.message() for event in self.store.events(first, most=MOST_EVENTS)]}
+        return {"events": [event.message() for event in self.store.events(first, most=MAX_EVENTS)]}
 
     def _automation(self, uid: int, word: object) -> Message:
         if word in ("pause", "resume"):
@@ -81,7 +81,7 @@ class Answers:
             self._changed()
         elif word != "status":
             raise DalsegnoError(f"unknown automation command `{word!s:.40}`", hint="use pause, resume or status")
-        records, policy, now = self.store.look(), self._policy(), time.time()
+        records, policy, now = self.store.refresh(), self._policy(), time.time()
         out = [node_message(own) for own in records.nodes.values() if own.out]
         suspected = [node_message(own) for own in records.nodes.values() if own.phase is NodePhase.SUSPECTED]
         return {
@@ -103,7 +103,7 @@ class Answers:
         return {"forgiven": [asdict(each) for each in found]}
 
     def _node(self, name: str) -> Message:
-        records = self.store.look()
+        records = self.store.refresh()
         own = records.nodes.get(name)
         if own is None:
             raise DalsegnoError(f"unknown node {name!r:.80}", hint="`dalsegno nodes` lists them")

@@ -29,8 +29,8 @@ from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import ANYTHING
 from dalsegno.recovery.records import BudgetMark, MarkKind, NodeRecord, NodeRecords, PendingAction
 
-MOST_RETRY_S = 60.0
-WORN = 5  # failures in a row after which a repair counts as tried
+MAX_RETRY_S = 60.0
+MAX_REPAIR_FAILURES = 5  # in a row; then a repair counts as tried
 
 
 def begin_action(
@@ -88,7 +88,7 @@ def _success_marks(
 def _unused_loan(records: NodeRecords, node: NodeRecord, now: float, partitions: tuple[str, ...]) -> list[BudgetMark]:
     """Return a mark if the job of a lent spare ended before it started there, so that the run may be lent one again.
 
-    A run withdraws its request when a lost node is usable again, and requests a node with the new one included.
+    A run withdraws a request when a lost node is usable again, and submits another that can also use that node.
     """
     lent = [mark.runs for mark in records.marks if mark.kind is MarkKind.LENT and mark.node == node.node]
     if node.closed or not lent:
@@ -157,10 +157,10 @@ def clear_faults(node: NodeRecord, phase: NodePhase, now: float) -> NodeRecord:
 def _apply_failed(
     records: NodeRecords, node: NodeRecord, action: Action, now: float, policy: Policy, partitions: tuple[str, ...]
 ) -> NodeRecords:
-    """Schedule a retry. A refused replacement counts against the budget, and a repair that keeps failing as tried."""
-    pause = min(policy.retry_s * 2**node.failures, MOST_RETRY_S)
+    """Schedule a retry. A refused replacement counts against the budget. A repair that keeps failing is not retried."""
+    pause = min(policy.retry_s * 2**node.failures, MAX_RETRY_S)
     node = replace(node, failures=node.failures + 1, retry_at=now + pause)
-    if isinstance(action, Requeue):  # it may not be requeued, so it is left alone
+    if isinstance(action, Requeue):  # the job may not be requeued and is left alone
         return records.with_node(replace(node, failures=0, retry_at=0.0, left=(*node.left, action.job)))
     if not isinstance(action, Repair):
         return records.with_node(node)
@@ -169,7 +169,7 @@ def _apply_failed(
         return records.with_node(
             node, BudgetMark(MarkKind.REPLACED_BADLY, node.node, now, action.fault.key, partitions)
         )
-    if node.failures >= WORN:
+    if node.failures >= MAX_REPAIR_FAILURES:
         node = replace(node, steps=(*node.steps, action.how), failures=0, retry_at=0.0)
     return records.with_node(node)
 

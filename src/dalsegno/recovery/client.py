@@ -12,11 +12,11 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
 START_S = 10.0  # the controller writes two files and starts a process
 ANSWERS_S = 2.0
-MOST_ANSWER = 16 << 20  # bytes: enough for thousands of nodes, each with its reason
+MAX_ANSWER = 16 << 20  # bytes: enough for thousands of nodes, each with its reason
 
 
 def start_run(path: Path, folder: Path) -> None:
-    """Ask the controller at this socket to start the run in this folder. A run that it has already is no error."""
+    """Ask the controller at this socket to start the run in this folder. A run that it already has is not an error."""
     answer = ask(path, {"start": str(folder)}, START_S)
     if not answer.get("ok"):
         raise DalsegnoError(str(answer.get("error", "the controller refused")), hint=str(answer.get("hint", "")))
@@ -60,7 +60,7 @@ def _connect(sock: socket.socket, path: Path, until: float) -> None:
 
 
 def _receive(sock: socket.socket) -> Message:
-    reader = Reader(MOST_ANSWER)
+    reader = Reader(MAX_ANSWER)
     while data := sock.recv(65536):
         for message in reader.feed(data):
             return message

@@ -17,7 +17,7 @@ from dalsegno.health.local_machine import slurm_conf
 from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agent_view import views_message
 from dalsegno.recovery.answers import Answers
-from dalsegno.recovery.client import MOST_ANSWER
+from dalsegno.recovery.client import MAX_ANSWER
 from dalsegno.recovery.coordinators import CoordinatorKeeper, RunRecord, RunRecords, check_folder, check_may_ask
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.policy import ControllerSite, Policy
@@ -71,7 +71,7 @@ class Controller:
             lambda node: self.watch.partitions.get(node, ()) if self.watch else (),
         )
         listener = listen_at(folder / SOCKET, 0o666)  # every user may connect; the kernel identifies the user
-        self.requests = RequestServer(listener, self.selector, self.answer, RefusalLog(log.warning).log, MOST_ANSWER)
+        self.requests = RequestServer(listener, self.selector, self.answer, RefusalLog(log.warning).log, MAX_ANSWER)
         log.info("controller %d started with %d runs", os.getpid(), len(self.keeper.known))
 
     def watch_nodes(self, site: ControllerSite) -> None:
@@ -97,7 +97,7 @@ class Controller:
     def close(self) -> None:
         """Release everything. The coordinators keep running."""
         while self.watch and not self.watch.close():
-            self.turn(0.01)  # it may be waiting for an answer of this thread
+            self.turn(0.01)  # the watch may be waiting for this thread
         self.answers.close()
         self.requests.close()
         self.nodes.close()

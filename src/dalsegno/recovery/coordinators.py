@@ -1,6 +1,6 @@
-"""Supervision of coordinators: each run has one until it reports that the run is over.
+"""Supervision of coordinators: each run has a coordinator until the coordinator reports that the run is over.
 
-They run in sessions of their own and outlive the controller; the next one takes them over from the records.
+Coordinators run in their own sessions and outlive the controller. The next controller finds them in the records.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class CoordinatorTask(Enum):
 
 @dataclass(frozen=True)
 class RestartStep:
-    """What to do and when, with the record from then on."""
+    """What to do, when, and the record to keep from then on."""
 
     do: CoordinatorTask
     record: RunRecord
@@ -128,7 +128,7 @@ class RestartStep:
 def on_coordinator_end(record: RunRecord, code: int | None, lived_s: float) -> RestartStep:
     """Decide what to do when a coordinator has ended. `code` is None if an earlier controller had started it.
 
-    Such a coordinator is restarted: if its run is over, it notices and reports that.
+    Without a code the coordinator is restarted; if its run is over, the new one notices and reports that.
     """
     gone = replace(record, pid=0, start=0)
     if code == OVER:
@@ -164,8 +164,8 @@ def on_request(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None
 # Users and their run folders
 
 
-MOST_RUNS = 500  # each costs a process and an open file; the usual limit of those is 1024
-MOST_RUNS_OF_A_USER = 64  # about 30 MB each on the head node; one user cannot exhaust the limit above
+MAX_RUNS = 500  # each costs a process and an open file; the usual limit of those is 1024
+MAX_RUNS_OF_A_USER = 64  # about 30 MB each on the head node; one user cannot exhaust the limit above
 PASSED_ON = ("PATH", "SLURM_CONF", "LC_ALL", "DALSEGNO_MARK", LEVEL)
 
 
@@ -197,11 +197,11 @@ def check_may_ask(uid: int) -> None:
 
 def check_run_limit(uid: int, kept: Sequence[int]) -> None:
     """Raise an error if the limits do not allow one more run of this user. `kept` are the owners of current runs."""
-    if len(kept) >= MOST_RUNS:
-        raise DalsegnoError(f"the controller has {MOST_RUNS} runs, its limit", hint="try again when some have ended")
-    if uid != os.geteuid() and kept.count(uid) >= MOST_RUNS_OF_A_USER:
+    if len(kept) >= MAX_RUNS:
+        raise DalsegnoError(f"the controller has {MAX_RUNS} runs, its limit", hint="try again when some have ended")
+    if uid != os.geteuid() and kept.count(uid) >= MAX_RUNS_OF_A_USER:
         raise DalsegnoError(
-            f"you have {MOST_RUNS_OF_A_USER} runs, the limit for one user",
+            f"you have {MAX_RUNS_OF_A_USER} runs, the limit for one user",
             hint="`dalsegno runs` lists them; wait until some have ended, or cancel some with `dalsegno cancel`",
         )
 
@@ -242,7 +242,7 @@ def _is_run_of(folder: str, uid: int) -> bool:
 
 
 PROGRAM = "run-coordinator"
-MOST_GIVEN_UP = 64  # per user that are remembered
+MAX_GIVEN_UP = 64  # runs per user that were given up and are remembered
 
 
 @dataclass
@@ -280,7 +280,7 @@ class CoordinatorKeeper:
         orphans = self._orphans() if any(not record.lives() for record in records.values()) else {}
         for record in records.values():
             orphan = orphans.get((self._argv(record), record.uid))
-            if orphan and not record.lives():  # the controller died after starting it and before recording that
+            if orphan and not record.lives():  # the controller died between starting and recording it
                 record = replace(record, pid=orphan.pid, start=orphan.start)
             self._do(on_controller_start(record, record.lives()))
 
@@ -322,7 +322,7 @@ class CoordinatorKeeper:
             log.error("%s: coordinator ended early %d times in a row; not restarted again", run, times)
             self._save(step.record)
             given_up = [each for each in self.known.values() if each.given_up and each.uid == step.record.uid]
-            for old in given_up[:-MOST_GIVEN_UP]:
+            for old in given_up[:-MAX_GIVEN_UP]:
                 self._forget(old)
         elif step.do is CoordinatorTask.FORGET:
             self._forget(step.record)
@@ -332,10 +332,10 @@ class CoordinatorKeeper:
         self.records.remove(record)
 
     def _start(self, record: RunRecord) -> None:
-        """Start a coordinator. The record is written before it, so that a crash is noticed, and again with the PID."""
+        """Start a coordinator. The record is written before, so that a crash is noticed, and again with the PID."""
         self.records.write(record)
         identity, env = find_identity(record.uid, self.env)
-        # It logs to its run folder. A process of another user could modify the controller's log if it held it open.
+        # The coordinator logs to its run folder. If it had the controller's log open, another user could modify that.
         child = start(self._argv(record), env, identity=identity, output=Path(os.devnull) if identity else None)
         record = replace(record, pid=child.process.pid, start=child.process.start)
         self.known[record.run] = record

@@ -83,7 +83,7 @@ def _follow_victims(own: NodeRecord, jobs: Iterable[JobInfo], now: float) -> Act
 
 
 def _requeue_doomed(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action | None:
-    """Requeue the jobs of a live node that cannot continue there. The controller waits for those it may not requeue."""
+    """Requeue jobs that cannot continue on a live node. The controller waits for jobs that may not be requeued."""
     doomed = own.fault and {own.fault.key, own.fault.check} & policy.doomed
     if own.phase is not NodePhase.DRAINED or not doomed:
         return None
@@ -94,11 +94,11 @@ def _requeue_doomed(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action 
     return None
 
 
-# Whether the nodes are lost or the controller is cut off: if its own network fails, it misses all of them
+# Lost nodes or a controller that is cut off: if its own network fails, it hears none of them
 
 
 NEARLY_ALL = 0.8
-FEWEST = 2  # a single node allows no conclusion
+MIN_NODES = 2  # a single node allows no conclusion
 SETTLE_S = 15.0  # after contact is regained; agents connect every few seconds, and hosts are probed every two
 FRESH_S = 0.75  # a heartbeat is due every 0.4 s, and no node is declared lost in less than 1.3
 
@@ -108,7 +108,7 @@ def is_blind(facts: Facts, records: NodeRecords) -> bool:
     expected = [node for node in (facts.nodes or {}).values() if _is_expected(node, records.get(node.name))]
     unseen = [node for node in expected if not _is_seen(node.agent)]
     gone = any(node.gone for node in unseen) or (records.blind and bool(unseen))
-    return gone and len(expected) >= FEWEST and len(unseen) >= NEARLY_ALL * len(expected)
+    return gone and len(expected) >= MIN_NODES and len(unseen) >= NEARLY_ALL * len(expected)
 
 
 def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float) -> bool:
@@ -116,7 +116,7 @@ def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float)
     node has been heard since."""
     if not node.gone:
         return False
-    silent_since = node.agent.last_seen or node.agent.since  # the verdict may follow only after contact is regained
+    silent_since = node.agent.last_seen or node.agent.since  # it may be declared lost only after contact is regained
     missed_blindly = silent_since <= records.saw_at and now < records.saw_at + SETTLE_S
     return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, records))
 
@@ -226,9 +226,9 @@ def _decide_node(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Itera
 def _resume(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Iterator[Action]:
     """Handle an action whose outcome is unknown and that is not under way, because the controller died meanwhile.
 
-    Actions that are harmless when repeated are repeated. For a reboot or a replacement the boot decides: a new one
-    proves that it was done; the old one proves that it was not, once the target has had time to begin; no answer may
-    mean that it is under way.
+    Actions that are harmless when repeated are repeated. For a reboot or a replacement, the node's boot decides. A new
+    boot proves that the action was done. The old boot proves that it was not, once the target has had time to begin. No
+    answer may mean that the node is booting.
     """
     pending = own.pending
     if pending is None or pending.id in this.facts.underway:
@@ -297,7 +297,7 @@ def _forget_excuses(own: NodeRecord) -> Action:
 
 
 def _accept_faults(node: NodeFacts, own: NodeRecord, faults: list[NodeFault]) -> Action | None:
-    """Accept the faults of a node that an administrator keeps drained: they may return it in spite of them.
+    """Accept the faults of a node that an administrator keeps drained, so that they can return it in spite of them.
 
     Faults are not accepted for a node that is lost, or only reserved, booting or powered down.
     """
@@ -341,7 +341,7 @@ def _take_over(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Action 
 
 
 def _respect_administrator(node: NodeFacts, own: NodeRecord, owner: Owner, policy: Policy) -> Action | None:
-    """Respect an administrator who drains one of our nodes, or returns it in spite of its faults."""
+    """End the repair of a node that an administrator has drained, or returned to service in spite of its faults."""
     if owner is Owner.SOMEONE:
         return ChangePhase(node.name, NodePhase.IN_SERVICE, f"an administrator has taken it over: {node.slurm.reason}")
     if owner is Owner.NOBODY and own.fault and node.slurm.in_service:

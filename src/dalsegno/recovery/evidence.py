@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dalsegno.system.files import explain, make_folder, read_text, sync_folder
 
-MOST_KEPT = 20  # bundles per node; the oldest are removed
+MAX_KEPT = 20  # bundles per node; the oldest are removed
 INCOMPLETE = "incomplete.txt"  # in a bundle: which source failed, and why
 ACTION = "action.txt"  # in a bundle: the id of the action that it belongs to
 
@@ -30,7 +30,7 @@ def is_empty(source: Mapping[str, str]) -> bool:
 def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float, action: str = "") -> Path:
     """Write a bundle below `root/NODE` and return its folder. A crash leaves all of it or nothing.
 
-    `action` is the id of the action that requests it: if it is repeated after a crash, there is still one bundle.
+    `action` is the id of the action that requests the bundle: if repeated after a crash, it still leaves one bundle.
     """
     own = root / node
     make_folder(own, 0o700)
@@ -57,7 +57,7 @@ def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float, ac
 
 
 def _free_name(own: Path, name: str, action: str) -> Path:
-    """Return an unused path, so that evidence never replaces that of another action; numbered within one second."""
+    """Return an unused path: evidence never replaces that of another action. Bundles of one second are numbered."""
     paths = (own / each for each in (name, *(f"{name}-{number}" for number in range(2, 1000))))
     return next(path for path in paths if not path.exists() or (action and read_text(path / ACTION) == action))
 
@@ -70,5 +70,5 @@ def _clear(path: Path) -> None:
 def _drop_old(own: Path) -> None:
     bundles = sorted(path for path in own.iterdir() if not path.name.startswith("."))
     leftovers = [path for path in own.iterdir() if path.name.endswith(".tmp")]
-    for path in [*bundles[:-MOST_KEPT], *leftovers]:
+    for path in [*bundles[:-MAX_KEPT], *leftovers]:
         shutil.rmtree(path, ignore_errors=True)

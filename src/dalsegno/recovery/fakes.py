@@ -20,7 +20,7 @@ SLURMD_TIMEOUT_S = 300.0
 
 @dataclass
 class FakeMachine:
-    """The machine of a node. `cured_by` is the lightest remedy that helps (None: it is healthy), `says` the one that
+    """The machine of a node. `cured_by` is the lightest remedy that helps (None: it is healthy), `says` the remedy that
     its checks report."""
 
     boot: str
@@ -29,8 +29,8 @@ class FakeMachine:
     cured_by: Remedy | None = None
     says: Remedy | None = None
     code: str = "79"
-    check: str = "xid"  # the one that fails
-    also: tuple[str, ...] = ()  # others that fail with it
+    check: str = "xid"  # the check that fails
+    also: tuple[str, ...] = ()  # other checks that fail with it
     silent: bool = False  # its checks return unknown
 
 
@@ -49,7 +49,7 @@ class FakeNode:
     was_connected: bool = False  # its agent was connected once
     asked: str = ""  # a validation in progress
     resting: bool = False  # its agent holds no GPU
-    missed_at: float | None = None  # missed by slurmctld since
+    missed_at: float | None = None  # since when slurmctld misses it
     late: bool = False  # up, but not heard by the controller
     lost_at: float | None = None  # since when it is not heard ...
     heard_at: float | None = None  # ... and since when it is

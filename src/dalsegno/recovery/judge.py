@@ -21,7 +21,7 @@ _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState
 
 @dataclass(frozen=True)
 class EarlyFailures:
-    """Jobs that failed on a node right after their start. Proven: the cause is the node, not the jobs."""
+    """Jobs that failed on a node right after their start. `proven`: the cause is the node, not the jobs."""
 
     count: int = 0
     proven: bool = False
@@ -48,7 +48,7 @@ def current_faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: Earl
 
 
 def is_over(node: NodeFacts, own: NodeRecord, faults: Collection[NodeFault]) -> bool:
-    """Return whether all accepted faults are over by the node's own report, and not because its checks are unknown."""
+    """Return whether the node's own report shows that all accepted faults are over. An unknown check shows nothing."""
     checks = {key.partition("[")[0] for key in own.excuses}
     findings = node.agent.report.findings if node.agent.report and node.connected else ()
     unknown = any(each.check in checks and each.result.verdict is Verdict.UNKNOWN for each in findings)
@@ -61,7 +61,7 @@ def _faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailur
             GONE, policy.gone_remedy, f"neither its agent nor slurmd answers{_network_warning(node)}", gone=True
         )
         return
-    if not node.connected:  # a fault that a silent agent reported may be repaired long since
+    if not node.connected:  # a fault that a silent agent reported earlier may have been repaired
         return
     yield from reported_faults(node, policy)
     if quick.proven and quick.count >= policy.quick_failures:
@@ -97,21 +97,21 @@ def find_suspicion(node: NodeFacts, own: NodeRecord, policy: Policy, quick: Earl
 
 
 def is_reported(about: Subject, own: NodeRecord) -> bool:
-    """Return whether it was reported already. A different number of lost packets is not reported again."""
+    """Return whether the subject was reported already. A different number of lost packets is not reported again."""
     return about == own.about or (about.topic is own.about.topic and own.about.network)
 
 
 def count_relapse(own: NodeRecord, policy: Policy, now: float) -> int:
-    """Return how many suspicions in a row this one makes."""
+    """Return the number of suspicions in a row, including a new one."""
     if own.phase is not NodePhase.IN_SERVICE:
         return own.relapses
     return own.relapses + 1 if own.relapses and now - own.entered < policy.relapse_s else 1
 
 
 def is_steady(node: NodeFacts, own: NodeRecord, policy: Policy, now: float) -> bool:
-    """Return whether the node has been well for long enough: the more relapses, the longer.
+    """Return whether the node has been well for long enough, which takes longer after each relapse.
 
-    On a line that loses packets agents fall silent every few seconds.
+    If the network loses packets, agents fall silent every few seconds.
     """
     steady_s = policy.steady_s[min(max(own.relapses, 1), len(policy.steady_s)) - 1]
     return not node.connected or now - node.agent.since >= steady_s
@@ -133,8 +133,8 @@ def quick_failures(
     """Count jobs that failed right after their start, by node, since its last validation or successful job.
 
     A job that fails everywhere says nothing about a node. Repeated mistakes of one user fail wherever Slurm starts them
-    and prove nothing, unless jobs of others fail there too. That jobs of the same name succeed elsewhere is proof only
-    if all jobs are one user's: a name is user input and could be used to drain nodes of others.
+    and prove nothing, unless jobs of others fail there too. The success of jobs with the same name elsewhere is proof
+    only if all jobs belong to one user: a name is user input and could be used to drain nodes of others.
     """
     jobs = list(jobs)
     well = _last_success(jobs, policy)

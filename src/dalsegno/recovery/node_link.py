@@ -1,4 +1,4 @@
-"""The node agents for the code that decides and acts: their current state, and orders to them.
+"""The link to the node agents, for the code that decides and acts: their current state, and orders to them.
 
 The connections belong to the controller's loop. Other threads pass their calls to it.
 """
@@ -138,7 +138,7 @@ class NodeLink:
         self._to_open: tuple[str, int] | None = None
         self._validations: dict[str, Validation] = {}
         self._validating: dict[str, str] = {}
-        self._loop, self._look_at = threading.get_ident(), 0.0
+        self._loop, self._roster_at = threading.get_ident(), 0.0
         self._selector = selector
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._woken, self._waker = socket.socketpair()
@@ -172,13 +172,13 @@ class NodeLink:
     def wake(self) -> float | None:
         """Handle what is due and return when to call again (monotonic)."""
         now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + self._roster_s
+        if now >= self._roster_at:
+            self._roster_at = now + self._roster_s
             self._expect()
             if self._to_open is not None:
                 self.open_when_possible(*self._to_open)
         due = self._agents.wake()
-        return self._look_at if due is None else min(due, self._look_at)
+        return self._roster_at if due is None else min(due, self._roster_at)
 
     def _expect(self) -> None:
         places = self._roster.places()
@@ -203,7 +203,7 @@ class NodeLink:
         self._in_loop(lambda: self._agents.ask_slurmd(node))
 
     def validate(self, node: str, ask: str, partner: str = "") -> None:
-        """Order a node to validate itself, alone and with a partner. A repeated order does not restart it."""
+        """Order a node to validate itself, alone and with a partner. A repeated order does not restart the test."""
         self._in_loop(lambda: self._validate(node, ask, partner))
 
     def rest(self, node: str, seconds: float) -> None:
@@ -211,7 +211,7 @@ class NodeLink:
         self._ask(node, "rest", REST_S, seconds=str(seconds))
 
     def evidence(self, node: str) -> Mapping[str, str]:
-        """Return what a node still reports, as files; one says why it is incomplete. Blocks; not for the loop."""
+        """Return what a node still reports, as files; one file says what is missing. Blocks: not for the loop."""
         answer = self._ask(node, "evidence", EVIDENCE_S)
         why = answer.error or ("" if answer.files else "it sent nothing")
         return {**answer.files, INCOMPLETE: f"agent: {why}"} if why else answer.files

@@ -32,16 +32,21 @@ class Policy:
     caps: Mapping[str, Remedy] = field(default_factory=dict)  # check -> the heaviest remedy allowed for it
     off: frozenset[str] = frozenset()  # disabled checks
     spares: frozenset[str] = frozenset()
-    slurm_users: frozenset[str] = SLURM_USERS  # empty: every drain but ours is an administrator's
+    slurm_users: frozenset[str] = SLURM_USERS  # empty: every drain but the controller's is an administrator's
     gone_remedy: Remedy = Remedy.REPLACE
-    gone_s: float = 0.0  # how long a lost node may come back by itself unless it is certainly off; clouds: 60
+    gone_s: float = 0.0  # how long to wait for a lost node to come back, unless it is certainly off; clouds: 60
     boot_s: float = 60.0  # from the order to the first report; clouds: 1800
     begin_s: float = 15.0  # from the order until the target has begun, or never will
     validate_s: float = PHASE_S  # for checks, load and the pair test
     removal_s: float = 600.0  # for Slurm to remove a node from its jobs
     person_s: float = 600.0  # for a fault that only an administrator can repair, before the node is given up
     burn_in_s: float = 86400.0  # how often a spare is validated
-    steady_s: tuple[float, ...] = (5.0, 20.0, 80.0, 300.0)  # without faults, after the first suspicion, the second ...
+    steady_s: tuple[float, ...] = (
+        5.0,
+        20.0,
+        80.0,
+        300.0,
+    )  # time without faults after the first suspicion, the second...
     relapse_s: float = 600.0  # ... if it was in service for less than this in between
     retry_s: float = 2.0  # after a failed action; doubled each time
     capacity_s: float = 600.0  # after a refused replacement

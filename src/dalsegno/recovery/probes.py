@@ -28,8 +28,8 @@ Done = Callable[[str, "bool | None", "bool | None"], None]  # node, whether its 
 class NodeAddress:
     """The address of a node; not a host name. Port 0: its slurmd cannot be probed.
 
-    Shared: several nodes have this address, as on loopback ports. An answer of the host then says nothing about the
-    node: it is up as long as its slurmd is.
+    `shared`: several nodes have this address, as on loopback ports. An answer of the host then says nothing about the
+    node: the node is up as long as its slurmd is.
     """
 
     address: str
@@ -73,7 +73,7 @@ class Probes:
         """Retry or end the probes that are due and return when the next one is."""
         for probe in list(self._under_way.values()):
             if now >= probe.began + PROBE_S:
-                self._last_look(probe)
+                self._collect_late_answers(probe)
                 self._end(probe)
             elif now >= _next(probe):
                 self._try_again(probe)
@@ -123,7 +123,7 @@ class Probes:
         sock.close()
         _take(probe, code, slurmd)
 
-    def _last_look(self, probe: _Probe) -> None:
+    def _collect_late_answers(self, probe: _Probe) -> None:
         """Collect answers that arrived while the loop was busy; a missing answer counts as a timeout."""
         with selectors.DefaultSelector() as ready:
             for sock in probe.socks:

@@ -1,4 +1,4 @@
-"""Drain reasons: those written for Slurm, `dalsegno:<action>:<check>[<code>] <text>`, and those of others."""
+"""Drain reasons: the controller's own, `dalsegno:<action>:<check>[<code>] <text>`, and those of Slurm and of people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from dalsegno.health import Remedy
-from dalsegno.health.result import LONGEST_REASON
+from dalsegno.health.result import MAX_REASON
 from dalsegno.recovery.facts import NodeFault
 from dalsegno.slurm.facts import NodeFlag, NodeInfo
 from dalsegno.slurm.parse.messages import SlurmReason, is_absence, parse_reason
@@ -81,7 +81,7 @@ class Owner(Enum):
 
 def write_reason(fault: NodeFault) -> str:
     code = f"[{fault.code}]" if fault.code else ""
-    return f"dalsegno:{fault.remedy.value}:{fault.check}{code} {fault.text}".strip()[:LONGEST_REASON]
+    return f"dalsegno:{fault.remedy.value}:{fault.check}{code} {fault.text}".strip()[:MAX_REASON]
 
 
 def read_reason(reason: str) -> NodeFault | None:

@@ -22,8 +22,8 @@ class MarkKind(Enum):
     REPLACED_WELL = "replaced"
     REPLACED_BADLY = "replacement failed"
     RESUMED = "resumed"  # an administrator resumed automatic recovery
-    LENT = "lent"  # a spare, to a run
-    RECALLED = "recalled"  # a lent spare, from a job that did not start on it
+    LENT = "lent"  # a spare was lent to a run
+    RECALLED = "recalled"  # a lent spare was taken back from a job that did not start on it
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class BudgetMark:
     at: float
     key: str = ""  # key of the fault
     partitions: tuple[str, ...] = ()
-    runs: tuple[str, ...] = ()  # that lost the node, or that a spare was lent to (`Facts.run_of`)
+    runs: tuple[str, ...] = ()  # runs that lost the node, or the run that a spare was lent to (`Facts.run_of`)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class NodeRecord:
     fault: NodeFault | None = None
     boot: str = ""  # boot of the node when it was last taken out, repaired or validated
     last_boot: str = ""  # boot of the node when its agent was last connected
-    steps: tuple[Remedy, ...] = ()  # tried for this fault
+    steps: tuple[Remedy, ...] = ()  # remedies tried for this fault
     evidence: bool = False
     asked: str = ""  # id of the validation order
     asks: int = 0  # validation orders since the last repair
@@ -70,7 +70,7 @@ class NodeRecord:
     held_back: HeldAction = HeldAction.NO  # why the announced action is not carried out
     excuses: tuple[str, ...] = ()  # keys of faults that an administrator has accepted, until all of them are over
     relapses: int = 0  # suspicions in a row, without a long time in service in between
-    failures: int = 0  # of actions, in a row
+    failures: int = 0  # failed actions in a row
     retry_at: float = 0.0
     held: tuple[int, ...] = ()  # jobs on the node when it was taken out
     victims: tuple[int, ...] = ()  # jobs that lost this node and whose fate is not known yet
@@ -93,7 +93,7 @@ class NodeRecords:
     replaced_gpus: frozenset[str] = frozenset()  # GPUs of machines that were replaced
     paused: bool = False
     blind: bool = False  # nearly all nodes are silent: most likely a fault on the controller's side
-    saw_at: float = 0.0  # when that last ended
+    saw_at: float = 0.0  # when `blind` last ended
 
     def get(self, node: str) -> NodeRecord:
         return self.nodes.get(node) or NodeRecord(node)

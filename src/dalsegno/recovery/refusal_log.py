@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 AGAIN_S = 60.0
-MOST = 256  # causes at a time
+MAX_CAUSES = 256  # causes at a time
 
 
 class RefusalLog:
@@ -31,6 +31,6 @@ class RefusalLog:
 
     def _has_room(self, now: float) -> bool:
         """Return whether a new cause fits. Old causes are dropped; if all are recent, new ones are not logged."""
-        if len(self._logged) >= MOST:
+        if len(self._logged) >= MAX_CAUSES:
             self._logged = {cause: one for cause, one in self._logged.items() if now - one[0] < AGAIN_S}
-        return len(self._logged) < MOST
+        return len(self._logged) < MAX_CAUSES

@@ -96,7 +96,7 @@ PAST = {Remedy.RESET: "reset", Remedy.REBOOT: "rebooted", Remedy.REPLACE: "repla
 
 
 AGAIN_S = 60.0  # shortest time between validations while a fault needs an administrator
-MOST_ASKS = 3  # an order that was lost, with its agent or the controller, is sent again
+MAX_ASKS = 3  # an order that is lost because its agent or the controller restarts is sent again
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ def _return_for_runs(case: RepairCase) -> Action | None:
     jobs, check = case.node.jobs, case.fault.check
     stay = bool(jobs) and not any(is_plain(job) or case.name in nodes_left(job.comment) for job in jobs)
     well = check in case.policy.passing and _is_over(case) and not reported_faults(case.node, case.policy)
-    ours = case.name not in case.policy.spares  # a lent spare goes back to the spares
-    return Return(case.name, f"{check} passes again", tried=False) if stay and well and ours else None
+    regular = case.name not in case.policy.spares  # a lent spare goes back to the spares
+    return Return(case.name, f"{check} passes again", tried=False) if stay and well and regular else None
 
 
 def _decide_free(case: RepairCase) -> Action | None:
@@ -187,7 +187,7 @@ def _is_stale(case: RepairCase) -> bool:
 
 
 def _is_over(case: RepairCase) -> bool:
-    """Return whether its fault is over before any repair. The second time in a day it is repaired anyway."""
+    """Return whether the fault is over before any repair. The second time in a day, the node is repaired anyway."""
     untouched = not case.own.steps and not case.own.asked
     times = case.records.count(MarkKind.TAKEN, case.now - DAY_S, node=case.name, key=case.fault.key)
     return untouched and times <= 1 and case.node.connected and _passes_now(case)
@@ -213,11 +213,11 @@ def _give_up(case: RepairCase, why: str) -> ChangePhase:
 
 
 def _decide_down(case: RepairCase) -> Action | None:
-    """Decide for a lost node. It must not be rebuilt before Slurm has removed it from its jobs: they would end."""
+    """Decide for a lost node. A repair before Slurm has removed the node from its jobs would end the jobs."""
     if case.node.busy:
         return _give_up_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
     if case.node.connected and not case.fault.gone:
-        return _decide_free(case)  # it was only removed from runs that had left it
+        return _decide_free(case)  # it was set down only to remove it from runs that had left it
     if case.node.connected and not case.own.steps and not case.own.asked:
         return _validate(case)  # it came back by itself
     if case.in_phase_s < case.policy.gone_s and not case.node.off:
@@ -236,7 +236,7 @@ def _start_repair(case: RepairCase) -> Action | None:
 
 
 def _may_agent_return(case: RepairCase) -> bool:
-    """Return whether its agent, which has the most evidence, may still connect after a restart or a broken line."""
+    """Return whether the node's agent, which has the most evidence, may still connect after a restart or an outage."""
     agent = case.node.agent
     waited_for = agent.presence in (Presence.NEVER, Presence.SILENT) and case.now < agent.since + NODE_LIMITS.new_s
     return waited_for and not case.node.off
@@ -280,7 +280,7 @@ def _validate(case: RepairCase) -> Validate:
 
 
 def _choose_partner(case: RepairCase) -> str:
-    """Return an idle, healthy node of the same partition; different ones when many nodes come back at once."""
+    """Return an idle, healthy node of the same partition. Nodes that come back at the same time get different ones."""
     good = [other.name for other in (case.facts.nodes or {}).values() if _may_be_partner(case, other)]
     return good[crc32(case.name.encode()) % len(good)] if good else ""
 
@@ -298,7 +298,7 @@ def _decide_validating(case: RepairCase) -> Action | None:
         if case.node.gone or case.in_phase_s >= case.policy.validate_s:
             return _fail_repair(case, NodeFault(VALIDATION, Remedy.REBOOT, "it did not finish its validation in time"))
         lost = case.node.connected and case.node.validating != case.own.asked
-        return _validate(case) if lost and case.own.asks < MOST_ASKS else None
+        return _validate(case) if lost and case.own.asks < MAX_ASKS else None
     if not answer.passed:
         bad = heaviest(fault_of(each) for each in failures(answer.findings))
         return _fail_repair(case, bad or NodeFault(VALIDATION, Remedy.DRAIN, "no check could be run"))
@@ -347,7 +347,7 @@ class Forecast:
     """`how` is the next repair, or None if there is none; `held`: why it is not carried out yet."""
 
     how: Remedy | None
-    why: str = ""  # why no lighter repair, or none at all
+    why: str = ""  # why a lighter repair, or any repair, is not possible
     held: HeldAction = HeldAction.NO
 
     def message(self) -> Message:
@@ -367,8 +367,8 @@ def forecast(
 ) -> Forecast | None:
     """Return what will be done for a node; None if it is in service, being repaired, or given up.
 
-    The limits on nodes out of service were checked when it was taken out. What is out is repaired, within the limits
-    on reboots and replacements.
+    The limits on nodes out of service were checked when the node was taken out. Now only the limits on reboots and
+    replacements apply.
     """
     if own.fault is None or own.phase not in (NodePhase.DRAINED, NodePhase.DOWN):
         return None

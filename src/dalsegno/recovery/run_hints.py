@@ -1,4 +1,4 @@
-"""Which nodes a run has left, if its job's comment cannot say so.
+"""Find the nodes that a run has left, if the comment of its job cannot list them.
 
 Without accounting Slurm (22.05) refuses every change of a job that has lost a node ("the DB index is being set"). The
 run's status holds the same information. It is a user's file, so it counts only for that user's own job.
@@ -22,7 +22,7 @@ from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, RunStatus, status_from_json
 from dalsegno.slurm.facts import JobInfo
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
 def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, RunRecord]) -> JobInfo:
@@ -51,7 +51,7 @@ def read_hint(path: Path, uid: int) -> RunStatus | None:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != uid:
             return None
-        value = json.loads(os.read(handle, MOST_BYTES))
+        value = json.loads(os.read(handle, MAX_BYTES))
         return status_from_json(value) if isinstance(value, dict) else None
     except (OSError, ValueError, RecursionError, TypeError, DalsegnoError):
         return None
@@ -62,10 +62,10 @@ def read_hint(path: Path, uid: int) -> RunStatus | None:
 # Check results that are recorded: changes of a verdict
 
 
-MOST, CALM_S = 4, 120.0  # records of one check within this time: some checks alternate
+MAX_RECORDS, CALM_S = 4, 120.0  # at most this many records of one check within this time: some checks alternate
 _RECORDED = (Verdict.PASSED, Verdict.WARNED, Verdict.FAILED)  # unknown says nothing about the node
 
-State = tuple[Verdict, "str | None"]  # with the code of the failure; None: not remembered
+State = tuple[Verdict, "str | None"]  # the verdict, and the code of the failure; None: not recorded
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ class CheckChanges:
         state = (result.verdict, result.code if result.verdict is Verdict.FAILED else "")
         lately = tuple(at for at in times if now - at < CALM_S)
         if before[1] is None and before[0] is state[0]:
-            before = state  # the last controller recorded it without the code
+            before = state  # the last controller recorded the verdict without the code
             self._recorded[key] = (state, times)
-        if state == before or len(lately) >= MOST:
+        if state == before or len(lately) >= MAX_RECORDS:
             return None
         self._recorded[key] = (state, (*lately, now))
         return CheckChange(node, finding.check, result.verdict, result.text)

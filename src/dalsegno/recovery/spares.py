@@ -90,6 +90,6 @@ def _decide_lent(
             return True, CloseLoan(node.name)
     if job or node.busy or owner not in (Owner.NOBODY, Owner.SPARE):
         return False, None
-    if owner is Owner.SPARE:  # slurmctld has read its files again, in which it is a spare
+    if owner is Owner.SPARE:  # slurmctld has read its files again, in which the node is a spare
         return True, ChangePhase(node.name, NodePhase.SPARE, "is a spare again")
     return True, Hold(node.name)

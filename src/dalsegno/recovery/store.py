@@ -1,7 +1,7 @@
 """The controller's journal, one SQLite file: nodes, actions, events, budgets, GPUs.
 
 Every action is recorded before and after it is carried out. A connection belongs to one thread; others may open their
-own, and their changes are visible at the next `look`.
+own, and their changes are visible at the next `refresh`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dalsegno.spec.facts import facts_from_json, facts_to_json
 
 
 BUSY_S = 10.0  # how long one connection waits for another's write
-MOST_WAL_BYTES = 16 << 20
+MAX_WAL_BYTES = 16 << 20
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS nodes (node TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS marks (id INTEGER PRIMARY KEY, at REAL NOT NULL, body TEXT NOT NULL);
@@ -62,7 +62,7 @@ def open_file(path: Path) -> sqlite3.Connection:
             os.chmod(path, 0o600)
             db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # for a new file: space of deleted rows is returned
             db.execute("PRAGMA journal_mode=WAL")
-            db.execute(f"PRAGMA journal_size_limit={MOST_WAL_BYTES}")
+            db.execute(f"PRAGMA journal_size_limit={MAX_WAL_BYTES}")
             db.execute("PRAGMA synchronous=FULL")
             db.executescript(_SCHEMA)
             _add_columns(db)
@@ -83,8 +83,8 @@ def _add_columns(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
-MOST_EVENTS = 1000  # in one answer
-MOST_KEPT = 100_000  # events, actions and check results; the oldest are deleted once a day
+MAX_EVENTS = 1000  # in one answer
+MAX_KEPT = 100_000  # events, actions and check results; the oldest are deleted once a day
 _EVENT = "id, at, node, kind, text, stage, jobs"
 MARKS_KEPT_S = 60 * DAY_S  # only those of the last 30 days count
 
@@ -136,14 +136,14 @@ class Journal:
         """
         old = (time.time() if now is None else now) - MARKS_KEPT_S
         with self._changing(self.records):
-            self.db.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (MOST_KEPT,))
+            self.db.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (MAX_KEPT,))
             self.db.execute(
                 "DELETE FROM checks WHERE id <= (SELECT MAX(id) FROM checks) - ?"
-                " AND id NOT IN (SELECT MAX(id) FROM checks GROUP BY node, name)", (MOST_KEPT,),
+                " AND id NOT IN (SELECT MAX(id) FROM checks GROUP BY node, name)", (MAX_KEPT,),
             )  # fmt: skip
             self.db.execute(
                 "DELETE FROM actions WHERE ended_at IS NOT NULL"
-                " AND rowid <= (SELECT MAX(rowid) FROM actions) - ?", (MOST_KEPT,),
+                " AND rowid <= (SELECT MAX(rowid) FROM actions) - ?", (MAX_KEPT,),
             )  # fmt: skip
             self.db.execute("DELETE FROM marks WHERE at < ? AND id < (SELECT MAX(id) FROM marks)", (old,))
         self.db.executescript("PRAGMA incremental_vacuum;")  # `execute` would free one page only
@@ -151,7 +151,7 @@ class Journal:
 
     # Reading
 
-    def look(self) -> NodeRecords:
+    def refresh(self) -> NodeRecords:
         """Return the records, read again if another connection has written."""
         if self._data_version() != self._version:
             self._version = self._data_version()
@@ -163,7 +163,7 @@ class Journal:
         row = self.db.execute("SELECT kind, body, begun_at FROM actions WHERE id = ?", (id,)).fetchone()
         return (facts_from_json(KINDS[row[0]], json.loads(row[1])), row[2]) if row else None
 
-    def events(self, since: int = 0, node: str = "", most: int = MOST_EVENTS) -> list[Event]:
+    def events(self, since: int = 0, node: str = "", most: int = MAX_EVENTS) -> list[Event]:
         """Return the events after the one with this id, oldest first."""
         where = "id > ? AND node = ?" if node else "id > ?"
         rows = self.db.execute(
@@ -261,7 +261,7 @@ class Journal:
 
     def forgive(self, name: str, who: str, now: float) -> list[GpuHistory]:
         """Allow replaced GPUs to come back: the one with this id, or all of this node."""
-        self.look()
+        self.refresh()
         found = [each for each in self.gpu_history() if each.sent_away_at and name in (each.uuid, each.node)]
         records = replace(self.records, replaced_gpus=self.records.replaced_gpus - {each.uuid for each in found})
         with self._changing(records):
@@ -274,7 +274,7 @@ class Journal:
 
     def pause(self, paused: bool, who: str, now: float) -> None:
         """Pause or resume recovery. Resuming resets the limits."""
-        self.look()
+        self.refresh()
         marks = () if paused else (BudgetMark(MarkKind.RESUMED, "", now),)
         records = replace(self.records, paused=paused, marks=(*self.records.marks, *marks))
         with self._changing(records):
@@ -297,7 +297,7 @@ class Journal:
 
     @contextmanager
     def _changing(self, records: NodeRecords) -> Iterator[None]:
-        """One transaction that writes changed records. Those in memory change once they are on disk."""
+        """Write changed records in one transaction. The records in memory change when it is on disk."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
             self._write_records(records)

@@ -63,10 +63,10 @@ class RecoveryLoop:
         self.checks = CheckChanges.after(self.store.last_verdicts())
 
     def round(self, facts: Facts) -> list[Action]:
-        """Decide and act once; return the actions, which are none when there is nothing left to do."""
+        """Decide and act once; return the actions, or an empty list when nothing is left to do."""
         self.collect()
         self._record_seen(facts)
-        actions = decide(facts, self.store.look(), self.policy, self.clock())
+        actions = decide(facts, self.store.refresh(), self.policy, self.clock())
         for action in actions:
             self._perform(action)
         return actions
@@ -94,7 +94,7 @@ class RecoveryLoop:
         if facts.nodes is None:
             return
         self.partitions = {name: node.slurm.partitions for name, node in facts.nodes.items()}
-        self.store.record_seen(record_seen(self.store.look(), facts))
+        self.store.record_seen(record_seen(self.store.refresh(), facts))
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, (ChangePhase, Note)):
@@ -144,18 +144,16 @@ def _outcome(id: str, action: Action, at: float, context: ActionContext) -> Acti
 
 JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # below the cluster's state folder
 LARGE = 64  # nodes: from here on, asking Slurm about all of them takes a tenth of a second or more
+# Time between rounds, in small and in large clusters
 QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # while a node is being repaired
-MISSED_S, LARGE_MISSED_S = (
-    0.1,
-    0.5,
-)  # while a node is missing, until a message of another shows that the controller is connected
+MISSED_S, LARGE_MISSED_S = 0.1, 0.5  # while a node is missing and no other has shown that the controller is connected
 CALM_S, LARGE_CALM_S = 3.0, 10.0  # otherwise: agents report changes at once
 AFTER_SILENCE_S = 2.0  # when Slurm did not answer
 AT_ONCE = 20  # rounds without a pause while there is something to do
-MOST_SLOW = 8  # slow actions at a time
+MAX_SLOW = 8  # slow actions at a time
 
 Runs = Callable[[], Mapping[str, RunRecord]]  # runs of the controller
-TIDY_S = 24 * 3600.0  # how often old rows are deleted, beside when a controller starts
+TIDY_S = 24 * 3600.0  # how often old rows are deleted, in addition to the start of a controller
 
 
 class NodeWatch:
@@ -164,7 +162,7 @@ class NodeWatch:
     def __init__(self, folder: Path, site: ControllerSite, agents: NodeAgents, runs: Runs = dict) -> None:
         self.folder, self.site, self.agents, self.runs = folder, site, agents, runs
         self._round_requested, self._closed = threading.Event(), False
-        self._pool = ThreadPoolExecutor(MOST_SLOW, thread_name_prefix="repair")
+        self._pool = ThreadPoolExecutor(MAX_SLOW, thread_name_prefix="repair")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
         self._complaint, self._is_new = "", True
         self.policy = Policy(mode=OFF)  # until it has been read
@@ -218,7 +216,7 @@ class NodeWatch:
     def _run_rounds(self, loop: RecoveryLoop) -> float:
         """Run rounds until there is nothing to do; return how long to wait."""
         if self._is_new:
-            self.agents.remember(nodes_in_service_before(loop.store.look()))
+            self.agents.remember(nodes_in_service_before(loop.store.refresh()))
             self._is_new = False
         for _ in range(AT_ONCE):
             self._round_requested.clear()
@@ -226,7 +224,7 @@ class NodeWatch:
                 loop.collect()
                 return QUICK_S
             loop.policy = self.policy = self.site.policy()
-            facts = self.look(frozenset(loop.underway))
+            facts = self.observe(frozenset(loop.underway))
             _record_reports(loop, facts)
             acted = loop.round(facts)
             if facts.nodes is None:
@@ -235,8 +233,8 @@ class NodeWatch:
                 return pause_s(loop.store.records, facts)
         return QUICK_S
 
-    def look(self, underway: frozenset[str] = frozenset()) -> Facts:
-        """Observe nodes and jobs. If Slurm does not answer, nothing is known."""
+    def observe(self, underway: frozenset[str] = frozenset()) -> Facts:
+        """Return the state of nodes and jobs; NOTHING if Slurm does not answer."""
         at = time.time()
         try:
             nodes, queue = self.site.slurm.nodes(), self.site.slurm.queue(ended=True)
@@ -251,7 +249,7 @@ class NodeWatch:
         wanted, runs = drained_for_repair(nodes), self.runs()
         jobs, kept = [with_hint(job, wanted, runs) for job in queue.jobs], {run: each.uid for run, each in runs.items()}
         facts = gather(nodes, jobs, self.agents, at, underway, kept)
-        return look_at_power(facts, self.site.target)
+        return mark_powered_off(facts, self.site.target)
 
     def _complain(self, text: str) -> None:
         """Log a problem once, until it changes."""
@@ -295,16 +293,16 @@ def pause_s(records: NodeRecords, facts: Facts) -> float:
 # Nodes that are certainly off need no grace period
 
 
-JUST_S = 10.0  # only nodes that were heard this recently are asked about
-MOST_S = 2.0  # for all questions of one look: while a lost rack is asked about, other nodes wait
+JUST_S = 10.0  # the target is asked only about nodes that were heard this recently
+MAX_POWER_CHECK_S = 2.0  # for all nodes of one round: while a lost rack is asked about, other nodes wait
 
 
-def look_at_power(facts: Facts, target: object) -> Facts:
-    """Ask the target about nodes that were just lost and set down; nothing changes if it does not know."""
+def mark_powered_off(facts: Facts, target: object) -> Facts:
+    """Mark the nodes that were just lost and set down as off, if the target is certain that they are."""
     nodes = facts.nodes or {}
     lost = [name for name, node in nodes.items() if node.gone and node.slurm.down and node.agent.quiet_s < JUST_S]
     if not lost or not isinstance(target, CanSeePower):
         return facts
-    until = time.monotonic() + MOST_S
+    until = time.monotonic() + MAX_POWER_CHECK_S
     off = {name: replace(nodes[name], off=True) for name in lost if time.monotonic() < until and target.is_off(name)}
     return replace(facts, nodes={**nodes, **off})

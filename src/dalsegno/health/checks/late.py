@@ -9,8 +9,8 @@ from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.result import Remedy, Result, Verdict, failed
 from dalsegno.system.hanging_calls import NoAnswer, TooLate, pace_s
 
-PATIENCE_S, MOST_PATIENCE_S = 1.25, 2.0  # for one command
-SLOW_S = PATIENCE_S / 5  # if an empty program takes this long, the machine is slow
+TIMEOUT_S, MAX_TIMEOUT_S = 1.25, 2.0  # for one command
+SLOW_S = TIMEOUT_S / 5  # if an empty program takes this long, the machine is slow
 SLOW = "slow"  # code of a result that is unknown because this machine is slow
 
 _T = TypeVar("_T")
@@ -23,11 +23,11 @@ def ask_twice(node: NodeReader, question: Callable[[float], _T]) -> _T:
     is raised only if an empty program still runs in good time. Otherwise the machine is slow and the answer is unknown.
     """
     try:
-        return question(PATIENCE_S)
+        return question(TIMEOUT_S)
     except TooLate:
         took_s = node.pace_s()
     try:
-        return question(min(max(PATIENCE_S, 10 * took_s), MOST_PATIENCE_S))
+        return question(min(max(TIMEOUT_S, 10 * took_s), MAX_TIMEOUT_S))
     except TooLate as error:
         took_s = max(took_s, node.pace_s())
         if took_s < SLOW_S:

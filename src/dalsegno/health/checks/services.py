@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from dalsegno.health.check import ALWAYS, Check, Context
-from dalsegno.health.checks.late import PATIENCE_S, ask_twice
+from dalsegno.health.checks.late import TIMEOUT_S, ask_twice
 from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.system.hanging_calls import NoAnswer, TooLate
@@ -136,8 +136,8 @@ SHARED = re.compile(
     r"nfs4?|lustre|beegfs|gpfs|ceph|cifs|smb3|9p|wekafs|glusterfs"
     r"|fuse(?!\.(lxcfs|snapfuse|gvfsd-fuse|portal|squashfuse|fuse-overlayfs)$|ctl|blk)(\..+)?"
 )
-MOST_ASKED = 32
-MOST_HANGING = 2  # then the rest is skipped: a prolog has no more time
+MAX_ASKED = 32
+MAX_HANGING = 2  # then the rest is skipped: a prolog has no more time
 
 
 class FsState(Enum):
@@ -185,8 +185,8 @@ def ask_shared(node: NodeReader) -> Mapping[str, FsAnswer]:
     found = {target: absent for target in wanted if target not in mounted}
     hanging = 0
     once = {mount.source: mount.target for mount in reversed(mounts)}  # a file system may be mounted in many places
-    for target in list(once.values())[:MOST_ASKED]:
-        if hanging < MOST_HANGING:
+    for target in list(once.values())[:MAX_ASKED]:
+        if hanging < MAX_HANGING:
             found[target] = _stat(node, target)
             hanging += found[target].state is FsState.HANGS
     return found
@@ -197,7 +197,7 @@ def _stat(node: NodeReader, target: str) -> FsAnswer:
     try:
         done = ask_twice(node, lambda timeout_s: node.run(argv, timeout_s=timeout_s))
     except TooLate:
-        return FsAnswer(FsState.HANGS, f"does not answer within {PATIENCE_S:g} s")
+        return FsAnswer(FsState.HANGS, f"does not answer within {TIMEOUT_S:g} s")
     if done.exit_code == 0:
         return FsAnswer(FsState.ANSWERS)
     return FsAnswer(FsState.FAILS, done.stderr.strip() or done.stdout.strip() or "cannot be read")

@@ -19,7 +19,7 @@ from dalsegno.system.memory import compile_apart, give_back_cleared, give_back_f
 
 LIBRARY = "libnvidia-ml.so"
 MIB = 1024 * 1024
-MOST_LINKS = 18
+MAX_LINKS = 18
 SM_CLOCK, CORRECTED, UNCORRECTED, VOLATILE, SLOWDOWN = 1, 0, 1, 0, 1
 RECOVERY, ECC_DATA = 1, 4  # kinds of NVLink errors
 REASONS = {0x8: HW_SLOWDOWN, 0x40: HW_THERMAL, 0x80: HW_POWER_BRAKE, 0x20: SW_THERMAL, 0x4: SW_POWER_CAP}
@@ -79,7 +79,7 @@ def read_gpu(nvml: Any, index: int, max_clocks: MaxClocks) -> GpuFacts:
     # The older call counts the driver's reserve as used: over 600 MiB on an idle H200.
     memory = ask("nvmlDeviceGetMemoryInfo", getattr(nvml, "nvmlMemory_v2", None))
     rows = ask("nvmlDeviceGetRemappedRows")
-    links = [ask("nvmlDeviceGetNvLinkState", link) for link in range(MOST_LINKS)]
+    links = [ask("nvmlDeviceGetNvLinkState", link) for link in range(MAX_LINKS)]
     reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
     if reasons is None:
         reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
