@@ -118,10 +118,10 @@ def test_a_look_yields_the_name_before_the_finding(env: dict[str, str]) -> None:
     checks = [check for check in CHECKS if check.name in ("gpu-ecc", "gpu-count", "disk")]
     checkup = Checkup(checks, machine_here(env), {})
     assert checkup.names(Context.CONTINUOUS) == ["gpu-count", "gpu-ecc", "disk"]
-    seen = list(checkup.look(Context.CONTINUOUS, frozenset({"disk"})))
+    seen = list(checkup.run_due(Context.CONTINUOUS, frozenset({"disk"})))
     assert [each if isinstance(each, str) else each.check for each in seen] == ["gpu-count"] * 2 + ["gpu-ecc"] * 2
     assert isinstance(seen[1], Finding)
-    assert [each for each in checkup.look(Context.CONTINUOUS) if isinstance(each, str)] == ["disk"]
+    assert [each for each in checkup.run_due(Context.CONTINUOUS) if isinstance(each, str)] == ["disk"]
 
 
 def test_before_a_job_only_its_own_gpus_must_be_free(env: dict[str, str], tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_processes_of_our_own_agent_are_not_leftovers(tmp_path: Path) -> None:
 
 
 def test_slow_gpu_queries_are_repeated_less_often() -> None:
-    assert good_for_s(0.0001) == 0.3, "the checks of one look share the answer"
+    assert good_for_s(0.0001) == 0.3, "the checks of one run_due share the answer"
     assert good_for_s(0.01) == 2.0 and good_for_s(3.0) == 10.0
     asked: list[int] = []
 

@@ -22,7 +22,7 @@ class Played:
     def names(self) -> Iterable[str]:
         return [name for name in ("good", "bad") if name not in self.settings.get("off", ())]
 
-    def look(self, without: frozenset[str]) -> Iterator[str | Finding]:
+    def run_due(self, without: frozenset[str]) -> Iterator[str | Finding]:
         for name in self.names():
             if name not in without:
                 yield name

@@ -157,7 +157,7 @@ def test_validation_with_a_partner_leaves_no_process(nodes: Nodes):
 def test_neither_agent_nor_checks_load_heavy_libraries():
     code = (
         "import sys; from dalsegno.node_agent.agent import main; from dalsegno.node_agent.orders import OrderHandlers;"
-        "looks = OrderHandlers('gpu-1', 'b').looks({}); list(looks.look(frozenset())); looks.gpus();"
+        "checks = OrderHandlers('gpu-1', 'b').continuous_checks({}); list(checks.run_due(frozenset())); checks.gpus();"
         "print(*{name.split('.')[0] for name in sys.modules})"
     )
     env = {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "PATH": os.defpath, "SLURM_CONF": "/dev/null"}

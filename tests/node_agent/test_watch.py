@@ -27,7 +27,7 @@ class Played:
     def names(self) -> Iterable[str]:
         return ["good", "bad"]
 
-    def look(self, without: frozenset[str]) -> Iterator[str | Finding]:
+    def run_due(self, without: frozenset[str]) -> Iterator[str | Finding]:
         self.turn += 1
         yield "good"
         yield Finding("good", passed(f"{self.settings.get('word', 'fine')} \n {self.turn}"), time.time())

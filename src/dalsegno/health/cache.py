@@ -1,7 +1,7 @@
 """Recently passed checks, kept for the next job's prolog: short jobs should not each wait for all checks.
 
-Only passed checks are kept, so a repaired node is seen at once. The folder must be writable by nobody else, otherwise
-nothing is kept: another user could make a broken node look healthy.
+Only passed checks are kept, so a repaired node is seen at once. If others can write to the folder, nothing is kept:
+another user could make a broken node look healthy.
 """
 
 from __future__ import annotations

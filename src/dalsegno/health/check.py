@@ -20,7 +20,7 @@ class Context(Enum):
 
     CONTINUOUS = "continuous"  # all the time, while jobs run: cheap
     IDLE = "idle"  # when the node has no job
-    PROLOG = "prolog"  # before a job, which waits for it
+    PROLOG = "prolog"  # before a job, which waits for the checks
     VALIDATION = "validation"  # before a new or repaired node enters service
 
 
@@ -36,7 +36,7 @@ def always(node: NodeReader) -> bool:
 
 @dataclass(frozen=True)
 class Check:
-    """A check. `ask` observes the node, `judge` judges nothing but the answer.
+    """A check. `ask` observes the node; `judge` decides on the answer alone.
 
     The judge's keyword-only parameters are the thresholds, with their defaults. A check that does not apply to a node
     is skipped there.
@@ -50,7 +50,7 @@ class Check:
     every_s: float = 30.0
     applies: Callable[[NodeReader], bool] = always
     settle_s: float = 0.0  # in continuous checks, a failure counts only after it has lasted this long
-    lasts: bool = True  # a recent pass need not be repeated before the next job
+    lasts: bool = True  # a check that has just passed is not repeated before the next job
 
     @cached_property
     def thresholds(self) -> Mapping[str, float]:

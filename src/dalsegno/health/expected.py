@@ -87,7 +87,7 @@ def _with_node(common: Expected, pairs: dict[str, str], at: int, default_port: s
 
 
 def _gpus(gres: str) -> tuple[int | None, str]:
-    """Return the number of GPUs and their type if it is uniform; None if they are divided, which allows no count."""
+    """Return the number of GPUs, and their type if all have the same. The number is None if they are divided (MIG)."""
     found = _GPU.findall(gres)
     types = {kind for kind, _ in found}
     if any(_SLICE.search(kind) for kind in types):

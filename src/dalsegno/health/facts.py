@@ -37,7 +37,7 @@ class GpuFacts:
     model: str = ""
     lost: bool = False  # known to the bus or the driver, but not answering
     temperature_c: float | None = None
-    slowdown_c: float | None = None  # where the hardware starts to slow down
+    slowdown_c: float | None = None  # temperature at which the hardware slows down
     clock_mhz: float | None = None
     max_clock_mhz: float | None = None
     throttle: tuple[str, ...] | None = None
@@ -46,8 +46,8 @@ class GpuFacts:
     ecc_uncorrected: int | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None
-    remapped_rows: int | None = None  # for uncorrectable errors
-    nvlinks: int | None = None  # that are up
+    remapped_rows: int | None = None  # rows remapped for uncorrectable errors
+    nvlinks: int | None = None  # NVLinks that are up
     nvlink_errors: int | None = None  # recoveries and uncorrectable errors; not replays, of which some are normal
     pcie_width: int | None = None
     pcie_max_width: int | None = None  # of card and slot
@@ -84,7 +84,7 @@ _ONE_WAY_GBYTES_PER_S = {"NVLink 2": 25, "NVLink 3": 25, "NVLink 4": 25, "NVLink
 
 
 def nvlinks_of(model: str) -> int:
-    """Return the number of NVLinks by Slurm's type (h100) or catalog name; 0 if it has none or is unknown."""
+    """Return the number of NVLinks of a model, given as Slurm's type (h100) or catalog name; 0 if none or unknown."""
     try:
         gpu = find_gpu(model)
     except NotThere:
@@ -137,8 +137,8 @@ class SeenBefore:
     downs: dict[str, int] = field(default_factory=dict)  # link_downed by port
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
     sent: deque[TcpSegments] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
-    active: set[str] = field(default_factory=set)  # ports that were up once and should be
-    displays: dict[str, bool] = field(default_factory=dict)  # by device folder: whether it is an NVIDIA GPU
+    active: set[str] = field(default_factory=set)  # ports that were up once and should still be
+    displays: dict[str, bool] = field(default_factory=dict)  # device folder -> whether the device is an NVIDIA GPU
 
     def heat_of(self, uuid: str) -> deque[Sample]:
         return self.heat.setdefault(uuid, deque(maxlen=MAX_SAMPLES))

@@ -17,7 +17,7 @@ from dalsegno.health.settings import FILE, Settings, read_settings
 from dalsegno.health.telemetry import VARIABLE as TELEMETRY
 from dalsegno.system.children import ancestors, arguments, environment
 
-# The environment of slurmd: Slurm gives prologs and health checks an almost empty one, without slurmd's slurm.conf
+# The environment of slurmd: that of prologs and health checks is almost empty and does not name slurm.conf
 
 
 NODE = "SLURMD_NODENAME"
@@ -50,7 +50,7 @@ PLACES = (
     "/etc/slurm/slurm.conf",
     "/etc/slurm-llnl/slurm.conf",
     "/opt/slurm/etc/slurm.conf",
-    "/run/slurm/conf/slurm.conf",  # of a slurmd that gets its files from slurmctld
+    "/run/slurm/conf/slurm.conf",  # for a slurmd that gets its files from slurmctld
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from dalsegno.health.result import Remedy, Result, Verdict
 from dalsegno.wire.frames import Message
 
-# Reports. The reader does not trust the sender: the node may be broken or not ours.
+# Reports. The reader does not trust the sender: the node may be broken, or the message forged.
 
 
 MAX_FINDINGS = 256
@@ -240,8 +240,8 @@ def _text_field(message: Mapping[str, Any], key: str) -> str:
 class Order:
     """An order of the controller to an agent.
 
-    `check` (context), `evidence`, `validate`, alone or with a node that was ordered to `pair-listen` (secret), and
-    `rest` (seconds): release the GPUs, which cannot be reset while they are in use.
+    `check` (context); `evidence`; `validate`, alone or with a node that was ordered to `pair-listen` (secret); `rest`
+    (seconds): release the GPUs, which cannot be reset while they are in use.
     """
 
     number: int

@@ -1,5 +1,6 @@
-"""The node as checks see it: files, commands, the GPU library. A real one, and one recorded in a folder:
-`proc/meminfo` in it is /proc/meminfo, `commands/df` the output of `df`.
+"""What checks read of a node: files, commands, the GPU library. The node is real or recorded in a folder.
+
+In such a folder `proc/meminfo` stands for /proc/meminfo, and `commands/df` for the output of `df`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from dalsegno.system.processes import Completed
 
 NVML_TIMEOUT_S = 6.0
 MAX_PACE_S = 1.0
-SAME_LOOK_S = 0.3
-NVML_SHARE, NVML_MAX_AGE_S = 0.005, 10.0  # share of a processor's time; and the longest time an answer is reused
-OPENED_S = 2.0  # the same for an answer that took long because the library was being opened
+SAME_ROUND_S = 0.3
+NVML_SHARE, NVML_MAX_AGE_S = 0.005, 10.0  # share of a processor's time, and how long an answer is reused at most
+OPENED_S = 2.0  # how long an answer is reused that was slow only because the library was being opened
 Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
 
 
@@ -75,7 +76,7 @@ class NodeReader(Protocol):
 class LocalNode:
     """The local node. `gpus` queries NVML; by default within this process.
 
-    `until` (monotonic) is a deadline for all questions together.
+    `until` (monotonic) is a deadline for all reads and commands together.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class LocalNode:
         try:
             return hanging_calls.ask(argv, stdin=stdin, env={**plain, "LC_ALL": "C.UTF-8"}, timeout_s=left_s)
         except hanging_calls.TooLate as error:
-            if left_s < timeout_s:  # the deadline was ours, so the command is not to blame
+            if left_s < timeout_s:  # `until` ended the command, so the command is not to blame
                 raise NoAnswer("not run: out of time") from error
             raise
 
@@ -144,7 +145,7 @@ class LocalNode:
             raise NoAnswer(f"adjtimex: {error}") from error
 
     def nvml(self) -> Gpus:
-        """Return the GPUs, shared by all checks of one look.
+        """Return the GPUs. All checks of one round share the answer.
 
         A slow answer is reused for longer: querying eight GPUs every second would cost more than all other checks.
         """
@@ -156,7 +157,7 @@ class LocalNode:
         return self._gpus[1]
 
     def close(self) -> None:
-        """Release the GPUs, so that they can be reset, and the log; the next look opens them again."""
+        """Release the log, and the GPUs so that they can be reset. The next round opens them again."""
         self._gpus = (-math.inf, None)
         self._nvml.close()
         self._log.close()
@@ -164,7 +165,7 @@ class LocalNode:
 
 def good_for_s(took_s: float) -> float:
     """Return how long an answer of NVML is reused, so that queries take a small share of the time."""
-    return min(max(took_s / NVML_SHARE, SAME_LOOK_S), NVML_MAX_AGE_S)
+    return min(max(took_s / NVML_SHARE, SAME_ROUND_S), NVML_MAX_AGE_S)
 
 
 class RecordedNode:

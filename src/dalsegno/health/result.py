@@ -10,7 +10,7 @@ MAX_REASON = 200  # characters of a drain reason; longer ones make `sinfo -R` un
 
 class Verdict(Enum):
     PASSED = "passed"
-    WARNED = "warned"  # worth a look; no job is disturbed for it
+    WARNED = "warned"  # shown to people; no action follows
     FAILED = "failed"
     UNKNOWN = "unknown"  # the check itself failed: its tool is missing, hangs, or has no valid output
 

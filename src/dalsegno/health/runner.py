@@ -34,14 +34,14 @@ class Checkup:
         self._chosen: dict[Context, tuple[float, list[Check]]] = {}
 
     def names(self, context: Context) -> list[str]:
-        """Return the names of all checks that run here."""
+        """Return the names of all checks that run on this node in this context."""
         return [check.name for check in self._checks_for(context)]
 
     def due(self, context: Context) -> list[Finding]:
         """Run the checks of this context that are due; the first time, all of them."""
-        return [each for each in self.look(context) if isinstance(each, Finding)]
+        return [each for each in self.run_due(context) if isinstance(each, Finding)]
 
-    def look(self, context: Context, without: frozenset[str] = frozenset()) -> Iterator[str | Finding]:
+    def run_due(self, context: Context, without: frozenset[str] = frozenset()) -> Iterator[str | Finding]:
         """Run the due checks one by one: yield a check's name, then its finding."""
         now, answers = self.node.now(), _Answers(self.node)
         for check in self._checks_for(context):
@@ -51,7 +51,7 @@ class Checkup:
                 yield self._apply_settling(check, _finding(check, answers, self.node, self.settings), context)
 
     def _checks_for(self, context: Context) -> list[Check]:
-        """Return the checks that apply here. The list is refreshed only now and then: hardware rarely changes."""
+        """Return the checks that apply to this node. The list is refreshed at intervals: hardware rarely changes."""
         at, chosen = self._chosen.get(context, (-math.inf, []))
         if not 0 <= self.node.now() - at < CHOSEN_S:
             at, chosen = self.node.now(), _choose_checks(self.checks, context, self.node, self.settings)
@@ -62,7 +62,7 @@ class Checkup:
         return examine(self.checks, context, self.node, self.settings)
 
     def _is_due(self, check: Check, context: Context, now: float) -> bool:
-        """Return whether a check is due. A failure that does not count yet is checked at every look."""
+        """Return whether a check is due. A failure that does not count yet is checked in every round."""
         last = self._last.get((context, check.name))
         if last is None or not 0 <= now - last < every_s(check, self.settings):
             return True
@@ -102,7 +102,7 @@ def examine(
     within_s: float = math.inf,
     known: Mapping[str, Finding] | None = None,
 ) -> list[Finding]:
-    """Run every enabled check of the context that applies here. Checks that ask the same question share the answer.
+    """Run all enabled checks of the context that apply to the node. Checks with the same question share the answer.
 
     Checks in `known` are not run again, and after `within_s` no further check is started.
     """
@@ -146,7 +146,7 @@ def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
 
 
 class _Answers:
-    """The answers of one look."""
+    """The answers of one round, so that checks with the same question ask it once."""
 
     def __init__(self, node: NodeReader) -> None:
         self._node = node
@@ -176,15 +176,15 @@ def _line(text: str) -> str:
 # Summary of a node in one line, for other tools
 
 
-_SAID = {Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE}
+_REPAIRS = {Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE}
 
 
 def result_line(host: str, findings: Sequence[Finding]) -> str:
-    """`HEALTH_CHECK_RESULT:<host>:<Passed|Failed|Skipped>:<none|reset|reboot|replace>:<reason>`"""
+    """Return `HEALTH_CHECK_RESULT:<host>:<Passed|Failed|Skipped>:<none|reset|reboot|replace>:<reason>`."""
     failed = [each for each in findings if each.result.verdict is Verdict.FAILED]
     if failed:
         remedy = max((each.result.remedy for each in failed), key=list(Remedy).index)
-        action = remedy.value if remedy in _SAID else "none"
+        action = remedy.value if remedy in _REPAIRS else "none"
         return f"HEALTH_CHECK_RESULT:{host}:Failed:{action}:{reason(failed)}"
     known = [each for each in findings if each.result.verdict is not Verdict.UNKNOWN]
     word, why = (
@@ -200,7 +200,7 @@ def _summarize_passed(known: Sequence[Finding], findings: Sequence[Finding]) -> 
 
 
 def drain_reason(findings: Sequence[Finding]) -> str:
-    """Return the reason for draining a node, in the form of the controller's own: `dalsegno:reboot:xid[79] …`"""
+    """Return the reason for draining a node, as the controller writes it: `dalsegno:reboot:xid[79] …`"""
     failed = [each for each in findings if each.result.verdict is Verdict.FAILED]
     if not failed:
         return ""

@@ -58,12 +58,12 @@ def cap_remedy(check: Check, settings: Settings, result: Result) -> Result:
     return Result(verdict, result.text, Remedy(action), result.code)
 
 
-# Time limits of a validation: each side waits longer than the one it waits for
+# Time limits of a validation: whoever waits has a longer limit than the side that works
 
 
 MARGIN_S = 10.0  # for a message to arrive from a busy machine
 PORT_S = 30.0  # for the partner to open its port; else the node is tested alone
-VALIDATE_S = 160.0  # for the node's own tests: its agent then ends them and reports that
+VALIDATE_S = 160.0  # for the node's own tests; then its agent ends them and reports that
 ANSWER_S = VALIDATE_S + MARGIN_S  # the controller waits this long for the node, and the partner for its first message
 LISTEN_S = PORT_S + ANSWER_S + MARGIN_S  # the partner's whole time
 PARTNER_S = LISTEN_S + MARGIN_S  # the controller waits this long for the partner's answer

@@ -1,8 +1,8 @@
 """The telemetry file of a simulated node: the hardware state that a virtual host cannot have.
 
-Only what cannot be real on a virtual host is here. Full disks, hanging mounts, dead daemons and stuck processes are
-real there too and are found by the same checks as anywhere. The kernel log is here because all virtual hosts share one
-kernel: its messages belong to no single host.
+Full disks, hanging mounts, dead daemons and stuck processes are not in the file: they are real on virtual hosts too,
+and the usual checks find them. The kernel log is in the file because all virtual hosts share one kernel, whose
+messages belong to no single host.
 
 Fault injection replaces the file atomically: a reader finds the old file or the new one.
 """
@@ -137,7 +137,7 @@ def read_telemetry(path: Path) -> Telemetry:
         raise BadTelemetry(f"{path}: {error}") from error
 
 
-@lru_cache(maxsize=2)  # several checks read it in one look
+@lru_cache(maxsize=2)  # several checks read it in one round
 def parse_telemetry(text: str) -> Telemetry:
     """Parse telemetry leniently: missing values and wrong types are not available, unknown keys are ignored."""
     try:

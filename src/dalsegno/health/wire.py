@@ -23,7 +23,7 @@ from dalsegno.wire.frames import BadFrame, Message
 
 BEAT_S = 0.4
 STRANGER_BYTES = 2048  # longest message before authentication
-MAX_MESSAGE_BYTES = 128 << 10  # longest message after it
+MAX_MESSAGE_BYTES = 128 << 10  # longest message after authentication
 MIN_SECRET = 32  # characters
 AGENT, CONTROLLER = "node-agent/2", "controller/2"  # with the protocol version
 
@@ -33,7 +33,7 @@ _BOOT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 @dataclass(frozen=True)
 class NodeHello:
-    """The identity of an agent. `started` is its start time by the boot's clock: of two agents the later one counts."""
+    """The identity of an agent. `started` is its start time since boot: of two agents, the later one counts."""
 
     node: str
     boot: str

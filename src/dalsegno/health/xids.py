@@ -15,7 +15,7 @@ from dalsegno.health.result import Remedy
 from dalsegno.system.files import make_folder, write_atomic
 from dalsegno.system.hanging_calls import NoAnswer
 
-SAYS_ITSELF = 154  # its text names the action and takes precedence over the table
+SAYS_ITSELF = 154  # the text of this Xid names the action, which takes precedence over the table
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+),?\s*(.*)")
 _ACTION = re.compile(r"\bto 0x[0-9a-fA-F]+ \(([^)]*)\)")
 _ACTIONS = {
@@ -78,7 +78,7 @@ def named_action(event: XidEvent) -> Remedy | None:
 
 
 def remedy_for(xid: int, count: int, repeats: float, a100: bool) -> Remedy:
-    """Return the remedy by the table; an Xid that is not in it is watched."""
+    """Return the remedy in the table; an Xid that is not in the table is only watched."""
     row = table().get(xid)
     if row is None:
         return Remedy.WATCH

@@ -1,7 +1,7 @@
 """The node agent: `node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE`.
 
-One thread that waits for all of its sockets together. Checks and orders run in separate processes, which it may kill.
-It runs without a controller too, and reports its last findings when there is one again.
+One thread waits for all sockets together. Checks and orders run in separate processes, which the agent can kill. The
+agent also runs without a controller, and reports its last findings when it has reconnected.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AgentAddress:
 
 
 class ControllerLink:
-    """The connection. `on_message` is called with every message, `on_state_change` when it is up or down."""
+    """The connection to the controller. `on_state_change` is called with whether it is up, each time that changes."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class ControllerLink:
         self._up_at, self._pause_s = 0.0, FIRST_PAUSE_S
         self._events = 0
         self._logged_why = ""
-        self.address = ""  # our own, as the controller sees it
+        self.address = ""  # of this node, as the controller sees it
 
     @property
     def up(self) -> bool:
@@ -106,13 +106,13 @@ class ControllerLink:
         return self.up and len(self._unsent) < ROOM
 
     def send(self, message: Message, now: float) -> None:
-        """Send a message. What is lost with a broken connection is sent again on the next one."""
+        """Send a message. Findings that are lost with a broken connection are sent again on the next one."""
         if self._session is not None:
             self._unsent += self._session.closer.close(message)
             self._guard(now, self._flush)
 
     def wake(self, now: float) -> float | None:
-        """Connect when it is time, end attempts that take too long, and return when to call again."""
+        """Connect when it is due, end attempts that take too long, and return when to call again."""
         if self.state is LinkState.DOWN and now >= self._due:
             self._guard(now, lambda: self._dial(now))
         elif self.state not in (LinkState.DOWN, LinkState.UP) and now >= self._due:
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str]) -> int:
         log.error("cannot start: %s; %s", error.what, error.hint)
         return error.exit_code
     duties = OrderHandlers(options.node, options.boot)
-    agent = NodeAgent(options, secret, duties.looks, duties.do)
+    agent = NodeAgent(options, secret, duties.continuous_checks, duties.do)
     duties.findings, duties.address, duties.settings = agent.findings.all, agent.link_address, agent.watch.settings
     agent.serve()
     return 0
@@ -313,7 +313,7 @@ class NodeAgent:
         """Send a heartbeat when it is due, and new findings; return when the next heartbeat is due."""
         if not self.link.can_send():
             return now + BEAT_S if self.link.up else None
-        if self._has_settings and self._checked_with_settings:  # checks that are off here must not be reported
+        if self._has_settings and self._checked_with_settings:  # checks that the settings disable must not be reported
             for message in self.findings.messages(now):
                 self.link.send(message, now)
         if now >= self._beat_at:

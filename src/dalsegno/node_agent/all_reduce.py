@@ -85,7 +85,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
 GLOO, NCCL = "gloo", "nccl"
 BYTES = {GLOO: 16 << 20, NCCL: 256 << 20}
 ROUNDS = 3
-_SMALL = 0x03FFFFFF  # largest number: the sum of 32 of them still fits
+_SMALL = 0x03FFFFFF  # largest number: the sum of 32 such numbers still fits
 
 _kept = list[object]()  # destroying an NCCL group may take long, and this process is killed anyway
 

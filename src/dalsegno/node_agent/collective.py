@@ -1,4 +1,4 @@
-"""A collective as a check: torch reduces numbers of several ranks, and the sum is known.
+"""A collective as a check: torch sums the numbers of several ranks, and the correct sum is known.
 
 torch is large, takes seconds to load, and may hang or crash. It runs in a separate process, which is started early,
 loads in the background, and is killed when it is no longer needed. If torch is missing or cannot be loaded, the result
@@ -25,7 +25,7 @@ from dalsegno.wire.frames import BadFrame, FileReader, Message, Reader, send
 
 LOAD_S = 80.0  # to load torch, on a very busy machine
 REDUCE_S = 30.0  # for all rounds, when both sides have loaded torch
-LATER_S = 5.0  # extra time, in which the process can report itself what was too slow
+LATER_S = 5.0  # extra time, so that the process itself can report what was too slow
 DIED, DIED_TEXT = "died", "the process that runs torch has died"  # on this node, not on the other
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Body = Callable[[socket.socket], None]
 
 
 class Collective:
-    """The process with torch. Only for a single thread, as `fork` is. `body` is what the process runs."""
+    """The process with torch. Use it in one thread only, because it forks. `body` is what the process runs."""
 
     def __init__(self, body: Body | None = None, *, load_s: float = LOAD_S, reduce_s: float = REDUCE_S) -> None:
         self._load_until, self._reduce_s = time.monotonic() + load_s, reduce_s

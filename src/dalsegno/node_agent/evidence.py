@@ -85,7 +85,7 @@ def _tail(path: Path) -> str:
 
 
 EVERY_S = 10.0
-FRESH_S = 10.0  # what was written this recently is in use, so processes need not be searched
+FRESH_S = 10.0  # memory written this recently is in use, so processes need not be searched
 UNUSED_S = 30.0  # longer than a run needs to start another agent
 
 Run = tuple[int, str]  # uid and id
@@ -93,7 +93,7 @@ _FILES = re.compile(rb"/dalsegno\.[0-9.]+/([^/\n]+)")
 
 
 class SharedMemorySweeper:
-    """The shared memory of runs: of all users as root, else of the own user."""
+    """Frees the shared memory of runs that have ended: of all users as root, else only of the agent's user."""
 
     def __init__(self, folder: Path = SHM, uid: int | None = None) -> None:
         self._folder, self._due = folder, float("-inf")
@@ -119,7 +119,7 @@ class SharedMemorySweeper:
 
 
 def running(runs: Collection[Run]) -> set[Run]:
-    """Return the runs with a live process of their user here: an agent, or something started by one."""
+    """Return the runs with a live process of their user on this node: a run agent, or a process that it started."""
     marks = {(uid, word.encode()): (uid, run) for uid, run in runs for word in (run, f"{RUN}={run}")}
     found = set[Run]()
     for uid, pid in _processes({uid for uid, _ in runs}):
@@ -129,7 +129,7 @@ def running(runs: Collection[Run]) -> set[Run]:
 
 
 def mapped(runs: Collection[Run]) -> set[Run]:
-    """Return the runs whose files are mapped by a process of their user, marked or not. Checked last."""
+    """Return the runs whose files are mapped by any process of their user. This is slow, so it is checked last."""
     found = set[Run]()
     for uid, pid in _processes({uid for uid, _ in runs}):
         names = {name.decode(errors="replace") for name in _FILES.findall(children.mapped(pid))}

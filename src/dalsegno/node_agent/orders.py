@@ -94,7 +94,7 @@ class OrderProcesses:
     def _listen(self, running: _RunningOrder) -> None:
         if running not in self._under_way:
             return
-        if not self._can_send():  # its socket buffers what it sends meanwhile
+        if not self._can_send():  # the order's socket buffers its messages meanwhile
             self._selector.unregister(running.forked.sock)
             running.listening = False
             return
@@ -149,7 +149,7 @@ GPUS_EVERY_S = 30.0
 MEMORY = "memory-of-runs"
 
 
-class ContinuousLooks:
+class ContinuousChecks:
     """The continuous checks of this node."""
 
     def __init__(self, checkup: Checkup) -> None:
@@ -158,14 +158,14 @@ class ContinuousLooks:
     def names(self) -> Iterable[str]:
         return self._checkup.names(Context.CONTINUOUS)
 
-    def look(self, without: frozenset[str]) -> Iterator[str | Finding]:
-        yield from self._checkup.look(Context.CONTINUOUS, without)
+    def run_due(self, without: frozenset[str]) -> Iterator[str | Finding]:
+        yield from self._checkup.run_due(Context.CONTINUOUS, without)
         if MEMORY not in without:
-            yield MEMORY  # if it hangs, it is reported and not the check before
+            yield MEMORY  # if the sweep hangs, this name is reported and not that of the last check
             self._memory.tidy(time.monotonic())
 
     def gpus(self) -> Iterable[GpuIdentity] | None:
-        """Return the GPUs now and then, as they rarely change; a lost GPU is not dropped."""
+        """Return the GPUs if the last answer is old, because they rarely change; else None. Lost GPUs are left out."""
         if time.monotonic() - self._gpus_at < GPUS_EVERY_S:
             return None
         self._gpus_at = time.monotonic()
@@ -178,7 +178,7 @@ class ContinuousLooks:
 
 @dataclass
 class OrderHandlers:
-    """The duties of one agent. `findings` returns its last findings, `address` its own address."""
+    """Carries out the orders of one agent. `findings` returns the agent's last findings, `address` its own address."""
 
     node: str
     boot: str
@@ -186,14 +186,14 @@ class OrderHandlers:
     address: Callable[[], str] = field(default=str)
     settings: Callable[[], Message] = field(default=dict)
 
-    def looks(self, settings: Message) -> ContinuousLooks:
-        return ContinuousLooks(self.checkup(settings))
+    def continuous_checks(self, settings: Message) -> ContinuousChecks:
+        return ContinuousChecks(self.checkup(settings))
 
     def checkup(self, settings: Message) -> Checkup:
         return Checkup(CHECKS, machine_here(os.environ, self.node), check_settings(settings))
 
     def do(self, order: Order, send: Send) -> None:
-        """Carry out one order; parts of the answer are sent as they come."""
+        """Carry out one order and send the parts of the answer as they are ready."""
         how = {
             "check": self._check,
             "validate": self._validate,
@@ -207,7 +207,7 @@ class OrderHandlers:
         self._send_report(order, send, found)
 
     def _validate(self, order: Order, send: Send) -> None:
-        """Validate the node, alone first: only a node that passes its load tests is paired with a good one.
+        """Validate the node, first alone: only a node that passes its load tests is paired with a good node.
 
         Loading torch keeps a processor busy for seconds. A test on the loopback alone is not worth that."""
         with_torch = Collective() if "secret" in order.arguments or loads.may_have_gpus() else nullcontext()

@@ -49,7 +49,7 @@ def _exchange(sock: socket.socket, secret: bytes, *, first: bool) -> Result:
 
 def _pings(sock: socket.socket, first: bool) -> float:
     times = []
-    sock.settimeout(TALK_S if first else ANSWER_S)  # the first is tested alone before; its end is noticed at once
+    sock.settimeout(TALK_S if first else ANSWER_S)  # rank 1 also waits while rank 0 is tested alone
     for _ in range(PINGS):
         began = time.monotonic()
         if first:
@@ -78,7 +78,7 @@ def _data(sock: socket.socket, secret: bytes, first: bool) -> bool:
 
 
 def _reduce(sock: socket.socket, secret: bytes, rank: int, collective: Collective) -> Result:
-    """Reduce with a backend that both have. If one of them has no torch, the result is unknown on both."""
+    """Reduce with a backend that both nodes have. If one node has no torch, the result is unknown on both."""
     kind, why = collective.kind()
     try:
         send(sock, {"kind": kind, "why": why})
@@ -94,7 +94,7 @@ def _reduce(sock: socket.socket, secret: bytes, rank: int, collective: Collectiv
 
 
 def _next(sock: socket.socket) -> Message:
-    """Return the next message, read byte by byte: what follows may be for another process."""
+    """Return the next message. It is read byte by byte, because the bytes that follow may be for another process."""
     reader = Reader(4096)
     while data := sock.recv(1):
         for message in reader.feed(data):
@@ -103,10 +103,10 @@ def _next(sock: socket.socket) -> Message:
 
 
 # Connecting two nodes for a test: one listens, the other connects, and both prove that they know the secret that the
-# controller made for this test. The connection is theirs alone, unless an attacker in the network changes the data.
+# controller made for this test. Nobody else can use the connection, but an attacker in the network can change its data.
 
 
-CONNECT_S = 30.0  # for the other to connect and authenticate: both machines may be busy
+CONNECT_S = 30.0  # for the other node to connect and authenticate: both machines may be busy
 MAX_CALLERS = 64
 LISTENER, DIALLER = "pair that listens/2", "pair that calls/2"
 
@@ -120,7 +120,7 @@ class PartnerUnreachable(Exception):
 
 
 def answer(address: str, secret: bytes, listens: Callable[[int], None], connect_s: float = CONNECT_S) -> socket.socket:
-    """Wait for the other node; `listens` is called with the port. Callers without the secret cannot block it."""
+    """Wait for the other node; `listens` is called with the port. Callers without the secret cannot block the node."""
     with _PairListener(address, secret, connect_s) as listener:
         listens(listener.port)
         until = time.monotonic() + connect_s

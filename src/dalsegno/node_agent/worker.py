@@ -1,7 +1,7 @@
 """The checks in a separate process, and what the agent does when one of them hangs.
 
-The process runs one round of checks at a time, on request. It announces each check before it starts, so that a hanging
-one is known by name. Then the process is killed, and the check is unknown and skipped for a while.
+The process runs one round of checks at a time, on request. It announces each check before it starts. If the check
+hangs, the process is killed, and the check is unknown and skipped for a while.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from dalsegno.node_agent.findings import clean, clean_gpu
 from dalsegno.system.hanging_calls import Forked, fork
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 
-LOOK_S = 1.0  # between two rounds; each check also has its own interval
+ROUND_S = 1.0  # between two rounds; each check also has its own interval
 CHECK_S = 8.0  # how long one check may take; its own timeouts are shorter
 FIRST_LEAVE_S, MAX_LEAVE_S = 60.0, 900.0  # how long a check that hung is skipped
 GPUS = "gpu-list"  # name of the query for GPUs, in case it hangs
 MAX_STUCK = 8  # killed processes that hang in the kernel; beyond that no new ones are started
 
 
-class Looks(Protocol):
+class CheckRounds(Protocol):
     """The checks that the child process runs. They are created there, because they may use much memory."""
 
     def names(self) -> Iterable[str]:
-        """Return the names of all checks that run here."""
+        """Return the names of all checks that run on this node."""
 
-    def look(self, without: frozenset[str]) -> Iterator[str | Finding]:
+    def run_due(self, without: frozenset[str]) -> Iterator[str | Finding]:
         """Run the due checks: yield a check's name, then its finding."""
 
     def gpus(self) -> Iterable[GpuIdentity] | None:
         """Return the GPUs of the node; None if unknown."""
 
 
-Make = Callable[[Message], Looks]  # from the controller's settings
+Make = Callable[[Message], CheckRounds]  # from the controller's settings
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class CheckWatch:
         return True
 
     def rest(self, until: float, gone: Callable[[], None]) -> None:
-        """Stop the process until then: GPUs that are reset must not be in use.
+        """Stop the process until that time, so that the GPUs are not in use and can be reset.
 
-        `gone` is called when it has ended, or at that time.
+        `gone` is called when the process has ended, or at that time.
         """
         self._end()
         self._due, self._rests_until = 0.0, until
@@ -117,7 +117,7 @@ class CheckWatch:
             forked.ended()
 
     def _begin(self, now: float) -> None:
-        self._due = now + LOOK_S
+        self._due = now + ROUND_S
         if self._forked is None:
             if len(self._stuck) >= MAX_STUCK:
                 text = f"{MAX_STUCK} check processes hang in the kernel: no more are started"
@@ -126,7 +126,7 @@ class CheckWatch:
             self._start()
         assert self._forked is not None
         without = [name for name, leave in self._leaves.items() if leave.until > now]
-        with contextlib.suppress(OSError):  # it has died: its socket reports that
+        with contextlib.suppress(OSError):  # the process has died: its socket reports that
             self._forked.sock.send(pack({"without": without}))
         self._busy, self._since, self._now_asked = True, now, ""
 
@@ -152,7 +152,7 @@ class CheckWatch:
 
     def _take(self, message: Message, now: float) -> None:
         self._since = now
-        self._leaves.pop(self._now_asked, None)  # it is past that check
+        self._leaves.pop(self._now_asked, None)  # the process has passed that check
         if "begin" in message:
             self._now_asked = str(message["begin"])
         elif "found" in message:
@@ -172,7 +172,7 @@ class CheckWatch:
             text = f"the check {what} after {now - self._since:.0f} s; next attempt in {length:.0f} s"
             self._found(Finding(name, unknown(text), self._wall()))
         self._end()
-        self._due = now + (0.0 if name else LOOK_S)  # a process that dies by itself must not keep the machine busy
+        self._due = now + (0.0 if name else ROUND_S)  # a process that dies by itself must not keep the machine busy
 
     def _end(self) -> None:
         if self._forked is not None:
@@ -185,25 +185,25 @@ class CheckWatch:
 # In the separate process
 
 
-def serve(sock: socket.socket, looks: Looks) -> None:
+def serve(sock: socket.socket, rounds: CheckRounds) -> None:
     """Run rounds on request until the other side is gone."""
     sock.setblocking(True)
     reader = Reader()
     with contextlib.suppress(ConnectionError):
         while data := sock.recv(65536):
             for order in reader.feed(data):
-                _look(sock, looks, frozenset(order["without"]))
+                _run_round(sock, rounds, frozenset(order["without"]))
 
 
-def _look(sock: socket.socket, looks: Looks, without: frozenset[str]) -> None:
-    for each in looks.look(without):
+def _run_round(sock: socket.socket, rounds: CheckRounds, without: frozenset[str]) -> None:
+    for each in rounds.run_due(without):
         sock.sendall(pack(_message(each)))
     gpus = None
     if GPUS not in without:
         sock.sendall(pack({"begin": GPUS}))
-        gpus = looks.gpus()
+        gpus = rounds.gpus()
     known = None if gpus is None else report_message(NodeReport("", "", (), tuple(map(clean_gpu, gpus))))
-    sock.sendall(pack({"done": list(looks.names()), "gpus": known}))
+    sock.sendall(pack({"done": list(rounds.names()), "gpus": known}))
 
 
 def _message(each: str | Finding) -> Message:

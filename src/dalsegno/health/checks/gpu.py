@@ -223,8 +223,8 @@ def ask_links(node: NodeReader) -> Links:
 
 
 def _links_each(node: NodeReader) -> int:
-    """Return the NVLinks per GPU by the type in slurm.conf. Without one, or for PCIe cards, whose bridges vary, return
-    the largest number found."""
+    """Return the NVLinks per GPU for the type in slurm.conf. Without a type, or for PCIe cards, whose bridges vary,
+    return the largest number found."""
     gpus = ask_gpus(node)
     if node.expected.gpu_type and not any(_SLOT.search(gpu.model) for gpu in gpus):
         return nvlinks_of(node.expected.gpu_type)

@@ -70,7 +70,7 @@ def ask_disks(node: NodeReader) -> Disks:
 
 
 def ask_memory(node: NodeReader) -> MemoryUse:
-    """Return the memory use. A simulated node specifies the memory of the machine it simulates: not compared."""
+    """Return the memory use. On a simulated node the promised memory is that of the simulated machine: not compared."""
     simulated = ask_telemetry(node) is not None
     return MemoryUse(node.read("/proc/meminfo"), None if simulated else node.expected.memory_mib)
 
@@ -210,13 +210,13 @@ SIGNS = (
     _sign("soft-lockup", r"soft lockup", Remedy.WATCH),
 )
 ALLOWED = (
-    re.compile(r"thermal|throttl", re.IGNORECASE),  # a check of its own
-    re.compile(r"NVRM: Xid"),  # another one
-    re.compile(r"Out of memory|oom-kill|Killed process"),  # another one
+    re.compile(r"thermal|throttl", re.IGNORECASE),  # checks of the GPUs report it
+    re.compile(r"NVRM: Xid"),  # the check `xid` reports it
+    re.compile(r"Out of memory|oom-kill|Killed process"),  # the check `oom` reports it
     re.compile(r"systemd|watchdog: .*nmi", re.IGNORECASE),
 )
 _OOM = re.compile(r"^(?:\[.*?\] )?(Out of memory|Memory cgroup out of memory): Killed process (\d+) \(([^)]*)\)")
-OURS = (
+SYSTEM_DAEMONS = (
     "slurmd", "slurmstepd", "munged", "systemd", "dalsegno", "chronyd", "sshd", "nv-fabricmanager",
     "nv-hostengine", "dbus-daemon",
 )  # fmt: skip
@@ -239,10 +239,10 @@ def _is_allowed(text: str) -> bool:
 
 
 def judge_oom(log: KernelLines, *, window_s: float = 3600) -> Result:
-    """Judge out-of-memory kills. A job that exceeds its own limit is its user's problem; an exhausted node is not."""
+    """Judge out-of-memory kills. A job that exceeds its own limit does not count; an exhausted node does."""
     kills = [found for line in log.lines if line.at > log.now - window_s and (found := _OOM.search(line.text))]
-    if ours := [kill for kill in kills if kill[3].startswith(OURS)]:
-        return failed(f"out of memory, the kernel killed {ours[-1][3]}", Remedy.REBOOT, ours[-1][3])
+    if daemons := [kill for kill in kills if kill[3].startswith(SYSTEM_DAEMONS)]:
+        return failed(f"out of memory, the kernel killed {daemons[-1][3]}", Remedy.REBOOT, daemons[-1][3])
     whole = [kill for kill in kills if kill[1] == "Out of memory"]
     if whole:
         times = f"{len(whole)} times" if len(whole) > 1 else "once"

@@ -1,4 +1,4 @@
-"""Questions that may hang, and whether the answer or this machine is to blame for a delay."""
+"""Commands that may hang, and whether the service or this machine is to blame for a delay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 def ask_twice(node: NodeReader, question: Callable[[float], _T]) -> _T:
-    """Ask, and ask again if the answer is late. `question` is called with the time limit of its commands.
+    """Return the answer to a question; ask again if it is late. `question` gets the time limit of its commands.
 
     The second attempt starts from the beginning: a munge credential, for instance, can be decoded only once. `TooLate`
     is raised only if an empty program still runs in good time. Otherwise the machine is slow and the answer is unknown.

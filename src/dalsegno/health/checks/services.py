@@ -60,7 +60,7 @@ def ask_munge(node: NodeReader) -> MungeAnswer:
 
 
 def needs_munge(node: NodeReader) -> bool:
-    """Return whether the node needs munge; assumed if nothing is known about the cluster."""
+    """Return whether the node needs munge; True if nothing is known about the cluster."""
     expected = node.expected
     return expected.munge is not None or bool(expected.missing_reason and not expected.controllers)
 
@@ -184,7 +184,9 @@ def ask_shared(node: NodeReader) -> Mapping[str, FsAnswer]:
     absent = FsAnswer(FsState.NOT_MOUNTED, "is not mounted")
     found = {target: absent for target in wanted if target not in mounted}
     hanging = 0
-    once = {mount.source: mount.target for mount in reversed(mounts)}  # a file system may be mounted in many places
+    once = {
+        mount.source: mount.target for mount in reversed(mounts)
+    }  # ask once about a file system that is mounted in many places
     for target in list(once.values())[:MAX_ASKED]:
         if hanging < MAX_HANGING:
             found[target] = _stat(node, target)

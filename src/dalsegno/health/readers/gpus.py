@@ -106,7 +106,7 @@ def _text(within: ElementTree.Element, path: str) -> str | None:
 
 
 def _number(within: ElementTree.Element, path: str) -> float | None:
-    """`36 C`, `1980 MHz`, `16x`, `-2 C`."""
+    """Return the number in `36 C`, `1980 MHz`, `16x` or `-2 C`."""
     found = re.match(r"-?\d+(\.\d+)?", _text(within, path) or "")
     return float(found[0]) if found else None
 
@@ -191,7 +191,7 @@ NVIDIA, DISPLAY_OR_3D = "0x10de", "0x03"
 
 @dataclass(frozen=True)
 class GpuCount:
-    """The GPUs that were found, that slurm.conf promises (None: not specified), and that are on the bus."""
+    """The numbers of GPUs that were found, that slurm.conf promises (None: not specified), and that are on the bus."""
 
     gpus: tuple[GpuFacts, ...]
     expected: int | None
@@ -221,7 +221,7 @@ def may_have_gpus(node: NodeReader) -> bool:
 
 
 def _is_nvidias(gpu_type: str) -> bool:
-    """Return whether a type is NVIDIA's; a type that is not in the catalog may be."""
+    """Return whether a GPU type is NVIDIA's. A type that is not in the catalog counts as NVIDIA's."""
     try:
         return find_gpu(gpu_type).product.startswith("NVIDIA") if gpu_type else True
     except NotThere:

@@ -1,7 +1,7 @@
 """Read the host's state: the kernel log, waiting processes, TCP traffic and fabric ports.
 
-Virtual hosts share the kernel, so their log is in their telemetry. The exception is an Xid where the GPUs are the
-machine's own: it counts for every virtual host with real GPUs, from that host's boot on.
+Virtual hosts share the kernel, so their kernel log is in their telemetry. The exception is an Xid of a real GPU: it
+counts for every virtual host with real GPUs, from that host's boot on.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _booted_at(node: NodeReader) -> float:
 
 
 def parse_records(records: list[str], booted_at: float) -> list[LogLine]:
-    """Parse records `level,sequence,microseconds,flags;text`. Raises ValueError if none of them is one."""
+    """Parse records `level,sequence,microseconds,flags;text`. Raises ValueError if none has this form."""
     found = [match for record in records if (match := _RECORD.match(record))]
     if records and not found:
         raise ValueError(f"not a kernel log record: {records[0][:80]!r}")
@@ -68,7 +68,7 @@ def _parts(match: re.Match[str]) -> tuple[str, str, str]:
     return match[1], match[2], match[3]
 
 
-# Processes that wait in the kernel (D) or for their parent (Z). Earlier looks show since when.
+# Processes that wait in the kernel (D) or for their parent (Z). Earlier rounds show since when.
 
 
 STATES = "RSDZTtXxKWPI"  # all states of proc(5)
@@ -82,7 +82,7 @@ class BlockedProcesses:
 
 
 def ask_sleepers(node: NodeReader) -> BlockedProcesses:
-    """Return the processes in state D or Z. A process that has run since the last look starts again."""
+    """Return the processes in state D or Z. The waiting time of a process starts again when it has run."""
     pids = [name for name in node.names("/proc") if name.isdigit()]
     if not pids:
         raise NoAnswer("/proc shows no process")

@@ -24,11 +24,11 @@ SM_CLOCK, CORRECTED, UNCORRECTED, VOLATILE, SLOWDOWN = 1, 0, 1, 0, 1
 RECOVERY, ECC_DATA = 1, 4  # kinds of NVLink errors
 REASONS = {0x8: HW_SLOWDOWN, 0x40: HW_THERMAL, 0x80: HW_POWER_BRAKE, 0x20: SW_THERMAL, 0x4: SW_POWER_CAP}
 
-MaxClocks = dict[str, int | None]  # by UUID; read once, as it takes longest: 2.4 of 3.8 ms on an H200
+MaxClocks = dict[str, int | None]  # by UUID; read once, because this read takes longest: 2.4 of 3.8 ms on an H200
 
 
 class Nvml:
-    """The library, kept open: opening it takes longer than a query."""
+    """The library. It is kept open, because opening it takes longer than a query."""
 
     def __init__(self) -> None:
         self._open = False

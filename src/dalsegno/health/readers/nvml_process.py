@@ -1,4 +1,4 @@
-"""`gpu-facts`: query NVML in a separate process, so that the caller does not hang with a hanging GPU."""
+"""`gpu-facts`: query NVML in a separate process, so that a hanging GPU does not make the caller hang."""
 
 from __future__ import annotations
 
