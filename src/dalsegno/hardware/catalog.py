@@ -32,13 +32,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Instance:
-    """An instance type of a cloud. The cpus and memory of a flexible one are its maximum."""
+    """An instance type of a cloud. For a flexible type, cpus and memory are the maximum."""
 
     provider: str
     name: str
     gpu: str  # a name of the GPU table, or ""
     gpus: int
-    gpu_memory_gib: float | None  # of each
+    gpu_memory_gib: float | None  # of each GPU
     nvlink_gbytes_per_s: float  # one way, per GPU, as wired in this machine
     network_gbps: float | None
     nics: int | None  # RDMA network cards
@@ -158,7 +158,7 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
 
 _T = TypeVar("_T")
 
-# One Slurm type may mean two sizes of a card; the larger one is the one sold today.
+# A Slurm type may stand for two memory sizes of a card; the larger size is the one sold today.
 _LARGEST = {"a100": "a100-80", "v100": "v100-32"}
 
 

@@ -36,11 +36,11 @@ class NodeAccess(Protocol):
         ...
 
     def is_node(self, name: str) -> bool:
-        """Return whether Slurm knows it as a node; a head or login host is not."""
+        """Return whether the name is a node of Slurm; a head or login host is not."""
         ...
 
     def is_host(self, name: str) -> bool:
-        """Return whether it is a host of the cluster: a node, the head or a login host."""
+        """Return whether the name is a host of the cluster: a node, the head or a login host."""
         ...
 
     def is_on(self, node: str) -> bool: ...
@@ -90,7 +90,7 @@ class NodeAccess(Protocol):
     def log(self, node: str) -> Path: ...
 
     def start(self, node: str, argv: Sequence[str]) -> Child:
-        """Start a process that outlives us; its output goes to the node's log of faults."""
+        """Start a process that outlives this one; its output goes to the node's log of faults."""
         ...
 
     def undo_at(self, record: FaultRecord, when: float) -> None:
@@ -103,7 +103,7 @@ class NodeAccess(Protocol):
 
 
 def in_mounts(nodes: NodeAccess, node: str, argv: Sequence[str]) -> Completed:
-    """Run a command with the files that the node sees. It needs the node's PIDs too: umount reads /proc/self."""
+    """Run a command in the node's mount and PID namespaces. The PIDs are needed because umount reads /proc/self."""
     return nodes.runner.run(["nsenter", "-t", str(nodes.host(node).pid), "-m", "-p", "--", *argv], timeout_s=30)
 
 

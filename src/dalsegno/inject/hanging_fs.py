@@ -1,4 +1,4 @@
-"""A file system that never answers: mounts it over a folder and does nothing more until it is killed."""
+"""Mount a file system that never answers over a folder, and do nothing more until killed."""
 
 from __future__ import annotations
 

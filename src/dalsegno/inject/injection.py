@@ -26,7 +26,7 @@ GPU_FAULTS = ("xid", "ecc", "gpu-lost", "gpu-hot", "nvlink", "slow-gpu")
 
 
 def inject(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
-    """Inject a fault and return what was done. One that lasts is recorded, and its end arranged, before it begins."""
+    """Inject a fault and return what was done. A lasting fault is recorded, and its end arranged, before it begins."""
     _check(nodes, fault, node, options)
     began, done = time.time(), _do(nodes, fault, node, options)
     add_to_history(nodes.records(node), _history_text(fault, options), began)
@@ -41,7 +41,7 @@ def _do(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOpti
         return asdict(kill_worker(nodes, node, options.run, options.rank))
     recorded_options, undo = _recorded_options(fault, options), _undo_facts(nodes, fault, node, options)
     done = record(nodes.records(node), fault.name, node, recorded_options, undo)
-    if options.for_s is not None and fault.name != "net-cut":  # which arranges its own end
+    if options.for_s is not None and fault.name != "net-cut":  # net-cut arranges its own end
         nodes.undo_at(done, time.time() + options.for_s)
     method_of(fault.name).do(nodes, done)
     nodes.write_hardware(node)
@@ -49,12 +49,12 @@ def _do(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOpti
 
 
 def injected(nodes: NodeAccess, node: str) -> list[InjectedFault]:
-    """Return the faults of a node that last."""
+    """Return the lasting faults of a node."""
     return [as_injected(one) for one in read_records(nodes.records(node))]
 
 
 def clear(nodes: NodeAccess, node: str, only: str | None = None) -> list[InjectedFault]:
-    """Undo the faults of a node that last, or only this one, and return them."""
+    """Undo the lasting faults of a node, or only the one named `only`, and return them."""
     _check_host(nodes, node)
     found = [fault for fault in read_records(nodes.records(node)) if only in (None, fault.fault)]
     for fault in found:
@@ -76,7 +76,7 @@ def undo(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def undo_when_due(nodes: NodeAccess, node: str, mark: str) -> None:
-    """Undo the fault with this mark, unless it is undone or another has taken its place."""
+    """Undo the fault with this mark, unless it is undone already or another fault has replaced it."""
     folder = nodes.records(node)
     for fault in read_records(folder):
         if fault.mark == mark and is_current(folder, fault):
@@ -95,7 +95,7 @@ def _recorded_options(fault: InjectableFault, options: FaultOptions) -> dict[str
 
 
 def _undo_facts(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
-    """Return what must be known about the node before the fault begins."""
+    """Return what undoing the fault needs, read before the fault begins."""
     if fault.name == "worker-hang":
         worker, process = find_worker(nodes, node, options.run, options.rank)
         return {**asdict(worker), "start": process.start}
@@ -103,7 +103,7 @@ def _undo_facts(nodes: NodeAccess, fault: InjectableFault, node: str, options: F
 
 
 def _check(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> None:
-    """Refuse what cannot be done before anything is done."""
+    """Raise if the fault cannot be injected, before anything is done."""
     if fault.name == "power-off":
         _check_host(nodes, node)
         nodes.check_virtual(node, "it has no power to cut")
@@ -122,7 +122,7 @@ def _check(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultO
 
 
 def _check_host(nodes: NodeAccess, name: str) -> None:
-    """Accept hosts that are no nodes: the head can lose its power, too."""
+    """Raise if the name is not a host. The head and login hosts count too: they can lose their power."""
     if not nodes.is_host(name):
         nodes.node(name)
 

@@ -22,8 +22,8 @@ from dalsegno.system.processes import Completed
 
 DAEMONS = {"slurmd-dead": "slurmd", "agent-dead": "node-agent"}
 DISABLED, FORWARDING = "0", "3"  # states of a bridge port; `ip link … bridge_slave state 0` is accepted but ignored
-# Ends a cut when its time is over, unless another has taken its place. A shell, not Python: cuts may be shorter than
-# Python takes to start.
+# Ends a network cut when its time is over, unless another cut has replaced it. A shell script, because a cut may be
+# shorter than the start of Python.
 RESTORE_LATER = 'sleep "$1"; grep -q "$3" "$2" && bridge link set dev "$4" state 3 && rm -f "$2"'
 RATE = re.compile(r"\d{1,6}[kmg]bit")
 FLAPS, FLAP_S = 3, 0.3
@@ -34,7 +34,7 @@ HANGING_FS = Path(__file__).with_name("hanging_fs.py")
 
 
 def kill_daemon(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Tell its host first not to restart it."""
+    """Kill a daemon. Its host is told first not to restart it."""
     nodes.hold(fault.node, DAEMONS[fault.fault], True)
     end(nodes.daemons(fault.node, DAEMONS[fault.fault]))
 
@@ -69,7 +69,7 @@ def find_worker(nodes: NodeAccess, node: str, run: str | None, rank: int | None)
 
 
 def largest_task(nodes: NodeAccess, node: str) -> dict[str, Any]:
-    """Return PID, start, name and size of what the kernel would kill; nothing if no job runs."""
+    """Return PID, start, name and size of the task that the kernel would kill; an empty dict if no job runs."""
     sizes = {process: _resident_kib(process.pid) for process in nodes.tasks(node)}
     if not sizes:
         return {}
@@ -96,7 +96,7 @@ def check_runs(nodes: NodeAccess, node: str, name: str) -> None:
 
 def cut_off(nodes: NodeAccess, fault: FaultRecord) -> None:
     port, for_s = nodes.port(fault.node), fault.options.get("for_s")
-    if for_s is not None:  # its end is arranged before it begins
+    if for_s is not None:  # the end of the cut is arranged before it begins
         path = record_path(nodes.records(fault.node), fault.fault)
         argv = ["sh", "-c", RESTORE_LATER, "sh", str(for_s), str(path), fault.mark, port]
         nodes.start(fault.node, ["nsenter", "-t", str(nodes.switch().pid), "-n", *argv]).close()
@@ -108,7 +108,7 @@ def reconnect(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def check_restored(done: Completed) -> None:
-    """Accept that a port refuses while its link is down, as when its host boots: it forwards once the link is up."""
+    """Raise if the port was not restored, unless its link is down: the port forwards again once the link is up."""
     if "Network is down" not in done.stderr:
         done.checked()
 
@@ -136,7 +136,7 @@ def check_rate(rate: str) -> str:
 
 
 def slow_down(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Use tbf, which every kernel has; some have no netem."""
+    """Limit the rate of the node's link with tbf, which every kernel has; some have no netem."""
     tbf = ["tbf", "rate", check_rate(str(fault.options.get("rate", "1mbit"))), "burst", "32kb", "latency", "400ms"]
     in_switch(nodes, ["tc", "qdisc", "replace", "dev", nodes.port(fault.node), "root", *tbf]).checked()
     in_network(nodes, fault.node, ["tc", "qdisc", "replace", "dev", "eth0", "root", *tbf]).checked()
@@ -187,7 +187,7 @@ def _filling(nodes: NodeAccess, fault: FaultRecord) -> Path:
 
 
 def hang_homes(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Mount a FUSE file system over the home folders whose server never answers."""
+    """Mount a FUSE file system, whose server never answers, over the home folders."""
     host, homes = nodes.host(fault.node), str(nodes.homes)
     inside = ["nsenter", "-t", str(host.pid), "-m", "-p", "--"]
     argv = [*inside, sys.executable, "-I", "-S", str(HANGING_FS), homes, fault.mark]
@@ -219,7 +219,7 @@ def release_homes(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def silence_munge(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Mount something over munge's socket that is no socket."""
+    """Mount a file that is not a socket over munge's socket."""
     if not _is_covered(nodes, fault.node):
         in_mounts(nodes, fault.node, ["mount", "--bind", "/dev/null", str(nodes.munge_socket)]).checked()
 
@@ -238,7 +238,7 @@ Step = Callable[[NodeAccess, FaultRecord], None]
 
 @dataclass(frozen=True)
 class FaultMethod:
-    """How a fault is done and undone. `apart`: why it needs a host of its own; refused if nodes are processes."""
+    """How a fault is injected and undone. `apart`: why it is refused for nodes that are only processes on one host."""
 
     do: Step
     undo: Step
@@ -246,7 +246,7 @@ class FaultMethod:
 
 
 def _nothing(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Do nothing: only the telemetry shows it."""
+    """Do nothing: only the telemetry shows the fault."""
 
 
 NO_NETWORK, NO_DISK = "it has no network of its own", "it has no files of its own"

@@ -109,19 +109,19 @@ def step_argv(job: str, node: str, wanted: WantedWorker) -> list[str]:
 
 
 def enter_with_srun(env: Mapping[str, str]) -> Enter:
-    """Return a way into jobs. `env` is for Slurm's commands; variables of a job that we are in are left out."""
+    """Return a function that enters jobs with srun. `env` is for Slurm's commands, without variables of our own job."""
     bare = {name: value for name, value in env.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
 
     def enter(job: str, node: str, wanted: WantedWorker) -> Message:
         """Start srun and return the first answer. srun keeps running while the fault lasts."""
         with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder) / "said"
+            output = Path(folder) / "output"
             child = start(step_argv(job, node, wanted), bare, output=output)
             if (answer := _wait_for_answer(child, output)) is None:
                 child.kill()
-                said = output.read_text(errors="replace").strip().splitlines()
+                printed = output.read_text(errors="replace").strip().splitlines()
                 raise TargetError(
-                    f"srun could not reach {node} in job {job}: {said[-1] if said else 'no answer'}",
+                    f"srun could not reach {node} in job {job}: {printed[-1] if printed else 'no answer'}",
                     hint=f"try `srun --jobid={job} --overlap -w {node} true`",
                 )
             child.close()
@@ -136,7 +136,7 @@ def _wait_for_answer(child: Child, output: Path) -> Message | None:
         if (answer := _first_answer(output)) is not None:
             return answer
         time.sleep(0.02)
-    return _first_answer(output)  # it may have come just before the end
+    return _first_answer(output)  # the answer may have come just before srun ended
 
 
 def _first_answer(output: Path) -> Message | None:

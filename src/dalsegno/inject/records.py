@@ -25,7 +25,7 @@ BAD_REPLACEMENT = "bad-replacement"
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """`mark` distinguishes it from a later fault of the same name; `undo` is what undoing it needs to know."""
+    """A lasting fault. `mark` distinguishes it from a later one of the same name; `undo` is what undoing it needs."""
 
     fault: str
     node: str
@@ -36,14 +36,14 @@ class FaultRecord:
 
     @property
     def ended_by(self) -> Remedy:
-        """The lightest remedy that ends it."""
+        """The lightest remedy that ends the fault."""
         return Remedy(self.options.get("mended_by", Remedy.REBOOT.value))
 
 
 def record(
     folder: Path, fault: str, node: str, options: Mapping[str, Any], undo: Mapping[str, Any] | None = None
 ) -> FaultRecord:
-    """Record a fault that is about to begin; it takes the place of one of the same name."""
+    """Record a fault that is about to begin. It replaces the record of a fault with the same name."""
     made = FaultRecord(fault, node, time.time(), secrets.token_hex(8), options, undo or {})
     make_folder(folder)
     write_atomic(record_path(folder, fault), json.dumps(asdict(made)))
@@ -51,7 +51,7 @@ def record(
 
 
 def forget(folder: Path, one: FaultRecord) -> None:
-    """Remove a record, unless it is gone or a newer one has taken its place."""
+    """Remove a record, unless it is gone or a newer record has replaced it."""
     if is_current(folder, one):
         with contextlib.suppress(FileNotFoundError):
             record_path(folder, one.fault).unlink()
@@ -63,7 +63,7 @@ def is_current(folder: Path, one: FaultRecord) -> bool:
 
 
 def read_records(folder: Path) -> list[FaultRecord]:
-    """Return the faults that last, the oldest first; a file that cannot be parsed is skipped."""
+    """Return the lasting faults, oldest first. A file that cannot be parsed is skipped."""
     found = (_read(path) for path in folder.glob("*.json"))
     return sorted((one for one in found if one is not None and not _is_over(one)), key=lambda one: one.at)
 
@@ -80,7 +80,7 @@ def record_path(folder: Path, fault: str) -> Path:
 
 
 def add_to_history(folder: Path, text: str, at: float) -> None:
-    """Note that a fault was injected or undone: its record is removed when it ends. Failing to note it is no error."""
+    """Note that a fault was injected or undone, because its record is removed with it. Errors are ignored."""
     with contextlib.suppress(DalsegnoError, OSError):
         make_folder(folder)
         with (folder / HISTORY).open("a") as file:
@@ -105,7 +105,7 @@ def _read(path: Path) -> FaultRecord | None:
 
 
 def end_by_remedy(folder: Path, remedy: Remedy) -> None:
-    """Forget the faults that this remedy ends. A replacement that was declared bad gets a fault of its own."""
+    """Remove the records of faults that this remedy ends. A machine injected as a bad replacement gets a new fault."""
     for fault in read_records(folder):
         if fault.fault != BAD_REPLACEMENT and not remedy < fault.ended_by:
             forget(folder, fault)

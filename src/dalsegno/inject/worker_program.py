@@ -1,7 +1,7 @@
 """The program `break-worker REQUEST`: runs on a node inside a job of the user and touches only that job's workers.
 
-The request is JSON, and so is the line that it answers. A fault that lasts for some time is held by this process: the
-worker resumes however this process ends, unless it is killed.
+The request is JSON, and the answer is one line of JSON. A fault that lasts for some time needs this process: the worker
+resumes when this process ends, unless it is killed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _seen(job: str) -> list[SeenProcess]:
 def _hold(
     wanted: WantedWorker, worker: NodeWorker, process: Process, answer: Callable[[dict[str, object]], None]
 ) -> None:
-    """Keep a worker stopped or slow until the time is over; one that is stopped without limit needs no holder."""
+    """Keep a worker stopped or slow until the time is over. Without a time limit, stop the worker and return."""
     if wanted.what == HANG and wanted.for_s is None:
         send(process, signal.SIGSTOP)
         answer(asdict(worker))
@@ -105,7 +105,7 @@ def _hold(
 
 @contextmanager
 def _resumed_afterwards(process: Process) -> Iterator[Callable[[], bool]]:
-    """End in order when asked to: the worker must not stay stopped."""
+    """Resume the worker at the end. Yield a function that returns whether a signal has asked this process to end."""
     asked = list[int]()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, frame: asked.append(got))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dalsegno.errors import NotThere
 from dalsegno.system.children import PROC, Process, arguments, environment, start_ticks
 
-RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # variables of workers: of a run, and of torchrun, ours or not
+RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # variables of workers: of a run, and of any torchrun
 FORKED = re.compile(rb"ds:w(\d+)\n?")  # how run agents name the processes they fork
 
 
@@ -47,7 +47,7 @@ def choose(seen: Iterable[SeenProcess], node: str, run: str | None, rank: int | 
 
 
 def find_workers(seen: Iterable[SeenProcess]) -> dict[NodeWorker, Process]:
-    """Return workers by rank. Children of a worker, such as data loaders, look like it: only the topmost counts."""
+    """Return workers by rank. A worker's children, such as data loaders, look the same: only the topmost counts."""
     marked = {one.process.pid: one for one in seen if one.rank is not None}
     workers = [
         (NodeWorker(one.rank, one.process.pid, one.run), one.process)
@@ -70,7 +70,7 @@ def inspect(pid: int) -> SeenProcess | None:
 
 
 def rank_of(name: bytes, env: dict[bytes, bytes]) -> int | None:
-    """Return the rank: a forked worker has it in its name, one that executed a program in its environment."""
+    """Return the rank. A forked worker has it in its process name; any other worker has it in its environment."""
     named = FORKED.fullmatch(name)
     if named:
         return int(named[1])
@@ -79,7 +79,7 @@ def rank_of(name: bytes, env: dict[bytes, bytes]) -> int | None:
 
 
 def _run_of(pid: int, env: dict[bytes, bytes]) -> str:
-    """Return the run from its environment, or from the arguments of the run agent above it."""
+    """Return the run from the process's environment, or from the arguments of the run agent that started it."""
     named = [env[name] for name in RUN_NAMES if name in env]
     if named:
         return named[0].decode(errors="replace")
