@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from dalsegno.targets.base import Target
 
 ROOT_HOME = Path("/var/lib/dalsegno")
-ANSWER_S = 30.0  # of Slurm
-NODE_S = 30.0  # longer than a daemon of the target works on one node
+ANSWER_S = 30.0  # how long to wait for an answer of Slurm
+NODE_LOCK_S = 30.0  # longer than a daemon of the target works on one node
 
 
 def home(env: Mapping[str, str] = os.environ) -> Path:
-    """Return where new clusters are kept: $DALSEGNO_HOME, or the default for root or for a user."""
+    """Return the folder for new clusters: $DALSEGNO_HOME, or the default for root or for a user."""
     if env.get("DALSEGNO_HOME"):
-        return Path(env["DALSEGNO_HOME"]).resolve()  # one folder, one name: processes are found by it
-    if getattr(os, "geteuid", lambda: 1)() == 0:  # Windows has none
+        return Path(env["DALSEGNO_HOME"]).resolve()  # resolved, because processes are found by this path
+    if getattr(os, "geteuid", lambda: 1)() == 0:  # Windows has no geteuid
         return ROOT_HOME
     state = env.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state) / "dalsegno"
 
 
 def homes(env: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return where clusters are looked for: everyone also finds those that were made with sudo."""
+    """Return the folders in which clusters are searched: every user also finds those that root made."""
     return list(dict.fromkeys([home(env)] if env.get("DALSEGNO_HOME") else [home(env), ROOT_HOME]))
 
 
@@ -54,17 +54,17 @@ class ClusterPlace:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep others from changing the cluster. Daemons of its target start nothing on nodes, and are waited for."""
+        """Keep others from changing the cluster. The target's daemons are waited for and start nothing on nodes."""
         folder = ClusterFolder(self.folder)
         with (
             locked(folder.lock, f"cluster {self.name}"),
-            locked(folder.node_lock, f"a node of {self.name}", wait_s=NODE_S),
+            locked(folder.node_lock, f"a node of {self.name}", wait_s=NODE_LOCK_S),
         ):
             yield
 
 
 def places(env: Mapping[str, str] = os.environ) -> list[ClusterPlace]:
-    """Return every cluster, whole or half-made, one of each name."""
+    """Return every cluster, complete or not, one of each name."""
     found: dict[str, ClusterPlace] = {}
     for base in homes(env):
         for folder in sorted((base / "clusters").glob("*/state.json")):
@@ -93,7 +93,7 @@ def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
 
 
 def place_named(name: str, env: Mapping[str, str] = os.environ) -> ClusterPlace:
-    """Return where a cluster of this name is, or would be made."""
+    """Return the place of the cluster with this name, or where it would be made."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise UsageError(f"invalid cluster name `{name}`", hint="`dalsegno ls` shows their names")
     return {place.name: place for place in places(env)}.get(name) or ClusterPlace(name, home(env))
@@ -104,7 +104,7 @@ def _ls_hint(known: Mapping[str, ClusterPlace]) -> str:
 
 
 def open_cluster(place: ClusterPlace) -> Target:
-    """Open a cluster that is there, whole or half-made."""
+    """Open an existing cluster, complete or not."""
     _refuse_inside_a_host()
     return registry.open_existing(place.folder)
 
@@ -124,7 +124,7 @@ def _refuse_inside_a_host() -> None:
 
 
 def inside_a_host() -> bool:
-    """Return whether we run inside a host of a cluster, where PIDs differ from those of the machine."""
+    """Return whether this process runs inside a host of a cluster, where PIDs differ from those of the machine."""
     try:
         return Path("/proc/1/comm").read_text(errors="replace").startswith("ds:")
     except OSError:
@@ -137,7 +137,7 @@ def owner_of(place: ClusterPlace) -> int | None:
 
 
 def may_change(place: ClusterPlace) -> None:
-    """Refuse early what only the owner may do."""
+    """Raise if this user may not change the cluster."""
     if place.folder.exists() and not os.access(place.folder, os.W_OK):
         owner = owner_of(place)
         name = user_of(owner) if owner is not None else owner_name(place.folder)
@@ -146,10 +146,10 @@ def may_change(place: ClusterPlace) -> None:
 
 @dataclass(frozen=True)
 class SlurmHere:
-    """A Slurm cluster, ours or not: the environment that its commands need."""
+    """A Slurm cluster, made by Dal Segno or not: the environment that its commands need."""
 
     env: Mapping[str, str]
-    controller: Path | None = None  # the socket of our own controller, where there may be one
+    controller: Path | None = None  # the socket of Dal Segno's controller, if the cluster may have one
 
     @property
     def client(self) -> SlurmClient:
@@ -164,7 +164,7 @@ class SlurmHere:
 
 
 def find_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> SlurmHere:
-    """Return the cluster of this name, else the one this shell uses, else our only one, else the machine's own."""
+    """Return the named cluster, else the one this shell uses, else Dal Segno's only one, else the machine's own."""
     if not name and env.get("SLURM_CONF"):
         return _ambient(env)
     if not (name or env.get("DALSEGNO_CLUSTER") or places(env)) and shutil.which("sinfo", path=env.get("PATH")):
@@ -174,12 +174,12 @@ def find_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
 
 
 def foreign_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> SlurmHere | None:
-    """Return the Slurm that commands would use, if it is not ours; None if it is."""
+    """Return the Slurm that commands would use if Dal Segno did not make it; else None."""
     if env.get("SLURM_CONF"):
-        ours = bool(name or env.get("DALSEGNO_CONTROLLER"))
+        made_here = bool(name or env.get("DALSEGNO_CONTROLLER"))
     else:
-        ours = bool(name or env.get("DALSEGNO_CLUSTER") or places(env))
-    if ours:
+        made_here = bool(name or env.get("DALSEGNO_CLUSTER") or places(env))
+    if made_here:
         return None
     return _ambient(env) if shutil.which("srun", path=env.get("PATH")) else None
 
@@ -190,9 +190,9 @@ def _ambient(env: Mapping[str, str]) -> SlurmHere:
 
 
 def slurm_of(saved: Mapping[str, str], env: Mapping[str, str] = os.environ) -> SlurmHere:
-    """Return the Slurm of a run, from the environment that was saved with it, whatever this shell uses."""
-    kept = {key: value for key, value in env.items() if key not in _SAYS_WHICH}
-    return _ambient({**kept, **{key: saved[key] for key in _SAYS_WHICH if key in saved}})
+    """Return the Slurm of a run, from the environment saved with the run, whichever cluster this shell uses."""
+    kept = {key: value for key, value in env.items() if key not in _CLUSTER_VARIABLES}
+    return _ambient({**kept, **{key: saved[key] for key in _CLUSTER_VARIABLES if key in saved}})
 
 
 def cluster_id(env: Mapping[str, str]) -> str:
@@ -202,12 +202,12 @@ def cluster_id(env: Mapping[str, str]) -> str:
 
 
 def folder_of(env: Mapping[str, str]) -> ClusterFolder | None:
-    """Return the state folder of the cluster that a shell with this environment uses; None if it is not one of ours."""
+    """Return the state folder of the cluster of this environment; None if Dal Segno did not make the cluster."""
     return ClusterFolder(Path(env["SLURM_CONF"]).parents[1]) if cluster_id(env) else None
 
 
 def silence(slurm: SlurmHere) -> DalsegnoError | None:
-    """Return an error if our cluster's slurmctld does not run.
+    """Return an error if SLURM_CONF does not exist, or slurmctld of a cluster of Dal Segno does not run.
 
     Slurm's commands are not used for this: they wait half a minute for a slurmctld that does not run.
     """
@@ -223,20 +223,20 @@ def silence(slurm: SlurmHere) -> DalsegnoError | None:
 
 
 def way_into(slurm: SlurmHere) -> Callable[[str, Sequence[str]], tuple[list[str], dict[str, str]]] | None:
-    """Return a function that makes a command run on a node of our cluster, without Slurm; None for other clusters."""
+    """Return a function that makes a command run on a node without Slurm; None for clusters not made by Dal Segno."""
     target = target_of(slurm)
     if target is None:
         return None
 
-    def enter(node: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        entry = target.on_node(node, words, slurm.env, "/")
+    def enter(node: str, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        entry = target.on_node(node, argv, slurm.env, "/")
         return entry.argv, entry.env
 
     return enter
 
 
 def target_of(slurm: SlurmHere) -> Target | None:
-    """Return the target of this cluster; None if it is not ours, or if this process is inside one of its hosts."""
+    """Return the target of a cluster of Dal Segno; None for other clusters, and inside a host of a cluster."""
     folder = folder_of(slurm.env)
     return None if folder is None or inside_a_host() else registry.open_existing(folder.root)
 
@@ -249,23 +249,23 @@ def no_answer(of: str = "") -> DalsegnoError:
 def is_gone(saved: Mapping[str, str], cluster: str) -> bool:
     """Return whether the cluster with this id was removed, even if a new cluster has its name.
 
-    False for a cluster that is not ours: its slurm.conf may only have moved.
+    False for a cluster that Dal Segno did not make: its slurm.conf may only have moved.
     """
     return bool(cluster) and cluster_id(saved) != cluster
 
 
-_SAYS_WHICH = ("SLURM_CONF", "PATH", "DALSEGNO_CONTROLLER")
+_CLUSTER_VARIABLES = ("SLURM_CONF", "PATH", "DALSEGNO_CONTROLLER")
 
 
 def images_home(env: Mapping[str, str] = os.environ) -> Path:
-    """Return where images are kept: $DALSEGNO_IMAGES, else where jobs of this shell's cluster look, else our home."""
+    """Return the folder of images: $DALSEGNO_IMAGES, else that of this shell's cluster, else `images` in the home."""
     if env.get("DALSEGNO_IMAGES"):
         return Path(env["DALSEGNO_IMAGES"]).absolute()
-    return Path(_images_at_hand(env) or home(env) / "images")
+    return Path(_cluster_images(env) or home(env) / "images")
 
 
 def unpacked_homes(env: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return where jobs of this user may have unpacked images: on clusters of ours, and on this host of another."""
+    """Return the folders in which jobs of this user have unpacked images: of clusters in the home, and of this host."""
     here = folder_of(env)
     clusters = [ClusterFolder(each) for each in sorted((home(env) / "clusters").glob("*/"))]
     kept = [each.unpacked for each in [*clusters, *([here] if here else [])]]
@@ -273,9 +273,8 @@ def unpacked_homes(env: Mapping[str, str] = os.environ) -> list[Path]:
     return [own for own in dict.fromkeys(path / str(os.geteuid()) for path in kept) if own.is_dir()]
 
 
-def _images_at_hand(env: Mapping[str, str]) -> str:
-    """Return the image folder of the cluster this shell uses, else of the only one; "" if its file names none, or there
-    is no such cluster."""
+def _cluster_images(env: Mapping[str, str]) -> str:
+    """Return the image folder of the cluster this shell uses, else of the only cluster; "" if there is none."""
     here = folder_of(env)
     if env.get("SLURM_CONF") and here is None:
         return ""
@@ -286,7 +285,7 @@ def _images_at_hand(env: Mapping[str, str]) -> str:
 
 
 def runs_home(env: Mapping[str, str] = os.environ) -> Path:
-    """Return where this user's runs are: $DALSEGNO_RUNS, or beside the clusters, or in the user's own folder."""
+    """Return the folder of this user's runs: $DALSEGNO_RUNS, or beside the clusters, or in the user's own folder."""
     if env.get("DALSEGNO_RUNS"):
         return Path(env["DALSEGNO_RUNS"]).absolute()
     beside = home(env) / "runs"
@@ -294,5 +293,5 @@ def runs_home(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def _may_write(folder: Path) -> bool:
-    """Return whether the folder can be written or made; asking makes nothing."""
+    """Return whether the folder can be written or made, without making it."""
     return os.access(next(each for each in (folder, *folder.parents) if each.exists()), os.W_OK)

@@ -1,4 +1,4 @@
-"""The controller's program: opens the cluster whose controller it is, and serves."""
+"""The program `controller`: open the cluster in a state folder and run its controller."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from dalsegno.targets.base import Target
 from dalsegno.targets.folder import ClusterFolder, read_applied
 from dalsegno.targets.registry import open_existing
 
-SLURM_S = 15.0  # longer than Slurm's commands take to report that nobody answers
+SLURM_S = 15.0  # longer than Slurm's commands take to report that slurmctld does not answer
 
 
 def main(arguments: list[str]) -> int:
-    """`controller STATE-FOLDER [--agents HOST:PORT]`."""
+    """Run `controller STATE-FOLDER [--agents HOST:PORT]` and return the exit code."""
     start_logging("controller")
     folder, *rest = arguments
     if rest and (len(rest) != 2 or rest[0] != "--agents" or not rest[1].rpartition(":")[2].isdecimal()):
@@ -53,11 +53,11 @@ class ClusterSite:
 
     @cached_property
     def slurm_users(self) -> frozenset[str]:
-        """Return the users that slurmctld may run as: without root, it is the cluster's owner."""
+        """Return the users that slurmctld may run as; without root, slurmctld runs as the cluster's owner."""
         return SLURM_USERS | {owner_name(self.folder.root)}
 
     def policy(self) -> Policy:
-        cluster = self._look()
+        cluster = self._read_cluster()
         spares = frozenset(node.name for node in cluster.nodes if node.spare)
         remedies, times = remedies_of(self.target), self.target.node_times
         return Policy.of(cluster.health, remedies, spares, self.slurm_users, boot_s=times.boot_s, gone_s=times.gone_s)
@@ -69,10 +69,10 @@ class ClusterSite:
         except BlockingIOError:
             return True
         except OSError:
-            return False  # there never was one
+            return False  # nobody has ever locked the cluster
         return False
 
-    def _look(self) -> Cluster:
+    def _read_cluster(self) -> Cluster:
         stamp = _stamp(self.folder.applied)
         if self._cluster is None or stamp != self._read_at:
             cluster = read_applied(self.folder)

@@ -90,7 +90,7 @@ def _split_number(name: str) -> tuple[str, str]:
 
 
 def _words(text: str) -> list[str]:
-    """Split at the commas outside brackets."""
+    """Split a host list at the commas outside brackets."""
     if re.search(r"\[[^\]]*(\[|$)|^[^\[]*\]|\][^\[]*\]", text):
         raise HostlistError(f"brackets do not match in host list {text[:80]!r}")
     words = re.split(r",(?![^\[\]]*\])", text.strip())

@@ -4,7 +4,7 @@
 |---|---|
 | `/fsx/pytorch.sqsh`, `./pytorch.sqsh`, `../rootfs` | a file, or a folder |
 | `[USER@][REGISTRY#]IMAGE[:TAG][@sha256:…]`, with `docker://` before it or not | an image in a registry, as Enroot and Pyxis write it |
-| `[USER@]REGISTRY/IMAGE[:TAG][@sha256:…]`, likewise, with a `.` or `:` in REGISTRY | the same, as Docker writes it |
+| `[USER@]REGISTRY/IMAGE[:TAG][@sha256:…]`, with a `.` or `:` in REGISTRY; `docker://` is optional | the same, as Docker writes it |
 | `dockerd://IMAGE[:TAG]`, `podman://IMAGE[:TAG]` | an image that Docker or Podman has on this machine |
 | `oci:DIR[:TAG]` | an image in an OCI layout |
 | `docker-archive:FILE[:IMAGE:TAG]` | what `docker save` wrote |

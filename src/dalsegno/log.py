@@ -18,14 +18,14 @@ from dalsegno.printable import logged, one_line
 
 LEVEL = "DALSEGNO_LOG_LEVEL"
 LEVELS = ("debug", "info", "warning", "error")
-MAX_BYTES, OLD_FILES = 8 << 20, 2  # of a log that this process rotates itself
+MAX_BYTES, OLD_FILES = 8 << 20, 2  # size of a log file, and how many old files are kept, if this process rotates them
 
 
 def start_logging(component: str, path: Path | None = None, level: int = logging.INFO) -> logging.Logger:
     """Send log records to the file, rotated by size, or to standard error; return the component's logger.
 
-    Standard error is for daemons whose supervisor writes and rotates their log. `level` holds unless the user sets
-    another. A record that cannot be written, on a full disk for example, is lost and does no harm.
+    Standard error is for daemons whose supervisor writes and rotates their log. `level` applies unless the user sets
+    another. A record that cannot be written, for example on a full disk, is dropped without an error.
     """
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if path is not None:
@@ -58,7 +58,7 @@ def check_level(environ: Mapping[str, str]) -> str:
 
 
 class LogFormatter(logging.Formatter):
-    """Escapes what a message or traceback must not do to a terminal, and indents further lines."""
+    """Escapes control characters in messages and tracebacks, and indents all lines after the first."""
 
     def format(self, record: logging.LogRecord) -> str:
         return logged(super().format(record))

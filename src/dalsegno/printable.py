@@ -20,7 +20,7 @@ def lines(text: str) -> str:
 
 
 def logged(text: str) -> str:
-    """Return a log entry. Further lines are indented, so that none of them looks like a new entry."""
+    """Return the text escaped as one log entry. Later lines are indented, so that none looks like a new entry."""
     return lines(text).replace("\n", "\n    ")
 
 

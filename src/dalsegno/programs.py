@@ -1,7 +1,7 @@
 """The programs that other programs start: `python -I programs.py NAME …`, on any node, from any folder.
 
-A file to start by its path: neither the working folder nor the user's variables can reach into what it imports, and
-the command line's own libraries are not loaded.
+The file is started by its path, so that neither the working folder nor the user's variables affect its imports, and the
+libraries of the command line are not loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-PROGRAMS = {  # name -> the module whose `main(arguments)` it is
+PROGRAMS = {  # name -> the module whose `main(arguments)` is called
     "run-agent": "dalsegno.runs.agent.agent",
     "run-coordinator": "dalsegno.runs.coordinator.program",
     "step-again": "dalsegno.runs.auto_resume.program",
@@ -24,16 +24,16 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` it is
 
 
 def launcher() -> tuple[str, ...]:
-    """Return the words before a program's name that start it wherever this file and this Python can be read."""
+    """Return the command line to put before a program's name. It works wherever this file and Python can be read."""
     return (sys.executable, "-I", str(Path(__file__).resolve()))
 
 
-# By paths and not by `-m dalsegno`: neither the working folder nor a user's PYTHONPATH reaches into what is imported.
+# Not `-m dalsegno`: with paths, neither the working folder nor a user's PYTHONPATH affects the imports.
 _START = "import sys; sys.path[:0] = {own!r}; sys.path += {others!r}; from dalsegno.cli.main import main; main()"
 
 
 def own_argv() -> list[str]:
-    """Return the words before our arguments that start this very program, whatever the environment says."""
+    """Return the command line that starts this `dalsegno` again, whatever the environment says; arguments follow it."""
     from importlib.util import find_spec
 
     own, click = Path(__file__).resolve().parents[1], find_spec("click")
