@@ -196,7 +196,7 @@ def _repeated(block: torch.Tensor, kind: str, device: str) -> torch.Tensor:
 def _rounds(
     mine: Sequence[torch.Tensor], whole: torch.Tensor, reduce: Callable[[list[torch.Tensor]], object]
 ) -> tuple[int, float]:
-    """Return the number of wrong numbers in all rounds, and the time of the quickest: the first one connects."""
+    """Return the number of wrong numbers in all rounds, and the time of the quickest: the first round also connects."""
     wrong, took_s = 0, float("inf")
     for _ in range(ROUNDS):
         tensors = [each.clone() for each in mine]

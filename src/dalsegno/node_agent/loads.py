@@ -90,7 +90,7 @@ def _numpy_product(n: int) -> int:
 
 
 def _torch_product(torch: Any, index: int, n: int) -> int:
-    """Return the wrong numbers: in 64 bits against the formula, and in bfloat16, where two products must be equal."""
+    """Return how many numbers are wrong: 64-bit ones by the formula, bfloat16 ones by comparing two equal products."""
     i = torch.arange(n, dtype=torch.float64, device=f"cuda:{index}")
     a, b = i[:, None] + i[None, :], i[:, None] - i[None, :]
     wrong = int((a @ b != _formula_table(i, n)).sum())

@@ -164,7 +164,7 @@ def on_request(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None
 # Users and their run folders
 
 
-MAX_RUNS = 500  # each costs a process and an open file; the usual limit of those is 1024
+MAX_RUNS = 500  # each costs a process and an open file, of which 1024 are usually allowed
 MAX_RUNS_OF_A_USER = 64  # about 30 MB each on the head node; one user cannot exhaust the limit above
 PASSED_ON = ("PATH", "SLURM_CONF", "LC_ALL", "DALSEGNO_MARK", LEVEL)
 

@@ -297,7 +297,7 @@ def _forget_excuses(own: NodeRecord) -> Action:
 
 
 def _accept_faults(node: NodeFacts, own: NodeRecord, faults: list[NodeFault]) -> Action | None:
-    """Accept the faults of a node that an administrator keeps drained, so that they can return it in spite of them.
+    """Accept the faults of a node that an administrator keeps drained, so that the administrator can return it.
 
     Faults are not accepted for a node that is lost, or only reserved, booting or powered down.
     """

@@ -51,8 +51,8 @@ class FakeNode:
     resting: bool = False  # its agent holds no GPU
     missed_at: float | None = None  # since when slurmctld misses it
     late: bool = False  # up, but not heard by the controller
-    lost_at: float | None = None  # since when it is not heard ...
-    heard_at: float | None = None  # ... and since when it is
+    lost_at: float | None = None  # since when it is not heard
+    heard_at: float | None = None  # since when it is heard
     quiet: bool = False  # its agent sends nothing for now
     effects: list[str] = field(default_factory=list)  # what was really done to it
 
@@ -71,8 +71,8 @@ class FakeCluster:
     boots: int = 0
     validations: bool = True  # nodes answer validation orders
     tell_gpus: bool = True  # agents have reported their GPUs
-    blind: bool = False  # the controller's own network has failed ...
-    see_again_at: float | None = None  # ... until then
+    blind: bool = False  # the controller's own network has failed
+    see_again_at: float | None = None  # when that network works again
     slow: bool = False  # Slurm does not remove a node from its jobs at once
     updates: list[Mapping[str, str]] = field(default_factory=list)  # of jobs and reservations, as passed to scontrol
     reservations: dict[str, str] = field(default_factory=dict)  # with their users

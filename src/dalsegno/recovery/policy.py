@@ -46,16 +46,16 @@ class Policy:
         20.0,
         80.0,
         300.0,
-    )  # time without faults after the first suspicion, the second...
-    relapse_s: float = 600.0  # ... if it was in service for less than this in between
+    )  # time without faults after the first suspicion, the second …
+    relapse_s: float = 600.0  # a suspicion this soon after the return to service is a relapse
     retry_s: float = 2.0  # after a failed action; doubled each time
     capacity_s: float = 600.0  # after a refused replacement
     doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # no job can continue on such a node
     # Faults that leave no damage: once the check passes again, runs that are still on the node can stay.
     passing: frozenset[str] = frozenset({"file-systems", "host-names", "munge", "clock", "disk", "inodes"})
-    quick_s: float = 10.0  # a job that fails this soon ...
-    quick_failures: int = 3  # ... this often ...
-    quick_window_s: float = 300.0  # ... within this time
+    quick_s: float = 10.0  # a job that fails within this time of its start is a quick failure
+    quick_failures: int = 3  # so many quick failures of one node are a fault …
+    quick_window_s: float = 300.0  # … within this time
 
     @classmethod
     def of(

@@ -102,7 +102,7 @@ class NodeRecords:
         return replace(self, nodes={**self.nodes, node.node: node}, marks=(*self.marks, *marks))
 
     def owed(self, run: str) -> int:
-        """Return how many nodes were taken from a run for which it has not been lent a spare."""
+        """Return how many nodes a run has lost without being lent a spare for them."""
         of_run = [mark.kind for mark in self.marks if run in mark.runs]
         return of_run.count(MarkKind.TAKEN) + of_run.count(MarkKind.RECALLED) - of_run.count(MarkKind.LENT)
 

@@ -56,7 +56,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """The offset from the right time; None if only synchronization is known."""
+    """The offset from the right time; None if it is only known whether the clock is synchronized."""
 
     skew_s: float | None
     kept: bool = True

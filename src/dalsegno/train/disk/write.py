@@ -46,7 +46,7 @@ class Shared(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Rows `start` to `stop` along dimension `dim` of a tensor; a whole one has all rows of its dimension."""
+    """Rows `start` to `stop` along dimension `dim` of a tensor. A slice may be the whole tensor."""
 
     key: str
     dim: int
@@ -174,7 +174,7 @@ _FACTOR = 0x9E3779B97F4A7C1  # odd and large: swapped neighbours change the sum
 
 
 def fingerprint_shared(state: TrainingState) -> dict[str, int]:
-    """Return the fingerprints of all shared tensors; none if there is one rank."""
+    """Return the fingerprints of all shared tensors; an empty dict if there is only one rank."""
     shared = [piece for piece in state.pieces if piece.shared] if state.world > 1 else []
     return {piece.key: fingerprint(piece.tensor) for piece in shared}
 
