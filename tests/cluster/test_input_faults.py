@@ -275,7 +275,7 @@ def test_shell_with_cluster_environment_uses_that_cluster(pair: Bounded):
     exported = json.loads(pair.ok("env", "-M", "two", "--json"))
     assert replace(pair, more=tuple(exported.items())).ok("status").startswith("two (local) is up")
     inside = plain(pair.run("shell", "-M", "two", "--", *pair.argv("status")))
-    assert inside.code == 2 and "this shell is inside a host of a cluster" in inside.err
+    assert inside.code == 2 and "this shell runs inside a host of a cluster" in inside.err
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_plan_names_jobs_pending_in_a_removed_partition(cli: Cli):
 def test_dalsegno_inside_a_host_reports_the_host(cli: Cli):
     cli.ok("up", cli.file(small(1)))
     answer = cli.run("shell", "--", *cli.argv("status"))
-    assert answer.code == 2 and "this shell is inside a host" in answer.err
+    assert answer.code == 2 and "this shell runs inside a host" in answer.err
 
 
 def test_strict_umask_does_not_exclude_plain_users(cli: Cli):

@@ -159,7 +159,7 @@ def test_inject_on_real_nodes_needs_consent_and_affects_own_workers(stranger: Pe
     real = ("inject", "--allow-real-nodes")
     for words, why in (
         (("inject", "worker-kill", node), "`--allow-real-nodes` allows the faults that affect only your own runs"),
-        ((*real, "power-off", node), "safe there: slow-gpu, worker-kill, worker-hang"),
+        ((*real, "power-off", node), "allowed: slow-gpu, worker-kill, worker-hang"),
         ((*real, "worker-kill", node, "--rank", "7"), "there is no worker of rank 7"),
         ((*real, "worker-kill", node, "--run", "another"), "run another has no job"),
         ((*real, "worker-kill", "train-66"), "there is no node train-66"),
