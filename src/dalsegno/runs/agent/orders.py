@@ -21,13 +21,13 @@ class Setup:
     modules: tuple[str, ...] = ()  # imported ahead by the warm parent
     script: str = ""
     args: tuple[str, ...] = ()
-    module: bool = False  # the script is a module name
+    module: bool = False  # whether `script` is the name of a module
     is_python: bool = True
     cwd: str = "/"
     folder: str = ""  # the run folder; "" if there is none
     store: bool = False  # whether the agent runs torch's store for the ranks
     env: Mapping[str, str] = field(default_factory=dict)
-    stdin: bool = False  # workers inherit the agent's stdin; otherwise it is empty
+    stdin: bool = False  # whether workers inherit the agent's stdin; otherwise theirs is empty
     gone_s: float = 0.0  # timeout for a silent host; 0: never
     absence_s: float = ABSENCE_S
     final_command: tuple[str, ...] = ()  # a command to run if no coordinator returns

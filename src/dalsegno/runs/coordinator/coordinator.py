@@ -61,7 +61,7 @@ from dalsegno.runs.status import RunCause
 from dalsegno.train.contract import SAVED
 from dalsegno.wire.frames import Message
 
-ADOPT_S = 10.0  # agents that have not reconnected by then are lost
+ADOPT_S = 10.0  # agents that do not reconnect to a successor within this time are lost
 GATHER_S = 30.0  # how long an elastic run waits for all its nodes before it starts with fewer
 
 

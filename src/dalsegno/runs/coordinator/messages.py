@@ -36,7 +36,7 @@ class AgentHello:
     agent: str
     probe: int  # a port on which its host answers
     pid: int = 0
-    job: int = 0  # the Slurm job that contains it
+    job: int = 0  # the Slurm job that the agent runs in
     address: str = ""  # where other nodes reach it, if it knows better than the coordinator
     found: Mapping[str, str] = field(default_factory=dict)  # agent's variables that those of its workers depend on
     generation: int = 0  # of its workers

@@ -40,7 +40,7 @@ class Resume:
     place: Place
     own: Mapping[int, tuple[str, ...]]  # by rank
     shared: tuple[str, ...]
-    source_ranks: Mapping[int, int]  # by rank: whose own part it takes; itself if the number of ranks is the same
+    source_ranks: Mapping[int, int]  # by rank: the rank whose own part it loads
 
 
 def whole_steps(holdings: Holdings, world: int) -> Iterator[Resume]:

@@ -17,7 +17,7 @@ from dalsegno.slurm.names import job_id, node_list
 def step_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str] = ()) -> list[str]:
     """Return the command that starts the run's processes: the agents, or for mpi and plain the processes themselves.
 
-    `job` is for callers outside the job, `nodes` for a job that has lost some of its nodes.
+    `job` is needed outside the job; `nodes` selects nodes, if the job has lost some.
     """
     return agents_argv(plan, job, nodes) if plan.request.has_agents else tasks_argv(plan, job, nodes)
 
