@@ -21,6 +21,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dalsegno.wire.peer import uid_of
+
 CLONE = Path(__file__).parents[2]
 WARM = frozenset({"shell", "status", "runs", "nodes", "events", "logs", "why", "ls"})
 LAZY_IMPORTS = ("cluster", "targets.local", "recovery.client", "runs.submit.prepare")  # by commands
@@ -92,6 +94,9 @@ def serve(listener: socket.socket) -> None:
                     os.close(key.fd)
                     continue
                 connection, _ = listener.accept()
+                if uid_of(connection) != os.geteuid():  # an abstract name has no permissions: anyone can connect
+                    connection.close()
+                    continue
                 request, fds, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 2)
                 pid = os.fork()
                 if pid == 0:
