@@ -38,7 +38,7 @@ def command() -> None:
 
 
 def _removed(context: click.Context, parameter: click.Parameter, given: bool) -> None:
-    """Raise for an option of earlier versions, which made the command change the hosts."""
+    """Raise UsageError for an option of earlier versions that made the command change hosts."""
     if given:
         raise UsageError(
             f"`{parameter.opts[0]}` was removed: `dalsegno containers check` does not change hosts any more",
@@ -247,7 +247,7 @@ def slurm_here(name: str | None) -> tuple[SlurmHere, list[NodeInfo]]:
 
 
 def steps_on(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> HostRoute:
-    """Return the route by small steps to nodes that are in service and not full."""
+    """Return the route that runs a small Slurm job on each node. Nodes that are out of service or full are closed."""
     from dalsegno.containers.plugstack.hosts import srun_route
 
     closed = {node.name: why for node in nodes if (why := _closed(node))}
@@ -256,7 +256,7 @@ def steps_on(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> HostRoute:
 
 
 def others(nodes: Sequence[NodeInfo], this: str) -> tuple[str, ...]:
-    """Return the nodes to ask besides this host, which may be one of them."""
+    """Return the nodes to ask, without this host, which may itself be a node."""
     return tuple(node.name for node in nodes if not node.powered_down and node.name != this)
 
 
@@ -269,7 +269,7 @@ def _no_settings() -> NotThere:
 
 
 def _closed(node: NodeInfo) -> str:
-    """Return why a step would wait on a node, "" if it would not."""
+    """Return why a job would have to wait for a node; "" if it would start at once."""
     if not node.in_service:
         return f"it is {node.state_text.lower() or 'out of service'}"
     return "all its CPUs are taken" if node.cpus_used >= node.cpus else ""

@@ -88,7 +88,7 @@ class Drill:
     orphans: int = 0
     exact: bool | None = None
     held_back: Mapping[str, str] = field(default_factory=dict)  # nodes that the controller may not repair, and why
-    troubles: str = ""  # faults of the undisturbed run, although none was injected
+    troubles: str = ""  # faults in the undisturbed run, into which none was injected
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:

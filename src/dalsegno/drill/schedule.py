@@ -23,7 +23,7 @@ class FaultKind:
     stops: bool = True  # training stops
     needs_repair: bool = True  # the controller has something to repair
     weight: int = 1
-    by_agent: bool = False  # the node's agent alone detects the fault, or is its target
+    by_agent: bool = False  # only the node's agent detects the fault, or the agent is its target
 
     @property
     def label(self) -> str:
@@ -78,7 +78,7 @@ NODES, SPARES = 4, 1  # defaults, if the cluster has that many
 def choose_size(in_service: int, nodes: int | None, spares: int | None) -> tuple[int, int]:
     """Return the number of nodes and of spares, chosen by availability where not requested.
 
-    Raise UsageError for more than are in service: the run would wait in Slurm's queue forever.
+    Raise UsageError if more are requested than are in service: the run would wait in Slurm's queue forever.
     """
     if nodes is None:
         nodes = max(1, min(NODES, in_service - (spares or 0)))
@@ -152,7 +152,7 @@ def find_existing_faults(faults: Sequence[InjectedFault], nodes: Sequence[Mappin
 # Repairs that are not finished when the run ends
 
 
-NOTICED_S = 20.0  # a fault that the controller has not noticed by then stays unnoticed
+NOTICED_S = 20.0  # if the controller has not noticed a fault within this time, it is not expected to
 
 
 def find_unreturned(impacts: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> list[FaultImpact]:

@@ -15,7 +15,7 @@ from dalsegno.health.settings import Settings, cap_remedy, every_s, is_enabled, 
 from dalsegno.system.hanging_calls import NoAnswer
 
 CHOSEN_S = 30.0
-USUAL_PACE_S = 0.05  # an empty program takes a few milliseconds, and this long on a busy machine
+USUAL_PACE_S = 0.05  # an empty program takes a few milliseconds on an idle machine, and this long on a busy one
 MAX_SLOWDOWN = 20.0
 
 

@@ -15,10 +15,10 @@ enum { GROUPS_MAX = 4096, SITE_MAX = 16, VARIABLES_MAX = 32 };
 struct request {
     bool unshare[NAMESPACE_KINDS]; /* namespaces to create */
     const char *image, *mounts, *name, *home, *home_at, *pmix, *script, *user, *data, *cache, *save;
-    const char *remove;                   /* names of containers; with `list`, they are listed and nothing is built */
-    bool list;
+    const char *remove;                   /* named containers to remove; then nothing is built */
+    bool list;                            /* list the named containers; then nothing is built */
     const char *requested_image;          /* the image as the user named it */
-    const char *cgroups;                  /* of the step, as reported by a task; NULL: not reported yet */
+    const char *cgroups;                  /* the step's cgroups, as reported by a task; NULL: not reported yet */
     const char *import;                   /* the program that imports an image by its name */
     const char *note;                     /* the warning of that program, for the user */
     const char *variables[VARIABLES_MAX]; /* the environment of that program: NAME=VALUE */
@@ -105,7 +105,7 @@ struct named_container {
     const char *requested_image; /* the image as the user named it */
     int folder, entry_lock, lock, tree;
     struct namespaces namespaces; /* of a running container that is joined */
-    int rootfs, owner;    /* a namespace with only its file system, and the user namespace of that, if any */
+    int rootfs, owner;    /* a mount namespace with only its file system, and the user namespace that owns it, if any */
     bool running;     /* use the file system of a running container, with separate mounts and namespaces */
 };
 void open_named_container(struct named_container *container);

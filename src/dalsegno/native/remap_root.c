@@ -1,6 +1,7 @@
-/* --container-remap-root: root of a user namespace with only one user. Package managers and tar change owners of files and
- * switch to other users, which the kernel must refuse there, although it would make no difference. So, as in Enroot,
- * these calls do nothing and succeed. The seccomp filter is written by hand to avoid a dependency on libseccomp. */
+/* --container-remap-root: the user is root in a user namespace that has no other user. Package managers and tar change
+ * the owners of files and switch to other users. The kernel refuses these calls, because the namespace does not have
+ * those users. So, as in Enroot, a seccomp filter makes the calls do nothing and succeed. The filter is written by hand
+ * to avoid a dependency on libseccomp. */
 #define _GNU_SOURCE
 #include "remap_root.h"
 
@@ -47,9 +48,9 @@ void ignore_owner_changes(void) {
         RETURN(SECCOMP_RET_ALLOW),
     };
     const struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = filter};
-    /* A set-user-ID program must not take a pretended change of user for a real one. */
+    /* A set-user-ID program must not mistake an ignored change of user for a real one. */
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
-        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program); /* without filters the kernel refuses the calls as before */
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program); /* without seccomp, the kernel refuses the calls */
 }
 
 #else

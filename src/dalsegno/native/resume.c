@@ -17,7 +17,7 @@
 static int notes = -1;
 static bool resumed;
 
-/* Returns whether this srun was started by the resume program. Called first, so that no task inherits the variable. */
+/* Returns whether the resume program started this srun. It is called first, so that no task inherits the variable. */
 bool is_resumed(void) {
     const char *number = getenv(NOTES);
     if (!number)
@@ -34,13 +34,15 @@ void report_step(spank_t spank) {
     if (notes < 0 || spank_get_item(spank, S_JOB_ID, &id.job_id) != ESPANK_SUCCESS ||
         spank_get_item(spank, S_JOB_STEPID, &id.step_id) != ESPANK_SUCCESS)
         return;
-    slurm_step_layout_t *layout = slurm_job_step_layout_get(&id); /* no variable contains the step's nodes yet */
+    /* No environment variable names the step's nodes yet. */
+    slurm_step_layout_t *layout = slurm_job_step_layout_get(&id);
     if (layout && layout->node_list)
         dprintf(notes, "%u %u %s\n", id.job_id, id.step_id, layout->node_list);
     slurm_job_step_layout_free(layout);
 }
 
-/* Reads the NUL-terminated words of a file in /proc into a list after `free_places` empty entries. Never freed. */
+/* Reads the NUL-terminated strings of a file in /proc into a list that begins with `free_places` empty entries. The
+ * list is never freed. */
 static char **read_words(const char *path, size_t free_places) {
     size_t room = 1 << 16, length = 0, count = free_places;
     char *text = malloc(room);
@@ -65,7 +67,7 @@ static char **read_words(const char *path, size_t free_places) {
     return words;
 }
 
-/* Uses the original arguments and environment of srun, which it may have changed since. */
+/* Uses srun's original arguments and environment from /proc, because srun may have changed its own copies since. */
 void exec_resume_program(const char *program) {
     char srun[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", srun, sizeof srun - 1);

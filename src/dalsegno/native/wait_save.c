@@ -1,8 +1,9 @@
 /* A step must fail if its container could not be saved. But when slurmstepd tells a plugin that a task has ended, the
- * task's exit code is final. So with --container-save a task is two processes: the program, and its parent, which waits
- * for the program, reports its end to slurmstepd and exits with the same code. The last of them on a node waits until a
- * thread of slurmstepd has saved the container, and exits with an error if that failed and nothing else did. (The task
- * does not save it itself: packing takes memory that the job may not have.) */
+ * task's exit code is final. So with --container-save, each task consists of two processes: the program and its parent.
+ * The parent waits for the program, reports its end to slurmstepd and exits with the same code. The last parent on a
+ * node also waits until a thread of slurmstepd has saved the container. If the program succeeded but the save failed,
+ * this parent exits with an error. (The task does not save the container itself: packing takes memory that the job may
+ * not have.) */
 #define _GNU_SOURCE
 #include "wait_save.h"
 
@@ -100,8 +101,8 @@ void start_save_thread(spank_t spank, const struct site *site, const char *path,
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* Finishes the save, once no task is left. A killed task has reported nothing: then the container is saved now, and the
- * step has failed anyway. */
+/* Finishes the save once no task is left. A task that was killed has not reported its end. In that case the thread has
+ * not saved the container, so it is saved now; the step has failed anyway. */
 void finish_save(void) {
     if (pending.started) {
         shutdown(pending.socket[1], SHUT_RD);
@@ -130,10 +131,11 @@ static _Noreturn void exit_like(int status, bool saved) {
     _exit(WEXITSTATUS(status) != 0 || saved ? WEXITSTATUS(status) : NO_CONTAINER);
 }
 
-/* Slurm signals a task in one of three ways, and each signal must reach the program exactly once. It signals children of
- * slurmstepd (proctrack/cgroup): we are the child and forward the signal. It signals the task's process group: the program
- * has another group, so we forward the signal too. It signals all descendants of slurmstepd that are not named slurmstepd
- * (proctrack/linuxproc): that leaves us out, and reaches the program. */
+/* Each signal must reach the program exactly once. Slurm signals a task in one of three ways:
+ * - the children of slurmstepd (proctrack/cgroup): we are such a child, and forward the signal.
+ * - the task's process group: the program has its own group, so we forward the signal too.
+ * - all descendants of slurmstepd that are not named slurmstepd (proctrack/linuxproc): the program receives the signal
+ *   directly, and we do not receive it. */
 static int forward_signals(pid_t program, const sigset_t *all) {
     int status = 0, signal_number;
     while (waitpid(program, &status, WNOHANG) == 0) {
@@ -146,10 +148,11 @@ static int forward_signals(pid_t program, const sigset_t *all) {
 
 static _Noreturn void wait_for_program(pid_t program, const sigset_t *all) {
     char text[8] = "";
-    prctl(PR_SET_DUMPABLE, 0);        /* it never executes a program, and has slurmstepd's memory */
+    prctl(PR_SET_DUMPABLE, 0);        /* this process never calls exec, so it still has slurmstepd's memory */
     prctl(PR_SET_NAME, "slurmstepd"); /* a task that waited for its image has another name, and would be signalled too */
     dup2(pending.socket[0], 0);
-    syscall(SYS_close_range, 1, ~0u, 0); /* so that readers of the program's output see its end, and we see slurmstepd's */
+    /* Otherwise readers of the program's output would not see its end, and we would not see the end of slurmstepd. */
+    syscall(SYS_close_range, 1, ~0u, 0);
     int status = forward_signals(program, all);
     if (send_message(0, "", NULL, 0))
         receive_message(0, text, sizeof text, NULL, 0);

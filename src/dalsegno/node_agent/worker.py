@@ -1,7 +1,7 @@
 """The checks in a separate process, and what the agent does when one of them hangs.
 
 The process runs one round of checks at a time, on request. It announces each check before it starts. If the check
-hangs, the process is killed, and the check is unknown and skipped for a while.
+hangs, the process is killed, the check's result is unknown, and the check is skipped for a while.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUND_S = 1.0  # between two rounds; each check also has its own interval
 CHECK_S = 8.0  # how long one check may take; its own timeouts are shorter
 FIRST_LEAVE_S, MAX_LEAVE_S = 60.0, 900.0  # how long a check that hung is skipped
 GPUS = "gpu-list"  # name of the query for GPUs, in case it hangs
-MAX_STUCK = 8  # killed processes that hang in the kernel; beyond that no new ones are started
+MAX_STUCK = 8  # if this many killed processes hang in the kernel, no new ones are started
 
 
 class CheckRounds(Protocol):
@@ -51,7 +51,7 @@ class HungCheck:
 
 
 class CheckWatch:
-    """Runs the checks continuously. `found` is called with each finding; `on_round`, after each round, with the names
+    """Runs the checks continuously. Calls `found` with each finding. After each round, calls `on_round` with the names
     of all checks and the GPUs."""
 
     def __init__(
@@ -68,7 +68,7 @@ class CheckWatch:
         self._forked: Forked | None = None
         self._reader = Reader()
         self._stuck: list[Forked] = []
-        self._now_asked, self._since = "", 0.0  # the current check
+        self._now_asked, self._since = "", 0.0  # the current check, and when the process was last heard (monotonic)
         self._busy = False
         self._leaves: dict[str, HungCheck] = {}
         self._due, self._rests_until = 0.0, 0.0
@@ -84,9 +84,9 @@ class CheckWatch:
         return True
 
     def rest(self, until: float, gone: Callable[[], None]) -> None:
-        """Stop the process until that time, so that the GPUs are not in use and can be reset.
+        """Stop the process until `until` (monotonic), so that the GPUs are not in use and can be reset.
 
-        `gone` is called when the process has ended, or at that time.
+        `gone` is called when the process has ended, at the latest at `until`.
         """
         self._end()
         self._due, self._rests_until = 0.0, until

@@ -1,7 +1,7 @@
 """The controller's table of node agents: their presence, their last reports, and the orders sent to them.
 
 It is part of the controller's event loop: everything is registered with its selector, nothing blocks, and `wake`
-returns when to call again.
+returns when to call it again.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class PendingOrder:
         return OrderEnd.LATE if self.port_until is None else OrderEnd.NO_PORT
 
     def take(self, reply: Reply) -> None:
-        """Add one part of the answer. What exceeds the limit is dropped and the answer marked as truncated."""
+        """Add one part of the answer. Data beyond the limit is dropped, and the answer is marked as truncated."""
         self.report = reply.report or self.report
         if reply.error and self.end is OrderEnd.ANSWERED:
             self.end, self.detail = OrderEnd.FAILED, reply.error
@@ -188,7 +188,7 @@ class _Known:
     last_seen: float = 0.0
     answered: float = 0.0
     call: Call | None = None
-    seen: str = ""  # the address from which its agent called
+    seen: str = ""  # the address from which its agent connected
     boot: str = ""
     old_boots: deque[str] = field(default_factory=lambda: deque(maxlen=OLD_BOOTS))
     report: NodeReport | None = None
@@ -321,7 +321,7 @@ class AgentTable:
         if sign and (host or slurmd):
             self._known[node].answered = time.time()
         if sign and self._known[node].place.shared and not host and now - sign.last_seen < RESTART_S:
-            host = slurmd = None  # agent and slurmd may both be restarting, and a shared host proves nothing
+            host = slurmd = None  # agent and slurmd may both be restarting; on a shared host, that is not a loss
         self._liveness.probe_ended(node, now, host=host, service=slurmd)
         self._publish(node)
 

@@ -31,7 +31,7 @@ from dalsegno.wire.requests import RequestServer
 
 log = logging.getLogger("controller")
 
-# Below the cluster's state folder.
+# Paths relative to the cluster's state folder.
 SOCKET, RUNS, LOCK, SECRETS = "run/controller.sock", "controller/runs", "controller/lock", "secret/agents"
 
 

@@ -105,20 +105,20 @@ def _record(value: object) -> RunRecord:
 
 
 OVER = 0  # only this exit code means that the run is over: Python's own failures exit with 1
-PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # after the first early end, the second …
+PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # restart delay after the first early end, the second, and so on
 
 
 class CoordinatorTask(Enum):
     FORGET = "forget"  # the run is over
     START = "start"
     GIVE_UP = "give up"
-    WATCH = "watch"  # it is running
+    WATCH = "watch"  # the coordinator is running
     LEAVE = "leave"
 
 
 @dataclass(frozen=True)
 class RestartStep:
-    """What to do, when, and the record to keep from then on."""
+    """What to do about a coordinator, when, and the record to keep from then on."""
 
     do: CoordinatorTask
     record: RunRecord
@@ -164,7 +164,7 @@ def on_request(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None
 # Users and their run folders
 
 
-MAX_RUNS = 500  # each costs a process and an open file, of which 1024 are usually allowed
+MAX_RUNS = 500  # each needs a process and an open file; the usual limit is 1024 open files
 MAX_RUNS_OF_A_USER = 64  # about 30 MB each on the head node; one user cannot exhaust the limit above
 PASSED_ON = ("PATH", "SLURM_CONF", "LC_ALL", "DALSEGNO_MARK", LEVEL)
 
@@ -242,12 +242,12 @@ def _is_run_of(folder: str, uid: int) -> bool:
 
 
 PROGRAM = "run-coordinator"
-MAX_GIVEN_UP = 64  # runs per user that were given up and are remembered
+MAX_GIVEN_UP = 64  # how many runs that were given up are remembered per user
 
 
 @dataclass
 class WatchedCoordinator:
-    """A running coordinator. `fd` becomes readable when it ends; one that was taken over has no `child`."""
+    """A running coordinator. `fd` becomes readable when it ends. `child` is None if it was taken over."""
 
     fd: int
     since: float  # monotonic
@@ -332,7 +332,7 @@ class CoordinatorKeeper:
         self.records.remove(record)
 
     def _start(self, record: RunRecord) -> None:
-        """Start a coordinator. The record is written before, so that a crash is noticed, and again with the PID."""
+        """Start a coordinator. The record is written before, in case of a crash, and again afterwards, with the PID."""
         self.records.write(record)
         identity, env = find_identity(record.uid, self.env)
         # The coordinator logs to its run folder. If it had the controller's log open, another user could modify that.

@@ -31,7 +31,7 @@ from dalsegno.runs.comment import nodes_left
 from dalsegno.wire.frames import Message
 from dalsegno.wire.liveness import Presence
 
-# Choice of the next repair: reset, reboot, replace, each if the one before did not help
+# Choice of the next repair: reset, reboot, replace. Each is tried if the previous one did not help.
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ PAST = {Remedy.RESET: "reset", Remedy.REBOOT: "rebooted", Remedy.REPLACE: "repla
 
 
 AGAIN_S = 60.0  # shortest time between validations while a fault needs an administrator
-MAX_ASKS = 3  # an order that is lost because its agent or the controller restarts is sent again
+MAX_ASKS = 3  # how often a validation is ordered, if a restart of the agent or the controller loses the order
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def repair(
 
 
 def _decide_drained(case: RepairCase) -> Action | None:
-    """Decide for a drained node: its jobs may end, then it is repaired."""
+    """Decide the next action for a drained node: wait until its jobs end, then repair it."""
     if worse := _escalate(case):
         return worse
     if case.node.left or (case.node.ending and case.fault.check == SLURMD):
@@ -148,7 +148,7 @@ def _decide_drained(case: RepairCase) -> Action | None:
 
 
 def _return_for_runs(case: RepairCase) -> Action | None:
-    """Return the node to service if its external fault is over before a run has left it: that saves a restart."""
+    """Return the node to service if its external fault ends before a run has left it. That saves a restart."""
     jobs, check = case.node.jobs, case.fault.check
     stay = bool(jobs) and not any(is_plain(job) or case.name in nodes_left(job.comment) for job in jobs)
     well = check in case.policy.passing and _is_over(case) and not reported_faults(case.node, case.policy)
@@ -157,7 +157,7 @@ def _return_for_runs(case: RepairCase) -> Action | None:
 
 
 def _decide_free(case: RepairCase) -> Action | None:
-    """Decide for a node that has no jobs any more."""
+    """Decide the next action for a node that has no more jobs."""
     if _is_stale(case) or _is_over(case):
         return _validate(case)
     if case.fault.remedy is Remedy.DRAIN:
@@ -179,7 +179,7 @@ def _escalate(case: RepairCase) -> Action | None:
 
 
 def _is_stale(case: RepairCase) -> bool:
-    """Return whether the node was rebooted by others after it was drained: its fault may be over."""
+    """Return whether someone else has rebooted the node since it was drained, so that its fault may be over."""
     booted, drained = case.node.slurm.booted_at, case.node.slurm.reason_at
     by_slurm = booted is not None and drained is not None and drained < booted
     by_agent = bool(case.own.boot) and case.node.agent.boot != case.own.boot
@@ -187,7 +187,7 @@ def _is_stale(case: RepairCase) -> bool:
 
 
 def _is_over(case: RepairCase) -> bool:
-    """Return whether the fault is over before any repair. The second time in a day, the node is repaired anyway."""
+    """Return whether the fault ended without a repair. If it occurs twice in a day, the node is repaired anyway."""
     untouched = not case.own.steps and not case.own.asked
     times = case.records.count(MarkKind.TAKEN, case.now - DAY_S, node=case.name, key=case.fault.key)
     return untouched and times <= 1 and case.node.connected and _passes_now(case)
@@ -213,7 +213,7 @@ def _give_up(case: RepairCase, why: str) -> ChangePhase:
 
 
 def _decide_down(case: RepairCase) -> Action | None:
-    """Decide for a lost node. A repair before Slurm has removed the node from its jobs would end the jobs."""
+    """Decide the next action for a lost node. A repair before Slurm removes it from its jobs would end the jobs."""
     if case.node.busy:
         return _give_up_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
     if case.node.connected and not case.fault.gone:
@@ -247,7 +247,7 @@ def _gpus(report: NodeReport | None) -> tuple[str, ...]:
 
 
 def _decide_repairing(case: RepairCase) -> Action | None:
-    """Decide for a node under repair. After a reboot or replacement it must come back with a new boot."""
+    """Decide the next action for a node under repair. After a reboot or replacement it must return with a new boot."""
     back = case.node.connected and (case.own.steps[-1] is Remedy.RESET or case.node.agent.boot != case.own.boot)
     if not back and case.in_phase_s >= case.policy.boot_s:
         return _fail_repair(case, NodeFault(BOOT, Remedy.REBOOT, f"did not come back within {case.policy.boot_s:g} s"))
@@ -280,7 +280,7 @@ def _validate(case: RepairCase) -> Validate:
 
 
 def _choose_partner(case: RepairCase) -> str:
-    """Return an idle, healthy node of the same partition. Nodes that come back at the same time get different ones."""
+    """Return an idle, healthy node of the same partition. Nodes that return together usually get different ones."""
     good = [other.name for other in (case.facts.nodes or {}).values() if _may_be_partner(case, other)]
     return good[crc32(case.name.encode()) % len(good)] if good else ""
 
@@ -344,7 +344,7 @@ def _passes_now(case: RepairCase) -> bool:
 
 @dataclass(frozen=True)
 class Forecast:
-    """`how` is the next repair, or None if there is none; `held`: why it is not carried out yet."""
+    """The expected next repair (`how`; None if there is none), and why it is not carried out yet (`held`)."""
 
     how: Remedy | None
     why: str = ""  # why a lighter repair, or any repair, is not possible
@@ -355,7 +355,7 @@ class Forecast:
 
     @classmethod
     def read(cls, message: object) -> Forecast | None:
-        """Parse the forecast of a controller; None if it sends none, or in another form."""
+        """Parse the forecast of a controller; return None if it is missing or malformed."""
         if not isinstance(message, dict) or "how" not in message:
             return None
         how = next((each for each in Remedy if each.value == message["how"]), None)

@@ -19,7 +19,7 @@ from dalsegno.errors import DalsegnoError
 class Node:
     """One machine of the cluster. `memory_mib` is the memory that Slurm may allocate.
 
-    Zero cpus or memory, only for ssh hosts without sizes in the file, means the size found on the machine.
+    For an ssh host without sizes in the file, cpus and memory are 0: the sizes found on the machine are used.
     """
 
     name: str
@@ -97,8 +97,8 @@ class User:
 @dataclass(frozen=True)
 class Reservation:
     name: str
-    nodes: tuple[str, ...] = ()  # named nodes, or
-    node_count: int | None = None  # any number of nodes of `partition`
+    nodes: tuple[str, ...] = ()  # names; empty if `node_count` is set
+    node_count: int | None = None  # reserve this many nodes of `partition`; Slurm chooses them
     partition: str = ""
     start: str = "now"  # in Slurm's time format
     duration_min: int | None = None  # None: UNLIMITED

@@ -147,7 +147,7 @@ def pace_s(env: Mapping[str, str] | None = None, most_s: float = 1.0) -> float:
     return time.monotonic() - began
 
 
-USUAL_PACE_S = 0.02  # an idle machine takes 2 to 5 ms; up to this value, limits are not scaled
+USUAL_PACE_S = 0.02  # `true` takes 2 to 5 ms on an idle machine; up to this value, limits are not scaled
 MAX_SLOWNESS = 30.0
 
 

@@ -70,7 +70,7 @@ def _is_open(about: os.stat_result) -> bool:
 
 
 def make_own_folder(path: Path, hint: str) -> None:
-    """Create a folder that only this user can write to. Raise if another user owns an existing one."""
+    """Create a folder that only this user can write to. Raise DalsegnoError if others own it or can write to it."""
     make_folder(path)
     try:
         handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -113,7 +113,7 @@ def is_ours(path: Path, owners: Collection[int]) -> bool:
 
 
 class NotPlainFile(DalsegnoError):
-    """A path that is not a regular file or folder, or that another user than the folder's owner owns."""
+    """A path that must not be read: it is not a regular file or folder, or its owner is not the folder's owner."""
 
 
 def open_beneath(root: Path, inside: str) -> int:
@@ -121,7 +121,7 @@ def open_beneath(root: Path, inside: str) -> int:
 
     The folder itself may be a link that belongs to its owner, to root or to this user.
     """
-    if not hasattr(os, "geteuid"):  # Windows: there are no other users' folders
+    if not hasattr(os, "geteuid"):  # Windows has no uids to compare
         return os.open(root / inside, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     path = PurePath(inside)
     with _opened_folder(root, path.parts[:-1]) as (folder, owner):

@@ -56,7 +56,7 @@ def local_route(env: Mapping[str, str]) -> HostRoute:
 
 
 def srun_route(env: Mapping[str, str], partitions: Mapping[str, str], closed: Mapping[str, str]) -> HostRoute:
-    """Return the route by a small job on the node. The job does not wait for a node that is full or out of service."""
+    """Return the route through a small job on the node. The job does not wait if the node is full or out of service."""
     outside = {key: value for key, value in env.items() if not key.startswith(("SLURM_", "PYXIS_"))}
     if "SLURM_CONF" in env:
         outside["SLURM_CONF"] = env["SLURM_CONF"]
@@ -72,7 +72,7 @@ def srun_route(env: Mapping[str, str], partitions: Mapping[str, str], closed: Ma
 def ssh_route(
     env: Mapping[str, str], options: Sequence[str] = (), hosts: Mapping[str, SshHostSpec] | None = None
 ) -> HostRoute:
-    """Return the route by ssh with the user's own settings. `options` take precedence over those of a cluster file."""
+    """Return the route through ssh with the user's own settings. `options` override the cluster file."""
     given = [word for option in options for word in ("-o", option)]
     quiet = {**env, "SSH_ASKPASS": program("false") or "false", "SSH_ASKPASS_REQUIRE": "force"}
 

@@ -32,16 +32,16 @@ class Peer:
     address: str
     beat_key: bytes  # signs its heartbeats while this connection lasts
     send: Callable[[Message], None]
-    close: Callable[[], None]  # at once, without a report
+    close: Callable[[], None]  # closes the connection at once, without a call of `disconnected`
 
     @property
     def host(self) -> str:
-        """The address at which other nodes reach the agent: the one in its hello, else that of its connection."""
+        """The address at which other nodes reach the agent: from its hello, else from its connection."""
         return self.hello.address or self.address
 
     @property
     def probe(self) -> tuple[str, int]:
-        """The address that shows whether its host is alive."""
+        """The address to probe to find out whether the agent's host is alive."""
         return self.address, self.hello.probe
 
 
@@ -96,7 +96,7 @@ class AgentServer:
         return ""
 
     def on_connect(self, connection: Connection[str]) -> None:
-        """Wait for the first sealed message, which holds the details."""
+        """Do nothing: the first message after the handshake contains the agent's details."""
 
     def on_message(self, connection: Connection[str], message: Message) -> None:
         peer = self._peers.get(connection)
@@ -221,7 +221,7 @@ class RunAgents:
         self._liveness.record_message(peer.name)
         try:
             parsed = read_message(message)
-        except UNREADABLE as error:  # from another version, perhaps
+        except UNREADABLE as error:  # perhaps from an agent of another version
             raise BadFrame(f"unreadable message: {error!r}") from error
         if parsed is not None:
             self._listener.agent_message(peer, parsed)

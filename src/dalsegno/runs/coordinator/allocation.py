@@ -63,7 +63,7 @@ from dalsegno.slurm.parse.srun import ended_on
 
 ASK_AGAIN_S = 5.0
 SETTLE_S = 0.05  # between the end of a step and the next check
-LAST_MOMENT_S = 10.0  # this long before the end of its job, a run must leave its nodes
+LAST_MOMENT_S = 10.0  # a run must leave its nodes this long before the end of its job
 
 
 class NodeAllocation:
@@ -177,7 +177,8 @@ class NodeAllocation:
     def _ask_for_missing(self, view: RunView) -> list[Action]:
         """Request a replacement for a missing node, once the run's own allocation is granted."""
         there = self.coming(view)
-        # A spare that has taken a rank is no longer a spare. One at a time, so that no two requests get the same node.
+        # A spare that has taken a rank no longer counts as a spare. Nodes are requested one at a time, so that no two
+        # requests get the same node.
         missing = len(there) < self.terms.max_nodes + self.terms.spares
         may_ask = (
             self.jobs.has_nodes and not self.jobs.waits and self.refusals.may_ask(self._not_to_join(view), view.clock)
@@ -209,7 +210,7 @@ class NodeAllocation:
         return [*actions, *self._ask_for_missing(view)]
 
     def nodes_probed(self, number: int, nodes: Collection[str], result: ProbeResult, view: RunView) -> list[Action]:
-        """Start agents on those nodes that respond, and wait for slow ones that may still come."""
+        """Start agents on the nodes that respond, and wait for slow agents that may still connect."""
         self._probed.difference_update(nodes)
         job = self.jobs.find(number)
         if view.closing or job is None:
@@ -245,7 +246,7 @@ class NodeAllocation:
         return waits, [WriteNote(said)] if said else []
 
     def _count_tries(self, nodes: Iterable[str], result: ProbeResult, view: RunView) -> tuple[list[str], list[Action]]:
-        """Return the nodes to try now, and what follows for those that were tried too often."""
+        """Return the nodes to try now, and the actions for nodes that were tried too often."""
         start: list[str] = []
         actions: list[Action] = []
         ours = self.jobs.nodes
@@ -270,7 +271,7 @@ class NodeAllocation:
         return StartAgents(job.number, self._last_step, nodes)
 
     def step_ended(self, number: int, step: int, missed: Mapping[str, str], view: RunView) -> list[Action]:
-        """Start agents again where a step ended. A node that srun cannot reach ends the step on all its nodes."""
+        """Start agents again where a step ended. If srun cannot reach one node, the step ends on all its nodes."""
         job = self.jobs.find(number)
         ended = next((each for each in job.steps if each.number == step), None) if job else None
         if job is None or ended is None:
@@ -285,7 +286,7 @@ class NodeAllocation:
         return [*lost, ReleaseLostNodes()]
 
     def agent_connected(self, node: str, again: bool, view: RunView) -> tuple[bool, list[Action]]:
-        """Refuse a node that Slurm has taken from the job since: it is under repair, or belongs to another job."""
+        """Refuse a node that returns while it is down in Slurm: it is under repair, or belongs to another job."""
         self._some_connected = True
         if again and node in self._down:
             return False, self.leave_for_repair(node, view)
@@ -327,7 +328,7 @@ class NodeAllocation:
         self._tries.forget(node)
 
     def release_lost(self, view: RunView) -> list[Action]:
-        """Release lost nodes. Those of a running step stay, since the release would kill the step."""
+        """Release lost nodes. Nodes of a running step stay, because their release would kill the step."""
         actions: list[Action] = []
         for job in [job for job in self.jobs if job.nodes and job.id != self.terms.own_job and not view.closing]:
             busy = {node for step in job.steps for node in step.nodes}
@@ -367,10 +368,10 @@ class NodeAllocation:
     # Moving to the next job, and the end
 
     def leaving(self, job_id: int, node: str) -> list[Action]:
-        """Start leaving at once, before Slurm says why: workers that save quickly may end before its answer.
+        """Start to leave the nodes at once, before Slurm reports why: workers that save quickly may end first.
 
-        Do nothing if the signal came from a one-node job, because only its node is lost, or from a node that is down:
-        when such a node returns, Slurm ends what is left of a job that may be over.
+        Ignore a signal from a one-node job, because the run loses only that node. Ignore a signal from a node that is
+        down: when such a node returns, Slurm ends leftover processes of a job that may be over.
         """
         of_the_run = [job.id for job in self.jobs if job.role is not JobRole.JOIN]
         if node in self._down or (job_id and job_id not in of_the_run):
@@ -387,7 +388,7 @@ class NodeAllocation:
         return [] if ends_at is None else [MoveRun(max(0.0, ends_at - LAST_MOMENT_S - view.now))]
 
     def move(self, view: RunView) -> list[Action]:
-        """Release the jobs, so that the next one starts; requeue the job whose batch step runs the coordinator."""
+        """Release the jobs, so that the next one starts. If the coordinator runs in a batch step, requeue its job."""
         if view.ending:
             return []
         if self.terms.own_job is not None:
@@ -399,7 +400,7 @@ class NodeAllocation:
         return [SuspendRun("requeued") if done else StopRun(1, "Slurm did not requeue the job")]
 
     def nodes_to_recall(self, nodes: Collection[str], view: RunView) -> dict[int, list[str]]:
-        """Return those of the nodes that have no agent, by job, so that agents can clean up there at the end."""
+        """Return, by job, which of these nodes have no agent: at the end, agents are started there to clean up."""
         without_agent = {job.number: self.jobs.nodes_without_agent(job, view, self.excluded) for job in self.jobs}
         return {number: [node for node in each if node in nodes] for number, each in without_agent.items()}
 

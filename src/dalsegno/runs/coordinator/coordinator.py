@@ -123,7 +123,7 @@ class Coordinator:
             self.node_source.leaving(job, node)
 
     async def open(self) -> None:
-        """Listen on the previous coordinator's port, or on one its agents try next, and write the connection file."""
+        """Listen on the previous coordinator's port or a fallback that agents try, and write the connection file."""
         known = read_connect(self.folder)
         self.agents = RunAgents(self.folder.run, known.secret, self.site.timing, self)
         port = await self._listen(known)
@@ -167,7 +167,7 @@ class Coordinator:
             self.agents.lose(agent, "its agent did not reconnect", silent=False)
 
     def _reconcile(self, peer: Peer) -> None:
-        """Bring an agent of the previous coordinator to the run's present state, without touching its workers."""
+        """Update an agent of the previous coordinator to the run's current state, without touching its workers."""
         run = self.run
         if run.group is None or peer.name not in run.group.agents:
             return
@@ -200,7 +200,7 @@ class Coordinator:
         self.update_status()
 
     def _readmit(self, peer: Peer) -> None:
-        """Take back an agent of the previous coordinator, with the reports it kept of workers that ended meanwhile."""
+        """Accept an agent of the previous coordinator, and handle its reports of workers that ended in the meantime."""
         if peer.hello.generation == self.run.generation:
             for report in peer.hello.reports:
                 self.agent_message(peer, EndedWorker(report))
@@ -255,7 +255,7 @@ class Coordinator:
         why = "" if ok else f"generation {asked.generation} is over"
         if ok and asked.generation > self.granted:
             before, self.granted = self.granted, asked.generation
-            if not self._write_state(durable=True):  # unsaved, a successor would let an earlier generation commit
+            if not self._write_state(durable=True):  # else a successor would let an earlier generation commit
                 self.granted, ok, why = before, False, "the run's folder cannot be written"
         peer.send({"granted": {"number": asked.number, "ok": ok, "why": why}})
 
@@ -369,7 +369,7 @@ class Coordinator:
     def run_in_background(self, work: Awaitable[None]) -> None:
         self._background.run_in_background(work)
 
-    # Queries of the source of nodes
+    # Queries by the node source
 
     @property
     def closing(self) -> bool:

@@ -38,13 +38,13 @@ class WorkerEnded:
     generation: int
     rank: int
     code: int
-    failure: Failure | None = None  # details of an end that was a failure
+    failure: Failure | None = None  # details, if the worker failed
     age_s: float = 0.0  # how long the generation has run
 
 
 @dataclass(frozen=True)
 class GenerationStopped:
-    """An agent has killed its workers of this generation. `failures` are of those that had failed but not ended yet."""
+    """An agent has killed its workers of this generation. `failures` covers workers that had failed but not ended."""
 
     agent: str
     generation: int
@@ -53,7 +53,7 @@ class GenerationStopped:
 
 @dataclass(frozen=True)
 class Hung:
-    """No step for too long: the generation hangs."""
+    """The generation hangs: it has completed no step for too long."""
 
     generation: int
     why: str
@@ -67,7 +67,7 @@ class PauseOver:
 
 @dataclass(frozen=True)
 class NodesReclaimed:
-    """The nodes are needed back (time limit, preemption). Workers were told to save and end."""
+    """Slurm is about to take the nodes (time limit, preemption). Workers were told to save and end."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class GatherTimeout:
 
 @dataclass(frozen=True)
 class NodesOutOfService:
-    """All nodes that are out of service. Workers there may continue; new ones start there only if they must."""
+    """All nodes that are out of service. Workers there may continue; new workers start there only if necessary."""
 
     nodes: frozenset[str]
 
@@ -153,7 +153,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Exclude:
-    """End this agent and do not use its node again; with `until_repaired`, not until the node is repaired."""
+    """End this agent and stop using its node: until it is repaired if `until_repaired` is set, otherwise for good."""
 
     agent: str
     why: str = "was the first to fail twice in a row"

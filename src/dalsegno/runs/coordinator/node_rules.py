@@ -19,8 +19,8 @@ from dalsegno.slurm.render import SPARE_REASON
 
 MAX_TRIES = 5  # consecutive attempts to start an agent on one node
 ALONE_FROM = 3  # from this attempt on, a node gets its own srun, because another node may be at fault
-SOON_S, LATELY_S = 1.0, 60.0  # polling interval while the last loss of a node is at most this old
-FORGIVEN_S = 600.0  # a node that was lost this long ago and is in service again is used again
+SOON_S, LATELY_S = 1.0, 60.0  # Slurm is polled every SOON_S until LATELY_S after the last loss of a node
+FORGIVEN_S = 600.0  # a node lost longer ago than this is used again if Slurm has it in service
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Tries:
             self._count.pop(node, None)
 
     def group_by_srun(self, nodes: Iterable[str]) -> list[tuple[str, ...]]:
-        """Group nodes by srun: all in one, except those whose starts failed before, which get one each."""
+        """Group nodes by srun: one srun for all nodes, except that nodes with repeated failures get one each."""
         alone = [node for node in nodes if self._count.get(node, 0) >= ALONE_FROM]
         others = tuple(node for node in nodes if node not in alone)
         return [*([others] if others else []), *((node,) for node in alone)]
@@ -150,7 +150,7 @@ LONG_S = 60.0  # slower starts are reported
 
 
 def still_starting(ages_s: Mapping[str, float], nodes: Iterable[NodeInfo], now: float) -> list[str]:
-    """Return the nodes that have not rebooted since their srun started, so that their agents may still come."""
+    """Return the nodes that have not rebooted since their srun started: their agents may still connect."""
     started = {node.name: node.slurmd_started_at or 0 for node in nodes}  # in whole seconds
     return [node for node, age_s in ages_s.items() if math.floor(now - age_s) > started.get(node, 0)]
 

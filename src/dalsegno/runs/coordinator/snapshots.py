@@ -1,8 +1,9 @@
 """The choice of the in-memory snapshot from which a generation resumes. Pure.
 
-A rank's state has two parts: one common to all ranks, which any node's copy provides, and its own, which its buddy
-holds too. A step is whole if all ranks' own parts and the common part exist somewhere. For a different number of ranks,
-a step still serves if no rank's own part is a shard of the model: then any rank's state is complete.
+A rank's state has two parts: the common part, which is the same for all ranks, and the rank's own part, which its buddy
+node also holds. A step is whole if some node holds the common part and, for every rank, some node holds the rank's own
+part. If the number of ranks has changed, a step can be used if no rank's own part is a shard of the model: then the
+state of any rank is complete.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-Place = tuple[int, int]  # in the run's history: a generation, and a step of it
+Place = tuple[int, int]  # a position in the run's history: generation and step
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ Holdings = Mapping[str, Sequence[HeldSnapshot]]  # by node
 
 @dataclass(frozen=True)
 class Resume:
-    """A whole step, and which nodes hold its parts."""
+    """The step from which a generation resumes, and the nodes that hold its parts."""
 
     place: Place
     own: Mapping[int, tuple[str, ...]]  # by rank
@@ -56,7 +57,7 @@ def whole_steps(holdings: Holdings, world: int) -> Iterator[Resume]:
 
 
 def choose(holdings: Holdings, world: int) -> Resume | None:
-    """Return the newest whole step."""
+    """Return the newest whole step; None if there is none."""
     return next(whole_steps(holdings, world), None)
 
 

@@ -41,7 +41,7 @@ def check_name(name: str) -> None:
 
 
 def check_slurm_names(names: Mapping[str, str]) -> None:
-    """Check names by their kind, such as partition. A value may hold several, separated by commas; "" is none."""
+    """Check Slurm names, given by kind, such as `partition`. A value is a comma-separated list; "" is empty."""
     try:
         for kind, given in names.items():
             for name in given.split(",") if given else ():
@@ -92,7 +92,7 @@ def check_counts(counts: Mapping[str, int | None], least: int) -> None:
 
 
 def check_node_timeout(seconds: float | None) -> None:
-    """Check the node timeout. A shorter one would cause false alarms, because some heartbeats get lost."""
+    """Check the node timeout. Below the minimum, a few lost heartbeats would cause a false alarm."""
     if seconds is not None and not MIN_GONE_S <= seconds <= MAX_GONE_S:
         hint = f"use {MIN_GONE_S:g} to {MAX_GONE_S:g} seconds"
         raise UsageError(f"invalid node timeout: {seconds:g} s", hint=hint)
@@ -202,7 +202,7 @@ class RunRequest:
     cpus_per_task: int | None = None  # a task is one of the run's processes
     memory_mib: int | None = None  # of each node; 0: all of it
     spares: int = 0
-    partition: str = ""  # or several, separated by commas
+    partition: str = ""  # one name, or several separated by commas
     time_limit_s: int | None = None  # UNLIMITED_S: no limit
     account: str = ""
     qos: str = ""
@@ -217,7 +217,7 @@ class RunRequest:
     preload: tuple[str, ...] = ()
     no_preload: bool = False
     fresh: bool = False
-    framework: str = "torch"  # whose variables the processes get
+    framework: str = "torch"  # the processes get the environment variables of this framework
     hang_timeout_s: int | None = None  # 0: off; None: derived from the steps that the training library reports
     node_timeout_s: float | None = None  # until a silent node is declared lost; None: the cluster's value
     signal_lead_s: int = DEFAULT_SIGNAL_LEAD_S
@@ -242,7 +242,7 @@ class RunRequest:
 
     @property
     def label(self) -> str:
-        """The name of the run: as given, or that of the script without characters that Slurm does not allow."""
+        """The run's name: as given, or the script's name without characters that Slurm does not allow."""
         stem = basename(self.script).rpartition(".")[0] or basename(self.script)
         safe = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem)[:40]
         return self.name or safe.strip("-") or "run"

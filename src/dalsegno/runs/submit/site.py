@@ -81,7 +81,7 @@ class RunSite:
         return ["scontrol", "requeue", str(self.own_job)] if self.own_job else []
 
     def _modules(self) -> tuple[str, ...]:
-        """Return the modules to import ahead: torch's, for torch, and those that the user names."""
+        """Return the modules that the warm parent imports: torch's, if it is the framework, and those in `preload`."""
         own = TORCH_MODULES if self.plan.request.framework == "torch" else ()
         return (*own, *self.plan.request.preload)
 

@@ -27,7 +27,7 @@ class Separators:
         return cls(f"\x1f{nonce}", f"\x1e{nonce}")
 
 
-# For output in which only administrators can choose the text.
+# The separators for output whose text only administrators can choose.
 PLAIN = Separators()
 
 # Set for every call: times are printed as seconds since 1970, whatever the time zone and the user's settings.
@@ -71,9 +71,10 @@ def records(command: str, text: str, width: int) -> Iterator[list[str]]:
 
 
 def paragraphs(command: str, text: str, first_key: str) -> list[str]:
-    """Split the output of `scontrol --oneliner`: each record starts a line with its first key.
+    """Split the output of `scontrol --oneliner` into records.
 
-    A reason may contain line breaks.
+    A record begins at each line that starts with `first_key`. It may span several lines, because a reason may contain
+    line breaks.
     """
     starts = [match.start() for match in re.finditer(rf"^{first_key}=", text, re.MULTILINE)]
     if not starts or text[: starts[0]].strip() or not text.endswith("\n"):

@@ -38,7 +38,7 @@ def _files(node: Node, layout: Layout) -> tuple[str, ...]:
 
 
 def _refuse_unreadable(file: str) -> None:
-    """Raise if a path contains blanks: slurmd reads this path, unlike all others, as a host list, even in quotes."""
+    """Raise DalsegnoError if slurmd would misread a path: it parses a device path as a host list, even in quotes."""
     if any(letter.isspace() or letter in '[],"#' for letter in file):
         raise DalsegnoError(f"slurmd cannot read the GPU device file {file!r}", hint="use a path without blanks")
 

@@ -63,7 +63,7 @@ def _check(result: int, what: str) -> None:
 
 # The host's network, configured from inside: addresses by ioctl, routes by netlink
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x891C, 0x8913, 0x8914, 1
-LINK_WAIT_S = 7200.0  # links come after all hosts have booted; after a killed `up`, the next `up` ends the hosts
+LINK_WAIT_S = 7200.0  # links are created after all hosts have booted; if `up` is killed, the next `up` ends the hosts
 
 
 def link_exists(name: str) -> bool:
@@ -114,7 +114,7 @@ def acknowledge_quickly(name: str, address: str, bits: int) -> None:
 
 
 def quiet_ipv6() -> None:
-    """Disable IPv6: neighbour discovery on 64 new links would cost more than all other setup."""
+    """Disable IPv6: neighbour discovery on 64 new links would take longer than all other setup."""
     try:
         with open("/proc/sys/net/ipv6/conf/all/disable_ipv6", "w") as file:
             file.write("1")
@@ -131,7 +131,7 @@ def _request(name: str, payload: bytes) -> bytes:
 
 
 def _replace_route(name: str, target: bytes, bits: int, source: bytes, *, table: int, scope: int, kind: int) -> None:
-    """Replace the kernel's own route by the same one with one more metric (RTM_NEWROUTE over netlink)."""
+    """Replace the kernel's own route with the same route plus the quickack metric (RTM_NEWROUTE over netlink)."""
     quickack = _attribute(15, struct.pack("I", 1))
     body = struct.pack("BBBBBBBBI", socket.AF_INET, bits, 0, 0, table, 2, scope, kind, 0)
     body += _attribute(1, target) + _attribute(4, struct.pack("I", socket.if_nametoindex(name)))

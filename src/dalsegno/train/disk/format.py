@@ -23,7 +23,7 @@ METADATA = ".metadata"
 LATEST = "latest"
 LOCK = ".dalsegno.lock"
 ASIDE = "before-"
-SHELL = "dalsegno.shell"  # our entry among torch's
+SHELL = "dalsegno.shell"  # key of our own entry, stored beside torch's
 
 _STEP = re.compile(r"step-(\d{12,})")
 _TEMPORARY = re.compile(r"\.step-(\d{12,})\.(.*)\.g(\d+)\.tmp")
@@ -107,7 +107,7 @@ class FileMark(NamedTuple):
 @dataclass(frozen=True)
 class CheckpointManifest:
     step: int
-    world: int  # ranks that wrote it; any number can read it
+    world: int  # number of ranks that wrote it; any number of ranks can read it
     run: str
     generation: int
     torch: str
@@ -136,7 +136,7 @@ def render(manifest: CheckpointManifest) -> str:
 
 
 def parse(text: str) -> CheckpointManifest:
-    """Parse the text that `render` made; raise ValueError with the fault for any other."""
+    """Parse a text that `render` returned. Raise ValueError with the reason for any other text."""
     try:
         content = json.loads(text)
         manifest = _manifest(content)
@@ -183,7 +183,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class DataEntry:
-    """One entry of a data file: a chunk of a tensor, or without a chunk any other value."""
+    """One entry of a data file: a chunk of a tensor or, if `chunk` is None, any other value."""
 
     key: str
     at: int
@@ -199,7 +199,7 @@ class RankPart:
     mark: FileMark
     entries: Sequence[DataEntry]
     torch: str
-    paths: Mapping[str, Sequence[PathStep]] = field(default_factory=dict)  # of every key, from rank 0 only
+    paths: Mapping[str, Sequence[PathStep]] = field(default_factory=dict)  # key -> path in the state; rank 0 only
     prints: Mapping[str, int] = field(default_factory=dict)  # fingerprints of the tensors that every rank holds
 
 

@@ -15,7 +15,7 @@ from dalsegno.train.memory.files import create_own, open_own
 _FORM = struct.Struct("<IqIqIq")
 _CRC = struct.Struct("<I")
 
-Place = tuple[int, int]  # in the run's history: a generation and a step
+Place = tuple[int, int]  # a position in the run's history: generation and step
 NOWHERE: Place = (0, -1)
 
 
