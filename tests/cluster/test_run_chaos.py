@@ -1,4 +1,4 @@
-"""Test of a run with twenty random faults, some of them during a recovery."""
+"""Test of a run with many random faults, some of them during a recovery."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cluster.runs import LONG_S, Run, kill, now
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-FAULTS = 20
+FAULTS = 20 if os.environ.get("DALSEGNO_LONG") else 9  # each kind at least once
 SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "11"))  # determines the faults and their order
 NODES = [f"train-{number}" for number in range(1, 6)]  # one of the six nodes stays up: without any, nothing recovers
 PATIENCE_S = 4.0  # longest wait for a recovery before the next fault
@@ -88,7 +88,7 @@ class Chaos:
         return faults
 
 
-def test_a_run_survives_twenty_random_faults(cluster_for_runs: Cli):
+def test_a_run_survives_random_faults(cluster_for_runs: Cli):
     folder = cluster_for_runs.home / "chaos"
     options = ["-N", "3", "--spares", "2", "--max-restarts", "100", "-J", "chaos"]
     run = Run.start(cluster_for_runs, folder, *options)

@@ -238,7 +238,9 @@ def test_interrupted_drill_ends_its_run_and_leaves_no_folder(tiers: Cli, number:
         drill.kill()
         drill.communicate()
     assert drill.returncode == code and f"the drill is cut short: run {run.id} is cancelled" in said
-    assert facts(run)["state"] == "cancelled" and list(runs.glob(".*drill*")) == []
+    found = facts(run)
+    assert found["state"] == "cancelled", (found, run.tail())
+    assert list(runs.glob(".*drill*")) == []
     run.no_trace()
 
 

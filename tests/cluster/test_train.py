@@ -18,8 +18,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 pytest.importorskip("torch")
 
-STEPS = 200
-EACH = 17  # steps for each of eleven faults
+FAULTS = ["worker"] * 7 + ["agent", "srun", "power", "power"]
+if not os.environ.get("DALSEGNO_LONG"):
+    FAULTS = ["worker", "worker", "agent", "power"]
+EACH = 17  # steps for each fault
+STEPS = EACH * len(FAULTS) + 13
 SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "7"))
 
 # Plain DDP over several buckets, with dropout, batch norm and random data: any state that is not restored changes the
@@ -123,15 +126,14 @@ def undisturbed(cluster_for_runs: Cli, tmp_path_factory: pytest.TempPathFactory)
     return training
 
 
-def test_weights_are_bit_identical_after_nine_kills_and_two_power_cuts(
+def test_weights_are_bit_identical_after_kills_and_power_cuts(
     undisturbed: Training, cluster_for_runs: Cli, tmp_path: Path
 ) -> None:
     cli, dice = cluster_for_runs, random.Random(SEED)
     training = Training(cli, tmp_path, STEPS, 0.02, "--spares", "1", "--max-restarts", "100", until=EACH)
     run = training.run
     target = LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache")
-    faults = ["worker"] * 7 + ["agent", "srun", "power", "power"]
-    dice.shuffle(faults)
+    faults = dice.sample(FAULTS, len(FAULTS))
     safe: dict[int, int] = {}  # the step before the generation was ended
     for number, fault in enumerate(faults):
         reached = training.step()
@@ -154,7 +156,7 @@ def test_weights_are_bit_identical_after_nine_kills_and_two_power_cuts(
     seen = {(rank, step, loss) for _, rank, step, loss in training.losses()}
     assert seen == {(rank, step, loss) for (rank, step), loss in expected.items()}, "the loss curve is not continuous"
     starts = training.starts()
-    assert len(starts) > 7, "most faults cost a generation; a spare's agent, or two at once, do not"
+    assert len(starts) >= 0.7 * len(FAULTS), "most faults cost a generation; a spare's agent, or two at once, do not"
     assert {"memory"} <= {source for generation, (source, _) in starts.items() if generation > 1} <= {"memory", "disk"}
     for ended, step in safe.items():
         later = {generation: start for generation, start in starts.items() if generation > ended}

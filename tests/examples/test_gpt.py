@@ -48,7 +48,8 @@ def test_twenty_steps_on_two_ranks_end_with_a_sample(launcher: Launcher, kind: s
     assert len(run.stdout.split("step 19 loss ")[1].partition("\n")[2]) == 21
 
 
-@pytest.mark.parametrize("kind", ["--fsdp", pytest.param("", marks=in_long_form)])
+@in_long_form
+@pytest.mark.parametrize("kind", ["--fsdp", ""])
 def test_stopped_run_resumes_with_the_same_loss_curve(launcher: Launcher, kind: str) -> None:
     first = stopped(launcher, *PAIR, fsdp=bool(kind))
     second = launcher.run(*PAIR, *TINY_GPT, *LONG, *kind.split())

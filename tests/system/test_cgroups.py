@@ -15,6 +15,7 @@ from dalsegno.system.cgroups import (
     remove_cgroup,
     user_scope_command,
 )
+from dalsegno.system.guest.init import pass_controllers_on
 from dalsegno.system.processes import FakeRunner
 
 V1 = """tmpfs /sys/fs/cgroup tmpfs rw 0 0
@@ -71,6 +72,24 @@ def test_container_root_with_processes_offers_only_enabled_controllers(
     if kind:
         (tmp_path / "cgroup.type").write_text(f"{kind}\n")
     assert controllers_below(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "processes", "expected"),
+    [(None, "1\n", "+pids"), ("domain", "", "+pids"), ("domain", "1\n", "")],
+    ids=["machine", "container", "container-with-processes"],
+)
+def test_no_controller_is_enabled_in_a_container_root_with_processes(
+    tmp_path: Path, kind: str | None, processes: str, expected: str
+):
+    """Threaded controllers would be accepted there, and no process could enter a child any more."""
+    (tmp_path / "cgroup.controllers").write_text("pids\n")
+    (tmp_path / "cgroup.procs").write_text(processes)
+    (tmp_path / "cgroup.subtree_control").write_text("")
+    if kind:
+        (tmp_path / "cgroup.type").write_text(f"{kind}\n")
+    pass_controllers_on(str(tmp_path))
+    assert (tmp_path / "cgroup.subtree_control").read_text() == expected
 
 
 def test_cgroup_v2_cluster_is_in_its_systemd_scope():

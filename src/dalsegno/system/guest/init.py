@@ -215,8 +215,22 @@ def clear(folder: str) -> None:
 
 
 def pass_controllers_on(folder: str) -> None:
-    """Enable every controller of this folder for its children, one by one, because one may be refused."""
+    """Enable every controller of this folder for its children, one by one, because one may be refused.
+
+    Do nothing if the folder has processes, unless it is the root of the whole machine. In a container, the kernel would
+    enable only threaded controllers such as `cpu` there, and then refuse every process that enters a child.
+    """
+    if os.path.exists(os.path.join(folder, "cgroup.type")) and _has_processes(folder):
+        return
     with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.controllers")) as file:
         for name in file.read().split():
             with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.subtree_control"), "w") as control:
                 control.write(f"+{name}")
+
+
+def _has_processes(folder: str) -> bool:
+    try:
+        with open(os.path.join(folder, "cgroup.procs")) as file:
+            return bool(file.read().strip())
+    except OSError:  # a folder with threads only
+        return True
