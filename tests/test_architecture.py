@@ -57,9 +57,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "bench": ("errors", "hardware", "spec", "runs"),
     "setup": UP_TO_4,
     "inject": UP_TO_5,  # through the access that a target gives; it names no target
-    "targets": (*UP_TO_5, "inject"),
-    "observe": UP_TO_5,
-    "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base"),
+    "targets": (*UP_TO_5, "inject", "observe"),
+    "observe": UP_TO_5,  # metrics, Prometheus, dashboards; it names no target
+    "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base", "observe"),
     "why": (*UP_TO_4, "train.contract", "recovery"),  # what was noted by whom, and what it comes to
     "drill": (
         *UP_TO_4,

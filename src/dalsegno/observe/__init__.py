@@ -1,0 +1,1 @@
+"""Metrics, Prometheus' configuration, dashboards, and the HTTP server that metrics and the web page share."""
