@@ -31,6 +31,8 @@ log = logging.getLogger("controller.runs")
 # Records of runs: one small file each, so that a controller crash loses none
 
 
+ENDED_RUNS = "controller/ended"  # relative to the state folder: records of runs that are over
+MAX_ENDED = 500  # the oldest are removed
 # A run's id is also the name of its file: it must not contain a path separator or start with a dot.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -81,6 +83,14 @@ class RunRecords:
         write_atomic(self._path(record), json.dumps(asdict(record)), 0o600)
 
     def remove(self, record: RunRecord) -> None:
+        """Move the record to those of runs that are over, which are only shown."""
+        ended = self.folder.with_name(Path(ENDED_RUNS).name)
+        with contextlib.suppress(DalsegnoError, OSError):  # the history is not worth a failure
+            make_folder(ended, 0o700)
+            os.utime(self._path(record))
+            os.replace(self._path(record), ended / self._path(record).name)
+            for old in sorted(ended.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-MAX_ENDED]:
+                old.unlink()
         with contextlib.suppress(FileNotFoundError):
             self._path(record).unlink()
 

@@ -35,6 +35,7 @@ class EventKind(Enum):
     SIGHT = "sight"
     PASSPORT = "passport"
     AUTOMATION = "automation"
+    REQUEST = "request"  # a person did something in the web page
     UNKNOWN = "unknown"  # written by another version
 
     @classmethod

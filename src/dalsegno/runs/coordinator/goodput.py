@@ -16,8 +16,10 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
+from dalsegno.runs.coordinator.history import HistoryWriter
 from dalsegno.runs.coordinator.messages import Stepped
 from dalsegno.runs.files import read_value
+from dalsegno.runs.folder import RunFolder
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 from dalsegno.system.files import write_atomic
 
@@ -148,6 +150,7 @@ class ProgressWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.progress = self._previous() or TrainingProgress(Goodput(at=time.time()))
+        self.history = HistoryWriter(RunFolder(path.parent).history)
         self._written = 0.0
 
     def _previous(self) -> TrainingProgress | None:
@@ -168,9 +171,11 @@ class ProgressWriter:
             saving_s = message.progress.get("saving_s", 0.0)
             account = record_step(self.progress.account, time.time(), message.step, saving_s)
             self.progress = TrainingProgress(account, dict(message.progress))
+            self.history.record(account.at, message.step, message.generation, message.progress)
 
     def write(self, last: bool = False) -> None:
         """Write the progress file if the run reports steps and the last write is long enough ago."""
+        self.history.write(last)
         if not self.progress.figures or (time.monotonic() - self._written < WRITE_S and not last):
             return
         self._written = time.monotonic()
