@@ -14,18 +14,9 @@ from socket import socket
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
-from dalsegno.health.local_machine import identify_gpu, machine_here, settings_here
 from dalsegno.health.facts import GpuFacts
-from dalsegno.health.messages import (
-    Finding,
-    GpuIdentity,
-    GpuReading,
-    NodeReport,
-    Order,
-    Reply,
-    parts,
-    reply_message,
-)
+from dalsegno.health.local_machine import identify_gpu, machine_here, settings_here
+from dalsegno.health.messages import Finding, GpuIdentity, GpuReading, NodeReport, Order, Reply, parts, reply_message
 from dalsegno.health.readers.gpus import ask_gpus, has_gpus
 from dalsegno.health.result import Result, Verdict
 from dalsegno.health.runner import Checkup

@@ -14,13 +14,13 @@ from enum import Enum
 from dalsegno.runs.coordinator.history import StepPoint
 from dalsegno.web.html import Markup, join, tag
 
-WIDTH, LEFT, RIGHT = 1000.0, 64.0, 12.0
+WIDTH, LEFT, RIGHT = 1000.0, 86.0, 12.0
 PANEL, GAP, LANE, AXIS = 132.0, 22.0, 26.0, 26.0  # heights
 MAX_DRAWN = 700  # points of a curve
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800)
 
 
-class MarkKind(Enum):
+class TimelineKind(Enum):
     """What a mark on the timeline shows. The values are class names of the style sheet."""
 
     FAULT = "fault"
@@ -33,7 +33,7 @@ class TimelineMark:
     """A moment on the timeline."""
 
     at: float
-    kind: MarkKind
+    kind: TimelineKind
     text: str
 
 
@@ -90,9 +90,9 @@ def run_chart(points: Sequence[StepPoint], spans: Sequence[Span], marks: Sequenc
 def _panel(name: str, unit: str, own: Sequence[tuple[float, float, int]], x: _Axis, top: float) -> Markup:
     values = sorted(value for _, value, _ in own)
     high = values[min(len(values) - 1, int(len(values) * 0.995))]  # one slow first step must not flatten the curve
-    low = min(values[0], high)
+    low = min(values[0], high) if not unit else 0.0  # times start at zero, so that noise does not look like a change
     pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
-    y = _Axis(low - pad, high + pad, top + PANEL, top)
+    y = _Axis(low - (pad if low else 0.0), high + pad, top + PANEL, top)
     curves = [
         tag("polyline", points=_path(own, number, x, y), class_="curve", data_name=name)
         for number in dict.fromkeys(generation for _, _, generation in own)

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from dalsegno.printable import in_html
 
-Child = "str | None | Iterable[Child]"
-_EMPTY = frozenset({"br", "circle", "input", "line", "link", "meta", "path", "polyline", "rect", "stop", "use"})
+_EMPTY = frozenset({"br", "input", "link", "meta"})
 
 
 class Markup(str):
@@ -17,12 +16,15 @@ class Markup(str):
     __slots__ = ()
 
 
+DASH = Markup("\N{EN DASH}")  # stands for a value that is not there
+
+
 def esc(text: object) -> Markup:
     """Return text escaped for elements and quoted attributes."""
     return text if isinstance(text, Markup) else Markup(in_html(str(text)))
 
 
-def tag(name: str, *children: object, **attributes: object) -> Markup:
+def tag(name: str, /, *children: object, **attributes: object) -> Markup:
     """Return an element. `class_` is `class`, other underscores are hyphens; True is a bare attribute, None is left
     out."""
     words = [name, *(_attribute(key, value) for key, value in attributes.items() if value not in (None, False))]
@@ -52,11 +54,12 @@ def link(target: str, *children: object, **attributes: object) -> Markup:
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]], empty: str = "", **attributes: object) -> Markup:
     """Return a table that scrolls sideways by itself on a narrow screen; `empty` is shown if there are no rows."""
-    body = [tag("tr", [cell if _is_cell(cell) else tag("td", cell) for cell in row]) for row in rows]
-    if not body:
+    cells = [[cell if _is_cell(cell) else tag("td", cell) for cell in row] for row in rows]
+    if not cells:
         return tag("p", empty, class_="empty")
-    titles = tag("tr", [cell if _is_cell(cell) else tag("th", cell, scope="col") for cell in head])
-    inner = tag("table", tag("thead", titles), tag("tbody", body), **attributes)
+    kinds = ["num" if str(cell).startswith('<td class="num"') else None for cell in cells[0]]
+    titles = tag("tr", [tag("th", title, scope="col", class_=kind) for title, kind in zip(head, kinds, strict=True)])
+    inner = tag("table", tag("thead", titles), tag("tbody", [tag("tr", row) for row in cells]), **attributes)
     return tag("div", inner, class_="scroll", tabindex="0", role="region", aria_label="table")
 
 
@@ -72,7 +75,7 @@ def number(value: object) -> Markup:
 def moment(at: float | None, how: str = "age") -> Markup:
     """Return a time. Scripts show its age (`how="age"`) or the time that has passed since (`how="for"`)."""
     if not at:
-        return Markup("–")
+        return DASH
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
     shown = time.strftime("%m-%d %H:%M:%S", time.localtime(at))
     return tag("time", shown, datetime=stamp, data_how=how, title=shown)

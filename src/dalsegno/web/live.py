@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.web.snapshot import ControllerPart, RunView, Snapshot, SlurmPart, node_views
+from dalsegno.web.snapshot import ControllerPart, RunView, SlurmPart, Snapshot, node_views
 from dalsegno.web.sources import ClusterSources
 
 log = logging.getLogger("web.live")
@@ -92,6 +92,10 @@ class LivePicture:
             while not self._is_fresh() and self._clock() < until and not self._closed:
                 self._changed.wait(0.2)
             return self._snapshot
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def current(self) -> Snapshot:
         with self._changed:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.coordinators import RunRecord
+from dalsegno.recovery.run_records import RunRecord
 from dalsegno.runs.coordinator.goodput import TrainingProgress
 from dalsegno.runs.coordinator.history import StepPoint, parse_history
 from dalsegno.runs.folder import RunFolder

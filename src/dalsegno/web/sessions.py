@@ -39,7 +39,7 @@ class WebRole(Enum):
 
 @dataclass(frozen=True)
 class Visitor:
-    """Somebody who may use the page. `session` is the digest of the cookie, `csrf` the token of this visitor's forms."""
+    """Somebody who may use the page. `csrf` is the token that this visitor's forms must send."""
 
     role: WebRole
     uid: int
@@ -155,9 +155,7 @@ class Sessions:
             write_atomic(self._path, text, 0o600, durable=False)
 
 
-def _with(
-    entries: dict[str, WebSession], entry: WebSession, most: int, most_per_user: int
-) -> dict[str, WebSession]:
+def _with(entries: dict[str, WebSession], entry: WebSession, most: int, most_per_user: int) -> dict[str, WebSession]:
     """Return the entries with a new one. The oldest of the same user make room for it, then the oldest of all."""
     own = [key for key, each in entries.items() if each.uid == entry.uid]
     dropped = set(own[: max(0, len(own) + 1 - most_per_user)])

@@ -128,7 +128,7 @@ class NodeView:
 
     name: str
     tone: NodeTone
-    state: str  # for people
+    label: str  # its state, for people
     partitions: tuple[str, ...] = ()
     gpu_type: str = ""
     gpus: tuple[GpuView, ...] = ()

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.messages import BadReport, GpuReading, parse_readings
 from dalsegno.health.result import Verdict
 from dalsegno.recovery.client import ask
-from dalsegno.recovery.controller import RUNS
-from dalsegno.recovery.coordinators import ENDED_RUNS, RunRecord, RunRecords
 from dalsegno.recovery.event import Event, read_event
 from dalsegno.recovery.phase import HeldAction, NodePhase
+from dalsegno.recovery.run_records import RunRecord, RunRecords
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.targets.folder import ClusterFolder
 from dalsegno.web.run_files import read_run
 from dalsegno.web.snapshot import AgentReport, Automation, ControllerPart, NodeCare, RunView, SlurmPart
 from dalsegno.wire.frames import Message
@@ -40,8 +39,8 @@ class ClusterSources(Protocol):
 class LiveSources:
     """The sources of a real cluster, by its state folder."""
 
-    def __init__(self, folder: Path, socket: Path, client: SlurmClient) -> None:
-        self._folder, self._socket, self._client = folder, socket, client
+    def __init__(self, folder: ClusterFolder, client: SlurmClient) -> None:
+        self._folder, self._client = folder, client
         self._events: tuple[Event, ...] = ()
 
     def slurm(self) -> SlurmPart:
@@ -67,14 +66,14 @@ class LiveSources:
         return ()
 
     def _ask(self, request: Message) -> Message:
-        answer = ask(self._socket, request, ANSWER_S)
+        answer = ask(self._folder.controller_socket, request, ANSWER_S)
         if "error" in answer:
             raise DalsegnoError(f"the controller refused: {answer['error']}")
         return answer
 
     def runs(self) -> tuple[RunView, ...]:
-        kept, _ = RunRecords(self._folder / RUNS).read()
-        ended, _ = RunRecords(self._folder / ENDED_RUNS).read()
+        kept, _ = RunRecords(self._folder.runs).read()
+        ended, _ = RunRecords(self._folder.ended_runs).read()
         found = [view for each in kept.values() if (view := read_run(each, kept=True))]
         names = {view.run for view in found}
         found += [view for each in ended.values() if each.run not in names and (view := read_run(each, kept=False))]
@@ -101,9 +100,7 @@ def parse_agent(message: Mapping[str, Any]) -> AgentReport:
         _presence(message.get("presence")),
         float(message.get("heard") or 0.0),
         int(message.get("checks") or 0),
-        tuple(
-            (str(check), _verdict(verdict), str(text)) for check, verdict, text in message.get("findings") or ()
-        ),
+        tuple((str(check), _verdict(verdict), str(text)) for check, verdict, text in message.get("findings") or ()),
         _readings(message.get("readings")),
     )
 

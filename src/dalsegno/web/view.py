@@ -175,4 +175,3 @@ def section(id: str, title: object, *children: object, note: object = None) -> P
 def bare(id: str, *children: object, **attributes: object) -> Part:
     """Return a part without a heading."""
     return Part(id, tag("div", children, id=id, **attributes))
-

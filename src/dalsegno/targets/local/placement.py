@@ -23,6 +23,7 @@ ROOM = "machine-room"  # outside all other hosts, because it boots them
 SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, rarely used by offices and clouds
 SUBNET_BITS = 20
 AGENTS, AGENTS_PORT = "agents", 6816  # the controller listens here for node agents; the port is beside slurmctld's
+OBSERVER, OBSERVER_PORT = "observer", 6820  # metrics and the web page
 FIRST_PORT, LAST_PORT = 17000, 32000  # below the range of ports that Linux uses for clients
 HOSTS_MAX = 1000  # ports of one Linux bridge
 
@@ -163,7 +164,7 @@ def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
             "a backup controller needs a host of its own, and there are no virtual hosts here",
             hint="use sudo, or remove `backup_controller`",
         )
-    wanted = ["slurmctld", "slurmdbd", AGENTS, *(node.name for node in cluster.nodes)]
+    wanted = ["slurmctld", "slurmdbd", AGENTS, OBSERVER, *(node.name for node in cluster.nodes)]
     ports = {name: port for name, port in base.ports.items() if name in wanted}
     missing = [name for name in wanted if name not in ports]
     if missing:

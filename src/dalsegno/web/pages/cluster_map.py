@@ -14,7 +14,7 @@ from dalsegno.web.snapshot import TONE_TEXT, GpuView, NodeTone, NodeView, Snapsh
 from dalsegno.web.view import Page, PageContext, Part, bare, section
 
 COMPACT = 48  # with more nodes than this, each is a small tile
-HOT_C, WARM_C = 80.0, 65.0
+HOT_C, WARM_C = 85.0, 76.0
 _OUT = (NodeTone.DOWN, NodeTone.DRAINED, NodeTone.REPAIRING, NodeTone.VALIDATING)
 
 
@@ -29,11 +29,11 @@ def cluster_page(context: PageContext) -> Page:
 
 
 def partitions_of(nodes: Mapping[str, NodeView]) -> dict[str, list[NodeView]]:
-    """Return the nodes by partition. A node of several partitions is shown in the one that comes first."""
+    """Return the nodes by partition, most GPUs first. A node of several partitions is shown in its first one."""
     groups: dict[str, list[NodeView]] = {}
     for node in sorted(nodes.values(), key=lambda each: order_of(each.name)):
         groups.setdefault(node.partitions[0] if node.partitions else "no partition", []).append(node)
-    return groups
+    return dict(sorted(groups.items(), key=lambda each: (-sum(len(node.gpus) for node in each[1]), each[0])))
 
 
 # Overview
@@ -150,12 +150,12 @@ def _gpu(gpu: GpuView) -> str:
     """Return a GPU as a cell: its fill is the memory in use, its number the temperature."""
     reading = gpu.reading
     degrees = "" if reading.temperature_c is None else f"{reading.temperature_c:.0f}°"
-    fill = _memory_share(gpu)
-    height = 24 * fill
-    shape = f'<rect x="0" y="{24 - height:.1f}" width="24" height="{height:.1f}"/>' if fill else ""
+    fill = 100 * _memory_share(gpu)
+    shape = f'<rect x="0" y="{100 - fill:.0f}%" width="100%" height="{fill:.0f}%"/>' if fill else ""
+    about = esc(gpu_text(gpu))
     return Markup(
-        f'<svg class="gpu {_gpu_class(gpu)}" viewBox="0 0 24 24" role="img" aria-label="{esc(gpu_text(gpu))}">'
-        f"<title>{esc(gpu_text(gpu))}</title>{shape}<text x='12' y='15.5' text-anchor='middle'>{degrees}</text></svg>"
+        f'<svg class="gpu {_gpu_class(gpu)}" role="img" aria-label="{about}"><title>{about}</title>'
+        f'{shape}<text x="50%" y="50%" text-anchor="middle" dominant-baseline="central">{degrees}</text></svg>'
     )
 
 
@@ -188,11 +188,11 @@ def tile(node: NodeView) -> str:
     """Return a node as a small tile, for clusters of hundreds of nodes. Built by hand: a page has a thousand."""
     cells = "".join(f'<i class="{_gpu_class(gpu)}"></i>' for gpu in node.gpus)
     users = ", ".join(dict.fromkeys(f"{job.label} {job.user}" for job in node.jobs[:3]))
-    about = ", ".join(filter(None, (node.state, users, node.reason)))
+    about = ", ".join(filter(None, (node.label, users, node.reason)))
     name = esc(node.name)
     return (
         f'<a id="node-{_word(node.name)}" class="tile {node.tone.value}" href="/node/{name}"'
-        f' title="{name}: {esc(about)}"><span>{name}</span><span class="hidden"> {esc(node.state)}</span>'
+        f' title="{name}: {esc(about)}"><span>{name}</span><span class="hidden"> {esc(node.label)}</span>'
         f'<b aria-hidden="true">{cells}</b></a>'
     )
 
@@ -205,7 +205,16 @@ def _attention(snapshot: Snapshot) -> Part:
     if not out:
         return bare("attention", class_="hidden")
     rows = [
-        tag("li", link(f"/node/{node.name}", node.name), " ", state_chip(node), " ", moment(node.since), " ", node.reason)
+        tag(
+            "li",
+            link(f"/node/{node.name}", node.name),
+            " ",
+            state_chip(node),
+            " ",
+            moment(node.since),
+            " ",
+            node.reason,
+        )
         for node in sorted(out, key=lambda each: -(each.since or 0.0))[:20]
     ]
     return section("attention", "Needs attention", tag("ul", rows, class_="list"))
@@ -224,5 +233,3 @@ def latest_events(snapshot: Snapshot) -> Part:
 def node_word(name: str, nodes: Iterable[str]) -> Markup:
     """Return a link to the node of an event, or its name if it is gone."""
     return link(f"/node/{name}", name) if name and name in nodes else join([name])
-
-

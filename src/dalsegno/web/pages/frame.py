@@ -50,7 +50,7 @@ def start(page: Page, cluster: str, visitor: Visitor, stream: str) -> Markup:
     )
     bar = tag(
         "header",
-        link("/", Markup(LOGO), tag("span", cluster, class_="cluster"), class_="brand", aria_label=f"cluster {cluster}"),
+        link("/", Markup(LOGO), tag("span", cluster, class_="cluster"), class_="brand"),
         tag("nav", entries, aria_label="pages"),
         tag("div", tag("span", id="live", class_="live", role="status"), who,
             logout if visitor.role is not WebRole.VIEWER else None, class_="side"),
@@ -87,7 +87,7 @@ def login_needed(cluster: str, assets: str) -> Markup:
         "You are not logged in",
         cluster,
         assets,
-        tag("p", "Run this command on the machine of the cluster. It prints and opens an address that logs you in once:"),
+        tag("p", "Run this command on the machine of the cluster. Its address logs you in once:"),
         tag("pre", tag("code", command)),
         tag("p", "An address can be used once, within a minute. A session ends after twelve hours.", class_="note"),
     )

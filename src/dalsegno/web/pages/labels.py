@@ -28,7 +28,7 @@ def chip(text: object, kind: ChipKind) -> Markup:
 
 def state_chip(node: NodeView) -> Markup:
     """Return the state of a node."""
-    return tag("span", node.state, class_=f"chip {node.tone.value}")
+    return tag("span", node.label, class_=f"chip {node.tone.value}")
 
 
 _PHASES = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from dalsegno.health.result import Verdict
 from dalsegno.web.charts import shares_bar
-from dalsegno.web.html import Markup, gib, link, moment, number, table, tag
+from dalsegno.web.html import DASH, Markup, gib, link, moment, number, table, tag
 from dalsegno.web.pages.labels import ChipKind, chip, event_chip, job_chip, state_chip
 from dalsegno.web.snapshot import GpuView, NodeView
 from dalsegno.web.view import CheckRecord, EvidenceBundle, NodeDetails, Page, PageContext, Part, bare, section
@@ -55,7 +55,7 @@ def _buttons(context: PageContext, node: NodeView, details: NodeDetails) -> Mark
 
 def _facts(node: NodeView, details: NodeDetails) -> Iterator[Markup]:
     facts: list[tuple[str, object]] = [
-        ("partitions", ", ".join(node.partitions) or "–"),
+        ("partitions", ", ".join(node.partitions) or DASH),
         ("agent", node.presence.value),
         ("since", moment(node.since)),
         ("validated", moment(node.validated_at)),
@@ -77,10 +77,10 @@ def _gpus(node: NodeView, details: NodeDetails) -> Markup:
         own, reading = known.get(gpu.reading.index), gpu.reading
         rows.append([
             number(reading.index), own.model if own else node.gpu_type,
-            number("–" if reading.temperature_c is None else f"{reading.temperature_c:.0f} °C"),
+            number(DASH if reading.temperature_c is None else f"{reading.temperature_c:.0f} °C"),
             _memory(gpu), number(_percent(reading.utilization_percent)),
             " or ".join(map(str, gpu.jobs)) or ("in use" if gpu.in_use else "free"),
-            tag("td", tag("code", own.uuid if own else "–")), moment(own.since if own else None),
+            tag("td", tag("code", own.uuid if own else DASH)), moment(own.since if own else None),
         ])  # fmt: skip
     head = ["GPU", "Model", "Temperature", "Memory", "Busy", "Job", "UUID", "In this node"]
     old = [gpu for gpu in details.gpus if gpu.replaced_at is not None]
@@ -89,13 +89,13 @@ def _gpus(node: NodeView, details: NodeDetails) -> Markup:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f} %"
+    return DASH if value is None else f"{value:.0f} %"
 
 
 def _memory(gpu: GpuView) -> object:
     used, total = gpu.reading.memory_used_mib, gpu.reading.memory_total_mib
     if used is None or not total:
-        return "–"
+        return DASH
     bar = shares_bar([("busy", used), ("free", total - used)], "memory in use")
     return tag("td", tag("span", f"{gib(used)} of {gib(total)} GiB ", bar, class_="inline-bar"))
 
@@ -103,7 +103,7 @@ def _memory(gpu: GpuView) -> object:
 def _jobs(node: NodeView) -> Markup:
     rows = [
         [tag("th", link(f"/queue#job-{job.id}", job.label), scope="row"), job.name, job.user, job_chip(job.state),
-         number(job.gpus or "–"), moment(job.started_at, "for")]
+         number(job.gpus or DASH), moment(job.started_at, "for")]
         for job in node.jobs
     ]  # fmt: skip
     return table(["Job", "Name", "User", "State", "GPUs", "Running for"], rows, empty="No job is on this node.")

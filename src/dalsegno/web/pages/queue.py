@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dalsegno.hostlist import compress
 from dalsegno.slurm.facts import JobInfo, JobState
-from dalsegno.web.html import Markup, clock, link, moment, number, plural, table, tag
+from dalsegno.web.html import DASH, Markup, clock, link, moment, number, plural, table, tag
 from dalsegno.web.pages.labels import job_chip, run_link
 from dalsegno.web.view import Page, PageContext, Part, section
 
@@ -26,7 +26,7 @@ def _running(context: PageContext, jobs: Sequence[JobInfo]) -> Part:
     rows = [
         [
             _id(job), _name(job, context), job.user, job.partition, job_chip(job.state), compress(job.nodes),
-            number(job.gpus or "–"), moment(job.started_at, "for"), moment(job.ends_at), _cancel(job, context),
+            number(job.gpus or DASH), moment(job.started_at, "for"), moment(job.ends_at), _cancel(job, context),
         ]
         for job in jobs[:MAX_SHOWN]
     ]  # fmt: skip
@@ -39,8 +39,8 @@ def _pending(context: PageContext, jobs: Sequence[JobInfo]) -> Part:
     rows = [
         [
             _id(job), _name(job, context), job.user, job.partition, job.reason, number(job.node_count),
-            number(job.gpus or "–"), number(f"{job.priority:,}"), moment(job.submitted_at, "for"),
-            "–" if job.time_limit_s is None else clock(job.time_limit_s), _cancel(job, context),
+            number(job.gpus or DASH), number(f"{job.priority:,}"), moment(job.submitted_at, "for"),
+            DASH if job.time_limit_s is None else clock(job.time_limit_s), _cancel(job, context),
         ]
         for job in jobs[:MAX_SHOWN]
     ]  # fmt: skip

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dalsegno.runs.coordinator.goodput import Goodput, TimeKind
 from dalsegno.runs.journal import Entry, RunEvent
 from dalsegno.runs.status import NodeRole, RunStatus
-from dalsegno.web.charts import MarkKind, Span, TimelineMark, run_chart, shares_bar
-from dalsegno.web.html import Markup, clock, link, moment, number, plural, table, tag
+from dalsegno.web.charts import Span, TimelineKind, TimelineMark, run_chart, shares_bar
+from dalsegno.web.html import DASH, Markup, clock, link, moment, number, plural, table, tag
 from dalsegno.web.pages.labels import run_chip, run_link
 from dalsegno.web.snapshot import RunView
 from dalsegno.web.view import Page, PageContext, Part, RunDetails, bare, section
@@ -39,11 +39,11 @@ def _row(view: RunView, context: PageContext) -> list[object]:
         run_chip(status),
         status.user,
         number(nodes_text(status)),
-        number(f"{progress.step:,}" if progress else "–"),
-        number("–" if loss is None else f"{loss:.4g}"),
-        number("–" if step_s is None else f"{step_s:.3g} s"),
-        tag("td", _goodput(progress.account) if progress else "–"),
-        number(status.generation or "–"),
+        number(f"{progress.step:,}" if progress else DASH),
+        number(DASH if loss is None else f"{loss:.4g}"),
+        number(DASH if step_s is None else f"{step_s:.3g} s"),
+        tag("td", _goodput(progress.account) if progress else DASH),
+        number(status.generation or DASH),
         tag("td", moment(status.started or status.created, "for" if not status.over else "age")),
         tag("td", _cancel(view, context)),
     ]
@@ -109,7 +109,7 @@ def _lines(text: str) -> list[object]:
 
 def _facts(view: RunView) -> Iterator[Markup]:
     status, progress = view.status, view.progress
-    jobs = ", ".join(map(str, status.jobs)) or "–"
+    jobs = ", ".join(map(str, status.jobs)) or DASH
     facts: list[tuple[str, object]] = [("user", status.user), ("nodes", nodes_text(status)), ("jobs", jobs)]
     facts += [("generation", status.generation), ("lost nodes", status.lost_nodes), ("restarts", status.restarts)]
     facts.append(("submitted", moment(status.created)))
@@ -118,9 +118,14 @@ def _facts(view: RunView) -> Iterator[Markup]:
         facts.append(("training for", ran))
     if progress:
         facts.append(("step", f"{progress.step:,}"))
-        facts += [(name, f"{value:.4g}") for name, value in _reported(view)]
+        facts += [(name, figure_text(value)) for name, value in _reported(view)]
     for name, value in facts:
         yield tag("div", tag("dt", name), tag("dd", value))
+
+
+def figure_text(value: float) -> str:
+    """Return a figure as people write it: 512,300 and 0.0003."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def _reported(view: RunView) -> list[tuple[str, float]]:
@@ -142,7 +147,7 @@ def _times(account: Goodput) -> list[Markup]:
 def _nodes(status: RunStatus) -> Markup:
     rows = [
         [tag("th", link(f"/node/{node.name}", node.name), scope="row"), node.state.value,
-         number("–" if node.group_rank is None else node.group_rank)]
+         number(DASH if node.group_rank is None else node.group_rank)]
         for node in status.nodes
     ]  # fmt: skip
     return table(["Node", "Role", "Rank"], rows, empty="The run has no nodes now.")
@@ -151,7 +156,11 @@ def _nodes(status: RunStatus) -> Markup:
 # The timeline, from the journal
 
 
-_FAULTS = {RunEvent.LOST.value: MarkKind.FAULT, RunEvent.COLD.value: MarkKind.FAULT, RunEvent.FAILED.value: MarkKind.FAILURE}
+_FAULTS = {
+    RunEvent.LOST.value: TimelineKind.FAULT,
+    RunEvent.COLD.value: TimelineKind.FAULT,
+    RunEvent.FAILED.value: TimelineKind.FAILURE,
+}
 _NOTED = {RunEvent.CAME_BACK.value, RunEvent.IDLE.value, RunEvent.PAUSE.value, RunEvent.SIGNAL.value}
 
 
@@ -188,7 +197,7 @@ def marks_of(entries: Sequence[Entry]) -> list[TimelineMark]:
     """Return lost nodes, failures and other events of a run."""
     shown = [entry for entry in entries if entry.get("event") in {*_FAULTS, *_NOTED} and not entry.get("noise")]
     return [
-        TimelineMark(float(entry["at"]), _FAULTS.get(str(entry["event"]), MarkKind.NOTE), entry_text(entry))
+        TimelineMark(float(entry["at"]), _FAULTS.get(str(entry["event"]), TimelineKind.NOTE), entry_text(entry))
         for entry in shown[-MAX_MARKS:]
     ]
 
