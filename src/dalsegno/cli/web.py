@@ -67,8 +67,11 @@ def command(name: str | None, no_open: bool, tunnel: bool, read_only: bool, revo
 
 def tunnel_command(login: LoginAddress) -> str:
     """Return the ssh command that makes the page reachable at the same port of the user's own machine."""
-    user, host = os.environ.get("SUDO_USER") or os.environ.get("USER") or "USER", socket.getfqdn()
-    return shlex.join(["ssh", "-N", "-L", f"{login.port}:{login.host}:{login.port}", f"{user}@{host}"])
+    from dalsegno.system.files import user_of
+    from dalsegno.system.ownership import caller
+
+    place = f"{user_of(caller())}@{socket.gethostname()}"
+    return shlex.join(["ssh", "-N", "-L", f"{login.port}:{login.host}:{login.port}", place])
 
 
 def _report_revoked(count: int, json_: bool) -> None:

@@ -20,7 +20,7 @@ from dalsegno.web.live import LivePicture
 from dalsegno.web.pages import frame
 from dalsegno.web.pages.confirm import confirm_page
 from dalsegno.web.requests import ActionKind, ActionRefused, WebAction, check_allowed, parse_action
-from dalsegno.web.routes import find_page
+from dalsegno.web.routes import PAGES, find_page
 from dalsegno.web.sessions import LINK_S, SESSION_S, Sessions, Visitor, WebRole
 from dalsegno.web.snapshot import Snapshot
 from dalsegno.web.stream import StreamSlots, follow
@@ -147,9 +147,20 @@ class WebApp:
         words = request.path.split("/")
         if len(words) == 6 and words[1] == "node" and words[3] == "evidence":
             return self._evidence(visitor, words[2], words[4], words[5])
+        if not self._live.is_fresh() and request.path in PAGES:
+            return HttpResponse(200, self._late_page(request, visitor), HTML)
         return self._page(request, visitor, self._live.fresh())
 
-    def _page(self, request: HttpRequest, visitor: Visitor, snapshot: Snapshot) -> HttpResponse:
+    def _late_page(self, request: HttpRequest, visitor: Visitor) -> Iterator[bytes]:
+        """Yield the head of a page at once, so that the browser loads the style sheet while the sources are asked."""
+        yield frame.head(PAGES[request.path], self._site.cluster, self._version, refresh_s=REFRESH_S).encode()
+        page = self._page(request, visitor, self._live.fresh(), head=False)
+        assert isinstance(page.body, bytes)
+        yield page.body
+
+    def _page(
+        self, request: HttpRequest, visitor: Visitor, snapshot: Snapshot, *, head: bool = True
+    ) -> HttpResponse:
         context = PageContext(snapshot, visitor, self._data, request.query)
         try:
             page = find_page(request.path, context)
@@ -160,12 +171,13 @@ class WebApp:
             return self._html(404, frame.message_page("Not found", self._site.cluster, self._version, back))
         query = "".join(f"&{quote(key)}={quote(value)}" for key, value in request.query.items())
         stream = f"/stream?n={snapshot.number}&path={quote(request.path)}{query}"
-        return self._shown(page, visitor, stream, request)
+        return self._shown(page, visitor, stream, request if head else None)
 
-    def _shown(self, page: Page, visitor: Visitor, stream: str, request: HttpRequest) -> HttpResponse:
+    def _shown(self, page: Page, visitor: Visitor, stream: str, request: HttpRequest | None) -> HttpResponse:
+        """Return a page; without a request, the part after its head."""
         cluster = self._site.cluster
         pieces: list[str] = [
-            frame.head(page.title, cluster, self._version, refresh_s=REFRESH_S if stream else 0),
+            frame.head(page.title, cluster, self._version, refresh_s=REFRESH_S if stream else 0) if request else "",
             frame.start(page, cluster, visitor, stream),
             *(part.html for part in page.parts),
             frame.END,

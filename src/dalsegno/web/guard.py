@@ -20,8 +20,7 @@ CSP = (
 SECURITY_HEADERS = (
     ("Content-Security-Policy", CSP),
     ("X-Frame-Options", "DENY"),
-    ("Referrer-Policy", "no-referrer"),
-    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Referrer-Policy", "same-origin"),  # with "no-referrer" browsers send no usable Origin
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
 MAX_FIELDS = 32

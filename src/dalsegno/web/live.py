@@ -89,7 +89,7 @@ class LivePicture:
         with self._changed:
             self._wanted_until = max(self._wanted_until, self._clock() + LINGER_S)
             self._changed.notify_all()
-            while not self._is_fresh() and self._clock() < until and not self._closed:
+            while not self.is_fresh() and self._clock() < until and not self._closed:
                 self._changed.wait(0.2)
             return self._snapshot
 
@@ -109,7 +109,8 @@ class LivePicture:
                 self._changed.wait(left)
             return self._snapshot
 
-    def _is_fresh(self) -> bool:
+    def is_fresh(self) -> bool:
+        """Return whether every source was asked a short while ago."""
         oldest = self._clock() - FRESH_S
         return all(self._answered.get(name, float("-inf")) >= oldest for name in self._soon)
 

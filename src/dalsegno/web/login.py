@@ -19,7 +19,7 @@ from dalsegno.recovery.client import ask
 from dalsegno.recovery.refusal_log import RefusalLog
 from dalsegno.system.files import user_of
 from dalsegno.system.network import listen_at
-from dalsegno.web.sessions import LINK_S, SESSION_S, Sessions, WebRole
+from dalsegno.web.sessions import LINK_S, TOKEN_S, Sessions, WebRole
 from dalsegno.wire.frames import Message
 from dalsegno.wire.requests import RequestServer
 
@@ -68,7 +68,7 @@ class LoginServer:
         role, user = role_of(uid, own_uids(self._owner())), user_of(uid)
         if request == {"login": True}:
             log.info("login of %s (%s)", user, role.value)
-            return self._granted(self._sessions.issue(role, uid, user), role, SESSION_S)
+            return self._granted(self._sessions.issue(role, uid, user), role, TOKEN_S)
         if request == {"link": True}:
             if role is not WebRole.OPERATOR:
                 return _refusal("only root and the cluster's owner may make read-only links", "use sudo")

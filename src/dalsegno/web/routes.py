@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dalsegno.web.pages.cluster_map import cluster_page
 from dalsegno.web.pages.drills import drills_page
 from dalsegno.web.pages.events import events_page
+from dalsegno.web.pages.frame import SECTIONS
 from dalsegno.web.pages.goodput import goodput_page, users_page
 from dalsegno.web.pages.node import node_page
 from dalsegno.web.pages.queue import queue_page
@@ -22,6 +23,9 @@ _PAGES: dict[str, Callable[[PageContext], Page]] = {
     "/users": users_page,
     "/drills": drills_page,
 }
+
+
+PAGES = {path: name for _, path, name in SECTIONS}  # path -> title
 
 
 def find_page(path: str, context: PageContext) -> Page | None:

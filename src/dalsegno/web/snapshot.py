@@ -242,7 +242,8 @@ def tone_of(info: NodeInfo, care: NodeCare, agent: AgentReport) -> NodeTone:
 def gpu_views(info: NodeInfo, agent: AgentReport, jobs: Sequence[JobInfo]) -> tuple[GpuView, ...]:
     """Return the GPUs that Slurm has configured, with what the agent reports of them."""
     readings = {reading.index: reading for reading in agent.gpus}
-    with_gpus = tuple(job.id for job in jobs if job.gpus)
+    # Without accounting Slurm does not report how many GPUs a job has: then all jobs of the node may use them.
+    with_gpus = tuple(job.id for job in jobs if job.gpus) or tuple(job.id for job in jobs)
     used = set(info.gpu_indexes) if info.gpu_indexes else set(range(info.gpus_used))
     return tuple(
         GpuView(readings.get(index) or GpuReading(index), index in used, with_gpus if index in used else ())
