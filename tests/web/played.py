@@ -21,7 +21,15 @@ from dalsegno.web.app import MetricsAccess, WebApp, WebSite
 from dalsegno.web.live import LivePicture
 from dalsegno.web.requests import WebAction
 from dalsegno.web.sessions import Sessions, Visitor, WebRole
-from dalsegno.web.snapshot import AgentReport, Automation, ControllerPart, NodeCare, RunView, SlurmPart, Snapshot
+from dalsegno.web.snapshot import (
+    AgentReport,
+    Automation,
+    ClusterPicture,
+    ControllerPart,
+    NodeCare,
+    RunPicture,
+    SlurmPart,
+)
 from dalsegno.web.sources import PlayedSources
 from dalsegno.web.view import CheckRecord, DrillSummary, EvidenceBundle, GpuRecord, NodeDetails, RunDetails, UserHours
 from dalsegno.wire.liveness import Presence
@@ -56,7 +64,7 @@ def readings(seed: int, used: int) -> tuple[GpuReading, ...]:
 
 def run(
     name: str, user: str, uid: int, nodes: Sequence[str], phase: RunPhase = RunPhase.RUNNING, **more: object
-) -> RunView:
+) -> RunPicture:
     status = RunStatus(
         name, name.rpartition("-")[0], user, phase, NOW - 8000, NOW, generation=4, lost_nodes=2, restarts=1,
         wanted_nodes=len(nodes) or 4, world_size=8 * len(nodes), nproc_per_node=8,
@@ -69,7 +77,7 @@ def run(
     }  # fmt: skip
     account = Goodput(NOW, spent, TimeKind.PRODUCTIVE, 18_240, 18_240, failures=3)
     progress = TrainingProgress(account, {"loss": 2.1387, "step_s": 0.412, "tokens_per_s": 512_300.0, "lr": 3e-4})
-    return RunView(f"/home/{user}/runs/{name}", uid, replace(status, **more), progress)  # type: ignore[arg-type]
+    return RunPicture(f"/home/{user}/runs/{name}", uid, replace(status, **more), progress)  # type: ignore[arg-type]
 
 
 def event(
@@ -178,10 +186,10 @@ class PlayedData:
             ("replace",), (), tuple(gpus), checks, tuple(own), (bundle,), ("power-off", "xid", "net-cut")
         )
 
-    def run_details(self, view: RunView) -> RunDetails:
+    def run_details(self, view: RunPicture) -> RunDetails:
         return RunDetails(tuple(curve()), tuple(journal()))
 
-    def gpus_of(self, view: RunView) -> int:
+    def gpus_of(self, view: RunPicture) -> int:
         return 8 * (len(view.status.nodes) or 4)
 
     def user_hours(self, days: int) -> Sequence[UserHours] | None:
@@ -225,7 +233,7 @@ class RecordedActions:
     def __init__(self) -> None:
         self.done: list[tuple[WebAction, Visitor]] = []
 
-    def do(self, action: WebAction, visitor: Visitor, snapshot: Snapshot) -> str:
+    def do(self, action: WebAction, visitor: Visitor, snapshot: ClusterPicture) -> str:
         self.done.append((action, visitor))
         return "done"
 

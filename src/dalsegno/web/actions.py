@@ -20,7 +20,7 @@ from dalsegno.targets.base import CanInject, Target
 from dalsegno.targets.folder import ClusterFolder
 from dalsegno.web.requests import ActionKind, ActionRefused, WebAction
 from dalsegno.web.sessions import Visitor
-from dalsegno.web.snapshot import RunView, Snapshot
+from dalsegno.web.snapshot import ClusterPicture, RunPicture
 
 log = logging.getLogger("web.actions")
 
@@ -36,7 +36,7 @@ class ActionRunner:
     ) -> None:
         self._folder, self._slurm, self._target, self._env = folder, slurm, target, env
 
-    def do(self, action: WebAction, visitor: Visitor, snapshot: Snapshot) -> str:
+    def do(self, action: WebAction, visitor: Visitor, snapshot: ClusterPicture) -> str:
         """Carry out an action and return a sentence about it. A failure is recorded too, and raised."""
         who = f"{visitor.user} in the web page"
         try:
@@ -49,7 +49,7 @@ class ActionRunner:
         log.info("%s: %s", who, text)
         return text
 
-    def _carry_out(self, action: WebAction, visitor: Visitor, snapshot: Snapshot, who: str) -> str:
+    def _carry_out(self, action: WebAction, visitor: Visitor, snapshot: ClusterPicture, who: str) -> str:
         if action.kind is ActionKind.DRAIN:
             self._slurm.drain(action.node, f"{action.reason or 'drained'} (by {who})")
             return f"{action.node} is drained"
@@ -65,7 +65,7 @@ class ActionRunner:
             raise DalsegnoError(str(answer["error"]), hint=str(answer.get("hint", "")))
         return f"automatic recovery is {answer['automation']}"
 
-    def _cancel(self, action: WebAction, visitor: Visitor, snapshot: Snapshot) -> str:
+    def _cancel(self, action: WebAction, visitor: Visitor, snapshot: ClusterPicture) -> str:
         view = snapshot.run(action.run)
         if view is not None:
             cancel_run(view, self._env)
@@ -109,7 +109,7 @@ def _phrase(action: WebAction) -> str:
     }[action.kind]
 
 
-def cancel_run(view: RunView, env: Mapping[str, str]) -> None:
+def cancel_run(view: RunPicture, env: Mapping[str, str]) -> None:
     """Start `dalsegno cancel` as the owner of the run: root writes nothing into a user's folder."""
     try:
         person = pwd.getpwuid(view.uid)

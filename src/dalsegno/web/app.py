@@ -22,9 +22,9 @@ from dalsegno.web.pages.confirm import confirm_page
 from dalsegno.web.requests import ActionKind, ActionRefused, WebAction, check_allowed, parse_action
 from dalsegno.web.routes import PAGES, find_page
 from dalsegno.web.sessions import LINK_S, SESSION_S, Sessions, Visitor, WebRole
-from dalsegno.web.snapshot import Snapshot
+from dalsegno.web.snapshot import ClusterPicture
 from dalsegno.web.stream import StreamSlots, follow
-from dalsegno.web.view import Page, PageContext, PageData, Part
+from dalsegno.web.view import Page, PageContext, PageData, PagePart
 
 log = logging.getLogger("web")
 
@@ -44,7 +44,7 @@ REPORT_POLICY = ("Content-Security-Policy", "sandbox; default-src 'none'; style-
 class Actions(Protocol):
     """Carries out actions."""
 
-    def do(self, action: WebAction, visitor: Visitor, snapshot: Snapshot) -> str: ...
+    def do(self, action: WebAction, visitor: Visitor, snapshot: ClusterPicture) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class WebApp:
         yield page.body
 
     def _page(
-        self, request: HttpRequest, visitor: Visitor, snapshot: Snapshot, *, head: bool = True
+        self, request: HttpRequest, visitor: Visitor, snapshot: ClusterPicture, *, head: bool = True
     ) -> HttpResponse:
         context = PageContext(snapshot, visitor, self._data, request.query)
         try:
@@ -206,7 +206,7 @@ class WebApp:
         if not self._slots.take():
             return HttpResponse(503, b"too many pages are open\n")
 
-        def render(snapshot: Snapshot) -> Sequence[Part] | None:
+        def render(snapshot: ClusterPicture) -> Sequence[PagePart] | None:
             present = self._sessions.visitor(cookie)
             page = find_page(url.path, PageContext(snapshot, present, self._data, query)) if present else None
             return page.parts if page else None

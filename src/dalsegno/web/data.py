@@ -22,7 +22,7 @@ from dalsegno.system.files import read_json
 from dalsegno.targets.base import CanInject, Target
 from dalsegno.targets.folder import ClusterFolder
 from dalsegno.web.run_files import read_entries, read_points
-from dalsegno.web.snapshot import RunView
+from dalsegno.web.snapshot import RunPicture
 from dalsegno.web.sources import ANSWER_S, record_of
 from dalsegno.web.view import CheckRecord, DrillSummary, EvidenceBundle, GpuRecord, NodeDetails, RunDetails, UserHours
 
@@ -62,11 +62,11 @@ class ClusterData:
 
         return tuple(FAULTS)
 
-    def run_details(self, view: RunView) -> RunDetails:
+    def run_details(self, view: RunPicture) -> RunDetails:
         record = record_of(view)
         return RunDetails(read_points(record), tuple(read_entries(record)))
 
-    def gpus_of(self, view: RunView) -> int:
+    def gpus_of(self, view: RunPicture) -> int:
         gpus = {node.name: node.gpus for node in self._cluster.nodes}
         return most_gpus(read_entries(record_of(view)), gpus)
 

@@ -16,6 +16,12 @@ class Markup(str):
     __slots__ = ()
 
 
+class NumberCell(Markup):
+    """A cell with a number."""
+
+    __slots__ = ()
+
+
 DASH = Markup("\N{EN DASH}")  # stands for a value that is not there
 
 
@@ -57,7 +63,7 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]], empty: str =
     cells = [[cell if _is_cell(cell) else tag("td", cell) for cell in row] for row in rows]
     if not cells:
         return tag("p", empty, class_="empty")
-    kinds = ["num" if str(cell).startswith('<td class="num"') else None for cell in cells[0]]
+    kinds = ["num" if isinstance(cell, NumberCell) else None for cell in cells[0]]
     titles = tag("tr", [tag("th", title, scope="col", class_=kind) for title, kind in zip(head, kinds, strict=True)])
     inner = tag("table", tag("thead", titles), tag("tbody", [tag("tr", row) for row in cells]), **attributes)
     return tag("div", inner, class_="scroll", tabindex="0", role="region", aria_label="table")
@@ -67,9 +73,9 @@ def _is_cell(cell: object) -> bool:
     return isinstance(cell, Markup) and cell.startswith(("<td", "<th"))
 
 
-def number(value: object) -> Markup:
-    """Return a table cell with a number, aligned to the right."""
-    return tag("td", value, class_="num")
+def number(value: object) -> NumberCell:
+    """Return a table cell with a number, aligned to the right with the title of its column."""
+    return NumberCell(tag("td", value, class_="num"))
 
 
 def moment(at: float | None, how: str = "age") -> Markup:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.web.snapshot import ControllerPart, RunView, SlurmPart, Snapshot, node_views
+from dalsegno.web.snapshot import ClusterPicture, ControllerPart, RunPicture, SlurmPart, node_views
 from dalsegno.web.sources import ClusterSources
 
 log = logging.getLogger("web.live")
@@ -42,8 +42,8 @@ class LivePicture:
     def __init__(self, sources: ClusterSources, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources, self._clock = sources, clock
         self._changed = threading.Condition()
-        self._snapshot = Snapshot(cluster=cluster)
-        self._slurm, self._controller, self._runs = SlurmPart(), ControllerPart(), tuple[RunView, ...]()
+        self._snapshot = ClusterPicture(cluster=cluster)
+        self._slurm, self._controller, self._runs = SlurmPart(), ControllerPart(), tuple[RunPicture, ...]()
         self._troubles: dict[str, _Trouble] = {}
         self._answered: dict[str, float] = {}  # when each source was last asked, with or without success
         self._watchers, self._wanted_until = 0, 0.0
@@ -83,7 +83,7 @@ class LivePicture:
         for event in self._soon.values():
             event.set()
 
-    def fresh(self, most_s: float = FIRST_S) -> Snapshot:
+    def fresh(self, most_s: float = FIRST_S) -> ClusterPicture:
         """Return a picture that is not old, and wait for it if necessary, but not for long."""
         until = self._clock() + most_s
         with self._changed:
@@ -97,11 +97,11 @@ class LivePicture:
     def closed(self) -> bool:
         return self._closed
 
-    def current(self) -> Snapshot:
+    def current(self) -> ClusterPicture:
         with self._changed:
             return self._snapshot
 
-    def wait(self, after: int, most_s: float) -> Snapshot:
+    def wait(self, after: int, most_s: float) -> ClusterPicture:
         """Return the picture as soon as its number is larger than `after`, at the latest after `most_s`."""
         until = self._clock() + most_s
         with self._changed:
@@ -168,8 +168,8 @@ class LivePicture:
                 self._snapshot = replace(self._snapshot, at=made.at)
             self._changed.notify_all()
 
-    def _made(self) -> Snapshot:
-        return Snapshot(
+    def _made(self) -> ClusterPicture:
+        return ClusterPicture(
             0,
             time.time(),
             self._snapshot.cluster,

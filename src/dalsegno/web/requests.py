@@ -9,7 +9,7 @@ from enum import Enum
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.web.sessions import Visitor
-from dalsegno.web.snapshot import Snapshot
+from dalsegno.web.snapshot import ClusterPicture
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_REASON = 120
@@ -105,7 +105,7 @@ def _has_subject(kind: ActionKind, node: str, run: str, job: str) -> bool:
     return bool(run) != bool(job) if kind is ActionKind.CANCEL else bool(node)
 
 
-def check_allowed(action: WebAction, visitor: Visitor, snapshot: Snapshot) -> None:
+def check_allowed(action: WebAction, visitor: Visitor, snapshot: ClusterPicture) -> None:
     """Raise ActionRefused unless this visitor may do this, and its subject exists."""
     if action.kind is not ActionKind.CANCEL:
         if not visitor.operates:

@@ -22,7 +22,7 @@ from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import Entry
 from dalsegno.runs.status import RunStatus, status_from_json
 from dalsegno.spec.facts import facts_from_json
-from dalsegno.web.snapshot import RunView
+from dalsegno.web.snapshot import RunPicture
 
 MAX_STATUS_BYTES = 256 << 10
 MAX_PROGRESS_BYTES = 64 << 10
@@ -65,14 +65,14 @@ def _value(record: RunRecord, path: Path, most: int) -> Mapping[str, object] | N
     return value if isinstance(value, dict) else None
 
 
-def read_run(record: RunRecord, *, kept: bool) -> RunView | None:
+def read_run(record: RunRecord, *, kept: bool) -> RunPicture | None:
     """Return a run as its files describe it; None if its status cannot be read."""
     folder = RunFolder(Path(record.folder))
     status = _status(_value(record, folder.status, MAX_STATUS_BYTES))
     if status is None or status.run != record.run:
         return None
     progress = _progress(_value(record, folder.progress, MAX_PROGRESS_BYTES))
-    return RunView(record.folder, record.uid, status, progress, kept)
+    return RunPicture(record.folder, record.uid, status, progress, kept)
 
 
 def _status(value: Mapping[str, object] | None) -> RunStatus | None:

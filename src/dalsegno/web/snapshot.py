@@ -99,7 +99,7 @@ class ControllerPart:
 
 
 @dataclass(frozen=True)
-class RunView:
+class RunPicture:
     """A run, from the files in its folder. `kept`: the controller keeps it alive."""
 
     folder: str
@@ -145,7 +145,7 @@ class NodeView:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ClusterPicture:
     """Everything that the pages show. `troubles` name what does not answer; its part is then the last known one."""
 
     number: int = 0
@@ -153,12 +153,12 @@ class Snapshot:
     cluster: str = ""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     jobs: tuple[JobInfo, ...] = ()
-    runs: tuple[RunView, ...] = ()
+    runs: tuple[RunPicture, ...] = ()
     events: tuple[Event, ...] = ()
     automation: Automation = field(default_factory=Automation)
     troubles: tuple[str, ...] = ()
 
-    def run(self, name: str) -> RunView | None:
+    def run(self, name: str) -> RunPicture | None:
         return next((each for each in self.runs if each.run == name), None)
 
     def job(self, id: int) -> JobInfo | None:

@@ -17,7 +17,7 @@ from dalsegno.recovery.run_records import RunRecord, RunRecords
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.targets.folder import ClusterFolder
 from dalsegno.web.run_files import read_run
-from dalsegno.web.snapshot import AgentReport, Automation, ControllerPart, NodeCare, RunView, SlurmPart
+from dalsegno.web.snapshot import AgentReport, Automation, ControllerPart, NodeCare, RunPicture, SlurmPart
 from dalsegno.wire.frames import Message
 from dalsegno.wire.liveness import Presence
 
@@ -33,7 +33,7 @@ class ClusterSources(Protocol):
 
     def controller(self) -> ControllerPart: ...
 
-    def runs(self) -> tuple[RunView, ...]: ...
+    def runs(self) -> tuple[RunPicture, ...]: ...
 
 
 class LiveSources:
@@ -71,7 +71,7 @@ class LiveSources:
             raise DalsegnoError(f"the controller refused: {answer['error']}")
         return answer
 
-    def runs(self) -> tuple[RunView, ...]:
+    def runs(self) -> tuple[RunPicture, ...]:
         kept, _ = RunRecords(self._folder.runs).read()
         ended, _ = RunRecords(self._folder.ended_runs).read()
         found = [view for each in kept.values() if (view := read_run(each, kept=True))]
@@ -134,7 +134,7 @@ class PlayedSources:
 
     slurm_part: SlurmPart | DalsegnoError
     controller_part: ControllerPart | DalsegnoError
-    run_views: Sequence[RunView] = ()
+    run_views: Sequence[RunPicture] = ()
 
     def slurm(self) -> SlurmPart:
         if isinstance(self.slurm_part, DalsegnoError):
@@ -146,9 +146,9 @@ class PlayedSources:
             raise self.controller_part
         return self.controller_part
 
-    def runs(self) -> tuple[RunView, ...]:
+    def runs(self) -> tuple[RunPicture, ...]:
         return tuple(self.run_views)
 
 
-def record_of(view: RunView) -> RunRecord:
+def record_of(view: RunPicture) -> RunRecord:
     return RunRecord(view.folder, view.uid)

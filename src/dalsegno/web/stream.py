@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from dalsegno.web.live import LivePicture
-from dalsegno.web.snapshot import Snapshot
-from dalsegno.web.view import Part, changes
+from dalsegno.web.snapshot import ClusterPicture
+from dalsegno.web.view import PagePart, changes
 
 PING_S = 5.0  # also how soon a peer that has left is noticed
 MAX_STREAMS = 80
 
-Render = Callable[[Snapshot], Sequence[Part] | None]  # None: the page is gone, or the session has ended
+Render = Callable[[ClusterPicture], Sequence[PagePart] | None]  # None: the page is gone, or the session has ended
 
 
 class StreamSlots:
@@ -48,7 +48,7 @@ def follow(live: LivePicture, render: Render, known: int, slots: StreamSlots) ->
 
 def _changes(live: LivePicture, render: Render, known: int) -> Iterator[bytes]:
     snapshot = live.current()
-    shown: Sequence[Part] = ()
+    shown: Sequence[PagePart] = ()
     while (parts := render(snapshot)) is not None:
         if shown:
             changed = changes(shown, parts)
@@ -64,7 +64,7 @@ def _changes(live: LivePicture, render: Render, known: int) -> Iterator[bytes]:
     yield message("reload", {})
 
 
-def _next(live: LivePicture, snapshot: Snapshot) -> Generator[bytes, None, Snapshot]:
+def _next(live: LivePicture, snapshot: ClusterPicture) -> Generator[bytes, None, ClusterPicture]:
     """Wait for the next picture; send a ping now and then, so that a peer that has left is noticed."""
     while True:
         after = live.wait(snapshot.number, PING_S)

@@ -12,11 +12,11 @@ from dalsegno.runs.coordinator.history import StepPoint
 from dalsegno.runs.journal import Entry
 from dalsegno.web.html import tag
 from dalsegno.web.sessions import Visitor
-from dalsegno.web.snapshot import RunView, Snapshot
+from dalsegno.web.snapshot import ClusterPicture, RunPicture
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """A piece of a page. Its outer element has the id `id`.
 
     If `items` are given, each is an element with its own id between `before` and `after`, and is sent alone if only it
@@ -39,11 +39,11 @@ class Page:
 
     title: str
     section: str
-    parts: tuple[Part, ...]
+    parts: tuple[PagePart, ...]
     status: int = 200
 
 
-def changes(before: Sequence[Part], after: Sequence[Part]) -> dict[str, str] | None:
+def changes(before: Sequence[PagePart], after: Sequence[PagePart]) -> dict[str, str] | None:
     """Return the elements to replace, by id; None if the page has other parts now and must be loaded again."""
     if [part.id for part in before] != [part.id for part in after]:
         return None
@@ -140,7 +140,7 @@ class PageData(Protocol):
 
     def node_details(self, node: str) -> NodeDetails: ...
 
-    def run_details(self, view: RunView) -> RunDetails: ...
+    def run_details(self, view: RunPicture) -> RunDetails: ...
 
     def user_hours(self, days: int) -> Sequence[UserHours] | None:
         """Return the hours of the last days; None if the cluster has no accounting."""
@@ -148,7 +148,7 @@ class PageData(Protocol):
 
     def drills(self) -> Sequence[DrillSummary]: ...
 
-    def gpus_of(self, view: RunView) -> int:
+    def gpus_of(self, view: RunPicture) -> int:
         """Return how many GPUs a run uses; 0 if unknown."""
         ...
 
@@ -160,18 +160,18 @@ class PageData(Protocol):
 class PageContext:
     """What a page is rendered from."""
 
-    snapshot: Snapshot
+    snapshot: ClusterPicture
     visitor: Visitor
     data: PageData
     query: Mapping[str, str] = field(default_factory=dict)
 
 
-def section(id: str, title: object, *children: object, note: object = None) -> Part:
+def section(id: str, title: object, *children: object, note: object = None) -> PagePart:
     """Return a part with a heading."""
     head = tag("header", tag("h2", title), None if note is None else tag("p", note, class_="note"))
-    return Part(id, tag("section", head, children, id=id, class_="panel"))
+    return PagePart(id, tag("section", head, children, id=id, class_="panel"))
 
 
-def bare(id: str, *children: object, **attributes: object) -> Part:
+def bare(id: str, *children: object, **attributes: object) -> PagePart:
     """Return a part without a heading."""
-    return Part(id, tag("div", children, id=id, **attributes))
+    return PagePart(id, tag("div", children, id=id, **attributes))

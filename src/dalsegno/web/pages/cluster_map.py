@@ -10,8 +10,8 @@ from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.web.charts import shares_bar
 from dalsegno.web.html import Markup, esc, gib, join, link, moment, plural, tag
 from dalsegno.web.pages.labels import state_chip
-from dalsegno.web.snapshot import TONE_TEXT, GpuView, NodeTone, NodeView, Snapshot, order_of
-from dalsegno.web.view import Page, PageContext, Part, bare, section
+from dalsegno.web.snapshot import TONE_TEXT, ClusterPicture, GpuView, NodeTone, NodeView, order_of
+from dalsegno.web.view import Page, PageContext, PagePart, bare, section
 
 COMPACT = 48  # with more nodes than this, each is a small tile
 HOT_C, WARM_C = 85.0, 76.0
@@ -39,7 +39,7 @@ def partitions_of(nodes: Mapping[str, NodeView]) -> dict[str, list[NodeView]]:
 # Overview
 
 
-def verdict(snapshot: Snapshot) -> tuple[str, str]:
+def verdict(snapshot: ClusterPicture) -> tuple[str, str]:
     """Return one sentence about the cluster, and its class: good, warn or bad."""
     if snapshot.troubles:
         return "; ".join(snapshot.troubles), "bad"
@@ -54,7 +54,7 @@ def verdict(snapshot: Snapshot) -> tuple[str, str]:
     return f"{', '.join(words)} of {plural(total, 'node')}", "bad" if out[NodeTone.DOWN] else "warn"
 
 
-def overview(context: PageContext) -> Part:
+def overview(context: PageContext) -> PagePart:
     """Return the figures at the top."""
     snapshot = context.snapshot
     nodes = list(snapshot.nodes.values())
@@ -85,7 +85,7 @@ def _figure(name: str, value: str, note: str, extra: Markup) -> Markup:
     return tag("div", tag("h2", name), words, extra, class_="figure")
 
 
-def _goodput_bar(snapshot: Snapshot) -> Markup:
+def _goodput_bar(snapshot: ClusterPicture) -> Markup:
     accounts = [run.progress.account for run in snapshot.runs if run.progress and not run.status.over]
     spent: Counter[str] = Counter()
     for account in accounts:
@@ -107,7 +107,7 @@ def _automation(context: PageContext) -> Markup:
 # Nodes
 
 
-def _partition(name: str, nodes: Sequence[NodeView], total: int) -> Part:
+def _partition(name: str, nodes: Sequence[NodeView], total: int) -> PagePart:
     compact = total > COMPACT
     in_service = sum(node.tone not in _OUT for node in nodes)
     id = f"partition-{_word(name)}"
@@ -115,7 +115,7 @@ def _partition(name: str, nodes: Sequence[NodeView], total: int) -> Part:
     head = tag("header", tag("h2", name), tag("p", note, class_="note"))
     before = f'<section id="{id}" class="panel">{head}<div class="{"tiles" if compact else "cards"}">'
     items = tuple((f"node-{_word(node.name)}", tile(node) if compact else card(node)) for node in nodes)
-    return Part(id, before, items, "</div></section>")
+    return PagePart(id, before, items, "</div></section>")
 
 
 def _word(name: str) -> str:
@@ -200,7 +200,7 @@ def tile(node: NodeView) -> str:
 # What needs attention, and what happened
 
 
-def _attention(snapshot: Snapshot) -> Part:
+def _attention(snapshot: ClusterPicture) -> PagePart:
     out = [node for node in snapshot.nodes.values() if node.tone in (*_OUT, NodeTone.SUSPECT)]
     if not out:
         return bare("attention", class_="hidden")
@@ -220,7 +220,7 @@ def _attention(snapshot: Snapshot) -> Part:
     return section("attention", "Needs attention", tag("ul", rows, class_="list"))
 
 
-def latest_events(snapshot: Snapshot) -> Part:
+def latest_events(snapshot: ClusterPicture) -> PagePart:
     rows = [
         tag("li", moment(event.at), " ", node_word(event.node, snapshot.nodes), " ", event.text)
         for event in reversed(snapshot.events[-8:])

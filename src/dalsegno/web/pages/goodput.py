@@ -9,8 +9,8 @@ from dalsegno.web.charts import shares_bar
 from dalsegno.web.html import DASH, Markup, clock, link, number, plural, table, tag
 from dalsegno.web.pages.labels import run_chip, run_link
 from dalsegno.web.pages.runs import goodput_bar
-from dalsegno.web.snapshot import RunView
-from dalsegno.web.view import Page, PageContext, Part, UserHours, section
+from dalsegno.web.snapshot import RunPicture
+from dalsegno.web.view import Page, PageContext, PagePart, UserHours, section
 
 DAYS = (1, 7, 30)
 MAX_ROWS = 100
@@ -31,7 +31,7 @@ def _note(price: float) -> str:
     return "set monitoring.gpu_hour_price in the cluster file to see money"
 
 
-def _spent(views: Sequence[RunView], weights: dict[str, int] | None = None) -> dict[TimeKind, float]:
+def _spent(views: Sequence[RunPicture], weights: dict[str, int] | None = None) -> dict[TimeKind, float]:
     found = dict.fromkeys(TimeKind, 0.0)
     for view in views:
         account = view.progress.account if view.progress else Goodput(0.0)
@@ -40,7 +40,7 @@ def _spent(views: Sequence[RunView], weights: dict[str, int] | None = None) -> d
     return found
 
 
-def _totals(views: Sequence[RunView], gpus: dict[str, int], price: float) -> Part:
+def _totals(views: Sequence[RunPicture], gpus: dict[str, int], price: float) -> PagePart:
     spent, weighted = _spent(views), _spent(views, gpus)
     total, gpu_s = sum(spent.values()), sum(weighted.values())
     if not total:
@@ -61,7 +61,7 @@ def _gpu_hours(gpu_s: float, price: float) -> str:
     return f", {hours:,.1f} GPU hours" + (f", {hours * price:,.2f}" if price else "")
 
 
-def _table(views: Sequence[RunView], gpus: dict[str, int], price: float) -> Markup:
+def _table(views: Sequence[RunPicture], gpus: dict[str, int], price: float) -> Markup:
     head = ["Run", "State", "User", "GPUs", "Goodput", "Productive", "Lost", "Other", "GPU hours", "Failures"]
     if price:
         head += ["Cost", "Of it lost"]
@@ -69,7 +69,7 @@ def _table(views: Sequence[RunView], gpus: dict[str, int], price: float) -> Mark
                  class_="wide")  # fmt: skip
 
 
-def _row(view: RunView, gpus: int, price: float) -> list[object]:
+def _row(view: RunPicture, gpus: int, price: float) -> list[object]:
     account = view.progress.account if view.progress else Goodput(0.0)
     total = sum(account.spent.values())
     good, lost = account.spent.get(TimeKind.PRODUCTIVE, 0.0), account.spent.get(TimeKind.LOST, 0.0)
@@ -109,7 +109,7 @@ def _user(each: UserHours, most: float, price: float) -> list[object]:
     ]  # fmt: skip
 
 
-def _now(context: PageContext) -> Part:
+def _now(context: PageContext) -> PagePart:
     used: dict[str, int] = {}
     for job in context.snapshot.jobs:
         if job.nodes and not job.state.ended:

@@ -9,7 +9,7 @@ from dalsegno.web.charts import shares_bar
 from dalsegno.web.html import DASH, Markup, gib, link, moment, number, table, tag
 from dalsegno.web.pages.labels import ChipKind, chip, event_chip, job_chip, state_chip
 from dalsegno.web.snapshot import GpuView, NodeView
-from dalsegno.web.view import CheckRecord, EvidenceBundle, NodeDetails, Page, PageContext, Part, bare, section
+from dalsegno.web.view import CheckRecord, EvidenceBundle, NodeDetails, Page, PageContext, PagePart, bare, section
 
 VERDICT_CHIPS = {
     Verdict.PASSED: ChipKind.GOOD,
@@ -25,7 +25,7 @@ def node_page(context: PageContext, node: NodeView) -> Page:
     return Page(node.name, "cluster", tuple(_parts(context, node, details)))
 
 
-def _parts(context: PageContext, node: NodeView, details: NodeDetails) -> Iterator[Part]:
+def _parts(context: PageContext, node: NodeView, details: NodeDetails) -> Iterator[PagePart]:
     yield bare(
         "node-head",
         tag("div", tag("h2", node.name), state_chip(node), _buttons(context, node, details), class_="title-row"),

@@ -8,7 +8,7 @@ from dalsegno.hostlist import compress
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.web.html import DASH, Markup, clock, link, moment, number, plural, table, tag
 from dalsegno.web.pages.labels import job_chip, run_link
-from dalsegno.web.view import Page, PageContext, Part, section
+from dalsegno.web.view import Page, PageContext, PagePart, section
 
 MAX_SHOWN = 500
 
@@ -21,7 +21,7 @@ def queue_page(context: PageContext) -> Page:
     return Page("Queue", "queue", (_running(context, running), _pending(context, pending)))
 
 
-def _running(context: PageContext, jobs: Sequence[JobInfo]) -> Part:
+def _running(context: PageContext, jobs: Sequence[JobInfo]) -> PagePart:
     head = ["Job", "Name", "User", "Partition", "State", "Nodes", "GPUs", "Running for", "Ends", ""]
     rows = [
         [
@@ -34,7 +34,7 @@ def _running(context: PageContext, jobs: Sequence[JobInfo]) -> Part:
     return section("running", "Running", body, note=_count(jobs))
 
 
-def _pending(context: PageContext, jobs: Sequence[JobInfo]) -> Part:
+def _pending(context: PageContext, jobs: Sequence[JobInfo]) -> PagePart:
     head = ["Job", "Name", "User", "Partition", "Reason", "Nodes", "GPUs", "Priority", "Waiting for", "Limit", ""]
     rows = [
         [

@@ -10,8 +10,8 @@ from dalsegno.runs.status import NodeRole, RunStatus
 from dalsegno.web.charts import Span, TimelineKind, TimelineMark, run_chart, shares_bar
 from dalsegno.web.html import DASH, Markup, clock, link, moment, number, plural, table, tag
 from dalsegno.web.pages.labels import run_chip, run_link
-from dalsegno.web.snapshot import RunView
-from dalsegno.web.view import Page, PageContext, Part, RunDetails, bare, section
+from dalsegno.web.snapshot import RunPicture
+from dalsegno.web.view import Page, PageContext, PagePart, RunDetails, bare, section
 
 OWN_FIGURES = frozenset(
     {"step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves", "save_s"}
@@ -30,7 +30,7 @@ def runs_page(context: PageContext) -> Page:
     return Page("Runs", "runs", (section("runs", "Runs", body),))
 
 
-def _row(view: RunView, context: PageContext) -> list[object]:
+def _row(view: RunPicture, context: PageContext) -> list[object]:
     status, progress = view.status, view.progress
     figures = progress.figures if progress else {}
     loss, step_s = figures.get("loss"), figures.get("step_s")
@@ -58,7 +58,7 @@ def goodput_bar(account: Goodput) -> Markup:
     return shares_bar([(f"time-{kind.value}", account.spent.get(kind, 0.0)) for kind in TimeKind], words)
 
 
-def _cancel(view: RunView, context: PageContext) -> Markup | None:
+def _cancel(view: RunPicture, context: PageContext) -> Markup | None:
     if view.status.over or not context.visitor.may_cancel(view.uid):
         return None
     return link(f"/confirm?do=cancel&run={view.run}", "Cancel", class_="button danger", aria_label=f"Cancel {view.run}")
@@ -71,13 +71,13 @@ def nodes_text(status: RunStatus) -> str:
     return f"{sum(node.state in _TAKING_PART for node in status.nodes)}/{status.wanted_nodes}"
 
 
-def run_page(context: PageContext, view: RunView) -> Page:
+def run_page(context: PageContext, view: RunPicture) -> Page:
     """Return the page of one run."""
     details = context.data.run_details(view)
     return Page(view.run, "runs", tuple(_parts(context, view, details)))
 
 
-def _parts(context: PageContext, view: RunView, details: RunDetails) -> Iterator[Part]:
+def _parts(context: PageContext, view: RunPicture, details: RunDetails) -> Iterator[PagePart]:
     status, progress = view.status, view.progress
     yield bare(
         "run-head",
@@ -107,7 +107,7 @@ def _lines(text: str) -> list[object]:
     return [part for line in text.splitlines()[-200:] for part in (line[:2000], Markup("\n"))]
 
 
-def _facts(view: RunView) -> Iterator[Markup]:
+def _facts(view: RunPicture) -> Iterator[Markup]:
     status, progress = view.status, view.progress
     jobs = ", ".join(map(str, status.jobs)) or DASH
     facts: list[tuple[str, object]] = [("user", status.user), ("nodes", nodes_text(status)), ("jobs", jobs)]
@@ -128,7 +128,7 @@ def figure_text(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
-def _reported(view: RunView) -> list[tuple[str, float]]:
+def _reported(view: RunPicture) -> list[tuple[str, float]]:
     figures = view.progress.figures if view.progress else {}
     shown = [(name, value) for name, value in sorted(figures.items()) if name not in OWN_FIGURES and value is not None]
     return [*shown[:12], *([("step time (s)", figures["step_s"])] if figures.get("step_s") else [])]
