@@ -14,7 +14,7 @@ class JobRole(Enum):
     """The role of a Slurm job in its run."""
 
     MAIN = "main"
-    NEXT = "next"  # the job in which a run longer than its job continues
+    NEXT = "next"  # the job in which the run continues after its main job
     JOIN = "join"  # a one-node job that replaces a lost node
     UNKNOWN = "unknown"  # the comment contains a different role
 
@@ -32,7 +32,7 @@ class RunComment:
 
 
 def left_comment(role: JobRole, nodes: Iterable[str]) -> str:
-    """Return the comment for a job with this role, from which the run has left these nodes."""
+    """Return a job's comment, which contains its role and the nodes that the run has left."""
     left = ",".join(sorted(nodes))
     return f"{OURS}{role.value}" + (f" {_LEFT}{left}" if left else "")
 

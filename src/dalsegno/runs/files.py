@@ -33,5 +33,5 @@ def open_log(run: RunFolder, path: Path) -> int:
 
 
 def names_in(run: RunFolder, folder: Path) -> list[str]:
-    """Return the names in a folder of the run; none if it does not exist."""
+    """Return the names in a folder of the run; empty if the folder does not exist."""
     return list_beneath(run.root, str(folder.relative_to(run.root)))

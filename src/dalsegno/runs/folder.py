@@ -97,11 +97,11 @@ class RunFolder:
 
     @property
     def all_stacks(self) -> Path:
-        """The stacks of ranks that hung."""
+        """The folder for the stacks of ranks that hung."""
         return self.root / "stacks"
 
     def stacks(self, generation: int, rank: int) -> Path:
-        """The stacks of one rank that hung."""
+        """The file for the stacks of one rank that hung."""
         return self.all_stacks / f"g{generation:04d}-rank{rank}.txt"
 
     def inside(self, name: str) -> Path | None:

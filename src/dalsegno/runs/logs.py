@@ -146,7 +146,7 @@ class RunLogs:
         self._find()
         newest = max((generation for generation, _ in self._tails), default=0)
         for (generation, rank), tail in sorted(self._tails.items()):
-            # The workers of an earlier generation than the last two are dead, so their logs are complete.
+            # All workers from before the last two generations are dead, so their logs are complete.
             over = generation < newest - 1
             yield from (Line(generation, rank, text) for text in tail.read(now, final=final or over))
             if over:

@@ -90,7 +90,7 @@ def failures(commands: Sequence[Sequence[str]], stdout: str, stderr: str) -> lis
 
 
 def _is_done(answer: str) -> bool:
-    """Return whether an answer reports success. Remarks may come first, such as that the user is unknown here."""
+    """Return whether an answer reports success. A remark may come first, for example that the user is unknown."""
     return any(line.strip().startswith(_DONE) for line in answer.splitlines())
 
 
@@ -191,7 +191,7 @@ class SlurmClient:
         return parse_partitions(self._ask(PARTITIONS_ARGV))
 
     def history(self, *, since_s: int | None = None, jobs: Iterable[int | str] = ()) -> list[JobInfo]:
-        """Return jobs from the accounting database: since a Unix time, or with these ids, or today's."""
+        """Return jobs from the accounting database: today's, or those since a Unix time, or those with these ids."""
         ids = ",".join(job_id(job) for job in jobs)
         since = (f"--starttime=uts{int(since_s)}",) if since_s is not None else ()
         which = (*since, *((f"--jobs={ids}",) if ids else ()))

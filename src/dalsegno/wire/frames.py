@@ -89,7 +89,7 @@ def parse(body: bytes) -> Message:
     if _depth(body) > MAX_DEPTH:
         raise BadFrame(f"more than {MAX_DEPTH} levels of nesting")
     try:
-        message = json.loads(body.decode())  # in bytes, json would also accept UTF-16, which `_depth` cannot read
+        message = json.loads(body.decode())  # given bytes, json would also accept UTF-16, which `_depth` cannot read
     except ValueError as error:
         raise BadFrame(f"not JSON: {error}") from None
     if not isinstance(message, dict):

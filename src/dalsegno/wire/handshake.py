@@ -8,7 +8,7 @@
 A sealed message is encrypted and authenticated (encrypt, then MAC). Its keys come from the secret, both nonces, the
 names and the direction, and the MAC covers the message number. A third party therefore cannot read, change, repeat,
 reorder, omit or reflect a message, or use it in another connection. It can see only the length. There is no forward
-secrecy: the secret decrypts recordings of all earlier connections.
+secrecy: with the secret, recordings of all earlier connections can be decrypted.
 
 Nodes may have only the standard library of Python 3.9, which has no cipher. The key stream is therefore SHAKE-256
 over the key and the message number, and the MAC is HMAC-SHA-256.
@@ -120,7 +120,7 @@ class ClientHandshake:
         return {"nonce": self._nonce, "proof": prove(secret, self._own_side, *transcript)}
 
     def finish(self, welcome: Message) -> Session:
-        """Return the session if the server has proved itself; raise BadProof if not."""
+        """Return the session if the server's proof is valid; raise BadProof if not."""
         session = self.session
         if not holds(welcome.get("proof"), session.secret, session.peer_side, *session.transcript):
             raise BadProof("the server does not know the secret")

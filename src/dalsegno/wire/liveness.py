@@ -142,7 +142,7 @@ class Liveness:
         if sign is None or not sign.probing:
             return
         sign = replace(sign, probing=False, service=sign.service if service is None else service)
-        # No verdict is needed if the agent has reconnected. None is possible if the probe could not be sent.
+        # A reconnected agent needs no verdict, and a probe that could not be sent allows none.
         if sign.presence is not Presence.CONNECTED and (host is not None or service):
             sign = self._judge(replace(sign, host=host), bool(host or service), now)
         self.signs[peer] = sign

@@ -37,7 +37,7 @@ class Caller:
 
     sock: socket.socket
     uid: int
-    until: float  # monotonic
+    until: float  # monotonic deadline
     reader: Reader = field(default_factory=lambda: Reader(MAX_BYTES))
     received: int = 0
     request: bytes | None = None  # the request that has no answer yet
@@ -100,7 +100,7 @@ class RequestServer:
         return min((at for at in (self.callers.next_deadline(), *again) if at is not None), default=None)
 
     def _wait_s(self, uid: int) -> float:
-        """Return how long a user has to wait. Administrators never wait, since they may have to stop a user."""
+        """Return how long a user has to wait. Administrators never wait, since they may have to intervene."""
         return 0.0 if uid in (0, os.geteuid()) else self._allowances.of(uid).ready_in_s()
 
     def _accept(self) -> None:

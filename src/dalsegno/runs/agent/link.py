@@ -43,7 +43,7 @@ def fallback_ports(secret: bytes) -> tuple[int, ...]:
 
 
 class CoordinatorLink:
-    """The connection to the coordinator. `connect` opens it, also after it broke.
+    """The connection to the coordinator. `connect` opens it, and reopens it after it breaks.
 
     `send` never raises, because the next hello repeats what was lost with the connection. An agent that does not have
     the run's secret calls `unlock` to decrypt it from the coordinator's greeting.
@@ -60,7 +60,7 @@ class CoordinatorLink:
         self._unlock = unlock
         self.secret, self.addresses, self.port, self.name = secret, tuple(addresses), port, name
         self.sock: socket.socket | None = None
-        self.peer = ""  # address of the coordinator that was found last
+        self.peer = ""  # the address at which the coordinator was last found
         self._silent_host = False  # whether the last attempt ended before the host accepted the connection
         self._stalled: list[tuple[str, int]] = []  # addresses and ports that accepted but sent nothing, oldest first
         self.last_seen = time.monotonic()

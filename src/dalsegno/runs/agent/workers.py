@@ -107,7 +107,7 @@ class Workers:
         self.send({"ready": {"warm": self.warm, "seconds": data.get("seconds"), "threads": data.get("threads")}})
 
     def _parent_died(self) -> None:
-        """Start another parent, because the workers died with the old one. If that died importing, start a cold one."""
+        """Start another parent, since the workers died with the old one. If it died while importing, import nothing."""
         was_ready = self.ready
         self._drop_parent()
         self.end()
@@ -229,7 +229,7 @@ class Workers:
             self.parent.sock.settimeout(None)
 
     def reset(self) -> None:
-        """End all workers and drop pending orders, because the coordinator had declared this agent lost."""
+        """End all workers, drop pending orders, and report that this node is ready for new ones."""
         self._waiting.clear()
         self.end()
         self.current = GenerationWorkers(0)

@@ -49,7 +49,7 @@ class StepFacts:
 
     nodes: tuple[str, ...]
     job: JobInfo | None
-    # nodes of the step that have failed since it ended, and why; they may be back by now
+    # nodes of the step that were found failed at any time since it ended, and why; some may be back by now
     failed: Mapping[str, str] = field(default_factory=dict)
     bad: Mapping[str, str] = field(default_factory=dict)  # nodes of the step or the job that are bad now, and why
     unsettled: tuple[str, ...] = ()  # failed nodes that Slurm has not handled yet
@@ -147,7 +147,7 @@ _OLD = ("JOB_ID", "JOBID", "JOB_NODELIST", "NODELIST", "NODE_ALIASES", "TASKS_PE
 
 
 def arguments(argv: Sequence[str], again: StartAgain) -> list[str]:
-    """Return srun's arguments for a restart. Our `--exclude` comes first, so that the user's own one overrides it."""
+    """Return srun's arguments for a restart. Our `--exclude` comes first, so that the user's own overrides it."""
     return [argv[0], *([f"--exclude={','.join(again.without)}"] if again.without else []), *argv[1:]]
 
 

@@ -10,7 +10,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.runs.auto_resume.decide import NOTES, SrunStep, read_notes
 from dalsegno.system.stand_in import StandIn, end_as
 
-if TYPE_CHECKING:  # imported only when needed, so that they do not delay short, successful steps
+if TYPE_CHECKING:  # functions import them when needed, so as not to delay short, successful steps
     from dalsegno.runs.auto_resume.decide import LeaveStep, StartAgain
     from dalsegno.slurm.client import SlurmClient
 
@@ -125,7 +125,7 @@ SLURM_TIMEOUT_S = 2 * SETTLE_S
 def wait_for_choice(
     observe: Callable[[float], StepFacts], pause: Callable[[float], bool], clock: Callable[[], float]
 ) -> Choice:
-    """Call `observe` with the elapsed seconds until a decision is possible, and return it.
+    """Call `observe` with the elapsed seconds until a decision is possible; return the decision.
 
     If a signal to end arrives during a pause, the step is not restarted.
     """

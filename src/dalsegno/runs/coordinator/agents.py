@@ -240,7 +240,7 @@ class RunAgents:
 def start_message(
     site: RunTerms, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None
 ) -> Message | None:
-    """Return the message that starts a node's workers; None if a member was just lost, as a stop follows."""
+    """Return a node's start message; None if a member was just lost, since the generation will be stopped."""
     group = order.group
     if any(agent not in peers for agent in group.agents):
         return None

@@ -168,7 +168,7 @@ class NodeAllocation:
         return [*actions, SaveState()]
 
     def _promote(self, view: RunView) -> bool:
-        """Make the oldest one-node job the run's own job, because that one has ended. Return False if there is none."""
+        """Replace the run's own job, which has ended, with the oldest one-node job. Return False if there is none."""
         joined = [job for job in self.jobs if job.role is JobRole.JOIN and job.nodes]
         if view.closing or not joined:
             return False
@@ -211,7 +211,7 @@ class NodeAllocation:
         return [*actions, *self._ask_for_missing(view)]
 
     def nodes_probed(self, number: int, nodes: Collection[str], result: ProbeResult, view: RunView) -> list[Action]:
-        """Start agents on the nodes that answered, but give slow agents that may still connect more time."""
+        """Start agents on the nodes that answered. Agents that are slow but may still connect get more time."""
         self._probed.difference_update(nodes)
         job = self.jobs.find(number)
         if view.closing or job is None:
@@ -261,7 +261,7 @@ class NodeAllocation:
                 return [], [*actions, StopRun(NO_CONTAINER, what)]
             why = startup_failure(result.log, node)
             actions.append(self._lose(node, f"agents on {node} end right after they start{why}", view))
-            if not some_started and {*ours} <= self.lost_since.keys():  # if all nodes failed, no node is the cause
+            if not some_started and {*ours} <= self.lost_since.keys():  # all nodes failed, so the cause is elsewhere
                 what = f"the run's agents end right after they start on every node{why}; see {self.terms.log}"
                 return [], [*actions, StopRun(1, what)]
         return start, actions
@@ -383,7 +383,7 @@ class NodeAllocation:
         return [ApplyEvent(NodesReclaimed()), CheckJobs()]
 
     def jobs_checked(self, view: RunView) -> list[Action]:
-        """Request the next job. In a batch step, schedule a requeue of the own job shortly before its time limit."""
+        """Request the next job. In a batch step, schedule a requeue of the coordinator's job before its time limit."""
         if view.ending or not view.closing:
             return []
         if self.terms.own_job is None:

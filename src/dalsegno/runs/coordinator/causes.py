@@ -1,4 +1,4 @@
-"""Classify failures: a bug in the script, a killed worker, or noise: an error caused by the death of another rank."""
+"""Classify failures as a bug in the script, a killed worker, or noise (an error caused by another rank's death)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Failure:
 
 
 def read_failure(rank: int, node: str, code: int, traceback: str = "", oom: bool = False) -> Failure:
-    """Build a `Failure` from an agent's report of a worker's end."""
+    """Return a `Failure` built from an agent's report about a worker's end."""
     clean = "\n".join(_PREFIX.sub("", line) for line in traceback.splitlines())
     last = clean.strip().splitlines()[-1] if clean.strip() else ""
     return Failure(

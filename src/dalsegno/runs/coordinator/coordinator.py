@@ -270,7 +270,7 @@ class Coordinator:
         self.apply(AgentGone(agent))
 
     def message_too_long(self, agent: str, detail: str) -> None:
-        """End the run: an agent that misses an order waits forever, and a restart would send the same message."""
+        """End the run. An agent that misses an order waits forever, and a restart would send the same message."""
         self.stop(1, f"a message to {agent} is too long: {detail}")
 
     def continue_without(self, node: str, why: str) -> None:

@@ -64,7 +64,7 @@ class Run:
 
     shape: Shape
     max_restarts: int = 3
-    literal: bool = False  # apply torchrun's rules: only exit code 0 is success, and every failure counts as a restart
+    literal: bool = False  # apply torchrun's rules: only exit code 0 is success, and every failure uses up a restart
     phase: GenerationPhase = GenerationPhase.GATHERING
     generation: int = 0
     ready: tuple[str, ...] = ()  # agents, in order of arrival
@@ -78,7 +78,7 @@ class Run:
     quick: int = 0  # immediate failures in a row
     failures: tuple[Failure, ...] = ()  # failures in the current generation, in order of arrival
     age_s: float = 0.0  # age of the generation when it failed
-    lost_member: bool = False  # whether the current generation has lost a node, which explains noise
+    lost_member: bool = False  # whether the current generation has lost a node, the likely cause of any noise
     last: Failure | None = None  # why the previous generation failed
     pausing: bool = False  # whether a back-off is in progress
     leaving: bool = False  # whether Slurm is reclaiming the nodes
@@ -176,7 +176,7 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
 
 
 def _ended_well(run: Run, event: WorkerEnded) -> Step:
-    """Record a worker's end. While the run leaves its nodes, failures count too: workers resume from the last save."""
+    """Record a successful end. While leaving the nodes, any end counts as one: workers resume from their last save."""
     if run.phase is not GenerationPhase.RUNNING or run.group is None:
         return run, []
     all_ranks = run.group.ranks

@@ -20,13 +20,13 @@ TIMES_THE_MEDIAN = 10
 MIN_TIMEOUT_S = 60.0
 ENOUGH_STEPS = 5  # steps needed for a useful median, because the first steps compile and warm up
 KEPT = 100  # number of step durations from which the median is computed
-IDLE_S = 30.0  # ranks idle for this long, while others have returned, are reported
+IDLE_S = 30.0  # ranks that stay idle for this long after others have returned are reported
 BUSY_SHARE = 0.02  # share of one CPU; threads that only wait use less
 BUSY_BYTES = 1 << 20
 
 
 class StepMarks:
-    """The steps of one generation. `timeout_s` without a step is a hang; 0: no limit, None: derived from the median."""
+    """The steps of one generation. A hang is `timeout_s` without a step; 0: no limit; None: derived from the median."""
 
     def __init__(self, timeout_s: float | None, now: float) -> None:
         self.timeout_s = timeout_s
@@ -44,7 +44,7 @@ class StepMarks:
         self._newest, self.last = number, now
 
     def stop_timer(self) -> None:
-        """Stop the timer, because no more steps follow, only a last save or an evaluation."""
+        """Stop the timer. No more steps follow, only a last save or an evaluation."""
         self._over = True
 
     def record_output(self, at: float) -> None:
@@ -160,7 +160,7 @@ class HangWatch:
             self._control.run_in_background(self._end(run.generation, overdue_s))
 
     def _look_for_idle(self, run: Run) -> None:
-        """Report, but do not end, a run in which some ranks have returned and the others are idle: it may never end."""
+        """Report that some ranks have returned and the others are idle, since the run may never end. Do not end it."""
         now, left = time.monotonic(), sorted(run.group.ranks - run.done) if run.group and run.done else []
         if not left or self._idle_reported:
             return

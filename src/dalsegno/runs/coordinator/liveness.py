@@ -237,7 +237,7 @@ async def _silent(asked: list[tuple[NodeInfo, int]], within_s: float) -> list[No
 
 
 async def _answers(host: str, port: int, within_s: float) -> bool:
-    """Return whether the host answers. A refusal is an answer; a local error counts as one, as it proves nothing."""
+    """Return whether the host answers. Refusals count as answers, and so do local errors, which prove nothing."""
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), within_s)
     except asyncio.TimeoutError:

@@ -167,7 +167,7 @@ class MemoryTable:
         return max(((each.generation, each.place) for each in self._reported.values()), default=(0, NOWHERE))[1]
 
     def _order(self, found: Resume, ranks: Sequence[int], number: int) -> Message:
-        """Return the resume order for these ranks. Nodes get the shared part from different sources, to share load."""
+        """Return the resume order for these ranks. Nodes get the shared part from different sources to spread load."""
         shared = self._addresses(found.shared)
         first = number % len(shared) if shared else 0
         return {

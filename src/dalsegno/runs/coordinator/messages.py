@@ -37,8 +37,8 @@ class AgentHello:
     probe: int  # a port on which the agent's host answers
     pid: int = 0
     job: int = 0  # the Slurm job that the agent runs in
-    address: str = ""  # address for other nodes, if it is not the one that the coordinator sees
-    found: Mapping[str, str] = field(default_factory=dict)  # the agent's variables from which its workers' are derived
+    address: str = ""  # address for other nodes, if it differs from that of the connection
+    found: Mapping[str, str] = field(default_factory=dict)  # variables of the agent that determine those of its workers
     generation: int = 0  # the generation of its workers
     stopped: int = 0  # the last generation whose processes have all ended on the node
     reports: tuple[WorkerReport, ...] = ()
@@ -56,7 +56,7 @@ class Ready:
     """Workers can be started."""
 
     warm: bool = False
-    seconds: float | None = None  # time that the imports before the first start took
+    seconds: float | None = None  # duration of the warm parent's imports
     threads: tuple[str, ...] = ()  # extra threads in the warm parent, which do not exist in its workers
 
 

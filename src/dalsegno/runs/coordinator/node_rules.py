@@ -17,7 +17,7 @@ from dalsegno.slurm.render import SPARE_REASON
 # Nodes on which no agent starts, and lost nodes
 
 
-MAX_TRIES = 5  # consecutive attempts to start an agent on one node
+MAX_TRIES = 5  # limit on consecutive attempts to start an agent on one node
 ALONE_FROM = 3  # from this attempt on, a node gets its own srun, because another node may be at fault
 SOON_S, LATELY_S = 1.0, 60.0  # Slurm is polled every SOON_S for LATELY_S after a node is lost
 FORGIVEN_S = 600.0  # a node lost longer ago than this is used again if it is in service in Slurm
@@ -39,7 +39,7 @@ class Tries:
             self._count.pop(node, None)
 
     def group_by_srun(self, nodes: Iterable[str]) -> list[tuple[str, ...]]:
-        """Return the nodes of each srun: one srun for all nodes, but a separate one if a node failed repeatedly."""
+        """Return the nodes of each srun. A node that failed repeatedly gets its own srun; all others share one."""
         alone = [node for node in nodes if self._count.get(node, 0) >= ALONE_FROM]
         others = tuple(node for node in nodes if node not in alone)
         return [*([others] if others else []), *((node,) for node in alone)]
@@ -114,13 +114,13 @@ def nodes_to_leave(vacating: Mapping[str, str], ready: Collection[str], wanted: 
 
 
 RETRY_S, MAX_RETRY_S = 5.0, 60.0
-# Longer if no node matches the request, because each repetition adds a failed job to Slurm's accounting.
+# If no node matches the request, wait longer, because each repetition adds a failed job to Slurm's accounting.
 NO_NODES_RETRY_S, MAX_NO_NODES_RETRY_S = 60.0, 900.0
 
 
 @dataclass
 class Refusals:
-    """Consecutive refusals of a request. It may be repeated at once if fewer nodes are excluded than before."""
+    """Consecutive refusals of a request. It may be repeated at once if an excluded node is allowed again."""
 
     count: int = 0
     why: str = ""  # the last reason; "" if the last request was not refused

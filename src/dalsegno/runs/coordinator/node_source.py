@@ -105,7 +105,7 @@ class NodeSource(Protocol):
         ...
 
     async def ask_slurm(self) -> None:
-        """Query Slurm for changes of jobs and nodes. Called every few seconds."""
+        """Query Slurm for changes to jobs and nodes. Called every few seconds."""
         ...
 
     @property

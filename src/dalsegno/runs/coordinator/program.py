@@ -100,7 +100,7 @@ def _serve(folder: RunFolder) -> int:
     if status is not None and status.over:
         return status.exit_code or 0  # a previous coordinator finished the run
     site = open_site(folder)
-    set_level(site.environment)  # from the user's environment of `run`; until here, the cluster's level applies
+    set_level(site.environment)  # the level that the user set for `dalsegno run`; until here, the cluster's applies
     return asyncio.run(_coordinate(site))
 
 

@@ -153,9 +153,9 @@ async def find_saved(
 ) -> Saved | None:
     """Return the previous coordinator's state; None if there is none.
 
-    If the state is unreadable, the run starts over. Its old jobs are released, so that it does not hold nodes twice,
-    and the connection file is removed, so that agents in these jobs do not reconnect. If the coordinator runs in a job
-    of its own, the agents in that job reconnect and start over.
+    If the state is unreadable, the run starts over. Its old jobs are released, so that it does not hold nodes twice. On
+    the head node, the connection file is removed, so that agents in the old jobs do not reconnect. In a batch step, the
+    agents in the coordinator's own job reconnect and start over.
     """
     try:
         return read_saved(site.folder.state, Run(site.shape, site.max_restarts))

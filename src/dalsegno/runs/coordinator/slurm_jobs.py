@@ -337,7 +337,7 @@ class SlurmJobs:
     def adopt(self, saved: Iterable[SavedJob]) -> dict[int, dict[int, tuple[str, ...]]]:
         """Adopt the previous coordinator's jobs. Return the nodes of their running steps, by job and step number.
 
-        Call `examine` next. It is a separate call because it may save the state, which must then contain all jobs.
+        Call `examine` next. It is a separate call because it may trigger a save of the state, which needs all jobs.
         """
         last = 0
         for each in saved:

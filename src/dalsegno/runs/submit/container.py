@@ -102,7 +102,7 @@ def _image(request: RunRequest) -> str:
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    """Return the paths that are not below another of them."""
+    """Return the paths that are not below any of the other paths."""
     plain = list(dict.fromkeys(normpath(path) for path in paths if path))
     return [path for path in plain if not any(path != other and f"{path}/".startswith(f"{other}/") for other in plain)]
 

@@ -51,7 +51,7 @@ class ClusterFacts:
     containers: bool = True  # whether srun has --container-image, from Pyxis or Dal Segno's plugin
 
     def partition(self, name: str) -> PartitionFacts | None:
-        """Return the partition with this name ("": the default); None if unknown. Raise UsageError if there is none."""
+        """Return the named partition, or the default for ""; None if undetermined. Raise if it does not exist."""
         known = {each.name: each for each in self.partitions}
         if not known or "," in name:
             return None
@@ -267,7 +267,7 @@ class RunPlan:
     shape: Shape
     job: JobRequest
     folder: str
-    cluster: str = ""  # id of the cluster, because job ids mean nothing in another cluster with the same name
+    cluster: str = ""  # id of the cluster; job ids mean nothing in another cluster with the same name
     # whether the coordinator runs on the head node and requests an allocation; if not, it runs in a batch step
     on_head: bool = False
     launcher: tuple[str, ...] = ("dalsegno",)

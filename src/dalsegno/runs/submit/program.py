@@ -21,11 +21,11 @@ from dalsegno.system.processes import LocalRunner
 
 # Prefixes of variables that an enclosing job or step sets, and that would affect this run's srun
 _OF_ANOTHER_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
-_KEPT = ("SLURM_CONF",)  # kept, because it selects the cluster
+_KEPT = ("SLURM_CONF",)  # variables that are kept, because they select the cluster
 
 
 def prefix_of(request: RunRequest) -> str:
-    """Return the folder of the Python environment, relative to the run's working folder; "" if none is given."""
+    """Return the folder of the Python environment, resolved from the run's working folder; "" if none is given."""
     given = request.venv or request.conda
     return join(request.chdir, given) if given else ""
 

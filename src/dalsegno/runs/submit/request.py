@@ -24,7 +24,7 @@ from dalsegno.runs.submit.values import (
 )
 from dalsegno.slurm.names import node_list, word
 
-# Checks of single values. They raise UsageError
+# Checks of single values, all of which raise UsageError
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=:-]{0,79}", re.ASCII)

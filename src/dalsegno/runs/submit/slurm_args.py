@@ -86,7 +86,7 @@ def _srun(plan: RunPlan, job: int | str | None, nodes: Sequence[str], tasks_per_
 
 
 def _where(nodes: Sequence[str], tasks_per_node: int) -> list[str]:
-    """Return the options that name the nodes. Without them, srun would require the lost nodes of its job too."""
+    """Return options that name the nodes. srun does not know them outside the job, and counts lost nodes inside it."""
     if not nodes:
         return []
     tasks = len(nodes) * tasks_per_node
@@ -96,7 +96,7 @@ def _where(nodes: Sequence[str], tasks_per_node: int) -> list[str]:
 # Batch script of a run whose coordinator is not on a head node
 
 
-# sbatch reads options from every line with this prefix, so the user's text must not precede them.
+# sbatch reads options from every line with this prefix, so no user text may come before these lines.
 _MARK = "#SBATCH"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+&|*()!~^\[\]-]*", re.ASCII)
 # sbatch replaces these two words with blanks anywhere in a line.

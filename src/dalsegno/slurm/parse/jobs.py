@@ -108,7 +108,7 @@ def jobs_env(marks: Separators, *, paths: bool = False) -> dict[str, str]:
 
 
 def parse_jobs(text: str, marks: Separators, *, paths: bool = False) -> JobList:
-    """Parse the output of JOBS_ARGV in the environment from `jobs_env` with the same marks."""
+    """Parse the output of JOBS_ARGV, which was run with `jobs_env` and the same marks."""
     fields = _names(paths)
     found = rows("squeue", text, marks)
     jobs = [job for row in found if (job := _read_queued(fields, row)) is not None]
@@ -123,7 +123,7 @@ def excluded_env(marks: Separators) -> dict[str, str]:
 
 
 def parse_excluded(text: str, marks: Separators) -> tuple[str, ...]:
-    """Parse the output of JOBS_ARGV for one job in the environment from `excluded_env`."""
+    """Parse the output of JOBS_ARGV for one job, which was run with `excluded_env` and the same marks."""
     return next((node_names("squeue", row[0]) for row in rows("squeue", text, marks)), ())
 
 

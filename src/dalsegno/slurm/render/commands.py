@@ -151,7 +151,7 @@ def _value(key: str, wanted: str, found: str) -> str:
 
 
 def _plain(key: str, value: str) -> object:
-    """Return a normalized value, so that `00:10:00` equals `10` (minutes), `b,a` `a,b`, and `1.000000` `1`."""
+    """Return a normalized value, because `00:10:00` and `10` minutes, `b,a` and `a,b`, `1.0` and `1` are the same."""
     if key == "MaxWall":
         return _minutes(value)
     if key == "UsageFactor":

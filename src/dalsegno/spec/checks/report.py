@@ -32,7 +32,7 @@ class Problems:
             self._document.problems.append(Problem(what, self._document.where((*here, *field.split("."))), hint))
 
     def whole(self, *path: str | int) -> bool:
-        """Return whether nothing was removed at `path`, below it, or as one of its parents."""
+        """Return whether neither `path`, nor anything below it, nor any of its parents was removed."""
         outside = any(path[:length] in self._cut for length in range(len(path) + 1))
         return not outside and path not in self._around
 
