@@ -29,12 +29,12 @@ class Action:
 
     @property
     def concerns(self) -> tuple[int, ...]:
-        """Return the jobs that the events of the action name."""
+        """Return the jobs that the action's events mention."""
         return ()
 
     @property
     def stage(self) -> EventStage:
-        """Return the stage of the event of an action that is only recorded, such as a note."""
+        """Return the event stage of an action that is only recorded, such as a note."""
         return EventStage.INFO
 
     def failure(self, error: str) -> str:
@@ -57,7 +57,7 @@ class Drain(Action):
 
 @dataclass(frozen=True)
 class SetDown(Action):
-    """Set the node down, so that Slurm removes it from its jobs at once. `jobs` are those that belong to no run."""
+    """Set the node down, so that Slurm removes it from its jobs at once. `jobs` are its jobs that belong to no run."""
 
     fault: NodeFault
     jobs: tuple[int, ...] = ()
@@ -87,7 +87,7 @@ class TakeEvidence(Action):
 
 @dataclass(frozen=True)
 class Repair(Action):
-    """Reset the GPUs, reboot or replace the node. `boot` is the node's boot before, `gpus` are its GPUs' ids."""
+    """Reset the GPUs, reboot or replace the node. `boot` is its boot before the repair, `gpus` are its GPUs' ids."""
 
     how: Remedy
     fault: NodeFault
@@ -230,7 +230,7 @@ class ChangePhase(Action):
     fault: NodeFault | None = None
     excuses: tuple[str, ...] = ()  # faults that an administrator has accepted
     failed: bool = False  # the last repair did not help
-    boot: str = ""  # a later boot may have repaired the node
+    boot: str = ""  # the node's boot at this change: a later one may have repaired it
     held_back: HeldAction = HeldAction.NO
     relapses: int = 0  # suspicions in a row
     about: Subject = ANYTHING
@@ -258,7 +258,7 @@ class Note(Action):
     held_back: HeldAction = HeldAction.NO  # why the announced action is not carried out
     excuses: tuple[str, ...] | None = None  # faults that an administrator has accepted; None: unchanged
     about: Subject = ANYTHING
-    fault: bool = False  # it reports a fault for which nothing is done
+    fault: bool = False  # the text reports a fault that nothing is done about
     touches: ClassVar[bool] = False
 
     @property
@@ -296,7 +296,7 @@ class Repeat(Action):
     """Repeat an action that was begun before a controller crash and whose outcome is unknown."""
 
     id: str
-    touches: ClassVar[bool] = False  # it was decided before
+    touches: ClassVar[bool] = False  # not held back, because the action has begun
 
 
 @dataclass(frozen=True)
