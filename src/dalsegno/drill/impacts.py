@@ -128,7 +128,7 @@ def recovery(
 ) -> Recovery:
     """Return the recovery from a fault.
 
-    Marks after the next fault of the node that needs a repair belong to that fault. One drain and one return repair all
+    Marks after the node's next fault that needs a repair belong to that fault. A single drain and return repairs all
     faults of a node.
     """
     later = [each.at for each in impacts if each.node == impact.node and each.at > impact.at and each.needs_repair]
@@ -163,8 +163,8 @@ def _was_drained(impact: FaultImpact, on_node: Sequence[DrillMark]) -> bool:
 def stop_duration_s(impact: FaultImpact, steps: Sequence[TrainedStep]) -> float | None:
     """Return how long training stopped; None if it has not resumed.
 
-    That is the time from the last step of the generation that was hit, which may be some time after the fault, to the
-    first step of a later generation.
+    The stop begins with the last step of the generation that was hit, which may come some time after the fault. It ends
+    with the first step of a later generation.
     """
     hit = max((step.generation for step in steps if step.at <= impact.at), default=0)
     stopped = max((step.at for step in steps if step.generation <= hit), default=impact.at)
@@ -202,7 +202,7 @@ def _generation_after(impact: FaultImpact, steps: Sequence[TrainedStep]) -> int 
 
 
 def _trained_on(impact: FaultImpact, steps: Sequence[TrainedStep]) -> bool:
-    """Return whether training continued after the fault: the run ended before it lost the node."""
+    """Return whether training continued after the fault until the run ended."""
     after = [step for step in steps if step.at > impact.at + IN_PROGRESS_S]
     return bool(after) and _generation_after(impact, steps) is None
 
@@ -284,7 +284,7 @@ class TrainingNotes:
         self.path = path
         self.steps: list[TrainedStep] = []
         self.last: TrainedStep | None = (
-            None  # of the newest generation; a lost node may still append steps of an older one
+            None  # last step of the newest generation; a lost node may still append steps of an older one
         )
         self.weights = ""  # digest of the final weights
         self._read_to = 0

@@ -29,7 +29,7 @@ HOT_C, COOLER_C = 96.0, 87.0
 
 
 def with_faults(telemetry: Telemetry, faults: Iterable[FaultRecord]) -> Telemetry:
-    """Return the same hardware with these faults; faults of other kinds change nothing."""
+    """Return the telemetry with these faults added. Faults that do not concern hardware change nothing."""
     for fault in faults:
         change = CHANGES.get(fault.fault)
         telemetry = change(telemetry, fault) if change else telemetry
