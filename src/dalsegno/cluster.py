@@ -73,7 +73,7 @@ def places(env: Mapping[str, str] = os.environ) -> list[ClusterPlace]:
 
 
 def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> ClusterPlace:
-    """Return the cluster of this name, of $DALSEGNO_CLUSTER, or the only one."""
+    """Return the cluster with this name, the one that $DALSEGNO_CLUSTER names, or the only one."""
     wanted = name or env.get("DALSEGNO_CLUSTER") or ""
     known = {place.name: place for place in places(env)}
     if wanted in known:

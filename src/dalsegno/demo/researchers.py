@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def until(answer: Callable[[], T], timeout_s: float, what: str) -> T:
-    """Call `answer` until its result is not empty, and return that; raise TargetError after `timeout_s`."""
+    """Call `answer` until its result is not empty, and return the result; raise TargetError after `timeout_s`."""
     end = time.monotonic() + timeout_s
     while not (value := answer()):
         if time.monotonic() > end:

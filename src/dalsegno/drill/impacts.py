@@ -26,7 +26,7 @@ class FaultImpact:
     at: float  # seconds since 1970, as all times in this module
     stops: bool = True  # training stops
     needs_repair: bool = True  # the controller should repair the node
-    without_spare: bool = False  # it took a node from the run while no spare was ready
+    without_spare: bool = False  # the fault took a node from the run while no spare was ready
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Recovery:
 class TrainingStop:
     """A stop of training that is not the direct effect of a fault."""
 
-    impact: FaultImpact | None  # the fault before it
+    impact: FaultImpact | None  # the last fault before the stop
     after_s: float  # time from that fault to the stop
     for_s: float  # duration of the stop
     why: str = ""  # the recorded cause; "" if unknown
@@ -83,7 +83,7 @@ class Drill:
     impacts: tuple[FaultImpact, ...]
     marks: tuple[DrillMark, ...]
     steps: tuple[TrainedStep, ...]
-    goodput: Mapping[str, float] = field(default_factory=dict)  # seconds by kind
+    goodput: Mapping[str, float] = field(default_factory=dict)  # seconds spent, by kind
     exit_code: int = 0
     orphans: int = 0
     exact: bool | None = None

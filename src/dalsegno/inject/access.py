@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NodeAccess(Protocol):
-    """A cluster's nodes, seen from outside. A target implements it over its own hosts."""
+    """A cluster's nodes, seen from outside. A target implements it for its own hosts."""
 
     @property
     def runner(self) -> Runner: ...

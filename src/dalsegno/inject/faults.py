@@ -33,7 +33,7 @@ class FaultOptions:
 @dataclass(frozen=True)
 class InjectableFault:
     """A kind of fault. `ended_by` is the lightest remedy that ends it (NONE: it does not last). `safe`: it affects only
-    a run of the user's own, so it is allowed on real nodes."""
+    the user's own run, so it is allowed on real nodes."""
 
     name: str
     what: str

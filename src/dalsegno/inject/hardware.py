@@ -48,7 +48,7 @@ def _ecc(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
 
 
 def _lost(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
-    """Remove the GPU: the bus does not list it either."""
+    """Remove the GPU completely: the PCI bus does not list it either."""
     return replace(telemetry, gpus=tuple(gpu for gpu in telemetry.gpus if gpu.index != _gpu(fault)))
 
 

@@ -163,7 +163,7 @@ def stop_dropping(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def drop_program(percent: float) -> str:
-    """Return BPF bytecode for tc that draws a random number for each packet and drops it (2) below a limit."""
+    """Return BPF bytecode for tc. It draws a random number for each packet and drops the packet (2) below a limit."""
     if not 0 < percent <= 100:
         raise UsageError(f"invalid percentage `{percent:g}`", hint="between 0 and 100")
     below = min(round(percent / 100 * 2**32), 2**32 - 1)

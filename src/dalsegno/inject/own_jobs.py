@@ -95,7 +95,7 @@ def check_safe(fault: InjectableFault, options: FaultOptions) -> None:
 
 
 def _gpu(fault: InjectableFault, options: FaultOptions) -> int | None:
-    """Return the index of the worker to slow down, which is its GPU; None if the fault has no such option."""
+    """Return the index of the worker to slow down, which is also its GPU's; None if the fault has no GPU option."""
     return (options.gpu or 0) if "gpu" in fault.options else None
 
 

@@ -80,7 +80,7 @@ def record_path(folder: Path, fault: str) -> Path:
 
 
 def add_to_history(folder: Path, text: str, at: float) -> None:
-    """Note that a fault was injected or undone. Its record cannot show that later. Errors are ignored."""
+    """Note in the history that a fault was injected or undone. Errors are ignored."""
     with contextlib.suppress(DalsegnoError, OSError):
         make_folder(folder)
         with (folder / HISTORY).open("a") as file:

@@ -124,7 +124,7 @@ def reserve(slurm: SlurmActions, node: str, uid: int) -> bool:
 
 
 def close_loan(slurm: SlurmActions, node: str) -> None:
-    """Let no more jobs start on a lent node. Jobs of the reservation that run or wait are not affected."""
+    """Prevent further jobs from starting on a lent node. Jobs in the reservation that run or wait are not affected."""
     with contextlib.suppress(CommandFailed):  # Slurm refused the reservation or has removed it
         slurm.update(ReservationName=loan_name(node), Users="root")
 
@@ -142,7 +142,7 @@ class ActionContext:
     slurm: SlurmActions
     agents: NodeAgents
     target: object
-    evidence: Path  # a folder
+    evidence: Path  # folder for evidence
     slurm_users: frozenset[str] = SLURM_USERS
 
 

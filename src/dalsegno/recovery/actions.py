@@ -44,7 +44,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Drain(Action):
-    """Drain the node: no new job starts there. `held` are its jobs, `runs` the runs among them."""
+    """Drain the node: no new job starts there. `held` are its jobs, `runs` the runs that they belong to."""
 
     fault: NodeFault
     held: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ class SetDown(Action):
 
 @dataclass(frozen=True)
 class TakeEvidence(Action):
-    """Save evidence before a repair destroys it. `jobs` are the node's jobs when it was taken out of service."""
+    """Save evidence before a repair destroys it. `jobs` were on the node when it was taken out of service."""
 
     jobs: tuple[int, ...] = ()
     slow: ClassVar[bool] = True
@@ -107,7 +107,7 @@ class Repair(Action):
 
 @dataclass(frozen=True)
 class Validate(Action):
-    """Order the node to validate itself, alone and, if there is one, with a partner."""
+    """Order the node to validate itself, alone and, if a partner is given, with the partner."""
 
     partner: str = ""
     boot: str = ""
@@ -230,7 +230,7 @@ class ChangePhase(Action):
     fault: NodeFault | None = None
     excuses: tuple[str, ...] = ()  # faults that an administrator has accepted
     failed: bool = False  # the last repair did not help
-    boot: str = ""  # the node's boot at this change: a later one may have repaired it
+    boot: str = ""  # boot of the node at this change; a later boot may have repaired the node
     held_back: HeldAction = HeldAction.NO
     relapses: int = 0  # suspicions in a row
     about: Subject = ANYTHING
@@ -254,7 +254,7 @@ class Note(Action):
     """Record a remark about the node."""
 
     text: str
-    settles: tuple[int, ...] = ()  # jobs that need no further remark
+    settles: tuple[int, ...] = ()  # jobs that need not be followed any longer
     held_back: HeldAction = HeldAction.NO  # why the announced action is not carried out
     excuses: tuple[str, ...] | None = None  # faults that an administrator has accepted; None: unchanged
     about: Subject = ANYTHING
@@ -324,4 +324,4 @@ KINDS: dict[str, type[Action]] = {
         Expedite,
     )
 }
-KINDS["Mend"] = Repair  # in journals of earlier versions
+KINDS["Mend"] = Repair  # the name in journals of earlier versions

@@ -26,7 +26,7 @@ class AgentView:
     node: str
     presence: Presence = Presence.NEVER
     since: float = 0.0  # when `presence` last changed
-    last_seen: float = 0.0  # the agent's last message; 0: none
+    last_seen: float = 0.0  # when the agent's last message arrived; 0: never
     report: NodeReport | None = None
     boot: str = ""  # changes with every boot of the host
     host_answers: bool | None = None  # None: not probed

@@ -130,7 +130,7 @@ def _apply_done(node: NodeRecord, action: Action, id: str, now: float) -> NodeRe
 
 
 def _apply_taken(node: NodeRecord, phase: NodePhase, action: Drain | SetDown, now: float) -> NodeRecord:
-    again = node.out  # it was out already, and its fault has become worse
+    again = node.out  # the node was already out, and its fault has become worse
     return replace(
         node,
         phase=phase,

@@ -55,7 +55,7 @@ from dalsegno.wire.liveness import Presence
 # Jobs that belong to no run, on failing nodes. Runs recover by themselves.
 
 
-AGAIN_S = 3.0  # how often the start delay of a requeued job is removed, because Slurm may keep the delay
+AGAIN_S = 3.0  # interval at which a requeued job's start delay is removed again, because Slurm may keep it
 
 
 def follow_jobs(node: NodeFacts, own: NodeRecord, jobs: Iterable[JobInfo], policy: Policy, now: float) -> Action | None:
@@ -116,7 +116,7 @@ def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float)
     node has been heard since."""
     if not node.gone:
         return False
-    silent_since = node.agent.last_seen or node.agent.since  # `since` may be later than the return of contact
+    silent_since = node.agent.last_seen or node.agent.since  # `since`, when it was declared lost, may be later
     missed_blindly = silent_since <= records.saw_at and now < records.saw_at + SETTLE_S
     return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, records))
 
@@ -160,7 +160,7 @@ def _is_seen(view: AgentView) -> bool:
 
 @dataclass(frozen=True)
 class DecisionRound:
-    """The input of one decision."""
+    """The input of one round of decisions."""
 
     facts: Facts
     records: NodeRecords
@@ -173,7 +173,7 @@ class DecisionRound:
 def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> list[Action]:
     """Return the actions in the order to carry them out, at most one per node.
 
-    The list is empty if recovery is off or Slurm did not answer. While hardly any node is heard, it reports only that.
+    The list is empty if recovery is off or Slurm did not answer. While hardly any node is heard, it only reports that.
     """
     if facts.nodes is None or policy.mode == OFF:
         return []
@@ -192,7 +192,7 @@ def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> li
 
 
 def _hold_back(action: Action, records: NodeRecords, policy: Policy) -> Action | None:
-    """Return the action, or only a remark while recovery is paused or only observes; None if it was made before."""
+    """Return the action. While recovery is paused or only observes, return a remark instead; None if it is not new."""
     held = find_restraint(records, policy) if action.touches else None
     if held is None:
         return action
@@ -278,7 +278,7 @@ def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, owner: Owner) 
     if suspicion := find_suspicion(node, own, this.policy, quick):
         if is_reported(suspicion.about, own):
             return None
-        if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # it keeps that phase
+        if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # the node keeps its phase
             return _remark(own, suspicion.text, about=suspicion.about)
         relapses = count_relapse(own, this.policy, this.now)
         return ChangePhase(node.name, NodePhase.SUSPECTED, suspicion.text, relapses=relapses, about=suspicion.about)
@@ -297,7 +297,7 @@ def _forget_excuses(own: NodeRecord) -> Action:
 
 
 def _accept_faults(node: NodeFacts, own: NodeRecord, faults: list[NodeFault]) -> Action | None:
-    """Accept the faults of a node that an administrator keeps drained: the administrator may return it with them.
+    """Accept the faults of a node that an administrator keeps drained: it may be returned to service despite them.
 
     Faults are not accepted for a node that is lost, or only reserved, booting or powered down.
     """

@@ -52,7 +52,7 @@ class NodeFacts:
     slurm: NodeInfo
     jobs: tuple[JobInfo, ...] = ()
     agent: AgentView = field(default_factory=lambda: AgentView(""))
-    validation: Validation | None = None  # the last one
+    validation: Validation | None = None  # result of the last validation
     validating: str = ""  # id of the validation in progress; "": none
     off: bool = False  # the target is certain that the machine is off
 

@@ -74,7 +74,7 @@ class FakeCluster:
     blind: bool = False  # the controller's own network has failed
     see_again_at: float | None = None  # when that network works again
     slow: bool = False  # Slurm does not remove a node from its jobs at once
-    updates: list[Mapping[str, str]] = field(default_factory=list)  # of jobs and reservations
+    updates: list[Mapping[str, str]] = field(default_factory=list)  # arguments of each `update`
     reservations: dict[str, str] = field(default_factory=dict)  # name -> its users
     forbidden: list[str] = field(default_factory=list)  # forbidden actions that were carried out
 

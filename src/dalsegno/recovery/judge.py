@@ -84,7 +84,7 @@ class Suspicion:
 
 
 def find_suspicion(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailures = NONE) -> Suspicion | None:
-    """Return an irregularity that does not justify an action, because only one source shows it; None if none."""
+    """Return an irregularity that only one source shows, which does not justify an action; None if there is none."""
     line = _network_warning(node)
     if node.agent.presence is Presence.SILENT and own.seen:
         return Suspicion(Subject(Topic.AGENT_SILENT, bool(line)), f"its agent is silent{line}")

@@ -75,7 +75,7 @@ SLURM_USERS = frozenset({"root", "slurm"})
 class Owner(Enum):
     """Who keeps a node out of service."""
 
-    NOBODY = "nobody"  # the node is in service, or Slurm only misses it
+    NOBODY = "nobody"  # the node is in service, or down only because it does not respond
     US = "us"
     SPARE = "spare"
     SLURM = "slurm"  # slurmctld or slurmd, for a fault it detected

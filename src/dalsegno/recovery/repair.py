@@ -96,7 +96,7 @@ PAST = {Remedy.RESET: "reset", Remedy.REBOOT: "rebooted", Remedy.REPLACE: "repla
 
 
 AGAIN_S = 60.0  # shortest time between validations while a fault needs an administrator
-MAX_ASKS = 3  # how often a validation is ordered, if a restart of the agent or the controller loses the order
+MAX_ASKS = 3  # maximum number of orders per validation: a restart of the agent or the controller loses an order
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _escalate(case: RepairCase) -> Action | None:
 
 
 def _is_stale(case: RepairCase) -> bool:
-    """Return whether the node was rebooted, not by the controller, since it was drained. Its fault may be over."""
+    """Return whether the node was rebooted since it was drained, but not by the controller. Its fault may be over."""
     booted, drained = case.node.slurm.booted_at, case.node.slurm.reason_at
     by_slurm = booted is not None and drained is not None and drained < booted
     by_agent = bool(case.own.boot) and case.node.agent.boot != case.own.boot
@@ -342,7 +342,7 @@ def _passes_now(case: RepairCase) -> bool:
     return bool(findings) and all(each.result.verdict is Verdict.PASSED for each in findings)
 
 
-# Forecast of the next repair, by the functions that decide it
+# Forecast of the next repair, made with the functions that decide it
 
 
 @dataclass(frozen=True)

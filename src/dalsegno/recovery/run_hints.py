@@ -26,7 +26,7 @@ MAX_BYTES = 1 << 20
 
 
 def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, RunRecord]) -> JobInfo:
-    """Return the job with the comment that it should have; `wanted` are nodes that need repair."""
+    """Return the job with a comment that lists the nodes its run has left, as far as they need repair (`wanted`)."""
     record = runs.get(job.name)
     here = frozenset(wanted) & set(job.nodes)
     comment = read_comment(job.comment)
@@ -59,7 +59,7 @@ def read_hint(path: Path, uid: int) -> RunStatus | None:
         os.close(handle)
 
 
-# Changes of check results, which are recorded
+# Recorded changes of check results
 
 
 MAX_RECORDS, CALM_S = 4, 120.0  # at most this many records of one check within this time: some checks alternate

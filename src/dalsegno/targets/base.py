@@ -41,7 +41,7 @@ class Plan(Protocol):
         ...
 
     def sentences(self) -> list[str]:
-        """Return the consequences: "adds 2 nodes", "restarts nothing", "ends no job"."""
+        """Return the consequences, such as "adds 2 nodes", "restarts nothing", "ends no job"."""
         ...
 
     def details(self) -> list[str]:

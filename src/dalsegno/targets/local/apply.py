@@ -182,7 +182,7 @@ def _put_files(site: ApplySite, plan: LocalPlan) -> None:
 def _mount_again(site: ApplySite, plan: LocalPlan) -> None:
     """Make running hosts mount the new files in place of the old ones, and wait for that.
 
-    A stopped host mounts them when it resumes. Nothing waits for it longer than MOUNT_TIMEOUT_S.
+    Wait at most MOUNT_TIMEOUT_S: a host that is stopped mounts them when it resumes.
     """
     folders = [site.folder.host(name) for name in _running_hosts(site, plan)]
     for folder in folders:
@@ -210,8 +210,8 @@ def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
 
 
 def _connect(site: ApplySite, plan: LocalPlan, booted: Mapping[str, Process]) -> None:
-    """Connect the hosts that have no link: new ones, all of them if the switch is new, and those that an interrupted
-    `up` has left."""
+    """Connect the hosts that have no link: new hosts, all hosts if the switch is new, and hosts that an interrupted
+    `up` left without a link."""
     running = _running_hosts(site, plan)
     switch = running.pop(SWITCH, None)
     if switch is None:
@@ -276,8 +276,8 @@ def _start_accounting(site: ApplySite, plan: LocalPlan, state: ClusterState, up:
 
 
 def _start_nodes(site: ApplySite, plan: LocalPlan) -> None:
-    """Start slurmd and the controller of Dal Segno; node agents start later, when the controller answers. slurmctld
-    runs already: without it, slurmd would wait a second before it tries again."""
+    """Start slurmd and Dal Segno's controller; node agents start later, when the controller answers. slurmctld already
+    runs: without it, slurmd would wait a second before it tries again."""
     _say_if_started(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
     for host in _head_and_nodes(plan):
         start_services(host, _first(host))

@@ -25,7 +25,7 @@ from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, ROOM, Placement
 
 BOOT_ID = "DALSEGNO_BOOT_ID"  # variable with the path of a file that holds the boot id
-# Adds `-i` if slurmctld was killed before it first saved the usage of associations: without it, it refuses to start.
+# Adds `-i` if slurmctld was killed before it first saved the usage of associations: otherwise it refuses to start.
 START = 'test -e "$0/clustername" && ! test -e "$0/assoc_usage" && set -- "$@" -i; exec "$@"'
 NODE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -86,7 +86,7 @@ class Services:
         )  # fmt: skip
 
     def mariadbd(self) -> Service:
-        """Return MariaDB. It listens only on a socket in a 0700 folder, not on the network, so it needs no
+        """Return the database service. It listens only on a socket in a 0700 folder, not on the network, so it needs no
         passwords."""
         secret = self.folder.secret
         return self._service(

@@ -66,7 +66,7 @@ def _importer(folder: Path, say: Say, image: str) -> Importer:
 
 
 class ImportLines:
-    """Reports the progress of an import as lines of `up`."""
+    """Reports the progress of an import through `say`."""
 
     def __init__(self, say: Say, image: str) -> None:
         self._say, self._image = say, image

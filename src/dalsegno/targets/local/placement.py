@@ -24,7 +24,7 @@ SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, r
 SUBNET_BITS = 20
 AGENTS, AGENTS_PORT = "agents", 6816  # the controller listens here for node agents; the port is beside slurmctld's
 FIRST_PORT, LAST_PORT = 17000, 32000  # below the range of ports that Linux uses for clients
-HOSTS_MAX = 1000  # a Linux bridge has few more ports
+HOSTS_MAX = 1000  # a Linux bridge has at most 1023 ports
 
 
 @dataclass(frozen=True)

@@ -310,7 +310,7 @@ class LocalTarget:
         return inject(LocalAccess(self._nodes()), fault, node, options)
 
     def power_off(self, node: str) -> None:
-        """Cut a node's power without warning to its processes."""
+        """Cut a node's power without warning its processes."""
         from dalsegno.inject.faults import FAULTS, FaultOptions
 
         self.inject(FAULTS["power-off"], node, FaultOptions())
