@@ -261,7 +261,7 @@ _CLUSTER_VARIABLES = ("SLURM_CONF", "PATH", "DALSEGNO_CONTROLLER")
 
 
 def images_home(env: Mapping[str, str] = os.environ) -> Path:
-    """Return the image folder: $DALSEGNO_IMAGES, else that of this shell's cluster, else `images` in the home."""
+    """Return the image folder: $DALSEGNO_IMAGES, else the one of this shell's cluster, else `images` in the home."""
     if env.get("DALSEGNO_IMAGES"):
         return Path(env["DALSEGNO_IMAGES"]).absolute()
     return Path(_cluster_images(env) or home(env) / "images")

@@ -242,7 +242,7 @@ def _is_run_of(folder: str, uid: int) -> bool:
 
 
 PROGRAM = "run-coordinator"
-MAX_GIVEN_UP = 64  # how many runs that were given up are remembered per user
+MAX_GIVEN_UP = 64  # maximum number of records with `given_up` per user
 
 
 @dataclass
