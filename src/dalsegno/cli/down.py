@@ -119,7 +119,7 @@ class RunOnCluster:
 
 
 def runs_on(place: ClusterPlace) -> list[RunOnCluster]:
-    """Return the active runs on the cluster: those of any user that its controller keeps alive, and all of this
+    """Return the active runs on the cluster: the runs of all users that its controller supervises, and all runs of this
     user."""
     own = {run.root.resolve(): RunOnCluster(run, os.geteuid()) for run in _own(place)}
     kept = {run.folder.root.resolve() if run.ours else run.folder.root: run for run in _kept(place)}

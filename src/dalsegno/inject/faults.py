@@ -1,4 +1,4 @@
-"""The faults that can be injected, as data: one row each, for every target."""
+"""The faults that can be injected, as a table that all targets share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FaultOptions:
 @dataclass(frozen=True)
 class InjectableFault:
     """A kind of fault. `ended_by` is the lightest remedy that ends it (NONE: it does not last). `safe`: it affects only
-    a run of the user's own, so it is allowed on real nodes."""
+    the user's own run, so it is allowed on real nodes."""
 
     name: str
     what: str
@@ -54,7 +54,7 @@ class InjectedFault:
     ended_by: str = ""  # the lightest remedy that ends it: reset, reboot, replace
 
 
-# The remedy that ends an injected Xid, as for real ones; all others end with a reset of the GPU.
+# The remedy that ends an injected Xid, as for a real one. A reset of the GPU ends all Xids that are not listed.
 XID_DEPTH = {54: Remedy.REPLACE, 79: Remedy.REBOOT, 151: Remedy.REBOOT, 168: Remedy.REBOOT}
 _UP = "`dalsegno up`"
 _NOTHING = "nothing to undo"
