@@ -38,7 +38,7 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
 
     Running jobs and runs are ended, and the home folders of users that exist only in the cluster are deleted. This is
     shown first and, in a terminal, you are asked to confirm. Also removes a cluster that was only partly created. It
-    is no error if the cluster does not exist.
+    is not an error if the cluster does not exist.
     """
     from dalsegno.cli.drill_traces import clear_leftovers
     from dalsegno.cluster import find_place, may_change, open_cluster, place_named, places, runs_home
