@@ -25,7 +25,7 @@
 #include "enter.h"
 #include "message.h"
 
-enum { SUFFIX_MAX = 64 }; /* the suffix of the file while it is written */
+enum { SUFFIX_MAX = 64 }; /* room for the suffix of the partial file */
 
 static struct {
     bool wanted, started, done;
@@ -80,7 +80,7 @@ static bool save(void) {
 static void *answer_tasks(void *nothing) {
     char text[CGROUPS_LENGTH];
     for (uint32_t ended = 0; receive_message(pending.socket[1], text, sizeof text, NULL, 0) >= 0;) {
-        if (text[0]) /* a task starts */
+        if (text[0]) /* from a task that starts; an empty text is from a task that has ended */
             snprintf(pending.cgroups, sizeof pending.cgroups, "%s", text);
         else
             send_message(pending.socket[1], ++ended == pending.task_count && !save() ? "!" : "", NULL, 0);
@@ -149,7 +149,7 @@ static int forward_signals(pid_t program, const sigset_t *all) {
 static _Noreturn void wait_for_program(pid_t program, const sigset_t *all) {
     char text[8] = "";
     prctl(PR_SET_DUMPABLE, 0);        /* this process never calls exec, so it still has slurmstepd's memory */
-    prctl(PR_SET_NAME, "slurmstepd"); /* a task that waited for its image has another name, and would be signalled too */
+    prctl(PR_SET_NAME, "slurmstepd"); /* reverts "awaits-an-image": linuxproc would signal us too */
     dup2(pending.socket[0], 0);
     /* Otherwise readers of the program's output would not see its end, and we would not see the end of slurmstepd. */
     syscall(SYS_close_range, 1, ~0u, 0);
