@@ -63,7 +63,7 @@ class GuestHost:
         return caught.si_signo if caught else 0
 
     def rotate_logs(self) -> None:
-        """Rotate logs that are too long: those of the services and others in the same folders."""
+        """Rotate logs that are too long: the services' logs and others in the same folders."""
         self.look_at_logs = time.monotonic() + LOG_CHECK_INTERVAL_S
         for folder in {
             os.path.dirname(path) for path in (self.plan["log"], *(s["log"] for s in self.plan["services"]))

@@ -72,7 +72,7 @@ def _read(plan_path: str) -> Plan:
 
 
 def _become_host(plan_path: str, plan: Plan, result: int) -> NoReturn:
-    """Run the host in the child. A failure to boot is reported through the pipe, a later one in the host's log."""
+    """Run the host in the child. A failure to boot is reported through the pipe, a later failure in the host's log."""
     try:
         os.setsid()
         _redirect(plan["log"])
@@ -121,10 +121,10 @@ def _separate(plan: Plan) -> None:
 
 
 def _record_start(plan: Plan) -> int:
-    """Write this process's PID, while /proc still shows the machine's PIDs, and a random boot id to files; return the
-    PID.
+    """Write this process's PID and a random boot id to files, and return the PID. /proc must still show the machine's
+    PIDs.
 
-    The kernel's boot id is the same for all hosts of the machine.
+    The kernel's boot id would be the same for all hosts of the machine.
     """
     pid = int(os.readlink("/proc/self"))
     with open(f"/proc/{pid}/stat") as file:
