@@ -1,4 +1,4 @@
-"""Run checks: ask, judge, and return unknown for every error on the way."""
+"""Run checks: observe the node, judge the observation, and return `unknown` if that fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Checkup:
         self.checks, self.node, self.settings = checks, node, settings
         self._last: dict[tuple[Context, str], float] = {}
         self._failing: dict[str, float] = {}  # check -> since when
-        self._settle_s: dict[str, float] = {}  # how long each of those must fail before it counts
+        self._settle_s: dict[str, float] = {}  # failing check -> how long it must fail before it counts
         self._chosen: dict[Context, tuple[float, list[Check]]] = {}
 
     def names(self, context: Context) -> list[str]:
@@ -146,7 +146,7 @@ def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
 
 
 class _Answers:
-    """The answers of one round, so that checks with the same question ask it once."""
+    """The answers of one round: checks with the same `ask` share one answer."""
 
     def __init__(self, node: NodeReader) -> None:
         self._node = node
@@ -209,7 +209,7 @@ def drain_reason(findings: Sequence[Finding]) -> str:
 
 
 def reason(findings: Sequence[Finding]) -> str:
-    """Return what each check found, the heaviest first: `xid[79] GPU has fallen off the bus; munge …`"""
+    """Return what each check found, the heaviest remedy first: `xid[79] GPU has fallen off the bus; munge …`"""
     heaviest = sorted(findings, key=lambda each: -list(Remedy).index(each.result.remedy))
     return "; ".join(f"{label(each)} {each.result.text}" for each in heaviest)
 

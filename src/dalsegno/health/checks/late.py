@@ -1,4 +1,4 @@
-"""Commands that may hang, and whether the service or this machine is to blame for a delay."""
+"""Run commands that may hang, and decide whether the service or this machine is to blame for a delay."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def ask_kernel_log(node: NodeReader) -> KernelLines:
 
 
 def _machines_log(node: NodeReader) -> list[LogLine]:
-    """Return the kept lines of the kernel log, including those that are new."""
+    """Store the new lines of the kernel log, and return all stored lines."""
     lines = parse_records(node.kernel_records(), _machine_booted_at(node))
     node.seen.log.extend(line for line in lines if line.level <= WARNING)
     return list(node.seen.log)
@@ -57,7 +57,7 @@ def _booted_at(node: NodeReader) -> float:
 
 
 def parse_records(records: list[str], booted_at: float) -> list[LogLine]:
-    """Parse records `level,sequence,microseconds,flags;text`. Raises ValueError if none has this form."""
+    """Parse records `level,sequence,microseconds,flags;text`; raise ValueError if none has this form."""
     found = [match for record in records if (match := _RECORD.match(record))]
     if records and not found:
         raise ValueError(f"not a kernel log record: {records[0][:80]!r}")
@@ -199,7 +199,7 @@ def _port(node: NodeReader, device: str, number: str) -> Port:
 
 
 def _flaps(node: NodeReader, port: str, downed: int) -> tuple[float, ...]:
-    """Return when the port went down. The counter has no times, so they are when an increase was seen."""
+    """Return when the port went down: the times when an increase of its counter was seen."""
     seen = node.seen
     rise = downed - seen.downs.get(port, downed)
     seen.downs[port] = downed

@@ -36,7 +36,7 @@ class Nvml:
 
     def read(self) -> tuple[GpuFacts, ...] | None:
         """Return the GPUs; None if the library or driver is missing, then nvidia-smi may show why."""
-        compile_apart("pynvml")  # 8,000 lines, which would leave 5 MB behind
+        compile_apart("pynvml")  # compiling its 8,000 lines in this process would cost 5 MB
         try:
             import pynvml
         except ImportError:
