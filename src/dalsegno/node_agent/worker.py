@@ -1,4 +1,4 @@
-"""The checks in a separate process, and what the agent does when one of them hangs.
+"""Run the checks in a separate process, and handle checks that hang.
 
 The process runs one round of checks at a time, on request. It announces each check before it starts. If the check
 hangs, the process is killed, the check's result is unknown, and the check is skipped for a while.
@@ -39,7 +39,7 @@ class CheckRounds(Protocol):
         """Return the GPUs of the node; None if unknown."""
 
 
-Make = Callable[[Message], CheckRounds]  # from the controller's settings
+Make = Callable[[Message], CheckRounds]  # creates the checks from the controller's settings
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class CheckWatch:
 
     def _take(self, message: Message, now: float) -> None:
         self._since = now
-        self._leaves.pop(self._now_asked, None)  # the process has passed that check
+        self._leaves.pop(self._now_asked, None)  # that check did not hang
         if "begin" in message:
             self._now_asked = str(message["begin"])
         elif "found" in message:
