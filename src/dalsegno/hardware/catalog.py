@@ -25,7 +25,7 @@ class Gpu:
     product: str
     memory_gib: float
     memory_gbytes_per_s: float
-    bf16_tflops: float | None  # dense
+    bf16_tflops: float | None  # without sparsity
     link: str  # "NVLink 4", "NeuronLink-v2", or "" without one
     link_gbytes_per_s: float | None  # one way, per accelerator
 
@@ -36,9 +36,9 @@ class Instance:
 
     provider: str
     name: str
-    gpu: str  # a name of the GPU table, or ""
+    gpu: str  # a name in the GPU table, or ""
     gpus: int
-    gpu_memory_gib: float | None  # of each GPU
+    gpu_memory_gib: float | None  # memory of each GPU
     nvlink_gbytes_per_s: float  # one way, per GPU, as wired in this machine
     network_gbps: float | None
     nics: int | None  # RDMA network cards
