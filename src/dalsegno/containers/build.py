@@ -48,7 +48,7 @@ class SourceFile(NamedTuple):
 
 @dataclass
 class BuiltLayer:
-    """A layer made of files on this machine. An entry's offset is its position in all file contents, concatenated."""
+    """A layer made of files on this machine. An entry's offset counts bytes in the concatenation of all contents."""
 
     keep_owners: bool  # keep the files' owners; otherwise root owns everything
     entries: list[TarEntry] = field(default_factory=list)

@@ -101,7 +101,7 @@ class CredentialFinder:
     env: Mapping[str, str]
     home: Path
     runner: Runner
-    unused: list[str] = field(default_factory=list)  # reasons to show if the registry refuses access
+    unused: list[str] = field(default_factory=list)  # why credentials were not used, for the error message
 
     def for_registry(self, registry: RegistryServer, user: str = "") -> Credential | None:
         """Return the registry's own credential, for basic authentication."""
@@ -222,8 +222,8 @@ def _is_ip(host: str) -> bool:
 def _is_machine(machine: str, server: RegistryServer) -> bool:
     """Return whether a `machine` entry in Enroot's file stands for this server.
 
-    Without a port, it matches all ports with TLS, as in curl, but only port 80 without TLS: any user of that host could
-    listen on another port.
+    An entry without a port matches all ports with TLS, as in curl, but only port 80 without TLS: any user of that host
+    could listen on another port.
     """
     found = _MACHINE.fullmatch(machine.lower())
     if found is None or found[1].strip("[]") != server.host:

@@ -51,8 +51,8 @@ class HttpError(DalsegnoError):
     """The server answered with an error."""
 
     def __init__(self, status: int, headers: Message, url: str, body: bytes = b"") -> None:
-        """Create the error. `url` is the URL that failed: after a redirect, it is on another server than the request's
-        URL."""
+        """Create the error. `url` is the URL that failed. After a redirect, it may belong to another server than the
+        requested URL."""
         super().__init__(f"{address_of(url)} answered {status} {_reason(status)}", hint="try again later")
         self.status = status
         self.url = url
@@ -242,7 +242,7 @@ def _part(target: Path) -> Path:
 
 
 class _Download:
-    """A file being downloaded, and the digest of the bytes it has."""
+    """A file that is being downloaded, and the digest of its bytes so far."""
 
     def __init__(self, source: Blobs, wanted: Descriptor, part: Path, advance: Advance, stop: threading.Event) -> None:
         self._source, self._wanted, self._advance, self._stop = source, wanted, advance, stop

@@ -201,7 +201,7 @@ def _read(path: Path) -> dict[str, object] | None:
 # Read the settings from any image file
 
 
-_MAX_BYTES = 1 << 20  # of one settings file in an image
+_MAX_BYTES = 1 << 20  # limit for one settings file in an image
 
 
 @dataclass(frozen=True)

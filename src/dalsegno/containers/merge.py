@@ -137,7 +137,7 @@ def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
         there = way[-1].names.get(part)
         if part in ("", "."):
             continue
-        if part == "..":  # from a symbolic link; the parent of the root is the root
+        if part == "..":  # comes from a symbolic link; the parent of the root is the root
             del way[max(1, len(way) - 1) :]
         elif isinstance(there, _Folder):
             way.append(there)

@@ -24,7 +24,7 @@ class NamedContainer:
 
     node: str
     name: str
-    image: str  # as the user named it
+    image: str  # the image, as the user named it
     in_use: bool
     used: float  # when a step last used it, in seconds since 1970
 

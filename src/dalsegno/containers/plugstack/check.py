@@ -98,15 +98,15 @@ def wrong_lines(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> tuple
 
 
 def unsafe_line(host: HostFacts, own: bool) -> StackLine | None:
-    """Return the line with which the kernel mounts images that users wrote; None with `own`, because `dalsegno up`
-    writes those lines."""
+    """Return the line for our plugin if it lacks AS_USER: the kernel would mount users' images. None with `own`,
+    because `dalsegno up` writes those lines."""
     line = host.working
     return line if line and line.kind is PluginKind.OURS and AS_USER not in line.arguments and not own else None
 
 
 def slurm_version(hosts: Sequence[HostFacts]) -> str:
-    """Return the Slurm version to compile the plugin for: the version on the first login host, or other host, that
-    answered."""
+    """Return the Slurm version to compile the plugin for: the version on the first host that answered, login hosts
+    first."""
     return next((host.slurm for host in sorted(hosts, key=lambda host: not host.login) if not host.silent), "")
 
 

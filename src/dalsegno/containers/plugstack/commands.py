@@ -26,7 +26,7 @@ from dalsegno.containers.plugstack.facts import HostFacts, PluginKind, StackLine
 from dalsegno.hostlist import compress
 
 FOLDER = "/var/lib/dalsegno/containers"  # for the plugin and its containers, on clusters that Dal Segno did not create
-HEADERS = '"$(dirname "$(readlink -f "$(command -v scontrol)")")/../include"'  # of a Slurm outside /usr
+HEADERS = '"$(dirname "$(readlink -f "$(command -v scontrol)")")/../include"'  # the headers of a Slurm outside /usr
 REST_OF_LINE = r"[[:space:]]*\(#.*\)\{0,1\}$"  # blanks and a comment
 CHECK_LOGIN = (
     "srun --help | grep -q -- --container-image || echo 'srun does not load the plugin: remove its line again'"

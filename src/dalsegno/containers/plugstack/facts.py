@@ -70,7 +70,7 @@ class HostFacts:
     errors: tuple[str, ...] = ()  # messages from srun about plugins
     enroot: str | None = None  # version of Enroot; None if it is not installed
     closed: tuple[ClosedFolder, ...] = ()
-    has: frozenset[str] = frozenset()  # squashfs, overlay, namespaces, unsquashfs, …
+    has: frozenset[str] = frozenset()  # kernel features and tools: squashfs, overlay, namespaces, unsquashfs, …
     dalsegno: str = ""  # path of the command that imports images by name
     open: str = ""  # the part of the path of `dalsegno` that other users can write to
 

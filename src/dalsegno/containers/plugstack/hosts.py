@@ -177,8 +177,8 @@ def run_on_each(
 def ask_all(
     runner: Runner, routes: Routes, logins: Sequence[str], nodes: Sequence[str], progress: Progress = lambda *_: None
 ) -> list[HostFacts]:
-    """Return the facts that all login hosts, then all nodes report. Each also reports which of the plugins used on
-    other hosts it has."""
+    """Return the facts that all login hosts and all nodes report. Each host also reports whether it has the plugins
+    that other hosts use."""
 
     def ask(names: Sequence[str], plugins: Sequence[str], progress: Progress = lambda *_: None) -> list[HostFacts]:
         return run_on_each(runner, lambda runner, name: ask_host(runner, name, routes[name], plugins), names, progress)
