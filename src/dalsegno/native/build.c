@@ -135,7 +135,8 @@ int run_program(const char *const argv[], int folder, int errors_fd) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Returns why a program of squashfs-tools failed: the first "because" in its messages, otherwise its last line. */
+/* Returns why a program of squashfs-tools failed: the text after the first "because" in its messages, otherwise its
+ * last message. */
 const char *why_failed(int rc, int errors_fd, char why[WHY_LENGTH]) {
     if (rc == 128 + SIGKILL)
         return snprintf(why, WHY_LENGTH, "it was killed; does the step have enough memory?"), why;
@@ -431,7 +432,7 @@ static void build(char *argv[], int old_mounts, int old_folder, struct named_con
     if (container->running)
         mount_root_of_running(container);
     else if (!mount_root(container, &image)) {
-        if (container->image[0]) /* root stored the container's files; one built by the user would not show them */
+        if (container->image[0]) /* root stored its files, which a container built by the user would not show */
             fail("image %s: users other than root can change it now, and the container was created when they could not; "
                  "remove the container, or restore the image's owner",
                  request.image);
@@ -480,7 +481,7 @@ static void answer(const struct named_container *container, const struct namespa
     send_answer(ANSWER_FD, text, all, count);
 }
 
-/* Lists or removes named containers, whether root's or the user's rights were used to build them. */
+/* Lists or removes named containers, both those built with root's rights and those built with the user's. */
 static _Noreturn void manage(void) {
     const char *below = request.data;
     char name[32];

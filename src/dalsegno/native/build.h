@@ -69,7 +69,7 @@ void import_image(void);
 struct image {
     int fd;
     bool folder;
-    bool trusted;    /* the kernel may mount it; root's own jobs trust the image that root names */
+    bool trusted;    /* the kernel may mount it; always true in jobs of root */
     int tree;        /* the mount of a folder image */
     int fuse_server; /* the socket on which the FUSE server waits for its descriptor, or -1 */
     char extracted[PATH_MAX];
@@ -104,7 +104,7 @@ struct named_container {
     char path[PATH_MAX], image[2 * PATH_MAX];
     const char *requested_image; /* the image as the user named it */
     int folder, entry_lock, lock, tree;
-    struct namespaces namespaces; /* of the running container, if it is to be joined */
+    struct namespaces namespaces; /* namespaces of the running container to join */
     int rootfs, owner;    /* a mount namespace with only its file system, and the user namespace that owns it, if any */
     bool running;     /* use the file system of a running container, with separate mounts and namespaces */
 };

@@ -3,7 +3,7 @@
 #define DALSEGNO_DESCRIPTORS_H
 
 enum {
-    ANSWER_FD = 3, /* for the helper's answer */
+    ANSWER_FD = 3, /* the socket for the helper's answer */
     USER_FD = 4,   /* user namespace of the container to save; closed if root owns the container */
     MOUNTS_FD = 5, /* mount namespace of the container to save */
 };

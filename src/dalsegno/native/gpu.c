@@ -25,7 +25,7 @@ static bool is_library(const char *name) {
     return false;
 }
 
-/* Mounts a file of the node on a new empty file. Returns false if it is missing, or if the folder has this name. */
+/* Mounts a file of the node on a new empty file in `folder`. Returns false if it is missing or the name is taken. */
 static bool show(int from, const char *name, int folder) {
     int file = openat(from, name, O_PATH | O_CLOEXEC), tree = file < 0 ? -1 : clone_tree(file);
     int mount_point = tree < 0 ? -1 : openat(folder, name, O_CREAT | O_EXCL | O_RDONLY | O_CLOEXEC, 0644);

@@ -230,7 +230,7 @@ bool mount_image(struct image *image, const char *at) {
     int mount_point = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (attach_tree(image->tree, mount_point) != 0)
         fail("image %s: %s", request.image, strerror(errno));
-    if (privileged && request.uid != 0) /* again, because the owner may have renamed it during the first check */
+    if (privileged && request.uid != 0) /* check again: the owner may have renamed it meanwhile */
         refuse_mounts_within(at, strlen(at));
     close(image->tree);
     close(mount_point);

@@ -102,7 +102,7 @@ void open_mount_sources(void) {
     add_bind("/proc", "/proc", NODE_PATH, 0);
     add_bind("/sys", "/sys", NODE_PATH, 0);
     if (request.unshare[NAMESPACE_IPC])
-        add_entry((struct mount_entry){"/dev", "/dev", -1, true, false, NULL, 0}); /* created later */
+        add_entry((struct mount_entry){"/dev", "/dev", -1, true, false, NULL, 0}); /* made by make_devices() */
     else
         add_bind("/dev", "/dev", NODE_PATH, MOUNT_ATTR_NOSUID); /* with the node's /dev/shm and /dev/pts */
     add_bind("/etc/resolv.conf", "/etc/resolv.conf", NODE_PATH, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);

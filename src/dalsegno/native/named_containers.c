@@ -181,7 +181,7 @@ static void use_recorded_image(const struct named_container *container, const ch
     request.image = container->image;
 }
 
-/* Fails if the step asks for a namespace that the running container does not have, as Pyxis does. */
+/* Fails, as Pyxis does, if the step asks for a namespace that the running container does not have. */
 static void check_namespaces(const struct namespaces *running) {
     static const char *const names[] = {[NAMESPACE_NET] = "network", [NAMESPACE_IPC] = "IPC", [NAMESPACE_UTS] = "UTS"};
     for (int i = 0; i < NAMESPACE_KINDS; i++)
@@ -214,7 +214,7 @@ static bool join_or_lock(struct named_container *container, const char *name) {
     while (flock(container->lock, LOCK_EX | LOCK_NB) != 0) {
         if (join_or_remove_holders(container, false))
             return true;
-        if (seconds_since_boot() > until) /* not a number of tries: the user decides how long one takes */
+        if (seconds_since_boot() > until) /* a time limit: the user's holder files decide how long one try takes */
             fail("container %s is in use on this node and cannot be joined", name);
         nanosleep(&(struct timespec){.tv_nsec = JOIN_PAUSE_NS}, NULL);
     }

@@ -245,7 +245,7 @@ static void close_namespaces(void) {
             close(*fds[i]);
         *fds[i] = -1;
     }
-    if (container.lock < 0 && container.unpacked >= 0) /* with a timeout: the user may have stopped the server */
+    if (container.lock < 0 && container.unpacked >= 0) /* the timeout is for a server that the user has stopped */
         poll(&(struct pollfd){.fd = container.unpacked, .events = POLLIN}, 1, SERVER_MS);
 }
 

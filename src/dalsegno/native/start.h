@@ -38,7 +38,7 @@ struct helper {
 };
 
 struct helper start_helper(const char *path, char *const words[], char *const variables[], int user, int mounts);
-int receive_answer(int from, char *text, size_t size, int *fds, int count); /* returns their number; -1: closed */
+int receive_answer(int from, char *text, size_t size, int *fds, int count); /* returns the number of fds; -1: closed */
 void end_helper(struct helper *helper);
 void send_cgroups(int helper);
 bool read_cgroups(char text[CGROUPS_LENGTH]);
