@@ -11,6 +11,6 @@ FRESH = "DALSEGNO_FRESH"  # "1": start from scratch even if there are checkpoint
 
 # Exit codes of workers and of runs.
 DONE = 0
-SAVED = 75  # saved, resume later
+SAVED = 75  # the state was saved: resume later
 STOP = 93  # do not restart
 TERMINATED = 143  # ended on request, without saving

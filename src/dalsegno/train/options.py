@@ -73,7 +73,8 @@ def parse_interval(text: object, name: str = "every", auto: bool = True) -> Inte
 
 
 def auto_steps(measured: Measured) -> int:
-    """Return the steps between snapshots that stall training at most 1 % of the time; 1 until the cost is known."""
+    """Return how many steps apart snapshots must be to stall training at most 1 % of the time; 1 until the cost is
+    known."""
     if not measured.step_s or measured.stall_s is None:
         return 1
     return max(1, math.ceil(measured.stall_s / (STALL_SHARE * measured.step_s)))

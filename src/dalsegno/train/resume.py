@@ -80,7 +80,7 @@ FETCH_S = 1800.0  # the agent may have to fetch the whole snapshot from another 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What was loaded. `own`: the saved state of this rank, or of rank 0 if fewer ranks had saved."""
+    """The state that was loaded. `own`: the saved state of this rank, or of rank 0 if fewer ranks had saved."""
 
     step: int
     world: int

@@ -90,7 +90,7 @@ class Leader:
             found["memory"] = [ahead, every]
         if failed != self._failed:  # retry: a full disk may have space by then
             self._failed, self._save_at = failed, min(self._save_at, now + RETRY_S)
-        is_due = now >= self._save_at and step > self._disk_at  # not before the last announced save
+        is_due = now >= self._save_at and step > self._disk_at  # the last announced save has begun
         self.behind = self.behind or (is_due and busy)
         if is_due and not busy:
             self._save_at = self._next_save(now)
@@ -122,8 +122,8 @@ class StepClock:
     began: float
     mean_s: float = 0.0  # running mean of a step, without snapshots
     stepping_s: float = 0.0
-    starting_s: float = 0.0  # until the first step began
-    saving_s: float = 0.0  # training stalled for snapshots
+    starting_s: float = 0.0  # time until the first step began
+    saving_s: float = 0.0  # time that training stalled for snapshots
     steps: int = 0
     recent_s: tuple[float, ...] = ()  # durations of the last 20 steps
     _mark: float = field(default=0.0, repr=False)
@@ -143,7 +143,7 @@ class StepClock:
         self.steps += 1
         self.stepping_s += taken
         self.recent_s = (*self.recent_s[-19:], taken)
-        self.mean_s = taken if self.steps < 3 else (1 - _NEW) * self.mean_s + _NEW * taken  # skip warm-up
+        self.mean_s = taken if self.steps < 3 else (1 - _NEW) * self.mean_s + _NEW * taken  # the first step is slow
 
     def stall(self, now: float) -> None:
         """Note that a snapshot was taken since the step ended."""

@@ -77,7 +77,7 @@ Unpickle = Callable[[bytes], Any]
 class TensorPiece:
     """This rank's part of one tensor."""
 
-    key: str  # as PyTorch's distributed checkpoint names it: "model.layers.0.weight"
+    key: str  # its name in PyTorch's distributed checkpoint: "model.layers.0.weight"
     tensor: torch.Tensor
     size: tuple[int, ...]  # size of the whole tensor
     offsets: tuple[int, ...]  # where this part begins in the whole tensor
@@ -164,7 +164,7 @@ class Objects:
         return found
 
     def layouts(self) -> dict[str, torch.Tensor]:
-        """Return the sharded tensors that exist or will exist, by name. Saved tensors get the layout of these."""
+        """Return, by name, the sharded tensors that exist or will exist. Saved tensors get the same layouts."""
         found = {key: tensor for key, tensor in empty_out(self.nested())[1].items() if is_sharded(tensor)}
         for name, each in self._named.items():
             if isinstance(each, torch.optim.Optimizer):

@@ -74,7 +74,8 @@ _held_locks: dict[Path, FolderLock] = {}
 
 
 def lock_folder(folder: Path, run: str, warn: Callable[[str], None], wait_s: float = 10.0) -> FolderLock:
-    """Lock the folder. Wait for an earlier process of the same run, which may be exiting; refuse other runs soon."""
+    """Lock the folder. Wait up to `wait_s` for an earlier process of the same run, which may be exiting; refuse other
+    runs after half a second."""
     path = folder.resolve() / LOCK
     held = _held_locks.get(path)
     if held and held.pid == os.getpid():
@@ -320,7 +321,7 @@ class OpeningRun(NamedTuple):
 
     run: str
     named: bool
-    generation: int  # from 1
+    generation: int  # counted from 1
     number: int  # which Checkpointer of its process this is, from 0
     fresh: bool
 

@@ -111,7 +111,7 @@ class CheckpointManifest:
     run: str
     generation: int
     torch: str
-    time: str  # for display only
+    time: str  # when it was written, for display only
     files: Mapping[str, FileMark]
 
     @property

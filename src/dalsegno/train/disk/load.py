@@ -329,5 +329,5 @@ def _mapped_chunk(path: Path, info: Any, dtype: torch.dtype, sizes: torch.Size) 
             return None
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is only read
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # the buffer is only read
         return torch.frombuffer(mapping, dtype=dtype, count=elements, offset=info.offset + start).view(sizes)

@@ -171,8 +171,8 @@ def find_unneeded(held: Sequence[StoredSnapshot], safe: SafeSteps | None) -> lis
     """Return the snapshots that are no longer needed.
 
     These are parts that a rank fetched to resume, once the run has a newer safe step. They are also all snapshots of a
-    rank that now runs, or now sends its copies, elsewhere: this node has none of its current generation or still
-    needed.
+    rank that now runs elsewhere, or now sends its copies elsewhere. Such a rank has no snapshot here that is of the
+    current generation or still needed.
     """
     if safe is None:
         return []

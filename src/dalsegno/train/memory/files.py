@@ -24,7 +24,7 @@ from dalsegno.train.errors import CheckpointError, NotEnoughMemory
 
 SHM = Path("/dev/shm")
 _NAMES = 64  # names to try per user, in case other users have taken the first ones
-_MAX_FILES = 1 << 16  # files that are read per folder: a user must not be able to keep root busy, who reads all folders
+_MAX_FILES = 1 << 16  # files that are read per folder: root reads all folders, and a user must not keep it busy
 _FOLDER = re.compile(r"dalsegno\.[0-9]+(\.[0-9]+)?", re.ASCII)
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # another user's FIFO must not block us
 
