@@ -17,7 +17,7 @@ from pathlib import Path
 from dalsegno.system.processes import Runner
 
 MOUNTS = Path("/proc/self/mounts")
-SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
+SYSTEMD_RUNS = Path("/run/systemd/system")  # exists if systemd runs, see sd_booted(3)
 REMOVE_TIMEOUT_S = 2.0  # a folder may be busy for a moment after its last process has ended
 
 
@@ -35,7 +35,7 @@ class CgroupTree:
     controllers: frozenset[str] = frozenset()  # v2 controllers that are available below the root
 
     def place(self, cluster_id: str) -> CgroupPlace:
-        """Return the place of a cluster's folders."""
+        """Return where a cluster's folders are."""
         unit = f"dalsegno-{cluster_id}.scope" if self.systemd else ""
         units = tuple(f"{root}/system.slice/{unit}" for root in self.systemd)
         if self.version == 2:

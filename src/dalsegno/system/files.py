@@ -92,7 +92,7 @@ def _open_nameless(path: Path) -> tuple[int, Path | None]:
     try:
         return os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), None
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):  # not supported by the file system
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):  # no O_TMPFILE on this file system
             raise explain(error, path) from error
     temp = _beside(path)
     try:
