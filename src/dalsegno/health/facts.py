@@ -102,7 +102,7 @@ MAX_SAMPLES = 240
 
 @dataclass(frozen=True)
 class Sample:
-    """A temperature at a time."""
+    """A temperature, and when it was measured."""
 
     at: float
     celsius: float
@@ -132,9 +132,9 @@ class WaitingProcess:
 class SeenBefore:
     since: float = 0.0  # when the GPUs were reset; older log lines do not count
     log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
-    heat: dict[str, deque[Sample]] = field(default_factory=dict)  # by a GPU's uuid
-    waiting: dict[tuple[int, str], WaitingProcess] = field(default_factory=dict)  # by pid and start time
-    downs: dict[str, int] = field(default_factory=dict)  # link_downed by port
+    heat: dict[str, deque[Sample]] = field(default_factory=dict)  # temperatures by GPU uuid
+    waiting: dict[tuple[int, str], WaitingProcess] = field(default_factory=dict)  # by PID and start time
+    downs: dict[str, int] = field(default_factory=dict)  # the last value of link_downed, by port
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
     sent: deque[TcpSegments] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     active: set[str] = field(default_factory=set)  # ports that were up once and should still be

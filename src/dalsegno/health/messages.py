@@ -122,7 +122,7 @@ def _member(kind: type[_E], entry: Mapping[str, Any], key: str) -> _E:
 
 
 MAX_PART = 32 << 10  # characters of a file that one message carries
-MAX_PART_BYTES = 96 << 10  # of a part as JSON, where a character may take twelve bytes; below the controller's limit
+MAX_PART_BYTES = 96 << 10  # limit as JSON, where a character may take twelve bytes; below the controller's limit
 _FILE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BEAT: Message = {"beat": True}
 

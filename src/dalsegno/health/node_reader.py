@@ -57,7 +57,7 @@ class NodeReader(Protocol):
     def has(self, program: str) -> bool: ...
 
     def listening(self) -> set[int]:
-        """Return the ports that are listened on."""
+        """Return the ports with listeners."""
         ...
 
     def kernel_records(self) -> list[str]:

@@ -29,7 +29,7 @@ class Checkup:
     def __init__(self, checks: Sequence[Check], node: NodeReader, settings: Settings) -> None:
         self.checks, self.node, self.settings = checks, node, settings
         self._last: dict[tuple[Context, str], float] = {}
-        self._failing: dict[str, float] = {}  # check -> since when
+        self._failing: dict[str, float] = {}  # failing check -> since when it fails
         self._settle_s: dict[str, float] = {}  # failing check -> how long it must fail before it counts
         self._chosen: dict[Context, tuple[float, list[Check]]] = {}
 
@@ -69,7 +69,8 @@ class Checkup:
         return check.name in self._failing and last - self._failing[check.name] < self._settle_s[check.name]
 
     def _apply_settling(self, check: Check, finding: Finding, context: Context) -> Finding:
-        """Turn a failure into a warning until it has lasted, such as a slurmd that restarts or a burst of heat."""
+        """Turn a failure into a warning until it has lasted long enough: slurmd may be restarting, or heat may be
+        brief."""
         result = finding.result
         if context is not Context.CONTINUOUS or result.verdict is not Verdict.FAILED:
             self._failing.pop(check.name, None)
@@ -102,7 +103,7 @@ def examine(
     within_s: float = math.inf,
     known: Mapping[str, Finding] | None = None,
 ) -> list[Finding]:
-    """Run all enabled checks of the context that apply to the node. Checks with the same question share the answer.
+    """Run all enabled checks of the context that apply to the node. Checks with the same `ask` share the answer.
 
     Checks in `known` are not run again, and after `within_s` no further check is started.
     """

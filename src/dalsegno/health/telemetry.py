@@ -119,7 +119,7 @@ class Telemetry:
     kernel_log: tuple[LogLine, ...] = ()
     ports: tuple[Port, ...] = ()
     clock_skew_s: float | None = 0.0
-    fabric_manager: str = "active"  # as systemctl reports it
+    fabric_manager: str = "active"  # the service's state, as systemctl reports it
     booted_at: float = 0.0
     stamp: str = ""
 

@@ -33,8 +33,8 @@ _BOOT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 @dataclass(frozen=True)
 class NodeHello:
-    """The identity of an agent. `started`: seconds from the boot to its start. Of two agents, the younger one
-    counts."""
+    """The identity of an agent. `started`: seconds from the boot to its start. Of two agents for one node, the one that
+    started later counts."""
 
     node: str
     boot: str

@@ -89,7 +89,7 @@ def _heat(gpu: ElementTree.Element) -> tuple[float | None, float | None]:
 
 
 def _throttle(gpu: ElementTree.Element) -> tuple[str, ...] | None:
-    """Return the throttle reasons; drivers before 535 use another name."""
+    """Return the throttle reasons, which drivers before 535 report under another name."""
     for new, one in (("clocks_event_reasons", "clocks_event_reason"), ("clocks_throttle_reasons",) * 2):
         reasons = gpu.find(new)
         if reasons is not None:

@@ -15,7 +15,7 @@ from dalsegno.health.readers.gpus import ask_telemetry
 from dalsegno.health.xids import repaired_at
 from dalsegno.system.hanging_calls import NoAnswer
 
-TICKS_PER_S = 100  # in /proc/PID/stat, on every architecture
+TICKS_PER_S = 100  # the unit of times in /proc/PID/stat, on every architecture
 XID = re.compile(r"NVRM: Xid \(")
 WARNING = 4  # syslog level; less important lines are not kept, so that they cannot displace others
 _RECORD = re.compile(r"(\d+),\d+,(\d+),[^;]*;(.*)")
@@ -101,7 +101,7 @@ def _waiting(node: NodeReader, pid: str) -> tuple[tuple[int, str], WaitingProces
             return None
         switches = ",".join(_SWITCHES.findall(node.read(f"/proc/{pid}/status")))
     except NoAnswer:
-        return None  # it has ended meanwhile
+        return None  # the process has ended meanwhile
     name = head.partition("(")[2]
     return (int(pid), fields[19]), WaitingProcess(int(pid), name, fields[0], node.now(), switches)
 
@@ -122,7 +122,7 @@ def ask_traffic(node: NodeReader) -> TcpTraffic:
     """Return the recent counters, including the current ones."""
     now, seen = node.now(), node.seen.sent
     seen.append(parse_snmp(node.read(_FILE), now))
-    while seen[0].segments > seen[-1].segments:  # from before a reset of the counters
+    while seen[0].segments > seen[-1].segments:  # counted before the counters were reset
         seen.popleft()
     return TcpTraffic(now, tuple(seen))
 
