@@ -90,7 +90,7 @@ class ControllerLink:
         self._sock: socket.socket | None = None
         self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
         self._handshake = ClientHandshake(AGENT, CONTROLLER)
-        self._session: Session | None = None  # after the handshake
+        self._session: Session | None = None  # set after the handshake
         self._due = 0.0  # when to connect, or to end an attempt to connect (monotonic)
         self._up_at, self._pause_s = 0.0, FIRST_PAUSE_S
         self._events = 0

@@ -23,8 +23,8 @@ from dalsegno.health.result import Remedy, Result, failed, passed, unknown
 from dalsegno.system.hanging_calls import fork
 from dalsegno.wire.frames import BadFrame, FileReader, Message, Reader, send
 
-LOAD_S = 80.0  # to load torch, on a very busy machine
-REDUCE_S = 30.0  # for all rounds, when both sides have loaded torch
+LOAD_S = 80.0  # time to load torch on a very busy machine
+REDUCE_S = 30.0  # time for all rounds, when both sides have loaded torch
 LATER_S = 5.0  # extra time, so that the process itself can report what was too slow
 DIED, DIED_TEXT = "died", "the process that runs torch has died"  # a fault of this node, not of the other
 

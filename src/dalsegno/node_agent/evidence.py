@@ -49,7 +49,8 @@ def gather(
 
 
 def slurmd_log(node: str, env: Mapping[str, str]) -> Path | None:
-    """Return slurmd's log: from slurm.conf, else the usual path; on a simulated node, beside its telemetry."""
+    """Return the path of slurmd's log: from slurm.conf, otherwise the usual path or, on a simulated node, the one
+    beside its telemetry."""
     configured, telemetry = _configured_log(node, env), telemetry_path(env)
     candidates = [configured] if configured else [str(telemetry.with_name("slurmd.log"))] if telemetry else SLURMD_LOGS
     return next((Path(path) for path in candidates if os.path.isfile(path)), None)
@@ -138,7 +139,7 @@ def mapped(runs: Collection[Run]) -> set[Run]:
 
 
 def _processes(users: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Yield uid and PID of the processes of these users."""
+    """Yield the uid and PID of each process of these users."""
     for name in os.listdir(children.PROC) if users else ():
         uid = children.owner(int(name)) if name.isdigit() else None
         if uid is not None and uid in users:
