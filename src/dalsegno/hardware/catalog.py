@@ -27,7 +27,7 @@ class Gpu:
     memory_gbytes_per_s: float
     bf16_tflops: float | None  # without sparsity
     link: str  # "NVLink 4", "NeuronLink-v2", or "" without one
-    link_gbytes_per_s: float | None  # one way, per accelerator
+    link_gbytes_per_s: float | None  # bandwidth in one direction, per accelerator
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Instance:
     gpu: str  # a name in the GPU table, or ""
     gpus: int
     gpu_memory_gib: float | None  # memory of each GPU
-    nvlink_gbytes_per_s: float  # one way, per GPU, as wired in this machine
+    nvlink_gbytes_per_s: float  # bandwidth in one direction, per GPU, as wired in this machine
     network_gbps: float | None
     nics: int | None  # RDMA network cards
     fabric: str
