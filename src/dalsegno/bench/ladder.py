@@ -37,7 +37,7 @@ class RankTraffic:
     sent_bytes: int
     received_bytes: int
     computed: bool
-    tcp_bytes: int | None = None  # sent, as counted by the kernel; None without TCP
+    tcp_bytes: int | None = None  # bytes sent, as counted by the kernel; None without TCP
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RungResult:
 
     name: str
     steps_s: tuple[float, ...] = ()
-    traffic: tuple[RankTraffic, ...] = ()  # by rank
+    traffic: tuple[RankTraffic, ...] = ()  # traffic by rank
     marks: tuple[StepSpan, ...] = ()
     why_not: str = ""
 
@@ -127,7 +127,7 @@ class LadderAsk:
     model_mb: float = 16.0
     layers: int = 8
     steps: int = 20
-    batch: int = 64  # per rank
+    batch: int = 64  # samples per rank
     device: str = "auto"  # auto, cpu or cuda
     bucket_caps_mb: tuple[float, ...] = (1.0, 5.0, 25.0)
 
