@@ -34,6 +34,20 @@ from dalsegno.slurm.parse.jobs import (
     parse_jobs,
     parse_submitted,
 )
+from dalsegno.slurm.parse.load import (
+    FAIR_SHARE_ARGV,
+    NODE_LOAD_ARGV,
+    QUEUE_LOAD_ARGV,
+    RESERVATIONS_ARGV,
+    NodeLoads,
+    QueueLoad,
+    ReservationInfo,
+    parse_fair_shares,
+    parse_node_loads,
+    parse_queue_load,
+    parse_reservations,
+    queue_load_env,
+)
 from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
 from dalsegno.slurm.parse.nodes import (
     EVENTS_ARGV,
@@ -209,6 +223,23 @@ class SlurmClient:
 
     def diag(self) -> Diagnostics:
         return parse_diag(self._ask(DIAG_ARGV))
+
+    def queue_load(self) -> QueueLoad:
+        """Return what metrics need of all jobs, also of those that ended recently; one row per task of an array."""
+        marks = Separators.fresh_record()
+        done = self._run(QUEUE_LOAD_ARGV, env={**self._env, **TIME_ENV, **queue_load_env(marks)})
+        return parse_queue_load(done.checked(hint=_hint(done)).stdout, marks)
+
+    def node_loads(self) -> NodeLoads:
+        """Return the state and the use of all nodes, one row for each partition of a node."""
+        return parse_node_loads(self._ask(NODE_LOAD_ARGV))
+
+    def fair_shares(self) -> dict[str, float]:
+        """Return the fair-share factor of each account. Needs accounting and priority/multifactor."""
+        return parse_fair_shares(self._ask(FAIR_SHARE_ARGV))
+
+    def reservations(self) -> list[ReservationInfo]:
+        return parse_reservations(self._ask(RESERVATIONS_ARGV))
 
     def ping(self) -> list[ControllerPing]:
         """Return which controllers answer. This is fast even if none does; other queries then take 9 s to fail."""
