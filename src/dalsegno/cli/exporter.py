@@ -102,6 +102,8 @@ def _print_once(collector: Collector) -> None:
 
 
 def _serve(collector: Collector, listen: str, token_file: Path | None) -> None:
+    import gc
+
     from dalsegno.log import start_logging
     from dalsegno.observe.http_server import HttpServer
     from dalsegno.observe.metrics_endpoint import ListenAddress, MetricsEndpoint, read_token
@@ -109,6 +111,7 @@ def _serve(collector: Collector, listen: str, token_file: Path | None) -> None:
     address = ListenAddress.parse(listen)
     token = read_token(token_file) if token_file else None
     start_logging("exporter")
+    gc.set_threshold(200_000)  # 100,000 jobs are no garbage: looking for it would take a third of the time
     with stoppable():
         server = HttpServer(address.open(), MetricsEndpoint(collector, token))
         if token is None and not address.loopback:

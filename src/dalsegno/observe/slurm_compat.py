@@ -6,12 +6,13 @@ names. Where they differ, `slurm_vpenso.py` and `slurm_sckyzo.py` have one each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from dalsegno.observe.exposition import Family, gauge, labelled
 from dalsegno.observe.slurm_jobs import JobGroups
-from dalsegno.observe.slurm_nodes import GpuUse, each_node, gpu_uses, partition_names
+from dalsegno.observe.slurm_nodes import by_partition, count_gpus, each_node
 from dalsegno.slurm.facts import JobState
 from dalsegno.slurm.parse.controller import Diagnostics
 from dalsegno.slurm.parse.load import NodeLoad
@@ -28,66 +29,85 @@ class SlurmDialect(Enum):
 
 def cpu_families(rows: Sequence[NodeLoad]) -> list[Family]:
     """Return the CPUs of the cluster and of each partition, by use."""
-    nodes, parts = each_node(rows), partition_names(rows)
-    by_use = {
-        "alloc": ("allocated", "Allocated CPUs", [row.cpus_alloc for row in rows], sum(n.cpus_alloc for n in nodes)),
-        "idle": ("idle", "Idle CPUs", [row.cpus_idle for row in rows], sum(n.cpus_idle for n in nodes)),
-        "other": ("other", "Unavailable CPUs", [row.cpus_other for row in rows], sum(n.cpus_other for n in nodes)),
-        "total": ("total", "All CPUs", [row.cpus for row in rows], sum(n.cpus for n in nodes)),
-    }
+    all_nodes = _count_cpus(each_node(rows))
+    partitions = {name: _count_cpus(members) for name, members in by_partition(rows).items()}
     families: list[Family] = []
-    for short, (word, help, counts, total) in by_use.items():
-        values: Values = {(name,): 0 for name in parts}
-        for row, count in zip(rows, counts, strict=True):
-            if row.partition:
-                values[row.partition,] += count
-        families.append(gauge(f"slurm_cpus_{short}", f"{help}.", total))
+    for at, (short, word, help) in enumerate(_CPU_NAMES):
+        values: Values = {(name,): counts[at] for name, counts in partitions.items()}
+        families.append(gauge(f"slurm_cpus_{short}", f"{help}.", all_nodes[at]))
         families.append(labelled(f"slurm_partition_cpus_{word}", f"{help} of a partition.", ["partition"], values))
     return families
 
 
+_CPU_NAMES = (
+    ("alloc", "allocated", "Allocated CPUs"),
+    ("idle", "idle", "Idle CPUs"),
+    ("other", "other", "Unavailable CPUs"),
+    ("total", "total", "All CPUs"),
+)
+
+
+def _count_cpus(rows: Sequence[NodeLoad]) -> tuple[int, int, int, int]:
+    return (
+        sum(row.cpus_alloc for row in rows),
+        sum(row.cpus_idle for row in rows),
+        sum(row.cpus_other for row in rows),
+        sum(row.cpus for row in rows),
+    )
+
+
 def gpu_families(rows: Sequence[NodeLoad], *, other: bool) -> list[Family]:
-    """Return the GPUs of the cluster by use. Without `other`, free GPUs on closed nodes are idle."""
-    counts = dict.fromkeys(GpuUse, 0)
-    for row in each_node(rows):
-        for use, count in gpu_uses(row).items():
-            counts[use] += count
-    total, alloc, closed = sum(counts.values()), counts[GpuUse.ALLOC], counts[GpuUse.UNAVAILABLE]
+    """Return the GPUs of the cluster by use. Without `other`, unavailable GPUs are idle."""
+    counts = count_gpus(each_node(rows))
+    total = sum(counts)
     families: list[Family] = [
-        gauge("slurm_gpus_alloc", "Allocated GPUs.", alloc),
-        gauge("slurm_gpus_idle", "Idle GPUs.", counts[GpuUse.IDLE] + (0 if other else closed)),
+        gauge("slurm_gpus_alloc", "Allocated GPUs.", counts.alloc),
+        gauge("slurm_gpus_idle", "Idle GPUs.", counts.idle + (0 if other else counts.unavailable)),
         gauge("slurm_gpus_total", "All GPUs.", total),
-        gauge("slurm_gpus_utilization", "Share of all GPUs that is allocated.", alloc / total if total else 0),
+        gauge("slurm_gpus_utilization", "Share of all GPUs that is allocated.", counts.alloc / total if total else 0),
     ]
-    return [*families, gauge("slurm_gpus_other", "Free GPUs on closed nodes.", closed)] if other else families
-
-
-_COUNTED = {JobState.PENDING: "jobs_pending", JobState.RUNNING: "jobs_running", JobState.SUSPENDED: "jobs_suspended"}
+    if other:
+        families.append(gauge("slurm_gpus_other", "Free GPUs on nodes out of service.", counts.unavailable))
+    return families
 
 
 def owner_families(groups: JobGroups) -> list[Family]:
     """Return the jobs and CPUs of each account and of each user."""
-    families: list[Family] = []
-    for owner in ("account", "user"):
-        tables: dict[str, Values] = {name: {} for name in (*_COUNTED.values(), "cpus_running")}
-        for key, tally in groups.items():
-            label = (key.account if owner == "account" else key.user,)
-            for table in tables.values():
-                table.setdefault(label, 0)
-            if key.state in _COUNTED:
-                tables[_COUNTED[key.state]][label] += tally.jobs
-            if key.state is JobState.RUNNING:
-                tables["cpus_running"][label] += tally.cpus
-        for name, values in tables.items():
-            what, _, state = name.partition("_")
-            shown = "CPUs" if what == "cpus" else "Jobs"
-            help = (
-                f"{shown} of the {owner} that are {state}."
-                if what == "jobs"
-                else f"CPUs of running jobs of the {owner}."
-            )
-            families.append(labelled(f"slurm_{owner}_{name}", help, [owner], values))
-    return families
+    accounts, users = dict[str, OwnerLoad](), dict[str, OwnerLoad]()
+    for key, tally in groups.items():
+        for owners, name in ((accounts, key.account), (users, key.user)):
+            load = owners.get(name) or owners.setdefault(name, OwnerLoad())
+            if key.state is JobState.PENDING:
+                load.pending += tally.jobs
+            elif key.state is JobState.RUNNING:
+                load.running += tally.jobs
+                load.cpus_running += tally.cpus
+            elif key.state is JobState.SUSPENDED:
+                load.suspended += tally.jobs
+    return [*_owner_families("account", accounts), *_owner_families("user", users)]
+
+
+@dataclass
+class OwnerLoad:
+    """The jobs of an account or a user."""
+
+    pending: int = 0
+    running: int = 0
+    suspended: int = 0
+    cpus_running: int = 0
+
+
+def _owner_families(owner: str, loads: Mapping[str, OwnerLoad]) -> list[Family]:
+    def family(name: str, help: str, value: Callable[[OwnerLoad], int]) -> Family:
+        values: Values = {(label,): value(load) for label, load in loads.items()}
+        return labelled(f"slurm_{owner}_{name}", help, [owner], values)
+
+    return [
+        family("jobs_pending", f"Pending jobs of the {owner}.", lambda load: load.pending),
+        family("jobs_running", f"Running jobs of the {owner}.", lambda load: load.running),
+        family("jobs_suspended", f"Suspended jobs of the {owner}.", lambda load: load.suspended),
+        family("cpus_running", f"CPUs of the running jobs of the {owner}.", lambda load: load.cpus_running),
+    ]
 
 
 def pending_family(groups: JobGroups, partitions: Sequence[str]) -> Family:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
+from typing import NamedTuple
 
 from dalsegno.observe.exposition import Family, labelled
-from dalsegno.slurm.facts import NodeFlag, NodeState
 from dalsegno.slurm.parse.load import NodeLoad
 
 
@@ -27,13 +28,7 @@ class NodeCategory(Enum):
     RESV = "resv"
     OTHER = "other"
 
-
-class GpuUse(Enum):
-    """What a GPU is doing, as Slurm sees it."""
-
-    ALLOC = "alloc"
-    IDLE = "idle"
-    UNAVAILABLE = "unavailable"  # free, on a node on which no job starts
+    __hash__ = object.__hash__  # Enum's own is ten times slower, and there may be many nodes
 
 
 # sinfo's words. In a compound such as `mixed+drain`, the first match from the top counts.
@@ -54,17 +49,6 @@ _WORDS = {
     "mixed": NodeCategory.MIX,
     "idle": NodeCategory.IDLE,
 }
-_CLOSED = {
-    NodeFlag.DRAIN,
-    NodeFlag.FAIL,
-    NodeFlag.INVALID_REG,
-    NodeFlag.MAINTENANCE,
-    NodeFlag.NOT_RESPONDING,
-    NodeFlag.POWERED_DOWN,
-    NodeFlag.POWERING_DOWN,
-    NodeFlag.REBOOT_ISSUED,
-}
-_OPEN_STATES = (NodeState.IDLE, NodeState.MIXED, NodeState.ALLOCATED)
 
 
 @lru_cache(1024)
@@ -74,36 +58,56 @@ def node_category(word: str) -> NodeCategory:
     return next((category for known, category in _WORDS.items() if known in parts), NodeCategory.OTHER)
 
 
+@lru_cache(1024)
+def state_label(word: str) -> str:
+    """Return the label of sinfo's word for a state."""
+    return node_category(word).value
+
+
 def each_node(rows: Iterable[NodeLoad]) -> list[NodeLoad]:
     """Return one row per node. sinfo repeats a node for each of its partitions."""
     return list({row.name: row for row in rows}.values())
 
 
-def partition_names(rows: Iterable[NodeLoad]) -> list[str]:
-    """Return the partitions in the order of sinfo."""
-    return [name for name in dict.fromkeys(row.partition for row in rows) if name]
+class GpuCounts(NamedTuple):
+    """GPUs by what they do, as Slurm sees it. The unavailable ones are free, on nodes on which no job starts."""
+
+    alloc: int
+    idle: int
+    unavailable: int
 
 
-def gpu_uses(row: NodeLoad) -> dict[GpuUse, int]:
-    """Return the GPUs of a node by use."""
-    used = min(row.gpus_used, row.gpus)
-    free = GpuUse.IDLE if row.state in _OPEN_STATES and not row.flags & _CLOSED else GpuUse.UNAVAILABLE
-    return {GpuUse.ALLOC: used, free: row.gpus - used}
+def count_gpus(rows: Iterable[NodeLoad]) -> GpuCounts:
+    """Return the GPUs of some nodes."""
+    alloc = idle = unavailable = 0
+    for row in rows:
+        used = min(row.gpus_used, row.gpus)
+        alloc += used
+        if row.in_service:
+            idle += row.gpus - used
+        else:
+            unavailable += row.gpus - used
+    return GpuCounts(alloc, idle, unavailable)
+
+
+def by_partition(rows: Iterable[NodeLoad]) -> dict[str, list[NodeLoad]]:
+    """Return the nodes of each partition, in the order of sinfo."""
+    found: dict[str, list[NodeLoad]] = {}
+    for row in rows:
+        if row.partition:
+            found.setdefault(row.partition, []).append(row)
+    return found
 
 
 def node_families(rows: Sequence[NodeLoad]) -> list[Family]:
     """Return our own metrics of the nodes."""
-    partitions = partition_names(rows)
-    nodes: dict[tuple[str, ...], float] = {
-        (partition, category.value): 0 for partition in partitions for category in NodeCategory
-    }
-    gpus: dict[tuple[str, ...], float] = {(partition, use.value): 0 for partition in partitions for use in GpuUse}
-    for row in rows:
-        if row.partition:
-            nodes[row.partition, node_category(row.word).value] += 1
-            for use, count in gpu_uses(row).items() if row.gpus else ():
-                gpus[row.partition, use.value] += count
-    states: dict[tuple[str, ...], float] = {(row.name, node_category(row.word).value): 1 for row in each_node(rows)}
+    nodes: dict[tuple[str, ...], float] = {}
+    gpus: dict[tuple[str, ...], float] = {}
+    for partition, members in by_partition(rows).items():
+        counts = Counter(node_category(row.word) for row in members)
+        nodes.update({(partition, category.value): counts[category] for category in NodeCategory})
+        gpus.update({(partition, use): count for use, count in count_gpus(members)._asdict().items()})
+    states: dict[tuple[str, ...], float] = {(row.name, state_label(row.word)): 1 for row in each_node(rows)}
     in_each = "A node in several partitions counts in each of them."
     return [
         labelled("dalsegno_nodes", f"Nodes by state. {in_each}", ["partition", "state"], nodes),

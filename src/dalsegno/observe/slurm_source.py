@@ -9,7 +9,7 @@ from dalsegno.observe.collector import MetricSource, SourceGroup, StatusFamilies
 from dalsegno.observe.exposition import Family
 from dalsegno.observe.slurm_compat import SlurmDialect, fair_share_family, scheduler_families
 from dalsegno.observe.slurm_jobs import group_jobs, job_families, node_job_family
-from dalsegno.observe.slurm_nodes import node_families, partition_names
+from dalsegno.observe.slurm_nodes import by_partition, node_families
 from dalsegno.observe.slurm_sckyzo import (
     info_family,
     reservation_families,
@@ -18,7 +18,7 @@ from dalsegno.observe.slurm_sckyzo import (
     sckyzo_node_families,
     sckyzo_status_families,
 )
-from dalsegno.observe.slurm_usage import GpuSeconds, QueueWaits
+from dalsegno.observe.slurm_usage import GpuSeconds, QueueWaits, has_started
 from dalsegno.observe.slurm_vpenso import vpenso_job_families, vpenso_node_families
 from dalsegno.slurm.client import SlurmClient
 
@@ -54,7 +54,7 @@ class SinfoSource:
     def collect(self) -> Sequence[Family]:
         loads = self._client.node_loads()
         self.skipped_rows = loads.unreadable
-        self.partitions = partition_names(loads.rows)
+        self.partitions = list(by_partition(loads.rows))
         compat = vpenso_node_families if self._dialect is SlurmDialect.VPENSO else sckyzo_node_families
         return [*node_families(loads.rows), *compat(loads.rows)]
 
@@ -80,8 +80,9 @@ class SqueueSource:
         load = self._client.queue_load()
         self.skipped_rows = load.unreadable
         partitions = self._nodes.partitions
-        self._waits.observe(load.jobs, partitions)
-        self._gpu_seconds.observe(load.jobs, now_s)
+        started = [job for job in load.jobs if has_started(job)]
+        self._waits.observe(started, partitions)
+        self._gpu_seconds.observe(started, now_s)
         groups = group_jobs(load.jobs)
         compat = vpenso_job_families if self._dialect is SlurmDialect.VPENSO else sckyzo_job_families
         return [

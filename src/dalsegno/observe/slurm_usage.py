@@ -25,9 +25,9 @@ class QueueWaits:
         self._seen: set[tuple[int, int]] | None = None
         self._waits: dict[tuple[str, ...], Histogram] = {}
 
-    def observe(self, jobs: Iterable[QueuedJob], partitions: Sequence[str]) -> None:
+    def observe(self, started_jobs: Iterable[QueuedJob], partitions: Sequence[str]) -> None:
         """Add the jobs that started since the last cycle. A requeued job counts again, from its requeue."""
-        started = {(job.id, job.started_at): job for job in jobs if has_started(job)}
+        started = {(job.id, job.started_at): job for job in started_jobs}
         for name in partitions:
             self._waits.setdefault((name,), Histogram(WAIT_BOUNDS_S))
         if self._seen is not None:
@@ -58,11 +58,11 @@ class GpuSeconds:
         self._until_s: float | None = None
         self._seconds: dict[tuple[str, ...], float] = {}
 
-    def observe(self, jobs: Iterable[QueuedJob], now_s: float) -> None:
+    def observe(self, started_jobs: Iterable[QueuedJob], now_s: float) -> None:
         """Add the time since the last cycle. Jobs that ended meanwhile count until their end."""
         since_s, self._until_s = self._until_s, now_s
-        for job in jobs:
-            if job.gpus and has_started(job):
+        for job in started_jobs:
+            if job.gpus:
                 self._add(job, _held_s(job, now_s if since_s is None else since_s, now_s) * job.gpus)
 
     def _add(self, job: QueuedJob, seconds: float) -> None:

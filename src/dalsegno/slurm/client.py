@@ -337,7 +337,7 @@ class SlurmClient:
         done = self._run(("sacctmgr", "--immediate"), stdin=words, env=wide, timeout_s=timeout_s)
         faults = failures(commands, done.stdout, done.stderr)
         if faults:
-            raise CommandFailed(done.argv, done.exit_code, "\n".join(faults), hint=_hint(done))
+            raise CommandFailed(done.argv, done.exit_code, "\n".join(faults), hint=_trouble_hint(done))
 
     def _ask(self, argv: tuple[str, ...]) -> str:
         done = self._run(argv)
@@ -384,5 +384,10 @@ _HINTS = {
 
 
 def _hint(done: Completed) -> str:
+    """Return the hint for a failed command; the output of one that succeeded may be large, and is not searched."""
+    return _trouble_hint(done) if done.exit_code else ""
+
+
+def _trouble_hint(done: Completed) -> str:
     troubles = parse_troubles(done.stderr + done.stdout)
     return next((_HINTS[trouble] for trouble in troubles if trouble in _HINTS), "")

@@ -6,10 +6,11 @@ cluster.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from dalsegno.slurm.facts import JobState, NodeFlag, NodeState, parse_job_state, parse_node_state
+from dalsegno.slurm.facts import JobState, NodeInfo, parse_job_state, parse_node_state
 from dalsegno.slurm.parse.jobs import node_names
 from dalsegno.slurm.parse.text import (
     PLAIN,
@@ -25,6 +26,7 @@ from dalsegno.slurm.parse.text import (
     paragraphs,
 )
 
+MAX_NAME = 100  # characters of users and accounts
 _CACHED = 1 << 16  # values of a field that are parsed once: states, TRES, accounts
 
 # squeue. Users choose their account where nothing enforces it, and a plugin may quote them in a reason. These come
@@ -80,29 +82,41 @@ def parse_queue_load(text: str, marks: Separators) -> QueueLoad:
     """Parse the output of QUEUE_LOAD_ARGV under `queue_load_env` with the same marks."""
     found = _records("squeue", text, marks)
     width, field = len(_JOB_FIELDS), marks.field
-    rows = [row.split(field, width - 1) for row in found]
-    jobs = [_queued(row) for row in rows if len(row) == width and row[0].strip().isdecimal()]
-    if found and not jobs:
+    split = [row.split(field, width - 1) for row in found]
+    rows = [row for row in split if len(row) == width and row[0].isdecimal() and len(row[0]) < 19]
+    if found and not rows:
         raise malformed("squeue", found[0])
-    return QueueLoad(jobs, len(found) - len(jobs))
+    return QueueLoad(_queued_jobs(rows), len(found) - len(rows))
 
 
-def _queued(row: list[str]) -> QueuedJob:
-    job, user, partition, state, nodes, cpus, tres, submitted, started, ends, reason, account = row
-    return QueuedJob(
-        int(job[-18:]),
-        user,
-        _partitions(partition),
-        _job_state(state),
-        nodes,
-        int(cpus) if cpus.isdecimal() and len(cpus) < 10 else integer(cpus),
-        _gpus_in_tres(tres),
-        _time(submitted),
-        _time(started),
-        _time(ends),
-        _known(reason),
-        _known(account),
+def _queued_jobs(rows: list[list[str]]) -> list[QueuedJob]:
+    """Return the jobs of all rows. Working by column takes half the time of working by row."""
+    if not rows:
+        return []
+    ids, users, partitions, states, nodes, cpus, tres, submitted, started, ends, reasons, accounts = zip(
+        *rows, strict=True
     )
+    return list(
+        map(
+            QueuedJob,
+            map(int, ids),
+            map(_name, users),
+            map(_partitions, partitions),
+            map(_job_state, states),
+            nodes,
+            map(_integer, cpus),
+            map(_gpus_in_tres, tres),
+            _times(submitted),
+            _times(started),
+            _times(ends),
+            map(_known, reasons),
+            map(_name, accounts),
+        )
+    )
+
+
+def _times(column: Iterable[str]) -> list[int]:
+    return [int(text) if len(text) == 10 and text.isdecimal() else 0 for text in column]
 
 
 def _records(command: str, text: str, marks: Separators) -> list[str]:
@@ -115,14 +129,20 @@ def _records(command: str, text: str, marks: Separators) -> list[str]:
     return found
 
 
-def _time(text: str) -> int:
-    return int(text) if len(text) == 10 and text.isdecimal() else 0
-
-
 _job_state = lru_cache(_CACHED)(parse_job_state)
 _gpus_in_tres = lru_cache(_CACHED)(gpus_in_tres)
 _gpus_in_gres = lru_cache(_CACHED)(gpus_in_gres)
 _known = lru_cache(_CACHED)(known)
+
+
+@lru_cache(_CACHED)
+def _name(text: str) -> str:
+    """Return a name as a label shows it, so that names which look the same are counted as one."""
+    shown = text if text.isprintable() else "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+    return known(shown[:MAX_NAME])
+
+
+_integer = lru_cache(_CACHED)(integer)
 
 
 @lru_cache(_CACHED)
@@ -156,9 +176,8 @@ class NodeLoad(NamedTuple):
 
     name: str
     partition: str
-    state: NodeState
-    flags: frozenset[NodeFlag]
     word: str  # sinfo's word for the state, without the signs after it: `drained`
+    in_service: bool  # Slurm would start a job here, now or when the current ones end
     cpus_alloc: int
     cpus_idle: int
     cpus_other: int
@@ -193,23 +212,24 @@ def _node(row: list[str]) -> NodeLoad | None:
     aiot = [int(part) for part in cpus.split("/") if part.isdecimal() and len(part) < 10]
     if len(aiot) != 4 or not name:
         return None
-    state, flags = _node_state(complete)
     return NodeLoad(
         name,
         partition.rstrip("*"),
-        state,
-        flags,
         _bare_word(word),
+        _in_service(complete),
         *aiot,
-        integer(memory_used),
-        integer(memory),
+        _integer(memory_used),
+        _integer(memory),
         _gpus_in_gres(_known(gres)),
         _gpus_in_gres(_known(gres_used)),
         _known(features),
     )
 
 
-_node_state = lru_cache(_CACHED)(parse_node_state)
+@lru_cache(_CACHED)
+def _in_service(complete: str) -> bool:
+    state, flags = parse_node_state(complete)
+    return NodeInfo("", state, flags).in_service
 
 
 @lru_cache(_CACHED)
