@@ -110,19 +110,21 @@ def _serve(collector: Collector, listen: str, token_file: Path | None) -> None:
 
     address = ListenAddress.parse(listen)
     token = read_token(token_file) if token_file else None
+    listener = address.open()
+    address = ListenAddress(address.host, listener.getsockname()[1])  # the port that the kernel chose, for port 0
+    server = HttpServer(listener, MetricsEndpoint(collector, token))
     start_logging("exporter")
     gc.set_threshold(200_000)  # 100,000 jobs are no garbage: looking for it would take a third of the time
-    with stoppable():
-        server = HttpServer(address.open(), MetricsEndpoint(collector, token))
-        if token is None and not address.loopback:
-            out.warn(f"everybody who can connect to {address} can read users, accounts and jobs")
-        out.talk(f"serving http://{address}/metrics; Ctrl-C ends it")
-        try:
+    if token is None and not address.loopback:
+        out.warn(f"everybody who can connect to {address} can read users, accounts and jobs")
+    try:
+        with stoppable():
             collector.start()
             server.start()
+            out.talk(f"serving http://{address}/metrics; Ctrl-C ends it")
             threading.Event().wait()
-        except Interrupted:
-            pass  # the usual end of a server
-        finally:
-            server.close()
-            collector.close()
+    except Interrupted:
+        pass  # the usual end of a server
+    finally:
+        server.close()
+        collector.close()
