@@ -53,6 +53,7 @@ class SourceStatus:
     duration_s: float = 0.0
     last_success_at: float = 0.0  # seconds since 1970; 0: never
     skipped_rows: int = 0
+    fault: DalsegnoError | None = None  # why it failed
 
 
 @dataclass(frozen=True)
@@ -159,13 +160,16 @@ class Collector:
 
     def _collect_one(self, source: MetricSource, before: SourceStatus) -> _Snapshot:
         began_s, text, success = self._clock(), b"", False
+        fault: DalsegnoError | None = None
         try:
             families = source.collect()
             self._claim(source.name, families)
             text, success = render(families), True
         except DalsegnoError as error:
-            log.log(logging.WARNING if before.success else logging.DEBUG, "%s: %s", source.name, error.what)
-        except Exception:  # a bug in one source must not end the others
+            fault = error
+            log.log(logging.DEBUG if before.fault else logging.WARNING, "%s: %s", source.name, error.what)
+        except Exception as bug:  # a bug in one source must not end the others
+            fault = DalsegnoError(f"internal error: {bug!r}")
             log.exception("%s failed", source.name)
         ended_s = self._clock()
         status = SourceStatus(
@@ -174,6 +178,7 @@ class Collector:
             duration_s=ended_s - began_s,
             last_success_at=time.time() if success else before.last_success_at,
             skipped_rows=getattr(source, "skipped_rows", 0) if success else 0,
+            fault=fault,
         )
         return _Snapshot(status, text, ended_s)
 

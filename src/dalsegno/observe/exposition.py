@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_LABEL = 200  # characters: names and reasons of Slurm may be longer
@@ -46,8 +47,10 @@ class MetricFamily:
             yield from (f"{self.name} {number(value)}" for value in self.values.values())
             return
         before = [("," if at else "{") + label + '="' for at, label in enumerate(self.labels)]
+        unique: dict[str, float] = {}  # two long labels may be shown as the same one; a series must not occur twice
         for key, value in self.values.items():
-            shown = '"'.join([start + label_text(text) for start, text in zip(before, key, strict=True)])
+            unique['"'.join([start + label_text(text) for start, text in zip(before, key, strict=True)])] = value
+        for shown, value in unique.items():
             yield f'{self.name}{shown}"}} {number(value)}'
 
     def _heading(self) -> Iterator[str]:
@@ -113,8 +116,9 @@ class HistogramFamily:
         """Yield the lines of the family: cumulative buckets, sum and count."""
         yield f"# HELP {self.name} {self.help.translate(_IN_HELP)}"
         yield f"# TYPE {self.name} histogram"
-        for key, histogram in self.values.items():
-            own = [f'{label}="{label_text(text)}"' for label, text in zip(self.labels, key, strict=True)]
+        unique = {tuple(map(label_text, key)): histogram for key, histogram in self.values.items()}
+        for key, histogram in unique.items():
+            own = [f'{label}="{text}"' for label, text in zip(self.labels, key, strict=True)]
             counts = histogram.counts or (0,) * (len(histogram.bounds) + 1)
             below = 0
             for bound, count in zip((*histogram.bounds, math.inf), counts, strict=True):
@@ -134,6 +138,7 @@ def render(families: Iterable[Family]) -> bytes:
     return ("\n".join(line for family in families for line in family.lines()) + "\n").encode()
 
 
+@lru_cache(1 << 16)  # a node's name is in many families
 def label_text(text: str) -> str:
     """Return untrusted text escaped as a label value: it cannot end the value, the line or the encoding."""
     text = text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 1] + "…"
