@@ -27,7 +27,10 @@ class AlertCase:
 CASES: Mapping[str, AlertCase] = {
     "NodeDown": AlertCase(
         {'dalsegno_node_state{node="n1", state="down"}': "1x80"},
-        {'dalsegno_node_state{node="n1", state="idle"}': "1x80", 'dalsegno_node_state{node="n2", state="down"}': "1x3 stale"},
+        {
+            'dalsegno_node_state{node="n1", state="idle"}': "1x80",
+            'dalsegno_node_state{node="n2", state="down"}': "1x3 stale",
+        },
     ),
     "NodeDrained": AlertCase(
         {'dalsegno_node_state{node="n1", state="drain"}': "1x80", 'up{job="node", instance="n1"}': "1x80"},
@@ -96,8 +99,8 @@ CASES: Mapping[str, AlertCase] = {
         {"dalsegno_recovery_replacements_failed_total": "4x80"},
     ),
     "AutomationOutOfBudget": AlertCase(
-        {'dalsegno_recovery_held_back{reason="budget"}': "2x80"},
-        {'dalsegno_recovery_held_back{reason="budget"}': "0x80", 'dalsegno_recovery_held_back{reason="paused"}': "1x80"},
+        {'dalsegno_recovery_held_back{reason="hour"}': "2x80"},
+        {'dalsegno_recovery_held_back{reason="hour"}': "0x80", 'dalsegno_recovery_held_back{reason="paused"}': "1x80"},
     ),
     "AutomationPaused": AlertCase({"dalsegno_recovery_paused": "1x80"}, {"dalsegno_recovery_paused": "0x60 1x20"}),
     "QueueStuck": AlertCase(

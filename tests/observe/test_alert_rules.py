@@ -52,7 +52,7 @@ def test_every_alert_has_a_case():
 @NEEDS_PROMTOOL
 def test_every_alert_fires_on_bad_data_and_is_quiet_on_good_data(tmp_path):
     for rule in ALERTS:
-        (tmp_path / f"{rule.name}.rules.yml").write_text(yaml_text(alert_groups([rule]), "demo"))
+        (tmp_path / f"{rule.name}.rules.yml").write_text(yaml_text(alert_groups([rule], "demo"), "demo"))
         (tmp_path / f"{rule.name}.yml").write_text(yaml.safe_dump(case_file(rule)))
     promtool("test", "rules", *(f"{rule.name}.yml" for rule in ALERTS), cwd=tmp_path)
 
@@ -60,7 +60,7 @@ def test_every_alert_fires_on_bad_data_and_is_quiet_on_good_data(tmp_path):
 @NEEDS_PROMTOOL
 def test_an_alert_that_does_not_fire_fails_its_case(tmp_path):
     rule = AlertRule("GpuHot", "gpus", "DCGM_FI_DEV_GPU_TEMP > 1000", "", "")
-    (tmp_path / "GpuHot.rules.yml").write_text(yaml_text(alert_groups([rule]), "demo"))
+    (tmp_path / "GpuHot.rules.yml").write_text(yaml_text(alert_groups([rule], "demo"), "demo"))
     (tmp_path / "GpuHot.yml").write_text(yaml.safe_dump(case_file(rule)))
     with pytest.raises(AssertionError, match="FAILED"):
         promtool("test", "rules", "GpuHot.yml", cwd=tmp_path)

@@ -152,7 +152,7 @@ RECOVERY = (
     AlertRule(
         "AutomationOutOfBudget",
         "recovery",
-        'dalsegno_recovery_held_back{reason="budget"} > 0',
+        'sum by (reason) (dalsegno_recovery_held_back{reason=~"out|hour"}) > 0',
         "{{ $value | humanize }} nodes are not repaired: automation has used up its budget",
         "`dalsegno events` shows the nodes; `dalsegno automation resume` resets the hourly budget",
         for_s=60,

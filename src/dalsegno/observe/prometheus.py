@@ -25,10 +25,10 @@ def monitor_files(layout: MonitorLayout) -> dict[str, str]:
         CONFIG: render_prometheus(layout),
         TARGETS: render_targets(layout),
         ALERTMANAGER: yaml_text(render_alertmanager(layout.settings), layout.cluster),
-        "rules/alerts.yml": yaml_text(alert_groups(ALERTS), layout.cluster),
+        "rules/alerts.yml": yaml_text(alert_groups(ALERTS, layout.cluster), layout.cluster),
     }
     for dialect, rules in DIALECTS.items():
-        files[f"rules/names-{dialect}.yml"] = yaml_text(recording_group(dialect, rules), layout.cluster)
+        files[f"rules/names-{dialect}.yml"] = yaml_text(recording_group(dialect, rules, layout.cluster), layout.cluster)
     if layout.settings.remote_write:
         files[IAM_POLICY] = iam_policy(layout.settings.remote_write)
     return files
@@ -101,32 +101,32 @@ def iam_policy(to: RemoteWrite) -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": statements}, indent=2) + "\n"
 
 
-def recording_group(dialect: str, rules: Sequence[RecordingRule]) -> dict[str, Any]:
-    """Return the rule file that provides the metric names of a dialect."""
-    return {"groups": [{"name": f"names-{dialect}", "rules": [_recording(rule) for rule in rules]}]}
+def recording_group(dialect: str, rules: Sequence[RecordingRule], cluster: str) -> dict[str, Any]:
+    """Return the rule file that provides the metric names of a dialect. Sums lose the label `cluster`: it is set
+    again."""
+    found = [
+        {"record": rule.record, "expr": rule.expr, "labels": {"cluster": cluster, **rule.labels}} for rule in rules
+    ]
+    return {"groups": [{"name": f"names-{dialect}", "rules": found}]}
 
 
-def _recording(rule: RecordingRule) -> dict[str, Any]:
-    return {"record": rule.record, "expr": rule.expr, **({"labels": dict(rule.labels)} if rule.labels else {})}
-
-
-def alert_groups(rules: Sequence[AlertRule]) -> dict[str, Any]:
+def alert_groups(rules: Sequence[AlertRule], cluster: str) -> dict[str, Any]:
     """Return the rule file with alerts, in a group for each subject."""
     subjects = dict.fromkeys(rule.subject for rule in rules)
     return {
         "groups": [
-            {"name": subject, "rules": [_alert(rule) for rule in rules if rule.subject == subject]}
+            {"name": subject, "rules": [_alert(rule, cluster) for rule in rules if rule.subject == subject]}
             for subject in subjects
         ]
     }
 
 
-def _alert(rule: AlertRule) -> dict[str, Any]:
+def _alert(rule: AlertRule, cluster: str) -> dict[str, Any]:
     return {
         "alert": rule.name,
         "expr": rule.expr,
         **({"for": f"{rule.for_s}s"} if rule.for_s else {}),
-        "labels": {"severity": rule.severity.value},
+        "labels": {"severity": rule.severity.value, "cluster": cluster},
         "annotations": {"summary": rule.summary, "action": rule.action},
     }
 
