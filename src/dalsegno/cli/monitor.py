@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dalsegno.targets.base import CanMonitor
 
 READY_S = 60.0
-SHOWN_PANELS = 3
+SHOWN = 3
 
 
 @click.group()
@@ -82,9 +82,9 @@ def _place(name: str | None) -> ClusterPlace:
 
 
 def _wait_until_ready(client: PrometheusClient) -> None:
-    """Wait until Prometheus has read its old data."""
+    """Wait until Prometheus has read its old data and knows its targets, which takes it five seconds."""
     until = time.monotonic() + READY_S
-    while not client.ready():
+    while not (client.ready() and client.targets()):
         if time.monotonic() > until:
             raise DalsegnoError(
                 f"Prometheus does not answer after {READY_S:.0f} s",
@@ -131,7 +131,7 @@ def status(name: str | None, json_: bool) -> None:
 
     _, layout = _running(name)
     client = _client(layout)
-    targets = sorted(client.targets(), key=lambda each: (each.job, each.instance))
+    targets = sorted(client.targets(), key=lambda each: (each.job, each.host))
     alerts = sorted(client.alerts(), key=lambda each: (each.severity, each.name))
     if json_:
         addresses = {"prometheus": layout.prometheus, "alertmanager": layout.alertmanager}
@@ -144,7 +144,7 @@ def status(name: str | None, json_: bool) -> None:
 
 def _show_status(layout: MonitorLayout, targets: list[ScrapeHealth], alerts: list[FiringAlert]) -> None:
     out.talk(f"Prometheus http://{layout.prometheus}, Alertmanager http://{layout.alertmanager}")
-    rows = [[each.job, each.instance, each.address, "up" if each.up else "down", each.error] for each in targets]
+    rows = [[each.job, each.host, each.address, "up" if each.up else "down", each.error] for each in targets]
     out.table(["JOB", "INSTANCE", "ADDRESS", "STATE", "ERROR"], rows)
     if alerts:
         out.data("")
@@ -174,7 +174,9 @@ def check(name: str | None, json_: bool) -> None:
     elif not found:
         out.talk("every panel has data")
     else:
-        out.table(["METRIC", "FROM", "STATE", "WHY", "PANELS"], [_row(each) for each in found])
+        groups = dict.fromkeys((each.origin, each.state, each.why) for each in found)
+        rows = [_row([each for each in found if (each.origin, each.state, each.why) == group]) for group in groups]
+        out.table(["FROM", "STATE", "WHY", "METRICS", "PANELS"], rows)
     raise SystemExit(1 if failing else 0)
 
 
@@ -192,10 +194,16 @@ def find_missing(client: PrometheusClient) -> list[MissingMetric]:
     return explain_missing(DASHBOARDS, present, client.targets(), collected, agents)
 
 
-def _row(missing: MissingMetric) -> list[str]:
-    more = len(missing.panels) - SHOWN_PANELS
-    panels = ", ".join(missing.panels[:SHOWN_PANELS]) + (f" and {more} more" if more > 0 else "")
-    return [missing.name, missing.origin.value, missing.state.value, missing.why, panels]
+def _row(missing: list[MissingMetric]) -> list[str]:
+    """Return the row of metrics that are missing for the same reason."""
+    first = missing[0]
+    panels = list(dict.fromkeys(panel for each in missing for panel in each.panels))
+    return [first.origin.value, first.state.value, first.why, _few([each.name for each in missing]), _few(panels)]
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 @command.command()
@@ -210,12 +218,14 @@ def config(folder: str, name: str | None) -> None:
     from dataclasses import replace
 
     from dalsegno.cluster import open_cluster
+    from dalsegno.observe.alertmanager import with_webhook_urls
     from dalsegno.observe.prometheus import monitor_files
     from dalsegno.targets.base import CanMonitor, require
 
     able = require(open_cluster(_place(name)), CanMonitor)
     layout = able.monitor_layout()
-    own = replace(layout, token_file="secrets/metrics-token", password_file="secrets/password")
+    settings = with_webhook_urls(layout.settings)
+    own = replace(layout, token_file="secrets/metrics-token", password_file="secrets/password", settings=settings)
     write_private(Path(folder), monitor_files(own))
     for source, copy in ((layout.token_file, own.token_file), (layout.password_file, own.password_file)):
         if Path(source).exists():

@@ -1,10 +1,15 @@
-"""Render Alertmanager's configuration: one route, and one receiver with every channel of the cluster file. Pure."""
+"""Render Alertmanager's configuration: one route, and one receiver with every channel of the cluster file."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from dalsegno.errors import DalsegnoError
 from dalsegno.spec.facts import EmailAlerts, Monitoring, SlackAlerts, WebhookAlerts
+from dalsegno.system.files import read_text
 
 RECEIVER = "everyone"
 _LINES = "{{ range .Alerts }}{{ .Annotations.summary }}\n{{ .Annotations.action }}\n{{ end }}"
@@ -71,3 +76,16 @@ def secret_files(settings: Monitoring) -> list[str]:
         *(each.url_file for each in settings.webhook),
     ]
     return [path for path in dict.fromkeys(found) if path]
+
+
+def with_webhook_urls(settings: Monitoring) -> Monitoring:
+    """Return the settings with the addresses of webhooks that are in files."""
+    found = []
+    for webhook in settings.webhook:
+        url = webhook.url or (read_text(Path(webhook.url_file)) or "").strip()
+        if not re.fullmatch(r"https?://\S{1,2000}", url):
+            raise DalsegnoError(
+                f"{webhook.url_file} holds no address of a webhook", hint="write one line that starts with https://"
+            )
+        found.append(replace(webhook, url=url))
+    return replace(settings, webhook=tuple(found))

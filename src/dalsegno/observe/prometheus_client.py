@@ -30,7 +30,7 @@ class ScrapeHealth:
     """A target of Prometheus. `error` says why the last scrape failed; "" if it did not."""
 
     job: str
-    instance: str
+    host: str
     address: str
     up: bool
     error: str = ""
@@ -69,7 +69,7 @@ class PrometheusClient:
         return [
             ScrapeHealth(
                 job=each["labels"].get("job", ""),
-                instance=each["labels"].get("instance", ""),
+                host=each["labels"].get("instance", ""),
                 address=each.get("discoveredLabels", {}).get("__address__", ""),
                 up=each.get("health") == "up",
                 error=str(each.get("lastError", "")),

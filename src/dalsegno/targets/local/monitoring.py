@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from dalsegno.errors import TargetError
 from dalsegno.observe.alertmanager import secret_files
@@ -27,8 +25,8 @@ from dalsegno.observe.monitor_layout import (
     rack_of,
 )
 from dalsegno.observe.prometheus import ALERTMANAGER, CONFIG, TARGETS, monitor_files
-from dalsegno.spec.facts import Cluster, Monitoring
-from dalsegno.system.files import make_folder, read_json, read_text, write_atomic
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.files import make_folder, read_json, write_atomic
 from dalsegno.system.hosts import Service, revision
 from dalsegno.system.machine import program
 from dalsegno.system.ownership import trusted_owners
@@ -165,19 +163,6 @@ def check_secret_files(cluster: Cluster) -> None:
                 f"other users may read or own {name}, which holds a secret of `monitoring.alerts`",
                 hint=f"make it your own: `chown $(id -un) {name} && chmod 600 {name}`",
             )
-
-
-def with_webhook_urls(settings: Monitoring) -> Monitoring:
-    """Return the settings with the addresses of webhooks that are in files."""
-    found = []
-    for webhook in settings.webhook:
-        url = webhook.url or (read_text(Path(webhook.url_file)) or "").strip()
-        if not re.fullmatch(r"https?://\S{1,2000}", url):
-            raise TargetError(
-                f"{webhook.url_file} holds no address of a webhook", hint="write one line that starts with https://"
-            )
-        found.append(replace(webhook, url=url))
-    return replace(settings, webhook=tuple(found))
 
 
 # The switch of `dalsegno monitor up|down`

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dalsegno.containers import native
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.log import check_level
+from dalsegno.observe.alertmanager import with_webhook_urls
 from dalsegno.observe.monitor_layout import MonitorLayout
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo
@@ -55,7 +56,6 @@ from dalsegno.targets.local.monitoring import (
     check_secret_files,
     has_prometheus,
     monitor_layout,
-    with_webhook_urls,
     write_monitor_switch,
 )
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes
