@@ -71,3 +71,9 @@ def test_alerts_tell_what_to_do_and_name_only_labels_that_remain():
         assert rule.summary and rule.action
         for label in re.findall(r"\$labels\.(\w+)", rule.summary + rule.action):
             assert label in "".join(CASES[rule.name].bad), (rule.name, label)
+
+
+def test_the_page_lists_every_alert():
+    page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \| .+ \| (?:\d+ (?:min|h)|at once) \|$", page, re.MULTILINE)
+    assert listed == [rule.name for rule in ALERTS]
