@@ -14,7 +14,7 @@ from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError
 from dalsegno.targets.base import ClusterStatus, DaemonStatus, NodeStatus
 
-NODE_DAEMONS = ("slurmd", "node-agent")
+NODE_DAEMONS = ("slurmd", "node-agent", "node-exporter")
 CONTROLLER_S = 3.0
 NAME_COLUMNS = 40
 
