@@ -17,7 +17,7 @@ from dalsegno.runs.coordinator.goodput import Goodput, TimeKind, TrainingProgres
 from dalsegno.runs.coordinator.history import StepPoint
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
-from dalsegno.web.app import MetricsAccess, WebApp, WebSite
+from dalsegno.web.app import WebApp, WebSite
 from dalsegno.web.live import LivePicture
 from dalsegno.web.requests import WebAction
 from dalsegno.web.sessions import Sessions, Visitor, WebRole
@@ -94,12 +94,12 @@ def small_cluster() -> PlayedSources:
         node("gpu-6", NodeState.MIXED, used=3),
         node("gpu-7"),
         node("gpu-8", NodeState.DOWN, NodeFlag.DRAIN, NodeFlag.NOT_RESPONDING, reason="dalsegno:replace:gone"),
-        node("gpu-9", NodeState.IDLE, NodeFlag.DRAIN, reason="fan is loud (by ada in the web page)", reason_at=int(NOW) - 4000),
+        node("gpu-9", NodeState.IDLE, NodeFlag.DRAIN, reason="fan is loud (by ada)", reason_at=int(NOW) - 4000),
         node("gpu-10", NodeState.IDLE, NodeFlag.DRAIN, reason="dalsegno: spare"),
         node("cpu-1", NodeState.MIXED, partitions=("lab",), gpus=0, gpu_type="", cpus=64, cpus_used=20, gpu_indexes=()),
     ]  # fmt: skip
     jobs = (
-        job(101, "llama-k3f9x", nodes=("gpu-1", "gpu-2", "gpu-3", "gpu-4"), gpus=32, node_count=4, started_at=int(NOW - 7990)),
+        job(101, "llama-k3f9x", nodes=tuple(names[:4]), gpus=32, node_count=4, started_at=int(NOW - 7990)),
         job(102, "vit-q8m2z", "bob", 1002, nodes=("gpu-5",), started_at=int(NOW - 610)),
         job(103, "notebook", "cem", 1003, nodes=("gpu-6",), gpus=3, started_at=int(NOW - 12000)),
         job(104, "sweep <img src=x>", "bob", 1002, state=JobState.PENDING, reason="Resources", gpus=16, node_count=2,
@@ -250,8 +250,7 @@ class PlayedSite:
         site = WebSite(
             "played", "dalsegno-1", frozenset({"127.0.0.1", "head"}), self.folder / "drills", self.folder / "evidence"
         )
-        metrics = MetricsAccess(lambda: b"up 1\n", lambda: "scrape-me")
-        self.app = WebApp(site, self.live, self.sessions, self.data, self.actions, metrics)
+        self.app = WebApp(site, self.live, self.sessions, self.data, self.actions)
 
     def close(self) -> None:
         self.live.close()
@@ -274,6 +273,5 @@ class PlayedSite:
         return self.app.handle(HttpRequest("POST", path, {}, sent, form.encode()))
 
     def text(self, path: str, cookie: str, **query: str) -> str:
-        response = self.get(path, cookie, query)
-        assert isinstance(response.body, bytes)
-        return response.body.decode()
+        body = self.get(path, cookie, query).body
+        return (body if isinstance(body, bytes) else b"".join(body)).decode()

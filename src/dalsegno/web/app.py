@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.observe.http_server import HttpRequest, HttpResponse
+from dalsegno.observe.http_server import Handler, HttpRequest, HttpResponse
 from dalsegno.web import guard
 from dalsegno.web.data import read_evidence
 from dalsegno.web.html import Markup, join, link, tag
@@ -58,14 +58,6 @@ class WebSite:
     evidence: Path
 
 
-@dataclass(frozen=True)
-class MetricsAccess:
-    """The metrics, and the token that a scrape must send; "" if none is needed."""
-
-    text: Callable[[], bytes]
-    token: Callable[[], str]
-
-
 class WebApp:
     """Answers all requests. It may be called by many threads."""
 
@@ -76,7 +68,7 @@ class WebApp:
         sessions: Sessions,
         data: PageData,
         actions: Actions,
-        metrics: MetricsAccess | None = None,
+        metrics: Handler | None = None,
     ) -> None:
         self._site, self._live, self._sessions, self._data, self._actions = site, live, sessions, data, actions
         self._metrics, self._slots = metrics, StreamSlots()
@@ -84,20 +76,10 @@ class WebApp:
         self._version = hashlib.sha256(b"".join(self._files.values())).hexdigest()[:12]
 
     def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request."""
-        if request.path == "/metrics":
-            return self._scrape(request)
+        """Answer one request. Metrics have a token of their own, which Prometheus sends."""
+        if request.path == "/metrics" and self._metrics is not None:
+            return self._metrics(request)
         return guard.protected(self._guarded(request))
-
-    def _scrape(self, request: HttpRequest) -> HttpResponse:
-        from dalsegno.observe.exposition import CONTENT_TYPE
-
-        if self._metrics is None or request.method not in ("GET", "HEAD"):
-            return HttpResponse(404, b"not found\n")
-        token = self._metrics.token()
-        if token and not guard.bearer_matches(request, token):
-            return HttpResponse(401, b"a bearer token is needed\n", headers=(("WWW-Authenticate", "Bearer"),))
-        return HttpResponse(200, self._metrics.text(), CONTENT_TYPE)
 
     def _guarded(self, request: HttpRequest) -> HttpResponse:
         if not guard.host_is_ours(request, self._site.names):

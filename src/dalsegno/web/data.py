@@ -105,8 +105,8 @@ def parse_details(
 
 
 def _gpu(each: Mapping[str, Any]) -> GpuRecord:
-    words = (str(each.get(name) or "") for name in ("uuid", "serial", "model"))
-    return GpuRecord(int(each["slot"]), *words, each.get("since"), each.get("sent_away_at"))
+    uuid, serial, model = (str(each.get(name) or "") for name in ("uuid", "serial", "model"))
+    return GpuRecord(int(each["slot"]), uuid, serial, model, each.get("since"), each.get("sent_away_at"))
 
 
 def _verdict(word: object) -> Verdict:

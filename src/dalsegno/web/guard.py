@@ -70,12 +70,6 @@ def token_matches(form: Mapping[str, str], csrf: str) -> bool:
     return bool(csrf) and hmac.compare_digest(form.get("csrf", "").encode(), csrf.encode())
 
 
-def bearer_matches(request: HttpRequest, token: str) -> bool:
-    """Return whether the request has the token in its Authorization header."""
-    word, _, given = request.headers.get("authorization", "").partition(" ")
-    return bool(token) and word.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
-
-
 def cookie_of(request: HttpRequest, name: str) -> str:
     pairs = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
     return next((value for key, _, value in pairs if key == name), "")

@@ -45,14 +45,14 @@ def read_owned(folder: str, name: str, uid: int, most: int, *, end: bool = False
         return None
     finally:
         os.close(at)
-    with open(handle, "rb") as file:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != uid:
-            return None
-        with contextlib.suppress(OSError):
-            if end and about.st_size > most:
-                file.seek(about.st_size - most)
-            return file.read(most)
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode) or about.st_uid != uid:
+        os.close(handle)
+        return None
+    with open(handle, "rb") as file, contextlib.suppress(OSError):
+        if end and about.st_size > most:
+            file.seek(about.st_size - most)
+        return file.read(most)
     return None
 
 
