@@ -12,10 +12,12 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.log import start_logging
 from dalsegno.observe.collector import Collector
 from dalsegno.observe.http_server import HttpServer
@@ -23,7 +25,7 @@ from dalsegno.observe.metrics_endpoint import ListenAddress, MetricsEndpoint, re
 from dalsegno.observe.slurm_compat import SlurmDialect
 from dalsegno.observe.slurm_source import slurm_sources, slurm_status
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.spec.facts import Cluster
+from dalsegno.spec.facts import Cluster, Slurm
 from dalsegno.system.files import locked, make_folder
 from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.base import Target
@@ -42,37 +44,74 @@ SLURM_S = 15.0
 SESSIONS, TOKEN, LOCK = "secret/web-sessions.json", "secret/metrics-token", "secret/observer.lock"
 
 
+@dataclass(frozen=True)
+class ObserverOptions:
+    """The command line. `open_metrics`: /metrics answers without a token."""
+
+    folder: ClusterFolder
+    listen: ListenAddress
+    dialect: SlurmDialect = SlurmDialect.VPENSO
+    open_metrics: bool = False
+
+
+def parse_options(arguments: Sequence[str]) -> ObserverOptions:
+    """Parse STATE-FOLDER --listen HOST:PORT [--compat NAME] [--open-metrics]."""
+    folder, *words = arguments or [""]
+    open_metrics = "--open-metrics" in words
+    plain = [word for word in words if word != "--open-metrics"]
+    given = dict(zip(plain[::2], plain[1::2], strict=False))
+    names = [each.value for each in SlurmDialect]
+    if not folder or len(plain) != 2 * len(given) or "--listen" not in given or set(given) - {"--listen", "--compat"}:
+        raise UsageError("observer STATE-FOLDER --listen HOST:PORT [--compat NAME] [--open-metrics]")
+    if given.get("--compat", names[0]) not in names:
+        raise UsageError(f"unknown names of metrics `{given['--compat']}`", hint=f"use one of {', '.join(names)}")
+    dialect = SlurmDialect(given.get("--compat", names[0]))
+    return ObserverOptions(ClusterFolder(Path(folder)), ListenAddress.parse(given["--listen"]), dialect, open_metrics)
+
+
 def main(arguments: list[str]) -> int:
-    """Run `observer STATE-FOLDER --listen HOST:PORT` until it is told to stop; return the exit code."""
+    """Run the observer until it is told to stop; return the exit code."""
     start_logging("observer")
-    if len(arguments) != 3 or arguments[1] != "--listen":
-        log.error("usage: observer STATE-FOLDER --listen HOST:PORT")
-        return 2
-    folder = ClusterFolder(Path(arguments[0]))
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
     try:
-        make_folder(folder.root / "secret", 0o700)
-        with locked(folder.root / LOCK, "this cluster's observer", wait_s=5.0):
-            serve(folder, ListenAddress.parse(arguments[2]), stopped)
+        options = parse_options(arguments)
+        make_folder(options.folder.root / "secret", 0o700)
+        with locked(options.folder.root / LOCK, "this cluster's observer", wait_s=5.0):
+            serve(options, stopped)
     except (DalsegnoError, OSError) as error:
         log.error("the observer stops: %s", error)
-        return 1
+        return error.exit_code if isinstance(error, DalsegnoError) else 1
     return 0
 
 
-def serve(folder: ClusterFolder, address: ListenAddress, stopped: threading.Event) -> None:
-    """Serve at an address until `stopped` is set."""
-    cluster = read_applied(folder) or Cluster(folder.name, "local", (), ())
+class AppliedCluster:
+    """The cluster as `up` last applied it. Its file is read again when it has changed."""
+
+    def __init__(self, folder: ClusterFolder) -> None:
+        self._folder, self._read_at = folder, 0
+        self._cluster = Cluster(folder.name, "", (), (), slurm=Slurm(accounting=False))
+
+    def __call__(self) -> Cluster:
+        with contextlib.suppress(OSError, DalsegnoError):  # not there yet, or being replaced
+            stamp = self._folder.applied.stat().st_mtime_ns
+            if stamp != self._read_at:
+                self._cluster, self._read_at = read_applied(self._folder) or self._cluster, stamp
+        return self._cluster
+
+
+def serve(options: ObserverOptions, stopped: threading.Event) -> None:
+    """Serve until `stopped` is set."""
+    folder, address = options.folder, options.listen
     slurm = SlurmClient(LocalRunner(), os.environ, timeout_s=SLURM_S)
     target = cache(lambda: _open(folder))  # most pages need none, and its import takes long
     sessions = Sessions(folder.root / SESSIONS)
     live = LivePicture(LiveSources(folder, slurm), folder.name)
-    data = ClusterData(folder, slurm, target, cluster)
+    data = ClusterData(folder, slurm, target, AppliedCluster(folder))
     actions = ActionRunner(folder, slurm, target, os.environ)
-    collector = _collector(slurm, cluster)
-    token = None if cluster.monitoring.open_metrics else read_token(folder.root / TOKEN)
-    app = WebApp(_site(folder, cluster, address), live, sessions, data, actions, MetricsEndpoint(collector, token))
+    collector = Collector([slurm_sources(slurm, options.dialect)], status=slurm_status(options.dialect))
+    token = None if options.open_metrics else read_token(folder.root / TOKEN)
+    app = WebApp(_site(folder, address), live, sessions, data, actions, MetricsEndpoint(collector, token))
     server = HttpServer(address.open(), app.handle)
     login = LoginServer(folder.root, sessions, str(address), lambda: target().owner())
     with contextlib.ExitStack() as stack:
@@ -89,11 +128,6 @@ def _open(folder: ClusterFolder) -> Target:
     return open_existing(folder.root)
 
 
-def _site(folder: ClusterFolder, cluster: Cluster, address: ListenAddress) -> WebSite:
-    names = frozenset({address.host, cluster.head.lower(), socket.gethostname().lower()})
+def _site(folder: ClusterFolder, address: ListenAddress) -> WebSite:
+    names = frozenset({address.host, socket.gethostname().lower()})
     return WebSite(folder.name, f"dalsegno-{folder.id}", names, folder.drills, folder.evidence)
-
-
-def _collector(slurm: SlurmClient, cluster: Cluster) -> Collector:
-    dialect = SlurmDialect(cluster.monitoring.compat)
-    return Collector([slurm_sources(slurm, dialect)], status=slurm_status(dialect))

@@ -61,7 +61,7 @@ class Tab:
         began = time.monotonic()
         while True:
             with contextlib.suppress(BrowserFailed):  # the page is being replaced by another
-                if self.run(f"Boolean({script})"):
+                if self.run(f"Promise.resolve({script}).then(Boolean)"):
                     return time.monotonic() - began
             if time.monotonic() - began > timeout_s * slowness():
                 shown = self.run("document.body.innerText.slice(0, 2000)")

@@ -44,7 +44,7 @@ class ClusterData:
 
     @property
     def gpu_hour_price(self) -> float:
-        return self._cluster.monitoring.gpu_hour_price
+        return self._cluster().monitoring.gpu_hour_price
 
     def node_details(self, node: str) -> NodeDetails:
         """Return what the controller recorded; without a controller, only the evidence."""
@@ -67,11 +67,11 @@ class ClusterData:
         return RunDetails(read_points(record), tuple(read_entries(record)))
 
     def gpus_of(self, view: RunPicture) -> int:
-        gpus = {node.name: node.gpus for node in self._cluster.nodes}
+        gpus = {node.name: node.gpus for node in self._cluster().nodes}
         return most_gpus(read_entries(record_of(view)), gpus)
 
     def user_hours(self, days: int) -> Sequence[UserHours] | None:
-        if not self._cluster.slurm.accounting:
+        if not self._cluster().slurm.accounting:
             return None
         with self._lock:  # one sacct at a time: it may take seconds
             at, found = self._hours.get(days, (float("-inf"), None))

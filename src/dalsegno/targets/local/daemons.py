@@ -128,7 +128,9 @@ class Services:
 
     def observer(self) -> Service:
         """Return the observer: metrics and the web page. A restart is safe at any time."""
-        arguments = [str(self.folder.root), "--listen", self.observer_address]
+        monitoring = self.cluster.monitoring
+        arguments = [str(self.folder.root), "--listen", self.observer_address, "--compat", monitoring.compat]
+        arguments += ["--open-metrics"] if monitoring.open_metrics else []
         return self._own("observer", arguments, daemon_env(self.folder), self.cluster.head)
 
     def machine_room(self) -> Service:
