@@ -22,7 +22,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "validate": "Check a cluster file and report all errors at once.",
         "plan": "Show what `up` would do.",
         "up": "Create the cluster, or apply changes to a running one.",
-        "status": "Show nodes, daemons and the queue.",
+        "status": "Show whether the cluster is healthy, its nodes, daemons and queue.",
         "ls": "List the clusters on this machine.",
         "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
         "env": "Print shell commands that put the cluster's Slurm on your PATH.",

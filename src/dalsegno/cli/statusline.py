@@ -212,8 +212,7 @@ def _count(count: int, noun: str, plural: str = "") -> str:
 
 def state_of(status: RunStatus, now: float) -> str:
     """Return the run's phase, or how it ended, and whether its coordinator has died or is silent."""
-    from dalsegno.cli.watch import coordinator_is_dead, is_over, silent_s
-    from dalsegno.runs.status import RunCause
+    from dalsegno.runs.status import RunCause, coordinator_is_dead, is_over, silent_s
 
     if is_over(status):
         if status.exit_code == 0:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from dalsegno.errors import TargetError
+from dalsegno.hostlist import compress
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.spec.facts import Cluster
 
@@ -112,6 +113,8 @@ class NodeStatus:
     gpu_type: str = ""
     address: str = ""
     spare: bool = False
+    off: bool = False  # its host is off, which Slurm notices only later
+    reason_user: str = ""  # who gave the reason
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,13 @@ class JobStatus:
     gpus: int
     elapsed_s: int
     reason: str = ""
+
+
+def job_status(job: JobInfo) -> JobStatus:
+    return JobStatus(
+        id=job.label, name=job.name, user=job.user, partition=job.partition, state=job.state,
+        nodes=compress(job.nodes), gpus=job.gpus, elapsed_s=job.elapsed_s, reason=job.reason,
+    )  # fmt: skip
 
 
 class ClusterPhase(Enum):
