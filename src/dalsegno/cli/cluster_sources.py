@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from dalsegno.errors import DalsegnoError
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
-    from dalsegno.overview.facts import ObservedRun, RecoveryView
+    from dalsegno.overview.facts import GpuFigures, ObservedRun, RecoveryView
     from dalsegno.recovery.event import Event
     from dalsegno.runs.folder import RunFolder
     from dalsegno.targets.base import ClusterStatus, Target
@@ -61,6 +62,17 @@ class ClusterSources:
             kept = ask_run_folders(self.controller) if self.controller else None
         own = [] if kept is not None and not ended else self._own_runs()
         return read_runs(merge_runs(kept or [], own), progress=progress)
+
+    def gpus(self, nodes: Iterable[str]) -> dict[str, tuple[GpuFigures, ...]]:
+        """Return the load of the GPUs of these nodes, as far as it is known."""
+        from dalsegno.overview.gpus import parse_gpu_figures
+        from dalsegno.targets.base import CanReadMetrics
+
+        target = self.target
+        if target is None or not isinstance(target, CanReadMetrics):
+            return {}
+        found = {node: parse_gpu_figures(target.read_metrics(node), time.time()) for node in nodes}
+        return {node: figures for node, figures in found.items() if figures}
 
     @property
     def sees_all_runs(self) -> bool:

@@ -23,6 +23,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "plan": "Show what `up` would do.",
         "up": "Create the cluster, or apply changes to a running one.",
         "status": "Show whether the cluster is healthy, its nodes, daemons and queue.",
+        "top": "Watch nodes, GPUs, runs and events in a full-screen view.",
         "ls": "List the clusters on this machine.",
         "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
         "env": "Print shell commands that put the cluster's Slurm on your PATH.",

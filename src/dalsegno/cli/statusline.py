@@ -212,19 +212,24 @@ def _count(count: int, noun: str, plural: str = "") -> str:
 
 def state_of(status: RunStatus, now: float) -> str:
     """Return the run's phase, or how it ended, and whether its coordinator has died or is silent."""
-    from dalsegno.runs.status import RunCause, coordinator_is_dead, is_over, silent_s
+    from dalsegno.runs.status import coordinator_is_dead, is_over, silent_s
 
     if is_over(status):
-        if status.exit_code == 0:
-            return "done"
-        if status.cause.cancelled:
-            return "cancelled"
-        return "lost" if status.cause is RunCause.CLUSTER_GONE else "failed"
+        return ended_state(status)
     phase = "ending" if status.over else status.phase.value
     if coordinator_is_dead(status):
         return f"{status.phase.value}, no coordinator"
     silent = silent_s(status, now)
     return phase if silent is None else f"{phase}, silent for {age(silent)}"
+
+
+def ended_state(status: RunStatus) -> str:
+    """Return how a run ended: done, cancelled, lost or failed."""
+    if status.exit_code == 0:
+        return "done"
+    if status.cause.cancelled:
+        return "cancelled"
+    return "lost" if status.cause is RunCause.CLUSTER_GONE else "failed"
 
 
 def age(seconds: float) -> str:

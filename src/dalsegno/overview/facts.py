@@ -51,6 +51,17 @@ class ObservedRun:
 
 
 @dataclass(frozen=True)
+class GpuFigures:
+    """The load of one GPU. None: not known."""
+
+    index: int
+    utilization_percent: float | None = None
+    temperature_c: float | None = None
+    memory_used_mib: float | None = None
+    memory_total_mib: float | None = None
+
+
+@dataclass(frozen=True)
 class Overview:
     """Everything that is known about a cluster. `controller` is None if it does not answer."""
 
@@ -60,6 +71,7 @@ class Overview:
     runs: tuple[ObservedRun, ...] = ()
     all_runs: bool = True  # False if only the runs of this user are known
     events: tuple[Event, ...] = ()  # oldest first
+    gpus: Mapping[str, tuple[GpuFigures, ...]] = field(default_factory=dict)  # by node, as far as known
 
     @property
     def slurm_answers(self) -> bool:

@@ -334,6 +334,15 @@ class CanReadLogs(Protocol):
 
 
 @runtime_checkable
+class CanReadMetrics(Protocol):
+    """A target that can read the metrics that node agents write for node_exporter, without asking the nodes."""
+
+    def read_metrics(self, node: str) -> str:
+        """Return the node's metrics in Prometheus' text format; "" if there are none."""
+        ...
+
+
+@runtime_checkable
 class CanInject(Protocol):
     """A target that can inject faults into its nodes."""
 
@@ -362,6 +371,7 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and wha
     CanResize: ("resize partitions", "change `nodes` in the cluster file, then run `dalsegno up`"),
     CanSeePower: ("see whether machines are off", ""),
     CanReadLogs: ("read the logs of machines that are off", ""),
+    CanReadMetrics: ("read the metrics of nodes", ""),
     CanInject: ("inject faults", "use a cluster with `target: local`: `dalsegno ls` shows them"),
 }
 
