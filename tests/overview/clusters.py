@@ -62,8 +62,9 @@ def held_back(overview: Overview, name: str, why: HeldAction) -> Overview:
 
 
 def run(name: str, phase: RunPhase = RunPhase.RUNNING, *, silent: bool = False, **fields: Any) -> ObservedRun:
-    usual = {"started": 110.0, "generation": 1, "world_size": 4, "wanted_nodes": 4, "coordinator_pid": 7}
-    status = RunStatus(name, name.partition("-")[0], "ada", phase, 100.0, 120.0, **{**usual, **fields})
+    usual: dict[str, Any] = {"user": "ada", "created": 100.0, "updated": 120.0}
+    usual |= {"started": 110.0, "generation": 1, "world_size": 4, "wanted_nodes": 4, "coordinator_pid": 7}
+    status = RunStatus(name, name.partition("-")[0], phase=phase, **{**usual, **fields})
     return ObservedRun(status, silent=silent)
 
 

@@ -16,9 +16,10 @@ from dalsegno.overview.verdict import VerdictCode, describe
 from dalsegno.printable import one_line
 from dalsegno.runs.status import is_over
 from dalsegno.slurm.facts import JobState
+from dalsegno.targets.base import counted
 
 MIN_ROWS, MIN_COLUMNS = 6, 24
-SMALL_ROWS = 3  # that a panel gets before the selected one gets the rest: title, heading and a row take three lines
+SMALL_ROWS = 3  # that each panel gets before the selected one gets the rest
 _OVERHEAD = 2  # title and heading of a panel
 _KEYS = "q quit  Tab 1-4 panel  j/k PgUp/PgDn scroll  / filter  p pause  ? help"
 _WARNINGS = (VerdictCode.NODES_REPAIRED, VerdictCode.NODES_LEFT_ALONE, VerdictCode.NODES_SUSPECTED)
@@ -145,7 +146,8 @@ def _summary(facts: LiveFacts) -> str:
     pending = sum(job.state is JobState.PENDING for job in jobs)
     runs = sum(not is_over(run.status) for run in overview.runs)
     gpus = f"{sum(node.gpus_used or 0 for node in nodes)}/{sum(node.gpus for node in nodes)} GPUs in use"
-    parts = [f"{len(nodes)} nodes", gpus, f"{runs} runs", f"{running} jobs running, {pending} pending"]
+    queue = f"{counted(running, 'job')} running, {pending} pending"
+    parts = [counted(len(nodes), "node"), gpus, counted(runs, "run"), queue]
     return "  ".join([*parts, *(f"{key} {value}" for key, value in overview.status.facts.items())])
 
 
@@ -185,7 +187,8 @@ def share_rows(counts: Mapping[Panel, int], selected: Panel, room: int | None) -
     left = room - sum(least.values())
     heights = dict(least)
     order = [panel for panel in wanted if panel is not selected]
-    for panel in order:  # a few rows for each, before the selected panel takes what it needs
+    left -= _grow(heights, selected, min(wanted[selected], room // 2), left)
+    for panel in order:  # a few rows for each, before the selected panel takes the rest
         left -= _grow(heights, panel, min(wanted[panel], _OVERHEAD + SMALL_ROWS), left)
     for panel in [selected, *order]:
         left -= _grow(heights, panel, wanted[panel], left)

@@ -19,7 +19,7 @@ from dalsegno.overview.facts import GpuFigures, NodeRecovery, ObservedRun
 from dalsegno.recovery.event import Event, EventStage
 from dalsegno.runs.status import is_over
 from dalsegno.slurm.facts import JobState
-from dalsegno.targets.base import JobStatus, NodeStatus
+from dalsegno.targets.base import JobStatus, NodeStatus, counted
 
 UNKNOWN = "-"
 _BAD = (
@@ -40,7 +40,7 @@ COLUMNS = {
     ),
     Panel.GPUS: (
         Column("NODE"), Column("TYPE", 12, drop=4), Column("IN USE", 8), Column("UTIL", 5, right=True),
-        Column("TEMP", 5, right=True), Column("MEMORY", 16, right=True), Column("UTIL OF EACH"),
+        Column("TEMP", 5, right=True), Column("MEMORY", 16, right=True), Column("UTIL % OF EACH"),
     ),
     Panel.RUNS: (
         Column("RUN"), Column("USER", 10, drop=5), Column("STATE", 24), Column("NODES", 7), Column("GEN", 4, drop=6),
@@ -196,7 +196,7 @@ def _gpu_row(node: NodeStatus, figures: Sequence[GpuFigures]) -> Row:
         _percent(sum(known) / len(known)) if known else UNKNOWN,
         f"{max(heat):.0f} C" if heat else UNKNOWN,
         memory,
-        " ".join(UNKNOWN if load is None else _percent(load) for load in loads) or UNKNOWN,
+        " ".join(UNKNOWN if load is None else f"{load:.0f}" for load in loads) or UNKNOWN,
     )
 
 
@@ -209,13 +209,18 @@ def _percent(value: float) -> str:
 
 def _run_panel(facts: LiveFacts, wanted: Filter, now: float) -> PanelRows:
     overview = facts.overview
-    runs = sorted(overview.runs, key=lambda run: (is_over(run.status), -run.status.created))
+    runs = sorted(overview.runs, key=lambda run: -run.status.created)
     known = {run.status.run for run in runs}
     others = [job for job in overview.status.jobs or () if job.name not in known]
-    rows = [_run_row(run, now) for run in runs if wanted.takes(*_run_names(run))]
-    rows += [_job_row(job) for job in others if wanted.takes(job.name, job.user, job.id, *_nodes_of(job))]
-    active = sum(not is_over(run.status) for run in runs)
-    return PanelRows(f"RUNS AND JOBS ({active} active, {len(others)} other jobs)", rows, "no runs and no jobs")
+    matching = [run for run in runs if wanted.takes(*_run_names(run))]
+    jobs = [job for job in others if wanted.takes(job.name, job.user, job.id, *_nodes_of(job))]
+    rows = [
+        *(_run_row(run, now) for run in matching if not is_over(run.status)),
+        *map(_job_row, jobs),
+        *(_run_row(run, now) for run in matching if is_over(run.status)),
+    ]
+    active = counted(sum(not is_over(run.status) for run in runs), "run")
+    return PanelRows(f"RUNS AND JOBS ({active}, {counted(len(others), 'other job')})", rows, "no runs and no jobs")
 
 
 def _run_names(run: ObservedRun) -> list[str]:
