@@ -1,8 +1,9 @@
-"""A cluster for the view: `python -m tests.cli.live.played [fail]` shows it live, as `dalsegno top` would."""
+"""A cluster for the view: `python -m tests.cli.live.played [fail|hang]` shows it live, as `dalsegno top` would."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,13 +49,21 @@ class FailingSources(PlayedSources):
         raise DalsegnoError("the cluster is damaged")
 
 
+class HangingSources(PlayedSources):
+    """Never answers, as a Slurm whose network is gone."""
+
+    def status(self) -> ClusterStatus:
+        threading.Event().wait()
+        return super().status()
+
+
 def main() -> None:
     from dalsegno.cli.live.readings import LiveReadings
     from dalsegno.cli.top import watch
 
     overview = with_runs(replacing(healthy()), run("gpt-k3f9x"))
-    sources = FailingSources(overview) if sys.argv[1:] == ["fail"] else PlayedSources(overview)
-    watch(LiveReadings(sources), 0.2)
+    kind = {"fail": FailingSources, "hang": HangingSources}.get(sys.argv[-1], PlayedSources)
+    watch(LiveReadings(kind(overview)), 0.2)
 
 
 if __name__ == "__main__":

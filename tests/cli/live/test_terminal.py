@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,14 @@ def test_without_colour_only_bold_and_reverse_are_used():
     assert "\x1b[32m" in line_text(line, colour=True)
     plain = line_text(line, colour=False)
     assert "\x1b[1mbad\x1b[0m" in plain and "\x1b[3" not in plain and "\x1b[2m" not in plain
+
+
+@pytest.mark.cluster
+@pytest.mark.alone
+def test_q_ends_the_view_within_a_second_while_slurm_hangs():
+    with start("hang") as top:
+        top.shows("waiting for the first answer")
+        pressed = time.monotonic()
+        top.press("q")
+        assert top.ended() == 0 and top.restored
+        assert time.monotonic() - pressed < 1.0
