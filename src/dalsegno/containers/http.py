@@ -60,7 +60,7 @@ class HttpError(DalsegnoError):
         self.body = body
 
 
-class HttpResponse:
+class RegistryAnswer:
     """A response whose body is read in pieces."""
 
     def __init__(self, response: http.client.HTTPResponse, url: str, proxy: str) -> None:
@@ -78,7 +78,7 @@ class HttpResponse:
     def close(self) -> None:
         self._response.close()
 
-    def __enter__(self) -> HttpResponse:
+    def __enter__(self) -> RegistryAnswer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,10 +107,10 @@ class Http:
         headers: Mapping[str, str] | None = None,
         data: bytes | None = None,
         timeout_s: float = _TIMEOUT_S,
-    ) -> HttpResponse:
+    ) -> RegistryAnswer:
         request = urllib.request.Request(url, data, headers={"User-Agent": "dalsegno", **(headers or {})})
         try:
-            return HttpResponse(self._opener.open(request, timeout=timeout_s), url, self._proxy(url))
+            return RegistryAnswer(self._opener.open(request, timeout=timeout_s), url, self._proxy(url))
         except urllib.error.HTTPError as error:
             with error:
                 raise HttpError(error.code, error.headers, error.geturl() or url, error.read(4096)) from None
@@ -198,7 +198,7 @@ _PAUSE_S = 0.2  # before the second attempt; doubled for each further one
 class Blobs(Protocol):
     """A source of blobs."""
 
-    def blob(self, digest: str, start: int = 0) -> HttpResponse: ...
+    def blob(self, digest: str, start: int = 0) -> RegistryAnswer: ...
 
 
 class TransferStopped(Exception):

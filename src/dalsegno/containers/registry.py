@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from email.message import Message
 
 from dalsegno.containers.credentials import KNOWN_REALMS, Credential, CredentialFinder, RegistryServer, server_of
-from dalsegno.containers.http import PLAIN_HINT, Http, HttpError, HttpResponse, Unreachable, address_of, shown
+from dalsegno.containers.http import PLAIN_HINT, Http, HttpError, RegistryAnswer, Unreachable, address_of, shown
 from dalsegno.containers.manifest import MANIFEST_TYPES, MAX_JSON, DamagedImage
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.image_name import ImageName
@@ -73,7 +73,7 @@ class Registry:
         with answer:
             return _read_up_to(answer, MAX_JSON)
 
-    def blob(self, digest: str, start: int = 0) -> HttpResponse:
+    def blob(self, digest: str, start: int = 0) -> RegistryAnswer:
         """Request a blob from byte `start` on. A registry that does not support this sends all of it, with status
         200."""
         return self._get(f"blobs/{digest}", {"Range": f"bytes={start}-"} if start else {})
@@ -106,7 +106,7 @@ class Registry:
             return False
         return True
 
-    def _get(self, path: str, headers: dict[str, str]) -> HttpResponse:
+    def _get(self, path: str, headers: dict[str, str]) -> RegistryAnswer:
         url = f"{self._server.scheme}://{self._name.registry}/v2/{self._name.repository}/{path}"
         used = self._authorization
         try:
@@ -239,7 +239,7 @@ def _basic(known: Credential) -> str:
     return "Basic " + base64.b64encode(f"{known.user}:{known.password}".encode()).decode()
 
 
-def _read_up_to(answer: HttpResponse, most: int) -> bytes:
+def _read_up_to(answer: RegistryAnswer, most: int) -> bytes:
     data = b""
     while piece := answer.read(1 << 16):
         data += piece
