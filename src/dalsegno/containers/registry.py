@@ -1,4 +1,4 @@
-"""The client of a registry (protocol version 2): manifests and blobs of one image, with tokens where needed."""
+"""A client for registries (protocol version 2) that fetches manifests and blobs, with tokens where needed."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Registry:
     """The repository of one image in a registry."""
 
     def __init__(self, name: ImageName, http: Http, credentials: CredentialFinder, *, plain_http: bool = False) -> None:
-        """Open the repository. Plain HTTP is used only for a registry without TLS, with `plain_http` or on the loopback
-        address."""
+        """Open the repository. Plain HTTP is used only on the loopback address, or with `plain_http` if the registry
+        has no TLS."""
         self._name = name
         self._http = http
         self._credentials = credentials
@@ -63,7 +63,7 @@ class Registry:
         self._lock = threading.Lock()
 
     def manifest(self, reference: str) -> bytes:
-        """Return the index or manifest of a tag or a digest."""
+        """Return the index or manifest for a tag or a digest."""
         headers = {"Accept": ", ".join(MANIFEST_TYPES)}
         try:
             answer = self._get(f"manifests/{reference}", headers)
@@ -149,7 +149,7 @@ class Registry:
     def _realm(self, challenge: Challenge) -> RegistryServer:
         """Return the token server. A token server without TLS must be on the registry's own host.
 
-        Its answer is sent to the registry. Otherwise a registry could make this program read servers that only this
+        The registry receives the token server's answer. Without this rule, a registry could read servers that only this
         machine can reach.
         """
         realm = server_of(challenge.realm)

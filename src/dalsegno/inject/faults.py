@@ -80,7 +80,7 @@ FAULTS = {
         InjectableFault("link-flap", "The cable is out and in again, --count times.", ("count",)),
         InjectableFault("net-cut", "All its packets are dropped while its link stays up.", ("for_s",)),
         InjectableFault("net-slow", "Its network is slow: --rate (1mbit) both ways.", ("for_s", "rate")),
-        InjectableFault("net-loss", "--percent (30) of its packets are lost, in both directions.", ("for_s", "percent")),
+        InjectableFault("net-loss", "--percent (30) of its packets are lost, both ways.", ("for_s", "percent")),
         InjectableFault("disk-full", "The node's own disk is full to the last byte.", ("for_s",)),
         InjectableFault("fs-hang", "The shared home folders hang: processes that access them wait.", ("for_s",)),
         InjectableFault(

@@ -1,4 +1,4 @@
-"""Report a worker's progress to its agent, for `runs`, for the metrics and for the detection of hangs."""
+"""Report a worker's progress to its agent, for `dalsegno runs`, for metrics and for hang detection."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ProgressReporter:
 
     def _message(self, step: int, rates: Mapping[str, float] = MappingProxyType({})) -> dict[str, Any]:
         message: dict[str, Any] = {"step": step, "generation": self._generation}
-        if self._rank == 0 and self._last is not None:  # all ranks do the same steps
+        if self._rank == 0 and self._last is not None:  # one report is enough: all ranks do the same steps
             message["progress"] = {**_progress(*self._last), **rates}
         return message
 

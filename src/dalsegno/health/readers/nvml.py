@@ -24,7 +24,7 @@ SM_CLOCK, CORRECTED, UNCORRECTED, VOLATILE, SLOWDOWN = 1, 0, 1, 0, 1
 RECOVERY, ECC_DATA = 1, 4  # kinds of NVLink errors
 REASONS = {0x8: HW_SLOWDOWN, 0x40: HW_THERMAL, 0x80: HW_POWER_BRAKE, 0x20: SW_THERMAL, 0x4: SW_POWER_CAP}
 
-MaxClocks = dict[str, int | None]  # by UUID; read once, because this read takes longest: 2.4 of 3.8 ms on an H200
+MaxClocks = dict[str, int | None]  # UUID -> MHz; read once, because this takes longest: 2.4 of 3.8 ms on an H200
 
 
 class Nvml:
@@ -35,8 +35,8 @@ class Nvml:
         self._max_clocks: MaxClocks = {}
 
     def read(self) -> tuple[GpuFacts, ...] | None:
-        """Return the GPUs; None if the library or driver is missing, then nvidia-smi may show why."""
-        compile_apart("pynvml")  # 8,000 lines, which would leave 5 MB behind
+        """Return the GPUs; None if the library or driver is missing. nvidia-smi may then show why."""
+        compile_apart("pynvml")  # compiling its 8,000 lines in this process would cost 5 MB
         try:
             import pynvml
         except ImportError:
@@ -46,7 +46,7 @@ class Nvml:
                 pynvml.nvmlInit()
                 self._open = True
                 give_back_freed()
-                give_back_cleared(LIBRARY)  # 14 MB: a table for more GPUs than there are
+                give_back_cleared(LIBRARY)  # releases 14 MB: a table for more GPUs than there are
             return tuple(read_gpu(pynvml, index, self._max_clocks) for index in range(pynvml.nvmlDeviceGetCount()))
         except pynvml.NVMLError:
             self.close()
