@@ -144,7 +144,7 @@ def members(status: RunStatus) -> list[str]:
 
 
 def is_smaller(status: RunStatus) -> bool:
-    return status.phase is RunPhase.RUNNING and 0 < _group_size(status) < status.wanted_nodes
+    return status.phase is RunPhase.RUNNING and 0 < status.group_size < status.wanted_nodes
 
 
 def elapsed_s(status: RunStatus, now: float) -> float:
@@ -164,7 +164,7 @@ def clock(seconds: float) -> str:
 
 def _generation(after: RunStatus, cause: str) -> str:
     wanted = after.wanted_nodes if is_smaller(after) else 0
-    return _generation_text(after.generation, _group_size(after), after.world_size, wanted, cause)
+    return _generation_text(after.generation, after.group_size, after.world_size, wanted, cause)
 
 
 def _generation_text(number: int, nodes: int, processes: int, wanted: int, cause: str) -> str:
@@ -188,10 +188,6 @@ def _waiting(before: RunStatus | None, after: RunStatus) -> list[str]:
     if after.cause is RunCause.HANDED_OVER:
         return [f"run {after.run} is handed over"]
     return [f"run {after.run} waits in the queue{f': {after.message}' if after.message else ''}"]
-
-
-def _group_size(status: RunStatus) -> int:
-    return status.world_size // max(1, status.nproc_per_node)
 
 
 def _lost(before: RunStatus | None, after: RunStatus) -> list[RunNodeStatus]:

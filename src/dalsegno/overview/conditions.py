@@ -8,7 +8,7 @@ from dalsegno.health.result import Remedy
 from dalsegno.overview.facts import NodeRecovery, ObservedRun, Overview, RecoveryView, info_of
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.reason import Owner, find_owner
-from dalsegno.runs.status import RunPhase, RunStatus
+from dalsegno.runs.status import RunPhase
 from dalsegno.slurm.facts import NodeState
 from dalsegno.targets.base import NodeStatus
 
@@ -126,10 +126,5 @@ def run_impact(run: ObservedRun) -> RunImpact | None:
         return RunImpact.WAITING if status.started else RunImpact.QUEUED
     if status.phase in (RunPhase.STOPPING, RunPhase.RESTARTING) and status.started:
         return RunImpact.RESTARTING
-    smaller = status.phase is RunPhase.RUNNING and 0 < group_size(status) < status.wanted_nodes
+    smaller = status.phase is RunPhase.RUNNING and 0 < status.group_size < status.wanted_nodes
     return RunImpact.SMALLER if smaller else RunImpact.UNAFFECTED
-
-
-def group_size(status: RunStatus) -> int:
-    """Return the number of nodes in the present generation."""
-    return status.world_size // max(1, status.nproc_per_node)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from dalsegno.overview.conditions import NodeCondition, RunImpact, group_size, node_conditions, run_impact
+from dalsegno.overview.conditions import NodeCondition, RunImpact, node_conditions, run_impact
 from dalsegno.overview.facts import Overview
 from dalsegno.targets.base import ClusterPhase, DaemonStatus, counted
 
@@ -150,7 +150,7 @@ def _run_groups(overview: Overview) -> Iterator[RunGroup]:
     for impact in RunImpact:
         found = [run.status for run in overview.runs if run_impact(run) is impact]
         if found:
-            size, wanted = group_size(found[0]), found[0].wanted_nodes
+            size, wanted = found[0].group_size, found[0].wanted_nodes
             yield RunGroup(impact, tuple(status.run for status in found), size, wanted)
 
 

@@ -116,6 +116,11 @@ class RunStatus:
     cause: RunCause = RunCause.OTHER  # the cause behind `message`
 
     @property
+    def group_size(self) -> int:
+        """The number of nodes in the present generation."""
+        return self.world_size // max(1, self.nproc_per_node)
+
+    @property
     def over(self) -> bool:
         return self.phase is RunPhase.ENDED
 
