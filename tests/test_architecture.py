@@ -34,6 +34,7 @@ TRAIN_TALK = (
     "train.contract", "train.errors", "train.groups", "train.keeper", "train.memory", "train.saver",
 )  # fmt: skip
 TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
+EXPOSITION = "observe.exposition"  # the text format of metrics: values in, text out; it imports nothing
 UP_TO_7 = (*UP_TO_5, "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -51,9 +52,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "slurm": UP_TO_2,
     "containers": UP_TO_2,
     "health": (*UP_TO_2, *TRAIN_LEFT),
-    "node_agent": (*UP_TO_3, *TRAIN_LEFT),
+    "node_agent": (*UP_TO_3, *TRAIN_LEFT, EXPOSITION),
     "users": UP_TO_3,
-    "runs": (*UP_TO_3, *TRAIN_TALK),
+    "runs": (*UP_TO_3, *TRAIN_TALK, EXPOSITION),
     "bench": ("errors", "hardware", "spec", "runs"),
     "setup": UP_TO_4,
     "inject": UP_TO_5,  # through the access that a target gives; it names no target
