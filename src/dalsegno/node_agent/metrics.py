@@ -69,6 +69,7 @@ GPU_METRICS = (
 )
 GPU_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "hostname")
 GpuLabels = tuple[str, ...]
+Samples = dict[tuple[str, ...], float]  # values by label values
 
 
 def _as_number(value: bool | None) -> int | None:
@@ -86,7 +87,7 @@ def gpu_families(gpus: Sequence[GpuFacts], host: str) -> list[MetricFamily]:
     families = []
     for metric in GPU_METRICS:
         found = ((key, metric.value(gpu)) for gpu, key in labels)
-        values = {key: value for key, value in found if value is not None}
+        values: Samples = {key: value for key, value in found if value is not None}
         families.append(labelled(f"DCGM_FI_DEV_{metric.name}", metric.help, GPU_LABELS, values, metric.type))
     return [family for family in families if family.values]
 
@@ -134,12 +135,13 @@ def xid_families(known: Mapping[str, GpuLabels], xids: XidCounts, host: str) -> 
     def labels(gpu: str) -> GpuLabels:
         return known.get(gpu, ("", "", gpu, "", "", host, host))
 
-    last = {}
+    last: Samples = {}
     for gpu in sorted({*known, *xids.last}):
         event = xids.last.get(gpu)
         code, text = (str(event.xid), meaning(event.xid)) if event else ("0", "No Error")
-        last[(*labels(gpu), code, text)] = float(event.xid) if event else 0.0
-    counts = {(*labels(gpu), str(xid)): float(count) for (gpu, xid), count in sorted(xids.counts.items())}
+        key = (*labels(gpu), code, text)
+        last[key] = event.xid if event else 0
+    counts: Samples = {(*labels(gpu), str(xid)): count for (gpu, xid), count in sorted(xids.counts.items())}
     names = (*GPU_LABELS, "err_code", "err_msg")
     about = "Xids in the kernel log since boot or the last reset of the GPUs."
     families = [
@@ -157,8 +159,8 @@ EFA = "node_amazonefa_"
 
 def port_families(ports: Sequence[PortCounters]) -> list[MetricFamily]:
     """Return the state and counters of all ports; counters of EFA under the names of its exporter."""
-    up = {(each.device, each.port, each.kind): float(each.up) for each in ports if each.up is not None}
-    counters = {
+    up: Samples = {(each.device, each.port, each.kind): int(each.up) for each in ports if each.up is not None}
+    counters: Samples = {
         (each.device, each.port, name): count
         for each in ports
         if each.kind != "efa"
@@ -174,10 +176,10 @@ def port_families(ports: Sequence[PortCounters]) -> list[MetricFamily]:
 
 
 def _efa_families(ports: Sequence[PortCounters]) -> list[MetricFamily]:
-    devices = {(each.device,): 1.0 for each in ports}
+    devices: Samples = {(each.device,): 1 for each in ports}
     families = [labelled(f"{EFA}info", "An EFA device; always 1.", ("device",), devices)]
     for name in sorted({name for each in ports for name in each.counters}):
-        values = {(each.device, each.port): each.counters[name] for each in ports if name in each.counters}
+        values: Samples = {(each.device, each.port): each.counters[name] for each in ports if name in each.counters}
         about = f"Counter {name} of an EFA device."
         families.append(labelled(f"{EFA}{name}", about, ("device", "port"), values, MetricType.COUNTER))
     return families
@@ -185,7 +187,7 @@ def _efa_families(ports: Sequence[PortCounters]) -> list[MetricFamily]:
 
 def status_families(success: Mapping[str, bool], now: float) -> list[MetricFamily]:
     """Return when the metrics were collected, and which sources answered."""
-    answered = {(source,): float(ok) for source, ok in success.items()}
+    answered: Samples = {(source,): int(ok) for source, ok in success.items()}
     about = "1 if the source answered; 0: its series are absent."
     return [
         gauge("dalsegno_node_metrics_timestamp_seconds", "When the node's metrics were collected.", now),
