@@ -20,11 +20,13 @@ from dalsegno.health import Remedy
 from dalsegno.observe.exposition import Family, Histogram, HistogramFamily, MetricType, counter, gauge, labelled
 from dalsegno.recovery.actions import KINDS, Action, Drain, Hold, Repair, Return, SetDown
 from dalsegno.recovery.budget import budget_left
+from dalsegno.recovery.coordinators import RunRecords
 from dalsegno.recovery.event import EventKind, EventStage
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.records import MarkKind, NodeRecords
 from dalsegno.recovery.store import BUSY_S, read_records
+from dalsegno.runs.metrics import KnownRun
 from dalsegno.spec.facts import facts_from_json
 
 # Times, from finished actions. Pure.
@@ -132,7 +134,7 @@ class JournalCounts:
         return FinishedAction(action, begun_at, ended_at, bool(error))
 
 
-class JournalReader:
+class RecoveryJournalReader:
     """Reads the journal of a controller that may be running, restarted, or replaced by another file."""
 
     def __init__(self, path: Path) -> None:
@@ -177,6 +179,15 @@ class JournalReader:
             self._db = sqlite3.connect(f"{self._path.as_uri()}?mode=rw", uri=True, timeout=BUSY_S, isolation_level=None)
             self._db.execute("PRAGMA query_only=ON")
         return self._db
+
+
+# Runs that the controller keeps
+
+
+def list_runs(records: Path) -> list[KnownRun]:
+    """Return the runs of the controller, from the folder of its records, for `RunMetrics`."""
+    found, _ = RunRecords(records).read()
+    return [KnownRun(Path(record.folder), record.uid) for record in found.values()]
 
 
 # Families
@@ -280,7 +291,7 @@ class RecoveryMetrics:
     def __init__(
         self, journal: Path, scope: Callable[[], RecoveryScope], clock: Callable[[], float] = time.time
     ) -> None:
-        self._journal, self._scope, self._clock = JournalReader(journal), scope, clock
+        self._journal, self._scope, self._clock = RecoveryJournalReader(journal), scope, clock
 
     @property
     def skipped_rows(self) -> int:
