@@ -50,7 +50,7 @@ _REDRAW_S = 0.5
 
 
 def format_line(line: Line, ranks: int, colour: bool = False, *, foreign: bool = False) -> str:
-    """Return `[ 3] text`, padded to the largest rank. With a single rank there is no prefix."""
+    """Return a line such as `[ 3] text`, padded to the largest rank. With a single rank there is no prefix."""
     shown = line.text.rstrip("\r").rpartition("\r")[2]  # the final state of a progress bar
     shown = lines(shown) if foreign else shown
     if ranks <= 1:
@@ -84,7 +84,7 @@ class Screen:
         self._drawn_at = 0.0
 
     def lines(self, lines: Iterable[Line], news: Callable[[], None] = lambda: None) -> None:
-        """Print output lines as bytes, whatever our locale can encode.
+        """Print output lines as UTF-8, whatever the locale.
 
         Before the first line of a new generation, report that generation: by `news`, else from the journal.
         """

@@ -225,7 +225,7 @@ class LogReader:
         self._rest = b""
 
     def all_lines(self, *, final: bool) -> Iterator[str]:
-        """Yield all lines, those of rotated parts first. `final`: also a last line that has no end yet."""
+        """Yield all lines, those of rotated parts first. `final`: also a last line without a line break."""
         for number in range(OLD_LOGS, 0, -1):
             yield from LogReader(self._path.with_name(f"{self._path.name}.{number}")).new()
         yield from self.new()

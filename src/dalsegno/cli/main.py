@@ -39,7 +39,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     },
     "Health": {
         "health": "Check this machine or a node: GPUs, fabric, host, services.",
-        "nodes": "Show the nodes; `nodes show`: the GPUs and the history of one.",
+        "nodes": "Show the nodes; `nodes show NODE` shows one node's GPUs and history.",
         "events": "Show node events and recovery actions.",
         "why": "Explain what happened to a node, a run or a job, and what to do.",
         "automation": "Pause or resume automatic recovery.",

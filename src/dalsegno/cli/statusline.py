@@ -133,7 +133,7 @@ def describe_end(status: RunStatus) -> str:
 
 
 def nodes_text(status: RunStatus) -> str:
-    """Return `3/4 nodes`: nodes in training, of those requested."""
+    """Return a text such as `3/4 nodes`: nodes in training, of the number requested."""
     spares = sum(node.state is NodeRole.SPARE for node in status.nodes)
     extra = f" and {_count(spares, 'spare')}" if spares else ""
     return f"{len(members(status))}/{_count(status.wanted_nodes, 'node')}{extra}"

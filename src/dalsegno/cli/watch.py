@@ -173,7 +173,7 @@ def silent_s(status: RunStatus, now: float) -> float | None:
 
 
 def jobs_of(run: RunFolder, jobs: Sequence[JobInfo]) -> list[JobInfo]:
-    """Return the run's active jobs: those that have its id as their name, and its owner.
+    """Return the run's active jobs: they have the run's id as their name, and belong to its owner.
 
     Anybody can give a job that name. A run neither waits for another user's job nor tries to cancel it.
     """

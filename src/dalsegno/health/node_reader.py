@@ -1,6 +1,6 @@
-"""What checks read of a node: files, commands, the GPU library. The node is real or recorded in a folder.
+"""How checks read a node: files, commands and the GPU library. The node is real, or recorded in a folder.
 
-In such a folder `proc/meminfo` stands for /proc/meminfo, and `commands/df` for the output of `df`.
+In a recording, `proc/meminfo` stands for /proc/meminfo, and `commands/df` for the output of `df`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dalsegno.system.processes import Completed
 NVML_TIMEOUT_S = 6.0
 MAX_PACE_S = 1.0
 SAME_ROUND_S = 0.3
-NVML_SHARE, NVML_MAX_AGE_S = 0.005, 10.0  # share of a processor's time, and how long an answer is reused at most
-OPENED_S = 2.0  # how long an answer is reused that was slow only because the library was being opened
+NVML_SHARE, NVML_MAX_AGE_S = 0.005, 10.0  # share of the time that queries may take; longest reuse of an answer
+OPENED_S = 2.0  # longest reuse of the first answer, which is slow because the library is opened
 Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
 
 
@@ -39,7 +39,7 @@ class NodeReader(Protocol):
     def now(self) -> float: ...
 
     def read(self, path: str) -> str:
-        """Return a file's text. Raises NoAnswer."""
+        """Return a file's text; raise NoAnswer if it cannot be read."""
         ...
 
     def names(self, path: str) -> list[str]:
@@ -47,17 +47,17 @@ class NodeReader(Protocol):
         ...
 
     def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
-        """Run a command in a separate process. Raises NoAnswer if it is missing and Late if it hangs."""
+        """Run a command in a separate process; raise NoAnswer if it is not installed, and TooLate if it hangs."""
         ...
 
     def pace_s(self) -> float:
-        """Return how long an empty program takes at present."""
+        """Return how long it takes to run an empty program now."""
         ...
 
     def has(self, program: str) -> bool: ...
 
     def listening(self) -> set[int]:
-        """Return the ports that are listened on."""
+        """Return the ports with listeners."""
         ...
 
     def kernel_records(self) -> list[str]:
@@ -134,7 +134,7 @@ class LocalNode:
     def listening(self) -> set[int]:
         try:
             return listening_ports()
-        except OSError:  # a kernel with read-only access
+        except OSError:  # the kernel does not support the netlink request
             return parse_listening(self.read("/proc/net/tcp"))
 
     def kernel_records(self) -> list[str]:
@@ -169,13 +169,13 @@ class LocalNode:
 
 
 def good_for_s(took_s: float) -> float:
-    """Return how long an answer of NVML is reused, so that queries take a small share of the time."""
+    """Return how long an answer from NVML is reused, so that queries take a small share of the time."""
     return min(max(took_s / NVML_SHARE, SAME_ROUND_S), NVML_MAX_AGE_S)
 
 
 class RecordedNode:
-    """A node recorded in a folder. The file of a command is named by its first words, with `.exit2` added for an exit
-    code and `.hangs` if it hangs. `env` is the environment, `now` the time, `pace_s` the machine's pace."""
+    """A node recorded in a folder. A command's file is named after its first words, with `.exit2` appended for exit
+    code 2, or `.hangs` if it hangs. The files `env`, `now` and `pace_s` hold the environment, time and pace."""
 
     def __init__(self, folder: Path, expected: Expected, seen: SeenBefore | None = None) -> None:
         self.folder, self.expected, self.seen = folder, expected, seen or SeenBefore()
@@ -230,6 +230,6 @@ class RecordedNode:
 
 
 def _parse_name(path: Path) -> tuple[str, int]:
-    """Return a command's first words, with `+` in place of the slash, and its exit code."""
+    """Return a command's first words and its exit code. `+` in the file name stands for a slash."""
     command, _, code = path.name.replace("+", "/").removesuffix(".hangs").partition(".exit")
     return command, int(code or 0)

@@ -24,7 +24,7 @@ from dalsegno.system.files import write_atomic
 
 
 _T = TypeVar("_T")
-_KEYS = {"model": "name"}  # nvidia-smi's name, which its replacement on simulated nodes reads
+_KEYS = {"model": "name"}  # nvidia-smi's word, which the nvidia-smi of simulated nodes reads
 
 
 def plain(value: object) -> Any:
@@ -120,7 +120,7 @@ class Telemetry:
     kernel_log: tuple[LogLine, ...] = ()
     ports: tuple[Port, ...] = ()
     clock_skew_s: float | None = 0.0
-    fabric_manager: str = "active"  # as systemctl reports it
+    fabric_manager: str = "active"  # the service's state, as systemctl reports it
     booted_at: float = 0.0
     stamp: str = ""
 
@@ -131,7 +131,7 @@ def telemetry_path(env: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def read_telemetry(path: Path) -> Telemetry:
-    """Read a telemetry file. Raises BadTelemetry."""
+    """Read a telemetry file; raise BadTelemetry if it is not valid."""
     try:
         return parse_telemetry(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -164,8 +164,8 @@ def telemetry_text(telemetry: Telemetry) -> str:
 def healthy(
     node: str, gpus: int, model: str, *, memory_mib: int = 16384, stamp: str = "", machine: str = ""
 ) -> Telemetry:
-    """Return the telemetry of a healthy node. `model` is Slurm's type (h100). Another `machine` of the same node has
-    other GPUs: other UUIDs and serial numbers."""
+    """Return the telemetry of a healthy node. `model` is Slurm's type (h100). Another `machine` under the same node
+    name has GPUs with other UUIDs and serial numbers."""
     links = nvlinks_of(model) if gpus > 1 else 0
     made = [_healthy_gpu(f"{node} {machine} {index}", index, model, links, memory_mib) for index in range(gpus)]
     ports = tuple(Port(f"sim{index}/1") for index in range(_nics(gpus, model)))

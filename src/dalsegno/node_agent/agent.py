@@ -2,8 +2,8 @@
 
 With `--metrics FOLDER`, it also writes the metrics of the node to a file in that folder, for node_exporter.
 
-One thread waits for all sockets together. Checks and orders run in separate processes, which the agent can kill. The
-agent also runs without a controller, and reports its last findings when it has reconnected.
+One thread serves all sockets. Checks and orders run in separate processes, which the agent can kill. The agent also
+runs without a controller, and reports its last findings when it has reconnected.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class AgentAddress:
 
 
 class ControllerLink:
-    """The connection to the controller. `on_state_change` is called with whether it is up, each time that changes."""
+    """The connection to the controller. `on_state_change(up)` is called when it comes up and when it is lost."""
 
     def __init__(
         self,
@@ -94,12 +94,12 @@ class ControllerLink:
         self._sock: socket.socket | None = None
         self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
         self._handshake = ClientHandshake(AGENT, CONTROLLER)
-        self._session: Session | None = None  # after the handshake
-        self._due = 0.0  # when to connect, or to give up connecting (monotonic)
+        self._session: Session | None = None  # set after the handshake
+        self._due = 0.0  # when to connect, or to end an attempt to connect (monotonic)
         self._up_at, self._pause_s = 0.0, FIRST_PAUSE_S
         self._events = 0
         self._logged_why = ""
-        self.address = ""  # of this node, as the controller sees it
+        self.address = ""  # this node's address, as the controller sees it
 
     @property
     def up(self) -> bool:

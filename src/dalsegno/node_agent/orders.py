@@ -34,7 +34,7 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 # Orders. Each runs in a separate process with a time limit, so that none delays the heartbeat.
 
 
-MAX_ORDERS = 4  # at a time
+MAX_ORDERS = 4  # orders at a time
 TIMEOUT_S = {"check": 40.0, "validate": VALIDATE_S, "evidence": 40.0, "pair-listen": LISTEN_S}
 
 Send = Callable[[Reply], None]
@@ -51,7 +51,8 @@ class _RunningOrder:
 
 
 class OrderProcesses:
-    """The processes of orders. `send` sends an answer to the controller, `can_send` returns whether it fits now."""
+    """The processes of orders. `send` sends an answer to the controller; `can_send` returns whether there is room for
+    one."""
 
     def __init__(
         self, do: Do, selector: selectors.BaseSelector, send: Callable[[Message], None], can_send: Callable[[], bool]
@@ -72,7 +73,7 @@ class OrderProcesses:
             self._register(running)
 
     def wake(self, now: float) -> float | None:
-        """Kill orders that take too long, continue those that waited for room, and return when to call again."""
+        """Kill orders that take too long, continue orders that waited for room, and return when to call again."""
         self._killed = [forked for forked in self._killed if not forked.ended()]
         for running in [each for each in self._under_way if each.until <= now]:
             self._end(running, "it took too long and was stopped")
@@ -169,14 +170,14 @@ class ContinuousChecks:
     def run_due(self, without: frozenset[str]) -> Iterator[str | Finding]:
         yield from self._checkup.run_due(Context.CONTINUOUS, without)
         if MEMORY not in without:
-            yield MEMORY  # if the sweep hangs, this name is reported and not that of the last check
+            yield MEMORY  # if the sweep hangs, this name is reported instead of the last check's
             self._memory.tidy(time.monotonic())
         if self._metrics and METRICS not in without:
             yield METRICS
             self._metrics.write_due()
 
     def gpus(self) -> Iterable[GpuIdentity] | None:
-        """Return the GPUs if the last answer is old, because they rarely change; else None. Lost GPUs are left out."""
+        """Return the GPUs, except lost ones; None if the last answer is recent, because GPUs rarely change."""
         if time.monotonic() - self._gpus_at < GPUS_EVERY_S:
             return None
         self._gpus_at = time.monotonic()
@@ -228,7 +229,8 @@ class OrderHandlers:
     def _validate(self, order: Order, send: Send) -> None:
         """Validate the node, first alone: only a node that passes its load tests is paired with a good node.
 
-        Loading torch keeps a processor busy for seconds. A test on the loopback alone is not worth that."""
+        torch is used only for a pair test or for GPUs: loading it keeps a processor busy for seconds, and a test on the
+        loopback is not worth that."""
         with_torch = Collective() if "secret" in order.arguments or loads.may_have_gpus() else nullcontext()
         with with_torch as collective, _partner(order.arguments) as partner:
             found = [*self.checkup(self.settings()).all(Context.VALIDATION), *self._loads(collective)]
@@ -270,7 +272,7 @@ class OrderHandlers:
 
 @contextmanager
 def _partner(arguments: Mapping[str, str]) -> Iterator[Callable[[Collective], Iterable[tuple[str, Result]]]]:
-    """Connect to the partner at once: it loads torch while this node is tested alone, and notices when this node ends.
+    """Connect to the partner at once: it loads torch while this node is tested alone, and notices if this node dies.
 
     Yield the function that runs the tests with the partner.
     """
@@ -289,10 +291,10 @@ def _partner(arguments: Mapping[str, str]) -> Iterator[Callable[[Collective], It
 
 
 def check_settings(settings: Message) -> Settings:
-    """Return the settings that the controller sent, else those in the file beside slurm.conf."""
+    """Return the settings from the controller, or else from the file beside slurm.conf."""
     if "checks" in settings:
         return facts_from_json(Health, {"checks": settings["checks"]}).checks
     try:
         return settings_here()
     except DalsegnoError:
-        return {}  # a damaged file must not stop the checks: each has its own thresholds
+        return {}  # a damaged file must not stop the checks, which have default thresholds

@@ -1,4 +1,4 @@
-"""Limits of recovery: nodes out at a time, nodes per hour, reboots, replacements. Pure."""
+"""The limits on recovery: nodes out of service at a time, nodes per hour, reboots, replacements. Pure."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def find_restraint(records: NodeRecords, policy: Policy) -> Refusal | None:
 
 
 class OutOfService:
-    """Counts the nodes of each partition that are out of service while one round is decided.
+    """Counts the nodes out of service in each partition during one round of decisions.
 
-    While recovery is paused or only observes, a node that would be taken out is counted as if it were.
+    While recovery is paused or only observes, a node that would be taken out is counted as out.
     """
 
     def __init__(self, nodes: Iterable[NodeFacts], records: NodeRecords, policy: Policy, now: float) -> None:

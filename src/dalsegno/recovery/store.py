@@ -1,7 +1,7 @@
 """The controller's journal, one SQLite file: nodes, actions, events, budgets, GPUs.
 
-Every action is recorded before and after it is carried out. A connection belongs to one thread; others may open their
-own, and their changes are visible at the next `refresh`.
+Every action is recorded before and after it is carried out. A connection belongs to one thread. Other threads open
+their own, and `refresh` reads their changes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         try:
             os.chmod(path, 0o600)
-            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # for a new file: space of deleted rows is returned
+            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # takes effect in a new file: space of deleted rows is freed
             db.execute("PRAGMA journal_mode=WAL")
             db.execute(f"PRAGMA journal_size_limit={MAX_WAL_BYTES}")
             db.execute("PRAGMA synchronous=FULL")
@@ -83,10 +83,10 @@ def _add_columns(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
-MAX_EVENTS = 1000  # in one answer
+MAX_EVENTS = 1000  # per answer
 MAX_KEPT = 100_000  # events, actions and check results; the oldest are deleted once a day
 _EVENT = "id, at, node, kind, text, stage, jobs"
-MARKS_KEPT_S = 60 * DAY_S  # only those of the last 30 days count
+MARKS_KEPT_S = 60 * DAY_S  # only marks of the last 30 days count
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class Journal:
     def tidy(self, now: float | None = None) -> None:
         """Delete old rows.
 
-        Unfinished actions are kept, however old, and so is the last verdict of every check of a node: the next one is
-        compared with it.
+        Unfinished actions are kept, however old. So is each check's last verdict on each node, because the next verdict
+        is compared with it.
         """
         old = (time.time() if now is None else now) - MARKS_KEPT_S
         with self._changing(self.records):
@@ -159,7 +159,7 @@ class Journal:
         return self.records
 
     def action(self, id: str) -> tuple[Action, float] | None:
-        """Return an action that was begun, and when."""
+        """Return an action and when it was begun; None if the id is unknown."""
         row = self.db.execute("SELECT kind, body, begun_at FROM actions WHERE id = ?", (id,)).fetchone()
         return (facts_from_json(KINDS[row[0]], json.loads(row[1])), row[2]) if row else None
 
@@ -185,7 +185,7 @@ class Journal:
         return [CheckEvent(*row) for row in rows][::-1]
 
     def last_verdicts(self) -> list[tuple[str, str, Verdict]]:
-        """Return the last recorded verdict of each check, with node and check."""
+        """Return node, check and last recorded verdict of every check."""
         latest = "SELECT MAX(id) FROM checks GROUP BY node, name"
         rows = self.db.execute(f"SELECT node, name, verdict FROM checks WHERE id IN ({latest})")
         return [(node, name, Verdict(verdict)) for node, name, verdict in rows]
@@ -237,7 +237,7 @@ class Journal:
             self._event(now, "", action.kind, action.summary)
 
     def record_seen(self, records: NodeRecords) -> None:
-        """Record what was only observed, without an event."""
+        """Record observations, without an event."""
         if records != self.records:
             with self._changing(records):
                 pass
@@ -260,7 +260,7 @@ class Journal:
                 self.db.executemany("INSERT INTO checks (at, node, name, verdict, text) VALUES (?, ?, ?, ?, ?)", rows)
 
     def forgive(self, name: str, who: str, now: float) -> list[GpuHistory]:
-        """Allow replaced GPUs to come back: the one with this id, or all of this node."""
+        """Allow replaced GPUs to come back, and return them. `name` is the id of a GPU, or a node for all its GPUs."""
         self.refresh()
         found = [each for each in self.gpu_history() if each.sent_away_at and name in (each.uuid, each.node)]
         records = replace(self.records, replaced_gpus=self.records.replaced_gpus - {each.uuid for each in found})
@@ -297,7 +297,7 @@ class Journal:
 
     @contextmanager
     def _changing(self, records: NodeRecords) -> Iterator[None]:
-        """Write changed records in one transaction. The records in memory change when it is on disk."""
+        """Write changed records in one transaction. The records in memory change after the commit."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
             self._write_records(records)

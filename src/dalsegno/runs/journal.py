@@ -40,11 +40,11 @@ class RunEvent(str, Enum):
     ENDED = "ended"
 
 
-Entry = dict[str, Any]  # "at" (seconds since 1970), "event", and its details
+Entry = dict[str, Any]  # "at" (Unix time), "event", and its details
 
 
 def append(path: Path, at: float, event: RunEvent, **what: object) -> None:
-    """Append an entry in one write, so that lines of two writers never mix."""
+    """Append an entry in one write, so that lines from two writers never mix."""
     line = json.dumps({"at": round(at, 6), "event": event, **what}, separators=(",", ":")) + "\n"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:

@@ -1,4 +1,4 @@
-"""The status of a run as its coordinator writes it: one small file, replaced atomically."""
+"""The status of a run: one small file that the coordinator replaces atomically."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RunPhase(Enum):
     WAITING = "waiting"  # in Slurm's queue
     STARTING = "starting"  # nodes are granted, but not all agents are ready
     RUNNING = "running"
-    STOPPING = "stopping"  # a worker has failed; whether to restart is decided when its generation has ended
-    RESTARTING = "restarting"  # a generation has ended and the next is being formed
+    STOPPING = "stopping"  # a worker has failed; the next step is decided when its generation has ended
+    RESTARTING = "restarting"  # a generation has ended and the next one is being formed
     ENDING = "ending"  # the run is over, and its nodes are being released
     ENDED = "ended"
     UNKNOWN = "unknown"  # written by another version
@@ -37,7 +37,7 @@ class NodeRole(Enum):
 
     STARTING = "starting"
     READY = "ready"
-    MEMBER = "member"  # of the present generation
+    MEMBER = "member"  # in the current generation
     SPARE = "spare"
     UNKNOWN = "unknown"  # written by another version
 
@@ -47,11 +47,11 @@ class NodeRole(Enum):
 
 
 class RunCause(Enum):
-    """The subject of a status message. Code depends on this, never on the text."""
+    """The cause behind a status message. Code depends on this value, never on the message text."""
 
     OTHER = ""
     HANDED_OVER = "handed-over"  # no coordinator has taken over the run yet
-    REFUSED = "refused"  # Slurm refused the job of the run
+    REFUSED = "refused"  # Slurm refused the run's job
     CANCELLED = "cancelled"
     TAKEN_DOWN = "taken-down"  # cancelled by `dalsegno down`
     CLUSTER_GONE = "cluster-gone"  # the cluster is gone, and the end of the run was never recorded
@@ -94,21 +94,21 @@ class RunStatus:
     created: float
     updated: float
     generation: int = 0
-    restarts: int = 0  # after failures of the script
+    restarts: int = 0  # restarts after failures of the script
     lost_nodes: int = 0
     wanted_nodes: int = 1
-    world_size: int = 0  # processes of the present generation
+    world_size: int = 0  # number of processes in the current generation
     nproc_per_node: int = 1
     nodes: tuple[RunNodeStatus, ...] = ()
     jobs: tuple[int, ...] = ()  # Slurm jobs, the main one first
-    message: str = ""  # one line: what the run waits for, or why it ended
+    message: str = ""  # one line that says what the run waits for, or why it ended
     started: float | None = None  # when the first generation ran
     ended: float | None = None
     exit_code: int | None = None
     report: str = ""  # traceback of the rank that failed first
     coordinator_host: str = ""
     coordinator_pid: int = 0
-    cause: RunCause = RunCause.OTHER  # subject of `message`
+    cause: RunCause = RunCause.OTHER  # the cause behind `message`
 
     @property
     def over(self) -> bool:
@@ -116,7 +116,7 @@ class RunStatus:
 
 
 def read_status(path: Path) -> RunStatus | None:
-    """Return the status of a run; None if it was not written yet."""
+    """Return the status of a run; None if none has been written yet."""
     data = read_value(path)
     status = status_from_json(data) if isinstance(data, Mapping) else None
     times = (status.created, status.updated, status.started or 0.0, status.ended or 0.0) if status else ()
@@ -126,7 +126,7 @@ def read_status(path: Path) -> RunStatus | None:
 
 
 def status_from_json(data: Mapping[str, object]) -> RunStatus:
-    """Parse a status. In old files the cause is missing and follows from the message."""
+    """Parse a status. In old files, the cause is missing and is derived from the message."""
     status = facts_from_json(RunStatus, data)
     if "cause" in data:
         return status

@@ -23,7 +23,7 @@ def _switch(value: Any) -> Any:
 
 
 def _image(value: str) -> str:
-    """Check an image name as `srun --container-image` accepts it, and that it can be imported."""
+    """Check that `srun --container-image` accepts an image name and that the image can be imported."""
     try:
         name = parse_name(value)
     except UsageError as error:

@@ -1,6 +1,6 @@
 """The model of the cluster file: machines, partitions, accounts, users, storage, and the file as a whole.
 
-The sections `slurm`, `health` and those of the targets have modules of their own.
+The sections `slurm` and `health` and the targets' sections have modules of their own.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class ClusterSpec(Section):
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the schema, with a description of every key."""
+    """Return the JSON schema of the cluster file, with a description of every key."""
     schema = ClusterSpec.model_json_schema()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -236,7 +236,7 @@ _STARTERS = Path(__file__).parent / "starters"
 
 
 def starter(target: str = "local", name: str = "demo") -> str:
-    """Return the starter cluster file of a target. It passes `dalsegno validate` unchanged."""
+    """Return the starter cluster file for a target, which passes `dalsegno validate` unchanged."""
     if target not in TARGETS:
         raise UsageError(f"there is no target `{target}`", hint=did_you_mean(target, TARGETS, ", ".join(TARGETS)))
     text = (_STARTERS / f"{target}.yaml").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Resolve a cluster file into facts: look up names, expand counts, fill in defaults. Pure functions."""
+"""Resolve a cluster file into facts: look up names, expand counts, and fill in defaults."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _priority(priority: PrioritySpec, accounting: bool) -> facts.Priority:
         max_age_min=priority.max_age,
         favor_small=priority.favor_small,
     )
-    # Both need the database. Without it, Slurm would log an error for every job.
+    # These two factors need the database. Without it, Slurm would log an error for every job.
     return found if accounting else replace(found, fair_share=0, qos=0)
 
 
@@ -81,7 +81,7 @@ def _topology(topology: Topology | None, partitions: Sequence[PartitionSpec]) ->
 
 
 def _build_topology(partitions: Sequence[PartitionSpec], per_switch: int) -> tuple[facts.Switch, ...]:
-    """Return leaf switches in node order, none with nodes of two partitions, and a spine above them."""
+    """Return leaf switches, each with nodes of a single partition, and a spine switch above them."""
     leaves: list[facts.Switch] = []
     for partition in partitions:
         names = own_nodes(partition) + own_spares(partition)
@@ -92,7 +92,7 @@ def _build_topology(partitions: Sequence[PartitionSpec], per_switch: int) -> tup
 
 
 def resolve(spec: ClusterSpec) -> facts.Cluster:
-    """Return the facts of a valid cluster file."""
+    """Return the facts from a valid cluster file."""
     return facts.Cluster(
         name=spec.name,
         target=spec.target,

@@ -41,7 +41,7 @@ class Plan(Protocol):
         ...
 
     def sentences(self) -> list[str]:
-        """Return the consequences: "adds 2 nodes", "restarts nothing", "ends no job"."""
+        """Return the consequences, such as "adds 2 nodes", "restarts nothing", "ends no job"."""
         ...
 
     def details(self) -> list[str]:
@@ -57,8 +57,7 @@ class Removal:
     homes: tuple[str, ...] = ()
 
     def sentences(self, runs: Collection[str]) -> list[str]:
-        """Return the consequences of the removal. The jobs of `runs`, which are known to be active, are not listed
-        again."""
+        """Return the consequences of the removal. `runs` are the active runs, whose jobs are not listed again."""
         return list(self._sentences(runs))
 
     def _sentences(self, runs: Collection[str]) -> Iterator[str]:
@@ -72,7 +71,7 @@ class Removal:
 
 
 def named(noun: str, names: Iterable[str]) -> str:
-    """Return `2 nodes (n1, n2)`; of many names only the first four."""
+    """Return a text such as `2 nodes (n1, n2)`, with at most four names."""
     names = list(names)
     shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
     return f"{counted(len(names), noun)} ({shown})"
@@ -169,7 +168,7 @@ class ShellEntry:
 
     argv: list[str]
     env: dict[str, str]
-    uid: int | None = None  # of the user of the cluster that the command runs as; None: the caller
+    uid: int | None = None  # the user that the command runs as; None: the caller
     warnings: tuple[str, ...] = ()
 
 
@@ -183,7 +182,7 @@ class RootUse:
 
 @dataclass(frozen=True)
 class NodeTimes:
-    """Times of this target's nodes: `boot_s` to boot, and `gone_s` of silence until a node counts as lost."""
+    """Time limits for this target's nodes: `boot_s` to boot, `gone_s` for a lost node to come back by itself."""
 
     boot_s: float
     gone_s: float
@@ -222,7 +221,7 @@ class Target(Protocol):
         ...
 
     def summary(self) -> ClusterSummary:
-        """Return the state in short, without asking a daemon."""
+        """Return the state in short, without contacting a daemon."""
         ...
 
     def daemon_logs(self) -> Sequence[DaemonLog]:
@@ -230,7 +229,7 @@ class Target(Protocol):
         ...
 
     def owner(self) -> int | None:
-        """Return the uid of the person who made the cluster; None if that cannot be read."""
+        """Return the uid of the user who created the cluster; None if it cannot be read."""
         ...
 
     @property
@@ -261,11 +260,11 @@ class Target(Protocol):
         host: str | None = None,
         user: str | None = None,
     ) -> ShellEntry:
-        """Return how to start a shell, or one command, on the login node, on the head or on `host`."""
+        """Return how to start a shell, or one command, on the login node, the head or `host`."""
         ...
 
     def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
-        """Return how to run one command on a node, as a service of the node would run it."""
+        """Return how to run one command on a node, in the environment of the node's services."""
         ...
 
     def job_images(self) -> str:
@@ -285,7 +284,7 @@ class CanReset(Protocol):
 
 @runtime_checkable
 class CanReboot(Protocol):
-    """A target that can reboot a node that is on, hangs or is off. Set the node down in Slurm first."""
+    """A target that can reboot a node, also one that hangs or is off. Set the node down in Slurm first."""
 
     def reboot(self, node: str) -> None: ...
 
@@ -310,7 +309,7 @@ class CanSeePower(Protocol):
     """A target that knows whether a machine is off, as a BMC or a cloud's API does."""
 
     def is_off(self, node: str) -> bool:
-        """Return whether the machine is certainly off, and so will not come back by itself. Never waits for long."""
+        """Return whether the machine is certainly off and will not come back by itself. Must not block for long."""
         ...
 
 
@@ -357,7 +356,7 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and wha
 
 
 def require(target: Target, ability: type[_Ability]) -> _Ability:
-    """Return the target as one with this ability; raise TargetError if it lacks the ability."""
+    """Return the target, typed as one with this ability; raise TargetError if it lacks the ability."""
     if isinstance(target, ability):
         return target
     purpose, instead = _ABILITIES[ability]

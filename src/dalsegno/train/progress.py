@@ -1,4 +1,4 @@
-"""Report a worker's progress to its agent, for `runs`, for the metrics and for the detection of hangs."""
+"""Report a worker's progress to its agent, for `dalsegno runs`, for metrics and for hang detection."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ProgressReporter:
         message: dict[str, Any] = {"step": step, "generation": self._generation, "rank": self._rank}
         if self._last is not None:
             message[BUSY] = self._busy_s(self._last[0].mean_s, self._last[1].get(BUSY))
-        if self._rank == 0 and self._last is not None:  # all ranks do the same steps
+        if self._rank == 0 and self._last is not None:  # one report is enough: all ranks do the same steps
             message["progress"] = {**_progress(*self._last), **rates}
         return message
 

@@ -28,7 +28,7 @@ MEMORY_TEMPERATURE, UNSIGNED_INT = 82, 1  # a field, and the type of its value
 RECOVERY, ECC_DATA = 1, 4  # kinds of NVLink errors
 REASONS = {0x8: HW_SLOWDOWN, 0x40: HW_THERMAL, 0x80: HW_POWER_BRAKE, 0x20: SW_THERMAL, 0x4: SW_POWER_CAP}
 
-MaxClocks = dict[str, int | None]  # by UUID; read once, because this read takes longest: 2.4 of 3.8 ms on an H200
+MaxClocks = dict[str, int | None]  # UUID -> MHz; read once, because this takes longest: 2.4 of 3.8 ms on an H200
 
 
 class Nvml:
@@ -39,8 +39,8 @@ class Nvml:
         self._max_clocks: MaxClocks = {}
 
     def read(self) -> tuple[GpuFacts, ...] | None:
-        """Return the GPUs; None if the library or driver is missing, then nvidia-smi may show why."""
-        compile_apart("pynvml")  # 8,000 lines, which would leave 5 MB behind
+        """Return the GPUs; None if the library or driver is missing. nvidia-smi may then show why."""
+        compile_apart("pynvml")  # compiling its 8,000 lines in this process would cost 5 MB
         try:
             import pynvml
         except ImportError:
@@ -50,7 +50,7 @@ class Nvml:
                 pynvml.nvmlInit()
                 self._open = True
                 give_back_freed()
-                give_back_cleared(LIBRARY)  # 14 MB: a table for more GPUs than there are
+                give_back_cleared(LIBRARY)  # releases 14 MB: a table for more GPUs than there are
             indexes = range(pynvml.nvmlDeviceGetCount())
             return tuple(read_gpu(pynvml, each, self._max_clocks, detailed=self._detailed) for each in indexes)
         except pynvml.NVMLError:

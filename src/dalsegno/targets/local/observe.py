@@ -145,7 +145,7 @@ def _facts(state: ClusterState, applied: Cluster | None) -> dict[str, str]:
 
 
 def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, list[str]]:
-    """Return Slurm's nodes and jobs, and sentences about parts that Slurm did not answer."""
+    """Return Slurm's nodes and jobs, and sentences about what Slurm did not answer or what could not be read."""
     try:
         nodes, queue = slurm.nodes(), slurm.queue()
         odd = f"{queue.unreadable} jobs of Slurm's queue could not be read, and are not shown"
@@ -155,7 +155,7 @@ def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, 
 
 
 def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
-    """Return the daemons in the plans of all hosts, the head's first, and whether each runs."""
+    """Return the daemons in the plans of all hosts, and whether each runs. slurmd and node agents come last."""
     found = []
     for path in host_folders(folder):
         services = _services(path)
@@ -212,7 +212,7 @@ def _dead(daemons: tuple[DaemonStatus, ...]) -> list[str]:
 
 
 def _injected(folder: Folder) -> list[str]:
-    """Return sentences about injected faults, so that nobody looks for another cause."""
+    """Return a sentence about injected faults, so that users do not look for another cause."""
     found = [f"{one.fault} on {one.node}" for path in host_folders(folder) for one in faults_of(folder, path.name)]
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     return [f"injected: {', '.join(found[:4])}{more}; `dalsegno inject --clear` undoes it"] if found else []
@@ -227,8 +227,7 @@ def _off(folder: Folder, placement: Placement) -> frozenset[str]:
 def _nodes(
     applied: Cluster | None, seen: list[NodeInfo], placement: Placement, off: frozenset[str]
 ) -> tuple[NodeStatus, ...]:
-    """Return the nodes of the cluster file with their state in Slurm, and nodes that only the file or only Slurm
-    knows."""
+    """Return all nodes that the cluster file or Slurm knows, with their state in Slurm."""
     known = {node.name: node for node in applied.nodes} if applied else {}
     info = {node.name: node for node in seen}
     nodes = [
