@@ -35,6 +35,7 @@ TRAIN_TALK = (
 )  # fmt: skip
 TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
 UP_TO_7 = (*UP_TO_5, "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview")
+EXPOSITION = "observe.exposition"  # the text format of metrics: values in, text out; it imports nothing
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
@@ -51,9 +52,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "slurm": UP_TO_2,
     "containers": UP_TO_2,
     "health": (*UP_TO_2, *TRAIN_LEFT),
-    "node_agent": (*UP_TO_3, *TRAIN_LEFT),
+    "node_agent": (*UP_TO_3, *TRAIN_LEFT, EXPOSITION),
     "users": UP_TO_3,
-    "runs": (*UP_TO_3, *TRAIN_TALK),
+    "runs": (*UP_TO_3, *TRAIN_TALK, EXPOSITION),
     "bench": ("errors", "hardware", "spec", "runs"),
     "setup": UP_TO_4,
     "inject": UP_TO_5,  # through the access that a target gives; it names no target

@@ -66,7 +66,11 @@ def node_name(env: Mapping[str, str]) -> str:
 
 
 def machine_here(
-    env: Mapping[str, str] = os.environ, node: str = "", gpus: Callable[[], Gpus] | None = None
+    env: Mapping[str, str] = os.environ,
+    node: str = "",
+    gpus: Callable[[], Gpus] | None = None,
+    *,
+    detailed: bool = False,
 ) -> LocalNode:
     conf = slurm_conf(env)
     try:
@@ -74,7 +78,8 @@ def machine_here(
     except OSError:
         text = ""
     expected = expected_of(node or node_name(env), text)
-    return LocalNode(replace(expected, missing_reason=_missing_reason(expected, conf, bool(text), env)), env, gpus)
+    expected = replace(expected, missing_reason=_missing_reason(expected, conf, bool(text), env))
+    return LocalNode(expected, env, gpus, detailed=detailed)
 
 
 def _missing_reason(expected: Expected, conf: Path, is_there: bool, env: Mapping[str, str]) -> str:

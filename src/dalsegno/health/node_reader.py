@@ -74,16 +74,21 @@ class NodeReader(Protocol):
 
 
 class LocalNode:
-    """The local node. `gpus` queries NVML; by default within this process.
+    """The local node. `gpus` queries NVML; by default within this process, if `detailed` with all values for metrics.
 
     `until` (monotonic) is a deadline for all reads and commands together.
     """
 
     def __init__(
-        self, expected: Expected, env: Mapping[str, str] = os.environ, gpus: Callable[[], Gpus] | None = None
+        self,
+        expected: Expected,
+        env: Mapping[str, str] = os.environ,
+        gpus: Callable[[], Gpus] | None = None,
+        *,
+        detailed: bool = False,
     ) -> None:
         self.expected, self.env, self.seen = expected, env, SeenBefore()
-        self._log, self._nvml = KernelLog(), Nvml()
+        self._log, self._nvml = KernelLog(), Nvml(detailed=detailed)
         self._patient = AbandonableCall("NVML", gpus or self._nvml.read)
         self._gpus: tuple[float, Gpus] = (-math.inf, None)
         self.until = math.inf

@@ -206,6 +206,58 @@ class Containers:
 
 
 @dataclass(frozen=True)
+class EmailAlerts:
+    """A receiver of alerts by e-mail."""
+
+    to: tuple[str, ...]
+    sender: str
+    smarthost: str
+    user: str = ""
+    password_file: str = ""  # "" if the server asks for no user
+    require_tls: bool = True
+
+
+@dataclass(frozen=True)
+class SlackAlerts:
+    """A Slack channel that receives alerts."""
+
+    url_file: str
+    channel: str = ""  # "": the webhook's own
+
+
+@dataclass(frozen=True)
+class WebhookAlerts:
+    """A program that receives alerts. Its address is `url`, or in `url_file`."""
+
+    url: str = ""
+    url_file: str = ""
+
+
+@dataclass(frozen=True)
+class RemoteWrite:
+    """A workspace of Amazon Managed Service for Prometheus that receives all metrics."""
+
+    url: str
+    region: str
+    role_arn: str = ""
+
+
+@dataclass(frozen=True)
+class Monitoring:
+    """Metrics, the web page, Prometheus and alerts."""
+
+    enabled: bool = True
+    compat: str = "vpenso"  # dialect of Slurm's metric names: vpenso or sckyzo
+    open_metrics: bool = False
+    prometheus: bool = False
+    retention_s: int = 15 * 86400
+    email: tuple[EmailAlerts, ...] = ()
+    slack: tuple[SlackAlerts, ...] = ()
+    webhook: tuple[WebhookAlerts, ...] = ()
+    remote_write: RemoteWrite | None = None
+
+
+@dataclass(frozen=True)
 class Cluster:
     """A resolved cluster."""
 
@@ -223,6 +275,7 @@ class Cluster:
     local: Local = field(default_factory=Local)
     health: Health = field(default_factory=Health)
     containers: Containers = field(default_factory=Containers)
+    monitoring: Monitoring = field(default_factory=Monitoring)
 
 
 _T = TypeVar("_T")

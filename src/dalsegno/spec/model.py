@@ -13,7 +13,8 @@ from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
-from dalsegno.spec.health import ContainersSpec, HealthSpec, Modules, Monitoring
+from dalsegno.spec.health import ContainersSpec, HealthSpec, Modules
+from dalsegno.spec.monitoring import MonitoringSpec
 from dalsegno.spec.section import Section, fault, show
 from dalsegno.spec.slurm import Amount, PreemptMode, RawSettings, ReservationSpec, SlurmSpec, TresName
 from dalsegno.spec.targets import TARGETS, HyperPod, LocalSpec, Oci, ParallelCluster, Ssh, Target
@@ -216,7 +217,7 @@ class ClusterSpec(Section):
     accounts: list[AccountSpec] = Field(default=[], max_length=10000, description="Slurm accounts.")
     users: list[UserSpec] = Field(default=[], max_length=20000, description="Users of the cluster.")
     health: HealthSpec = Field(default_factory=HealthSpec, description="Health checks and the actions allowed.")
-    monitoring: Monitoring = Field(default_factory=Monitoring, description="Metrics, web page, alerts.")
+    monitoring: MonitoringSpec = Field(default_factory=MonitoringSpec, description="Metrics, web page, alerts.")
     modules: Modules = Field(default_factory=Modules, description="Environment modules.")
 
 

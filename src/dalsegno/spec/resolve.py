@@ -108,6 +108,7 @@ def resolve(spec: ClusterSpec) -> facts.Cluster:
         local=_local(spec),
         health=_health(spec),
         containers=_containers(spec),
+        monitoring=_monitoring(spec),
     )
 
 
@@ -115,6 +116,27 @@ def _containers(spec: ClusterSpec) -> facts.Containers:
     own = spec.containers
     enabled = True if own.enabled is None and own.images else own.enabled  # a list of images turns containers on
     return facts.Containers(enabled, str(own.folder or ""), tuple(dict.fromkeys(own.images)))
+
+
+def _monitoring(spec: ClusterSpec) -> facts.Monitoring:
+    own, alerts = spec.monitoring, spec.monitoring.alerts
+    write = own.remote_write
+    return facts.Monitoring(
+        enabled=own.enabled,
+        compat=own.compat,
+        open_metrics=own.open_metrics,
+        prometheus=own.prometheus,
+        retention_s=own.retention,
+        email=tuple(
+            facts.EmailAlerts(
+                tuple(each.to), each.sender, each.smarthost, each.user, each.password_file or "", each.require_tls
+            )
+            for each in alerts.email
+        ),
+        slack=tuple(facts.SlackAlerts(each.url_file, each.channel) for each in alerts.slack),
+        webhook=tuple(facts.WebhookAlerts(each.url or "", each.url_file or "") for each in alerts.webhook),
+        remote_write=facts.RemoteWrite(write.url, write.region, write.role_arn or "") if write else None,
+    )
 
 
 def _nodes(partition: PartitionSpec, target: str) -> list[facts.Node]:

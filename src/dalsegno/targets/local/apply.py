@@ -57,6 +57,8 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
         make_folder(folder.host(host) / "pid")
     for node in plan.cluster.nodes:
         make_folder(folder.spool(node.name))
+        if plan.cluster.monitoring.enabled:
+            make_folder(folder.node_metrics(node.name))
     if plan.cluster.containers.enabled:
         for path in (folder.unpacked, *(folder.host(node.name) / "containers" for node in plan.cluster.nodes)):
             make_folder(path)
