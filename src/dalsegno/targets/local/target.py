@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dalsegno.containers import native
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.log import check_level
+from dalsegno.node_agent.textfile import NAME as METRICS_FILE
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.facts import Cluster
@@ -81,7 +82,6 @@ def _homes(folder: Folder) -> tuple[str, ...]:
 
 
 STATUS_S = 5.0
-METRICS = "metrics/dalsegno.prom"  # in the folder of a node; its agent writes it
 MAX_METRICS_BYTES = 4 << 20
 TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node that is back sooner had a link problem
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
@@ -309,7 +309,7 @@ class LocalTarget:
 
     def read_metrics(self, node: str) -> str:
         with contextlib.suppress(DalsegnoError, OSError):
-            return (read_beneath(self.folder.host(node), METRICS, MAX_METRICS_BYTES) or b"").decode(errors="replace")
+            return (read_beneath(self.folder.node_metrics(node), METRICS_FILE, MAX_METRICS_BYTES) or b"").decode(errors="replace")
         return ""
 
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
