@@ -309,7 +309,8 @@ class LocalTarget:
 
     def read_metrics(self, node: str) -> str:
         with contextlib.suppress(DalsegnoError, OSError):
-            return (read_beneath(self.folder.node_metrics(node), METRICS_FILE, MAX_METRICS_BYTES) or b"").decode(errors="replace")
+            found = read_beneath(self.folder.node_metrics(node), METRICS_FILE, MAX_METRICS_BYTES)
+            return (found or b"").decode(errors="replace")
         return ""
 
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
