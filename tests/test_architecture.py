@@ -34,8 +34,8 @@ TRAIN_TALK = (
     "train.contract", "train.errors", "train.groups", "train.keeper", "train.memory", "train.saver",
 )  # fmt: skip
 TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
+UP_TO_7 = (*UP_TO_5, "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview")
 EXPOSITION = "observe.exposition"  # the text format of metrics: values in, text out; it imports nothing
-UP_TO_7 = (*UP_TO_5, "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "observe": UP_TO_5,  # metrics, Prometheus, dashboards; it names no target
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base", "observe"),
     "why": (*UP_TO_4, "train.contract", "recovery"),  # what was noted by whom, and what it comes to
+    "overview": (*UP_TO_4, "targets.base", "recovery"),  # the whole cluster at one moment, and the verdict on it
     "drill": (
         *UP_TO_4,
         "train",
