@@ -35,7 +35,7 @@ class Clock:
 class HangingGpus(RecordedNode):
     """A node with real GPUs whose driver does not answer."""
 
-    def nvml(self) -> Gpus:
+    def nvml(self, detailed: bool = False) -> Gpus:
         raise TooLate("NVML gave no answer within 6 s")
 
 

@@ -66,11 +66,7 @@ def node_name(env: Mapping[str, str]) -> str:
 
 
 def machine_here(
-    env: Mapping[str, str] = os.environ,
-    node: str = "",
-    gpus: Callable[[], Gpus] | None = None,
-    *,
-    detailed: bool = False,
+    env: Mapping[str, str] = os.environ, node: str = "", gpus: Callable[[], Gpus] | None = None
 ) -> LocalNode:
     conf = slurm_conf(env)
     try:
@@ -78,8 +74,7 @@ def machine_here(
     except OSError:
         text = ""
     expected = expected_of(node or node_name(env), text)
-    expected = replace(expected, missing_reason=_missing_reason(expected, conf, bool(text), env))
-    return LocalNode(expected, env, gpus, detailed=detailed)
+    return LocalNode(replace(expected, missing_reason=_missing_reason(expected, conf, bool(text), env)), env, gpus)
 
 
 def _missing_reason(expected: Expected, conf: Path, is_there: bool, env: Mapping[str, str]) -> str:

@@ -86,7 +86,7 @@ class NodeMetrics:
 
     def _gpu_families(self) -> Iterator[MetricFamily]:
         if has_gpus(self._node) and not self._has_dcgm():
-            gpus = ask_gpus(self._node)
+            gpus = ask_gpus(self._node, detailed=True)
             self._known |= {bus_key(gpu.bus_id): gpu_labels(gpu, self._host) for gpu in gpus if _is_known(gpu)}
             yield from gpu_families(gpus, self._host)
 

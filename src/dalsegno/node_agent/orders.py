@@ -206,11 +206,11 @@ class OrderHandlers:
         from dalsegno.node_agent.metrics_writer import NodeMetrics  # an agent without metrics stays small
         from dalsegno.node_agent.textfile import Textfile
 
-        checkup = self.checkup(settings, detailed=True)
+        checkup = self.checkup(settings)
         return ContinuousChecks(checkup, NodeMetrics(checkup.node, self.node, Textfile(self.metrics)))
 
-    def checkup(self, settings: Message, *, detailed: bool = False) -> Checkup:
-        return Checkup(CHECKS, machine_here(os.environ, self.node, detailed=detailed), check_settings(settings))
+    def checkup(self, settings: Message) -> Checkup:
+        return Checkup(CHECKS, machine_here(os.environ, self.node), check_settings(settings))
 
     def do(self, order: Order, send: Send) -> None:
         """Carry out one order and send the parts of the answer as they are ready."""

@@ -34,7 +34,7 @@ Samples = dict[tuple[str, ...], float]
 
 
 @dataclass(frozen=True)
-class ObservedRun:
+class MeasuredRun:
     """A run as its files show it. `user` is the owner's name, and `name` the one that the run had first."""
 
     run: str
@@ -48,7 +48,7 @@ class ObservedRun:
         return self.run, self.user
 
 
-Value = Callable[[ObservedRun], float | None]
+Value = Callable[[MeasuredRun], float | None]
 
 
 def _figure(name: str) -> Value:
@@ -58,7 +58,7 @@ def _figure(name: str) -> Value:
 def _rate(name: str) -> Value:
     """Return the rate of all ranks: each processes as much as rank 0, which reports its own."""
 
-    def value(seen: ObservedRun) -> float | None:
+    def value(seen: MeasuredRun) -> float | None:
         found = believable(seen.progress.figures.get(name) if seen.progress else None)
         ranks = believable(seen.status.world_size)
         return found * ranks if found is not None and ranks else None
@@ -66,7 +66,7 @@ def _rate(name: str) -> Value:
     return value
 
 
-def _share(seen: ObservedRun) -> float | None:
+def _share(seen: MeasuredRun) -> float | None:
     account = seen.progress.account if seen.progress else None
     return account.share if account and sum(account.spent.values()) else None
 
@@ -109,7 +109,7 @@ RUN_METRICS = (
 )
 
 
-def run_families(runs: Iterable[ObservedRun]) -> list[Family]:
+def run_families(runs: Iterable[MeasuredRun]) -> list[Family]:
     """Return the metrics of all runs. A number that cannot be right gives no sample."""
     runs = list(runs)
     families: list[Family] = [_info(runs)]
@@ -127,7 +127,7 @@ def believable(value: float | None) -> float | None:
     return float(value) if value is not None and -MOST < value < MOST else None
 
 
-def _info(runs: list[ObservedRun]) -> Family:
+def _info(runs: list[MeasuredRun]) -> Family:
     values: Samples = {(*seen.labels, seen.name, seen.status.phase.value, _job(seen.status)): 1 for seen in runs}
     about = "A run of the controller; always 1."
     return labelled("training_run_info", about, ("run", "user", "name", "phase", "job_id"), values)
@@ -137,7 +137,7 @@ def _job(status: RunStatus) -> str:
     return str(status.jobs[0]) if status.jobs and 0 < status.jobs[0] < 1 << 32 else ""
 
 
-def _time_families(runs: list[ObservedRun]) -> list[Family]:
+def _time_families(runs: list[MeasuredRun]) -> list[Family]:
     spent: Samples = {}
     for seen in runs:
         for kind in TimeKind if seen.progress else ():
@@ -157,7 +157,7 @@ def _time_families(runs: list[ObservedRun]) -> list[Family]:
     ]  # fmt: skip
 
 
-def _rank_family(runs: list[ObservedRun]) -> Family:
+def _rank_family(runs: list[MeasuredRun]) -> Family:
     values: Samples = {}
     for seen in runs:
         ranks = seen.progress.ranks if seen.progress else {}
@@ -223,13 +223,13 @@ class _WatchedRun:
         self.journal = JournalTail(folder.journal, known.uid)
         self.last_known = 0.0
 
-    def observe(self, now: float) -> ObservedRun | None:
+    def observe(self, now: float) -> MeasuredRun | None:
         """Return the run; None if its status cannot be read, or it ended too long ago."""
         status = self._status.read()
         if status is None or (status.phase is RunPhase.ENDED and not now - (status.ended or 0.0) < KEPT_S):
             return None
         self.name = self.name or status.name  # a name that changes all the time would give endless series
-        return ObservedRun(self.run, self.user, self.name, status, self._progress.read())
+        return MeasuredRun(self.run, self.user, self.name, status, self._progress.read())
 
 
 def _progress(data: Mapping[str, object]) -> TrainingProgress:

@@ -249,11 +249,12 @@ def _is_nvidias(gpu_type: str) -> bool:
         return True
 
 
-def ask_gpus(node: NodeReader) -> tuple[GpuFacts, ...]:
+def ask_gpus(node: NodeReader, detailed: bool = False) -> tuple[GpuFacts, ...]:
+    """Return the GPUs; if `detailed`, with the values that only metrics show."""
     telemetry = ask_telemetry(node)
     if telemetry is not None and (telemetry.gpus or not gpus_on_bus(node)):
         return telemetry.gpus
-    found = node.nvml()
+    found = node.nvml(detailed)
     return read_smi(node) if found is None else found
 
 
