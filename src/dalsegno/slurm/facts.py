@@ -156,7 +156,7 @@ def _node_word(word: str) -> tuple[NodeState, tuple[NodeFlag, ...]]:
 
 
 def parse_job_state(text: str) -> JobState:
-    """Return the state in a text such as `RUNNING`, `CANCELLED by 1000` or `COMPLETED,REQUEUED`: its first word."""
+    """Parse a state such as `RUNNING`, `CANCELLED by 1000` or `COMPLETED,REQUEUED`. Only its first word counts."""
     words = text.replace("+", " ").replace(",", " ").split()
     return JobState.__members__.get(words[0].upper(), JobState.UNKNOWN) if words else JobState.UNKNOWN
 

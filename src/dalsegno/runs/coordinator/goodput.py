@@ -130,14 +130,14 @@ def record_change(account: Goodput, before: Run, after: Run, now: float) -> Good
 WRITE_S = 1.0
 
 
-MAX_RANKS = 256  # of a larger run, only the slowest ranks are written
+MAX_RANKS = 256  # in a larger run, only the slowest ranks are written
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
     """The progress that rank 0 reports. `figures` are its latest values: loss, step time, samples per second, …
 
-    `ranks` compares each rank's steps, without the time in which it waits for others, with the median of all ranks.
+    `ranks` maps each rank to its step time, without waiting for others, divided by the median of all ranks.
     """
 
     account: Goodput
@@ -152,7 +152,7 @@ class TrainingProgress:
 
 
 def compare_ranks(busy_s: Mapping[int, float]) -> dict[str, float]:
-    """Return each rank's time, divided by the median of all; of many ranks, only the slowest."""
+    """Return each rank's time divided by the median of all ranks. If there are many ranks, only return the slowest."""
     middle = median(busy_s.values()) if busy_s else 0.0
     if not middle:
         return {}
@@ -166,7 +166,7 @@ class ProgressWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.progress = self._previous() or TrainingProgress(Goodput(at=time.time()))
-        self._busy_s: dict[int, float] = {}  # by rank of the present generation
+        self._busy_s: dict[int, float] = {}  # step time by rank, without waiting for others, in the current generation
         self._written = 0.0
 
     def _previous(self) -> TrainingProgress | None:
