@@ -111,7 +111,7 @@ def check_target(target: Path, force: bool) -> None:
 
 
 class VerifiedReread(Iterator[bytes]):
-    """A layer's unpacked bytes, read a second time. They must still have the digest that was checked.
+    """A layer's unpacked bytes, read a second time. The packed bytes must still have the digest that was checked.
 
     The owner of the file could have changed it in between.
     """

@@ -10,8 +10,8 @@ FOLDER/
 
 A tag that moves refers to another digest, and so to another file: an image in use never changes.
 
-Only its owner can write to these folders. Files and folders of other users are refused or ignored, and root stores no
-images below a folder that other users can change.
+Only the store's owner can write to these folders. Files and folders of other users are refused or ignored, and root
+stores no images below a folder that other users can change.
 """
 
 from __future__ import annotations
