@@ -184,7 +184,7 @@ void enter_container(spank_t spank, char *const given[], const struct container 
         exit_with_error(spank, "%s", container->error);
     if (container->output >= 0)
         print_answer(spank, container->output);
-    prctl(PR_SET_DUMPABLE, 0); /* lasts until execve: others inside must not reach slurmstepd's descriptors */
+    prctl(PR_SET_DUMPABLE, 0); /* until execve, processes in the container must not reach slurmstepd's descriptors */
     if (container->user >= 0 && setns(container->user, CLONE_NEWUSER) != 0)
         exit_with_error(spank, "cannot enter its user namespace: %s", strerror(errno));
     for (int i = 0; i < NAMESPACE_KINDS; i++)
