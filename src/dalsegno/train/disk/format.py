@@ -136,7 +136,7 @@ def render(manifest: CheckpointManifest) -> str:
 
 
 def parse(text: str) -> CheckpointManifest:
-    """Parse a text that `render` returned. Raise ValueError with the reason for any other text."""
+    """Parse what `render` returned. Raise ValueError with the reason if the text is anything else."""
     try:
         content = json.loads(text)
         manifest = _manifest(content)

@@ -141,7 +141,7 @@ class Slot:
         return None if self._fd is None else parse_record(os.pread(self._fd, HEADER, 0))
 
     def begin(self) -> bool:
-        """Clear the slot until `commit`. Return False, without a change, while a reader holds it."""
+        """Clear the slot, which stays empty until `commit`. Return False and change nothing while a reader holds it."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

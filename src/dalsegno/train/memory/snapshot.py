@@ -196,7 +196,7 @@ def judge(snapshot: Snapshot, threads: int = 2) -> SnapshotVerdict:
     """Check every byte of an open snapshot, which can then be loaded without mapping it again."""
     header = read_header(snapshot.path)
     if parse_record(header) != snapshot.record:
-        return SnapshotVerdict.NOTHING  # overwritten since
+        return SnapshotVerdict.NOTHING  # it was overwritten meanwhile
     if sums_are_damaged(header):
         return SnapshotVerdict.DAMAGED
     sums = parse_sums(header)
