@@ -60,10 +60,10 @@ class HostPlan:
     address: str = ""  # "10.0.0.5/20"; "" if the host has no address of its own
     binds: tuple[tuple[str, str], ...] = ()
     cgroups: Mapping[str, str] = field(default_factory=dict)  # mounted root -> the folder that replaces it
-    unified: bool = False  # the folder is in cgroup v2, with its own namespace and controllers
+    unified: bool = False  # the host's folder is in cgroup v2, with its own namespace and controllers
     unit: str = ""  # systemd's scope for the whole cluster
     unit_folders: tuple[str, ...] = ()  # folders of `unit` in systemd's hierarchies
-    disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB of its own disk, empty at each boot
+    disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB of a separate disk for it, which is empty at each boot
     services: tuple[Service, ...] = ()
 
     @property

@@ -92,7 +92,7 @@ def _become_host(plan_path: str, plan: Plan, result: int) -> NoReturn:
             give_address(plan["interface"], plan["address"])
         GuestHost(plan_path, plan).live()
         os._exit(0)
-    except BaseException as error:  # after any error, this child must not continue as the parent's program
+    except BaseException as error:  # after any error, this forked child must not return into the parent's code
         logging.getLogger("init").error("%s: %s", plan["name"], error)
         _report_failure(result, error)
         os._exit(1)
