@@ -74,7 +74,8 @@ class NodeReader(Protocol):
 
 
 class LocalNode:
-    """The local node. `gpus` queries NVML; by default within this process, if `detailed` with all values for metrics.
+    """The local node. `gpus` queries NVML, by default within this process. With `detailed`, that query returns all
+    values for metrics.
 
     `until` (monotonic) is a deadline for all reads and commands together.
     """

@@ -138,7 +138,7 @@ SHARED = re.compile(
     r"|fuse(?!\.(lxcfs|snapfuse|gvfsd-fuse|portal|squashfuse|fuse-overlayfs)$|ctl|blk)(\..+)?"
 )
 MAX_ASKED = 32
-MAX_HANGING = 2  # after this many, the rest is skipped, because a prolog has no more time
+MAX_HANGING = 2  # after this many hanging file systems, the rest are skipped, because a prolog has no more time
 
 
 class FsState(Enum):
@@ -233,8 +233,8 @@ SHARED_CHECKS = (
 
 @dataclass(frozen=True)
 class ContainerTools:
-    """`enroot`: Enroot's version; "" if it does not start, None if it is not installed. `missing`: required Slurm
-    plugins that do not exist."""
+    """The container tools on a node. `enroot`: Enroot's version; "" if it does not start, None if it is not installed.
+    `missing`: required Slurm plugins that do not exist."""
 
     enroot: str | None
     namespaces: int  # user namespaces that are allowed
