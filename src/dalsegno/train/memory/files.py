@@ -1,8 +1,9 @@
 """The files of a run in its user's folder in shared memory: names, access and removal.
 
-    <run>.<rank>.<slot>        a snapshot of that rank <run>.<rank>.copy<slot>    a copy for a rank of another node
-    <run>.<rank>.alive         locked while training without an agent runs <run>.safe                 the newest step
-    that survives any single failure
+    <run>.<rank>.<slot>        a snapshot of that rank
+    <run>.<rank>.copy<slot>    a copy for a rank of another node
+    <run>.<rank>.alive         locked while training without an agent runs
+    <run>.safe                 the newest step that survives any single failure
 
 A run's id may contain dots, so names are parsed from their end. This module does not import torch.
 """
