@@ -63,7 +63,7 @@ class HostPlan:
     unified: bool = False  # the host's folder is in cgroup v2, with its own namespace and controllers
     unit: str = ""  # systemd's scope for the whole cluster
     unit_folders: tuple[str, ...] = ()  # folders of `unit` in systemd's hierarchies
-    disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB of a separate disk for it, which is empty at each boot
+    disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB of its disk, which is empty at each boot
     services: tuple[Service, ...] = ()
 
     @property
