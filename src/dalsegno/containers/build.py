@@ -154,7 +154,7 @@ def _changed(path: Path) -> DalsegnoError:
 
 
 def make_folder_layer(folder: Path) -> BuiltLayer:
-    """Return a layer with the root file system that is in a folder."""
+    """Return a layer with a folder's contents as the root file system."""
     if not folder.is_dir():
         raise NotThere(f"no folder {folder}", hint="name the folder that becomes the image's root")
     layer = BuiltLayer(keep_owners=os.geteuid() == 0)

@@ -101,7 +101,7 @@ def _explain(error: CommandFailed) -> DalsegnoError:
 
 
 def check_target(target: Path, force: bool) -> None:
-    """Raise if the file cannot be written, before any work is done for it."""
+    """Raise if the file cannot be written. Called before the image is made."""
     if target.is_dir():
         raise UsageError(f"{target} is a folder", hint=f"name a file in it: `-o {target}/IMAGE.sqsh`")
     if target.exists() and not force:

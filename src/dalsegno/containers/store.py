@@ -1,4 +1,4 @@
-"""The image store: a folder with images by the digest of their manifest, layers by their digest, and names.
+"""The image store: a folder with images (by manifest digest), layers (by their own digest) and names.
 
 FOLDER/
   images/HEX.lz4.sqsh     a complete image
@@ -290,7 +290,7 @@ def _may_make(folder: Path) -> bool:
 
 
 def _is_roots(folder: Path) -> bool:
-    """Return whether only root can have put files there: images of other users could contain any program."""
+    """Return whether only root can have put files there. Images from other users could contain any program."""
     parts = [folder / name for name in ("images", "tags")]
     return all(_is_closed(part) and not part_of_others(part, {0}) for part in parts)
 
