@@ -35,8 +35,8 @@ static _Noreturn void exit_with_error(spank_t spank, const char *format, ...) {
     _exit(NO_CONTAINER);
 }
 
-/* Reads a small file of the image, as the user and inside the container; NULL if there is none. It must be neither a
- * pipe nor a device nor a link to a descriptor of slurmstepd. */
+/* Reads a small file of the image, as the user and inside the container. Returns NULL if there is none, or if it is a
+ * pipe, a device or a link to a descriptor of slurmstepd. */
 static char *read_file(const char *path) {
     struct stat seen;
     int fd = open_no_magiclinks(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);

@@ -67,7 +67,8 @@ static int attach_loop(int file) {
     fail("no free loop device: other processes took 256 in a row");
 }
 
-/* Returns false if the kernel must not mount this file, or cannot map the owners of its files. */
+/* Mounts the image with the kernel's squashfs. Returns false if the kernel must not mount this file, or cannot map the
+ * owners of its files. */
 static bool mount_squashfs(struct image *image, const char *at) {
     char device[64];
     if (!image->trusted)

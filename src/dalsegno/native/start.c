@@ -48,7 +48,7 @@ static void free_words(struct words *words) {
     words->count = 0;
 }
 
-/* Returns false if Slurm does not report the job's user. */
+/* Adds the job's user and groups. Returns false if Slurm does not report them. */
 static bool add_user(spank_t spank, struct words *words) {
     uid_t uid;
     gid_t gid, *groups = NULL;

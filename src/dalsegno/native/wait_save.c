@@ -117,7 +117,7 @@ void finish_save(void) {
 
 /* In a task */
 
-/* Ends like the program, but without a core dump. */
+/* Ends this process as the program ended, but without a core dump. If only the save failed, exits with NO_CONTAINER. */
 static _Noreturn void exit_like(int status, bool saved) {
     if (WIFSIGNALED(status)) {
         sigset_t same;
