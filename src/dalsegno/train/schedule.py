@@ -20,7 +20,7 @@ RUN_AHEAD = 1  # steps that a CPU may be ahead of its GPU, and so one rank ahead
 
 
 class DueActions(NamedTuple):
-    """What to do after a step."""
+    """The actions that are due after a step."""
 
     memory: bool = False
     disk: bool = False

@@ -23,7 +23,7 @@ METADATA = ".metadata"
 LATEST = "latest"
 LOCK = ".dalsegno.lock"
 ASIDE = "before-"
-SHELL = "dalsegno.shell"  # key of our own entry, stored beside torch's
+SHELL = "dalsegno.shell"  # key of our own entry among torch's entries
 
 _STEP = re.compile(r"step-(\d{12,})")
 _TEMPORARY = re.compile(r"\.step-(\d{12,})\.(.*)\.g(\d+)\.tmp")

@@ -283,8 +283,8 @@ def _files_of(folder: Path | None, uid: int) -> dict[str, float]:
     return list_folder(folder, uid) if folder else {}
 
 
-# Snapshots left by training without an agent that was killed: nothing will ever read them, so the next start removes
-# them
+# Snapshots that training without an agent left when it was killed: nothing will ever read them, so the next start
+# removes them
 
 
 def hold(run: str, rank: int, folder: Path | None = None) -> int:
@@ -315,8 +315,7 @@ def is_current(fd: int, run: str, rank: int, folder: Path | None = None) -> bool
 
 
 def sweep_abandoned(folder: Path | None = None) -> list[tuple[str, int]]:
-    """Remove the snapshots left by this user's dead training processes without a launcher. Return their runs and
-    ranks."""
+    """Remove the snapshots of this user's dead training processes that had no launcher. Return their runs and ranks."""
     folder = folder or find_folder()
     gone = []
     for name in list_folder(folder, os.getuid()) if folder else ():
