@@ -232,5 +232,5 @@ def _has_processes(folder: str) -> bool:
     try:
         with open(os.path.join(folder, "cgroup.procs")) as file:
             return bool(file.read().strip())
-    except OSError:  # a folder with threads only
+    except OSError:  # a threaded cgroup, whose processes cannot be read
         return True
