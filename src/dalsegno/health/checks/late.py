@@ -39,7 +39,7 @@ def ask_twice(node: NodeReader, question: Callable[[float], _T]) -> _T:
 def blame(text: str, remedy: Remedy, code: str, pace_s: Callable[[], float] = pace_s) -> Result:
     """Return a failed result for an operation that took too long or was cut off by the other side's timeout.
 
-    On a slow machine the result is unknown.
+    On a slow machine, return an unknown result instead.
     """
     took_s = pace_s()
     if took_s < SLOW_S:

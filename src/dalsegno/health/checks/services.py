@@ -23,8 +23,8 @@ _TOO_SLOW = re.compile(r"timed[ -]?out|temporarily unavailable", re.IGNORECASE)
 
 
 def ask_slurmd(node: NodeReader) -> tuple[str, bool]:
-    """Return slurmd's address, and whether slurmd listens there. A connection attempt would fill its log with
-    errors."""
+    """Return slurmd's address, and whether slurmd listens there according to the kernel: a connection attempt would
+    fill slurmd's log with errors."""
     if node.expected.slurmd is None:
         raise NoAnswer(node.expected.missing_reason or "slurm.conf gives no port for slurmd")
     address, port = node.expected.slurmd
@@ -40,7 +40,7 @@ class MungeAnswer:
 
 
 def ask_munge(node: NodeReader) -> MungeAnswer:
-    """Encode a credential and decode it."""
+    """Encode a credential, decode it, and return the output."""
     if node.expected.munge is None:
         raise NoAnswer(node.expected.missing_reason)
     socket = [f"--socket={node.expected.munge}"] if node.expected.munge else []
