@@ -69,7 +69,7 @@ GPU_METRICS = (
 )
 GPU_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "hostname")
 GpuLabels = tuple[str, ...]
-Samples = dict[tuple[str, ...], float]  # values by label values
+Samples = dict[tuple[str, ...], float]  # the labels' values -> the sample
 
 
 def _as_number(value: bool | None) -> int | None:

@@ -114,8 +114,8 @@ def plan_commands(
 
 
 def _our_plugin(hosts: Sequence[HostFacts], own: bool, build: PluginBuild | None) -> _OurPlugin | None:
-    """Return Dal Segno's plugin if the cluster should use it. If a host already uses it, it is copied from that
-    host."""
+    """Return Dal Segno's plugin if the cluster should use it. If a host already uses the plugin, its files are copied
+    from that host."""
     if own or choose_plugin(hosts) is PluginKind.PYXIS:
         return None
     for host in hosts:
