@@ -247,7 +247,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class AgentStopped(Exception):
-    """The agent was told to stop."""
+    """The agent received SIGTERM."""
 
 
 def _stop(number: int, frame: object) -> None:

@@ -51,8 +51,8 @@ class _RunningOrder:
 
 
 class OrderProcesses:
-    """The processes of orders. `send` sends an answer to the controller; `can_send` returns whether there is room for
-    one."""
+    """The processes that carry out orders. `send` sends an answer to the controller; `can_send` returns whether there
+    is room for one."""
 
     def __init__(
         self, do: Do, selector: selectors.BaseSelector, send: Callable[[Message], None], can_send: Callable[[], bool]
@@ -177,7 +177,8 @@ class ContinuousChecks:
             self._metrics.write_due()
 
     def gpus(self) -> Iterable[GpuIdentity] | None:
-        """Return the GPUs, except lost ones; None if the last answer is recent, because GPUs rarely change."""
+        """Return the GPUs, except lost ones; None if the last query was recent (GPUs rarely change) or got no
+        answer."""
         if time.monotonic() - self._gpus_at < GPUS_EVERY_S:
             return None
         self._gpus_at = time.monotonic()

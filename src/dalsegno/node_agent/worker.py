@@ -23,7 +23,7 @@ ROUND_S = 1.0  # pause between two rounds; each check also has its own interval
 CHECK_S = 8.0  # how long one check may take; its own timeouts are shorter
 FIRST_LEAVE_S, MAX_LEAVE_S = 60.0, 900.0  # how long a check that hung is skipped
 GPUS = "gpu-list"  # name of the query for GPUs, in case it hangs
-CLOSE_S = 1.0  # a process that hangs in the kernel is not waited for
+CLOSE_S = 1.0  # longest wait for a killed process, which may hang in the kernel
 MAX_STUCK = 8  # if this many killed processes hang in the kernel, no new ones are started
 
 
