@@ -255,7 +255,7 @@ class WatchedCoordinator:
 
 
 class CoordinatorKeeper:
-    """Starts coordinators and restarts them. `launcher` is the start of a command line that runs a program.
+    """Starts coordinators and restarts them. `launcher` is the command before a program's name.
 
     `env` is the controller's own environment.
     """
@@ -332,7 +332,7 @@ class CoordinatorKeeper:
         self.records.remove(record)
 
     def _start(self, record: RunRecord) -> None:
-        """Start a coordinator. The record is written before, in case of a crash, and again afterwards, with the PID."""
+        """Start a coordinator. Write its record before the start, in case of a crash, and again with the PID."""
         self.records.write(record)
         identity, env = find_identity(record.uid, self.env)
         # The coordinator logs to its run folder. If it had the controller's log open, its user could modify that log.

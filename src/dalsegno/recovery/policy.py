@@ -84,7 +84,7 @@ class Policy:
 
 
 class ControllerSite(Protocol):
-    """One cluster. Its policy may change while the controller runs, so it is read again each time."""
+    """One cluster. Its policy may change while the controller runs, so the controller reads it in every round."""
 
     @property
     def slurm(self) -> SlurmActions: ...
