@@ -1,4 +1,4 @@
-"""Wait for jobs to end before their nodes are removed, and for nodes to register with Slurm."""
+"""Drain nodes and wait for their jobs before the nodes are removed; wait for nodes to register with Slurm."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from dalsegno.targets.local.daemons import slurm_env
 from dalsegno.targets.local.folder import ClusterState, Folder, read_state
 from dalsegno.targets.local.placement import SHELL, VIRTUAL
 
-ON_ONE_MACHINE_S = "1.5"  # node timeout: hosts on one machine share no real network, so it can be short
+ON_ONE_MACHINE_S = "1.5"  # node timeout; it can be short, because the hosts are not connected by a real network
 RENAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'  # run in a new UTS namespace
 # Entering a mount namespace loses the working folder, so change to it by name before the command.
 CHANGE_FOLDER = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
