@@ -26,7 +26,7 @@ SLOW_S, FAST_S = 0.2, 0.1  # stopped for two thirds of the time, as with a clock
 
 @dataclass(frozen=True)
 class WantedWorker:
-    """A request: what to do to which worker. Run and rank select the worker, or its index on the node (`gpu`)."""
+    """A request. Its worker is selected by run and rank, or by its index on the node (`gpu`)."""
 
     job: str
     what: str
