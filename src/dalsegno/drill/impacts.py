@@ -23,7 +23,7 @@ class FaultImpact:
     number: int
     fault: str
     node: str
-    at: float  # seconds since 1970, as all times in this module
+    at: float  # seconds since 1970, like all times in this module
     stops: bool = True  # training stops
     needs_repair: bool = True  # the controller should repair the node
     without_spare: bool = False  # the fault took a node from the run while no spare was ready
