@@ -87,7 +87,10 @@ def _because(entries: Sequence[Entry]) -> str:
 
 
 def _left(entry: Entry) -> str:
-    """Return the text for a node that the run left by itself; "" for other entries. The timeline has a note."""
+    """Return the text for a node that the run left by itself; "" for other entries.
+
+    The timeline shows the run's own note about that instead.
+    """
     return f"it left {entry.get('node')} ({entry.get('why')})" if entry.get("event") == RunEvent.LEFT else ""
 
 
