@@ -209,7 +209,8 @@ def check_run_limit(uid: int, kept: Sequence[int]) -> None:
 def check_folder(folder: object, uid: int) -> str:
     """Return the path of a run folder if it belongs to the caller.
 
-    The error is the same for every cause: the caller must not learn what exists in folders they cannot read.
+    The error does not say what is wrong with the folder: the caller must not learn what exists in folders that the
+    caller cannot read.
     """
     if not (isinstance(folder, str) and folder == os.path.normpath(folder) and folder.startswith("/")):
         raise DalsegnoError("the run folder must be an absolute path", hint="such as /home/ada/runs/ID")

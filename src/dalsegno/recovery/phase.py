@@ -34,7 +34,7 @@ class NodePhase(Enum):
 
     @property
     def out(self) -> bool:
-        """Return whether the controller keeps the node out of service for a fault."""
+        """Return whether a node in this phase is out of service for a repair or a validation."""
         return self in (
             NodePhase.DRAINED,
             NodePhase.DOWN,
