@@ -134,7 +134,7 @@ def own_command() -> str:
 def resume_command() -> str:
     """Return a script that replaces srun for `--auto-resume=1`. Where this Python cannot be read, it runs plain
     srun."""
-    from dalsegno.runs.auto_resume.decide import NOTES  # takes 0.03 s, and only `up` needs it
+    from dalsegno.runs.auto_resume.decide import NOTES  # this import takes 0.03 s, and only `up` needs it
 
     words = list(launcher())
     return (
