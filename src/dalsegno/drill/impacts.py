@@ -88,7 +88,7 @@ class Drill:
     orphans: int = 0
     exact: bool | None = None
     held_back: Mapping[str, str] = field(default_factory=dict)  # nodes that the controller may not repair, and why
-    troubles: str = ""  # faults in the undisturbed run, into which none was injected
+    troubles: str = ""  # faults that occurred in the undisturbed run by themselves
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
