@@ -107,7 +107,7 @@ def _is_idle(stage: DockerStage) -> bool:
 
 
 def find(stage: DockerStage) -> list[NodeProcess]:
-    """Return the processes that run PROGRAM. Slurm starts it with its full path, Docker without."""
+    """Return the processes that run PROGRAM. Slurm starts it with its full path, Docker with the name alone."""
     name = PROGRAM.split()[0]
     return [each for each in processes(stage) if each.name == name and each.args.endswith(PROGRAM)]
 
