@@ -1,4 +1,4 @@
-"""The program `break-worker REQUEST`. It runs on a node, inside one of the user's jobs, and affects only workers of that job.
+"""The program `break-worker REQUEST`. It runs on a node, inside one of the user's jobs, and affects only that job.
 
 The request is JSON, and the answer is one line of JSON. To slow a worker down, or to stop it for some time, the program
 keeps running. When the program ends, it resumes the worker, unless it is killed with SIGKILL.
