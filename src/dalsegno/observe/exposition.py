@@ -1,6 +1,6 @@
 """Metric families and Prometheus' text format 0.0.4.
 
-The format is rendered here: names that dashboards query, such as `DCGM_FI_DEV_XID_ERRORS` or `node_amazonefa_tx_bytes`,
+No client library is used: names that dashboards query, such as `DCGM_FI_DEV_XID_ERRORS` or `node_amazonefa_tx_bytes`,
 are not legal OpenMetrics counters, and client libraries rename them.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MAX_LABEL = 200  # characters: names and reasons of Slurm may be longer
+MAX_LABEL = 200  # characters: names and reasons from Slurm may be longer
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _UNSAFE = re.compile(r'[\\"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
@@ -83,7 +83,7 @@ def labelled(
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of observations by upper bound, their sum and number. A value: `observe` returns a new one."""
+    """Counts of observations by upper bound, their sum and number. It is immutable: `observe` returns a new one."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...] = ()  # one per bound, and one for larger values; not cumulative

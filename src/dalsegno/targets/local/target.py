@@ -83,7 +83,7 @@ def _homes(folder: Folder) -> tuple[str, ...]:
 
 STATUS_S = 5.0
 MAX_METRICS_BYTES = 4 << 20
-TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node that is back sooner had a link problem
+TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node back within 3 s had a link problem
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 
