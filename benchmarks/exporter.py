@@ -204,15 +204,15 @@ def live_rows(without: tuple[Diagnostics, float], beside: tuple[Diagnostics, flo
 
     def shown(at: int, name: str) -> str:
         one = counts[at].get(name)
-        return f"{one.count} calls, {one.total_us / 1000:.1f} ms" if one else "none"
+        return f"{one.count}, {one.total_us / 1000:.1f} ms" if one else "none"
 
     def total(at: int) -> str:
         calls = counts[at].values()
-        return f"{sum(one.count for one in calls)} calls, {sum(one.total_us for one in calls) / 1000:.1f} ms"
+        return f"{sum(one.count for one in calls)}, {sum(one.total_us for one in calls) / 1000:.1f} ms"
 
     return [
         ("CPU time of slurmctld", f"{without[1]:.2f} s", f"{beside[1]:.2f} s"),
-        ("all calls, and the time slurmctld took for them", total(0), total(1)),
+        ("all calls to slurmctld, and their time", total(0), total(1)),
         *((f"`{name}`", shown(0, name), shown(1, name)) for name in sorted(added)),
         (
             "mean backfill cycle",

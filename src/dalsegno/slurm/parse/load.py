@@ -212,21 +212,30 @@ def parse_node_loads(text: str) -> NodeLoads:
 
 def _node(row: list[str]) -> NodeLoad | None:
     name, partition, word, complete, cpus, memory_used, memory, gres, gres_used, features = row
-    aiot = [int(part) for part in cpus.split("/") if part.isdecimal() and len(part) < 10]
-    if len(aiot) != 4 or not name:
+    counts = _cpu_counts(cpus)
+    if counts is None or not name:
         return None
     return NodeLoad(
         name,
         partition.rstrip("*"),
         _bare_word(word),
         _in_service(complete),
-        *aiot,
+        *counts,
         _integer(memory_used),
         _integer(memory),
         _gpus_in_gres(_known(gres)),
         _gpus_in_gres(_known(gres_used)),
         _known(features),
     )
+
+
+@lru_cache(_CACHED)
+def _cpu_counts(text: str) -> tuple[int, int, int, int] | None:
+    """Return allocated, idle, other and all CPUs of `8/24/0/32`."""
+    parts = text.split("/")
+    if len(parts) != 4 or not all(part.isdecimal() and len(part) < 10 for part in parts):
+        return None
+    return int(parts[0]), int(parts[1]), int(parts[2]), int(parts[3])
 
 
 @lru_cache(_CACHED)
