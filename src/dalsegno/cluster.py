@@ -1,4 +1,4 @@
-"""Wiring: find a cluster or a Slurm by name, environment or folder, and open it."""
+"""Find a cluster or a Slurm by name, environment or folder, and open it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from dalsegno.targets.base import Target
 
 ROOT_HOME = Path("/var/lib/dalsegno")
-ANSWER_S = 30.0  # how long to wait for an answer of Slurm
-NODE_LOCK_S = 30.0  # longer than a daemon of the target works on one node
+ANSWER_S = 30.0  # how long to wait for an answer from Slurm
+NODE_LOCK_S = 30.0  # longer than a daemon of the target needs for one node
 
 
 def home(env: Mapping[str, str] = os.environ) -> Path:
@@ -37,13 +37,13 @@ def home(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def homes(env: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders in which clusters are searched: every user also finds those that root made."""
+    """Return the folders that are searched for clusters. Every user also finds the clusters that root created."""
     return list(dict.fromkeys([home(env)] if env.get("DALSEGNO_HOME") else [home(env), ROOT_HOME]))
 
 
 @dataclass(frozen=True)
 class ClusterPlace:
-    """A cluster's name and the home it is kept in."""
+    """A cluster's name and the home that holds its folder."""
 
     name: str
     home: Path
@@ -54,7 +54,7 @@ class ClusterPlace:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep others from changing the cluster. The target's daemons are waited for and start nothing on nodes."""
+        """Prevent other changes to the cluster. Wait for the target's daemons, which start no more work on nodes."""
         folder = ClusterFolder(self.folder)
         with (
             locked(folder.lock, f"cluster {self.name}"),
@@ -64,7 +64,7 @@ class ClusterPlace:
 
 
 def places(env: Mapping[str, str] = os.environ) -> list[ClusterPlace]:
-    """Return every cluster, complete or not, one of each name."""
+    """Return every cluster, complete or not. Of two with the same name, the one in the user's own home is returned."""
     found: dict[str, ClusterPlace] = {}
     for base in homes(env):
         for folder in sorted((base / "clusters").glob("*/state.json")):
@@ -73,7 +73,7 @@ def places(env: Mapping[str, str] = os.environ) -> list[ClusterPlace]:
 
 
 def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> ClusterPlace:
-    """Return the cluster of this name, of $DALSEGNO_CLUSTER, or the only one."""
+    """Return the cluster with this name, the one that $DALSEGNO_CLUSTER names, or the only one."""
     wanted = name or env.get("DALSEGNO_CLUSTER") or ""
     known = {place.name: place for place in places(env)}
     if wanted in known:
@@ -93,7 +93,7 @@ def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
 
 
 def place_named(name: str, env: Mapping[str, str] = os.environ) -> ClusterPlace:
-    """Return the place of the cluster with this name, or where it would be made."""
+    """Return the place of the cluster with this name, or where it would be created."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise UsageError(f"invalid cluster name `{name}`", hint="`dalsegno ls` shows their names")
     return {place.name: place for place in places(env)}.get(name) or ClusterPlace(name, home(env))
@@ -110,7 +110,7 @@ def open_cluster(place: ClusterPlace) -> Target:
 
 
 def open_target(target: str, place: ClusterPlace) -> Target:
-    """Open the target that makes a cluster of this kind."""
+    """Open the target that creates a cluster of this kind."""
     _refuse_inside_a_host()
     return registry.open_target(target, place.folder)
 
@@ -132,7 +132,7 @@ def inside_a_host() -> bool:
 
 
 def owner_of(place: ClusterPlace) -> int | None:
-    """Return the uid of the person who made the cluster; None if that cannot be read."""
+    """Return the uid of the user who created the cluster; None if it cannot be read."""
     return registry.open_existing(place.folder).owner()
 
 
@@ -146,7 +146,7 @@ def may_change(place: ClusterPlace) -> None:
 
 @dataclass(frozen=True)
 class SlurmHere:
-    """A Slurm cluster, made by Dal Segno or not: the environment that its commands need."""
+    """A Slurm cluster, created by Dal Segno or not: the environment that its commands need."""
 
     env: Mapping[str, str]
     controller: Path | None = None  # the socket of Dal Segno's controller, if the cluster may have one
@@ -156,7 +156,7 @@ class SlurmHere:
         return self.client_within(ANSWER_S)
 
     def client_within(self, timeout_s: float) -> SlurmClient:
-        """Return a client that waits at most `timeout_s` for each answer of Slurm."""
+        """Return a client that waits at most `timeout_s` for each answer from Slurm."""
         from dalsegno.slurm.client import SlurmClient
         from dalsegno.system.processes import LocalRunner
 
@@ -174,7 +174,7 @@ def find_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
 
 
 def foreign_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> SlurmHere | None:
-    """Return the Slurm that commands would use if Dal Segno did not make it; else None."""
+    """Return the Slurm that commands would use; None if Dal Segno created it, or if there is none."""
     if env.get("SLURM_CONF"):
         made_here = bool(name or env.get("DALSEGNO_CONTROLLER"))
     else:
@@ -196,18 +196,18 @@ def slurm_of(saved: Mapping[str, str], env: Mapping[str, str] = os.environ) -> S
 
 
 def cluster_id(env: Mapping[str, str]) -> str:
-    """Return the identity of the cluster that a shell with this environment uses; "" if Dal Segno did not make it."""
+    """Return the id of the cluster that a shell with this environment uses; "" if Dal Segno did not create it."""
     conf = env.get("SLURM_CONF")
     return read_identity(Path(conf)) if conf else ""
 
 
 def folder_of(env: Mapping[str, str]) -> ClusterFolder | None:
-    """Return the state folder of the cluster of this environment; None if Dal Segno did not make the cluster."""
+    """Return the state folder of this environment's cluster; None if Dal Segno did not create the cluster."""
     return ClusterFolder(Path(env["SLURM_CONF"]).parents[1]) if cluster_id(env) else None
 
 
 def silence(slurm: SlurmHere) -> DalsegnoError | None:
-    """Return an error if SLURM_CONF does not exist, or slurmctld of a cluster of Dal Segno does not run.
+    """Return an error if SLURM_CONF names no file, or if Dal Segno created the cluster and slurmctld does not run.
 
     Slurm's commands are not used for this: they wait half a minute for a slurmctld that does not run.
     """
@@ -223,7 +223,10 @@ def silence(slurm: SlurmHere) -> DalsegnoError | None:
 
 
 def way_into(slurm: SlurmHere) -> Callable[[str, Sequence[str]], tuple[list[str], dict[str, str]]] | None:
-    """Return a function that makes a command run on a node without Slurm; None for clusters not made by Dal Segno."""
+    """Return a function that turns a command into one that runs on a node without Slurm.
+
+    Return None for a cluster that Dal Segno did not create.
+    """
     target = target_of(slurm)
     if target is None:
         return None
@@ -236,7 +239,7 @@ def way_into(slurm: SlurmHere) -> Callable[[str, Sequence[str]], tuple[list[str]
 
 
 def target_of(slurm: SlurmHere) -> Target | None:
-    """Return the target of a cluster of Dal Segno; None for other clusters, and inside a host of a cluster."""
+    """Return the target of a cluster that Dal Segno created; None for other clusters, and inside a cluster's host."""
     folder = folder_of(slurm.env)
     return None if folder is None or inside_a_host() else registry.open_existing(folder.root)
 
@@ -249,7 +252,7 @@ def no_answer(of: str = "") -> DalsegnoError:
 def is_gone(saved: Mapping[str, str], cluster: str) -> bool:
     """Return whether the cluster with this id was removed, even if a new cluster has its name.
 
-    False for a cluster that Dal Segno did not make: its slurm.conf may only have moved.
+    Return False for a cluster that Dal Segno did not create: its slurm.conf may only have moved.
     """
     return bool(cluster) and cluster_id(saved) != cluster
 
@@ -258,14 +261,14 @@ _CLUSTER_VARIABLES = ("SLURM_CONF", "PATH", "DALSEGNO_CONTROLLER")
 
 
 def images_home(env: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of images: $DALSEGNO_IMAGES, else that of this shell's cluster, else `images` in the home."""
+    """Return the image folder: $DALSEGNO_IMAGES, else the one of this shell's cluster, else `images` in the home."""
     if env.get("DALSEGNO_IMAGES"):
         return Path(env["DALSEGNO_IMAGES"]).absolute()
     return Path(_cluster_images(env) or home(env) / "images")
 
 
 def unpacked_homes(env: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders in which jobs of this user have unpacked images: of clusters in the home, and of this host."""
+    """Return the folders with this user's unpacked images: in the home's clusters, this shell's cluster, this host."""
     here = folder_of(env)
     clusters = [ClusterFolder(each) for each in sorted((home(env) / "clusters").glob("*/"))]
     kept = [each.unpacked for each in [*clusters, *([here] if here else [])]]
@@ -293,5 +296,5 @@ def runs_home(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def _may_write(folder: Path) -> bool:
-    """Return whether the folder can be written or made, without making it."""
+    """Return whether the folder can be written or created, without creating it."""
     return os.access(next(each for each in (folder, *folder.parents) if each.exists()), os.W_OK)

@@ -69,7 +69,7 @@ class ClusterSite:
         except BlockingIOError:
             return True
         except OSError:
-            return False  # nobody has ever locked the cluster
+            return False  # the lock file does not exist yet
         return False
 
     def _read_cluster(self) -> Cluster:

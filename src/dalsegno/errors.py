@@ -26,7 +26,7 @@ class UsageError(DalsegnoError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One error in a file that the user wrote: `what`, `where` (file:line), and a hint how to fix it."""
+    """One error in a file that the user wrote: `what`, `where` (file:line), and a hint on how to fix it."""
 
     what: str
     where: str = ""

@@ -1,4 +1,4 @@
-"""Slurm's host lists: `n[1-4,7],gpu-[01-03]x[1-2]`."""
+"""Expand and compress Slurm host lists such as `n[1-4,7],gpu-[01-03]x[1-2]`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 
 from dalsegno.errors import DalsegnoError
 
-MAX_NODES = 65_536  # Slurm's own limit for a range; also keeps `n[0-999999999]` from exhausting memory
+MAX_NODES = 65_536  # Slurm's limit for one range; it also prevents `n[0-999999999]` from exhausting memory
 
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -17,7 +17,7 @@ _TAIL = re.compile(r"(.*?)(\d{1,18})$", re.DOTALL)
 
 
 class HostlistError(DalsegnoError, ValueError):
-    """A host list that is not valid in Slurm either."""
+    """The host list is invalid. Slurm would reject it too."""
 
 
 def expand(text: str) -> list[str]:
@@ -43,7 +43,7 @@ def compress(names: Iterable[str]) -> str:
 
 
 class _Run:
-    """Consecutive numbers of one width."""
+    """A range of consecutive numbers that are padded to the same width."""
 
     def __init__(self, digits: str) -> None:
         self.first = digits
@@ -51,7 +51,7 @@ class _Run:
 
     def takes(self, digits: str) -> bool:
         follows = int(digits) == int(self.last) + 1
-        # 09 → 10 keeps its width and 9 → 10 grows, as in a range; 09 → 010 and 9 → 010 do not continue a range.
+        # [09-10] and [9-10] are ranges in Slurm. 010 continues neither 09 nor 9, because its padding is different.
         return follows and digits == str(int(digits)).zfill(len(self.first))
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class _Run:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return the known name closest to a misspelt one, or "". A different number is not a misspelling."""
+    """Return the known name closest to a misspelt one, or "". Names that differ only in their number do not count."""
     from difflib import get_close_matches
 
     stem = name.rstrip(_DIGITS)

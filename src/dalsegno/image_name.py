@@ -3,11 +3,11 @@
 | name | meaning |
 |---|---|
 | `/fsx/pytorch.sqsh`, `./pytorch.sqsh`, `../rootfs` | a file, or a folder |
-| `[USER@][REGISTRY#]IMAGE[:TAG][@sha256:…]`, with `docker://` before it or not | an image in a registry, as Enroot and Pyxis write it |
-| `[USER@]REGISTRY/IMAGE[:TAG][@sha256:…]`, with a `.` or `:` in REGISTRY; `docker://` is optional | the same, as Docker writes it |
-| `dockerd://IMAGE[:TAG]`, `podman://IMAGE[:TAG]` | an image that Docker or Podman has on this machine |
+| `[USER@][REGISTRY#]IMAGE[:TAG][@sha256:…]`; the prefix `docker://` is optional | an image in a registry, in the notation of Enroot and Pyxis |
+| `[USER@]REGISTRY/IMAGE[:TAG][@sha256:…]`, with a `.` or `:` in REGISTRY; the prefix `docker://` is optional | the same, in Docker's notation |
+| `dockerd://IMAGE[:TAG]`, `podman://IMAGE[:TAG]` | an image in the local storage of Docker or Podman |
 | `oci:DIR[:TAG]` | an image in an OCI layout |
-| `docker-archive:FILE[:IMAGE:TAG]` | what `docker save` wrote |
+| `docker-archive:FILE[:IMAGE:TAG]` | an archive from `docker save` |
 """  # noqa: E501
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ImageName:
     """A parsed image name. Fields that its kind does not have are empty."""
 
     kind: ImageKind
-    path: str = ""  # of the file or the folder
+    path: str = ""  # path to the file or folder
     user: str = ""
-    registry: str = ""  # host[:port]; of Docker Hub too
+    registry: str = ""  # host[:port], also for Docker Hub
     repository: str = ""  # "nvidia/pytorch"; "library/ubuntu" for Docker Hub's `ubuntu`
     tag: str = ""
     digest: str = ""  # "sha256:…"; takes precedence over the tag
@@ -66,11 +66,11 @@ class ImageName:
         return self.digest or self.tag
 
     def absolute(self) -> ImageName:
-        """Return the name with an absolute path, so that a file has the same name in every folder."""
+        """Return the name with an absolute path, so that it means the same file in every working directory."""
         return replace(self, path=os.path.abspath(os.path.expanduser(self.path))) if self.path else self
 
     def __str__(self) -> str:
-        """Return the full name, which can be parsed again, without the user name, which is private."""
+        """Return the full name without the user name, which is private. `parse_name` accepts the result."""
         if self.is_path:
             return self.path
         tag = (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
@@ -82,7 +82,7 @@ class ImageName:
 
 
 def parse_name(text: str) -> ImageName:
-    """Parse an image name. The UsageError for an invalid one says what to write instead."""
+    """Parse an image name. If it is invalid, raise a UsageError that says what to write instead."""
     if not text or len(text) > _MAX_NAME or not text.isprintable() or text != text.strip():
         raise _wrong(text, "write a path or `[REGISTRY#]IMAGE[:TAG]`, without spaces around it")
     if text.startswith(("/", "./", "../")) or text in (".", ".."):
@@ -151,7 +151,7 @@ def _docker_registry(body: str) -> tuple[str, str]:
 
 
 def _refuse_other_spellings(body: str, text: str) -> None:
-    """Refuse a file name without `./`, which looks like a Docker Hub image, and a scheme without `//`."""
+    """Raise UsageError for a file name without `./` and for a scheme without `//`: both look like Docker Hub images."""
     scheme, colon, name = body.partition(":")
     if scheme in ("docker", "dockerd", "podman") and colon and ("/" in name or ":" in name):
         raise _wrong(text, f"did you mean `{scheme}://{name.lstrip('/')}`?")

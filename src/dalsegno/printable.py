@@ -10,12 +10,12 @@ import html
 
 
 def one_line(text: str) -> str:
-    """Return the text with all characters escaped that are not printable: `\\x1b`, `\\n`, `\\u202e`."""
+    """Return the text with all unprintable characters escaped, such as `\\x1b`, `\\n` and `\\u202e`."""
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def lines(text: str) -> str:
-    """Escape the text but keep line breaks and tabs: for our own messages that contain untrusted text."""
+    """Return a message of ours with untrusted text in it escaped, but with its line breaks and tabs."""
     return "".join(letter if letter in "\n\t" else _shown(letter) for letter in text)
 
 
@@ -25,7 +25,7 @@ def logged(text: str) -> str:
 
 
 def in_html(text: str) -> str:
-    """Return one line of text escaped for HTML elements and attributes."""
+    """Return the text on one line, escaped for HTML elements and attributes."""
     return html.escape(one_line(text))
 
 

@@ -1,7 +1,7 @@
-"""The programs that other programs start: `python -I programs.py NAME …`, on any node, from any folder.
+"""Start one of our helper programs: `python -I programs.py NAME …`, on any node, from any working directory.
 
-The file is started by its path, so that neither the working folder nor the user's variables affect its imports, and the
-libraries of the command line are not loaded.
+The file is started by its path, so that neither the working directory nor the user's environment affects its imports.
+The libraries of the command line are not loaded.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
 
 
 def launcher() -> tuple[str, ...]:
-    """Return the command line to put before a program's name. It works wherever this file and Python can be read."""
+    """Return the command to put before a program's name. It works wherever this file and Python can be read."""
     return (sys.executable, "-I", str(Path(__file__).resolve()))
 
 
-# Not `-m dalsegno`: with paths, neither the working folder nor a user's PYTHONPATH affects the imports.
+# `-m dalsegno` would import from the working directory or the user's PYTHONPATH. These fixed paths do not.
 _START = "import sys; sys.path[:0] = {own!r}; sys.path += {others!r}; from dalsegno.cli.main import main; main()"
 
 
 def own_argv() -> list[str]:
-    """Return the command line that starts this `dalsegno` again, whatever the environment says; arguments follow it."""
+    """Return the command that starts this same `dalsegno` in any environment. The caller appends the arguments."""
     from importlib.util import find_spec
 
     own, click = Path(__file__).resolve().parents[1], find_spec("click")

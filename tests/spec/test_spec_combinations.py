@@ -437,10 +437,31 @@ def test_invalid_storage_is_refused(faults, block):
     assert one(faults, f"{SSH}{NAMED}{block}\n") == (5, *STORAGE[block])
 
 
+# Monitoring
+
+MONITORING = {
+    "monitoring: {enabled: false, prometheus: true}": "`prometheus` is on, but the metrics that it reads are turned off",
+    "monitoring: {alerts: {webhook: [{}]}}": "a webhook receiver of alerts needs either `url` or `url_file`",
+    "monitoring: {alerts: {webhook: [{url: http://a/b, url_file: /a}]}}": (
+        "a webhook receiver of alerts needs either `url` or `url_file`"
+    ),
+    "monitoring: {alerts: {email: [{to: [a@b], sender: c@d, smarthost: 'e:25', user: f}]}}": (
+        "an e-mail receiver of alerts needs `password_file`"
+    ),
+    "monitoring: {alerts: {email: [{to: [a@b], sender: c@d, smarthost: 'e:25', password_file: /f}]}}": (
+        "an e-mail receiver of alerts needs `user`"
+    ),
+}
+
+
+@pytest.mark.parametrize("block", MONITORING)
+def test_incomplete_monitoring_is_refused(faults, block):
+    assert one(faults, f"{LOCAL}{TRAIN}{block}\n")[:2] == (5, MONITORING[block])
+
+
 # Unimplemented fields
 
 UNBUILT = {
-    "monitoring: {port: 9090}": "`monitoring` is not built yet",
     "modules: {enabled: true}": "`modules` is not built yet",
     "storage: [{name: a, mount: /a}]": "`storage` is not built yet",
     "head: {instance: m5.large}": "`head.instance` is not built yet",

@@ -25,7 +25,7 @@ ASK, MEETING, PROGRESS, REPORT = (
     "meeting",
     "progress",
     "report.json",
-)  # files by which the ranks on one machine communicate
+)  # files through which the ranks on one machine communicate
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RankTraffic:
     sent_bytes: int
     received_bytes: int
     computed: bool
-    tcp_bytes: int | None = None  # sent, as counted by the kernel; None without TCP
+    tcp_bytes: int | None = None  # bytes sent, as counted by the kernel; None without TCP
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RungResult:
 
     name: str
     steps_s: tuple[float, ...] = ()
-    traffic: tuple[RankTraffic, ...] = ()  # by rank
+    traffic: tuple[RankTraffic, ...] = ()  # traffic by rank
     marks: tuple[StepSpan, ...] = ()
     why_not: str = ""
 
@@ -89,7 +89,7 @@ class LadderReport:
         return f"{where}, {self.gradient_bytes / 2**20:.2f} MiB of gradients"
 
     def ratio(self, rung: RungResult) -> float | None:
-        """Return the time of a rung divided by that of DDP; None if either is missing."""
+        """Return a rung's time divided by DDP's time; None if either is missing."""
         ddp = next((each for each in self.rungs if each.name == BASELINE), None)
         return rung.median_s / ddp.median_s if rung.steps_s and ddp and ddp.steps_s else None
 
@@ -127,7 +127,7 @@ class LadderAsk:
     model_mb: float = 16.0
     layers: int = 8
     steps: int = 20
-    batch: int = 64  # per rank
+    batch: int = 64  # samples per rank
     device: str = "auto"  # auto, cpu or cuda
     bucket_caps_mb: tuple[float, ...] = (1.0, 5.0, 25.0)
 
@@ -226,7 +226,7 @@ _FIRST_PORT, _PORTS = 20_000, 20_000
 
 
 def world_env(environ: Mapping[str, str], first_host: Callable[[str], str]) -> dict[str, str] | None:
-    """Return the variables that torch needs and lacks; None if no launcher has started this process as a rank.
+    """Return the missing variables that torch needs; None if no launcher has started this process as a rank.
 
     `first_host` returns the first host of a Slurm hostlist. SLURM_PROCID is set in a batch script too, but
     SLURM_STEP_NUM_TASKS only under srun.
@@ -246,13 +246,13 @@ def world_env(environ: Mapping[str, str], first_host: Callable[[str], str]) -> d
 
 
 def local_env(rank: int, processes: int) -> dict[str, str]:
-    """Return the variables of one of the processes on this machine, with one thread each as under torchrun."""
+    """Return the variables for one of the processes on this machine. Each gets one thread, as under torchrun."""
     local = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}
     return {"RANK": str(rank), "WORLD_SIZE": str(processes), **local, "OMP_NUM_THREADS": "1"}
 
 
 def _first_number(tasks_per_node: str) -> str:
-    """Return the first number of a Slurm list: `4` of `4(x2),3`, which means 4 tasks on each of 2 nodes, then 3."""
+    """Return the first number in a Slurm list: `4` for `4(x2),3`, which means 4 tasks on each of 2 nodes, then 3."""
     return "".join(takewhile(str.isdigit, tasks_per_node))
 
 
@@ -262,7 +262,7 @@ def _port(environ: Mapping[str, str]) -> int:
     return _FIRST_PORT + (job * 101 + step) % _PORTS
 
 
-# Bytes sent over TCP. The kernel counts them, so those of libraries are included
+# Bytes sent over TCP. The kernel counts them, so traffic from libraries is included
 
 _BYTES_SENT = 200  # offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info`, since Linux 4.19
 _LENGTH = _BYTES_SENT + 8

@@ -1,4 +1,4 @@
-"""Drawings of one step of every rung, with a lane of compute and a lane of communication for each rank. Pure."""
+"""Draw one step of every rung, with a lane of compute and a lane of communication for each rank. Pure."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _check_folder(timeline: str | None) -> None:
 
 
 def _measure(ask: LadderAsk, nproc: int) -> LadderReport | None:
-    """Return the report; None on ranks other than 0 of an outer launcher."""
+    """Return the report; None in a process that another launcher started as a rank other than 0."""
     from dalsegno.bench.ladder import world_env
     from dalsegno.hostlist import expand
 
@@ -191,7 +191,7 @@ def _rank(folder: Path, rank: int, processes: int) -> Rank:
 
 
 def _wait(folder: Path, ranks: Sequence[Child], say: Say) -> None:
-    """Wait until all ranks have ended. The first failure ends the others, which would wait for it forever."""
+    """Wait until all ranks have ended. Raise at the first failure: the other ranks would wait forever."""
     from dalsegno.bench.ladder import PROGRESS
 
     poll, shown = select.poll(), ""

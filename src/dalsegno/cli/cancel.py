@@ -11,8 +11,9 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.controller_requests import is_silence
-from dalsegno.cli.watch import cluster_is_gone, is_over, jobs_of
+from dalsegno.cli.watch import cluster_is_gone, jobs_of
 from dalsegno.errors import CommandFailed, DalsegnoError
+from dalsegno.runs.status import is_over
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def command(runs: tuple[str, ...]) -> None:
 
 
 def cancel_run(run: RunFolder) -> None:
-    """Cancel the run and wait for its end. A run that has ended already is no error."""
+    """Cancel the run and wait for its end. A run that has already ended is not an error."""
     status = _status(run)
     if is_over(status):
         out.talk(f"run {run.run} has ended already: {status.message or f'exit code {status.exit_code}'}")
@@ -123,9 +124,10 @@ def _jobs_left(run: RunFolder, slurm: SlurmClient | None) -> list[int]:
 
 
 def _ends_by_itself(run: RunFolder) -> bool:
-    """Return whether the coordinator ends the run itself: workers, then agents, then jobs, then the status.
+    """Wait for the coordinator to end the run, and return whether it did.
 
-    A coordinator that is killed with its job cannot do so.
+    It ends the workers, then the agents, then the jobs, and writes the status. A coordinator that is killed with its
+    job cannot do so.
     """
     until = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < until and not is_over(_status(run)):
@@ -134,7 +136,7 @@ def _ends_by_itself(run: RunFolder) -> bool:
 
 
 def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
-    """Return whether the coordinator recorded the end. Do not wait if there can be no coordinator."""
+    """Wait for the coordinator to record the end, and return whether it did. Do not wait if none can be running."""
     from dalsegno.runs.submit.prepare import read_plan
 
     on_head = read_plan(run).on_head and slurm is not None
@@ -151,7 +153,7 @@ def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
 
 
 def _write_end(run: RunFolder, slurm: SlurmClient | None) -> None:
-    """Record the end of the run, unless one of its jobs is left, whose coordinator may still record it."""
+    """Record the end of the run. Raise if one of its jobs is left: its coordinator may still record the end."""
     from dalsegno.runs.status import RunCause, write_status
     from dalsegno.runs.submit.prepare import aborted_status
 

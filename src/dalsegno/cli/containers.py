@@ -84,7 +84,7 @@ def check(file: str | None, name: str | None, json_: bool, folder: str, ssh_opti
             checked = hosts_in(file, ssh_options) if file else hosts_here(name, ssh_options)
         except (NotThere, SpecError) as error:
             if file or name:
-                error.exit_code = UsageError.exit_code  # 1 would mean that hosts were asked and have problems
+                error.exit_code = UsageError.exit_code  # 1 would mean that hosts were checked and have problems
             raise
         hosts = _ask(checked)
     found = judge(hosts, checked.own)
@@ -247,7 +247,7 @@ def slurm_here(name: str | None) -> tuple[SlurmHere, list[NodeInfo]]:
 
 
 def steps_on(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> HostRoute:
-    """Return the route that runs a small Slurm job on each node. Nodes that are out of service or full are closed."""
+    """Return the route that runs a small Slurm job on each node, except nodes that are out of service or full."""
     from dalsegno.containers.plugstack.hosts import srun_route
 
     closed = {node.name: why for node in nodes if (why := _closed(node))}

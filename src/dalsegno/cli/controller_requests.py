@@ -1,4 +1,4 @@
-"""Requests to a cluster's controller, and the meaning of errors of Slurm's commands."""
+"""Requests to a cluster's controller, and the meaning of errors from Slurm's commands."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _QUOTED = re.compile(rf"`(?=(?:{'|'.join(_COMMANDS)})\b)")
 
 
 def shell_prefix(name: str | None = None, env: Mapping[str, str] = os.environ) -> str:
-    """Return the prefix that makes a Slurm command work; "" in a shell that has the cluster's Slurm already."""
+    """Return the prefix that makes a Slurm command work; "" in a shell that already uses the cluster's Slurm."""
     from dalsegno.cluster import places
 
     if name:

@@ -17,8 +17,9 @@ from dalsegno.cli import out
 from dalsegno.cli.elevation import elevate_to_change
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.out import cluster_option
-from dalsegno.cli.watch import find_status, is_over, is_under_way
+from dalsegno.cli.watch import find_status, is_under_way
 from dalsegno.errors import DalsegnoError
+from dalsegno.runs.status import is_over
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
 
     Running jobs and runs are ended, and the home folders of users that exist only in the cluster are deleted. This is
     shown first and, in a terminal, you are asked to confirm. Also removes a cluster that was only partly created. It
-    is no error if the cluster does not exist.
+    is not an error if the cluster does not exist.
     """
     from dalsegno.cli.drill_traces import clear_leftovers
     from dalsegno.cluster import find_place, may_change, open_cluster, place_named, places, runs_home
@@ -119,7 +120,7 @@ class RunOnCluster:
 
 
 def runs_on(place: ClusterPlace) -> list[RunOnCluster]:
-    """Return the active runs on the cluster: those of any user that its controller keeps alive, and all of this
+    """Return the active runs on the cluster: the runs of all users that its controller supervises, and all runs of this
     user."""
     own = {run.root.resolve(): RunOnCluster(run, os.geteuid()) for run in _own(place)}
     kept = {run.folder.root.resolve() if run.ours else run.folder.root: run for run in _kept(place)}

@@ -165,7 +165,7 @@ DRAW_EVERY_S = 0.2
 
 
 class DrillView:
-    """Shows a drill while it runs. `every_s`: interval between lines where a line cannot be overwritten."""
+    """Shows a drill while it runs. `every_s`: interval between lines, if the output is not a terminal."""
 
     def __init__(self, every_s: float) -> None:
         self._live, self._every_s = sys.stderr.isatty(), every_s

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[FaultImpact | str], None]
 PAUSE_S = 0.05  # between steps, so that faults hit the run while it trains
-EXTRA_STEPS = 30  # for each fault, in addition to the steps before it
+EXTRA_STEPS = 30  # per fault, in addition to the steps before it
 EXTRA_STEPS_WITH_SPARES = 200  # enough for a node to be repaired and to join the run again
 END_TIMEOUT_S = 300.0
 REPAIR_TIMEOUT_S = 90.0
@@ -103,12 +103,12 @@ class Training:
         return status.exit_code
 
     def all_back(self, impacts: Sequence[FaultImpact], timeout_s: float, say: Say) -> dict[str, str]:
-        """Wait until every node that is to be repaired is in service again, or until the timeout. Return the nodes that
-        the controller may not repair, and why; they are not waited for."""
+        """Wait until every node that is to be repaired is in service again, or until the timeout. Do not wait for nodes
+        that the controller may not repair; return these nodes, and why."""
         until, reported_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
         while (missing := find_unreturned(impacts, self.journal_reader.marks)) and time.monotonic() < until:
             nodes = {str(node["node"]): node for node in self.journal_reader.nodes()}
-            self.look(at_once=True)  # after reading the nodes, so that marks of nodes that have returned are there
+            self.look(at_once=True)  # after the nodes were read, so that the marks are not older
             missing = find_unreturned(missing, self.journal_reader.marks)
             held = held_back(nodes.values())
             coming = [impact for impact in find_repairable(missing, nodes, time.time()) if impact.node not in held]
@@ -281,7 +281,7 @@ def _account(
 
 
 def _orphans(run: str) -> int:
-    """Return how many processes of the run are left a few seconds after its end. All its jobs have its name."""
+    """Return how many processes of the run are left a few seconds after its end. All jobs of a run have its name."""
     from dalsegno.system.children import environment, find
 
     until = time.monotonic() + ORPHANS_TIMEOUT_S

@@ -110,7 +110,7 @@ class Traces:
                     self.done.append(f"{fault.fault} on {fault.node} is not undone: {error.what}")
 
     def _hosts_left_off(self) -> list[str]:
-        """Return sentences about hosts that may still be off: a cut of the power is repaired, not undone."""
+        """Return sentences about hosts that may still be off: a power cut is repaired, not undone."""
         if self.journal_reader is not None:
             self.journal_reader.listen()
         cuts = {each.node: each.at for each in self.injections if each.kind.fault == "power-off"}
@@ -143,8 +143,8 @@ def drill_folder(home: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(home: Path, end: Callable[[RunFolder], None] | None = None) -> None:
-    """Remove the folders of drills that were killed. A run that still trains in such a folder is ended first; without
-    `end`, the folder is kept."""
+    """Remove the folders of drills that were killed. If a run still trains in such a folder, `end` is called with it
+    first; without `end`, the folder is kept."""
     for folder in home.glob(f"{PREFIX}*"):
         with contextlib.suppress(DalsegnoError, OSError), locked(folder / LOCK, "a drill", wait_s=0.0):
             runs = _training_in(folder, home)
@@ -215,8 +215,7 @@ class JournalReader:
         return max((int(event["id"]) for event in self._events(-1)), default=0)
 
     def _events(self, since: int) -> list[dict[str, Any]]:
-        """Return the controller's events after `since`; none if it does not answer, so that the next call asks
-        again."""
+        """Return the controller's events after `since`; none if it does not answer: the next call asks again."""
         if self._controller is None:
             return []
         with contextlib.suppress(DalsegnoError):

@@ -58,7 +58,7 @@ def elevate_for_cluster(name: str | None) -> None:
 
 
 def _may_elevate() -> bool:
-    """Return whether sudo may be used. Not with DALSEGNO_HOME: root would work in a folder that others may control."""
+    """Return whether sudo may be used. DALSEGNO_HOME rules it out: root would use a folder that others may control."""
     return platform.system() == "Linux" and os.geteuid() != 0 and not os.environ.get("DALSEGNO_HOME")
 
 

@@ -29,13 +29,13 @@ from dalsegno.cli.statusline import (
     live_text,
     new_generations,
 )
-from dalsegno.cli.watch import RunWatch, is_over
+from dalsegno.cli.watch import RunWatch
 from dalsegno.printable import lines
 from dalsegno.runs import journal
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.logs import Line, Repeats, RunLogs
-from dalsegno.runs.status import RunCause, RunPhase, RunStatus
+from dalsegno.runs.status import RunCause, RunPhase, RunStatus, is_over
 from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import TERMINATED
@@ -50,7 +50,7 @@ _REDRAW_S = 0.5
 
 
 def format_line(line: Line, ranks: int, colour: bool = False, *, foreign: bool = False) -> str:
-    """Return `[ 3] text`, padded to the largest rank. With a single rank there is no prefix."""
+    """Return a line such as `[ 3] text`, padded to the largest rank. With a single rank there is no prefix."""
     shown = line.text.rstrip("\r").rpartition("\r")[2]  # the final state of a progress bar
     shown = lines(shown) if foreign else shown
     if ranks <= 1:
@@ -84,7 +84,7 @@ class Screen:
         self._drawn_at = 0.0
 
     def lines(self, lines: Iterable[Line], news: Callable[[], None] = lambda: None) -> None:
-        """Print output lines as bytes, whatever our locale can encode.
+        """Print output lines as UTF-8, whatever the locale.
 
         Before the first line of a new generation, report that generation: by `news`, else from the journal.
         """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CONTEXTS = ("continuous", "idle", "prolog", "validation")
 SLURM_S = 30.0
-PROLOG_S = 8.0  # for all checks; two more seconds are left to start and end the program
+PROLOG_S = 8.0  # time limit for all checks; two more seconds are left to start and end the program
 
 
 @click.command()
@@ -125,7 +125,7 @@ def _check_here(context: str, form: str) -> None:
 
 
 def _drain(node: str, why: str, env: Mapping[str, str]) -> None:
-    """Drain the node. A node that is drained already keeps its reason."""
+    """Drain the node, if there is a reason. A node that is already drained keeps its reason."""
     from dalsegno.slurm.client import SlurmClient
     from dalsegno.system.processes import LocalRunner
 

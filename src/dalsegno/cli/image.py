@@ -85,7 +85,7 @@ def import_(
 
 
 def _explain_unreachable(error: Unreachable, source: str) -> DalsegnoError:
-    """Return the error with a hint for hosts without internet access, which virtual hosts never have."""
+    """Return the error. On a host without internet access, such as a virtual host, the hint says where to import."""
     from dalsegno.system.network import reaches_beyond
 
     if error.answered or reaches_beyond():

@@ -115,7 +115,7 @@ def _inject(words: Sequence[str], options: FaultOptions, name: str | None, real:
 
 
 def read_words(words: Sequence[str], options: FaultOptions) -> tuple[InjectableFault, str, FaultOptions]:
-    """Parse `xid 79 gpu-2`: a fault, a code if it has one, a node."""
+    """Parse words such as `xid 79 gpu-2`: a fault, its code if it has one, and a node."""
     from dataclasses import replace
 
     from dalsegno.inject.faults import find_fault

@@ -75,7 +75,7 @@ def _detach_lost_terminal() -> None:
 
 
 def to_the_end(tidy: Callable[[], None]) -> None:
-    """Run `tidy` to its end. If a signal interrupts it, run it again from the start and then raise the signal."""
+    """Run `tidy` to its end. If a signal interrupts it, run it again from the start, then raise `Interrupted`."""
     try:
         tidy()
     except Interrupted:

@@ -15,9 +15,9 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.follow import Screen, pause_s, ranks_of, watch_of
 from dalsegno.cli.out import cluster_option
-from dalsegno.cli.watch import is_over
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.printable import one_line
+from dalsegno.runs.status import is_over
 from dalsegno.system.ownership import open_beneath
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class LogReader:
         self._rest = b""
 
     def all_lines(self, *, final: bool) -> Iterator[str]:
-        """Yield all lines, those of rotated parts first. `final`: also a last line that has no end yet."""
+        """Yield all lines, those of rotated parts first. `final`: also a last line without a line break."""
         for number in range(OLD_LOGS, 0, -1):
             yield from LogReader(self._path.with_name(f"{self._path.name}.{number}")).new()
         yield from self.new()

@@ -22,7 +22,8 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "validate": "Check a cluster file and report all errors at once.",
         "plan": "Show what `up` would do.",
         "up": "Create the cluster, or apply changes to a running one.",
-        "status": "Show nodes, daemons and the queue.",
+        "status": "Show whether the cluster is healthy, its nodes, daemons and queue.",
+        "top": "Watch nodes, GPUs, runs and events in a full-screen view.",
         "ls": "List the clusters on this machine.",
         "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
         "env": "Print shell commands that put the cluster's Slurm on your PATH.",
@@ -39,7 +40,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     },
     "Health": {
         "health": "Check this machine or a node: GPUs, fabric, host, services.",
-        "nodes": "Show the nodes; `nodes show`: the GPUs and the history of one.",
+        "nodes": "Show the nodes; `nodes show NODE` shows one node's GPUs and history.",
         "events": "Show node events and recovery actions.",
         "why": "Explain what happened to a node, a run or a job, and what to do.",
         "automation": "Pause or resume automatic recovery.",

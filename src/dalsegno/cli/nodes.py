@@ -60,7 +60,7 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
 
 
 def _slurm_nodes(name: str | None) -> list[NodeInfo]:
-    """Return Slurm's nodes; [] if Slurm does not answer, so that the controller's view is still shown."""
+    """Return Slurm's nodes; [] if Slurm does not answer: the controller's view is shown anyway."""
     from dalsegno.cluster import find_slurm, silence
 
     try:

@@ -122,11 +122,11 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         data("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-# ---- Sizes in words.
+# ---- Sizes as text.
 
 
 def size(count: float) -> str:
-    """Return a number of bytes for people: 512 B, 3.2 GiB."""
+    """Return a number of bytes as text, such as 512 B or 3.2 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -141,7 +141,7 @@ UNITS_S = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 
 
 def parse_time(text: str) -> float:
-    """Return the seconds of `5`, `5s`, `0.3s`, `300ms` or `2m`."""
+    """Return a time such as `5`, `5s`, `0.3s`, `300ms` or `2m` in seconds."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", text.strip())
     seconds = float(found[1]) * UNITS_S[found[2]] if found else 0.0
     if seconds <= 0:

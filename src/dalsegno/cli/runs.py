@@ -105,7 +105,7 @@ def show(run: str, json_: bool) -> None:
 
 
 def lines_of(progress: TrainingProgress) -> Iterator[str]:
-    """Return what is known about steps, time and snapshots, line by line."""
+    """Yield the lines that show steps, time and snapshots."""
     figures = progress.figures
     reported = [f"{name} {value:.4g}" for name, value in sorted(figures.items()) if name not in _OWN_FIGURES]
     yield "  ".join([f"step {progress.step:,}", f"{figures.get('step_s', 0.0):.3g} s each", *reported])

@@ -38,17 +38,17 @@ _TYPES = {
 
 
 class SourceFile(NamedTuple):
-    """A file whose content belongs to a layer, with its size and inode at the time it was listed."""
+    """A file whose content goes into a layer, with the size and inode that it had when it was listed."""
 
     path: Path
     size: int
     inode: tuple[int, int]
-    below: Path  # the root of the listed tree; no symbolic link below it was followed
+    below: Path  # the root of the listed tree; symbolic links below it are not followed
 
 
 @dataclass
 class BuiltLayer:
-    """A layer whose entries are files of this machine. Offsets of entries count bytes in one stream of all contents."""
+    """A layer made of files on this machine. An entry's offset counts bytes in the concatenation of all contents."""
 
     keep_owners: bool  # keep the files' owners; otherwise root owns everything
     entries: list[TarEntry] = field(default_factory=list)
@@ -57,7 +57,7 @@ class BuiltLayer:
     _seen: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def add(self, source: Path, path: str, below: Path | None = None) -> None:
-        """Add one file or folder, without its contents. Sockets and devices are left out.
+        """Add one file, symbolic link or folder, but not the files in a folder. Sockets and devices are skipped.
 
         `below` is the root of the tree that is being added.
         """
@@ -118,8 +118,8 @@ def _content(opener: _Opener, source: SourceFile) -> Iterator[bytes]:
 
 
 class _Opener:
-    """Opens exactly the files that were listed: a link put in their place could lead root to files that only root can
-    read.
+    """Opens only the files that were listed: if a user replaced one by a symbolic link, root could copy a secret file
+    into the image.
 
     The folder of the last file stays open, because the next file is often in it.
     """
@@ -214,7 +214,7 @@ class Builder:
         digest = pack(layer, config, scratch, self.compression, self.progress, own=True)
         sha256 = digest_of(scratch, self.progress)
         path = self.store.image(digest, self.compression)
-        os.replace(scratch, path)  # a file with the same digest has the same content
+        os.replace(scratch, path)  # an existing file with this digest has the same content
         record = ImageRecord(digest, self.compression, path.stat().st_size, sha256, self.store.clock())
         config = Config(architecture(), config.env, config.entrypoint, config.cmd, config.workdir)
         stored = self.store.put(with_config(record, config, image_metadata.usable_workdir(config)))
@@ -232,7 +232,7 @@ PROGRAMS = (
 )  # fmt: skip
 _FILES = ("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache", "/etc/ssl/certs/ca-certificates.crt")
 _FOLDERS = {"proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755, "mnt": 0o755, "tmp": 0o1777, "var/tmp": 0o1777}
-_BESIDE_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2")  # glibc loads them late
+_BESIDE_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2")  # glibc dlopens these
 _TOP_LINKS = ("/bin", "/sbin", "/lib", "/lib64")  # links into /usr on most distributions
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ASK = (
@@ -343,7 +343,7 @@ class _Root:
         self._there.update(f"/{entry.path}" for entry in self.layer.entries[before:])
 
     def path(self, path: Path) -> None:
-        """Add a file and every symbolic link that leads to it, in the folders above it too."""
+        """Add a file, and all symbolic links on the path to it."""
         done = Path("/")
         for part in path.parts[1:]:
             step = done / part
@@ -360,15 +360,14 @@ class _Root:
 
 
 def _libraries(files: list[Path], runner: Runner) -> Iterator[Path]:
-    """Yield the shared libraries of all programs and libraries among the files, as the loader of this machine finds
-    them."""
+    """Return the shared libraries that this machine's loader finds for all programs and libraries among the files."""
     tool = program("ldd")
     if tool is None:
         raise DalsegnoError("`ldd` is not installed", hint="it comes with the C library: install libc-bin")
     binaries = [str(path) for path in files if _is_elf(path)]
     found: dict[str, None] = {}
     for at in range(0, len(binaries), _AT_ONCE):
-        done = runner.run([tool, *binaries[at : at + _AT_ONCE]])  # its exit code only says that some are static
+        done = runner.run([tool, *binaries[at : at + _AT_ONCE]])  # a nonzero exit code means only that some are static
         found.update(dict.fromkeys(_LDD.findall(done.stdout)))
     return (Path(path) for path in found)
 

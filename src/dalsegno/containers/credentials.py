@@ -4,9 +4,9 @@ A registry gets only its own password:
 
 - For basic authentication, the credential that is stored for the registry itself is sent.
 - For a token, the same credential is sent to the token server (the realm) that the registry names, if registry and
-  realm belong together: one host, a pair of `KNOWN_REALMS`, hosts of one domain, or two hosts for which the user stored
-  the same credential.
-- A credential that is stored for the token server alone, as in Enroot's files, is used only for the registries of
+  realm belong together: the same host, a pair in `KNOWN_REALMS`, hosts in one domain, or two hosts for which the user
+  stored the same credential.
+- A credential that is stored only for the token server, as in Enroot's files, is used only for the registries in
   `KNOWN_REALMS`. Otherwise a registry that names a foreign token server would get that server's tokens.
 """
 
@@ -40,7 +40,7 @@ _HUB_MACHINES = ("docker.io", "index.docker.io")
 _HELPER = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MACHINE = re.compile(r"(\[[0-9a-f:]+\]|[^:]+)(?::([0-9]{1,5}))?")
 _DEFAULT_PORTS = {"https": 443, "http": 80}
-_MAX_BYTES = 1 << 20  # no credentials file is longer
+_MAX_BYTES = 1 << 20  # larger credentials files are ignored
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class RegistryServer:
 
 
 def server_of(url: str) -> RegistryServer | None:
-    """Return the server of an http or https URL; None if the URL has a user in it or is malformed."""
+    """Return the server in an http or https URL; None if the URL contains a user name or is malformed."""
     try:
         parts = urlsplit(url)
         port = _DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
@@ -101,7 +101,7 @@ class CredentialFinder:
     env: Mapping[str, str]
     home: Path
     runner: Runner
-    unused: list[str] = field(default_factory=list)  # reasons, shown if the registry refuses access
+    unused: list[str] = field(default_factory=list)  # why credentials were not used, for the error message
 
     def for_registry(self, registry: RegistryServer, user: str = "") -> Credential | None:
         """Return the registry's own credential, for basic authentication."""
@@ -124,7 +124,7 @@ class CredentialFinder:
         )
 
     def _stored_for(self, registry: RegistryServer, realm: RegistryServer | None = None) -> Iterator[Credential]:
-        """Yield stored credentials. Enroot's file may name the token server, Docker's names the registry."""
+        """Yield the credentials stored for a registry or, in Enroot's file only, for its token server."""
         hub = [RegistryServer("https", host, 443) for host in _HUB_MACHINES if registry.host == DOCKER_HUB]
         yield from self._in_netrc([registry, *hub, *([realm] if realm else [])])
         for path in self._docker_files():
@@ -204,7 +204,8 @@ def _first(found: Iterator[Credential], user: str) -> Credential | None:
 
 
 def are_of_one_domain(registry: RegistryServer, realm: RegistryServer) -> bool:
-    """Whether both have TLS and share a domain: `registry.example.org` with `auth.example.org` or `example.org`."""
+    """Return whether both use TLS in the same domain: `registry.example.org` and `auth.example.org` or
+    `example.org`."""
     if (registry.scheme, realm.scheme) != ("https", "https"):
         return False
     above = {host: host.partition(".")[2] for host in (registry.host, realm.host)}
@@ -219,10 +220,10 @@ def _is_ip(host: str) -> bool:
 
 
 def _is_machine(machine: str, server: RegistryServer) -> bool:
-    """Return whether a `machine` of Enroot's file is this server.
+    """Return whether a `machine` entry in Enroot's file stands for this server.
 
-    An entry without a port matches any port of the host, as in curl, but only with TLS: any user of a host can listen
-    on another port there.
+    An entry without a port matches all ports with TLS, as in curl, but only port 80 without TLS: any user of that host
+    could listen on another port.
     """
     found = _MACHINE.fullmatch(machine.lower())
     if found is None or found[1].strip("[]") != server.host:
@@ -242,7 +243,8 @@ def _why_refused(about: os.stat_result, env: Mapping[str, str]) -> str:
 
 
 def _docker_keys(server: RegistryServer) -> tuple[str, ...]:
-    """Return a server's keys in Docker's files; keys with `https://` do not apply to a server without TLS."""
+    """Return the keys of a server's credentials in Docker's files. Keys with `https://` are only for servers with
+    TLS."""
     if server.host == DOCKER_HUB:
         return _HUB_KEYS
     with_tls = (f"https://{server.address}", f"https://{server.address}/v2/") if server.scheme == "https" else ()
@@ -251,7 +253,7 @@ def _docker_keys(server: RegistryServer) -> tuple[str, ...]:
 
 
 def parse_netrc(text: str) -> list[tuple[str, Credential]]:
-    """Parse `machine HOST login USER password WORD`, in this order, on one line or several."""
+    """Parse entries `machine HOST login USER password WORD`, each on one line or several; skip incomplete ones."""
     bare = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     words = " ".join(bare).split()
     found: list[tuple[str, dict[str, str]]] = []

@@ -39,8 +39,8 @@ class Unreachable(DalsegnoError):
     def __init__(
         self, what: str, *, hint: str = "", answered: bool = False, plain: bool = False, stored: bool = False
     ) -> None:
-        """Create the error. `answered`: a server is there. `plain`: it may use HTTP without TLS. `stored`: the store
-        has the image."""
+        """Create the error. `answered`: a server responded. `plain`: the server may use HTTP without TLS. `stored`: the
+        store has the image."""
         super().__init__(what, hint=hint)
         self.answered = answered
         self.plain = plain
@@ -51,8 +51,8 @@ class HttpError(DalsegnoError):
     """The server answered with an error."""
 
     def __init__(self, status: int, headers: Message, url: str, body: bytes = b"") -> None:
-        """Create the error. `url` names the server that answered; after a redirect it is not the server that was
-        asked."""
+        """Create the error. `url` is the URL that failed. After a redirect, it may belong to another server than the
+        requested URL."""
         super().__init__(f"{address_of(url)} answered {status} {_reason(status)}", hint="try again later")
         self.status = status
         self.url = url
@@ -60,7 +60,7 @@ class HttpError(DalsegnoError):
         self.body = body
 
 
-class HttpResponse:
+class RegistryAnswer:
     """A response whose body is read in pieces."""
 
     def __init__(self, response: http.client.HTTPResponse, url: str, proxy: str) -> None:
@@ -78,7 +78,7 @@ class HttpResponse:
     def close(self) -> None:
         self._response.close()
 
-    def __enter__(self) -> HttpResponse:
+    def __enter__(self) -> RegistryAnswer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,11 +89,11 @@ class Http:
     """An HTTP client that several threads may share."""
 
     def __init__(self, proxies: Mapping[str, str] | None = None, *, plain_http: bool = False) -> None:
-        """Create a client. `proxies`: None takes them from the environment (`http_proxy`, `https_proxy`, `no_proxy`).
-        `plain_http`: a server with TLS may redirect to one without."""
+        """Create a client. `proxies`: None means those in the environment (`http_proxy`, `https_proxy`, `no_proxy`).
+        `plain_http`: follow redirects from https to http."""
         given = None if proxies is None else dict(proxies)
         self._proxies = urllib.request.getproxies() if given is None else given
-        self._opener = urllib.request.OpenerDirector()  # the one of build_opener would also open file and FTP URLs
+        self._opener = urllib.request.OpenerDirector()  # build_opener's would also open file and FTP URLs
         for handler in (
             urllib.request.ProxyHandler(given), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
             urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor(), _Redirects(plain_http),
@@ -107,10 +107,10 @@ class Http:
         headers: Mapping[str, str] | None = None,
         data: bytes | None = None,
         timeout_s: float = _TIMEOUT_S,
-    ) -> HttpResponse:
+    ) -> RegistryAnswer:
         request = urllib.request.Request(url, data, headers={"User-Agent": "dalsegno", **(headers or {})})
         try:
-            return HttpResponse(self._opener.open(request, timeout=timeout_s), url, self._proxy(url))
+            return RegistryAnswer(self._opener.open(request, timeout=timeout_s), url, self._proxy(url))
         except urllib.error.HTTPError as error:
             with error:
                 raise HttpError(error.code, error.headers, error.geturl() or url, error.read(4096)) from None
@@ -118,13 +118,13 @@ class Http:
             raise _unreachable(url, error, self._proxy(url)) from error
 
     def _proxy(self, url: str) -> str:
-        """Return VARIABLE=ADDRESS of the proxy for this URL; "" if there is none."""
+        """Return the proxy for this URL as VARIABLE=ADDRESS; "" if there is none."""
         scheme, host = urlsplit(url)[:2]
         named = self._proxies.get(scheme, "")
         if not named or urllib.request.proxy_bypass(host):
             return ""
         address = urlsplit(named if "//" in named else f"//{named}").netloc
-        return f"{scheme}_proxy={address.rpartition('@')[2]}"  # without a password
+        return f"{scheme}_proxy={address.rpartition('@')[2]}"  # without user and password
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -134,7 +134,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> urllib.request.Request | None:
-        """Follow redirects to other hosts, where blobs are often kept, without the token for the first host."""
+        """Follow redirects. Registries often redirect to storage on another host, which must not get the token."""
         old, new = urlsplit(req.full_url), urlsplit(newurl)
         if new.scheme not in ("http", "https"):
             raise urllib.error.URLError("it redirects to a URL that is neither http nor https")
@@ -149,7 +149,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Unencrypted(OSError):
-    """A server with TLS redirects to one without."""
+    """A server redirects from https to http."""
 
 
 def address_of(url: str) -> str:
@@ -191,14 +191,14 @@ def _reason(status: int) -> str:
 # Downloads of blobs
 
 
-_TRIES = 6  # attempts in a row that receive no byte
-_PAUSE_S = 0.2  # before the second attempt; doubled for each further one
+_TRIES = 6  # consecutive attempts without a received byte, after which a download fails
+_PAUSE_S = 0.2  # pause before the second attempt; doubled for each further one
 
 
 class Blobs(Protocol):
     """A source of blobs."""
 
-    def blob(self, digest: str, start: int = 0) -> HttpResponse: ...
+    def blob(self, digest: str, start: int = 0) -> RegistryAnswer: ...
 
 
 class TransferStopped(Exception):
@@ -222,7 +222,7 @@ def fetch(source: Blobs, wanted: Descriptor, target: Path, advance: Advance, sto
             os.replace(part, target)
             return True
         except OSError as error:
-            part.unlink(missing_ok=True)  # frees a full disk
+            part.unlink(missing_ok=True)  # the disk may be full
             raise explain(error, target) from error
         except DamagedImage:
             part.unlink(missing_ok=True)
@@ -242,7 +242,7 @@ def _part(target: Path) -> Path:
 
 
 class _Download:
-    """A file being downloaded, and the digest of the bytes it has."""
+    """A file that is being downloaded, and the digest of its bytes so far."""
 
     def __init__(self, source: Blobs, wanted: Descriptor, part: Path, advance: Advance, stop: threading.Event) -> None:
         self._source, self._wanted, self._advance, self._stop = source, wanted, advance, stop
@@ -277,7 +277,7 @@ class _Download:
             raise DamagedImage(f"a layer does not match its digest {self._wanted.digest}", hint=hint)
 
     def _read_partial(self) -> None:
-        """Read the bytes that an earlier call downloaded."""
+        """Add the bytes that an earlier call downloaded to the digest."""
         while self._have <= self._wanted.size and (chunk := os.read(self._handle, CHUNK)):
             self._digest.update(chunk)
             self._have += len(chunk)
@@ -308,7 +308,7 @@ class _Download:
                 f"layer {self._wanted.digest} is longer than the manifest says", hint="push the image again"
             )
         left = memoryview(chunk)
-        while left:  # a nearly full disk may take only a part
+        while left:  # a write to a nearly full disk may be partial
             left = left[os.write(self._handle, left) :]
         self._digest.update(chunk)
         self._have += len(chunk)

@@ -1,12 +1,11 @@
 """The settings of an image, as files inside the image, and the store's records of images.
 
-The files and their formats are Enroot's. So Enroot and Pyxis run images of Dal Segno, and Dal Segno's plugin runs those
-of Enroot:
+The files have Enroot's formats: Enroot and Pyxis can run Dal Segno's images, and Dal Segno's plugin can run Enroot's.
 
 - `/etc/environment`: one line `NAME=VALUE` for each ENV.
 - `/etc/rc`: a shell script. The first line that begins with `cd "` has the WORKDIR between the quotes, with `\\`
   before each `"`, `$`, `` ` `` and `\\`. The last lines run ENTRYPOINT with CMD, or with the arguments given.
-- `/etc/rc.local`: only a comment; `/etc/rc` reads it first.
+- `/etc/rc.local`: only a comment; `/etc/rc` sources it before it runs the program.
 - `/etc/fstab`: the volumes.
 
 They replace files of the same names in the layers.
@@ -36,7 +35,7 @@ _RC_LOCAL = "# Read by /etc/rc when the container starts; it may change the comm
 
 
 def render_files(config: Config) -> dict[str, str]:
-    """Return the files, by their path in the image."""
+    """Return the text of each settings file, by its path in the image."""
     return {
         "etc/environment": "".join(f"{each}\n" for each in config.env if _is_line(each)),
         "etc/rc": _rc(config),
@@ -111,17 +110,17 @@ def parse_program(rc: str) -> tuple[list[str], list[str]]:
     return (entrypoint, both[len(entrypoint) :]) if both[: len(entrypoint)] == entrypoint else ([], [])
 
 
-# Records of the store, as JSON beside the image
+# The store's records: JSON files beside the images
 
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One .sqsh file of the store."""
+    """One .sqsh file in the store."""
 
-    digest: str  # of the image's manifest, as in registries
+    digest: str  # the digest of the image's manifest, as in registries
     compression: str
     size: int
-    sha256: str  # of the file itself
+    sha256: str  # the SHA-256 of the .sqsh file
     imported: float  # seconds since 1970
     arch: str = ""
     created: str = ""
@@ -152,7 +151,7 @@ class WrittenImage:
     """A .sqsh file that was written outside the store, with `-o FILE`."""
 
     path: str
-    name: str  # of the image or folder that the file was made from
+    name: str  # the image or folder that the file was made from
     sha256: str
 
 
@@ -168,7 +167,7 @@ def write(path: Path, value: ImageRecord | Tag | WrittenImage) -> None:
 
 
 def read_record(path: Path) -> ImageRecord | None:
-    """Return a record; None if it is missing or unreadable, because then the image does not count as stored."""
+    """Return a record; None if it is missing or invalid. An image without a record does not count as stored."""
     value = _read(path)
     names = {each.name for each in fields(ImageRecord)}
     if value is None or not {"digest", "compression", "size", "sha256", "imported"} <= set(value):
@@ -199,10 +198,10 @@ def _read(path: Path) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-# Reading an image file of any origin
+# Read the settings from any image file
 
 
-_MAX_BYTES = 1 << 20  # bytes; no image has longer settings
+_MAX_BYTES = 1 << 20  # limit for one settings file in an image
 
 
 @dataclass(frozen=True)

@@ -85,12 +85,12 @@ class Importer:
     arch: str = field(default_factory=architecture)
     compression: str = "lz4"
     plain_http: bool = False
-    enroot: str = ""  # path of the program, if it is to be used
+    enroot: str = ""  # path of Enroot's program; "" imports without it
     or_kept: bool = True  # if the registry does not answer, use the image that was imported before
 
     def to_store(self, name: ImageName, *, force: bool = False) -> Stored:
-        """Import the image into the store, unless it is there, and return it. Of concurrent calls, one imports the
-        image. A tag is looked up each time.
+        """Import the image into the store, unless it is there, and return it. Only one of several concurrent calls
+        imports it. Every call looks up the tag.
 
         `force` imports the image again even if it is stored.
         """
@@ -137,7 +137,7 @@ class Importer:
 
     def _check_arch(self, name: ImageName, found: FoundImage) -> None:
         """Raise if the image is for another architecture. If an index lists the image for this architecture, only warn:
-        the image can be named in no other way."""
+        `--arch` could not select it otherwise."""
         if not found.listed:
             check_arch(found.config, self.arch, str(name))
         elif found.config.arch not in ("", self.arch):
@@ -238,7 +238,7 @@ def copy_image(kept: Stored, target: Path) -> str:
 
 
 def _share_blocks(source: int, target: int) -> bool:
-    """Share the blocks of both files, where the file system supports it; return whether it does."""
+    """Make the target a clone that shares the source's blocks. Return False if the file system cannot do that."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError:

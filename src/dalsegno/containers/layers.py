@@ -17,7 +17,7 @@ from dalsegno.containers.tar import FileSlice, Stream, TarEntry, read_entries, u
 
 AT_ONCE = 4
 _DAMAGED_HINT = "remove the stored layers with `dalsegno image gc --layers`, then try again"
-_ENTRY_COST = 500  # bytes of memory: the object, its place in the tree, its numbers
+_ENTRY_COST = 500  # bytes of memory for one entry without its strings
 _Task = TypeVar("_Task")
 _Value = TypeVar("_Value")
 
@@ -54,7 +54,7 @@ def fetch_layers(source: ImageSource, found: FoundImage, progress: ImportProgres
 
 @dataclass
 class ImageLimits:
-    """Limits of an unpacked image: a few compressed megabytes can unpack to more than any machine can store.
+    """Limits for an unpacked image: a few compressed megabytes can unpack to more than any machine can store.
 
     Several threads count at once, so the limits are not exact.
     """
@@ -75,14 +75,14 @@ class ImageLimits:
 
 
 def scan(blob: FileSlice, diff_id: str, stop: threading.Event, limits: ImageLimits) -> Layer:
-    """Return a layer after checking its digests: of the packed blob, and `diff_id` of the unpacked one; "" means
-    unknown."""
+    """Read the entries of a layer, and check the digests of the packed bytes (in `blob`) and of the unpacked bytes
+    (`diff_id`). An empty digest is not checked."""
     packed, plain = hashlib.sha256(), hashlib.sha256()
     needed = bool(blob.digest) or not blob.private
     raw = _through(blob.raw(), packed, stop) if needed else blob.raw()
     tar = _through(unpacked(raw), plain, stop, limits.take_bytes)
     entries = [limits.take_entry(entry) for entry in read_entries(Stream(tar))]
-    for _ in raw:  # bytes after the end of the packed stream count too
+    for _ in raw:  # the digest also covers bytes after the end of the packed stream
         pass
     for hash_, wanted in ((packed, blob.digest), (plain, diff_id)):
         if wanted and f"sha256:{hash_.hexdigest()}" != wanted:
@@ -107,8 +107,8 @@ def _through(
 def in_parallel(
     work: Callable[[_Task, threading.Event], _Value], tasks: Sequence[_Task], at_once: int = AT_ONCE
 ) -> list[_Value]:
-    """Run a task for each value in threads, and return the results in order. The first failure, or Ctrl-C, stops all
-    others.
+    """Run `work` for each task, in at most `at_once` threads, and return the results in order. The first failure, or
+    Ctrl-C, stops all others.
 
     The threads are daemons: a thread that waits for a silent registry must not keep the program from exiting.
     """
@@ -126,7 +126,7 @@ def in_parallel(
                 return
             try:
                 done.put((number, work(task, stop), None))
-            except BaseException as error:  # raised in the calling thread
+            except BaseException as error:  # the calling thread raises it
                 done.put((number, None, error))
 
     threads = [threading.Thread(target=run, daemon=True) for _ in range(min(at_once, len(tasks)))]

@@ -13,7 +13,7 @@ from dalsegno.hardware.catalog import did_you_mean
 
 
 class DamagedImage(DalsegnoError):
-    """An image that does not match its digest, or is not an image."""
+    """The data does not match its digest, or is not an image."""
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(what, hint=hint or "build or copy the image again")
@@ -133,7 +133,7 @@ def parse_config(data: bytes) -> Config:
 
 
 def architecture(name: str = "") -> str:
-    """Return an architecture as images name it (`amd64` for `x86_64`); without a name, that of this machine."""
+    """Return the name that images use for an architecture (`amd64` for `x86_64`); by default, for this machine's."""
     wanted = (name or platform.machine()).lower()
     if wanted in _ARCHITECTURES:
         return _ARCHITECTURES[wanted]
@@ -163,7 +163,7 @@ def check_arch(config: Config, arch: str, what: str) -> None:
 
 
 def find_tag(index: Index, tag: str, what: str) -> Descriptor:
-    """Return the image with this tag in a layout's list; without a tag, the only image."""
+    """Return the image with this tag in a layout's index; without a tag, the only image in it."""
     named = {each.ref_name: each for each in index.manifests}
     if tag in named and tag:
         return named[tag]

@@ -2,11 +2,11 @@
 
 The rules are those of the OCI image specification:
 
-- `.wh.NAME` removes NAME of the layers below; `.wh..wh..opq` removes everything that the layers below have in its
-  folder. Files of the same layer stay, before or after the whiteout.
-- A folder over a folder changes its mode and keeps its contents; anything else replaces what was there.
-- A hard link refers to the file that its target is at that moment, and outlives the target.
-- Folders that a layer names only as part of a path are resolved through symbolic links, never out of the root.
+- `.wh.NAME` removes NAME from the layers below; `.wh..wh..opq` removes everything that the layers below have in its
+  folder. Files in the whiteout's own layer stay, whether they come before or after it.
+- A folder on top of a folder sets the mode and keeps the contents; anything else replaces what was there.
+- A hard link refers to the file that its target's path names at that moment, even if that path is removed later.
+- Symbolic links among the parents of a path are followed, but never out of the root.
 
 Left out: device nodes, set-user-ID and set-group-ID bits of files, and extended attributes that grant rights.
 """
@@ -23,7 +23,7 @@ _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _AUFS = ".wh..wh."  # metadata of aufs, in old images
 _SET_USER_ID = 0o4000
-_SET_IDS = 0o6000  # only of files: on a folder, the group's bit grants no rights
+_SET_IDS = 0o6000  # removed from files only: a folder's set-group-ID bit grants no rights
 _MAX_PATH = 4096  # the kernel's limit
 _MAX_LINKS = 40  # the kernel's limit
 _PLAIN_XATTR = "user."
@@ -43,7 +43,7 @@ class Merged:
 
     bare: tuple[ImageEntry, ...]
     files: tuple[tuple[ImageEntry, ...], ...]
-    devices: tuple[str, ...]  # left out
+    devices: tuple[str, ...]  # paths of device nodes, which are left out
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _Folder:
 
 @dataclass
 class _Leaf:
-    """Anything but a folder: one inode with one name or several."""
+    """Anything but a folder: one inode with one or more names."""
 
     entry: TarEntry
     layer: int
@@ -137,7 +137,7 @@ def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
         there = way[-1].names.get(part)
         if part in ("", "."):
             continue
-        if part == "..":  # from a symbolic link; the parent of the root is the root
+        if part == "..":  # comes from a symbolic link; the parent of the root is the root
             del way[max(1, len(way) - 1) :]
         elif isinstance(there, _Folder):
             way.append(there)

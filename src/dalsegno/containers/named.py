@@ -15,7 +15,7 @@ from dalsegno.containers.store import RemovedFiles
 from dalsegno.system.files import remove_tree
 from dalsegno.system.processes import Completed, Runner
 
-PREFIX = "dalsegno: "  # starts each message of the plugin
+PREFIX = "dalsegno: "  # the plugin starts each message with it
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class NamedContainer:
 
     node: str
     name: str
-    image: str  # as the user named it
+    image: str  # the image, as the user named it
     in_use: bool
     used: float  # when a step last used it, in seconds since 1970
 
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """The answer of a node; `error` is empty if the node succeeded."""
+    """The answer from a node; `error` is empty if the node succeeded."""
 
     node: str
     lines: tuple[str, ...] = ()
@@ -39,14 +39,14 @@ class NodeAnswer:
 
 
 def list_named(runner: Runner, route: HostRoute, nodes: Sequence[str], progress: Progress) -> list[NodeAnswer]:
-    """Ask every node which named containers of this user it keeps."""
+    """Return the lists of this user's named containers from all nodes; `parse_listing` parses them."""
     return run_on_each(runner, lambda runner, node: _step(runner, route, node, "--container-list"), nodes, progress)
 
 
 def remove_named(
     runner: Runner, route: HostRoute, nodes: Sequence[str], names: Sequence[str], progress: Progress
 ) -> list[NodeAnswer]:
-    """Remove named containers of this user from every node that keeps them; the lines are the names removed."""
+    """Remove named containers of this user from all nodes. The lines of an answer are the removed names."""
     word = f"--container-remove={','.join(names)}"
     return run_on_each(runner, lambda runner, node: _step(runner, route, node, word), nodes, progress)
 
@@ -84,8 +84,8 @@ def _why(done: Completed) -> str:
 
 
 def sweep_unpacked(folder: Path) -> RemovedFiles:
-    """Remove unpacked images that are incomplete, or unused and without an image file. Remove nothing while a step
-    unpacks."""
+    """Remove unused unpacked images that are incomplete or whose image file has changed or is gone. While a step is
+    unpacking, remove nothing."""
     removed = size = 0
     if not _is_own(folder):
         return RemovedFiles(0, 0)
@@ -133,7 +133,7 @@ def _image_of(unpacked: Path) -> Path:
 
 @contextlib.contextmanager
 def _try_lock(path: Path) -> Iterator[bool]:
-    """Try to lock a file; yield whether nobody else holds the lock, or whether there is no such file."""
+    """Try to lock a file; yield False if another process holds the lock. A missing file counts as locked by us."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -157,6 +157,6 @@ def _size(folder: Path) -> int:
     files = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
     size = 0
     for path in files:
-        with contextlib.suppress(FileNotFoundError):  # a step that ends removes some files itself
+        with contextlib.suppress(FileNotFoundError):  # a step may be removing files as it ends
             size += os.lstat(path).st_blocks * 512
     return size

@@ -19,8 +19,8 @@ from dalsegno.system.ownership import part_of_others, trusted_owners
 from dalsegno.system.processes import Runner
 
 PLUGIN, HELPER = "dalsegno_container.so", "dalsegno-container"
-NO_CONTAINER = 125  # exit code of a task that cannot enter its container: `enter.h`
-# -U first: compilers of some distributions define this macro themselves, and warn about a second definition.
+NO_CONTAINER = 125  # exit code of a task that cannot enter its container; defined in `enter.h`
+# -U comes first because the compilers of some distributions define the macro and warn about a second definition.
 FORTIFY = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", *FORTIFY, "-fstack-protector-strong")
 BUILD_FLAGS = tuple(flag for flag in FLAGS if flag != "-Werror")  # a newer compiler may warn about more
@@ -105,7 +105,7 @@ def prepare_native(runner: Runner, cache: Path, slurm_version: str, folder: str)
 
 
 def missing_packages(built: bool = False, tools: Mapping[str, str] = TOOLS) -> list[str]:
-    """Return the missing packages that container jobs need, and unless `built`, those that compile the plugin."""
+    """Return the missing packages that container jobs need, with those needed to compile the plugin unless `built`."""
     wanted = {name: package for name, package in tools.items() if not built or package == "squashfs-tools"}
     return list(dict.fromkeys(each for name, each in wanted.items() if not _is_there(name)))
 

@@ -1,4 +1,4 @@
-"""The client of a registry (protocol version 2): manifests and blobs of one image, with tokens where needed."""
+"""A client for registries (protocol version 2) that fetches manifests and blobs, with tokens where needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from email.message import Message
 
 from dalsegno.containers.credentials import KNOWN_REALMS, Credential, CredentialFinder, RegistryServer, server_of
-from dalsegno.containers.http import PLAIN_HINT, Http, HttpError, HttpResponse, Unreachable, address_of, shown
+from dalsegno.containers.http import PLAIN_HINT, Http, HttpError, RegistryAnswer, Unreachable, address_of, shown
 from dalsegno.containers.manifest import MANIFEST_TYPES, MAX_JSON, DamagedImage
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.image_name import ImageName
@@ -50,8 +50,8 @@ class Registry:
     """The repository of one image in a registry."""
 
     def __init__(self, name: ImageName, http: Http, credentials: CredentialFinder, *, plain_http: bool = False) -> None:
-        """Open the repository. Plain HTTP is used only for a registry without TLS, with `plain_http` or on the loopback
-        address."""
+        """Open the repository. Plain HTTP is used only on the loopback address, or with `plain_http` if the registry
+        has no TLS."""
         self._name = name
         self._http = http
         self._credentials = credentials
@@ -63,7 +63,7 @@ class Registry:
         self._lock = threading.Lock()
 
     def manifest(self, reference: str) -> bytes:
-        """Return the index or manifest of a tag or a digest."""
+        """Return the index or manifest for a tag or a digest."""
         headers = {"Accept": ", ".join(MANIFEST_TYPES)}
         try:
             answer = self._get(f"manifests/{reference}", headers)
@@ -73,7 +73,7 @@ class Registry:
         with answer:
             return _read_up_to(answer, MAX_JSON)
 
-    def blob(self, digest: str, start: int = 0) -> HttpResponse:
+    def blob(self, digest: str, start: int = 0) -> RegistryAnswer:
         """Request a blob from byte `start` on. A registry that does not support this sends all of it, with status
         200."""
         return self._get(f"blobs/{digest}", {"Range": f"bytes={start}-"} if start else {})
@@ -106,7 +106,7 @@ class Registry:
             return False
         return True
 
-    def _get(self, path: str, headers: dict[str, str]) -> HttpResponse:
+    def _get(self, path: str, headers: dict[str, str]) -> RegistryAnswer:
         url = f"{self._server.scheme}://{self._name.registry}/v2/{self._name.repository}/{path}"
         used = self._authorization
         try:
@@ -149,7 +149,7 @@ class Registry:
     def _realm(self, challenge: Challenge) -> RegistryServer:
         """Return the token server. A token server without TLS must be on the registry's own host.
 
-        Its answer is sent to the registry. Otherwise a registry could make this program read servers that only this
+        The registry receives the token server's answer. Without this rule, a registry could read servers that only this
         machine can reach.
         """
         realm = server_of(challenge.realm)
@@ -239,7 +239,7 @@ def _basic(known: Credential) -> str:
     return "Basic " + base64.b64encode(f"{known.user}:{known.password}".encode()).decode()
 
 
-def _read_up_to(answer: HttpResponse, most: int) -> bytes:
+def _read_up_to(answer: RegistryAnswer, most: int) -> bytes:
     data = b""
     while piece := answer.read(1 << 16):
         data += piece

@@ -234,7 +234,7 @@ def saved_by_daemon(name: ImageName, runner: Runner, scratch: Path) -> ImageName
 
 
 def _plain(path: Path, scratch: Path) -> Path:
-    """Return the archive, or an unpacked copy if it is compressed: layers are read from the middle of the file."""
+    """Return the archive, or an unpacked copy if it is compressed: layers are read at their offsets in the file."""
     with open(path, "rb") as file:
         if file.read(2) not in (b"\x1f\x8b", b"\x28\xb5"):
             return path
@@ -259,7 +259,7 @@ def _json(archive: tarfile.TarFile) -> list[dict[str, object]]:
 
 
 def _member(archive: tarfile.TarFile, name: str) -> FileSlice:
-    """Return the bytes of a member. Links, which stand for layers that are used twice, are followed."""
+    """Return the bytes of a member. A layer that an image uses twice may be a link, which is followed."""
     for _ in range(_MAX_LINKS):
         try:
             info = archive.getmember(name)

@@ -46,7 +46,7 @@ def tar_stream(merged: Merged, layers: Sequence[Iterator[bytes]], advance: Advan
 
 
 def stream_size(merged: Merged) -> int:
-    """Return how many bytes `tar_stream` reads: each layer up to the end of its last file in use."""
+    """Return how many bytes `tar_stream` reads: each layer up to the end of the last file that the image uses."""
     return sum(files[-1].entry.offset + files[-1].entry.size for files in merged.files if files)
 
 
@@ -61,7 +61,7 @@ def squash(stream: Iterator[bytes | memoryview], handle: int, compression: str) 
         *_as_root(), tool, "-comp", compression, *memory_options(os.environ), "-root-mode", "0755", "-mkfs-time", "0",
         "-no-progress", "-quiet", "-exit-on-error", "-force", f"/proc/self/fd/{handle}",
     ]  # fmt: skip
-    env = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}  # it forbids `-mkfs-time`
+    env = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}  # conflicts with -mkfs-time
     try:
         with Sink(argv, env, keep=[handle]) as sink:
             for piece in stream:

@@ -2,7 +2,7 @@
 
 FOLDER/
   images/HEX.lz4.sqsh     a complete image
-  images/HEX.lz4.json     its record; written after the image, so that a file without a record is not an image
+  images/HEX.lz4.json     its record; written last, so a .sqsh file without a record is incomplete
   blobs/HEX               a layer, as in the registry; HEX.part during its download
   tags/….json             a name, and the image that it referred to at the last lookup
   files/….json            a file elsewhere that was written with `-o`, and its digest
@@ -49,7 +49,7 @@ _PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{1,64})")
 
 @dataclass(frozen=True)
 class Stored:
-    """An image of the store, with its names."""
+    """An image in the store, with its names."""
 
     record: ImageRecord
     path: Path
@@ -74,8 +74,8 @@ class ImageStore:
         clock: Callable[[], float] = time.time,
         owners: frozenset[int] | None = None,
     ) -> None:
-        """Open the store. `shared`: a read-only store of root. `owners`: only their files count; None means root and
-        this user."""
+        """Open the store. `shared`: root's store, used read-only. `owners`: files of other users are ignored; None
+        means root and this user."""
         self.folder = folder
         self.clock = clock
         self._owners = frozenset({0, os.geteuid()}) if owners is None else owners
@@ -98,7 +98,7 @@ class ImageStore:
     # Locks
 
     def turn(self, what: str, on_wait: Callable[[], None]) -> AbstractContextManager[None]:
-        """Hold the lock for `what`: of several processes that need the same image, one makes it and the others wait."""
+        """Hold the lock for `what`: if several processes need the same image, one makes it and the others wait."""
         return in_turn(self.folder / "locks" / hashlib.sha256(what.encode()).hexdigest()[:32], on_wait)
 
     @contextlib.contextmanager
@@ -109,10 +109,10 @@ class ImageStore:
             yield
 
     def _make_folders(self) -> None:
-        """Create all folders, writable only for this user.
+        """Create all folders, writable only by this user.
 
-        Other users run images that root stores, so nobody else may put files there. A link in place of a folder could
-        make `sweep` remove other files.
+        Other users run images that root stores, so only the owner may put files there. A link in place of a folder
+        could make `sweep` remove other files.
         """
         if os.geteuid() == 0 and (part := part_of_others(self.folder, trusted_owners())):
             raise DalsegnoError(
@@ -140,7 +140,7 @@ class ImageStore:
         return self.get(tag.digest, compression)
 
     def all(self) -> list[Stored]:
-        """Return every image, the newest first, including those of root's store."""
+        """Return every image, the newest first, including the images in root's store."""
         tags = self._tags()
         found = []
         for path in (self.folder / "images").glob("*.json"):
@@ -203,7 +203,7 @@ class ImageStore:
         write(self._tag(name, arch), Tag(name, record.digest, record.compression, arch, self.clock()))
 
     def record_file(self, path: Path, name: str, sha256: str) -> None:
-        """Write the record of a file outside the store. The file can be used without a record, too."""
+        """Write the record of a file outside the store. Errors are ignored, because the file works without a record."""
         with contextlib.suppress(DalsegnoError):
             self._make_folders()
             write(self._written(path), WrittenImage(str(path), name, sha256))
@@ -238,7 +238,7 @@ class ImageStore:
                 path.unlink(missing_ok=True)
 
     def sweep(self, layers: bool = False) -> RemovedFiles:
-        """Remove images without a name, layers that no image uses, and incomplete files."""
+        """Remove images without a name, layers that no image uses (with `layers`, all layers), and incomplete files."""
         self._make_folders()
         try:
             with locked(self.folder / "locks" / "sweep", "the images"):
@@ -314,8 +314,8 @@ def _remove(paths: list[Path]) -> RemovedFiles:
 
 
 class ImportProgress(Protocol):
-    """Receives the progress of an import: stages of `total` bytes, of which `here` are done. Called from several
-    threads."""
+    """Receives the progress of an import, from several threads. A stage has `total` bytes, of which `here` are already
+    done."""
 
     def stage(self, text: str, total: int = 0, here: int = 0) -> None: ...
 

@@ -60,7 +60,7 @@ class TarEntry(NamedTuple):
     gid: int = 0
     mtime: int = 0
     size: int = 0
-    offset: int = 0  # of its content in the unpacked stream
+    offset: int = 0  # where the content begins in the unpacked stream
     link: str = ""
     xattrs: tuple[tuple[str, bytes], ...] = ()
 
@@ -99,7 +99,7 @@ class Stream:
             yield piece
 
     def skip(self, size: int) -> bool:
-        """Skip `size` bytes; return False if the stream ends before."""
+        """Skip `size` bytes; return False if the stream ends earlier."""
         wanted = self.offset + size
         for _ in self.pieces(size):
             pass
@@ -114,8 +114,8 @@ class Stream:
 
 
 def read_entries(stream: Stream) -> Iterator[TarEntry]:
-    """Yield all entries of a layer, in order. Zeros at the end, even those after the last file, may be missing: umoci
-    0.4 writes such layers."""
+    """Yield all entries of a layer, in order. The zero blocks at the end, and even the last file's padding, may be
+    missing, as in layers that umoci 0.4 writes."""
     everywhere: dict[str, bytes] = {}  # pax records for all following entries
     records: dict[str, bytes] = {}
     while True:
@@ -190,7 +190,7 @@ def _with_records(entry: TarEntry, records: dict[str, bytes]) -> TarEntry:
 
 
 def _pax(data: bytes) -> dict[str, bytes]:
-    """Parse records of the form `LENGTH KEY=VALUE\\n`, where LENGTH is that of the whole record."""
+    """Parse records of the form `LENGTH KEY=VALUE\\n`, where LENGTH counts the whole record."""
     found: dict[str, bytes] = {}
     at = 0
     while at < len(data) and data[at]:
@@ -231,7 +231,7 @@ def _padded(size: int) -> int:
 
 
 def _time(seconds: int) -> int:
-    """Return the time, limited to the range of squashfs."""
+    """Return the time, clamped to the range that squashfs can store."""
     return min(max(seconds, 0), 0xFFFFFFFF)
 
 
@@ -290,7 +290,7 @@ def _pax_header(records: list[tuple[str, bytes]]) -> bytes:
 def _record(key: str, value: bytes) -> bytes:
     rest = b" " + _bytes(key) + b"=" + value + b"\n"
     length = len(rest) + len(str(len(rest)))
-    length = len(rest) + len(str(length))  # the digits of the length count, too
+    length = len(rest) + len(str(length))  # the length includes its own digits
     return str(length).encode() + rest
 
 
@@ -302,10 +302,10 @@ def _bytes(text: str) -> bytes:
 
 
 CHUNK = 1 << 20
-_MAX_CHUNK = 4 << 20  # bytes that one chunk is unpacked to at most
+_MAX_CHUNK = 4 << 20  # at most this many bytes are decompressed at a time
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_ZSTD_SKIPPABLE = 0x184D2A50  # and the fifteen numbers after it
+_ZSTD_SKIPPABLE = 0x184D2A50  # the first of sixteen magic numbers for skippable frames
 _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 
 

@@ -1,4 +1,4 @@
-"""The demo scene of a cancelled job: its program survives if Docker started it, but not in a Dal Segno container."""
+"""The demo scene of a cancelled job: its program survives in a Docker container, but not in a Dal Segno container."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _started(stage: DockerStage, job: int, before: set[int]) -> int:
 
 
 def _is_idle(stage: DockerStage) -> bool:
-    """Return whether the node is idle and not COMPLETING, so that Slurm has killed every process it knows of."""
+    """Return whether the node is idle and not COMPLETING: then Slurm has killed every process that it knows."""
     node = stage.slurm.node(stage.node)
     return node.state is NodeState.IDLE and not node.flags
 
@@ -150,7 +150,7 @@ def ancestors(known: dict[int, NodeProcess], pid: int) -> tuple[str, ...]:
 
 
 def parse_cgroup(text: str) -> str:
-    """Return the cgroup by which Slurm finds a job's processes: of the freezer in v1, the only one in v2."""
+    """Return the cgroup by which Slurm finds a job's processes: in v1 that of the freezer, in v2 the only one."""
     groups = {kind: path for line in text.splitlines() for _, kind, path in [line.split(":", 2)]}
     return groups.get("freezer") or groups.get("", "")
 
@@ -264,7 +264,7 @@ def _end_all(mark: str) -> None:
             raise TargetError("Docker's daemon does not exit", hint="`dalsegno down dalsegno-demo` stops its host")
 
 
-# The smallest image that sleeps: one program of this machine and its libraries
+# The smallest image that can sleep: this machine's `sleep` and its libraries
 
 
 NAME = "dalsegno-demo:sleep"

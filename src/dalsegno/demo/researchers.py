@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def until(answer: Callable[[], T], timeout_s: float, what: str) -> T:
-    """Call `answer` until its result is not empty, and return that; raise TargetError after `timeout_s`."""
+    """Call `answer` until its result is not empty, and return the result; raise TargetError after `timeout_s`."""
     end = time.monotonic() + timeout_s
     while not (value := answer()):
         if time.monotonic() > end:
@@ -133,7 +133,7 @@ def _wait_for_end(lab: Lab, ids: dict[str, int]) -> dict[str, JobInfo]:
 
 
 def _compare_next(lab: Lab, notify: Notify) -> dict[str, int]:
-    """Return the priorities of two equal jobs, once fair share counts that one of their users occupies all GPUs."""
+    """Return the priorities of two equal jobs of two users, after one of the users has occupied all GPUs."""
     big_job = _submit(lab, WantedJob(HEAVY, 4, "medium", 600))
     until(lambda: lab.slurm.job(big_job).state is JobState.RUNNING, 60, f"{HEAVY}'s big job running")
     ids = {who: _submit(lab, WantedJob(who, 1, "medium", 1)) for who in (HEAVY, LIGHT)}

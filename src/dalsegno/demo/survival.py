@@ -35,7 +35,7 @@ def remove_paths(drill: Drill, folder: str) -> Drill:
 
 
 def compare(drill: Drill) -> Comparison:
-    """Return a comparison of the time of `dalsegno run` in this drill with the times of other tools."""
+    """Return a comparison of this drill's time to resume after a power loss with the times of other tools."""
     cut = next((each for each in drill.recoveries if each.impact.fault == "power-off"), None)
     ours = seconds(cut.resumed_s) if cut else "not run"
     lines = [("dalsegno run, with a spare (just now)", ours), *OTHERS]

@@ -26,7 +26,7 @@ class FaultImpact:
     at: float  # seconds since 1970, as all times in this module
     stops: bool = True  # training stops
     needs_repair: bool = True  # the controller should repair the node
-    without_spare: bool = False  # it took a node from the run while no spare was ready
+    without_spare: bool = False  # the fault took a node from the run while no spare was ready
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Recovery:
 class TrainingStop:
     """A stop of training that is not the direct effect of a fault."""
 
-    impact: FaultImpact | None  # the fault before it
+    impact: FaultImpact | None  # the last fault before the stop
     after_s: float  # time from that fault to the stop
     for_s: float  # duration of the stop
     why: str = ""  # the recorded cause; "" if unknown
@@ -83,7 +83,7 @@ class Drill:
     impacts: tuple[FaultImpact, ...]
     marks: tuple[DrillMark, ...]
     steps: tuple[TrainedStep, ...]
-    goodput: Mapping[str, float] = field(default_factory=dict)  # seconds by kind
+    goodput: Mapping[str, float] = field(default_factory=dict)  # seconds spent, by kind
     exit_code: int = 0
     orphans: int = 0
     exact: bool | None = None
@@ -128,7 +128,7 @@ def recovery(
 ) -> Recovery:
     """Return the recovery from a fault.
 
-    Marks after the next fault of the node that needs a repair belong to that fault. One drain and one return repair all
+    Marks after the node's next fault that needs a repair belong to that fault. A single drain and return repairs all
     faults of a node.
     """
     later = [each.at for each in impacts if each.node == impact.node and each.at > impact.at and each.needs_repair]
@@ -163,8 +163,8 @@ def _was_drained(impact: FaultImpact, on_node: Sequence[DrillMark]) -> bool:
 def stop_duration_s(impact: FaultImpact, steps: Sequence[TrainedStep]) -> float | None:
     """Return how long training stopped; None if it has not resumed.
 
-    That is the time from the last step of the generation that was hit, which may be some time after the fault, to the
-    first step of a later generation.
+    The stop begins with the last step of the generation that was hit, which may come some time after the fault. It ends
+    with the first step of a later generation.
     """
     hit = max((step.generation for step in steps if step.at <= impact.at), default=0)
     stopped = max((step.at for step in steps if step.generation <= hit), default=impact.at)
@@ -202,7 +202,7 @@ def _generation_after(impact: FaultImpact, steps: Sequence[TrainedStep]) -> int 
 
 
 def _trained_on(impact: FaultImpact, steps: Sequence[TrainedStep]) -> bool:
-    """Return whether training continued after the fault: the run ended before it lost the node."""
+    """Return whether training continued after the fault until the run ended."""
     after = [step for step in steps if step.at > impact.at + IN_PROGRESS_S]
     return bool(after) and _generation_after(impact, steps) is None
 
@@ -284,7 +284,7 @@ class TrainingNotes:
         self.path = path
         self.steps: list[TrainedStep] = []
         self.last: TrainedStep | None = (
-            None  # of the newest generation; a lost node may still append steps of an older one
+            None  # last step of the newest generation; a lost node may still append steps of an older one
         )
         self.weights = ""  # digest of the final weights
         self._read_to = 0

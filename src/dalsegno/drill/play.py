@@ -25,7 +25,7 @@ class DrillStage(Protocol):
         ...
 
     def lacks_spare(self) -> bool:
-        """Return whether a node that is lost now would have no spare ready to replace it."""
+        """Return whether no spare is ready to replace a node that is lost now."""
         ...
 
     def newest(self) -> TrainedStep | None:
@@ -45,7 +45,7 @@ def play(
     sleep: Callable[[float], None] = time.sleep,
     with_spares: bool = False,
 ) -> list[FaultImpact]:
-    """Inject these faults in turn, and return those that were injected: not all, if the run ends or does not recover.
+    """Inject these faults one after the other, until the run ends or does not recover. Return the injected ones.
 
     With `with_spares`, each fault waits until a spare is ready.
     """
@@ -76,7 +76,7 @@ def _wait_until_ready(
     sleep: Callable[[float], None],
     with_spares: bool,
 ) -> Sequence[str]:
-    """Return the nodes in training, once enough steps follow the last fault; empty if that does not happen."""
+    """Wait until enough steps follow the last fault, and return the nodes in training; none if that takes too long."""
     until = now() + RESUME_TIMEOUT_S
     begun: TrainedStep | None = None
     while not stage.over():
@@ -100,5 +100,5 @@ def _choose_nodes(kind: FaultKind, members: Sequence[str], impacts: Sequence[Fau
 
 
 def _is_after(step: TrainedStep, last: FaultImpact) -> bool:
-    """Return whether a step began after the last fault, so that it was not only recorded after it."""
+    """Return whether a step began after the last fault, and was not only recorded after it."""
     return step.at > last.at + IN_PROGRESS_S

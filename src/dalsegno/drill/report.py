@@ -62,7 +62,7 @@ def sentences(drill: Drill) -> list[str]:
 
 
 def _describe_missing_spares(drill: Drill) -> list[str]:
-    """Return a sentence on the faults that hit while no spare was ready; empty if there were none."""
+    """Return a sentence about the faults that hit while no spare was ready; empty if there were none."""
     count = sum(each.impact.without_spare for each in drill.recoveries)
     rest = [each.resumed_s for each in drill.recoveries if each.resumed_s is not None and not each.impact.without_spare]
     if not count:
@@ -72,7 +72,7 @@ def _describe_missing_spares(drill: Drill) -> list[str]:
 
 
 def _describe_stop(stop: TrainingStop) -> str:
-    """Return a sentence on a stop that is not the direct effect of a fault."""
+    """Return a sentence about a stop that is not the direct effect of a fault."""
     impact = stop.impact
     after = f" {max(stop.after_s, 0.0):.1f} s after {impact.fault} on {impact.node}" if impact else ""
     return f"training also stopped{after}, for {stop.for_s:.1f} s" + (f" ({stop.why})" if stop.why else "")
@@ -108,7 +108,7 @@ def as_json(drill: Drill) -> dict[str, Any]:
 
 
 def _impact(impact: FaultImpact) -> dict[str, Any]:
-    """Return a fault for programs, which know `needs_repair` as `heals`."""
+    """Return a fault for the JSON report, in which `needs_repair` is called `heals`."""
     return {"heals" if name == "needs_repair" else name: value for name, value in asdict(impact).items()}
 
 

@@ -125,7 +125,7 @@ def repairs_nodes(automation: Mapping[str, Any] | None) -> bool:
 
 
 def _warn_of_budget(faults: int, automation: Mapping[str, Any], partitions: Sequence[str]) -> str:
-    """Return a warning if the faults may exceed the hourly limit. A second fault of a node may not count towards it."""
+    """Return a warning if the faults may exceed the hourly limit. A node's second fault may not count towards it."""
     taken = max((int(automation.get("taken", {}).get(name, 0)) for name in partitions), default=0)
     left = max(int(automation.get("per_hour", faults + taken)) - taken, 0)
     if faults <= left:
@@ -137,7 +137,7 @@ def _warn_of_budget(faults: int, automation: Mapping[str, Any], partitions: Sequ
 
 
 def find_existing_faults(faults: Sequence[InjectedFault], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence on each fault that exists before the drill starts. `nodes` is the controller's answer."""
+    """Return a sentence about each fault that exists before the drill starts. `nodes` is the controller's answer."""
     injected: dict[str, list[str]] = {}
     for fault in faults:
         injected.setdefault(fault.node, []).append(fault.fault)
@@ -166,7 +166,8 @@ def find_repairable(
 ) -> list[FaultImpact]:
     """Return the faults whose node may still be repaired. `nodes` is the controller's answer.
 
-    A node that is still in service has an unnoticed fault. A node that was given up needs an administrator.
+    If the node is still in service, the controller may not notice the fault. If it was given up, it needs an
+    administrator.
     """
     return [
         impact

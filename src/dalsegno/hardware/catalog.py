@@ -25,9 +25,9 @@ class Gpu:
     product: str
     memory_gib: float
     memory_gbytes_per_s: float
-    bf16_tflops: float | None  # dense
+    bf16_tflops: float | None  # without sparsity
     link: str  # "NVLink 4", "NeuronLink-v2", or "" without one
-    link_gbytes_per_s: float | None  # one way, per accelerator
+    link_gbytes_per_s: float | None  # bandwidth in one direction, per accelerator
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Instance:
 
     provider: str
     name: str
-    gpu: str  # a name of the GPU table, or ""
+    gpu: str  # a name in the GPU table, or ""
     gpus: int
-    gpu_memory_gib: float | None  # of each GPU
-    nvlink_gbytes_per_s: float  # one way, per GPU, as wired in this machine
+    gpu_memory_gib: float | None  # memory of each GPU
+    nvlink_gbytes_per_s: float  # bandwidth in one direction, per GPU, as wired in this machine
     network_gbps: float | None
     nics: int | None  # RDMA network cards
     fabric: str

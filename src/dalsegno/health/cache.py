@@ -1,7 +1,7 @@
-"""Recently passed checks, kept for the next job's prolog: short jobs should not each wait for all checks.
+"""A cache of recently passed checks, for the next job's prolog: short jobs should not each wait for all checks.
 
-Only passed checks are kept, so a repaired node is seen at once. If others can write to the folder, nothing is kept:
-another user could make a broken node look healthy.
+Only passed checks are cached, so a repair is noticed at once. If other users can write to the folder, nothing is
+cached: they could make a broken node look healthy.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def cache_file(node: str, env: Mapping[str, str] = os.environ) -> Path:
 
 def _folder(env: Mapping[str, str]) -> Path:
     if telemetry := telemetry_path(env):
-        return telemetry.parent / "health"  # of a simulated node; it is removed with its cluster
+        return telemetry.parent / "health"  # a simulated node's folder, which is removed with its cluster
     if os.geteuid() == 0:
         return Path("/run/dalsegno-health")
     return Path(env.get("XDG_RUNTIME_DIR") or f"/tmp/dalsegno-{os.geteuid()}") / "health"
 
 
 def read_kept(path: Path, now: float) -> dict[str, Finding]:
-    """Return the findings kept less than a minute ago, by check; none if the file cannot be trusted or parsed."""
+    """Return the cached findings of the last minute, by check; none if the file cannot be trusted or parsed."""
     try:
         with trusted_folder(path.parent) as folder:
             handle = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -53,12 +53,12 @@ def read_kept(path: Path, now: float) -> dict[str, Finding]:
 
 
 def keep(path: Path, node: str, findings: Iterable[Finding]) -> None:
-    """Keep the findings that passed. An error here is not a fault of the node."""
+    """Cache the findings that passed. Errors are ignored, because they are not a fault of the node."""
     passed = tuple(each for each in findings if each.result.verdict is Verdict.PASSED)
     with contextlib.suppress(OSError), trusted_folder(path.parent, make=True) as folder:
         temp = f".{path.name}.{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temp, dir_fd=folder)  # of a killed process with the same PID
+            os.unlink(temp, dir_fd=folder)  # left by a killed process with the same PID
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temp, flags, 0o600, dir_fd=folder), "w") as file:
             json.dump(report_message(NodeReport(node, "", passed)), file)

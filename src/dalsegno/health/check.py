@@ -1,4 +1,4 @@
-"""A health check: a name, a question, a judge, and when it runs."""
+"""A health check: its name, how it observes a node, how it judges the observation, and when it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # commands that only name a finding also start on Windows, wh
 class Context(Enum):
     """The situation in which a node is checked."""
 
-    CONTINUOUS = "continuous"  # all the time, while jobs run: cheap
+    CONTINUOUS = "continuous"  # all the time, also while jobs run; the checks must be cheap
     IDLE = "idle"  # when the node has no job
     PROLOG = "prolog"  # before a job, which waits for the checks
     VALIDATION = "validation"  # before a new or repaired node enters service

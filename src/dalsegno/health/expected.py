@@ -1,4 +1,4 @@
-"""What slurm.conf says should be on a node, so that missing parts are noticed."""
+"""The hardware and services that slurm.conf specifies for a node, so that checks notice missing ones."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _SLICE = re.compile(r"\d+g\.|mig", re.IGNORECASE)  # MIG slices: their number is
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected parts of a node; None where nothing is specified."""
+    """The expected hardware and services of a node; None where nothing is specified."""
 
     node: str
     named: bool = False  # slurm.conf has a line for this node
     gpus: int | None = None
     gpu_type: str = ""
     memory_mib: int | None = None
-    slurmd: tuple[str, int] | None = None  # its address
-    munge: str | None = None  # its socket, "" for munge's default; None: munge is not needed
+    slurmd: tuple[str, int] | None = None  # slurmd's address and port
+    munge: str | None = None  # munge's socket; "": the default socket; None: munge is not needed
     controllers: tuple[str, ...] = ()
     spool: str = "/var/spool/slurmd"  # slurmd's spool directory
-    missing_reason: str = ""  # why the specification is missing although there should be one
+    missing_reason: str = ""  # why slurm.conf has no line for the node, although Slurm runs on it
 
 
 def expected_of(node: str, slurm_conf: str) -> Expected:
@@ -96,7 +96,7 @@ def _gpus(gres: str) -> tuple[int | None, str]:
 
 
 def _nth(listed: str, at: int) -> str:
-    """Return the value of the node at this position: the line has one value for all nodes, or one for each."""
+    """Return the value for the node at this position: the line has one value for all nodes, or one for each."""
     values = _expand(listed)
     return values[at] if at < len(values) else values[0] if values else listed
 

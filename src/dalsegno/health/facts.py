@@ -50,11 +50,26 @@ class GpuFacts:
     nvlinks: int | None = None  # NVLinks that are up
     nvlink_errors: int | None = None  # recoveries and uncorrectable errors; not replays, of which some are normal
     pcie_width: int | None = None
-    pcie_max_width: int | None = None  # of card and slot
+    pcie_max_width: int | None = None  # the limit of card and slot
     memory_total_mib: int | None = None
     memory_used_mib: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
-    divided: bool | None = None  # into parts (MIG), which reserve some memory
+    divided: bool | None = None  # divided into parts (MIG), which reserve some memory
+    # The values below are only for metrics; no check judges them.
+    bus_id: str = ""  # PCI address, as NVML writes it: 00000000:41:00.0
+    memory_clock_mhz: float | None = None
+    memory_temperature_c: float | None = None
+    memory_utilization_percent: float | None = None
+    encoder_percent: float | None = None
+    decoder_percent: float | None = None
+    power_w: float | None = None
+    energy_mj: int | None = None  # millijoules since the driver was loaded
+    pcie_replays: int | None = None
+    memory_free_mib: int | None = None
+    memory_reserved_mib: int | None = None
+    rows_corrected: int | None = None  # rows remapped for correctable errors
+    power_violation_ns: int | None = None  # time with clocks reduced by the power limit
+    thermal_violation_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +117,7 @@ MAX_SAMPLES = 240
 
 @dataclass(frozen=True)
 class Sample:
-    """A temperature at a time."""
+    """A temperature, and when it was measured."""
 
     at: float
     celsius: float
@@ -119,7 +134,7 @@ class TcpSegments:
 
 @dataclass(frozen=True)
 class WaitingProcess:
-    """A process that has been in one state since a time, without having run in between."""
+    """A process that has been in one state for some time, without running in between."""
 
     pid: int
     name: str
@@ -130,11 +145,11 @@ class WaitingProcess:
 
 @dataclass
 class SeenBefore:
-    since: float = 0.0  # older log lines do not count: set when the GPUs were reset
+    since: float = 0.0  # when the GPUs were reset; older log lines do not count
     log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
-    heat: dict[str, deque[Sample]] = field(default_factory=dict)  # by a GPU's uuid
-    waiting: dict[tuple[int, str], WaitingProcess] = field(default_factory=dict)  # by pid and start time
-    downs: dict[str, int] = field(default_factory=dict)  # link_downed by port
+    heat: dict[str, deque[Sample]] = field(default_factory=dict)  # temperatures by GPU uuid
+    waiting: dict[tuple[int, str], WaitingProcess] = field(default_factory=dict)  # by PID and start time
+    downs: dict[str, int] = field(default_factory=dict)  # the last value of link_downed, by port
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
     sent: deque[TcpSegments] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     active: set[str] = field(default_factory=set)  # ports that were up once and should still be

@@ -17,7 +17,7 @@ from dalsegno.health.settings import FILE, Settings, read_settings
 from dalsegno.health.telemetry import VARIABLE as TELEMETRY
 from dalsegno.system.children import ancestors, arguments, environment
 
-# The environment of slurmd: that of prologs and health checks is almost empty and does not name slurm.conf
+# slurmd's environment: Slurm runs prologs and health checks with an almost empty one that does not name slurm.conf
 
 
 NODE = "SLURMD_NODENAME"
@@ -26,7 +26,7 @@ _TAKEN = (CONF, TELEMETRY, "PATH")
 
 
 def env_here(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment; under slurmd, with the missing variables of slurmd itself."""
+    """Return the environment. If slurmd is an ancestor of this process, add slurmd's settings that are missing."""
     for pid in ancestors(os.getpid()) if env.get(NODE) else ():
         argv = arguments(pid)
         if argv and os.path.basename(argv[0]) == "slurmd":
@@ -78,7 +78,7 @@ def machine_here(
 
 
 def _missing_reason(expected: Expected, conf: Path, is_there: bool, env: Mapping[str, str]) -> str:
-    """Return why slurm.conf has no line for a node that Slurm runs on; "" if it has one, or without Slurm."""
+    """Return why slurm.conf has no line for this node; "" if it has one, or if Slurm does not run here."""
     if expected.named or not env.get(NODE):
         return ""
     if not is_there:
@@ -87,7 +87,7 @@ def _missing_reason(expected: Expected, conf: Path, is_there: bool, env: Mapping
 
 
 def settings_here(env: Mapping[str, str] = os.environ) -> Settings:
-    """Return the check settings of the cluster file."""
+    """Return the check settings from the cluster file."""
     return read_settings(slurm_conf(env).with_name(FILE))
 
 

@@ -67,7 +67,7 @@ def _finding_message(finding: Finding) -> dict[str, Any]:
 
 
 def parse_report(message: Mapping[str, Any]) -> NodeReport:
-    """Parse a report. Raises BadReport."""
+    """Parse a report; raise BadReport if it is not valid."""
     if set(message) != {"node", "boot", "findings", "gpus"}:
         raise BadReport(f"unexpected keys {sorted(map(str, message))}"[:MAX_TEXT])
     report = NodeReport(_text(message, "node"), _text(message, "boot"))
@@ -122,7 +122,7 @@ def _member(kind: type[_E], entry: Mapping[str, Any], key: str) -> _E:
 
 
 MAX_PART = 32 << 10  # characters of a file that one message carries
-MAX_PART_BYTES = 96 << 10  # as JSON, where a character may take twelve bytes; well below the controller's limit
+MAX_PART_BYTES = 96 << 10  # limit as JSON, where a character may take twelve bytes; below the controller's limit
 _FILE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BEAT: Message = {"beat": True}
 
@@ -134,7 +134,7 @@ class AgentBeat:
 
 @dataclass(frozen=True)
 class NewFindings:
-    """New or changed findings. `all`: the names of all current checks; findings of others are dropped."""
+    """New or changed findings. `all`: the names of all current checks; findings of other checks are dropped."""
 
     report: NodeReport
     all: frozenset[str] | None = None
@@ -142,13 +142,13 @@ class NewFindings:
 
 @dataclass(frozen=True)
 class Reply:
-    """A part of the answer to an order; `done` marks the last one."""
+    """A part of the answer to an order; `done` marks the last part."""
 
     order: int
     done: bool = False
     error: str = ""
     report: NodeReport | None = None
-    port: int = 0  # where it listens, for a pair test
+    port: int = 0  # the port on which the node listens, for a pair test
     file: str = ""
     part: str = ""  # the next characters of that file
 
@@ -184,7 +184,7 @@ def parts(text: str) -> Iterator[str]:
 
 
 def parse_agent_message(message: Mapping[str, Any]) -> Word:
-    """Parse a message of an agent. Raises BadReport."""
+    """Parse a message from an agent; raise BadReport if it is not valid."""
     if message == BEAT:
         return AgentBeat()
     if "answer" in message:
@@ -238,10 +238,10 @@ def _text_field(message: Mapping[str, Any], key: str) -> str:
 
 @dataclass(frozen=True)
 class Order:
-    """An order of the controller to an agent.
+    """An order from the controller to an agent.
 
-    `check` (context); `evidence`; `validate`, alone or with a node that was ordered to `pair-listen` (secret); `rest`
-    (seconds): release the GPUs, which cannot be reset while they are in use.
+    `do` is `check` (argument: context), `evidence`, `validate` (alone, or with a partner node), `pair-listen` (be the
+    partner; argument: secret) or `rest` (argument: seconds; release the GPUs, so that they can be reset).
     """
 
     number: int
@@ -254,7 +254,8 @@ def order_message(order: Order) -> Message:
 
 
 def read_order(message: Mapping[str, Any]) -> Order:
-    """Parse an order. Raises BadReport; the controller is authenticated, but may be of another version."""
+    """Parse an order; raise BadReport if it is not valid. The controller is authenticated, but may have another
+    version."""
     arguments = message.get("arguments")
     if set(message) != {"order", "do", "arguments"} or not isinstance(arguments, dict):
         raise BadReport("not an order")

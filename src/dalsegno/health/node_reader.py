@@ -1,6 +1,6 @@
-"""What checks read of a node: files, commands, the GPU library. The node is real or recorded in a folder.
+"""How checks read a node: files, commands and the GPU library. The node is real, or recorded in a folder.
 
-In such a folder `proc/meminfo` stands for /proc/meminfo, and `commands/df` for the output of `df`.
+In a recording, `proc/meminfo` stands for /proc/meminfo, and `commands/df` for the output of `df`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,8 +25,9 @@ from dalsegno.system.processes import Completed
 NVML_TIMEOUT_S = 6.0
 MAX_PACE_S = 1.0
 SAME_ROUND_S = 0.3
-NVML_SHARE, NVML_MAX_AGE_S = 0.005, 10.0  # share of a processor's time, and how long an answer is reused at most
-OPENED_S = 2.0  # how long an answer is reused that was slow only because the library was being opened
+NVML_SHARE, NVML_MAX_AGE_S = 0.005, 10.0  # share of the time that queries may take; longest reuse of an answer
+DETAILS_MAX_AGE_S = 20.0  # DCGM's own exporter queries every 30 s
+OPENED_S = 2.0  # longest reuse of the first answer, which is slow because the library is opened
 Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
 
 
@@ -39,7 +41,7 @@ class NodeReader(Protocol):
     def now(self) -> float: ...
 
     def read(self, path: str) -> str:
-        """Return a file's text. Raises NoAnswer."""
+        """Return a file's text; raise NoAnswer if it cannot be read."""
         ...
 
     def names(self, path: str) -> list[str]:
@@ -47,17 +49,17 @@ class NodeReader(Protocol):
         ...
 
     def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
-        """Run a command in a separate process. Raises NoAnswer if it is missing and Late if it hangs."""
+        """Run a command in a separate process; raise NoAnswer if it is not installed, and TooLate if it hangs."""
         ...
 
     def pace_s(self) -> float:
-        """Return how long an empty program takes at present."""
+        """Return how long it takes to run an empty program now."""
         ...
 
     def has(self, program: str) -> bool: ...
 
     def listening(self) -> set[int]:
-        """Return the ports that are listened on."""
+        """Return the ports with listeners."""
         ...
 
     def kernel_records(self) -> list[str]:
@@ -68,8 +70,9 @@ class NodeReader(Protocol):
         """Return the largest possible error of the kernel's clock."""
         ...
 
-    def nvml(self) -> Gpus:
-        """Return the GPUs as NVML reports them; None without the library or driver."""
+    def nvml(self, detailed: bool = False) -> Gpus:
+        """Return the GPUs as NVML reports them; None without the library or driver. If `detailed`, with the values that
+        only metrics show, which may be older."""
         ...
 
 
@@ -84,8 +87,11 @@ class LocalNode:
     ) -> None:
         self.expected, self.env, self.seen = expected, env, SeenBefore()
         self._log, self._nvml = KernelLog(), Nvml()
-        self._patient = AbandonableCall("NVML", gpus or self._nvml.read)
-        self._gpus: tuple[float, Gpus] = (-math.inf, None)
+        # Apart from each other: details take twice as long, and must not make the checks' values older.
+        self._patient = {
+            detailed: AbandonableCall("NVML", gpus or partial(self._nvml.read, detailed)) for detailed in (False, True)
+        }
+        self._gpus: dict[bool, tuple[float, Gpus]] = {}
         self.until = math.inf
 
     def now(self) -> float:
@@ -129,7 +135,7 @@ class LocalNode:
     def listening(self) -> set[int]:
         try:
             return listening_ports()
-        except OSError:  # a kernel with read-only access
+        except OSError:  # the kernel does not support the netlink request
             return parse_listening(self.read("/proc/net/tcp"))
 
     def kernel_records(self) -> list[str]:
@@ -144,33 +150,34 @@ class LocalNode:
         except (OSError, AttributeError) as error:
             raise NoAnswer(f"adjtimex: {error}") from error
 
-    def nvml(self) -> Gpus:
+    def nvml(self, detailed: bool = False) -> Gpus:
         """Return the GPUs. All checks of one round share the answer.
 
         A slow answer is reused for longer: querying eight GPUs every second would cost more than all other checks.
         """
         began = time.monotonic()
-        if began >= self._gpus[0]:
-            oldest_s = OPENED_S if self._gpus[0] == -math.inf else NVML_MAX_AGE_S
-            found = self._patient.within(self._left(NVML_TIMEOUT_S))
-            self._gpus = (began + min(good_for_s(time.monotonic() - began), oldest_s), found)
-        return self._gpus[1]
+        until, found = self._gpus.get(detailed, (-math.inf, None))
+        if began >= until:
+            oldest_s = OPENED_S if not self._gpus else DETAILS_MAX_AGE_S if detailed else NVML_MAX_AGE_S
+            found = self._patient[detailed].within(self._left(NVML_TIMEOUT_S))
+            self._gpus[detailed] = began + good_for_s(time.monotonic() - began, oldest_s), found
+        return found
 
     def close(self) -> None:
         """Release the log, and the GPUs so that they can be reset. The next round opens them again."""
-        self._gpus = (-math.inf, None)
+        self._gpus = {}
         self._nvml.close()
         self._log.close()
 
 
-def good_for_s(took_s: float) -> float:
-    """Return how long an answer of NVML is reused, so that queries take a small share of the time."""
-    return min(max(took_s / NVML_SHARE, SAME_ROUND_S), NVML_MAX_AGE_S)
+def good_for_s(took_s: float, oldest_s: float = NVML_MAX_AGE_S) -> float:
+    """Return how long an answer from NVML is reused, so that queries take a small share of the time."""
+    return min(max(took_s / NVML_SHARE, SAME_ROUND_S), oldest_s)
 
 
 class RecordedNode:
-    """A node recorded in a folder. The file of a command is named by its first words, with `.exit2` added for an exit
-    code and `.hangs` if it hangs. `env` is the environment, `now` the time, `pace_s` the machine's pace."""
+    """A node recorded in a folder. A command's file is named after its first words, with `.exit2` appended for exit
+    code 2, or `.hangs` if it hangs. The files `env`, `now` and `pace_s` hold the environment, time and pace."""
 
     def __init__(self, folder: Path, expected: Expected, seen: SeenBefore | None = None) -> None:
         self.folder, self.expected, self.seen = folder, expected, seen or SeenBefore()
@@ -216,7 +223,7 @@ class RecordedNode:
     def clock_error_s(self) -> float:
         return float(self.read("/clock_error_s"))
 
-    def nvml(self) -> Gpus:
+    def nvml(self, detailed: bool = False) -> Gpus:
         return None
 
     def _lines(self, name: str) -> list[str]:
@@ -225,6 +232,6 @@ class RecordedNode:
 
 
 def _parse_name(path: Path) -> tuple[str, int]:
-    """Return a command's first words, with `+` in place of the slash, and its exit code."""
+    """Return a command's first words and its exit code. `+` in the file name stands for a slash."""
     command, _, code = path.name.replace("+", "/").removesuffix(".hangs").partition(".exit")
     return command, int(code or 0)

@@ -21,7 +21,7 @@ class Remedy(Enum):
     NONE = "none"
     WATCH = "watch"
     DRAIN = "drain"
-    RESET = "reset"  # the GPUs
+    RESET = "reset"  # reset the GPUs
     REBOOT = "reboot"
     REPLACE = "replace"
 

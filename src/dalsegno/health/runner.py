@@ -1,4 +1,4 @@
-"""Run checks: ask, judge, and return unknown for every error on the way."""
+"""Run checks: observe the node, judge the observation, and return `unknown` if that fails."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Checkup:
     def __init__(self, checks: Sequence[Check], node: NodeReader, settings: Settings) -> None:
         self.checks, self.node, self.settings = checks, node, settings
         self._last: dict[tuple[Context, str], float] = {}
-        self._failing: dict[str, float] = {}  # check -> since when
-        self._settle_s: dict[str, float] = {}  # how long each of those must fail before it counts
+        self._failing: dict[str, float] = {}  # failing check -> since when it fails
+        self._settle_s: dict[str, float] = {}  # failing check -> how long it must fail before it counts
         self._chosen: dict[Context, tuple[float, list[Check]]] = {}
 
     def names(self, context: Context) -> list[str]:
@@ -69,7 +69,8 @@ class Checkup:
         return check.name in self._failing and last - self._failing[check.name] < self._settle_s[check.name]
 
     def _apply_settling(self, check: Check, finding: Finding, context: Context) -> Finding:
-        """Turn a failure into a warning until it has lasted, such as a slurmd that restarts or a burst of heat."""
+        """Turn a failure into a warning until it has lasted long enough: slurmd may be restarting, or heat may be
+        brief."""
         result = finding.result
         if context is not Context.CONTINUOUS or result.verdict is not Verdict.FAILED:
             self._failing.pop(check.name, None)
@@ -102,7 +103,7 @@ def examine(
     within_s: float = math.inf,
     known: Mapping[str, Finding] | None = None,
 ) -> list[Finding]:
-    """Run all enabled checks of the context that apply to the node. Checks with the same question share the answer.
+    """Run all enabled checks of the context that apply to the node. Checks with the same `ask` share the answer.
 
     Checks in `known` are not run again, and after `within_s` no further check is started.
     """
@@ -146,7 +147,7 @@ def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
 
 
 class _Answers:
-    """The answers of one round, so that checks with the same question ask it once."""
+    """The answers of one round: checks with the same `ask` share one answer."""
 
     def __init__(self, node: NodeReader) -> None:
         self._node = node
@@ -209,7 +210,7 @@ def drain_reason(findings: Sequence[Finding]) -> str:
 
 
 def reason(findings: Sequence[Finding]) -> str:
-    """Return what each check found, the heaviest first: `xid[79] GPU has fallen off the bus; munge …`"""
+    """Return what each check found, the heaviest remedy first: `xid[79] GPU has fallen off the bus; munge …`"""
     heaviest = sorted(findings, key=lambda each: -list(Remedy).index(each.result.remedy))
     return "; ".join(f"{label(each)} {each.result.text}" for each in heaviest)
 

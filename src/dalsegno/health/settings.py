@@ -1,4 +1,4 @@
-"""The check settings of the cluster file, stored beside slurm.conf on every node."""
+"""The check settings from the cluster file, stored beside slurm.conf on every node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def settings_text(health: Health) -> str:
 
 
 def read_settings(path: Path) -> Settings:
-    """Return the settings in a file; none if the file is missing. Any other content is an error."""
+    """Return the settings in a file; empty if the file is missing. Raise an error if its content is not valid."""
     text = read_text(path)
     if text is None:
         return {}
@@ -44,7 +44,7 @@ def every_s(check: Check, settings: Settings) -> float:
 
 
 def thresholds(check: Check, settings: Settings) -> dict[str, float]:
-    """Return the thresholds of a check: its own, changed by the settings."""
+    """Return the thresholds of a check: its defaults, overridden by the settings."""
     chosen = settings.get(check.name, _DEFAULT).thresholds
     return {name: chosen.get(name, default) for name, default in check.thresholds.items()}
 
@@ -58,13 +58,13 @@ def cap_remedy(check: Check, settings: Settings, result: Result) -> Result:
     return Result(verdict, result.text, Remedy(action), result.code)
 
 
-# Time limits of a validation: whoever waits has a longer limit than the side that works
+# Time limits of a validation: the side that waits has a longer limit than the side that works
 
 
-MARGIN_S = 10.0  # for a message to arrive from a busy machine
-PORT_S = 30.0  # for the partner to open its port; else the node is tested alone
-VALIDATE_S = 160.0  # for the node's own tests; then its agent ends them and reports that
+MARGIN_S = 10.0  # time for a message to arrive from a busy machine
+PORT_S = 30.0  # time for the partner to open its port; otherwise the node is tested alone
+VALIDATE_S = 160.0  # time for the node's own tests; after that, its agent ends them and reports a timeout
 ANSWER_S = VALIDATE_S + MARGIN_S  # the controller waits this long for the node, and the partner for its first message
-LISTEN_S = PORT_S + ANSWER_S + MARGIN_S  # the partner's whole time
+LISTEN_S = PORT_S + ANSWER_S + MARGIN_S  # time for everything that the partner does
 PARTNER_S = LISTEN_S + MARGIN_S  # the controller waits this long for the partner's answer
-PHASE_S = PARTNER_S + MARGIN_S  # after that the validation has failed
+PHASE_S = PARTNER_S + MARGIN_S  # after this time, the validation has failed

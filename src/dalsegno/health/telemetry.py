@@ -24,7 +24,7 @@ from dalsegno.system.files import write_atomic
 
 
 _T = TypeVar("_T")
-_KEYS = {"model": "name"}  # nvidia-smi's name, which its replacement on simulated nodes reads
+_KEYS = {"model": "name"}  # nvidia-smi's word, which the nvidia-smi of simulated nodes reads
 
 
 def plain(value: object) -> Any:
@@ -104,6 +104,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 VARIABLE = "DALSEGNO_TELEMETRY"  # path of the node's file; set for everything that runs on a simulated node
 XID = "NVRM: Xid (PCI:{bus}): {code}, pid={pid}, {text}"
+FIRST_BUS = 0x41  # PCI bus of the first simulated GPU
 
 
 class BadTelemetry(Exception):
@@ -119,7 +120,7 @@ class Telemetry:
     kernel_log: tuple[LogLine, ...] = ()
     ports: tuple[Port, ...] = ()
     clock_skew_s: float | None = 0.0
-    fabric_manager: str = "active"  # as systemctl reports it
+    fabric_manager: str = "active"  # the service's state, as systemctl reports it
     booted_at: float = 0.0
     stamp: str = ""
 
@@ -130,7 +131,7 @@ def telemetry_path(env: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def read_telemetry(path: Path) -> Telemetry:
-    """Read a telemetry file. Raises BadTelemetry."""
+    """Read a telemetry file; raise BadTelemetry if it is not valid."""
     try:
         return parse_telemetry(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -163,8 +164,8 @@ def telemetry_text(telemetry: Telemetry) -> str:
 def healthy(
     node: str, gpus: int, model: str, *, memory_mib: int = 16384, stamp: str = "", machine: str = ""
 ) -> Telemetry:
-    """Return the telemetry of a healthy node. `model` is Slurm's type (h100). Another `machine` of the same node has
-    other GPUs: other UUIDs and serial numbers."""
+    """Return the telemetry of a healthy node. `model` is Slurm's type (h100). Another `machine` under the same node
+    name has GPUs with other UUIDs and serial numbers."""
     links = nvlinks_of(model) if gpus > 1 else 0
     made = [_healthy_gpu(f"{node} {machine} {index}", index, model, links, memory_mib) for index in range(gpus)]
     ports = tuple(Port(f"sim{index}/1") for index in range(_nics(gpus, model)))
@@ -184,7 +185,7 @@ def with_line(telemetry: Telemetry, at: float, text: str, level: int = 3) -> Tel
 
 def xid_line(code: int, text: str, *, gpu: int = 0, pid: int = 4242) -> str:
     """Return the line that the driver logs: `NVRM: Xid (PCI:0000:41:00): 79, pid=4242, GPU has fallen off the bus.`"""
-    return XID.format(bus=f"0000:{0x41 + gpu:02x}:00", code=code, pid=pid, text=text)
+    return XID.format(bus=f"0000:{FIRST_BUS + gpu:02x}:00", code=code, pid=pid, text=text)
 
 
 def _healthy_gpu(body: str, index: int, model: str, links: int, memory_mib: int) -> GpuFacts:
@@ -215,6 +216,20 @@ def _healthy_gpu(body: str, index: int, model: str, links: int, memory_mib: int)
         memory_used_mib=0,
         processes=(),
         divided=False,
+        bus_id=f"00000000:{FIRST_BUS + index:02X}:00.0",
+        memory_clock_mhz=2619,
+        memory_temperature_c=38,
+        memory_utilization_percent=0,
+        encoder_percent=0,
+        decoder_percent=0,
+        power_w=72,
+        energy_mj=0,
+        pcie_replays=0,
+        memory_free_mib=memory_mib,
+        memory_reserved_mib=0,
+        rows_corrected=0,
+        power_violation_ns=0,
+        thermal_violation_ns=0,
     )
 
 

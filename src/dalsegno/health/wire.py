@@ -5,8 +5,8 @@
     controller  {"proof"}
     then both sides send sealed messages: encrypted and authenticated, see `wire/handshake.py`
 
-Each node has its own secret, so that no node can pose as another. The nonces of both sides are part of every proof, and
-the sequence number of every seal: a recorded message cannot be replayed, on this connection or another.
+Each node has its own secret, so that no node can pose as another. Every proof covers the nonces of both sides, and
+every seal covers a sequence number. A recorded message therefore cannot be replayed, on this connection or another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BEAT_S = 0.4
 STRANGER_BYTES = 2048  # longest message before authentication
 MAX_MESSAGE_BYTES = 128 << 10  # longest message after authentication
 MIN_SECRET = 32  # characters
-AGENT, CONTROLLER = "node-agent/2", "controller/2"  # with the protocol version
+AGENT, CONTROLLER = "node-agent/2", "controller/2"  # role and protocol version
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _BOOT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -33,7 +33,8 @@ _BOOT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 @dataclass(frozen=True)
 class NodeHello:
-    """The identity of an agent. `started` is its start time since boot: of two agents, the later one counts."""
+    """The identity of an agent. `started`: seconds from the boot to its start. Of two agents for one node, the one that
+    started later counts."""
 
     node: str
     boot: str
@@ -43,11 +44,11 @@ class NodeHello:
         return self.node
 
     def names(self) -> tuple[str, ...]:
-        """Return what the proofs of a connection cover beside the nonces."""
+        """Return the values that a connection's proofs cover besides the nonces."""
         return (self.node, self.boot, repr(self.started))
 
     def fields(self) -> Message:
-        """Return what the agent sends with its proof."""
+        """Return the fields that the agent sends with its proof."""
         return {"node": self.node, "boot": self.boot, "started": self.started}
 
 

@@ -1,4 +1,4 @@
-"""Xids, the error numbers of the NVIDIA driver: the remedy of each (xids.csv), and the parser of the kernel log."""
+"""Xids, the NVIDIA driver's error numbers: a table of remedies (xids.csv), and a parser for the kernel log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ACTIONS = {
 
 @dataclass(frozen=True)
 class XidRemedies:
-    """The remedies of an Xid: the first time, on an A100, and when it is repeated."""
+    """The remedies for an Xid: the first time, the first time on an A100, and when it is repeated."""
 
     xid: int
     remedy: Remedy

@@ -1,5 +1,5 @@
 """Fault injection: deliberate faults like those of real nodes, through the access that a target gives.
 
-A fault that lasts is recorded before it begins, so that it can be undone. `dalsegno up` imports nothing of this room
-unless it finds such a record.
+A fault that lasts is recorded before it begins, so that it can be undone. `dalsegno up` imports this package only if it
+finds such a record.
 """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NodeAccess(Protocol):
-    """A cluster's nodes, seen from outside. A target implements it over its own hosts."""
+    """A cluster's nodes, seen from outside. A target implements it for its own hosts."""
 
     @property
     def runner(self) -> Runner: ...
@@ -36,7 +36,7 @@ class NodeAccess(Protocol):
         ...
 
     def is_node(self, name: str) -> bool:
-        """Return whether the name is a node of Slurm; a head or login host is not."""
+        """Return whether Slurm knows this name as a node; a head or login host is not a node."""
         ...
 
     def is_host(self, name: str) -> bool:
@@ -54,7 +54,7 @@ class NodeAccess(Protocol):
         ...
 
     def switch(self) -> Process:
-        """Return the first process of the host that the nodes' links end in."""
+        """Return the first process of the host in which the nodes' links end."""
         ...
 
     def port(self, node: str) -> str:
@@ -103,7 +103,7 @@ class NodeAccess(Protocol):
 
 
 def in_mounts(nodes: NodeAccess, node: str, argv: Sequence[str]) -> Completed:
-    """Run a command in the node's mount and PID namespaces. The PIDs are needed because umount reads /proc/self."""
+    """Run a command in the node's mount and PID namespaces. umount needs the PID namespace to read /proc/self."""
     return nodes.runner.run(["nsenter", "-t", str(nodes.host(node).pid), "-m", "-p", "--", *argv], timeout_s=30)
 
 

@@ -1,4 +1,4 @@
-"""The faults that can be injected, as data: one row each, for every target."""
+"""The faults that can be injected, as a table that all targets share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FaultOptions:
 @dataclass(frozen=True)
 class InjectableFault:
     """A kind of fault. `ended_by` is the lightest remedy that ends it (NONE: it does not last). `safe`: it affects only
-    a run of the user's own, so it is allowed on real nodes."""
+    the user's own run, so it is allowed on real nodes."""
 
     name: str
     what: str
@@ -54,7 +54,7 @@ class InjectedFault:
     ended_by: str = ""  # the lightest remedy that ends it: reset, reboot, replace
 
 
-# The remedy that ends an injected Xid, as for real ones; all others end with a reset of the GPU.
+# The remedy that ends an injected Xid, as for a real one. A reset of the GPU ends all Xids that are not listed.
 XID_DEPTH = {54: Remedy.REPLACE, 79: Remedy.REBOOT, 151: Remedy.REBOOT, 168: Remedy.REBOOT}
 _UP = "`dalsegno up`"
 _NOTHING = "nothing to undo"
@@ -65,7 +65,7 @@ FAULTS = {
     for each in (
         InjectableFault("power-off", "The node loses power, without warning.", undone=_UP),
         InjectableFault("slurmd-dead", "slurmd is killed and stays dead; jobs on the node continue.", ("for_s",)),
-        InjectableFault("agent-dead", "Our node agent is killed and stays dead.", ("for_s",)),
+        InjectableFault("agent-dead", "The node agent is killed and stays dead.", ("for_s",)),
         InjectableFault(
             "xid", "A GPU reports an Xid in the kernel's log: `inject xid 79 NODE`.", (*_GPU, "code"), Remedy.RESET
         ),
@@ -80,7 +80,7 @@ FAULTS = {
         InjectableFault("link-flap", "The cable is out and in again, --count times.", ("count",)),
         InjectableFault("net-cut", "All its packets are dropped while its link stays up.", ("for_s",)),
         InjectableFault("net-slow", "Its network is slow: --rate (1mbit) both ways.", ("for_s", "rate")),
-        InjectableFault("net-loss", "Of its packets --percent (30) are lost, both ways.", ("for_s", "percent")),
+        InjectableFault("net-loss", "--percent (30) of its packets are lost, both ways.", ("for_s", "percent")),
         InjectableFault("disk-full", "The node's own disk is full to the last byte.", ("for_s",)),
         InjectableFault("fs-hang", "The shared home folders hang: processes that access them wait.", ("for_s",)),
         InjectableFault(

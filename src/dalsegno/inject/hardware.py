@@ -29,7 +29,7 @@ HOT_C, COOLER_C = 96.0, 87.0
 
 
 def with_faults(telemetry: Telemetry, faults: Iterable[FaultRecord]) -> Telemetry:
-    """Return the same hardware with these faults; faults of other kinds change nothing."""
+    """Return the telemetry with these faults added. Faults that do not concern hardware change nothing."""
     for fault in faults:
         change = CHANGES.get(fault.fault)
         telemetry = change(telemetry, fault) if change else telemetry
@@ -48,7 +48,7 @@ def _ecc(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
 
 
 def _lost(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
-    """Remove the GPU: the bus does not list it either."""
+    """Remove the GPU completely: the PCI bus does not list it either."""
     return replace(telemetry, gpus=tuple(gpu for gpu in telemetry.gpus if gpu.index != _gpu(fault)))
 
 

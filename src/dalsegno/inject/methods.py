@@ -63,7 +63,7 @@ def kill_worker(nodes: NodeAccess, node: str, run: str | None, rank: int | None)
 
 
 def find_worker(nodes: NodeAccess, node: str, run: str | None, rank: int | None) -> tuple[NodeWorker, Process]:
-    """Return the worker of this run and rank, if they are given, else the one of the lowest rank."""
+    """Return the worker with this run and rank. If no rank is given, return the worker with the lowest rank."""
     seen = [inspect(pid) for pid in nodes.pids(node)]
     return choose([one for one in seen if one is not None], node, run, rank)
 
@@ -148,7 +148,7 @@ def remove_limit(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def drop_packets(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Drop packets of both directions at the switch's end of the link."""
+    """Drop packets in both directions at the switch's end of the link."""
     stop_dropping(nodes, fault)
     port = nodes.port(fault.node)
     in_switch(nodes, ["tc", "qdisc", "add", "dev", port, "clsact"]).checked()
@@ -163,7 +163,7 @@ def stop_dropping(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def drop_program(percent: float) -> str:
-    """Return a packet filter, in the form of tc, that drops (2) packets whose random number is below the share."""
+    """Return BPF bytecode for tc. It draws a random number for each packet and drops the packet (2) below a limit."""
     if not 0 < percent <= 100:
         raise UsageError(f"invalid percentage `{percent:g}`", hint="between 0 and 100")
     below = min(round(percent / 100 * 2**32), 2**32 - 1)
@@ -171,7 +171,7 @@ def drop_program(percent: float) -> str:
 
 
 def fill_disk(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Write until the disk is full, but never to the disk of this machine."""
+    """Fill the node's own disk. Raise if it has none, because the disk of this machine must not be filled."""
     disk = str(nodes.disk(fault.node))
     if not _is_mounted(nodes.host(fault.node).pid, disk, "tmpfs"):
         raise TargetError(f"{fault.node} has no disk of its own yet", hint="reboot it: `inject power-off`, then `up`")
@@ -211,7 +211,7 @@ def _is_mounted(pid: int, path: str, kind: str | None = None) -> bool:
 
 
 def release_homes(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """End the server, so that waiting processes get an error, and unmount it."""
+    """End the server, so that waiting processes get an error, and unmount the file system."""
     server = [str(HANGING_FS), str(nodes.homes), fault.mark]
     end(find(lambda pid: arguments(pid)[-3:] == server))
     while _is_mounted(nodes.host(fault.node).pid, str(nodes.homes), "fuse"):
@@ -238,7 +238,7 @@ Step = Callable[[NodeAccess, FaultRecord], None]
 
 @dataclass(frozen=True)
 class FaultMethod:
-    """How a fault is injected and undone. `apart`: why it is refused for nodes that are only processes on one host."""
+    """How a fault is injected and undone. `apart`: why it is refused on nodes that share one host."""
 
     do: Step
     undo: Step

@@ -1,6 +1,6 @@
 """Faults in your own jobs on a Slurm cluster that Dal Segno did not create.
 
-Nothing is done as another user or outside a job: nodes are reached with `srun --overlap` into the job.
+They are injected as you and only inside your jobs, with `srun --overlap`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Enter = Callable[[str, str, WantedWorker], Message]  # job, node, request -> ans
 
 
 class OwnJobs:
-    """`CanInject` for one user of a Slurm cluster. `enter` carries out a request inside a job, on one of its nodes."""
+    """Implements `CanInject` for one user of a Slurm cluster. `enter` carries out a request on a node of a job."""
 
     def __init__(self, slurm: SlurmClient, enter: Enter) -> None:
         self._slurm, self._enter = slurm, enter
@@ -58,11 +58,11 @@ class OwnJobs:
         what = CLEAR if fault is None else LOOK
         found = [found_fault for job in self._jobs(node, None) for found_fault in self._ask(job, node, what)]
         if fault is not None and any(found_fault.fault == fault for found_fault in found):
-            return self.clear(node)  # a worker is either stopped or slow: there is nothing else to keep
+            return self.clear(node)  # clears all: a worker is either stopped or slow
         return found if fault is None else []
 
     def injection_history(self, node: str) -> Sequence[tuple[float, str]]:
-        """Return nothing: there is no folder of a cluster to keep a history in."""
+        """Return nothing: without a cluster's state folder, no history is kept."""
         return ()
 
     def _ask(self, job: str, node: str, what: str) -> list[InjectedFault]:
@@ -95,12 +95,12 @@ def check_safe(fault: InjectableFault, options: FaultOptions) -> None:
 
 
 def _gpu(fault: InjectableFault, options: FaultOptions) -> int | None:
-    """Return the GPU whose worker is slowed down: the worker with that index on the node."""
+    """Return the index of the worker to slow down, which is also its GPU's; None if the fault has no GPU option."""
     return (options.gpu or 0) if "gpu" in fault.options else None
 
 
 def step_argv(job: str, node: str, wanted: WantedWorker) -> list[str]:
-    """Return the command for one more task in a running job, beside its others."""
+    """Return the command that starts one more task in a running job."""
     return [
         "srun", f"--jobid={job_id(job)}", "--overlap", f"--nodelist={node_list(node)}", "--nodes=1", "--ntasks=1",
         "--mem=0", "--gres=none", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--input=none", "--quiet",
@@ -109,7 +109,7 @@ def step_argv(job: str, node: str, wanted: WantedWorker) -> list[str]:
 
 
 def enter_with_srun(env: Mapping[str, str]) -> Enter:
-    """Return a function that enters jobs with srun. `env` is for Slurm's commands, without variables of our own job."""
+    """Return a function that enters jobs with srun, in `env` without the Slurm variables of a surrounding job."""
     bare = {name: value for name, value in env.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
 
     def enter(job: str, node: str, wanted: WantedWorker) -> Message:
@@ -140,7 +140,7 @@ def _wait_for_answer(child: Child, output: Path) -> Message | None:
 
 
 def _first_answer(output: Path) -> Message | None:
-    """Return the first whole line that is an answer; other output of Slurm is skipped."""
+    """Return the first complete line that is an answer. Other output, such as Slurm's, is skipped."""
     for line in output.read_text(errors="replace").splitlines(keepends=True) if output.exists() else ():
         if line.startswith("{") and line.endswith("\n"):
             try:

@@ -19,13 +19,13 @@ from dalsegno.health.result import Remedy
 from dalsegno.system.children import Process
 from dalsegno.system.files import make_folder, read_json, read_text, write_atomic
 
-HISTORY = "history"  # beside the records: every fault that was ever injected, a line each
+HISTORY = "history"  # file beside the records, with a line for each time a fault was injected or undone
 BAD_REPLACEMENT = "bad-replacement"
 
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """A lasting fault. `mark` distinguishes it from a later one of the same name; `undo` is what undoing it needs."""
+    """A lasting fault. `mark` distinguishes it from a later one of the same name; `undo` is the data to undo it."""
 
     fault: str
     node: str
@@ -69,7 +69,7 @@ def read_records(folder: Path) -> list[FaultRecord]:
 
 
 def _is_over(one: FaultRecord) -> bool:
-    """Return whether a worker that was stopped has been ended, by its run or with its job."""
+    """Return whether the fault stopped a worker that has ended since."""
     if one.fault != "worker-hang" or "pid" not in one.undo:
         return False
     return not Process(int(one.undo["pid"]), int(one.undo["start"])).alive()
@@ -80,7 +80,7 @@ def record_path(folder: Path, fault: str) -> Path:
 
 
 def add_to_history(folder: Path, text: str, at: float) -> None:
-    """Note that a fault was injected or undone, because its record is removed with it. Errors are ignored."""
+    """Note in the history that a fault was injected or undone. Errors are ignored."""
     with contextlib.suppress(DalsegnoError, OSError):
         make_folder(folder)
         with (folder / HISTORY).open("a") as file:
@@ -105,7 +105,7 @@ def _read(path: Path) -> FaultRecord | None:
 
 
 def end_by_remedy(folder: Path, remedy: Remedy) -> None:
-    """Remove the records of faults that this remedy ends. A machine injected as a bad replacement gets a new fault."""
+    """Remove the records of faults that this remedy ends. If a bad replacement was injected, record its fault."""
     for fault in read_records(folder):
         if fault.fault != BAD_REPLACEMENT and not remedy < fault.ended_by:
             forget(folder, fault)

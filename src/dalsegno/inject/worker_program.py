@@ -1,7 +1,7 @@
-"""The program `break-worker REQUEST`: runs on a node inside a job of the user and touches only that job's workers.
+"""The program `break-worker REQUEST`. It runs on a node, inside one of the user's jobs, and affects only its workers.
 
-The request is JSON, and the answer is one line of JSON. A fault that lasts for some time needs this process: the worker
-resumes when this process ends, unless it is killed.
+The request is JSON, and the answer is one line of JSON. To slow a worker down, or to stop it for some time, the program
+keeps running. It resumes the worker when it ends, but not if it is killed with SIGKILL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLOW_S, FAST_S = 0.2, 0.1  # stopped for two thirds of the time, as with a clock
 
 @dataclass(frozen=True)
 class WantedWorker:
-    """Which worker is wanted: by run and rank, or by GPU, which is its index on the node."""
+    """A request: what to do to which worker. Run and rank select the worker, or its index on the node (`gpu`)."""
 
     job: str
     what: str

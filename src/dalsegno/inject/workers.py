@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from dalsegno.errors import NotThere
 from dalsegno.system.children import PROC, Process, arguments, environment, start_ticks
 
-RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # variables of workers: of a run, and of any torchrun
-FORKED = re.compile(rb"ds:w(\d+)\n?")  # how run agents name the processes they fork
+RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # a worker's variables that name its run or its torchrun
+FORKED = re.compile(rb"ds:w(\d+)\n?")  # process name of a worker that a run agent has forked
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SeenProcess:
 
 
 def choose(seen: Iterable[SeenProcess], node: str, run: str | None, rank: int | None) -> tuple[NodeWorker, Process]:
-    """Return the worker of this run and rank, if they are given, else the one of the lowest rank. Pure."""
+    """Return the worker with this run and rank. If no rank is given, return the worker with the lowest rank. Pure."""
     workers = find_workers(seen)
     for worker, process in workers.items():
         if run in (None, worker.run) and rank in (None, worker.rank):
@@ -47,7 +47,7 @@ def choose(seen: Iterable[SeenProcess], node: str, run: str | None, rank: int | 
 
 
 def find_workers(seen: Iterable[SeenProcess]) -> dict[NodeWorker, Process]:
-    """Return workers by rank. A worker's children, such as data loaders, look the same: only the topmost counts."""
+    """Return the workers in the order of their ranks. A worker's children, such as data loaders, are left out."""
     marked = {one.process.pid: one for one in seen if one.rank is not None}
     workers = [
         (NodeWorker(one.rank, one.process.pid, one.run), one.process)

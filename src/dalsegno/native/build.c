@@ -6,8 +6,8 @@
  *   root     root         by root, in a mount namespace
  *   root     another      by root (from a folder, or from a squashfs file of root with its files mapped to the user),
  *                         then wrapped in a user namespace of the user
- *   a user   the same     in a user namespace; also with as_user=1, for a squashfs file that users other than root can
- *                         change, and where the kernel cannot map owners
+ *   a user   the same     in a user namespace. A slurmd of root does the same with as_user=1, for a squashfs file that
+ *                         users other than root can change, and if the kernel cannot map owners
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -31,12 +31,12 @@
 #include "kernel.h"
 #include "message.h"
 
-#define SCRATCH "/tmp" /* covered by a tmpfs in the new namespace, which is released with the old root */
+#define SCRATCH "/tmp" /* in the new mount namespace, a tmpfs covers it until the old root is unmounted */
 
 struct request request = {.in_use = -1, .data_folder = -1};
 bool privileged, slurmd_is_root;
-static bool can_regain_root; /* effective rights of the user, saved rights of root */
-static char **initial_environment; /* as at the start of the program */
+static bool can_regain_root; /* the effective user id is the user's, the saved one is root's */
+static char **initial_environment; /* the environment at the start of the program */
 
 /* Answers */
 
@@ -73,7 +73,7 @@ void as_root(void) {
     errno = error;
 }
 
-/* Gives a helper of root the user's rights to build a container. The user can still neither trace nor stop the helper. */
+/* Gives a helper of root the user's effective ids. The user can still neither trace nor stop the helper. */
 static void use_user_rights(void) {
     can_regain_root = slurmd_is_root && request.uid != 0;
     if (can_regain_root && (setgroups(request.group_count, request.groups) != 0 || setegid(request.gid) != 0 ||
@@ -91,8 +91,8 @@ void release_root(void) {
         fail("cannot take the user's rights: %s", strerror(errno));
 }
 
-/* Drops root's rights permanently. With `caps`, root's capabilities stay until a user namespace is created: systems that
- * refuse user namespaces to users (Ubuntu 24.04) allow this one. */
+/* Drops root's rights permanently. With `caps`, root's capabilities remain until a user namespace is created, because
+ * some systems (Ubuntu 24.04) refuse user namespaces to processes without them. */
 void drop_root(bool caps) {
     regain_root();
     if (can_regain_root && caps && prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP) != 0)
@@ -115,13 +115,13 @@ void write_text(int folder, const char *path, const char *text) {
     close(fd);
 }
 
-/* Runs a program and returns its exit code; its stderr goes to the file `errors_fd`, if there is one. */
+/* Runs a program and returns its exit code. Its stderr goes to the file `errors_fd`, or nowhere if that is -1. */
 int run_program(const char *const argv[], int folder, int errors_fd) {
     int status;
     pid_t child = fork();
     if (child == 0) {
         drop_root(false);
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* after the change of user, which resets it */
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* set after the change of user, which clears it */
         int null = open("/dev/null", O_RDWR);
         for (int stream = 0; stream < 3; stream++)
             dup2(stream == 2 && errors_fd >= 0 ? errors_fd : null, stream);
@@ -135,7 +135,8 @@ int run_program(const char *const argv[], int folder, int errors_fd) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Returns why a program of squashfs-tools failed: its last line with a reason, not the follow-up errors. */
+/* Returns why a program of squashfs-tools failed: the text after the first "because" in its messages, otherwise its
+ * last message. */
 const char *why_failed(int rc, int errors_fd, char why[WHY_LENGTH]) {
     if (rc == 128 + SIGKILL)
         return snprintf(why, WHY_LENGTH, "it was killed; does the step have enough memory?"), why;
@@ -157,7 +158,7 @@ const char *why_failed(int rc, int errors_fd, char why[WHY_LENGTH]) {
 
 static void read_groups(const char *text) {
     for (char *end; *text; text = *end ? end + 1 : end) {
-        if (request.group_count == GROUPS_MAX) /* access may be denied to a group, so none may be left out */
+        if (request.group_count == GROUPS_MAX) /* files may deny access to a group, so no group may be left out */
             fail("the user is in more than %d groups", GROUPS_MAX);
         request.groups[request.group_count++] = (gid_t)strtoul(text, &end, 10);
         if (end == text)
@@ -252,7 +253,7 @@ static bool is_empty(int folder) {
 }
 
 /* Returns whether another step has just created the folder and not yet changed its owner. Only the
- * helper's user can create entries in the parent, and folders that it keeps for itself are not empty. */
+ * helper's user can create entries in the parent, and only new folders of that user are empty. */
 static bool is_new(int parent, int folder, uid_t owner) {
     struct stat above, seen;
     return owner != geteuid() && fstat(parent, &above) == 0 && above.st_uid == geteuid() &&
@@ -299,7 +300,7 @@ int open_again(int first, const char *path) {
     return again;
 }
 
-/* Ends the protection from the OOM killer that slurmstepd may have: processes with the user's rights must not inherit it. */
+/* Removes the protection from the OOM killer that slurmstepd may have: the user's processes must not inherit it. */
 static void drop_oom_protection(void) {
     int file = openat(proc_fd, "self/oom_score_adj", O_RDWR | O_CLOEXEC);
     char now[16] = "";
@@ -373,7 +374,7 @@ static _Noreturn void restart_as_user(char *argv[], int mounts, int folder) {
         fail("cannot restart the helper: %s", strerror(errno));
     memcpy(words, argv, count * sizeof *words);
     words[count] = "as_user=1";
-    /* The last of two equal names wins, so that neither the import nor the message of the task is repeated. */
+    /* These override the same names in argv. With them, the helper neither imports again nor waits for a task again. */
     if (asprintf(&words[count + 1], "image=%s", request.image) < 0 ||
         asprintf(&words[count + 2], "asked=%s", request.requested_image) < 0 ||
         (request.cgroups && asprintf(&words[count + 3], "cgroups=%s", request.cgroups) < 0))
@@ -383,7 +384,8 @@ static _Noreturn void restart_as_user(char *argv[], int mounts, int folder) {
     fail("cannot restart the helper: %s", strerror(errno));
 }
 
-/* Enters a new mount namespace, as root, before any source of a mount is opened: what was opened is what is mounted. */
+/* Enters a new mount namespace as root, before any source of a mount is opened: the kernel clones only trees of the
+ * caller's namespace. */
 static void unshare_mounts(void) {
     if (unshare(CLONE_NEWNS) != 0)
         fail("cannot create a mount namespace: %s", strerror(errno));
@@ -430,7 +432,7 @@ static void build(char *argv[], int old_mounts, int old_folder, struct named_con
     if (container->running)
         mount_root_of_running(container);
     else if (!mount_root(container, &image)) {
-        if (container->image[0]) /* root stored its files, and a mount by the user would not show them */
+        if (container->image[0]) /* root stored its files, which a container built by the user would not show */
             fail("image %s: users other than root can change it now, and the container was created when they could not; "
                  "remove the container, or restore the image's owner",
                  request.image);
@@ -474,12 +476,12 @@ static void answer(const struct named_container *container, const struct namespa
             all[count++] = namespaces->own[i], strcat(strcat(text, " "), namespace_words[i]);
     if (folder)
         strcat(text, " folder");
-    if (request.note) /* last, on a separate line */
+    if (request.note) /* the note comes last, on a separate line */
         snprintf(text + strlen(text), sizeof text - strlen(text), "\n%s", request.note);
     send_answer(ANSWER_FD, text, all, count);
 }
 
-/* Lists or removes containers: those that root built, and those that were built with the user's rights. */
+/* Lists or removes named containers, both those built with root's rights and those built with the user's. */
 static _Noreturn void manage(void) {
     const char *below = request.data;
     char name[32];
@@ -497,8 +499,8 @@ static _Noreturn void manage(void) {
     manage_containers(own);
 }
 
-/* Returns whether the container must be built with the user's rights: because it was before, or because the kernel must
- * not mount its file. */
+/* Returns whether the container must be built with the user's rights: because it exists and was built with them, or
+ * because the kernel must not mount the image. */
 static bool needs_user_rights(void) {
     struct image image;
     if (request.name && (named_container_exists("") || named_container_exists(".own")))
@@ -515,11 +517,11 @@ int main(int argc, char *argv[]) {
     struct named_container container;
     struct namespaces namespaces = no_namespaces;
     bool folder = false;
-    /* Before anything else is opened and gets this number: containers of root have no user namespace. */
+    /* Checked first, before another file gets this number: a container of root has no user namespace. */
     int user = fcntl(USER_FD, F_GETFD) < 0 ? -1 : USER_FD;
     fcntl(ANSWER_FD, F_SETFD, FD_CLOEXEC);
     umask(022);
-    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* the working folder may belong to the user */
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* a core dump could land in a folder of the user */
     for (int i = 1; i < argc; i++)
         read_word(argv[i]);
     if (!request.uid_given || !request.gid_given)

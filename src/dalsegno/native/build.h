@@ -1,4 +1,4 @@
-/* The helper, which builds a container's root in new namespaces and hands those to the plugin. */
+/* The helper, which builds a container's root in new namespaces and sends these to the plugin. */
 #ifndef DALSEGNO_BUILD_H
 #define DALSEGNO_BUILD_H
 
@@ -11,16 +11,16 @@
 
 enum { GROUPS_MAX = 4096, SITE_MAX = 16, VARIABLES_MAX = 32 };
 
-/* The plugin's request: the arguments of the command line, NAME=VALUE each. */
+/* The plugin's request: the NAME=VALUE arguments of the command line. */
 struct request {
     bool unshare[NAMESPACE_KINDS]; /* namespaces to create */
     const char *image, *mounts, *name, *home, *home_at, *pmix, *script, *user, *data, *cache, *save;
-    const char *remove;                   /* named containers to remove; then nothing is built */
-    bool list;                            /* list the named containers; then nothing is built */
+    const char *remove;                   /* named containers to remove, instead of building one */
+    bool list;                            /* list the named containers, instead of building one */
     const char *requested_image;          /* the image as the user named it */
     const char *cgroups;                  /* the step's cgroups, as reported by a task; NULL: not reported yet */
     const char *import;                   /* the program that imports an image by its name */
-    const char *note;                     /* the warning of that program, for the user */
+    const char *note;                     /* a warning from that program, for the user */
     const char *variables[VARIABLES_MAX]; /* the environment of that program: NAME=VALUE */
     size_t variable_count;
     const char *site[SITE_MAX]; /* paths that the cluster mounts in every container */
@@ -33,11 +33,11 @@ struct request {
     size_t group_count;
     int in_use; /* a lock on the unpacked image, or a pipe that shows the end of a FUSE server, or -1 */
     bool readonly, remap_root, as_user; /* as_user: the image is never accessed with root's rights */
-    unsigned long long memory_mib;      /* of the step; 0: unknown */
+    unsigned long long memory_mib;      /* memory of the step; 0: unknown */
 };
 
 extern struct request request;
-extern bool privileged;    /* root builds the container's root */
+extern bool privileged;    /* the container's root is built with root's rights */
 extern bool slurmd_is_root;
 
 _Noreturn void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -69,8 +69,8 @@ void import_image(void);
 struct image {
     int fd;
     bool folder;
-    bool trusted;    /* the kernel may mount it; root's own jobs trust the image that root names */
-    int tree;        /* of a folder image */
+    bool trusted;    /* the kernel may mount it; always true in jobs of root */
+    int tree;        /* the mount of a folder image */
     int fuse_server; /* the socket on which the FUSE server waits for its descriptor, or -1 */
     char extracted[PATH_MAX];
 };
@@ -94,7 +94,7 @@ int gpu_tree(const char *scratch);
 
 /* A container's namespaces. -1: the container uses the node's. */
 struct namespaces {
-    int mounts, user, own[NAMESPACE_KINDS]; /* own: those of --container-unshare */
+    int mounts, user, own[NAMESPACE_KINDS]; /* own: created by --container-unshare */
 };
 
 static const struct namespaces no_namespaces = {-1, -1, {-1, -1, -1}};
@@ -104,7 +104,7 @@ struct named_container {
     char path[PATH_MAX], image[2 * PATH_MAX];
     const char *requested_image; /* the image as the user named it */
     int folder, entry_lock, lock, tree;
-    struct namespaces namespaces; /* of a running container that is joined */
+    struct namespaces namespaces; /* namespaces of the running container to join */
     int rootfs, owner;    /* a mount namespace with only its file system, and the user namespace that owns it, if any */
     bool running;     /* use the file system of a running container, with separate mounts and namespaces */
 };

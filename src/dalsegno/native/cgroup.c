@@ -1,6 +1,6 @@
-/* Programs that the helper runs with the user's rights (an import, squashfuse, unsquashfs, mksquashfs) belong to the job:
- * they count against its memory and CPUs, and end with the step. Slurm puts only tasks into the step's cgroups. So a task
- * sends us its /proc/self/cgroup, and we enter the same cgroups while we are still root. */
+/* Programs that the helper runs with the user's rights (an import, squashfuse, unsquashfs, mksquashfs) belong to the
+ * job: they count against its memory and CPUs, and end with the step. Slurm puts only tasks into the step's cgroups.
+ * Therefore a task sends us its /proc/self/cgroup, and we enter the same cgroups while we are still root. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include "build.h"
 #include "message.h"
 
-/* Waits for the message of a task. If no task is left, the container is no longer needed. */
+/* Waits for a task's message. Exits if no task is left, because then nothing needs the container. */
 void await_cgroups(void) {
     static char reported[CGROUPS_LENGTH];
     if (geteuid() != 0 || request.cgroups)
@@ -68,8 +68,8 @@ static void enter_cgroup(const char *controllers, const char *path) {
     close(folder);
 }
 
-/* Moves this process and its future children into the cgroups of the step's tasks. The lines are NUMBER:CONTROLLERS:PATH;
- * cgroup v2 has no controllers. */
+/* Moves this process and its future children into the cgroups of the step's tasks. Each reported line is
+ * NUMBER:CONTROLLERS:PATH; CONTROLLERS is empty for cgroup v2. */
 void enter_cgroups(void) {
     char own[CGROUPS_LENGTH] = "\n", reported[CGROUPS_LENGTH], wanted[CGROUPS_LENGTH + 2];
     if (geteuid() != 0)
@@ -83,7 +83,7 @@ void enter_cgroups(void) {
     for (char *rest = reported, *line; (line = strsep(&rest, "\n"));) {
         snprintf(wanted, sizeof wanted, "\n%s\n", line);
         char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!path || strstr(own, wanted)) /* Slurm has not moved the task in this hierarchy */
+        if (!path || strstr(own, wanted)) /* this process is in the task's cgroup already */
             continue;
         *path++ = '\0';
         enter_cgroup(controllers + 1, path);

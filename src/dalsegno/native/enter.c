@@ -18,7 +18,7 @@
 
 enum { TEXT_MAX = 1 << 18 };
 
-/* Prints one line for all tasks of the node and exits: slurmstepd would only add lines without information. */
+/* Prints the error once per node and exits. If the plugin returned an error, slurmstepd would add useless lines. */
 static _Noreturn void exit_with_error(spank_t spank, const char *format, ...) {
     int task = 0;
     char node[256] = "this node", line[WHY_LENGTH * 3];
@@ -61,7 +61,7 @@ static bool has(spank_t spank, const char *name) {
     return spank_getenv(spank, name, value, sizeof value) != ESPANK_ENV_NOEXIST;
 }
 
-/* Removes the job's locale settings: images rarely have the node's locales, and programs complain about missing ones. */
+/* Removes the job's locale settings: images rarely have the node's locales, and programs warn about missing ones. */
 static void unset_locale(spank_t spank, const struct names *kept) {
     static const char *const names[] = {"LANG", "LANGUAGE", "LC_ALL"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -69,7 +69,7 @@ static void unset_locale(spank_t spank, const struct names *kept) {
             spank_unsetenv(spank, names[i]);
 }
 
-/* Copies Slurm's PMIx settings to the only names under which Open MPI reads them. */
+/* Copies Slurm's PMIx settings to the names that Open MPI reads. */
 static void name_pmix_modules(spank_t spank) {
     static const char *const names[][2] = {{"PMIX_SECURITY_MODE", "PMIX_MCA_psec"},
                                            {"PMIX_GDS_MODULE", "PMIX_MCA_gds"},
@@ -105,7 +105,8 @@ static void set_environment(spank_t spank, const char *kept, bool is_root) {
     free(text);
 }
 
-/* Appends the driver's libraries to LD_LIBRARY_PATH, so that forward-compatible ones of the image take precedence. */
+/* Appends the driver's folder to LD_LIBRARY_PATH and PATH, so that the image's forward-compatibility libraries take
+ * precedence. */
 static void add_gpu_libraries(spank_t spank) {
     char there[8192] = "", path[8192 + sizeof GPU_FOLDER];
     if (access(GPU_FOLDER, X_OK) != 0)
@@ -118,8 +119,8 @@ static void add_gpu_libraries(spank_t spank) {
     spank_setenv(spank, "PATH", path, 1);
 }
 
-/* Changes to a folder. Refuses a link such as /proc/self/fd/5, which could lead to a folder outside that slurmstepd has
- * open. */
+/* Changes to a folder. Refuses a link such as /proc/self/fd/5, which could lead out of the container to a folder that
+ * slurmstepd has open. */
 static bool enter_folder(const char *path) {
     int folder = open_no_magiclinks(path, O_PATH | O_DIRECTORY);
     bool gone = folder >= 0 && fchdir(folder) == 0;
@@ -183,7 +184,7 @@ void enter_container(spank_t spank, char *const given[], const struct container 
         exit_with_error(spank, "%s", container->error);
     if (container->output >= 0)
         print_answer(spank, container->output);
-    prctl(PR_SET_DUMPABLE, 0); /* until the program runs: processes inside must not reach descriptors of slurmstepd */
+    prctl(PR_SET_DUMPABLE, 0); /* lasts until execve: others inside must not reach slurmstepd's descriptors */
     if (container->user >= 0 && setns(container->user, CLONE_NEWUSER) != 0)
         exit_with_error(spank, "cannot enter its user namespace: %s", strerror(errno));
     for (int i = 0; i < NAMESPACE_KINDS; i++)

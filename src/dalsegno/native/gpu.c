@@ -1,6 +1,6 @@
-/* NVIDIA's driver, where the node has one. Its libraries must have the version of the kernel module, so no image has them.
- * They are mounted in one folder, each under its name, and tasks find them by LD_LIBRARY_PATH, after the image's own
- * folders. The device files are in /dev already. */
+/* Mounts the libraries and programs of the node's NVIDIA driver. They must match the version of the kernel module, so
+ * images do not contain them. All are mounted in one folder, which follows the image's own folders in LD_LIBRARY_PATH
+ * and PATH. The device files are already in /dev. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -25,7 +25,7 @@ static bool is_library(const char *name) {
     return false;
 }
 
-/* Mounts a file of the node over an empty new file. */
+/* Mounts a file of the node on a new empty file in `folder`. Returns false if it is missing or the name is taken. */
 static bool show(int from, const char *name, int folder) {
     int file = openat(from, name, O_PATH | O_CLOEXEC), tree = file < 0 ? -1 : clone_tree(file);
     int mount_point = tree < 0 ? -1 : openat(folder, name, O_CREAT | O_EXCL | O_RDONLY | O_CLOEXEC, 0644);
@@ -53,13 +53,13 @@ static void show_programs(int folder) {
     for (size_t i = 0; i < sizeof bins / sizeof *bins; i++) {
         int bin = open(bins[i], O_PATH | O_DIRECTORY | O_CLOEXEC);
         for (size_t j = 0; bin >= 0 && j < sizeof programs / sizeof *programs; j++)
-            show(bin, programs[j], folder); /* an existing file stays */
+            show(bin, programs[j], folder); /* the first program of a name wins */
         if (bin >= 0)
             close(bin);
     }
 }
 
-/* Returns the folder as a tree to attach; -1 if there is no driver. */
+/* Returns a mount tree with that folder, to be attached; -1 if there is no driver. */
 int gpu_tree(const char *scratch) {
     char path[PATH_MAX];
     if (access("/dev/nvidiactl", F_OK) != 0)

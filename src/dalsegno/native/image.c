@@ -25,7 +25,7 @@ void open_image(struct image *image) {
     as_user();
     image->fd = open_no_magiclinks(request.image, O_RDONLY | O_NONBLOCK); /* a pipe must not block the helper */
     image->folder = image->fd >= 0 && fstat(image->fd, &seen) == 0 && S_ISDIR(seen.st_mode);
-    /* The container's root belongs to the user, whatever the folder's mode: they must also be allowed to search it. */
+    /* The container's root belongs to the user whatever the folder's mode is, so the user must be able to search it. */
     int searched = image->folder ? openat(image->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC) : image->fd, error = errno;
     as_root();
     if (searched < 0)
@@ -93,9 +93,9 @@ static bool mount_squashfs(struct image *image, const char *at) {
     return mapped;
 }
 
-/* Without root: FUSE, or unpacked */
+/* Without root: FUSE, or an unpacked image */
 
-/* Starts the server before the helper enters new namespaces: inside, the server would keep its own mount alive forever. */
+/* Starts the server before the helper enters new namespaces: a server inside them would keep its own mount alive. */
 static bool start_fuse_server(struct image *image) {
     const char *program = NULL;
     for (size_t i = 0; i < sizeof squashfuse / sizeof *squashfuse; i++)
@@ -105,7 +105,7 @@ static bool start_fuse_server(struct image *image) {
     if (fuse_works < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         return false;
     close(fuse_works);
-    int ended[2] = {-1, -1}; /* the reader sees the end of the server */
+    int ended[2] = {-1, -1}; /* a pipe whose reader notices when the server ends */
     pid_t child = pipe2(ended, O_CLOEXEC) == 0 ? fork() : -1;
     if (child < 0)
         return false;
@@ -118,7 +118,7 @@ static bool start_fuse_server(struct image *image) {
         return true;
     }
     if (fork() != 0)
-        _exit(0); /* not a child of the step: it must outlive the step's tasks */
+        _exit(0); /* the server must not be a child of the step, because it must outlive the step's tasks */
     drop_root(false);
     setsid();
     char text[8], file[64], device[64];
@@ -151,7 +151,7 @@ static bool mount_fuse(struct image *image, const char *at) {
     return true;
 }
 
-/* Replaces escapes such as \\040, which the table of mounts has for a space. */
+/* Replaces escapes such as \\040, which stands for a space in mountinfo. */
 static void unescape(char *text) {
     char *to = text;
     for (; *text; text++) {
@@ -182,7 +182,8 @@ static void refuse_mounts_within(const char *folder, size_t length) {
     fclose(list);
 }
 
-/* Finds the folder by its path, because a copy of the tree would leave out unbindable mounts. */
+/* Refuses a folder with mounts of the node inside. Reads them from mountinfo, because a clone of the tree leaves out
+ * unbindable mounts. */
 static void refuse_mounts_of_nodes(const struct image *image) {
     char link[64], folder[PATH_MAX];
     snprintf(link, sizeof link, "/proc/self/fd/%d", image->fd);
@@ -190,10 +191,10 @@ static void refuse_mounts_of_nodes(const struct image *image) {
     if (length <= 0)
         fail("image %s: cannot read the list of mounts: %s", request.image, strerror(errno));
     folder[length] = '\0';
-    refuse_mounts_within(folder, (size_t)length - (folder[length - 1] == '/')); /* for the root itself */
+    refuse_mounts_within(folder, (size_t)length - (folder[length - 1] == '/')); /* only / ends with a slash */
 }
 
-/* Clones a folder image as a tree, after new namespaces are entered and before other mounts hide anything. */
+/* Clones the folder of an image as a tree, inside the new namespaces and before other mounts hide the folder. */
 void hold_image(struct image *image) {
     if (!image->folder && !image->extracted[0])
         return;
@@ -202,7 +203,7 @@ void hold_image(struct image *image) {
         folder = open(image->extracted, O_PATH | O_DIRECTORY | O_CLOEXEC);
     else if (privileged && request.uid != 0)
         refuse_mounts_of_nodes(image);
-    else if (!privileged) /* the first descriptor belongs to the mount namespace that was left */
+    else if (!privileged) /* image->fd belongs to the old mount namespace */
         folder = open_again(image->fd, request.image);
     image->tree = folder < 0 ? -1 : clone_tree(folder);
     if (image->tree < 0 || change_tree(image->tree, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, -1, 1) != 0)
@@ -210,12 +211,12 @@ void hold_image(struct image *image) {
     close(folder);
 }
 
-/* Prepares an image without root, before the namespaces are left. */
+/* Starts a FUSE server for the image, or unpacks the image. Called without root, before new namespaces are entered. */
 void prepare_image(struct image *image) {
     if (image->folder)
         return;
-    /* Under a slurmd of root, the server is in the step's cgroup and ends with the step. A step that joins the container by
-     * its name may run longer. */
+    /* If slurmd runs as root, the server is in the step's cgroup and ends with the step. Another step that joins the
+     * named container may run longer. */
     bool outlived = request.name && slurmd_is_root;
     if (outlived || !start_fuse_server(image))
         unpack(image);
@@ -229,7 +230,7 @@ bool mount_image(struct image *image, const char *at) {
     int mount_point = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (attach_tree(image->tree, mount_point) != 0)
         fail("image %s: %s", request.image, strerror(errno));
-    if (privileged && request.uid != 0) /* again: its owner may have renamed the folder during the first check */
+    if (privileged && request.uid != 0) /* check again: the owner may have renamed it meanwhile */
         refuse_mounts_within(at, strlen(at));
     close(image->tree);
     close(mount_point);

@@ -1,5 +1,5 @@
-/* Imports an image by its name: a program of the cluster, run as the user, prints the path of the file. It handles
- * registries, and makes sure that concurrent imports download once. */
+/* Imports an image by its name: runs the cluster's import program as the user, which prints the path of the file. That
+ * program handles registries, and makes concurrent imports share one download. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +25,7 @@ static _Noreturn void become_program(int out, int err, pid_t parent) {
     enter_cgroups();
     if (geteuid() == 0 && request.uid != 0)
         become_user();
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of user resets it */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* set after the change of user, which clears it */
     if (getppid() != parent)
         _exit(127); /* the parent ended before the signal was set */
     int null = open("/dev/null", O_RDONLY);
@@ -38,15 +38,15 @@ static _Noreturn void become_program(int out, int err, pid_t parent) {
     _exit(127);
 }
 
-/* Ignores signals, or handles them again. Without root, Slurm's signals go to all descendants of slurmstepd. They are
- * meant for the tasks; the helper ends when the tasks have ended. */
+/* Ignores signals, or restores their default actions. If slurmd does not run as root, Slurm's signals go to all
+ * descendants of slurmstepd. They are meant for the tasks; the helper ends when the tasks have ended. */
 static void ignore_signals(bool ignore) {
     static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
         signal(signals[i], ignore ? SIG_IGN : SIG_DFL);
 }
 
-/* Waits until the import ends, or no task needs the image any more. The next import resumes a partial download. */
+/* Waits for the import and returns its status. Kills it when no task is left; the next import resumes the download. */
 static int wait_for_import(pid_t child) {
     int status = 0;
     struct pollfd ends[] = {{.fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN}, {.fd = ANSWER_FD}};
@@ -65,7 +65,7 @@ static char *read_output(int file) {
     return text;
 }
 
-/* Fails with the error line, the indented line below it (the message of another program) and the hint. */
+/* Fails with the error that the import printed, the indented line below it (from another program) and the hint. */
 static _Noreturn void fail_import(char *text) {
     const char *error = "the import failed without an error message", *words = "", *hint = "";
     for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
@@ -79,7 +79,7 @@ static _Noreturn void fail_import(char *text) {
     fail("image %s: %s%s%s%s", request.image, error, words, *hint ? "; " : "", hint);
 }
 
-/* Returns a warning in the output, for example that the registry does not answer and the stored image is used. */
+/* Returns the first warning in the output, or NULL. For example: the registry is down, and a stored image is used. */
 static const char *warning_in(char *text) {
     char *found = strncmp(text, "warning: ", 9) == 0 ? text : strstr(text, "\nwarning: ");
     if (!found)
@@ -104,7 +104,7 @@ void import_image(void) {
         become_program(out, err, parent);
     if (child < 0)
         fail("cannot start the import: %s", strerror(errno));
-    setpgid(child, child); /* the child does the same: the group must exist before it is killed */
+    setpgid(child, child); /* the child does this too, so that the group exists before anything may kill it */
     int status = wait_for_import(child);
     ignore_signals(false);
     char *path = read_output(out);

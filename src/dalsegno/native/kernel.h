@@ -88,7 +88,7 @@ static inline bool on_one_mount(int first, int second) {
     return mount != 0 && mount == mount_of(second);
 }
 
-/* Sets the effective capabilities below 32 to those in the mask; the permitted ones stay. */
+/* Makes exactly the capabilities in the mask effective; the permitted ones do not change. */
 static inline int set_effective(uint32_t mask) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2] = {{0}};

@@ -1,8 +1,8 @@
 /* Lists and removes a user's named containers on this node.
  *
- * This runs as root in folders of root, but the content of the upper folders is the user's: names, links, depth. So no
- * link is followed, everything is accessed by descriptor, and there is no recursion: the content of folders is moved up
- * and then removed in turn. */
+ * This runs as root in folders of root, but the user controls the content of the upper folders: names, links and depth.
+ * Therefore no link is followed, all files are accessed by descriptor, and there is no recursion: the content of a
+ * folder is moved up, then removed. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -38,8 +38,8 @@ static DIR *entries_of(int folder) {
 
 /* Removal */
 
-/* Gives the user all rights to a folder: a folder without them cannot even be moved. Never as root, who does not need
- * it: chmod would follow a link that appeared in the meantime. */
+/* Gives the user all permissions on a folder, because a folder without them cannot even be moved. Root does not need
+ * this, and must not do it: chmod would follow a link that appeared in the meantime. */
 static bool make_open(int parent, const char *name) {
     return errno == EACCES && geteuid() != 0 && fchmodat(parent, name, 0700, 0) == 0;
 }
@@ -109,7 +109,7 @@ static int lock_of(int folder, const char *name, int how) {
     return lock;
 }
 
-/* Returns whether the container is unused. New steps wait for the lock `door` as long as the descriptors are open. */
+/* Locks the container and returns whether it was unused. New steps wait until the locks are closed. */
 static bool is_free(int folder, int locks[2]) {
     locks[0] = lock_of(folder, "door", LOCK_EX);
     locks[1] = locks[0] < 0 ? -1 : lock_of(folder, "lock", LOCK_EX);

@@ -8,7 +8,7 @@
 
 bool send_message(int to, const char *text, const int *fds, int count) {
     _Alignas(struct cmsghdr) char space[CMSG_SPACE(sizeof(int) * DESCRIPTORS_MAX)] = {0};
-    struct iovec part = {.iov_base = (void *)text, .iov_len = strlen(text) + 1}; /* an empty text is a message too */
+    struct iovec part = {.iov_base = (void *)text, .iov_len = strlen(text) + 1}; /* an empty text is one zero byte */
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     if (count > DESCRIPTORS_MAX)
         return false;
@@ -25,7 +25,7 @@ bool send_message(int to, const char *text, const int *fds, int count) {
 
 bool send_now(int to, const char *text) { return send(to, text, strlen(text) + 1, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0; }
 
-/* Takes the received descriptors; closes those beyond the requested number. */
+/* Copies the received descriptors to `fds`, closes any beyond `count`, and returns the number copied. */
 static int take_descriptors(struct msghdr *message, int *fds, int count) {
     struct cmsghdr *rights = CMSG_FIRSTHDR(message);
     if (!rights || rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS)
@@ -47,7 +47,7 @@ int receive_message(int from, char *text, size_t size, int *fds, int count) {
     struct iovec part = {.iov_base = text, .iov_len = size - 1};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
     ssize_t got;
-    /* ECONNRESET: the peer has ended with unread messages. What it sent before comes next. */
+    /* ECONNRESET: the peer ended without reading all messages. The messages that it sent come next. */
     while ((got = recvmsg(from, &message, MSG_CMSG_CLOEXEC)) < 0 && (errno == EINTR || errno == ECONNRESET))
         ;
     if (got <= 0)

@@ -63,9 +63,10 @@ static uint64_t attributes_of(const struct mount *mount) {
            (mount->no_devices ? MOUNT_ATTR_NODEV : 0);
 }
 
-/* Sets the requested propagation of mounts, inside the namespace that the tasks enter: a copy of a namespace does not
- * keep it. A path may now be a link of the user, in a folder that was mounted later. It must not lead to descriptors of
- * the helper, such as its working folder, which is on a mount of the node. */
+/* Sets the requested propagation of mounts. Must run inside the namespace that the tasks enter, because a copy of a
+ * namespace does not inherit the propagation. By then, a path may contain a link that the user put into a mounted
+ * folder. It must not lead to a descriptor of the helper, such as its working folder, which is on a mount of the
+ * node. */
 bool set_propagation(void) {
     static const unsigned long flags[] = {[PROPAGATION_PRIVATE] = MS_PRIVATE,
                                           [PROPAGATION_SLAVE] = MS_SLAVE,
@@ -101,9 +102,9 @@ void open_mount_sources(void) {
     add_bind("/proc", "/proc", NODE_PATH, 0);
     add_bind("/sys", "/sys", NODE_PATH, 0);
     if (request.unshare[NAMESPACE_IPC])
-        add_entry((struct mount_entry){"/dev", "/dev", -1, true, false, NULL, 0}); /* created later, in the order of the entries */
+        add_entry((struct mount_entry){"/dev", "/dev", -1, true, false, NULL, 0}); /* made by make_devices() */
     else
-        add_bind("/dev", "/dev", NODE_PATH, MOUNT_ATTR_NOSUID); /* with /dev/shm and /dev/pts, shared by the node's tasks */
+        add_bind("/dev", "/dev", NODE_PATH, MOUNT_ATTR_NOSUID); /* with the node's /dev/shm and /dev/pts */
     add_bind("/etc/resolv.conf", "/etc/resolv.conf", NODE_PATH, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
     add_bind("/etc/hosts", "/etc/hosts", NODE_PATH, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
     for (size_t i = 0; i < request.site_count; i++)
@@ -129,9 +130,9 @@ static bool create_one(int folder, const char *name, mode_t mode, bool is_folder
     return file >= 0 && close(file) == 0;
 }
 
-/* A folder image may belong to another user. Where the user has no write permission, a mount point owned by the user is
- * created nevertheless, but only in the container's own layer, on the mount of its root. Any other mount is a real folder
- * of the node, where the user has no additional rights. */
+/* Creates a mount point. If the user may not write to the folder, because a folder image belongs to another user, the
+ * mount point is created with CAP_DAC_OVERRIDE, but only on the mount of the container's root, which is the container's
+ * own layer. Any other mount is a real folder of the node, where the user gets no additional rights. */
 static bool create_in_root(int root, int folder, const char *name, mode_t mode, bool is_folder) {
     if (create_one(folder, name, mode, is_folder))
         return true;
@@ -254,8 +255,8 @@ static bool fill_devices(int to) {
     return filled && mkdirat(to, "shm", 0755) == 0 && mkdirat(to, "pts", 0755) == 0 && mkdirat(to, "mqueue", 0755) == 0;
 }
 
-/* Creates /dev for a container with its own IPC namespace, much like Enroot: it has separate shared memory, message queues
- * (see unshare_namespaces) and terminals. */
+/* Creates /dev for a container with its own IPC namespace, much like Enroot: it has separate shared memory, message
+ * queues (see unshare_namespaces) and terminals. */
 static int make_devices(const char *scratch) {
     char at[PATH_MAX], shm[PATH_MAX + 8], pts[PATH_MAX + 8];
     const unsigned long flags = MS_NOSUID | MS_NOEXEC;
@@ -279,7 +280,7 @@ static int make_devices(const char *scratch) {
 /* Creates an empty tmpfs that belongs to the user. */
 static int make_tmpfs(const struct mount *wanted, const char *scratch) {
     char at[PATH_MAX], options[sizeof wanted->options + 64];
-    bool mapped = privileged; /* otherwise the helper is root of a namespace in which the user is root */
+    bool mapped = privileged; /* otherwise uid 0 in the helper's user namespace is the user */
     snprintf(at, sizeof at, "%s/tmpfs", scratch);
     snprintf(options, sizeof options, "mode=0755,uid=%u,gid=%u%s", mapped ? request.uid : 0, mapped ? request.gid : 0,
              wanted->options);
@@ -298,8 +299,8 @@ static bool is_attached(uint64_t mount) {
     return false;
 }
 
-/* Carries out `umount:/PATH`: removes an earlier mount of the helper, for example one for the cluster. Mounts below it
- * stay, because the node may hide files with them. */
+/* Carries out `umount:/PATH`: removes a mount that the helper attached, for example one for the cluster. Refuses mounts
+ * of the node inside such a mount, because the node may hide files with them. */
 static void detach_entry(int root, const struct mount_entry *entry) {
     char path[64];
     as_user();
@@ -312,7 +313,7 @@ static void detach_entry(int root, const struct mount_entry *entry) {
     if (!is_attached(mount) || umount2(path, MNT_DETACH) != 0)
         fail("cannot unmount %s in the container: nothing is mounted there", entry->to);
     close(fd);
-    for (size_t i = 0; i < entry_count; i++) /* another mount may get the same id */
+    for (size_t i = 0; i < entry_count; i++) /* the kernel may reuse the id */
         if (entries[i].attached == mount)
             entries[i].attached = 0;
 }

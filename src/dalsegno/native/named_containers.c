@@ -1,6 +1,6 @@
-/* Named containers: what was written to them is kept for later steps and jobs of the same user on this node, and
- * concurrent steps share one. A step that uses one holds a shared lock. A step that gets the lock exclusively builds the
- * container again on the files that were kept. */
+/* Named containers. Their files are stored for later steps and jobs of the same user on this node, and concurrent steps
+ * share one container. A step holds a shared lock on the container that it uses. A step that gets the lock exclusively
+ * builds the container again from the stored files. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -28,8 +28,8 @@ static void make_subfolder(const struct named_container *container, const char *
         fail("cannot store the container: %s/%s: %s", container->path, name, strerror(errno));
 }
 
-/* Opens a namespace that a process holds. The process may belong to the user, who could exchange the descriptor in the
- * meantime: only a namespace is opened for reading, because opening a device can have effects. */
+/* Opens a namespace that a process holds. The process may belong to the user, who could replace the descriptor in the
+ * meantime. Therefore the type is checked before the file is opened: opening a device can have side effects. */
 static int open_namespace(int folder, const char *name, const char *wanted) {
     char link[64], target[64] = "";
     int path = openat(folder, name, O_PATH | O_CLOEXEC);
@@ -41,7 +41,7 @@ static int open_namespace(int folder, const char *name, const char *wanted) {
     return found;
 }
 
-/* Finds a namespace of one kind that a process holds open, by its number. */
+/* Opens the namespace of this kind and number among the descriptors of a process; returns -1 if there is none. */
 static int find_namespace(const char *pid, const char *kind, unsigned long long number) {
     char folder[NAME_MAX + 16], wanted[64];
     struct stat seen;
@@ -57,8 +57,8 @@ static int find_namespace(const char *pid, const char *kind, unsigned long long 
     return found;
 }
 
-/* Returns whether a namespace belongs to the user namespace `user`, or for -1 to that of the helper, and `user` to the
- * job's user. The process may have ended, and another may have its PID and a namespace with the same number. */
+/* Returns whether a namespace belongs to the user namespace `user` (-1: the helper's), and `user` to the job's user.
+ * The holder may have ended, and another process may have its PID and a namespace with the same number. */
 static bool belongs_to_user(int namespace, int user) {
     struct stat owning, named;
     uid_t owner;
@@ -116,7 +116,8 @@ static bool join_holder(struct named_container *container, int folder, const cha
     return joined;
 }
 
-/* Tries to join each holder of the container; with `remove_only`, only removes their files. */
+/* Joins the container of the first holder that still has it, and returns whether there is one. With `remove_only`, only
+ * removes the holders' files. */
 static bool join_or_remove_holders(struct named_container *container, bool remove_only) {
     DIR *list = fdopendir(openat(container->folder, "holders", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
     bool joined = false;
@@ -133,7 +134,8 @@ static bool join_or_remove_holders(struct named_container *container, bool remov
     return joined;
 }
 
-/* Returns whether the named container exists below data/UID, or below data/UID.own, where the user can create any file. */
+/* Returns whether the named container exists in data/UID or, with the ending ".own", in data/UID.own, where the user
+ * can create any file. */
 bool named_container_exists(const char *ending) {
     struct container_name name;
     struct stat seen;
@@ -179,7 +181,7 @@ static void use_recorded_image(const struct named_container *container, const ch
     request.image = container->image;
 }
 
-/* Fails if the step asks for a namespace that the running container does not have, as Pyxis does. */
+/* Fails, as Pyxis does, if the step asks for a namespace that the running container does not have. */
 static void check_namespaces(const struct namespaces *running) {
     static const char *const names[] = {[NAMESPACE_NET] = "network", [NAMESPACE_IPC] = "IPC", [NAMESPACE_UTS] = "UTS"};
     for (int i = 0; i < NAMESPACE_KINDS; i++)
@@ -205,22 +207,22 @@ static time_t seconds_since_boot(void) {
 
 enum { JOIN_S = 2, JOIN_PAUSE_NS = 20000000 };
 
-/* Takes the container's lock, or joins its holders; returns whether it is held. A step that is ending may hold the lock
- * for a moment after it has closed its namespaces. */
+/* Joins the running container and returns true, or takes the container's lock and returns false. Retries, because a
+ * step that is ending may hold the lock for a moment after it has closed its namespaces. */
 static bool join_or_lock(struct named_container *container, const char *name) {
     time_t until = seconds_since_boot() + JOIN_S;
     while (flock(container->lock, LOCK_EX | LOCK_NB) != 0) {
         if (join_or_remove_holders(container, false))
             return true;
-        if (seconds_since_boot() > until) /* a limit on tries would not do: the user decides how many holders there are */
+        if (seconds_since_boot() > until) /* a time limit: the user's holder files decide how long one try takes */
             fail("container %s is in use on this node and cannot be joined", name);
         nanosleep(&(struct timespec){.tv_nsec = JOIN_PAUSE_NS}, NULL);
     }
     return false;
 }
 
-/* Opens or creates the container's folder. If root builds the container, only root can access the kept files: an
- * overlay's folders decide where writes go. */
+/* Opens or creates the container's folder. If root builds the container, only root can access the stored files, because
+ * an overlay's folders decide where writes go. */
 void open_named_container(struct named_container *container) {
     struct container_name name;
     char why[WHY_LENGTH];
@@ -248,7 +250,7 @@ void open_named_container(struct named_container *container) {
     if (container->image[0])
         use_recorded_image(container, name.name);
     container->running = busy && name.use == NAME_NO_EXEC;
-    if (container->running) /* beside it: the same file system, with separate mounts and namespaces */
+    if (container->running) /* use the same file system, with separate mounts and namespaces */
         container->namespaces = no_namespaces;
     else if (busy)
         check_namespaces(&container->namespaces);

@@ -42,7 +42,7 @@ static void write_maps(pid_t pid, unsigned inside_uid, unsigned inside_gid, unsi
     char process[32] = "self", path[64], text[64];
     if (pid != 0)
         snprintf(process, sizeof process, "%d", (int)pid);
-    /* Otherwise a member of a group to which access is denied could leave the group in here. */
+    /* Otherwise a user could leave a group here, and open files that deny access to that group. */
     snprintf(path, sizeof path, "%s/setgroups", process);
     write_text(proc_fd, path, "deny");
     snprintf(path, sizeof path, "%s/uid_map", process);
@@ -56,7 +56,7 @@ static void write_maps(pid_t pid, unsigned inside_uid, unsigned inside_gid, unsi
 /* Makes an unprivileged user root of a new namespace in which no other user exists. */
 void enter_own_user_namespace(void) {
     drop_root(true);
-    prctl(PR_SET_DUMPABLE, 1); /* after a change of user, the files of this process in /proc would belong to root */
+    prctl(PR_SET_DUMPABLE, 1); /* otherwise, after a change of user, this process's files in /proc belong to root */
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
         fail("this machine does not let users create namespaces (%s); check kernel.unprivileged_userns_clone and "
              "kernel.apparmor_restrict_unprivileged_userns",
@@ -64,7 +64,7 @@ void enter_own_user_namespace(void) {
     write_maps(0, 0, 0, request.uid, request.gid);
 }
 
-/* Waits for a reply of the child for a limited time: the child has the user's id, so the user can stop it. */
+/* Waits for a reply from the child, with a timeout: the child has the user's id, so the user can stop it. */
 static char read_reply(int from) {
     char reply = '\0';
     struct pollfd end = {.fd = from, .events = POLLIN};
@@ -80,9 +80,9 @@ static bool start_loopback(void) {
     return started;
 }
 
-/* Creates the namespaces of --container-unshare inside the container's root and user namespace, to which they belong, and
- * mounts the file systems that show them. If the kernel refuses a new /sys because the node hides parts of its own, the
- * node's stays. */
+/* Creates the namespaces for --container-unshare and mounts the file systems that show them. Runs inside the
+ * container's root and user namespace, which then owns them. If the kernel refuses a new /sys, because the node hides
+ * parts of its /sys, the node's stays. */
 bool unshare_namespaces(void) {
     const unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
     struct statfs seen;
@@ -95,7 +95,7 @@ bool unshare_namespaces(void) {
         if (statfs("/sys", &seen) == 0 && seen.f_type == SYSFS_MAGIC)
             mount("sysfs", "/sys", "sysfs", flags | MS_RDONLY, NULL);
     }
-    if (request.unshare[NAMESPACE_IPC]) /* not every kernel has it */
+    if (request.unshare[NAMESPACE_IPC]) /* may fail: not every kernel has mqueue */
         mount("mqueue", "/dev/mqueue", "mqueue", flags, NULL);
     return true;
 }
@@ -107,8 +107,8 @@ void open_namespaces(pid_t pid, struct namespaces *namespaces) {
         namespaces->own[i] = request.unshare[i] ? namespace_fd(pid, namespace_words[i]) : -1;
 }
 
-/* Starts a child that waits in a new user namespace until it is mapped; with `mounts`, it then also leaves the mount
- * namespace. */
+/* Starts a child in a new user namespace, which waits until its ids are mapped. With `mounts`, the child then creates a
+ * mount namespace and those for --container-unshare. */
 static pid_t start_child(bool mounts, int *pipes) {
     int pair[2];
     if (pipe2(pair, O_CLOEXEC) != 0)
@@ -127,13 +127,13 @@ static pid_t start_child(bool mounts, int *pipes) {
         pipes[0] = back[0], pipes[1] = pair[1];
         return child;
     }
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a change of user resets this; then the end of the pipe ends the child */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* become_user() clears this; after that, the end of the pipe ends the child */
     close(pair[1]);
     close(back[0]);
     char go;
     if (mounts && privileged) {
-        /* The namespace belongs to the user, so that the user's tasks may enter it. Root's rights stay until then: systems
-           that refuse namespaces to users (Ubuntu 24.04) allow this one. */
+        /* The namespace must belong to the user, so that the user's tasks may enter it. Root's capabilities remain
+           until it is created, because some systems (Ubuntu 24.04) refuse user namespaces to processes without them. */
         prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
         become_user();
     }
@@ -153,7 +153,7 @@ static void end_child(pid_t child, int pipes[2]) {
     waitpid(child, NULL, 0);
 }
 
-/* Creates a mount namespace with one mount: the one at that path. */
+/* Creates a mount namespace whose only mount is the one at `root`. */
 int create_rootfs_namespace(const char *root) {
     int pair[2];
     if (pipe2(pair, O_CLOEXEC) != 0)
@@ -179,7 +179,7 @@ int create_rootfs_namespace(const char *root) {
     return fd;
 }
 
-/* Returns the one mount of such a namespace as a tree to attach. */
+/* Returns the only mount of such a namespace, as a tree to attach; -1 on failure. */
 int clone_root_of(int mounts) {
     int pair[2], tree = -1;
     char text[8];

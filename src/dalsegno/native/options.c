@@ -51,7 +51,7 @@ void make_printable(char *text) {
     for (unsigned char *at = (unsigned char *)text; *at; at++) {
         if (iscntrl(*at))
             *at = '?';
-        else if (at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0) /* in UTF-8: U+009B starts a sequence like ESC [ */
+        else if (at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0) /* U+0080 to U+009F: U+009B acts like ESC [ */
             at[0] = at[1] = '?';
     }
 }
@@ -72,7 +72,7 @@ static bool set_propagation(const char *flag, struct mount *mount) {
     return false;
 }
 
-/* Adds an option of a tmpfs. The owner and all other options are not for the user to set. */
+/* Adds an option of a tmpfs. The user may not set the owner or any option that is not in this list. */
 static bool add_tmpfs_option(const char *flag, struct mount *mount) {
     static const char *const names[] = {"size=", "mode=", "huge=", "nr_inodes="};
     size_t used = strlen(mount->options);

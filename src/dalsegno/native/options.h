@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define GPU_FOLDER "/.dalsegno-gpu" /* for NVIDIA's driver; the root folder of a container belongs to the user in any image */
+#define GPU_FOLDER "/.dalsegno-gpu" /* for NVIDIA's driver; in /, because the user can write to / in any container */
 
 enum { MOUNTS_MAX = 64, NAMES_MAX = 128, NAME_LENGTH_MAX = 64, WHY_LENGTH = 512 };
 
@@ -46,7 +46,7 @@ struct mount {
     char *from, *to; /* a relative target is below the container's root */
     bool read_only, no_exec, no_devices, recursive;
     enum mount_propagation propagation;
-    char options[128]; /* of a tmpfs, as mount(8) takes them */
+    char options[128]; /* options of a tmpfs, in the form that mount(8) accepts */
 };
 
 struct mounts {
@@ -73,7 +73,7 @@ struct container_name {
     enum name_use use;
 };
 
-/* Each returns 0, or -1 with a line in why. The result is freed with the matching *_free, even after an error. */
+/* Parsers return 0, or -1 with a message in `why`. Free the result with the matching *_free, even after an error. */
 int parse_mounts(const char *text, struct mounts *mounts, char why[WHY_LENGTH]);
 void mounts_free(struct mounts *mounts);
 int parse_names(const char *text, struct names *names, char why[WHY_LENGTH]);
@@ -90,10 +90,12 @@ void make_printable(char *text); /* for a log or a terminal: control characters 
 /* Checks the value of an option from the command line. */
 int check_option(enum option option, const char *value, char why[WHY_LENGTH]);
 
-/* Parses a line of the image's /etc/environment. Returns the length of the name, 0 for a line to skip, and sets `value`. */
+/* Parses a line of the image's /etc/environment. Returns the length of the name and sets `value`; returns 0 for a line
+ * to skip. */
 size_t parse_environment(char *line, char **value);
 
-/* Returns the folder that the image's /etc/rc changes to, in Enroot's format, within text; NULL if there is none. */
+/* Returns the folder that the image's /etc/rc (in Enroot's format) changes to, or NULL. It points into `text`, which is
+ * changed. */
 char *parse_rc_workdir(char *text);
 
 #endif

@@ -1,4 +1,4 @@
-/* Pretended changes of owners and users in a user namespace with one user. */
+/* Makes changes of owners and users succeed without effect, in a user namespace with one user. */
 #ifndef DALSEGNO_REMAP_ROOT_H
 #define DALSEGNO_REMAP_ROOT_H
 

@@ -12,12 +12,12 @@
 
 #include "resume.h"
 
-#define NOTES "DALSEGNO_RESUME_NOTES" /* the descriptor for reports about the step */
+#define NOTES "DALSEGNO_RESUME_NOTES" /* the variable with the descriptor for reports about the step */
 
 static int notes = -1;
 static bool resumed;
 
-/* Returns whether the resume program started this srun. It is called first, so that no task inherits the variable. */
+/* Returns whether the resume program started this srun. Must be called early, so that no task inherits the variable. */
 bool is_resumed(void) {
     const char *number = getenv(NOTES);
     if (!number)

@@ -31,7 +31,7 @@ static _Noreturn void send_root_and_mounts(int user, int mounts, int list, int a
     _exit(0);
 }
 
-/* Returns the root folder as seen from inside; mksquashfs itself runs outside, from this machine. */
+/* Returns the container's root folder, opened inside the container. The node's own mksquashfs then reads it outside. */
 static int root_of(int user, int mounts, int list) {
     int pair[2], root = -1;
     char text[8];
@@ -47,8 +47,8 @@ static int root_of(int user, int mounts, int list) {
     return root;
 }
 
-/* Excludes everything that is mounted in the container. (The option -one-file-system of mksquashfs would exclude every
- * file that was not written to: an overlay reports another file system for those.) */
+/* Excludes everything that is mounted in the container. (The option -one-file-system of mksquashfs would also exclude
+ * every unmodified file, because an overlay reports another file system for it.) */
 static void exclude_mounts(int list, const char *words[], int count) {
     char *line = NULL, *point = NULL;
     size_t size = 0;
@@ -67,7 +67,7 @@ void save_root(int user, int mounts) {
     enter_cgroups();
     if (geteuid() == 0 && request.uid != 0)
         become_user();
-    clock_gettime(CLOCK_REALTIME, &now); /* several nodes may save to one folder */
+    clock_gettime(CLOCK_REALTIME, &now); /* for a unique name: several nodes may save to one folder */
     int used = snprintf(partial, sizeof partial, "%s.%d.%ld.part", request.save, (int)getpid(), now.tv_nsec);
     if (used < 0 || (size_t)used >= sizeof partial)
         fail("--container-save: the path is too long");

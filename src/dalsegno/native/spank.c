@@ -1,7 +1,8 @@
 /* The SPANK plugin: srun, sbatch and salloc get Pyxis's options, and each task of a step enters its container.
  *
- * user_init (slurmstepd, once per step and node) has the helper build the root and keeps the namespaces, or the error:
- * a failing user_init would drain the node. task_init (each task, as the user) enters, or prints the error and exits.
+ * user_init (in slurmstepd, once per step and node) starts the helper, which builds the root, and stores the namespaces
+ * or the error. It never fails, because Slurm would then drain the node. task_init (in each task, as the user) enters
+ * the container, or prints the error and exits.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -43,7 +44,7 @@ static int take_option(int which, const char *value, int remote) {
     if (check_option((enum option)which, value, why) != 0) {
         if (!remote)
             slurm_error("--%s: %s", option_words[which].name, why);
-        else /* srun accepted it, and slurmstepd continues without the option, so the tasks report it */
+        else /* srun accepted the value, and slurmstepd continues without the option, so the tasks report the error */
             snprintf(container.error, sizeof container.error, "--%s: %s", option_words[which].name, why);
         container.wanted |= remote && (which == OPTION_IMAGE || which == OPTION_NAME);
         return -1;
@@ -106,7 +107,7 @@ int slurm_spank_init(spank_t spank, int count, char *words[]) {
     return ESPANK_SUCCESS;
 }
 
-/* Reads PYXIS_CONTAINER_READONLY for OPTION_READONLY; false if the job has no such variable. */
+/* Reads the variable for an option, for example PYXIS_CONTAINER_READONLY. Returns false if the job does not set it. */
 static bool read_variable(spank_t spank, int option, char name[SPANK_OPTION_MAXLEN + 8], char value[VALUE_MAX]) {
     snprintf(name, SPANK_OPTION_MAXLEN + 8, "PYXIS_%s", option_words[option].name);
     for (char *letter = name; *letter; letter++)
@@ -124,7 +125,7 @@ static void read_environment(spank_t spank) {
     bool on, before[OPTION_COUNT + 1] = {false};
     for (int i = 0; i < OPTION_COUNT; i++)
         before[i] = given[i];
-    for (int i = 0; i < OPTION_LIST; i++) { /* the options after it apply to one command line only */
+    for (int i = 0; i < OPTION_LIST; i++) { /* the options from OPTION_LIST on have no variables */
         enum option other = opposite((enum option)i);
         if (before[i] || before[other] || strncmp(option_words[i].name, "no-", 3) == 0 ||
             !read_variable(spank, i, name, value))
@@ -138,15 +139,15 @@ static void read_environment(spank_t spank) {
     }
 }
 
-/* Returns whether auto-resume is set: for srun itself, or for all steps of a batch script, not for an srun within a task. */
+/* Returns whether auto-resume is on: set for this srun, or for its batch script unless this srun runs in a task. */
 static bool is_resume_requested(void) {
     const char *noted = getenv("SLURM_STEP_ID") ? NULL : getenv("DALSEGNO_AUTO_RESUME");
     const char *value = given[OPTION_AUTO_RESUME] ? given[OPTION_AUTO_RESUME] : noted;
     return value && strcmp(value, "1") == 0;
 }
 
-/* Warns of a cut image name: `#` starts a comment, even in an #SBATCH line, so only the registry is left of
- * REGISTRY#IMAGE. */
+/* Warns if the image name seems to be cut off: `#` starts a comment even in an #SBATCH line, which turns REGISTRY#IMAGE
+ * into REGISTRY. */
 static void warn_of_comment(const char *image) {
     const char *port = strrchr(image, ':');
     bool is_port = port && port[1] && strspn(port + 1, "0123456789") == strlen(port + 1);
@@ -189,7 +190,7 @@ static void export_auto_resume(spank_t spank) {
         spank_setenv(spank, "DALSEGNO_AUTO_RESUME", given[OPTION_AUTO_RESUME], 1);
 }
 
-/* Makes the path absolute: it is relative to the job's folder, in which slurmstepd is now, but not when the step ends. */
+/* Makes the path absolute. It is relative to the job's folder, which slurmstepd will have left when the step ends. */
 static void make_save_path_absolute(void) {
     char folder[PATH_MAX], *path = NULL, *old = given[OPTION_SAVE];
     if (!old || old[0] == '/' || !getcwd(folder, sizeof folder) || asprintf(&path, "%s/%s", folder, old) < 0)
@@ -218,10 +219,10 @@ int slurm_spank_user_init(spank_t spank, int count, char *words[]) {
     if (given[OPTION_SAVE] && check_save_path(given[OPTION_SAVE], container.error))
         start_save_thread(spank, &site, given[OPTION_SAVE], &container);
     if (step == SLURM_BATCH_SCRIPT && spank_get_item(spank, S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0)
-        container.script = strdup(argv[0]); /* in slurmd's spool folder, which no image has */
+        container.script = strdup(argv[0]); /* must be mounted: slurmd's spool folder is not in the image */
     if (!container.error[0])
         start_container(spank, &site, given, &container);
-    return ESPANK_SUCCESS; /* always: see the top of this file */
+    return ESPANK_SUCCESS; /* never an error: see the top of this file */
 }
 
 int slurm_spank_task_init(spank_t spank, int count, char *words[]) {
@@ -235,9 +236,8 @@ int slurm_spank_task_init(spank_t spank, int count, char *words[]) {
     return ESPANK_SUCCESS;
 }
 
-/* Closes the container's namespaces. A FUSE mount is removed with them, and its server ends with the mount. Wait for that,
- * because Slurm takes a second longer to end a step that still has processes. A named container stays until its lock is
- * released. */
+/* Closes the container's namespaces, except those of a named container, which other steps may join. This removes a FUSE
+ * mount, and its server ends. Waits for that, because Slurm takes a second longer to end a step that has processes. */
 static void close_namespaces(void) {
     int *const fds[] = {&container.mounts, &container.user, &container.own[0], &container.own[1], &container.own[2]};
     for (size_t i = 0; container.lock < 0 && i < sizeof fds / sizeof *fds; i++) {
@@ -245,11 +245,12 @@ static void close_namespaces(void) {
             close(*fds[i]);
         *fds[i] = -1;
     }
-    if (container.lock < 0 && container.unpacked >= 0) /* the user may have stopped the server */
+    if (container.lock < 0 && container.unpacked >= 0) /* the timeout is for a server that the user has stopped */
         poll(&(struct pollfd){.fd = container.unpacked, .events = POLLIN}, 1, SERVER_MS);
 }
 
-/* Acts when the node's last task has ended, before srun is notified: the saved file exists when srun ends. */
+/* Saves and closes the container when the node's last task has ended. srun is notified later, so the saved file exists
+ * when srun ends. */
 int slurm_spank_task_exit(spank_t spank, int count, char *words[]) {
     static uint32_t ended;
     uint32_t tasks = 0;

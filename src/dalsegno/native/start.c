@@ -72,7 +72,7 @@ static bool add_user(spank_t spank, struct words *words) {
     return true;
 }
 
-/* Passes the step's memory on, so that programs that pack and unpack images stay within it. */
+/* Passes on the step's memory limit, so that programs that pack and unpack images stay within it. */
 static void add_memory(spank_t spank, struct words *words, const char *name) {
     uint64_t memory_mib = 0;
     if (spank_get_item(spank, S_STEP_ALLOC_MEM, &memory_mib) == ESPANK_SUCCESS && memory_mib > 0 &&
@@ -80,7 +80,7 @@ static void add_memory(spank_t spank, struct words *words, const char *name) {
         add(words, "%s=%llu", name, (unsigned long long)memory_mib);
 }
 
-/* Passes on $HOME, as in Enroot, otherwise the home folder of the account. The helper opens it with the user's rights. */
+/* Passes on $HOME, as in Enroot, or else the account's home folder. The helper opens it with the user's rights. */
 static void add_home(spank_t spank, struct words *words, bool remap_root) {
     char text[PATH_MAX] = "", space[4096];
     uid_t uid = 0;
@@ -95,7 +95,8 @@ static void add_home(spank_t spank, struct words *words, bool remap_root) {
     }
 }
 
-/* Passes on the folder in which PMIx's library in a task and slurmstepd exchange files; slurmstepd's environment names it. */
+/* Passes on the folder in which slurmstepd and the PMIx library in a task exchange files. slurmstepd's environment
+ * names it. */
 static void add_pmix(struct words *words) {
     const char *folder = getenv("PMIX_SERVER_TMPDIR");
     if (folder && folder[0] == '/')
@@ -119,7 +120,8 @@ static bool read_node_name(char *name, size_t size) {
 #define PATH_WORD "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 /* Passes on variables of the job that an import may need for credentials and proxies. They are in the helper's
- * environment, with a prefix so that other programs ignore them. Arguments would show a proxy's password to all users. */
+ * environment, with a prefix so that other programs ignore them. As arguments, they would show a proxy's password to
+ * all users. */
 static void add_import(spank_t spank, const struct site *site, struct words *variables) {
     static const char *const names[] = {"HOME",       "XDG_CONFIG_HOME",   "XDG_RUNTIME_DIR", "DOCKER_CONFIG",
                                         "http_proxy", "https_proxy",       "no_proxy",        "HTTP_PROXY",
@@ -159,7 +161,7 @@ static void exec_helper(const char *path, char *const words[], char *const varia
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (getuid() == 0 && (syscall(SYS_setresuid, 0, 0, 0) != 0 || syscall(SYS_setresgid, 0, 0, 0) != 0))
         _exit(126);
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of user resets it */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* after setresuid, which clears it */
     int high[3] = {fcntl(answer, F_DUPFD, 64), user < 0 ? -1 : fcntl(user, F_DUPFD, 64),
                    mounts < 0 ? -1 : fcntl(mounts, F_DUPFD, 64)};
     /* Otherwise the helper would use a wrong descriptor. */
@@ -176,9 +178,9 @@ static void exec_helper(const char *path, char *const words[], char *const varia
     _exit(127);
 }
 
-/* Without cgroups, Slurm finds a step's processes only by their parents (proctrack/linuxproc). Processes that detach now
- * become children of slurmstepd, and end with the step. Not before the helper is done, because the server of a FUSE mount
- * outlives the tasks. */
+/* Makes processes that detach from a task children of slurmstepd, so that they end with the step: without cgroups,
+ * Slurm finds a step's processes only by their parents (proctrack/linuxproc). Must be called after the helper has
+ * answered, because the server of a FUSE mount must outlive the tasks. */
 void become_subreaper(void) { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
 struct helper start_helper(const char *path, char *const words[], char *const variables[], int user, int mounts) {
@@ -219,8 +221,8 @@ int receive_answer(int from, char *text, size_t size, int *fds, int count) {
     return came;
 }
 
-/* Ends the helper without blocking slurmstepd. The helper ends by itself once its socket is closed. But the user may have
- * stopped it, if it has the user's rights, or a file system may hang. */
+/* Ends the helper without blocking slurmstepd. The helper ends by itself when its socket is closed. It is killed if
+ * that takes too long: a user may stop a helper with the user's rights, or a file system may hang. */
 void end_helper(struct helper *helper) {
     int status = 0;
     close(helper->socket);
@@ -234,7 +236,7 @@ void end_helper(struct helper *helper) {
     *helper = (struct helper){.pid = -1, .socket = -1, .process = -1};
 }
 
-/* Reads the helper's answer; one that begins with `!` is an error. */
+/* Reads the helper's answer. An answer that begins with `!` is an error. */
 void parse_answer(char *text, const int *fds, int count, struct container *container) {
     int next = 0;
     if (text[0] == '!' || count < 1) {
@@ -315,14 +317,14 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     free_words(&variables);
     if (start_wait_thread(spank, helper, container))
         return;
-    send_cgroups(helper.socket); /* there is no task yet that could send its own */
+    send_cgroups(helper.socket); /* no task exists yet that could send its cgroups */
     int count = receive_answer(helper.socket, text, sizeof text, fds, ANSWER_FDS_MAX);
     end_helper(&helper);
     parse_answer(text, fds, count, container);
     become_subreaper();
 }
 
-/* Called early, because a handle of Slurm is valid only in the hook that received it. */
+/* Prepares the helper's arguments for the save. Called early, because a SPANK handle is valid only in its own hook. */
 void prepare_save(spank_t spank, const char *path) {
     add(&save_words, "dalsegno-container");
     add_user(spank, &save_words);

@@ -1,5 +1,5 @@
-/* Decides which files the kernel may mount. Its squashfs code is not hardened against hostile files, so it gets only files
- * that only root can have written. */
+/* Decides which files the kernel may mount: only files that root alone can have written, because the kernel's squashfs
+ * code is not hardened against hostile files. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <limits.h>
@@ -16,8 +16,8 @@
 #define FUSE_SUPER_MAGIC 0x65735546
 #endif
 
-/* A FUSE server, which may belong to the user, can report any owner. An ACL that lets others write shows as write
- * permission of the group, so that is refused for every group. */
+/* Returns false for files on FUSE, because a user's FUSE server can report any owner. Returns false for files that any
+ * group can write to, because an ACL that lets other users write appears as group permission. */
 static bool is_writable_only_by_root(int fd) {
     struct stat seen;
     struct statfs system;

@@ -63,7 +63,7 @@ static void fill_folder(const struct image *image) {
     fcntl(image->fd, F_SETFD, FD_CLOEXEC);
     if (rc == 127)
         fail("image %s: this node has neither squashfuse with a usable /dev/fuse nor unsquashfs", request.image);
-    if (rc != 0 && rc != 2) { /* 2: devices and owners could not be created, and the container does not need them */
+    if (rc != 0 && rc != 2) { /* 2: it could not create devices or set owners, which the container does not need */
         remove_folder(partial);
         fail("image %s: unsquashfs into %s failed (%d): %s", request.image, request.cache, rc, why_failed(rc, errors_fd, why));
     }
@@ -72,7 +72,7 @@ static void fill_folder(const struct image *image) {
     close(errors_fd);
 }
 
-/* Marks the folder as used for as long as the step, which gets this descriptor, keeps it open. */
+/* Marks the folder as in use, with a lock that lasts until the step, which gets this descriptor, closes it. */
 static void note_use(const struct image *image) {
     char path[PATH_MAX + 8];
     snprintf(path, sizeof path, "%s.image", image->extracted);

@@ -1,7 +1,8 @@
-/* An import may take minutes, and a file system may hang. Slurm delivers no signal to a step before its user_init returns,
- * so waiting for the helper there would make the step impossible to cancel. Instead the step starts, a thread of
- * slurmstepd waits for the helper, and the tasks wait in task_init for the answer, which the thread passes on. There a
- * signal ends them like any task. When the last one has ended, the helper sees its socket closed and ends the import. */
+/* An import may take minutes, and a file system may hang. Slurm delivers no signal to a step before its user_init
+ * returns, so waiting for the helper there would make the step impossible to cancel. Instead the step starts, a thread
+ * of slurmstepd waits for the helper, and the tasks wait in task_init for the answer, which the thread passes on. There
+ * a signal ends them like any task. When the last task has ended, the helper sees its socket closed and ends the
+ * import. */
 #define _GNU_SOURCE
 #include "wait_helper.h"
 
@@ -28,7 +29,7 @@ static struct {
     struct container *container;
 } pending = {.tasks = {-1, -1}};
 
-/* Sends one message for each task. */
+/* Receives the helper's answer and sends it once for each task. */
 static void *forward_answer(void *nothing) {
     char text[ANSWER_LENGTH], copy[ANSWER_LENGTH];
     int fds[ANSWER_FDS_MAX];
@@ -36,7 +37,7 @@ static void *forward_answer(void *nothing) {
     snprintf(copy, sizeof copy, "%s", text);
     parse_answer(copy, fds, count, pending.container);
     become_subreaper();
-    if (count < 0) /* the same signal is about to kill the tasks, which must not exit with an error first */
+    if (count < 0) /* the signal that killed the helper will kill the tasks, which must not exit with an error first */
         poll(&(struct pollfd){.fd = pending.tasks[1]}, 1, KILLED_MS);
     for (uint32_t i = 0; i < pending.task_count && send_message(pending.tasks[1], text, fds, count); i++)
         ;
@@ -58,7 +59,7 @@ bool start_wait_thread(spank_t spank, struct helper helper, struct container *co
     return pending.started;
 }
 
-/* Waits for the container, in a task. Ignores what the thread had written to `container` when the task was forked. */
+/* Waits for the container, in a task. Overwrites what the thread may have written to `container` before the fork. */
 void wait_for_container(spank_t spank, const char *image, struct container *container) {
     char text[ANSWER_LENGTH];
     int fds[ANSWER_FDS_MAX];
@@ -82,7 +83,7 @@ void wait_for_container(spank_t spank, const char *image, struct container *cont
     parse_answer(text, fds, count, container);
 }
 
-/* Ends the waiting in slurmstepd, once no task is left: the helper and the thread see their sockets closed. */
+/* Ends the thread and the helper by closing their sockets. Called in slurmstepd when no task is left. */
 void stop_waiting(void) {
     if (!pending.started)
         return;

@@ -1,4 +1,4 @@
-/* Waiting for a container that is not ready yet. */
+/* Lets tasks wait for a container that is not ready yet. */
 #ifndef DALSEGNO_WAIT_HELPER_H
 #define DALSEGNO_WAIT_HELPER_H
 

@@ -25,7 +25,7 @@
 #include "enter.h"
 #include "message.h"
 
-enum { SUFFIX_MAX = 64 }; /* the suffix of the file while it is written */
+enum { SUFFIX_MAX = 64 }; /* room for the suffix of the partial file */
 
 static struct {
     bool wanted, started, done;
@@ -34,7 +34,7 @@ static struct {
     uint32_t task_count;
     const struct site *site;
     const struct container *container;
-    char cgroups[CGROUPS_LENGTH]; /* as reported by a task */
+    char cgroups[CGROUPS_LENGTH]; /* the step's cgroups, as reported by a task */
 } pending = {.socket = {-1, -1}};
 
 static bool refuse(char why[WHY_LENGTH], const char *path, const char *what) {
@@ -80,7 +80,7 @@ static bool save(void) {
 static void *answer_tasks(void *nothing) {
     char text[CGROUPS_LENGTH];
     for (uint32_t ended = 0; receive_message(pending.socket[1], text, sizeof text, NULL, 0) >= 0;) {
-        if (text[0]) /* a task starts */
+        if (text[0]) /* a task that starts sends its cgroups; one that has ended sends an empty text */
             snprintf(pending.cgroups, sizeof pending.cgroups, "%s", text);
         else
             send_message(pending.socket[1], ++ended == pending.task_count && !save() ? "!" : "", NULL, 0);
@@ -149,7 +149,7 @@ static int forward_signals(pid_t program, const sigset_t *all) {
 static _Noreturn void wait_for_program(pid_t program, const sigset_t *all) {
     char text[8] = "";
     prctl(PR_SET_DUMPABLE, 0);        /* this process never calls exec, so it still has slurmstepd's memory */
-    prctl(PR_SET_NAME, "slurmstepd"); /* a task that waited for its image has another name, and would be signalled too */
+    prctl(PR_SET_NAME, "slurmstepd"); /* undoes "awaits-an-image", because linuxproc would signal us too */
     dup2(pending.socket[0], 0);
     /* Otherwise readers of the program's output would not see its end, and we would not see the end of slurmstepd. */
     syscall(SYS_close_range, 1, ~0u, 0);

@@ -1,8 +1,8 @@
-"""All-reduces with known sums. Loads torch: only for a process that may be large and may be killed.
+"""All-reduces with known sums. This module imports torch: only a process that may be large and may be killed uses it.
 
-Two nodes need a store to exchange their addresses. It runs on the connection on which they have authenticated each
-other, instead of a store of torch's, whose port would be open to others. The numbers are derived from the secret of
-this test, so an intruder can make the sum wrong, but not right.
+Two nodes need a store to exchange their addresses. This store uses the connection on which they have authenticated each
+other; torch's own store would open a port to others. The numbers are derived from the test's secret, so an intruder can
+make a sum wrong, but not right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dalsegno.wire.frames import BadFrame, Reader, send
 
 
 class ChannelStore(dist.Store):  # type: ignore[misc]
-    """A store for two ranks on a connection: what one sets is sent to the other."""
+    """A store for two ranks on a connection: each sends the entries that it sets to the other."""
 
     def __init__(self, channel: socket.socket) -> None:
         super().__init__()
@@ -87,14 +87,14 @@ BYTES = {GLOO: 16 << 20, NCCL: 256 << 20}
 ROUNDS = 3
 _SMALL = 0x03FFFFFF  # largest number: the sum of 32 such numbers still fits
 
-_kept = list[object]()  # destroying an NCCL group may take long, and this process is killed anyway
+_kept = list[object]()  # never released: destroying an NCCL group may take long, and this process is killed anyway
 
-Numbers = Callable[[bytes, int], torch.Tensor]  # the numbers of a rank, from the secret: one MiB, to be repeated
+Numbers = Callable[[bytes, int], torch.Tensor]  # secret, rank -> one MiB of the rank's numbers
 
 
 @dataclass(frozen=True)
 class ReducedSums:
-    """The result: how many numbers were wrong here, whether the peer had all right, and the time of one round."""
+    """The result: how many sums were wrong here, whether the peer's were all right, and the time of one round."""
 
     kind: str
     ranks: int
@@ -196,7 +196,8 @@ def _repeated(block: torch.Tensor, kind: str, device: str) -> torch.Tensor:
 def _rounds(
     mine: Sequence[torch.Tensor], whole: torch.Tensor, reduce: Callable[[list[torch.Tensor]], object]
 ) -> tuple[int, float]:
-    """Return the number of wrong numbers in all rounds, and the time of the quickest: the first round also connects."""
+    """Return the number of wrong sums in all rounds, and the time of the fastest round: the first one also
+    connects."""
     wrong, took_s = 0, float("inf")
     for _ in range(ROUNDS):
         tensors = [each.clone() for each in mine]

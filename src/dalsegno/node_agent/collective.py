@@ -23,10 +23,10 @@ from dalsegno.health.result import Remedy, Result, failed, passed, unknown
 from dalsegno.system.hanging_calls import fork
 from dalsegno.wire.frames import BadFrame, FileReader, Message, Reader, send
 
-LOAD_S = 80.0  # to load torch, on a very busy machine
-REDUCE_S = 30.0  # for all rounds, when both sides have loaded torch
+LOAD_S = 80.0  # time to load torch on a very busy machine
+REDUCE_S = 30.0  # time for all rounds, when both sides have loaded torch
 LATER_S = 5.0  # extra time, so that the process itself can report what was too slow
-DIED, DIED_TEXT = "died", "the process that runs torch has died"  # on this node, not on the other
+DIED, DIED_TEXT = "died", "the process that runs torch has died"  # a fault of this node, not of the other
 
 if TYPE_CHECKING:
     from dalsegno.node_agent.all_reduce import Numbers
@@ -35,7 +35,8 @@ Body = Callable[[socket.socket], None]
 
 
 class Collective:
-    """The process with torch. Use it in one thread only, because it forks. `body` is what the process runs."""
+    """A process that runs torch. Use this class in one thread only, because it forks. `body` is what the process
+    runs."""
 
     def __init__(self, body: Body | None = None, *, load_s: float = LOAD_S, reduce_s: float = REDUCE_S) -> None:
         self._load_until, self._reduce_s = time.monotonic() + load_s, reduce_s
@@ -59,7 +60,7 @@ class Collective:
             self._forked = None
 
     def kind(self) -> tuple[str, str]:
-        """Return `gloo` or `nccl` once torch is loaded; or "", and why."""
+        """Wait until torch is loaded, and return its backend, `gloo` or `nccl`; or "" and the reason."""
         if self._forked and not self._kind and not self._why:
             answer = self._receive(self._load_until, "torch was not loaded in time")
             self._kind, self._why = str(answer.get("kind", "")), str(answer.get("error", answer.get("died", "")))
@@ -128,7 +129,7 @@ def serve(sock: socket.socket, numbers: Numbers | None = None) -> None:
         from dalsegno.node_agent import all_reduce
 
         kind = all_reduce.kind()
-    except Exception as error:  # whatever is wrong with this torch
+    except Exception as error:  # a broken torch may raise anything
         send(sock, {"error": f"torch cannot be loaded: {_one_line(error)}"})
         return
     send(sock, {"kind": kind} if kind else {"error": "this torch has no collectives"})

@@ -1,4 +1,4 @@
-"""Evidence of a node before it is reset, rebooted or replaced: text files, each cut to its last part."""
+"""Collect evidence from a node before it is reset, rebooted or replaced: text files, each cut to its last part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dalsegno.system.hanging_calls import NoAnswer, ask
 from dalsegno.train.contract import RUN
 from dalsegno.train.memory.files import ALONE, SHM, last_written, list_user_folders, run_of, sweep_all
 
-MAX_BYTES = 256 << 10  # of one file: its end matters most
+MAX_BYTES = 256 << 10  # limit for one file; its end matters most
 COMMAND_S = 5.0
 COMMANDS: Mapping[str, Sequence[str]] = {
     "dmesg.txt": ("dmesg", "--time-format=iso"),
@@ -37,7 +37,7 @@ Ask = Callable[[Sequence[str]], str]
 def gather(
     node: str, boot: str, findings: tuple[Finding, ...], env: Mapping[str, str], ask: Ask | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each file; the text is the error if a source is not available."""
+    """Yield the name and text of each file; the text is the error if a source is not available."""
     ask = ask or _ask
     yield "findings.json", json.dumps(report_message(NodeReport(node, boot, findings)), indent=1)
     if telemetry := telemetry_path(env):
@@ -49,7 +49,8 @@ def gather(
 
 
 def slurmd_log(node: str, env: Mapping[str, str]) -> Path | None:
-    """Return slurmd's log: from slurm.conf, else the usual path; on a simulated node, beside its telemetry."""
+    """Return the path of slurmd's log: from slurm.conf, otherwise the usual path or, on a simulated node, the one
+    beside its telemetry."""
     configured, telemetry = _configured_log(node, env), telemetry_path(env)
     candidates = [configured] if configured else [str(telemetry.with_name("slurmd.log"))] if telemetry else SLURMD_LOGS
     return next((Path(path) for path in candidates if os.path.isfile(path)), None)
@@ -88,20 +89,20 @@ EVERY_S = 10.0
 FRESH_S = 10.0  # memory written this recently is in use, so processes need not be searched
 UNUSED_S = 30.0  # longer than a run needs to start another agent
 
-Run = tuple[int, str]  # uid and id
+Run = tuple[int, str]  # uid and run id
 _FILES = re.compile(rb"/dalsegno\.[0-9.]+/([^/\n]+)")
 
 
 class SharedMemorySweeper:
-    """Frees the shared memory of runs that have ended: of all users as root, else only of the agent's user."""
+    """Frees the shared memory of runs that have ended: as root for all users, otherwise only for the agent's user."""
 
     def __init__(self, folder: Path = SHM, uid: int | None = None) -> None:
         self._folder, self._due = folder, float("-inf")
         self._uid = os.geteuid() if uid is None else uid
-        self._unused: dict[Run, float] = {}  # since when no process of the run was found here
+        self._unused: dict[Run, float] = {}  # run -> since when it has no process here
 
     def tidy(self, now: float) -> list[Run]:
-        """Free unused memory when it is due (monotonic) and return the runs concerned."""
+        """Free unused memory if a sweep is due (monotonic), and return the runs whose memory was freed."""
         if now < self._due:
             return []
         self._due, fresh = now + EVERY_S, time.time() - FRESH_S
@@ -138,7 +139,7 @@ def mapped(runs: Collection[Run]) -> set[Run]:
 
 
 def _processes(users: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Yield uid and PID of the processes of these users."""
+    """Yield the uid and PID of each process of these users."""
     for name in os.listdir(children.PROC) if users else ():
         uid = children.owner(int(name)) if name.isdigit() else None
         if uid is not None and uid in users:

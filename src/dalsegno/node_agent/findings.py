@@ -19,7 +19,7 @@ from dalsegno.health.messages import (
 from dalsegno.health.result import Result
 from dalsegno.wire.frames import Message
 
-WHOLE_S = 30.0  # a full report now and then: it refreshes the times and corrects errors
+WHOLE_S = 30.0  # interval between full reports, which refresh the times and correct errors
 MAX_MESSAGE = 40 << 10  # characters; well below the controller's limit
 MAX_NAME = 64
 

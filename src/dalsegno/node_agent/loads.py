@@ -30,7 +30,7 @@ def run_load(load: Callable[[], Result]) -> Result:
         return unknown(f"could not be run: {type(error).__name__}: {error}"[:200])
 
 
-# Matrix products: a(i, k) = i + k, b(k, j) = k - j. Integers, exact in 64 bits, and the result has a formula.
+# Matrix products of a(i, k) = i + k and b(k, j) = k - j: integers that are exact in 64 bits, with a known result.
 
 
 def product_formula(i: int, j: int, n: int) -> int:
@@ -51,7 +51,7 @@ def may_have_gpus() -> bool:
 
 
 def gpu_products(for_s: float = PRODUCT_S) -> Iterator[tuple[int, Result]]:
-    """Multiply matrices on every GPU; on none without a driver or torch, which takes seconds to load."""
+    """Multiply matrices on every GPU, and yield its index and result. Without a driver or torch, yield nothing."""
     if not may_have_gpus() or importlib.util.find_spec("torch") is None:
         return
     import torch
@@ -90,7 +90,8 @@ def _numpy_product(n: int) -> int:
 
 
 def _torch_product(torch: Any, index: int, n: int) -> int:
-    """Return how many numbers are wrong: 64-bit ones by the formula, bfloat16 ones by comparing two equal products."""
+    """Return how many numbers are wrong: the 64-bit product is compared with the formula, the bfloat16 product with a
+    second run."""
     i = torch.arange(n, dtype=torch.float64, device=f"cuda:{index}")
     a, b = i[:, None] + i[None, :], i[:, None] - i[None, :]
     wrong = int((a @ b != _formula_table(i, n)).sum())
@@ -133,7 +134,7 @@ def available_bytes(meminfo: str) -> int:
 
 
 def pattern(seed: bytes) -> bytes:
-    """Return one MiB that only those who know the seed can make."""
+    """Return one MiB that cannot be made without the seed."""
     return hashlib.shake_128(seed).digest(1 << 20)
 
 
@@ -144,7 +145,7 @@ def send_pattern(sock: socket.socket, seed: bytes, size: int) -> None:
 
 
 def receive_pattern(sock: socket.socket, seed: bytes, size: int) -> bool:
-    """Return whether the expected pattern is received. Raises OSError if the connection ends."""
+    """Return whether the expected pattern is received; raise OSError if the connection ends."""
     block, got = pattern(seed), 0
     while got < size:
         at = got % len(block)
@@ -163,7 +164,7 @@ def loopback_exchange(size: int = LOOPBACK_BYTES) -> Result:
         server.settimeout(5.0)
         began = time.monotonic()
         sender = socket.create_connection(server.getsockname(), 5.0)
-        address = sender.getsockname()  # before the thread, which closes it
+        address = sender.getsockname()  # read before the thread starts, which closes the socket
         threading.Thread(target=_send_loopback, args=(sender, size), daemon=True).start()
         with _accept_from(server, address) as sock:
             sock.settimeout(10.0)

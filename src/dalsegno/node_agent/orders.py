@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket
+from typing import Protocol
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.check import Context
@@ -33,7 +34,7 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 # Orders. Each runs in a separate process with a time limit, so that none delays the heartbeat.
 
 
-MAX_ORDERS = 4  # at a time
+MAX_ORDERS = 4  # orders at a time
 TIMEOUT_S = {"check": 40.0, "validate": VALIDATE_S, "evidence": 40.0, "pair-listen": LISTEN_S}
 
 Send = Callable[[Reply], None]
@@ -50,7 +51,8 @@ class _RunningOrder:
 
 
 class OrderProcesses:
-    """The processes of orders. `send` sends an answer to the controller, `can_send` returns whether it fits now."""
+    """The processes of orders. `send` sends an answer to the controller; `can_send` returns whether there is room for
+    one."""
 
     def __init__(
         self, do: Do, selector: selectors.BaseSelector, send: Callable[[Message], None], can_send: Callable[[], bool]
@@ -71,7 +73,7 @@ class OrderProcesses:
             self._register(running)
 
     def wake(self, now: float) -> float | None:
-        """Kill orders that take too long, continue those that waited for room, and return when to call again."""
+        """Kill orders that take too long, continue orders that waited for room, and return when to call again."""
         self._killed = [forked for forked in self._killed if not forked.ended()]
         for running in [each for each in self._under_way if each.until <= now]:
             self._end(running, "it took too long and was stopped")
@@ -146,14 +148,21 @@ def _carry_out(do: Do, order: Order, sock: socket) -> None:
 
 
 GPUS_EVERY_S = 30.0
-MEMORY = "memory-of-runs"
+MEMORY, METRICS = "memory-of-runs", "node-metrics"
+
+
+class MetricsWriter(Protocol):
+    """Writes the node's metrics when they are due (`NodeMetrics`)."""
+
+    def write_due(self) -> None: ...
 
 
 class ContinuousChecks:
-    """The continuous checks of this node."""
+    """The continuous checks of this node, and its metrics."""
 
-    def __init__(self, checkup: Checkup) -> None:
+    def __init__(self, checkup: Checkup, metrics: MetricsWriter | None = None) -> None:
         self._checkup, self._gpus_at, self._memory = checkup, float("-inf"), SharedMemorySweeper()
+        self._metrics = metrics
 
     def names(self) -> Iterable[str]:
         return self._checkup.names(Context.CONTINUOUS)
@@ -161,11 +170,14 @@ class ContinuousChecks:
     def run_due(self, without: frozenset[str]) -> Iterator[str | Finding]:
         yield from self._checkup.run_due(Context.CONTINUOUS, without)
         if MEMORY not in without:
-            yield MEMORY  # if the sweep hangs, this name is reported and not that of the last check
+            yield MEMORY  # if the sweep hangs, this name is reported instead of the last check's
             self._memory.tidy(time.monotonic())
+        if self._metrics and METRICS not in without:
+            yield METRICS
+            self._metrics.write_due()
 
     def gpus(self) -> Iterable[GpuIdentity] | None:
-        """Return the GPUs if the last answer is old, because they rarely change; else None. Lost GPUs are left out."""
+        """Return the GPUs, except lost ones; None if the last answer is recent, because GPUs rarely change."""
         if time.monotonic() - self._gpus_at < GPUS_EVERY_S:
             return None
         self._gpus_at = time.monotonic()
@@ -178,16 +190,24 @@ class ContinuousChecks:
 
 @dataclass
 class OrderHandlers:
-    """Carries out the orders of one agent. `findings` returns the agent's last findings, `address` its own address."""
+    """Carries out the orders of one agent. `findings` returns the agent's last findings, `address` its own address.
+    The metrics of the node are written to a file in the folder `metrics`, if there is one."""
 
     node: str
     boot: str
+    metrics: Path | None = None
     findings: Callable[[], tuple[Finding, ...]] = field(default=tuple)
     address: Callable[[], str] = field(default=str)
     settings: Callable[[], Message] = field(default=dict)
 
     def continuous_checks(self, settings: Message) -> ContinuousChecks:
-        return ContinuousChecks(self.checkup(settings))
+        if self.metrics is None:
+            return ContinuousChecks(self.checkup(settings))
+        from dalsegno.node_agent.metrics_writer import NodeMetrics  # an agent without metrics stays small
+        from dalsegno.node_agent.textfile import Textfile
+
+        checkup = self.checkup(settings)
+        return ContinuousChecks(checkup, NodeMetrics(checkup.node, self.node, Textfile(self.metrics)))
 
     def checkup(self, settings: Message) -> Checkup:
         return Checkup(CHECKS, machine_here(os.environ, self.node), check_settings(settings))
@@ -209,7 +229,8 @@ class OrderHandlers:
     def _validate(self, order: Order, send: Send) -> None:
         """Validate the node, first alone: only a node that passes its load tests is paired with a good node.
 
-        Loading torch keeps a processor busy for seconds. A test on the loopback alone is not worth that."""
+        torch is used only for a pair test or for GPUs: loading it keeps a processor busy for seconds, and a test on the
+        loopback is not worth that."""
         with_torch = Collective() if "secret" in order.arguments or loads.may_have_gpus() else nullcontext()
         with with_torch as collective, _partner(order.arguments) as partner:
             found = [*self.checkup(self.settings()).all(Context.VALIDATION), *self._loads(collective)]
@@ -251,7 +272,7 @@ class OrderHandlers:
 
 @contextmanager
 def _partner(arguments: Mapping[str, str]) -> Iterator[Callable[[Collective], Iterable[tuple[str, Result]]]]:
-    """Connect to the partner at once: it loads torch while this node is tested alone, and notices when this node ends.
+    """Connect to the partner at once: it loads torch while this node is tested alone, and notices if this node dies.
 
     Yield the function that runs the tests with the partner.
     """
@@ -270,10 +291,10 @@ def _partner(arguments: Mapping[str, str]) -> Iterator[Callable[[Collective], It
 
 
 def check_settings(settings: Message) -> Settings:
-    """Return the settings that the controller sent, else those in the file beside slurm.conf."""
+    """Return the settings from the controller, or else from the file beside slurm.conf."""
     if "checks" in settings:
         return facts_from_json(Health, {"checks": settings["checks"]}).checks
     try:
         return settings_here()
     except DalsegnoError:
-        return {}  # a damaged file must not stop the checks: each has its own thresholds
+        return {}  # a damaged file must not stop the checks, which have default thresholds

@@ -17,7 +17,7 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, send
 from dalsegno.wire.handshake import ClientHandshake, ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
-BYTES = 32 << 20  # each way
+BYTES = 32 << 20  # bytes to send in each direction
 TALK_S = 20.0
 PINGS = 20
 _ONE = b"!"
@@ -26,7 +26,8 @@ _ONE = b"!"
 def run_pair_tests(
     sock: socket.socket, secret: bytes, rank: int, collective: Collective
 ) -> Iterator[tuple[str, Result]]:
-    """Yield each finding by name. Rank 0 starts at any time; the connection stays open until both are done."""
+    """Yield the name and result of each test. Rank 0 starts at any time; the connection stays open until both are
+    done."""
     exchanged = _exchange(sock, secret, first=rank == 0)
     yield "pair", exchanged
     if exchanged.verdict is Verdict.PASSED:
@@ -106,7 +107,7 @@ def _next(sock: socket.socket) -> Message:
 # controller made for this test. Nobody else can use the connection, but an attacker in the network can change its data.
 
 
-CONNECT_S = 30.0  # for the other node to connect and authenticate: both machines may be busy
+CONNECT_S = 30.0  # time for the other node to connect and authenticate: both machines may be busy
 MAX_CALLERS = 64
 LISTENER, DIALLER = "pair that listens/2", "pair that calls/2"
 
@@ -120,7 +121,8 @@ class PartnerUnreachable(Exception):
 
 
 def answer(address: str, secret: bytes, listens: Callable[[int], None], connect_s: float = CONNECT_S) -> socket.socket:
-    """Wait for the other node; `listens` is called with the port. Callers without the secret cannot block the node."""
+    """Wait for the other node to connect, and return the socket. `listens` is called with the port. Callers without the
+    secret cannot keep the other node out."""
     with _PairListener(address, secret, connect_s) as listener:
         listens(listener.port)
         until = time.monotonic() + connect_s

@@ -1,4 +1,4 @@
-"""The checks in a separate process, and what the agent does when one of them hangs.
+"""Run the checks in a separate process, and handle checks that hang.
 
 The process runs one round of checks at a time, on request. It announces each check before it starts. If the check
 hangs, the process is killed, the check's result is unknown, and the check is skipped for a while.
@@ -19,10 +19,11 @@ from dalsegno.node_agent.findings import clean, clean_gpu
 from dalsegno.system.hanging_calls import Forked, fork
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 
-ROUND_S = 1.0  # between two rounds; each check also has its own interval
+ROUND_S = 1.0  # pause between two rounds; each check also has its own interval
 CHECK_S = 8.0  # how long one check may take; its own timeouts are shorter
 FIRST_LEAVE_S, MAX_LEAVE_S = 60.0, 900.0  # how long a check that hung is skipped
 GPUS = "gpu-list"  # name of the query for GPUs, in case it hangs
+CLOSE_S = 1.0  # a process that hangs in the kernel is not waited for
 MAX_STUCK = 8  # if this many killed processes hang in the kernel, no new ones are started
 
 
@@ -39,7 +40,7 @@ class CheckRounds(Protocol):
         """Return the GPUs of the node; None if unknown."""
 
 
-Make = Callable[[Message], CheckRounds]  # from the controller's settings
+Make = Callable[[Message], CheckRounds]  # creates the checks from the controller's settings
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class CheckWatch:
         self._forked: Forked | None = None
         self._reader = Reader()
         self._stuck: list[Forked] = []
-        self._now_asked, self._since = "", 0.0  # the current check, and when the process was last heard (monotonic)
+        self._now_asked, self._since = "", 0.0  # the current check; time of the last message (monotonic)
         self._busy = False
         self._leaves: dict[str, HungCheck] = {}
         self._due, self._rests_until = 0.0, 0.0
@@ -112,9 +113,10 @@ class CheckWatch:
         return self._since + self._check_s if self._busy else max(self._due, self._rests_until, now + 0.01)
 
     def close(self) -> None:
+        """End the process, and wait a moment for it: it writes the node's metrics, which are removed afterwards."""
         self._end()
         for forked in self._stuck:
-            forked.ended()
+            forked.wait(CLOSE_S)
 
     def _begin(self, now: float) -> None:
         self._due = now + ROUND_S
@@ -152,7 +154,7 @@ class CheckWatch:
 
     def _take(self, message: Message, now: float) -> None:
         self._since = now
-        self._leaves.pop(self._now_asked, None)  # the process has passed that check
+        self._leaves.pop(self._now_asked, None)  # that check did not hang
         if "begin" in message:
             self._now_asked = str(message["begin"])
         elif "found" in message:
@@ -178,7 +180,7 @@ class CheckWatch:
         if self._forked is not None:
             self._selector.unregister(self._forked.sock)
             self._forked.kill()
-            self._stuck.append(self._forked)  # until it is reaped
+            self._stuck.append(self._forked)  # counts as stuck until it is reaped
         self._forked, self._busy, self._now_asked = None, False, ""
 
 

@@ -1,4 +1,7 @@
-"""Carry out recovery actions. Every action is idempotent and leaves nodes alone that an administrator has drained."""
+"""Carry out recovery actions. Actions are idempotent.
+
+An action that changes a node's state in Slurm fails if an administrator has drained the node.
+"""
 
 from __future__ import annotations
 
@@ -66,25 +69,25 @@ class NodeAgents(Protocol):
     """The node agents, as seen through their link. No method blocks for long unless it says so."""
 
     def remember(self, nodes: Iterable[str]) -> None:
-        """Remember nodes that were in service when the last controller ended: their loss is detected sooner."""
+        """Remember nodes that were in service under the previous controller: their loss is detected sooner."""
         ...
 
     def views(self) -> Mapping[str, AgentView]: ...
 
     def validations(self) -> Mapping[str, Validation]:
-        """Return the last answer of each node to `validate`."""
+        """Return the last validation result of each node."""
         ...
 
     def validating(self) -> Mapping[str, str]:
-        """Return the nodes that are being validated and the order that each carries out."""
+        """Return the id of the validation in progress, by node."""
         ...
 
     def validate(self, node: str, ask: str, partner: str) -> None:
-        """Order a node to validate itself; its answer carries `ask`. A repeated order does not restart the test."""
+        """Order a node to validate itself. `ask` identifies the validation: repeating it does not restart the test."""
         ...
 
     def rest(self, node: str, seconds: float) -> None:
-        """Make an agent release its GPUs for `seconds`: they cannot be reset while it holds them. 0 ends the pause."""
+        """Make an agent release its GPUs for `seconds`, because GPUs in use cannot be reset. 0 ends the pause."""
         ...
 
     def evidence(self, node: str) -> Mapping[str, str]:
@@ -92,10 +95,11 @@ class NodeAgents(Protocol):
         ...
 
 
-# Reservations that keep a lent spare for its user
+# Reservations that keep a lent spare for one user
 
 
-# FLEX: a job may run for longer than the reservation lasts. IGNORE_JOBS: it may start while jobs run.
+# FLEX: a job may run for longer than the reservation lasts. IGNORE_JOBS: running jobs do not prevent the reservation.
+# PURGE_COMP: Slurm deletes it after five minutes without a job.
 _FLAGS = "FLEX,IGNORE_JOBS,PURGE_COMP=00:05:00"
 
 
@@ -105,7 +109,7 @@ def loan_name(node: str) -> str:
 
 
 def reserve(slurm: SlurmActions, node: str, uid: int) -> bool:
-    """Reserve a node for a user and return False if Slurm refuses. The reservation may exist already."""
+    """Reserve a node for a user, or change its existing reservation. Return False if Slurm refuses."""
     name = loan_name(node)
     with contextlib.suppress(CommandFailed):
         slurm.update(ReservationName=name, Users=str(uid))
@@ -120,7 +124,7 @@ def reserve(slurm: SlurmActions, node: str, uid: int) -> bool:
 
 
 def close_loan(slurm: SlurmActions, node: str) -> None:
-    """Let no more jobs start on a lent node. Jobs of the reservation that run or wait are not affected."""
+    """Prevent further jobs from starting on a lent node. Jobs in the reservation that run or wait are not affected."""
     with contextlib.suppress(CommandFailed):  # Slurm refused the reservation or has removed it
         slurm.update(ReservationName=loan_name(node), Users="root")
 
@@ -138,7 +142,7 @@ class ActionContext:
     slurm: SlurmActions
     agents: NodeAgents
     target: object
-    evidence: Path  # a folder
+    evidence: Path  # folder for evidence
     slurm_users: frozenset[str] = SLURM_USERS
 
 
@@ -265,11 +269,11 @@ def _recall(action: Recall, context: ActionContext) -> str:
 
 
 MAX_RESET_S = 120.0  # after this time the agent resumes its checks by itself
-HIGHEST = str(2**32 - 3)  # the two values above have a special meaning
+HIGHEST = str(2**32 - 3)  # Slurm reserves the two values above: NO_VAL and INFINITE
 
 
 def _take_evidence(action: TakeEvidence, id: str, at: float, context: ActionContext) -> str:
-    """Save the node's report, what Slurm shows of it and its jobs, and the files that the node still delivers."""
+    """Save the node's report, what Slurm shows about the node and its jobs, and the files that its agent sends."""
     node = action.node
     view = context.agents.views().get(node)
     report = report_message(view.report) if view and view.report else None
@@ -286,7 +290,7 @@ def _take_evidence(action: TakeEvidence, id: str, at: float, context: ActionCont
 
 
 def _read_logs(node: str, context: ActionContext) -> Mapping[str, str]:
-    """Return what the target knows of a node whose agent does not answer. Incomplete evidence is better than none."""
+    """Return the target's logs of a node whose agent does not answer, or a note that says why there are none."""
     if not isinstance(context.target, CanReadLogs):
         return {INCOMPLETE: "machine: this target keeps no logs of a node that does not answer"}
     try:

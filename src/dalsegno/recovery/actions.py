@@ -29,12 +29,12 @@ class Action:
 
     @property
     def concerns(self) -> tuple[int, ...]:
-        """Return the jobs that the events of the action name."""
+        """Return the jobs that the action's events mention."""
         return ()
 
     @property
     def stage(self) -> EventStage:
-        """Return the stage of the event of an action that is only recorded, such as a note."""
+        """Return the event stage of an action that is only recorded, such as a note."""
         return EventStage.INFO
 
     def failure(self, error: str) -> str:
@@ -44,7 +44,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Drain(Action):
-    """Drain the node: no new job starts there. `held` are its jobs, `runs` the runs among them."""
+    """Drain the node: no new job starts there. `held` are its jobs, `runs` the runs that they belong to."""
 
     fault: NodeFault
     held: tuple[int, ...] = ()
@@ -57,12 +57,13 @@ class Drain(Action):
 
 @dataclass(frozen=True)
 class SetDown(Action):
-    """Set the node down, so that Slurm removes it from its jobs at once. `jobs` are those that belong to no run."""
+    """Set the node down, so that Slurm removes it from its jobs at once. `jobs` are its jobs that belong to no run."""
 
     fault: NodeFault
     jobs: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     runs: tuple[str, ...] = ()
+    heard_at: float = 0.0  # time of the last message of a lost node; 0: unknown
 
     @property
     def summary(self) -> str:
@@ -71,7 +72,7 @@ class SetDown(Action):
 
 @dataclass(frozen=True)
 class TakeEvidence(Action):
-    """Save evidence before a repair destroys it. `jobs` are the node's jobs when it was taken out of service."""
+    """Save evidence before a repair destroys it. `jobs` were on the node when it was taken out of service."""
 
     jobs: tuple[int, ...] = ()
     slow: ClassVar[bool] = True
@@ -87,7 +88,7 @@ class TakeEvidence(Action):
 
 @dataclass(frozen=True)
 class Repair(Action):
-    """Reset the GPUs, reboot or replace the node. `boot` is the node's boot before, `gpus` are its GPUs' ids."""
+    """Reset the GPUs, reboot or replace the node. `boot` is its boot before the repair, `gpus` are its GPUs' ids."""
 
     how: Remedy
     fault: NodeFault
@@ -107,7 +108,7 @@ class Repair(Action):
 
 @dataclass(frozen=True)
 class Validate(Action):
-    """Order the node to validate itself, alone and, if there is one, with a partner."""
+    """Order the node to validate itself, alone and, if a partner is given, with the partner."""
 
     partner: str = ""
     boot: str = ""
@@ -230,7 +231,7 @@ class ChangePhase(Action):
     fault: NodeFault | None = None
     excuses: tuple[str, ...] = ()  # faults that an administrator has accepted
     failed: bool = False  # the last repair did not help
-    boot: str = ""  # a later boot may have repaired the node
+    boot: str = ""  # boot of the node at this change; a later boot may have repaired the node
     held_back: HeldAction = HeldAction.NO
     relapses: int = 0  # suspicions in a row
     about: Subject = ANYTHING
@@ -254,11 +255,11 @@ class Note(Action):
     """Record a remark about the node."""
 
     text: str
-    settles: tuple[int, ...] = ()  # jobs that need no further remark
+    settles: tuple[int, ...] = ()  # jobs that need not be followed any longer
     held_back: HeldAction = HeldAction.NO  # why the announced action is not carried out
     excuses: tuple[str, ...] | None = None  # faults that an administrator has accepted; None: unchanged
     about: Subject = ANYTHING
-    fault: bool = False  # it reports a fault for which nothing is done
+    fault: bool = False  # the text reports a fault that nothing is done about
     touches: ClassVar[bool] = False
 
     @property
@@ -296,7 +297,7 @@ class Repeat(Action):
     """Repeat an action that was begun before a controller crash and whose outcome is unknown."""
 
     id: str
-    touches: ClassVar[bool] = False  # it was decided before
+    touches: ClassVar[bool] = False  # not held back, because the action has begun
 
 
 @dataclass(frozen=True)
@@ -324,4 +325,4 @@ KINDS: dict[str, type[Action]] = {
         Expedite,
     )
 }
-KINDS["Mend"] = Repair  # in journals of earlier versions
+KINDS["Mend"] = Repair  # the name in journals of earlier versions

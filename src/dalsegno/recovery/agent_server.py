@@ -33,7 +33,7 @@ from dalsegno.wire.handshake import TAG_BYTES, BadProof, ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
 STRANGERS = 256  # unauthenticated connections at a time
-STRANGER_S = 3.0  # for the handshake: it is one packet each way
+STRANGER_S = 3.0  # time limit for the handshake, which is one packet each way
 
 Call = Connection[NodeHello]
 
@@ -50,7 +50,7 @@ class AgentHandler(Protocol):
 
 
 class NodeAgentServer:
-    """Accepts the connections of node agents. `secret_of` returns a node's secret, or None for an unknown node."""
+    """Accepts connections from node agents. `secret_of` returns a node's secret, or None for an unknown node."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class NodeAgentServer:
 
 
 class KnownNodes:
-    """The nodes that have a secret, with their addresses from slurm.conf and the settings of their checks.
+    """The nodes that have a secret, their addresses from slurm.conf, and the settings for their checks.
 
-    The files may change at any time.
+    All of them are read from files, which may change at any time.
     """
 
     def __init__(self, secrets: Path, slurm_conf: Path) -> None:
@@ -146,7 +146,7 @@ class KnownNodes:
         return {name: self._places.get(name, NodeAddress("")) for name in sorted(names) if is_node_name(name)}
 
     def settings(self) -> Message:
-        """Return the check settings of the cluster file for the agents. A damaged file changes nothing."""
+        """Return the cluster's check settings, which are sent to the agents. A damaged file changes nothing."""
         if self._checks.changed():
             with contextlib.suppress(DalsegnoError):
                 read_settings(self._checks.path)

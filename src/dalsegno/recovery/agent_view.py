@@ -10,7 +10,7 @@ from dalsegno.health.result import Verdict
 from dalsegno.wire.frames import Message
 from dalsegno.wire.liveness import LivenessLimits, Presence
 
-# A heartbeat is due every 0.4 s. A probe asks the node's host and its slurmd.
+# A heartbeat is due every 0.4 s. A probe connects to the node's host and its slurmd.
 NODE_LIMITS = LivenessLimits(
     look_s=0.05, silent_s=1.0, probe_s=0.35, again_s=0.5, stuck_s=10.0, settled_s=2.0, new_s=15.0, known_s=5.0
 )
@@ -18,7 +18,7 @@ NODE_LIMITS = LivenessLimits(
 
 @dataclass(frozen=True)
 class AgentView:
-    """The state of one agent. Times are seconds since 1970 by the controller's clock; None means not asked.
+    """The state of one agent. Times are seconds since 1970 by the controller's clock.
 
     The last report is kept when the node is lost: it may show why.
     """
@@ -26,12 +26,12 @@ class AgentView:
     node: str
     presence: Presence = Presence.NEVER
     since: float = 0.0  # when `presence` last changed
-    last_seen: float = 0.0  # the agent's last message; 0: none
+    last_seen: float = 0.0  # when the agent's last message arrived; 0: never
     report: NodeReport | None = None
     boot: str = ""  # changes with every boot of the host
-    host_answers: bool | None = None
+    host_answers: bool | None = None  # None: not probed
     slurmd_answers: bool | None = None
-    answered: float = 0.0  # when its host or its slurmd last answered a probe; 0: never
+    answered: float = 0.0  # when the host or slurmd last answered a probe; 0: never
     quiet_s: float = field(default=0.0, compare=False)  # time since the last message, when the view was made
 
 

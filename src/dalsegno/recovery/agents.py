@@ -37,9 +37,9 @@ log = logging.getLogger("controller.agents")
 # Orders and their answers, which arrive in parts
 
 
-MAX_BYTES = 4 << 20  # of all files of one answer
+MAX_BYTES = 4 << 20  # total size of the files in one answer
 MAX_FILES = 32
-MAX_ORDERS = 8  # at a time, to one agent
+MAX_ORDERS = 8  # pending orders per agent
 
 
 class OrderEnd(Enum):
@@ -60,7 +60,7 @@ class OrderEnd(Enum):
 
     @property
     def undecided(self) -> bool:
-        """Return whether the order was lost in transit, which says nothing about the node: it may be sent again."""
+        """Return whether the order was lost in transit. That says nothing about the node; the order may be repeated."""
         return self in _LOST
 
 
@@ -91,7 +91,7 @@ class PendingOrder:
     until: float  # monotonic
     done: Callable[[OrderAnswer], None]
     listens: Callable[[int], None]  # called with the port on which the agent waits for its partner
-    port_until: float | None = None  # deadline for the port; None: it is known, or not needed
+    port_until: float | None = None  # deadline for the port; None: the port is known or not needed
     report: NodeReport | None = None
     files: dict[str, list[str]] = field(default_factory=dict)
     size: int = 0
@@ -175,7 +175,7 @@ class Orders:
 
 
 RESTART_S = 4.0  # how long the services of a node may take to restart
-OLD_BOOTS = 32  # remembered per node
+OLD_BOOTS = 32  # earlier boots remembered per node
 
 
 @dataclass
@@ -188,7 +188,7 @@ class _Known:
     last_seen: float = 0.0
     answered: float = 0.0
     call: Call | None = None
-    seen: str = ""  # the address from which its agent connected
+    seen: str = ""  # the address from which the agent connected
     boot: str = ""
     old_boots: deque[str] = field(default_factory=lambda: deque(maxlen=OLD_BOOTS))
     report: NodeReport | None = None
@@ -321,12 +321,12 @@ class AgentTable:
         if sign and (host or slurmd):
             self._known[node].answered = time.time()
         if sign and self._known[node].place.shared and not host and now - sign.last_seen < RESTART_S:
-            host = slurmd = None  # agent and slurmd may both be restarting; on a shared host, that is not a loss
+            host = slurmd = None  # unknown: on a shared host, agent and slurmd may just be restarting
         self._liveness.probe_ended(node, now, host=host, service=slurmd)
         self._publish(node)
 
     def _publish(self, node: str) -> None:
-        """Report a changed presence. A lost node is disconnected, because its messages would come too late."""
+        """Report a changed presence. Disconnect a lost node: if its agent lives, it must connect again."""
         known, sign = self._known.get(node), self._liveness.signs.get(node)
         if known is None or sign is None or known.presence is sign.presence:
             return

@@ -1,4 +1,4 @@
-"""The controller's answers to the users' requests: events, nodes, and pausing automatic recovery."""
+"""The controller's answers to requests from users: events, nodes, and pausing automatic recovery."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dalsegno.recovery.repair import forecast
 from dalsegno.recovery.store import Journal
 from dalsegno.wire.frames import Message
 
-MAX_EVENTS = 500  # in one answer: they must fit into one message
+MAX_EVENTS = 500  # per answer, which must fit into one message
 LAST = 50  # events shown with a node
 _HINT = "use `events`, `automation`, `nodes` or `forgive`"
 
 
 class Answers:
-    """Requests `{"events": SINCE}`, `{"automation": WORD}`, `{"nodes": true}`, `{"node": NAME}` and
+    """Answers the requests `{"events": SINCE}`, `{"automation": WORD}`, `{"nodes": true}`, `{"node": NAME}` and
     `{"forgive": NODE-OR-GPU}`.
 
     `changed` is called after a user has changed something; `partitions` returns a node's partitions. The journal is
@@ -68,7 +68,7 @@ class Answers:
         raise DalsegnoError("unknown request", hint=_HINT)
 
     def _events(self, since: object) -> Message:
-        """Return the events after this id; a negative number asks for that many of the last events."""
+        """Return the events after the id `since`. A negative `since` requests that many of the last events."""
         if type(since) is not int or abs(since) > 1 << 53:
             raise DalsegnoError("`events` must be the id of the last known event", hint="use 0 for all events")
         first = since if since >= 0 else max(self.store.last_event() + since, 0)

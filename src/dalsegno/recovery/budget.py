@@ -1,4 +1,4 @@
-"""Limits of recovery: nodes out at a time, nodes per hour, reboots, replacements. Pure."""
+"""The limits on recovery: nodes out of service at a time, nodes per hour, reboots, replacements. Pure."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def find_restraint(records: NodeRecords, policy: Policy) -> Refusal | None:
 
 
 class OutOfService:
-    """Counts the nodes of each partition that are out of service while one round is decided.
+    """Counts the nodes out of service in each partition during one round of decisions.
 
-    While recovery is paused or only observes, a node that would be taken out is counted as if it were.
+    While recovery is paused or only observes, a node that would be taken out is counted as out.
     """
 
     def __init__(self, nodes: Iterable[NodeFacts], records: NodeRecords, policy: Policy, now: float) -> None:
@@ -44,8 +44,7 @@ class OutOfService:
                 self.out[partition] = self.out.get(partition, 0) + out
 
     def limit(self, partition: str) -> int:
-        """Return how many nodes of a partition may be out: at least one, so that small partitions are repaired too."""
-        return max(1, int(self.policy.max_out * self.size.get(partition, 0) + 1e-9))
+        return max_out(self.policy, self.size.get(partition, 0))
 
     def refusal(self, node: NodeFacts) -> Refusal | None:
         """Return why this node may not be taken out; None if it may."""
@@ -70,6 +69,18 @@ class OutOfService:
         for partition in node.slurm.partitions:
             self.out[partition] = self.out.get(partition, 0) + (node.name not in self.policy.spares)
             self.taken[partition] = self.taken.get(partition, 0) + 1
+
+
+def budget_left(records: NodeRecords, policy: Policy, partition: str, nodes: Collection[str], now: float) -> int:
+    """Return how many more nodes of a partition could be taken out of service now. `nodes` are all of its nodes."""
+    counted = [name for name in nodes if name not in policy.spares]
+    limit = max_out(policy, len(counted)) - sum(records.get(name).out for name in counted)
+    return max(0, min(limit, policy.per_hour - count_taken_last_hour(records, partition, now)))
+
+
+def max_out(policy: Policy, size: int) -> int:
+    """Return how many nodes of a partition may be out: at least one, so that small partitions are repaired too."""
+    return max(1, int(policy.max_out * size + 1e-9))
 
 
 def count_taken_last_hour(records: NodeRecords, partition: str, now: float) -> int:

@@ -1,4 +1,4 @@
-"""How the records change when an action begins or ends, or a node changes its phase. Pure."""
+"""Update the records when an action begins or ends, or a node changes its phase. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dalsegno.recovery.reason import ANYTHING
 from dalsegno.recovery.records import BudgetMark, MarkKind, NodeRecord, NodeRecords, PendingAction
 
 MAX_RETRY_S = 60.0
-MAX_REPAIR_FAILURES = 5  # in a row; then a repair counts as tried
+MAX_REPAIR_FAILURES = 5  # in a row, after which the repair counts as tried
 
 
 def begin_action(
@@ -86,9 +86,9 @@ def _success_marks(
 
 
 def _unused_loan(records: NodeRecords, node: NodeRecord, now: float, partitions: tuple[str, ...]) -> list[BudgetMark]:
-    """Return a mark if the job of a lent spare ended before it started there, so that the run may be lent one again.
+    """Return a mark if a lent spare's job ended without starting there: the run may then be lent another spare.
 
-    A run withdraws a request when a lost node is usable again, and submits another that can also use that node.
+    This happens when a lost node is usable again: the run cancels the job and submits one that may use that node.
     """
     lent = [mark.runs for mark in records.marks if mark.kind is MarkKind.LENT and mark.node == node.node]
     if node.closed or not lent:
@@ -130,7 +130,7 @@ def _apply_done(node: NodeRecord, action: Action, id: str, now: float) -> NodeRe
 
 
 def _apply_taken(node: NodeRecord, phase: NodePhase, action: Drain | SetDown, now: float) -> NodeRecord:
-    again = node.out  # it was out already, and its fault has become worse
+    again = node.out  # the node was already out, and its fault has become worse
     return replace(
         node,
         phase=phase,

@@ -1,6 +1,6 @@
 """The controller: a process on the head node that starts the coordinators of all runs and watches the nodes.
 
-It may be killed at any time. Coordinators survive it, and the next controller resumes from records and journal.
+It may be killed at any time. Coordinators survive it, and the next controller resumes from the records and the journal.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
 
 
 class Controller:
-    """Answers requests and supervises coordinators. `launcher` is the command line in front of a program's name."""
+    """Answers requests and supervises coordinators. `launcher` is the start of a command line that runs a program."""
 
     def __init__(self, folder: Path, launcher: Sequence[str], env: Mapping[str, str]) -> None:
         self.selector = selectors.DefaultSelector()
@@ -104,7 +104,7 @@ class Controller:
         self.selector.close()
 
     def answer(self, uid: int, request: Message) -> Message:
-        """Answer a request of a user: `{"start": FOLDER}`, `{"runs": true}`, `{"agents": true}` or one of `Answers`."""
+        """Answer a user's request: `{"start": FOLDER}`, `{"runs": true}`, `{"agents": true}` or one for `Answers`."""
         log.debug("request of uid %d: %s", uid, ", ".join(request))
         try:
             if set(request) == {"start"}:

@@ -128,7 +128,7 @@ class RestartStep:
 def on_coordinator_end(record: RunRecord, code: int | None, lived_s: float) -> RestartStep:
     """Decide what to do when a coordinator has ended. `code` is None if an earlier controller had started it.
 
-    Without a code the coordinator is restarted; if its run is over, the new one notices and reports that.
+    Without a code the coordinator is restarted. If the run is over, the new coordinator reports that.
     """
     gone = replace(record, pid=0, start=0)
     if code == OVER:
@@ -165,7 +165,7 @@ def on_request(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None
 
 
 MAX_RUNS = 500  # each needs a process and an open file; the usual limit is 1024 open files
-MAX_RUNS_OF_A_USER = 64  # about 30 MB each on the head node; one user cannot exhaust the limit above
+MAX_RUNS_OF_A_USER = 64  # each needs about 30 MB on the head node; one user cannot exhaust MAX_RUNS
 PASSED_ON = ("PATH", "SLURM_CONF", "LC_ALL", "DALSEGNO_MARK", LEVEL)
 
 
@@ -196,7 +196,7 @@ def check_may_ask(uid: int) -> None:
 
 
 def check_run_limit(uid: int, kept: Sequence[int]) -> None:
-    """Raise an error if the limits do not allow one more run of this user. `kept` are the owners of current runs."""
+    """Raise an error if the limits do not allow this user another run. `kept` are the owners of the current runs."""
     if len(kept) >= MAX_RUNS:
         raise DalsegnoError(f"the controller has {MAX_RUNS} runs, its limit", hint="try again when some have ended")
     if uid != os.geteuid() and kept.count(uid) >= MAX_RUNS_OF_A_USER:
@@ -242,12 +242,12 @@ def _is_run_of(folder: str, uid: int) -> bool:
 
 
 PROGRAM = "run-coordinator"
-MAX_GIVEN_UP = 64  # how many runs that were given up are remembered per user
+MAX_GIVEN_UP = 64  # maximum number of records with `given_up` per user
 
 
 @dataclass
 class WatchedCoordinator:
-    """A running coordinator. `fd` becomes readable when it ends. `child` is None if it was taken over."""
+    """A running coordinator. `fd` becomes readable when it ends. `child` is None if the last controller started it."""
 
     fd: int
     since: float  # monotonic
@@ -255,7 +255,7 @@ class WatchedCoordinator:
 
 
 class CoordinatorKeeper:
-    """Starts coordinators and restarts them. `launcher` is the command line in front of a program's name.
+    """Starts coordinators and restarts them. `launcher` is the start of a command line that runs a program.
 
     `env` is the controller's own environment.
     """
@@ -335,7 +335,7 @@ class CoordinatorKeeper:
         """Start a coordinator. The record is written before, in case of a crash, and again afterwards, with the PID."""
         self.records.write(record)
         identity, env = find_identity(record.uid, self.env)
-        # The coordinator logs to its run folder. If it had the controller's log open, another user could modify that.
+        # The coordinator logs to its run folder. If it had the controller's log open, its user could modify that log.
         child = start(self._argv(record), env, identity=identity, output=Path(os.devnull) if identity else None)
         record = replace(record, pid=child.process.pid, start=child.process.start)
         self.known[record.run] = record

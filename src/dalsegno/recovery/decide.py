@@ -55,7 +55,7 @@ from dalsegno.wire.liveness import Presence
 # Jobs that belong to no run, on failing nodes. Runs recover by themselves.
 
 
-AGAIN_S = 3.0  # Slurm delays a requeued job even when it is told to start it, so this is repeated
+AGAIN_S = 3.0  # interval at which a requeued job's start delay is removed again, because Slurm may keep it
 
 
 def follow_jobs(node: NodeFacts, own: NodeRecord, jobs: Iterable[JobInfo], policy: Policy, now: float) -> Action | None:
@@ -63,7 +63,7 @@ def follow_jobs(node: NodeFacts, own: NodeRecord, jobs: Iterable[JobInfo], polic
 
 
 def _follow_victims(own: NodeRecord, jobs: Iterable[JobInfo], now: float) -> Action | None:
-    """Follow the jobs that lost the node: Slurm requeues those that allow it, and delays them by two minutes."""
+    """Follow the jobs that lost the node. Slurm requeues those that allow it, with a delay of two minutes."""
     if not own.victims:
         return None
     known = {job.id: job for job in jobs}
@@ -83,7 +83,7 @@ def _follow_victims(own: NodeRecord, jobs: Iterable[JobInfo], now: float) -> Act
 
 
 def _requeue_doomed(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action | None:
-    """Requeue jobs that cannot continue on a live node. The controller waits for jobs that may not be requeued."""
+    """Requeue jobs that cannot continue although the node is up. Jobs that may not be requeued are left to end."""
     doomed = own.fault and {own.fault.key, own.fault.check} & policy.doomed
     if own.phase is not NodePhase.DRAINED or not doomed:
         return None
@@ -94,13 +94,13 @@ def _requeue_doomed(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action 
     return None
 
 
-# Lost nodes or a controller that is cut off: if its own network fails, it hears none of them
+# Distinguish lost nodes from a failure of the controller's own network, in which it hears no node
 
 
 NEARLY_ALL = 0.8
 MIN_NODES = 2  # a single node allows no conclusion
-SETTLE_S = 15.0  # after contact is regained; agents connect every few seconds, and hosts are probed every two
-FRESH_S = 0.75  # a heartbeat is due every 0.4 s, and no node is declared lost in less than 1.3
+SETTLE_S = 15.0  # wait after contact is regained: agents connect every few seconds, hosts are probed every two
+FRESH_S = 0.75  # a heartbeat is due every 0.4 s, and no node is declared lost in less than 1.3 s
 
 
 def is_blind(facts: Facts, records: NodeRecords) -> bool:
@@ -116,15 +116,15 @@ def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float)
     node has been heard since."""
     if not node.gone:
         return False
-    silent_since = node.agent.last_seen or node.agent.since  # it may be declared lost only after contact is regained
+    silent_since = node.agent.last_seen or node.agent.since  # `since`, when it was declared lost, may be later
     missed_blindly = silent_since <= records.saw_at and now < records.saw_at + SETTLE_S
     return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, records))
 
 
 def _are_others_heard(node: NodeFacts, facts: Facts, records: NodeRecords) -> bool:
-    """Return whether another node was heard after this one was declared lost.
+    """Return whether another node was heard after this one was declared lost, or no other node was ever heard.
 
-    A message that arrives later was sent while this node was being probed, so this node could have been heard too.
+    A message that arrives after that was sent while this node was being probed, so this node could have been heard too.
     Earlier messages prove nothing: on a busy machine they are read at very different times.
     """
     others = [
@@ -147,7 +147,7 @@ def report_contact(facts: Facts, blind: bool) -> ContactChange:
 
 
 def _is_expected(node: NodeFacts, own: NodeRecord) -> bool:
-    """Return whether the node was seen before, and neither Slurm nor the controller has taken it out of its jobs."""
+    """Return whether the node was seen before, and is neither out of service nor down in Slurm."""
     return own.seen and bool(own.last_boot) and not own.phase.out and not node.slurm.down
 
 
@@ -160,7 +160,7 @@ def _is_seen(view: AgentView) -> bool:
 
 @dataclass(frozen=True)
 class DecisionRound:
-    """The input of one decision."""
+    """The input of one round of decisions."""
 
     facts: Facts
     records: NodeRecords
@@ -173,7 +173,7 @@ class DecisionRound:
 def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> list[Action]:
     """Return the actions in the order to carry them out, at most one per node.
 
-    The list is empty if Slurm did not answer, or while hardly any agent responds.
+    The list is empty if recovery is off or Slurm did not answer. While hardly any node is heard, it only reports that.
     """
     if facts.nodes is None or policy.mode == OFF:
         return []
@@ -192,7 +192,7 @@ def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> li
 
 
 def _hold_back(action: Action, records: NodeRecords, policy: Policy) -> Action | None:
-    """Replace an action by a remark, made once, while recovery is paused or only observes."""
+    """Return the action. While recovery is paused or only observes, return a remark instead; None if it is not new."""
     held = find_restraint(records, policy) if action.touches else None
     if held is None:
         return action
@@ -214,7 +214,7 @@ def _remark(
 
 
 def _decide_node(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Iterator[Action]:
-    """Return at most one action: the next one is decided when Slurm has been asked again."""
+    """Yield at most one action. The next one is decided after Slurm has been queried again."""
     if own.pending:
         yield from _resume(this, node, own)
     elif own.since < this.facts.slurm_at and own.retry_at <= this.now:
@@ -224,11 +224,11 @@ def _decide_node(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Itera
 
 
 def _resume(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Iterator[Action]:
-    """Handle an action whose outcome is unknown and that is not under way, because the controller died meanwhile.
+    """Handle an action whose outcome is unknown, because the controller died while it was under way.
 
     Actions that are harmless when repeated are repeated. For a reboot or a replacement, the node's boot decides. A new
-    boot proves that the action was done. The old boot proves that it was not, once the target has had time to begin. No
-    answer may mean that the node is booting.
+    boot proves that the action was done. The old boot proves that it was not, once the target has had time to begin. A
+    node that does not answer may be booting.
     """
     pending = own.pending
     if pending is None or pending.id in this.facts.underway:
@@ -278,7 +278,7 @@ def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, owner: Owner) 
     if suspicion := find_suspicion(node, own, this.policy, quick):
         if is_reported(suspicion.about, own):
             return None
-        if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # it keeps that phase
+        if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # the node keeps its phase
             return _remark(own, suspicion.text, about=suspicion.about)
         relapses = count_relapse(own, this.policy, this.now)
         return ChangePhase(node.name, NodePhase.SUSPECTED, suspicion.text, relapses=relapses, about=suspicion.about)
@@ -297,7 +297,7 @@ def _forget_excuses(own: NodeRecord) -> Action:
 
 
 def _accept_faults(node: NodeFacts, own: NodeRecord, faults: list[NodeFault]) -> Action | None:
-    """Accept the faults of a node that an administrator keeps drained, so that the administrator can return it.
+    """Accept the faults of a node that an administrator keeps drained: it may be returned to service despite them.
 
     Faults are not accepted for a node that is lost, or only reserved, booting or powered down.
     """
@@ -318,7 +318,7 @@ def _take_out(this: DecisionRound, node: NodeFacts, own: NodeRecord, fault: Node
     this.outs.take(node)
     if fault.gone:
         plain = tuple(job.id for job in node.jobs if is_plain(job))
-        return SetDown(node.name, fault, plain, node.held, this.facts.runs_on(node))
+        return SetDown(node.name, fault, plain, node.held, this.facts.runs_on(node), node.agent.last_seen)
     return Drain(node.name, fault, node.held, this.facts.runs_on(node))
 
 

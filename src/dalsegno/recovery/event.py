@@ -1,4 +1,4 @@
-"""Events of the controller: text for people, and fields for programs."""
+"""The events that the controller records: a text for people, and fields for programs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class EventKind(Enum):
     RECALL = "recall"
     REQUEUE = "requeue"
     EXPEDITE = "expedite"
-    TURN = "turn"  # a node is in another phase
+    TURN = "turn"  # a node has changed its phase
     NOTE = "note"
-    SIGHT = "sight"
-    PASSPORT = "passport"
+    SIGHT = "sight"  # contact with the nodes was lost or regained
+    PASSPORT = "passport"  # a replaced GPU was forgiven
     AUTOMATION = "automation"
     UNKNOWN = "unknown"  # written by another version
 
@@ -43,7 +43,7 @@ class EventKind(Enum):
 
 
 class EventStage(Enum):
-    """How far the action of an event has progressed."""
+    """The progress of an event's action."""
 
     INFO = ""  # no action: information only
     BEGUN = "begun"
@@ -66,7 +66,7 @@ class Event:
     kind: EventKind
     text: str
     stage: EventStage = EventStage.INFO
-    jobs: tuple[int, ...] = ()  # jobs that it concerns
+    jobs: tuple[int, ...] = ()  # jobs that the event concerns
 
     def message(self) -> Message:
         """Return the event as the controller sends it."""
@@ -74,7 +74,7 @@ class Event:
 
 
 def read_event(message: Mapping[str, Any]) -> Event:
-    """Parse an event of a controller. Events of older versions have no stage and jobs."""
+    """Parse an event from a controller. Events of older versions lack the stage and the jobs."""
     text = str(message["text"])
     jobs = tuple(map(int, message["jobs"])) if "jobs" in message else jobs_in_old_text(text)
     return Event(

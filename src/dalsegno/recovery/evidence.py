@@ -1,4 +1,4 @@
-"""Evidence of a node, saved before it is reset, rebooted or replaced: a folder of text files, written atomically."""
+"""Evidence about a node, saved before it is reset, rebooted or replaced: a folder of text files, written atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTION = "action.txt"  # in a bundle: the id of the action that it belongs to
 
 
 def merge_evidence(*sources: Mapping[str, str]) -> dict[str, str]:
-    """Merge the files of several sources into one bundle. The notes on missing parts are joined."""
+    """Merge files from several sources into one bundle. Their notes on missing parts are joined."""
     files = {name: text for source in sources for name, text in source.items()}
     gaps = [source[INCOMPLETE].strip() for source in sources if INCOMPLETE in source]
     return {**files, INCOMPLETE: "\n".join([*gaps, ""])} if gaps else files
@@ -30,7 +30,7 @@ def is_empty(source: Mapping[str, str]) -> bool:
 def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float, action: str = "") -> Path:
     """Write a bundle below `root/NODE` and return its folder. A crash leaves all of it or nothing.
 
-    `action` is the id of the action that requests the bundle: if repeated after a crash, it still leaves one bundle.
+    `action` is the id of the action that saves the bundle. If it is repeated after a crash, it replaces its own bundle.
     """
     own = root / node
     make_folder(own, 0o700)
@@ -57,7 +57,7 @@ def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float, ac
 
 
 def _free_name(own: Path, name: str, action: str) -> Path:
-    """Return an unused path: evidence never replaces that of another action. Bundles of one second are numbered."""
+    """Return an unused path, or the path of the same action's bundle. Bundles of the same second are numbered."""
     paths = (own / each for each in (name, *(f"{name}-{number}" for number in range(2, 1000))))
     return next(path for path in paths if not path.exists() or (action and read_text(path / ACTION) == action))
 

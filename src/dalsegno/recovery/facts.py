@@ -1,4 +1,4 @@
-"""The observed state of the cluster at one moment. Unknown is None, and no action follows from it."""
+"""The observed state of the cluster at one moment. Unknown values are None and lead to no action."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Validation:
 
     @property
     def proof(self) -> str:
-        """Return the strongest result, or why it is missing."""
+        """Return the result of the strongest test that was run; "" if there is none."""
         results = {each.check: each.result for each in self.findings}
         for name in ("pair-collective", "pair", "load-collective"):
             if name in results:
@@ -52,8 +52,8 @@ class NodeFacts:
     slurm: NodeInfo
     jobs: tuple[JobInfo, ...] = ()
     agent: AgentView = field(default_factory=lambda: AgentView(""))
-    validation: Validation | None = None  # the last one
-    validating: str = ""  # the validation order that it is carrying out
+    validation: Validation | None = None  # result of the last validation
+    validating: str = ""  # id of the validation in progress; "": none
     off: bool = False  # the target is certain that the machine is off
 
     @property
@@ -71,7 +71,7 @@ class NodeFacts:
 
     @property
     def busy(self) -> bool:
-        """Return whether Slurm has jobs on it or is still removing them."""
+        """Return whether Slurm has jobs on the node or is still removing them."""
         taken = self.slurm.state in (NodeState.ALLOCATED, NodeState.MIXED) or self.slurm.completing
         return bool(self.jobs) or taken
 
@@ -81,36 +81,36 @@ class NodeFacts:
 
     @property
     def left(self) -> bool:
-        """Return whether all its jobs are runs that have left it and continue without it."""
+        """Return whether all jobs on the node belong to runs that have left it and continue without it."""
         return bool(self.jobs) and all(self.name in nodes_left(job.comment) for job in self.jobs)
 
     @property
     def ending(self) -> bool:
-        """Return whether all its jobs are over and wait only for slurmd's confirmation."""
+        """Return whether all jobs on the node are over and lack only slurmd's confirmation."""
         return bool(self.jobs) and all(job.state is JobState.COMPLETING for job in self.jobs)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All nodes of Slurm, or None if Slurm did not answer. `slurm_at` is when Slurm was asked."""
+    """The observed state. `nodes` is None if Slurm did not answer. `slurm_at` is when Slurm was queried."""
 
     nodes: Mapping[str, NodeFacts] | None
     jobs: tuple[JobInfo, ...] = ()  # pending, running or recently ended
     slurm_at: float = 0.0
     underway: frozenset[str] = field(default_factory=frozenset)  # ids of actions that are being carried out
-    runs: Mapping[str, int] = field(default_factory=dict)  # runs of the controller, with their owners' uids
+    runs: Mapping[str, int] = field(default_factory=dict)  # runs that the controller supervises -> uid of the owner
 
     def run_of(self, job: JobInfo) -> str:
         """Return the run that a job belongs to, or "".
 
-        Name and comment are user input: they count only for a run that the same user has started with the controller.
+        A job's name and comment are user input: they count only if the same user has started that run.
         """
         if is_plain(job) or job.uid is None or self.runs.get(job.name) != job.uid:
             return ""
         return f"{job.uid}:{job.name}"
 
     def runs_on(self, node: NodeFacts) -> tuple[str, ...]:
-        """Return the runs that Slurm has on a node."""
+        """Return the runs that have jobs on a node."""
         return tuple(sorted({run for job in node.jobs if (run := self.run_of(job))}))
 
 
@@ -135,7 +135,7 @@ def is_plain(job: JobInfo) -> bool:
 
 
 class AgentReports(Protocol):
-    """What the agents report."""
+    """The state of the agents and the results of validations."""
 
     def views(self) -> Mapping[str, AgentView]: ...
 
@@ -180,7 +180,7 @@ SLURMD = "slurmd"  # name of the check
 
 @dataclass(frozen=True)
 class NodeFault:
-    """A fault of a node. `remedy` is what should help, as far as is known."""
+    """A fault of a node. `remedy` is the lightest remedy that should help."""
 
     check: str
     remedy: Remedy
@@ -194,7 +194,7 @@ class NodeFault:
 
     @property
     def summary(self) -> str:
-        """`disk: / is 97 % full`"""
+        """Return a line such as `disk: / is 97 % full`."""
         return f"{self.key}: {self.text}"
 
 
@@ -204,7 +204,7 @@ def fault_of(finding: Finding) -> NodeFault:
 
 
 def failures(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the failed findings. Unknown is not failed, and a warning takes no node out of service."""
+    """Return the failed findings. Unknown results and warnings do not take a node out of service."""
     return tuple(each for each in findings if each.result.verdict is Verdict.FAILED)
 
 

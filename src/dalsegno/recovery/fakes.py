@@ -20,8 +20,8 @@ SLURMD_TIMEOUT_S = 300.0
 
 @dataclass
 class FakeMachine:
-    """The machine of a node. `cured_by` is the lightest remedy that helps (None: it is healthy), `says` the remedy that
-    its checks report."""
+    """The machine of a node. `cured_by` is the lightest remedy that repairs it; None if it is healthy. `says` is the
+    remedy that its checks report."""
 
     boot: str
     gpus: tuple[str, ...]
@@ -47,35 +47,35 @@ class FakeNode:
     validation: Validation | None = None
     agent: bool = True
     was_connected: bool = False  # its agent was connected once
-    asked: str = ""  # a validation in progress
+    asked: str = ""  # id of the validation in progress; "": none
     resting: bool = False  # its agent holds no GPU
-    missed_at: float | None = None  # since when slurmctld misses it
-    late: bool = False  # up, but not heard by the controller
-    lost_at: float | None = None  # since when it is not heard
-    heard_at: float | None = None  # since when it is heard
+    missed_at: float | None = None  # when slurmctld lost contact with the node
+    late: bool = False  # the machine is up, but the controller does not hear it
+    lost_at: float | None = None  # when the controller lost contact with the node
+    heard_at: float | None = None  # when the controller first heard the node, or heard it again
     quiet: bool = False  # its agent sends nothing for now
-    effects: list[str] = field(default_factory=list)  # what was really done to it
+    effects: list[str] = field(default_factory=list)  # what was done to the node
 
 
 @dataclass
 class FakeCluster:
-    """The whole cluster. `now` is the only clock. `bad_replacements`: how many of the next machines are broken."""
+    """The whole cluster. `now` is the only clock."""
 
     nodes: dict[str, FakeNode] = field(default_factory=dict)
     queue: dict[int, JobInfo] = field(default_factory=dict)
-    runs: dict[str, int] = field(default_factory=dict)  # runs of the controller, with their owners
+    runs: dict[str, int] = field(default_factory=dict)  # run -> uid of its owner
     now: float = 1_000_000.0
     slurm_answers: bool = True
-    bad_replacements: int = 0
-    same_gpus_again: int = 0  # how many replacements have the old machine's GPUs
+    bad_replacements: int = 0  # how many of the next replacements are broken
+    same_gpus_again: int = 0  # how many of the next replacements have the old machine's GPUs
     boots: int = 0
     validations: bool = True  # nodes answer validation orders
     tell_gpus: bool = True  # agents have reported their GPUs
     blind: bool = False  # the controller's own network has failed
     see_again_at: float | None = None  # when that network works again
     slow: bool = False  # Slurm does not remove a node from its jobs at once
-    updates: list[Mapping[str, str]] = field(default_factory=list)  # of jobs and reservations, as passed to scontrol
-    reservations: dict[str, str] = field(default_factory=dict)  # with their users
+    updates: list[Mapping[str, str]] = field(default_factory=list)  # arguments of each `update`
+    reservations: dict[str, str] = field(default_factory=dict)  # name -> its users
     forbidden: list[str] = field(default_factory=list)  # forbidden actions that were carried out
 
     @classmethod
@@ -99,7 +99,7 @@ class FakeCluster:
         return gather(slurm.nodes(), slurm.jobs(ended=True), agents, self.now, underway, self.runs)
 
     def _slurm_misses(self) -> None:
-        """Set nodes down that have not answered slurmctld within its timeout, and remove them from their jobs."""
+        """Set down the nodes that have not answered slurmctld within its timeout, and remove them from their jobs."""
         for name, node in self.nodes.items():
             node.missed_at = None if node.machine.on else self.now if node.missed_at is None else node.missed_at
             if node.missed_at is not None and not node.down and self.now - node.missed_at >= SLURMD_TIMEOUT_S:
@@ -154,7 +154,7 @@ class FakeCluster:
         old.flags, old.down, old.reason, old.user = old.flags - {NodeFlag.DRAIN}, False, "", ""
 
     def slurm_drains(self, node: str, reason: str = "Prolog error") -> None:
-        """Drain a node as slurmctld does. A node that is drained already keeps its reason."""
+        """Drain a node as slurmctld does. A node that is already drained keeps its reason."""
         old = self.nodes[node]
         if not old.flags and not old.down:
             old.flags, old.reason, old.user = old.flags | {NodeFlag.DRAIN}, reason, "slurm"
@@ -331,7 +331,7 @@ class FakeAgents:
 
 
 class FakeTarget:
-    """A target that records as forbidden every repair of a machine with jobs, in service, or drained by others."""
+    """A target. It records a repair as forbidden if the node has jobs, is in service, or was drained by a person."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster

@@ -35,12 +35,12 @@ NONE = EarlyFailures()
 
 
 def find_fault(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailures = NONE) -> NodeFault | None:
-    """Return the heaviest fault that allows an action; None if there is none, or only accepted ones."""
+    """Return the heaviest fault that justifies an action; None if there is none, or all are accepted."""
     return heaviest(fault for fault in current_faults(node, own, policy, quick) if fault.key not in own.excuses)
 
 
 def current_faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailures = NONE) -> list[NodeFault]:
-    """Return all faults that allow an action, accepted or not.
+    """Return all faults that justify an action, accepted or not.
 
     A node whose agent was never connected is left alone: its recovery could not be confirmed.
     """
@@ -48,7 +48,7 @@ def current_faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: Earl
 
 
 def is_over(node: NodeFacts, own: NodeRecord, faults: Collection[NodeFault]) -> bool:
-    """Return whether the node's own report shows that all accepted faults are over. An unknown check shows nothing."""
+    """Return whether the node's own report shows that all accepted faults are over. Unknown results prove nothing."""
     checks = {key.partition("[")[0] for key in own.excuses}
     findings = node.agent.report.findings if node.agent.report and node.connected else ()
     unknown = any(each.check in checks and each.result.verdict is Verdict.UNKNOWN for each in findings)
@@ -77,14 +77,14 @@ def reported_faults(node: NodeFacts, policy: Policy) -> list[NodeFault]:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """An irregularity of a node that does not justify an action yet."""
+    """An irregularity of a node that does not justify an action."""
 
     about: Subject
     text: str
 
 
 def find_suspicion(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailures = NONE) -> Suspicion | None:
-    """Return what is irregular about a node; a single source does not justify an action."""
+    """Return an irregularity that only one source shows, which does not justify an action; None if there is none."""
     line = _network_warning(node)
     if node.agent.presence is Presence.SILENT and own.seen:
         return Suspicion(Subject(Topic.AGENT_SILENT, bool(line)), f"its agent is silent{line}")
@@ -97,7 +97,7 @@ def find_suspicion(node: NodeFacts, own: NodeRecord, policy: Policy, quick: Earl
 
 
 def is_reported(about: Subject, own: NodeRecord) -> bool:
-    """Return whether the subject was reported already. A different number of lost packets is not reported again."""
+    """Return whether the subject was already reported. After a network warning, its topic is not reported again."""
     return about == own.about or (about.topic is own.about.topic and own.about.network)
 
 
@@ -109,32 +109,32 @@ def count_relapse(own: NodeRecord, policy: Policy, now: float) -> int:
 
 
 def is_steady(node: NodeFacts, own: NodeRecord, policy: Policy, now: float) -> bool:
-    """Return whether the node has been well for long enough, which takes longer after each relapse.
+    """Return whether the node has been without faults for long enough to be in service again.
 
-    If the network loses packets, agents fall silent every few seconds.
+    That time grows with each relapse: if the network loses packets, agents fall silent every few seconds.
     """
     steady_s = policy.steady_s[min(max(own.relapses, 1), len(policy.steady_s)) - 1]
     return not node.connected or now - node.agent.since >= steady_s
 
 
 def _network_warning(node: NodeFacts) -> str:
-    """Return what the last report says about the network: the symptom, not the cause, which may be the other end."""
+    """Return the network warning in the last report; "" if there is none. It names the symptom, not the cause."""
     findings = node.agent.report.findings if node.agent.report else ()
     bad = [each.result for each in findings if each.check == NETWORK and each.result.verdict is Verdict.WARNED]
     return "".join(f"; before that, {result.text}" for result in bad)
 
 
-Kind = tuple[int | None, str]  # jobs of one user and one name
+Kind = tuple[int | None, str]  # uid and name of a job
 
 
 def quick_failures(
     jobs: Iterable[JobInfo], records: NodeRecords, policy: Policy, now: float
 ) -> dict[str, EarlyFailures]:
-    """Count jobs that failed right after their start, by node, since its last validation or successful job.
+    """Return, by node, how many jobs failed right after their start since its last validation or successful job.
 
-    A job that fails everywhere says nothing about a node. Repeated mistakes of one user fail wherever Slurm starts them
-    and prove nothing, unless jobs of others fail there too. The success of jobs with the same name elsewhere is proof
-    only if all jobs belong to one user: a name is user input and could be used to drain nodes of others.
+    Jobs of one kind that fail on several nodes say nothing about a node. Failures of a single user's jobs prove nothing
+    either: the user may repeat a mistake. The success of jobs with the same name elsewhere is proof only if all jobs
+    belong to one user: a job's name is user input and could be chosen to get nodes drained.
     """
     jobs = list(jobs)
     well = _last_success(jobs, policy)
@@ -162,8 +162,8 @@ def _failed_quickly(job: JobInfo, policy: Policy) -> bool:
 
     Jobs of runs do not count: a run ends its jobs itself, tries each node several times, and leaves bad ones.
 
-    Neither does a job whose container could not be started: its image may be missing, or its options wrong. A user who
-    exits with that code on purpose excludes only their own jobs.
+    Jobs whose container could not be started do not count either: the image may be missing, or the options wrong. A
+    user who exits with that code on purpose excludes only their own jobs.
     """
     failed = job.state in _FAILED and job.exit_code != NO_CONTAINER
     return failed and is_plain(job) and len(job.nodes) == 1 and job.elapsed_s <= policy.quick_s

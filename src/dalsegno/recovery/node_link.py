@@ -1,4 +1,4 @@
-"""The link to the node agents, for the code that decides and acts: their current state, and orders to them.
+"""The link from the recovery code to the node agents: it reads their state and sends them orders.
 
 The connections belong to the controller's loop. Other threads pass their calls to it.
 """
@@ -37,7 +37,7 @@ log = logging.getLogger("controller.agents")
 
 PAIR = ("pair", "pair-collective")
 
-Done = Callable[[OrderAnswer, tuple[Finding, ...]], None]  # how the order ended; findings
+Done = Callable[[OrderAnswer, tuple[Finding, ...]], None]  # called with how the order ended, and the findings
 
 
 def validate_node(agents: AgentTable, node: str, partner: str, done: Done, port_s: float = PORT_S) -> None:
@@ -49,7 +49,7 @@ def validate_node(agents: AgentTable, node: str, partner: str, done: Done, port_
 
 
 class _NodeValidation:
-    """One validation. The partner listens first, so that both load what they need while the node is tested alone."""
+    """One validation. The partner is ordered to listen first: it gets ready while the node is tested alone."""
 
     def __init__(self, agents: AgentTable, node: str, partner: str, done: Done) -> None:
         self._agents, self._node, self._partner, self._done = agents, node, partner, done
@@ -76,7 +76,7 @@ class _NodeValidation:
 
     def _partner_ended(self, answer: OrderAnswer) -> None:
         self._partners = answer
-        self._validate({})  # the partner never listened
+        self._validate({})  # tests the node alone if the partner never listened
         self._settle()
 
     def _ended(self, answer: OrderAnswer) -> None:
@@ -84,7 +84,7 @@ class _NodeValidation:
         self._settle()
 
     def _settle(self) -> None:
-        """Finish once all answers are in. If the pair test fails, wait for the partner: it may have been lost."""
+        """Finish when the node has answered. If the pair test failed, wait for the partner too: it may be lost."""
         if self._answer is None or (self._partners is None and _failed_together(_findings(self._answer))):
             return
         answer, self._answer = self._answer, None
@@ -92,7 +92,7 @@ class _NodeValidation:
 
 
 def excuse_partner(findings: tuple[Finding, ...], partner: str, partners: OrderAnswer | None) -> tuple[Finding, ...]:
-    """Turn failures with a partner that was lost, could not start, or is slow into unknown."""
+    """Change failed pair tests to unknown if the partner was lost, could not start, or is slow."""
     if partners is None or not (why := _partner_failure(partners)):
         return findings
     of_partner = unknown(f"the partner {partner} failed: {why}")
@@ -203,7 +203,7 @@ class NodeLink:
         self._in_loop(lambda: self._agents.ask_slurmd(node))
 
     def validate(self, node: str, ask: str, partner: str = "") -> None:
-        """Order a node to validate itself, alone and with a partner. A repeated order does not restart the test."""
+        """Order a node to validate itself, alone and with a partner. Repeating `ask` does not restart the test."""
         self._in_loop(lambda: self._validate(node, ask, partner))
 
     def rest(self, node: str, seconds: float) -> None:
@@ -211,7 +211,10 @@ class NodeLink:
         self._ask(node, "rest", REST_S, seconds=str(seconds))
 
     def evidence(self, node: str) -> Mapping[str, str]:
-        """Return what a node still reports, as files; one file says what is missing. Blocks: not for the loop."""
+        """Return the evidence that a node's agent sends, as files; one of them says what is missing.
+
+        Blocks, so the loop must not call it.
+        """
         answer = self._ask(node, "evidence", EVIDENCE_S)
         why = answer.error or ("" if answer.files else "it sent nothing")
         return {**answer.files, INCOMPLETE: f"agent: {why}"} if why else answer.files
@@ -259,7 +262,7 @@ class NodeLink:
         def call() -> None:
             try:
                 done.put((do(), None))
-            except Exception as error:  # belongs to the caller, not to the loop
+            except Exception as error:  # raised again in the calling thread
                 done.put((None, error))
 
         self._calls.put(call)

@@ -10,13 +10,13 @@ class NodePhase(Enum):
 
     IN_SERVICE = "in service"
     SUSPECTED = "suspected"  # a fault is suspected, and the node is still in service
-    DRAINED = "drained"  # by the controller: running jobs may end, no new ones start
+    DRAINED = "drained"  # by the controller: running jobs may finish, no new ones start
     DOWN = "down"  # it is lost; Slurm removes it from its jobs
     REPAIRING = "repairing"  # reset, rebooted or replaced, and not back yet
     VALIDATING = "validating"
     GIVEN_UP = "given up"  # drained until an administrator repairs it
     SPARE = "spare"  # validated, kept out of scheduling
-    LENT = "lent"  # a spare that was released for a run
+    LENT = "lent"  # a spare that is in service for one run
     UNKNOWN = "unknown"  # reported by a controller of another version
 
     @classmethod
@@ -48,7 +48,7 @@ class NodePhase(Enum):
 
 
 class HeldAction(Enum):
-    """Why an action is held back. `lasting`: until an administrator intervenes, or an hour has passed."""
+    """Why an action is held back. `lasting` reasons hold until an administrator intervenes or an hour has passed."""
 
     NO = ""
     PAUSED = "paused"
@@ -67,5 +67,5 @@ class HeldAction(Enum):
 
     @property
     def ends_with_resume(self) -> bool:
-        """Return whether `dalsegno automation resume` lifts it."""
+        """Return whether `dalsegno automation resume` ends the restriction."""
         return self in (HeldAction.PAUSED, HeldAction.HOUR)

@@ -18,7 +18,7 @@ AUTO, OBSERVE, OFF = "auto", "observe", "off"
 
 @dataclass(frozen=True)
 class Policy:
-    """The recovery policy. Times are in seconds. `can` is what the target supports."""
+    """The recovery policy. Times are in seconds. `can` are the remedies that the target supports."""
 
     mode: str = AUTO
     max_out: float = 0.25
@@ -27,34 +27,34 @@ class Policy:
     reboots_per_day: int = 5
     reboots_apart_s: float = 7200.0
     replaces_per_fault: int = 3
-    breaker: int = 10  # failed replacements in a row in a partition
+    breaker: int = 10  # no more replacements in a partition after this many failed in a row
     can: frozenset[Remedy] = frozenset({Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE})
     caps: Mapping[str, Remedy] = field(default_factory=dict)  # check -> the heaviest remedy allowed for it
     off: frozenset[str] = frozenset()  # disabled checks
     spares: frozenset[str] = frozenset()
-    slurm_users: frozenset[str] = SLURM_USERS  # empty: every drain but the controller's is an administrator's
+    slurm_users: frozenset[str] = SLURM_USERS  # drains by these users are Slurm's own, not an administrator's
     gone_remedy: Remedy = Remedy.REPLACE
     gone_s: float = 0.0  # how long to wait for a lost node to come back, unless it is certainly off; clouds: 60
-    boot_s: float = 60.0  # from the order to the first report; clouds: 1800
-    begin_s: float = 15.0  # from the order until the target has begun, or never will
-    validate_s: float = PHASE_S  # for checks, load and the pair test
-    removal_s: float = 600.0  # for Slurm to remove a node from its jobs
-    person_s: float = 600.0  # for a fault that only an administrator can repair, before the node is given up
+    boot_s: float = 60.0  # time limit from the order to boot to the agent's first report; clouds: 1800
+    begin_s: float = 15.0  # a target that has not begun an order by then will not do so
+    validate_s: float = PHASE_S  # time limit for checks, load test and pair test
+    removal_s: float = 600.0  # time limit for Slurm to remove a node from its jobs
+    person_s: float = 600.0  # how long an administrator has to repair a fault; then the node is `given up`
     burn_in_s: float = 86400.0  # how often a spare is validated
     steady_s: tuple[float, ...] = (
         5.0,
         20.0,
         80.0,
         300.0,
-    )  # time without faults after the first suspicion, the second …
+    )  # time without faults that ends the first suspicion, the second …
     relapse_s: float = 600.0  # a suspicion this soon after the return to service is a relapse
-    retry_s: float = 2.0  # after a failed action; doubled each time
-    capacity_s: float = 600.0  # after a refused replacement
-    doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # no job can continue on such a node
+    retry_s: float = 2.0  # delay after a failed action, doubled each time
+    capacity_s: float = 600.0  # delay after a refused replacement
+    doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # faults with which no job can continue
     # Faults that leave no damage: once the check passes again, runs that are still on the node can stay.
     passing: frozenset[str] = frozenset({"file-systems", "host-names", "munge", "clock", "disk", "inodes"})
     quick_s: float = 10.0  # a job that fails within this time of its start is a quick failure
-    quick_failures: int = 3  # so many quick failures of one node are a fault …
+    quick_failures: int = 3  # this many quick failures on one node are a fault …
     quick_window_s: float = 300.0  # … within this time
 
     @classmethod
@@ -75,7 +75,7 @@ class Policy:
         )  # fmt: skip
 
     def remedy(self, fault: NodeFault) -> Remedy:
-        """Return what may be done for a fault."""
+        """Return the remedy for a fault, limited by the cluster file."""
         cap = self.caps.get(fault.check, Remedy.REPLACE)
         return cap if cap < fault.remedy else fault.remedy
 

@@ -17,18 +17,18 @@ from dalsegno.recovery.agent_view import NODE_LIMITS
 
 PROBE_S = NODE_LIMITS.probe_s
 QUIET_PORT = 9  # no service listens there
-TRIES = 6  # per probe, each with new packets: if a third is lost each way, all are lost once in 3000
+TRIES = 6  # per probe, each with new packets: a network that loses some packets does not make a host seem lost
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
-Done = Callable[[str, "bool | None", "bool | None"], None]  # node, whether its host and its slurmd answered
+Done = Callable[[str, "bool | None", "bool | None"], None]  # the node; whether its host and its slurmd answered
 
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """The address of a node; not a host name. Port 0: its slurmd cannot be probed.
+    """The IP address of a node; "" if it is unknown. Port 0: its slurmd cannot be probed.
 
-    `shared`: several nodes have this address, as on loopback ports. An answer of the host then says nothing about the
+    `shared`: several nodes have this address, as on loopback ports. An answer from the host then says nothing about the
     node: the node is up as long as its slurmd is.
     """
 
@@ -46,7 +46,7 @@ class _Probe:
     host: bool | None = None
     slurmd: bool | None = None
     wants_slurmd: bool = False
-    socks: dict[socket.socket, bool] = field(default_factory=dict)  # -> whether it is a connection to slurmd
+    socks: dict[socket.socket, bool] = field(default_factory=dict)  # socket -> whether it connects to slurmd
 
     @property
     def settled(self) -> bool:
@@ -70,7 +70,7 @@ class Probes:
         self._settle(probe)
 
     def wake(self, now: float) -> float | None:
-        """Retry or end the probes that are due and return when the next one is."""
+        """Retry or end the probes that are due, and return when the next one is due."""
         for probe in list(self._under_way.values()):
             if now >= probe.began + PROBE_S:
                 self._collect_late_answers(probe)
@@ -100,7 +100,7 @@ class Probes:
         try:
             sock = socket.socket(family)
         except OSError:
-            return  # no more sockets: a fault of this machine
+            return  # out of sockets, which says nothing about the node
         sock.setblocking(False)
         code = sock.connect_ex((probe.place.address, port))
         if code in _UNDER_WAY:
@@ -161,7 +161,7 @@ def family_of(address: str) -> socket.AddressFamily | None:
 
 
 def _take(probe: _Probe, code: int, slurmd: bool) -> None:
-    """Record one answer. A refusal is an answer of the host; a local error says nothing about it."""
+    """Record one answer. A refused connection is an answer from the host; a local error says nothing about the host."""
     if code in (0, errno.ECONNREFUSED):
         probe.host = not probe.place.shared or code == 0
         if slurmd:

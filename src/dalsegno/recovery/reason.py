@@ -1,4 +1,4 @@
-"""Drain reasons: the controller's own, `dalsegno:<action>:<check>[<code>] <text>`, and those of Slurm and of people."""
+"""Drain reasons, written by the controller (`dalsegno:<action>:<check>[<code>] <text>`), by Slurm or by people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ DRAIN, REBOOT = Remedy.DRAIN, Remedy.REBOOT
 
 @dataclass(frozen=True)
 class Rule:
-    """`remedies` are for the first time in a day, the second, and so on. After the last, an administrator is needed."""
+    """How to treat a node that Slurm took out of service for `reason`.
+
+    `remedies` are for the first time in a day, the second, and so on. After the last, an administrator is needed.
+    """
 
     reason: SlurmReason
     remedies: tuple[Remedy, ...]
@@ -72,7 +75,7 @@ SLURM_USERS = frozenset({"root", "slurm"})
 class Owner(Enum):
     """Who keeps a node out of service."""
 
-    NOBODY = "nobody"  # it is in service, or absent
+    NOBODY = "nobody"  # the node is in service, or down only because it does not respond
     US = "us"
     SPARE = "spare"
     SLURM = "slurm"  # slurmctld or slurmd, for a fault it detected
@@ -93,7 +96,7 @@ def read_reason(reason: str) -> NodeFault | None:
 
 
 def slurm_users_of(answer: Mapping[str, Any]) -> frozenset[str]:
-    """Return the users of Slurm's daemons from a controller's answer; without root it is the cluster's owner."""
+    """Return the users of Slurm's daemons as the controller reports them."""
     return frozenset(map(str, answer.get("slurm_users", SLURM_USERS)))
 
 
@@ -122,11 +125,11 @@ _TAKEN = {
 }
 
 
-# Subjects of remarks, so that no code has to read their text
+# Topics of remarks: code compares these, and never reads the text
 
 
 class Topic(Enum):
-    """The subjects of remarks that code depends on."""
+    """The topics of remarks that code depends on."""
 
     OTHER = ""
     AGENT_SILENT = "agent-silent"
@@ -145,7 +148,7 @@ class Subject:
 
     topic: Topic = Topic.OTHER
     network: bool = False  # the last report has a network warning
-    count: int = 0  # of failed jobs
+    count: int = 0  # number of failed jobs
 
 
 ANYTHING = Subject()

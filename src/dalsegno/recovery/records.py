@@ -17,7 +17,7 @@ DAY_S, HOUR_S = 86400.0, 3600.0
 class MarkKind(Enum):
     """What counts against a budget, or resets it."""
 
-    TAKEN = "taken"  # taken out of service
+    TAKEN = "taken"  # a node was taken out of service
     REBOOTED = "reboot"
     REPLACED_WELL = "replaced"
     REPLACED_BADLY = "replacement failed"
@@ -28,7 +28,7 @@ class MarkKind(Enum):
 
 @dataclass(frozen=True)
 class BudgetMark:
-    """Something that counts against a budget."""
+    """Something that counts against a budget or resets it."""
 
     kind: MarkKind
     node: str
@@ -50,19 +50,19 @@ class PendingAction:
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """The record of one node. `since` is the time of the last change or action: older answers of Slurm do not count."""
+    """The record of one node. `since` is when it was last changed or acted on: older answers from Slurm are ignored."""
 
     node: str
     phase: NodePhase = NodePhase.IN_SERVICE
     since: float = 0.0
     entered: float = 0.0  # when the node entered this phase
-    seen: bool = False  # it has been in service, so its absence is a fault
+    seen: bool = False  # the node was in service or its agent connected: from then on, its absence is a fault
     fault: NodeFault | None = None
     boot: str = ""  # boot of the node when it was last taken out, repaired or validated
     last_boot: str = ""  # boot of the node when its agent was last connected
     steps: tuple[Remedy, ...] = ()  # remedies tried for this fault
     evidence: bool = False
-    asked: str = ""  # id of the validation order
+    asked: str = ""  # id of the last validation
     asks: int = 0  # validation orders since the last repair
     pending: PendingAction | None = None
     said: str = ""  # the last remark, so that it is not repeated
@@ -73,16 +73,16 @@ class NodeRecord:
     failures: int = 0  # failed actions in a row
     retry_at: float = 0.0
     held: tuple[int, ...] = ()  # jobs on the node when it was taken out
-    victims: tuple[int, ...] = ()  # jobs that lost this node and whose fate is not known yet
-    left: tuple[int, ...] = ()  # jobs on it that may not be requeued
-    told_at: float = 0.0  # when Slurm was last told to start one of the victims
+    victims: tuple[int, ...] = ()  # jobs that lost this node and have neither restarted nor ended yet
+    left: tuple[int, ...] = ()  # jobs on the node that may not be requeued
+    told_at: float = 0.0  # when the start delay of a victim was last removed
     lent_to: int = 0
-    closed: bool = False  # lent, and closed to jobs other than the one it was lent to
+    closed: bool = False  # lent, and closed to all other jobs
     validated_at: float = 0.0
 
     @property
     def out(self) -> bool:
-        """Return whether the controller keeps the node out for a fault. A spare under validation has none."""
+        """Return whether the controller keeps the node out for a fault. A spare under validation has no fault."""
         return self.phase.out and self.fault is not None
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 AGAIN_S = 60.0
-MAX_CAUSES = 256  # causes at a time
+MAX_CAUSES = 256  # causes remembered at a time
 
 
 class RefusalLog:

@@ -96,7 +96,7 @@ PAST = {Remedy.RESET: "reset", Remedy.REBOOT: "rebooted", Remedy.REPLACE: "repla
 
 
 AGAIN_S = 60.0  # shortest time between validations while a fault needs an administrator
-MAX_ASKS = 3  # how often a validation is ordered, if a restart of the agent or the controller loses the order
+MAX_ASKS = 3  # maximum number of orders per validation: a restart of the agent or the controller loses an order
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,10 @@ def _decide_drained(case: RepairCase) -> Action | None:
 
 
 def _return_for_runs(case: RepairCase) -> Action | None:
-    """Return the node to service if its external fault ends before a run has left it. That saves a restart."""
+    """Return the node to service if its fault left no damage and is over before a run has left the node.
+
+    That saves the run a restart.
+    """
     jobs, check = case.node.jobs, case.fault.check
     stay = bool(jobs) and not any(is_plain(job) or case.name in nodes_left(job.comment) for job in jobs)
     well = check in case.policy.passing and _is_over(case) and not reported_faults(case.node, case.policy)
@@ -179,7 +182,7 @@ def _escalate(case: RepairCase) -> Action | None:
 
 
 def _is_stale(case: RepairCase) -> bool:
-    """Return whether someone else has rebooted the node since it was drained, so that its fault may be over."""
+    """Return whether the node was rebooted since it was drained, but not by the controller. Its fault may be over."""
     booted, drained = case.node.slurm.booted_at, case.node.slurm.reason_at
     by_slurm = booted is not None and drained is not None and drained < booted
     by_agent = bool(case.own.boot) and case.node.agent.boot != case.own.boot
@@ -213,7 +216,7 @@ def _give_up(case: RepairCase, why: str) -> ChangePhase:
 
 
 def _decide_down(case: RepairCase) -> Action | None:
-    """Decide the next action for a lost node. A repair before Slurm removes it from its jobs would end the jobs."""
+    """Decide the next action for a lost node. Slurm must remove it from its jobs first: a repair would end them."""
     if case.node.busy:
         return _give_up_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
     if case.node.connected and not case.fault.gone:
@@ -280,7 +283,7 @@ def _validate(case: RepairCase) -> Validate:
 
 
 def _choose_partner(case: RepairCase) -> str:
-    """Return an idle, healthy node of the same partition. Nodes that return together usually get different ones."""
+    """Return an idle, healthy node of the same partition, or "". Nodes under repair usually get different partners."""
     good = [other.name for other in (case.facts.nodes or {}).values() if _may_be_partner(case, other)]
     return good[crc32(case.name.encode()) % len(good)] if good else ""
 
@@ -302,7 +305,7 @@ def _decide_validating(case: RepairCase) -> Action | None:
     if not answer.passed:
         bad = heaviest(fault_of(each) for each in failures(answer.findings))
         return _fail_repair(case, bad or NodeFault(VALIDATION, Remedy.DRAIN, "no check could be run"))
-    if refused := _reject_replaced_gpus(case):  # its agent reports its GPUs only after it has connected
+    if refused := _reject_replaced_gpus(case):  # the agent may have reported its GPUs only now
         return refused
     if _are_gpus_unknown(case) and case.in_phase_s < case.policy.validate_s:
         return None
@@ -339,7 +342,7 @@ def _passes_now(case: RepairCase) -> bool:
     return bool(findings) and all(each.result.verdict is Verdict.PASSED for each in findings)
 
 
-# Forecast of the next repair, by the functions that decide it
+# Forecast of the next repair, made with the functions that decide it
 
 
 @dataclass(frozen=True)
@@ -355,7 +358,7 @@ class Forecast:
 
     @classmethod
     def read(cls, message: object) -> Forecast | None:
-        """Parse the forecast of a controller; return None if it is missing or malformed."""
+        """Parse a forecast from a controller; return None if it is missing or malformed."""
         if not isinstance(message, dict) or "how" not in message:
             return None
         how = next((each for each in Remedy if each.value == message["how"]), None)

@@ -1,14 +1,12 @@
 """Find the nodes that a run has left, if the comment of its job cannot list them.
 
-Without accounting Slurm (22.05) refuses every change of a job that has lost a node ("the DB index is being set"). The
-run's status holds the same information. It is a user's file, so it counts only for that user's own job.
+Without accounting, Slurm 22.05 refuses every change to a job that has lost a node ("the DB index is being set"). The
+run's status file holds the same information. It belongs to a user, so it counts only for that user's own job.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,19 +19,20 @@ from dalsegno.runs.comment import left_comment, read_comment
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, RunStatus, status_from_json
 from dalsegno.slurm.facts import JobInfo
+from dalsegno.system.ownership import open_owned
 
 MAX_BYTES = 1 << 20
 
 
 def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, RunRecord]) -> JobInfo:
-    """Return the job with the comment that it should have; `wanted` are nodes that need repair."""
+    """Return the job with a comment that lists the nodes its run has left, as far as they need repair (`wanted`)."""
     record = runs.get(job.name)
     here = frozenset(wanted) & set(job.nodes)
     comment = read_comment(job.comment)
     if not here or not record or comment is None or comment.left or not is_active(job):
         return job
     status = read_hint(RunFolder(Path(record.folder)).status, record.uid)
-    if status is None or not status.nodes:  # a run of srun's own tasks lists none, and needs all its nodes
+    if status is None or not status.nodes:  # a run of srun tasks lists no nodes and needs all of them
         return job
     if status.phase is not RunPhase.RUNNING or job.id not in status.jobs or job.uid != record.uid:
         return job
@@ -42,24 +41,16 @@ def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, RunRecor
 
 
 def read_hint(path: Path, uid: int) -> RunStatus | None:
-    """Read a user's status file as root: only a regular file of that user, up to a size limit; else None."""
+    """Read a user's status file as root. Return None if it is not a valid regular file that the user owns."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != uid:
-            return None
-        value = json.loads(os.read(handle, MAX_BYTES))
+        with open(open_owned(path, uid), "rb") as file:
+            value = json.loads(file.read(MAX_BYTES))
         return status_from_json(value) if isinstance(value, dict) else None
     except (OSError, ValueError, RecursionError, TypeError, DalsegnoError):
         return None
-    finally:
-        os.close(handle)
 
 
-# Check results that are recorded: changes of a verdict
+# Recorded changes of check results
 
 
 MAX_RECORDS, CALM_S = 4, 120.0  # at most this many records of one check within this time: some checks alternate
@@ -78,13 +69,13 @@ class CheckChange:
 
 @dataclass
 class CheckChanges:
-    """Remembers the last recorded state of each check of each node."""
+    """Remembers the last recorded state of each check on each node."""
 
     _recorded: dict[tuple[str, str], tuple[State, tuple[float, ...]]] = field(default_factory=dict)
 
     @classmethod
     def after(cls, recorded: Iterable[tuple[str, str, Verdict]]) -> CheckChanges:
-        """Start from node, check and verdict as the last controller recorded them."""
+        """Start from the node, check and verdict of each result that the last controller recorded."""
         return cls({(node, check): ((verdict, None), ()) for node, check, verdict in recorded})
 
     def update(self, node: str, findings: Iterable[Finding], now: float) -> list[CheckChange]:

@@ -1,8 +1,8 @@
 """Spares of a partition: validated, kept out of scheduling, lent to a job that joins a run, and taken back. Pure.
 
-A job that is lent a spare gets the highest priority, so a comment on the job is not enough to be lent one. The job
-must belong to a run that the controller supervises for the same user. A run is lent at most as many spares as nodes
-were taken from it.
+A job that is lent a spare gets the highest priority, so the job's comment, which a user can set, is not enough. The job
+must belong to a run that the controller supervises for the same user. A run is lent at most as many spares as it has
+lost nodes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dalsegno.recovery.records import NodeRecord, NodeRecords
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.messages import parse_pending
 
-LOAN_S = 600.0  # a job that has not started on its spare by then loses it
+LOAN_S = 600.0  # a job that has not started on its spare by then loses the spare
 
 
 def lend(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> dict[str, Action]:
-    """Return the spares to release now, one for each job that waits for a node that its run has lost."""
+    """Return the spares to release now, one for each job that waits to replace a lost node of its run."""
     free = [
         node for node in (facts.nodes or {}).values() if _is_ready(node, records.get(node.name), facts, policy, now)
     ]
@@ -43,7 +43,8 @@ def lend(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> dict
 
 
 def is_owed(job: JobInfo, facts: Facts, records: NodeRecords, given: int = 0) -> bool:
-    """Return whether a job waits for a node that its run has lost; `given` spares are being released to the run now."""
+    """Return whether a job waits to replace a lost node of its run. `given` counts the spares already released to the
+    run in this round."""
     if not is_join_job(job) or job.state is not JobState.PENDING or parse_pending(job.reason).held_back:
         return False
     run = facts.run_of(job)
@@ -74,10 +75,10 @@ def keep_spare(
 def _decide_lent(
     node: NodeFacts, own: NodeRecord, owner: Owner, facts: Facts, now: float
 ) -> tuple[bool, Action | None]:
-    """Decide for a lent spare: it returns to the spares when its job has ended and it has no other job.
+    """Decide for a lent spare. It becomes a spare again when its job has ended and no other job is on it.
 
-    When slurmctld restarts or reads its files again, it drains the spare again. It is released again at once: otherwise
-    its job would wait for ever, and the run would count the node as failing.
+    When slurmctld restarts or reads its files again, it drains the node. The controller then releases the node at once:
+    otherwise the job would wait forever, and the run would count the node as failing.
     """
     job = next((job for job in facts.jobs if job.id == own.lent_to and not job.state.ended), None)
     if job and owner is Owner.SPARE:
@@ -90,6 +91,6 @@ def _decide_lent(
             return True, CloseLoan(node.name)
     if job or node.busy or owner not in (Owner.NOBODY, Owner.SPARE):
         return False, None
-    if owner is Owner.SPARE:  # slurmctld has read its files again, in which the node is a spare
+    if owner is Owner.SPARE:  # slurmctld has read its files again, which list the node as a spare
         return True, ChangePhase(node.name, NodePhase.SPARE, "is a spare again")
     return True, Hold(node.name)

@@ -1,7 +1,7 @@
 """The controller's journal, one SQLite file: nodes, actions, events, budgets, GPUs.
 
-Every action is recorded before and after it is carried out. A connection belongs to one thread; others may open their
-own, and their changes are visible at the next `refresh`.
+Every action is recorded before and after it is carried out. A connection belongs to one thread. Other threads open
+their own, and `refresh` reads their changes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         try:
             os.chmod(path, 0o600)
-            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # for a new file: space of deleted rows is returned
+            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # takes effect in a new file: space of deleted rows is freed
             db.execute("PRAGMA journal_mode=WAL")
             db.execute(f"PRAGMA journal_size_limit={MAX_WAL_BYTES}")
             db.execute("PRAGMA synchronous=FULL")
@@ -83,10 +83,10 @@ def _add_columns(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
-MAX_EVENTS = 1000  # in one answer
+MAX_EVENTS = 1000  # per answer
 MAX_KEPT = 100_000  # events, actions and check results; the oldest are deleted once a day
 _EVENT = "id, at, node, kind, text, stage, jobs"
-MARKS_KEPT_S = 60 * DAY_S  # only those of the last 30 days count
+MARKS_KEPT_S = 60 * DAY_S  # only marks of the last 30 days count
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Journal:
         try:
             self.db = open_file(path)
             self._version = self._data_version()
-            self.records = self._read_records()
+            self.records = read_records(self.db)
         except (sqlite3.Error, OSError, ValueError) as error:
             hint = "move the file away: the controller then starts a new one from Slurm's drain reasons"
             raise DalsegnoError(f"{path} cannot be read: {error}", hint=hint) from error
@@ -131,8 +131,8 @@ class Journal:
     def tidy(self, now: float | None = None) -> None:
         """Delete old rows.
 
-        Unfinished actions are kept, however old, and so is the last verdict of every check of a node: the next one is
-        compared with it.
+        Unfinished actions are kept, however old. So is each check's last verdict on each node, because the next verdict
+        is compared with it.
         """
         old = (time.time() if now is None else now) - MARKS_KEPT_S
         with self._changing(self.records):
@@ -155,11 +155,11 @@ class Journal:
         """Return the records, read again if another connection has written."""
         if self._data_version() != self._version:
             self._version = self._data_version()
-            self.records = self._read_records()
+            self.records = read_records(self.db)
         return self.records
 
     def action(self, id: str) -> tuple[Action, float] | None:
-        """Return an action that was begun, and when."""
+        """Return an action and when it was begun; None if the id is unknown."""
         row = self.db.execute("SELECT kind, body, begun_at FROM actions WHERE id = ?", (id,)).fetchone()
         return (facts_from_json(KINDS[row[0]], json.loads(row[1])), row[2]) if row else None
 
@@ -185,7 +185,7 @@ class Journal:
         return [CheckEvent(*row) for row in rows][::-1]
 
     def last_verdicts(self) -> list[tuple[str, str, Verdict]]:
-        """Return the last recorded verdict of each check, with node and check."""
+        """Return node, check and last recorded verdict of every check."""
         latest = "SELECT MAX(id) FROM checks GROUP BY node, name"
         rows = self.db.execute(f"SELECT node, name, verdict FROM checks WHERE id IN ({latest})")
         return [(node, name, Verdict(verdict)) for node, name, verdict in rows]
@@ -237,7 +237,7 @@ class Journal:
             self._event(now, "", action.kind, action.summary)
 
     def record_seen(self, records: NodeRecords) -> None:
-        """Record what was only observed, without an event."""
+        """Record observations, without an event."""
         if records != self.records:
             with self._changing(records):
                 pass
@@ -260,7 +260,7 @@ class Journal:
                 self.db.executemany("INSERT INTO checks (at, node, name, verdict, text) VALUES (?, ?, ?, ?, ?)", rows)
 
     def forgive(self, name: str, who: str, now: float) -> list[GpuHistory]:
-        """Allow replaced GPUs to come back: the one with this id, or all of this node."""
+        """Allow replaced GPUs to come back, and return them. `name` is the id of a GPU, or a node for all its GPUs."""
         self.refresh()
         found = [each for each in self.gpu_history() if each.sent_away_at and name in (each.uuid, each.node)]
         records = replace(self.records, replaced_gpus=self.records.replaced_gpus - {each.uuid for each in found})
@@ -297,7 +297,7 @@ class Journal:
 
     @contextmanager
     def _changing(self, records: NodeRecords) -> Iterator[None]:
-        """Write changed records in one transaction. The records in memory change when it is on disk."""
+        """Write changed records in one transaction. The records in memory change after the commit."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
             self._write_records(records)
@@ -326,22 +326,6 @@ class Journal:
                 (uuid,),
             )
 
-    def _read_records(self) -> NodeRecords:
-        nodes = [facts_from_json(NodeRecord, json.loads(body)) for (body,) in self.db.execute("SELECT body FROM nodes")]
-        (latest,) = self.db.execute("SELECT COALESCE(MAX(at), 0) FROM marks").fetchone()
-        old = latest - 30 * DAY_S  # older marks no longer count
-        marks = self.db.execute("SELECT body FROM marks WHERE at > ? ORDER BY id", (old,)).fetchall()
-        replaced_gpus = self.db.execute("SELECT uuid FROM passports WHERE sent_away_at IS NOT NULL").fetchall()
-        settings = dict(self.db.execute("SELECT name, value FROM settings").fetchall())
-        return NodeRecords(
-            {node.node: node for node in nodes},
-            tuple(facts_from_json(BudgetMark, json.loads(body)) for (body,) in marks),
-            frozenset(uuid for (uuid,) in replaced_gpus),
-            settings.get("paused") == "1",
-            settings.get("blind") == "1",
-            float(settings.get("saw_at", 0)),
-        )
-
     def _data_version(self) -> int:
         return int(self.db.execute("PRAGMA data_version").fetchone()[0])
 
@@ -350,3 +334,21 @@ def _event(id: int, at: float, node: str, kind: str, text: str, stage: str, jobs
     """Return the event of one row. Older rows do not list their jobs."""
     named = jobs_in_old_text(text) if jobs is None else tuple(json.loads(jobs))
     return Event(id, at, node, EventKind(kind), text, EventStage(stage), named)
+
+
+def read_records(db: sqlite3.Connection) -> NodeRecords:
+    """Return the records of all nodes."""
+    nodes = [facts_from_json(NodeRecord, json.loads(body)) for (body,) in db.execute("SELECT body FROM nodes")]
+    (latest,) = db.execute("SELECT COALESCE(MAX(at), 0) FROM marks").fetchone()
+    old = latest - 30 * DAY_S  # older marks no longer count
+    marks = db.execute("SELECT body FROM marks WHERE at > ? ORDER BY id", (old,)).fetchall()
+    replaced_gpus = db.execute("SELECT uuid FROM passports WHERE sent_away_at IS NOT NULL").fetchall()
+    settings = dict(db.execute("SELECT name, value FROM settings").fetchall())
+    return NodeRecords(
+        {node.node: node for node in nodes},
+        tuple(facts_from_json(BudgetMark, json.loads(body)) for (body,) in marks),
+        frozenset(uuid for (uuid,) in replaced_gpus),
+        settings.get("paused") == "1",
+        settings.get("blind") == "1",
+        float(settings.get("saw_at", 0)),
+    )

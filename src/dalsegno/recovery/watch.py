@@ -43,7 +43,7 @@ class ActionOutcome:
 
 @dataclass
 class RecoveryLoop:
-    """Carries out rounds. `background` runs slow actions in the background, so that one reboot delays no other.
+    """Carries out rounds. `background` starts slow actions in other threads, so that they do not delay each other.
 
     The store is used only by the thread that calls `round`.
     """
@@ -137,22 +137,22 @@ def _outcome(id: str, action: Action, at: float, context: ActionContext) -> Acti
     try:
         return ActionOutcome(id, action, do(action, id, at, context), "")
     except DalsegnoError as error:
-        return ActionOutcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # the command's own message
+        return ActionOutcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # the message of the command
     except Exception as error:  # a bug in a target must not stop the recovery of other nodes
         return ActionOutcome(id, action, "", f"{type(error).__name__}: {error}")
 
 
 JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # below the cluster's state folder
-LARGE = 64  # nodes: from here on, asking Slurm about all of them takes a tenth of a second or more
+LARGE = 64  # nodes; in a larger cluster, a query for all nodes takes 0.1 s or more
 # Time between rounds, in small and in large clusters
 QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # while a node is being repaired
-MISSED_S, LARGE_MISSED_S = 0.1, 0.5  # while a node is missing and no other has shown that the controller is connected
+MISSED_S, LARGE_MISSED_S = 0.1, 0.5  # while a node that was just lost is not out of service yet
 CALM_S, LARGE_CALM_S = 3.0, 10.0  # otherwise: agents report changes at once
 AFTER_SILENCE_S = 2.0  # when Slurm did not answer
-AT_ONCE = 20  # rounds without a pause while there is something to do
+AT_ONCE = 20  # maximum number of rounds without a pause
 MAX_SLOW = 8  # slow actions at a time
 
-Runs = Callable[[], Mapping[str, RunRecord]]  # runs of the controller
+Runs = Callable[[], Mapping[str, RunRecord]]  # the runs that the controller supervises
 TIDY_S = 24 * 3600.0  # how often old rows are deleted, in addition to the start of a controller
 
 
@@ -176,7 +176,7 @@ class NodeWatch:
         self._round_requested.set()
 
     def close(self) -> bool:
-        """Stop; return True when stopped. Actions under way are left to the next controller: they are recorded."""
+        """Make the thread stop, and return whether it has. The next controller handles actions that are under way."""
         self._closed = True
         self.request_round()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -294,7 +294,7 @@ def pause_s(records: NodeRecords, facts: Facts) -> float:
 
 
 JUST_S = 10.0  # the target is asked only about nodes that were heard this recently
-MAX_POWER_CHECK_S = 2.0  # for all nodes of one round: while a lost rack is asked about, other nodes wait
+MAX_POWER_CHECK_S = 2.0  # per round, for all nodes: recovery of other nodes waits meanwhile
 
 
 def mark_powered_off(facts: Facts, target: object) -> Facts:

@@ -1,1 +1,1 @@
-"""Launch and supervision of runs: generations, their coordinator, and the agents on the nodes."""
+"""Launch and supervise runs: their submission, their coordinator, and the agents on the nodes."""

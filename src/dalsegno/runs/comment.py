@@ -1,4 +1,4 @@
-"""The comment of a run's job, `dalsegno:<role>[ left=<node>,...]`: the coordinator writes it for the controller."""
+"""The comment of a run's job, `dalsegno:<role>[ left=<node>,...]`, which the coordinator writes for the controller."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class JobRole(Enum):
     """The role of a Slurm job in its run."""
 
     MAIN = "main"
-    NEXT = "next"  # the job in which a run longer than its job continues
-    JOIN = "join"  # one node that replaces a lost one
-    UNKNOWN = "unknown"  # from a comment that a user wrote
+    NEXT = "next"  # the job in which the run continues after its main job
+    JOIN = "join"  # a one-node job that replaces a lost node
+    UNKNOWN = "unknown"  # the comment contains a different role
 
     @classmethod
     def _missing_(cls, value: object) -> JobRole:
@@ -32,7 +32,7 @@ class RunComment:
 
 
 def left_comment(role: JobRole, nodes: Iterable[str]) -> str:
-    """Return the comment of a job of this role, with the nodes that the run has left."""
+    """Return a job's comment, which contains its role and the nodes that the run has left."""
     left = ",".join(sorted(nodes))
     return f"{OURS}{role.value}" + (f" {_LEFT}{left}" if left else "")
 

@@ -1,4 +1,4 @@
-"""Read the files of a run. Root may read the runs of other users."""
+"""Read the files of a run. They are not trusted, because root may read the runs of other users."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def open_log(run: RunFolder, path: Path) -> int:
 
 
 def names_in(run: RunFolder, folder: Path) -> list[str]:
-    """Return the names in a folder of the run; none if it does not exist."""
+    """Return the names in a folder of the run; empty if the folder does not exist."""
     return list_beneath(run.root, str(folder.relative_to(run.root)))

@@ -1,4 +1,4 @@
-"""The folder of a run, with a name for every path in it. `runs`, `logs` and `cancel` need only this folder."""
+"""The paths in the folder of a run. `dalsegno runs`, `logs` and `cancel` need only this folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RunFolder:
 
     @property
     def plan(self) -> Path:
-        """The plan (`plan.RunPlan`): the request, and the job that it requests from Slurm."""
+        """The plan (`plan.RunPlan`): the user's request and the Slurm job that follows from it."""
         return self.root / "plan.json"
 
     @property
@@ -53,12 +53,12 @@ class RunFolder:
 
     @property
     def cancel(self) -> Path:
-        """Exists once the user has cancelled the run."""
+        """A file that exists once the user has cancelled the run."""
         return self.root / "cancel"
 
     @property
     def exit_code(self) -> Path:
-        """The exit code of srun, for a run whose processes are srun's own tasks."""
+        """The exit code of srun, for a run whose processes are srun's tasks."""
         return self.root / "exit-code"
 
     @property
@@ -67,16 +67,16 @@ class RunFolder:
 
     @property
     def agents_log(self) -> Path:
-        """Output of srun and the agents of all jobs of the run, in order."""
+        """The output of srun and the agents, in all jobs of the run."""
         return self.root / "agents.log"
 
     def salloc_log(self, number: int) -> Path:
-        """Output of salloc for the run's job of this number."""
+        """The output of salloc for the run's job with this number."""
         return self.root / f"salloc-{number}.log"
 
     @property
     def job_log(self) -> Path:
-        """Output of a batch step. sbatch replaces `%j` with the job's id."""
+        """The output of a batch step. sbatch replaces `%j` with the job's id."""
         return self.root / "job-%j.log"
 
     @property
@@ -87,21 +87,21 @@ class RunFolder:
         return self.logs / f"g{number:04d}"
 
     def log(self, generation: int, rank: int) -> Path:
-        """Output and errors of one rank in one generation, interleaved."""
+        """The standard output and standard error of one rank in one generation."""
         return self.generation(generation) / f"rank{rank}.log"
 
     @property
     def store_log(self) -> Path:
-        """Output of stores that run as separate programs."""
+        """The output of stores that run as separate programs."""
         return self.logs / "store.log"
 
     @property
     def all_stacks(self) -> Path:
-        """The stacks of ranks that hung."""
+        """The folder for the stacks of ranks that hung."""
         return self.root / "stacks"
 
     def stacks(self, generation: int, rank: int) -> Path:
-        """The stacks of one rank that hung."""
+        """The file for the stacks of one rank that hung."""
         return self.all_stacks / f"g{generation:04d}-rank{rank}.txt"
 
     def inside(self, name: str) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from enum import Enum
@@ -13,6 +12,7 @@ from typing import Any
 from dalsegno.system.ownership import open_beneath
 
 MAX_BYTES = 256 << 20
+MAX_TIME = 1e11
 MAX_FOREIGN_BYTES = 16 << 20  # another user's journal must not exhaust this process's memory
 
 
@@ -31,6 +31,7 @@ class RunEvent(str, Enum):
     LOST = "lost"
     LEFT = "left"
     GENERATION = "generation"
+    FIRST_STEP = "first step"  # of a generation
     FAILED = "failed"
     IDLE = "idle"
     PAUSE = "pause"
@@ -39,11 +40,11 @@ class RunEvent(str, Enum):
     ENDED = "ended"
 
 
-Entry = dict[str, Any]  # "at" (seconds since 1970), "event", and its details
+Entry = dict[str, Any]  # "at" (Unix time), "event", and its details
 
 
 def append(path: Path, at: float, event: RunEvent, **what: object) -> None:
-    """Append an entry in one write, so that lines of two writers never mix."""
+    """Append an entry in one write, so that lines from two writers never mix."""
     line = json.dumps({"at": round(at, 6), "event": event, **what}, separators=(",", ":")) + "\n"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -66,12 +67,13 @@ def read(path: Path) -> Iterator[Entry]:
         file.seek(max(0, about.st_size - (MAX_BYTES if own else MAX_FOREIGN_BYTES)))
         data = file.read(MAX_BYTES)
     for line in data.decode(errors="replace").splitlines():
-        entry = _parse(line)
+        entry = parse_entry(line)
         if entry is not None:
             yield entry
 
 
-def _parse(line: str) -> Entry | None:
+def parse_entry(line: str) -> Entry | None:
+    """Return the entry in a line; None if it is none."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -80,4 +82,4 @@ def _parse(line: str) -> Entry | None:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and abs(value) < MAX_TIME  # not for NaN; isfinite() fails for huge integers

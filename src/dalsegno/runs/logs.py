@@ -14,7 +14,7 @@ from dalsegno.runs.files import names_in, open_log
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 
-PARTIAL_S = 1.0  # an incomplete line of this age is shown: it may be a prompt or a progress bar
+PARTIAL_S = 1.0  # an incomplete line is shown after this time, since it may be a prompt or a progress bar
 MAX_LINE_CHARS = 65_536  # a longer line is split
 _CHUNK = 1 << 18
 _FOLDER = re.compile(r"g(\d{4,})")
@@ -22,12 +22,12 @@ _RANK = re.compile(r"^\[rank\d+\]: ?")
 _BEGINS = re.compile(r'Traceback \(most recent call last\):|  File ".+", line \d+$|usage: ')
 _FILE = re.compile(r"rank(\d+)\.log")
 
-Wanted = Callable[[int, int], bool]  # returns whether to show a rank of a generation
+Wanted = Callable[[int, int], bool]  # (generation, rank) -> whether to show its log
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of one rank."""
+    """One line of one rank's log."""
 
     generation: int
     rank: int
@@ -78,17 +78,17 @@ class LogTail:
 
 
 class Repeats:
-    """Shows each traceback once, because all ranks of a run that cannot start fail alike, in every generation."""
+    """Shows each traceback once, because in a run that cannot start, all ranks fail alike in every generation."""
 
     def __init__(self) -> None:
-        self._shown: dict[str, int] = {}  # each traceback, and the first rank that had it
+        self._shown: dict[str, int] = {}  # traceback -> the first rank that had it
 
     def once(self, lines: Iterable[Line]) -> Iterator[Line]:
         """Yield the lines, but shorten a repeated traceback to its last line and the rank that had it first."""
         block: list[Line] = []
         for line in lines:
             if block and (line.generation, line.rank) != (block[0].generation, block[0].rank):
-                yield from block  # the traceback is incomplete; its other lines come later
+                yield from block  # the traceback is incomplete; its remaining lines follow later
                 block = []
             text = _RANK.sub("", line.text)
             if not block and not _BEGINS.match(text):
@@ -118,7 +118,7 @@ def _key(lines: Sequence[str]) -> str:
 
 
 def _is_end(block: Sequence[Line], text: str) -> bool:
-    """Return whether the last line of the block ends it: the line of the exception, or argparse's error."""
+    """Return whether `text`, the last line of the block, ends it: an exception line or argparse's error."""
     if len(block) == 1:
         return False
     return ": error: " in text if block[0].text.startswith("usage: ") else bool(text) and not text[0].isspace()
@@ -146,7 +146,7 @@ class RunLogs:
         self._find()
         newest = max((generation for generation, _ in self._tails), default=0)
         for (generation, rank), tail in sorted(self._tails.items()):
-            # The workers of an earlier generation than the last two are dead, so their logs are complete.
+            # All workers from before the last two generations are dead, so their logs are complete.
             over = generation < newest - 1
             yield from (Line(generation, rank, text) for text in tail.read(now, final=final or over))
             if over:
@@ -165,7 +165,7 @@ class RunLogs:
 
 
 def on_node(run: RunFolder, node: str) -> Wanted:
-    """Return a filter for the ranks on this node. They may differ between generations."""
+    """Return a filter that accepts the ranks on this node, which may differ between generations."""
     places: dict[int, range] = {}
 
     def wanted(generation: int, rank: int) -> bool:

@@ -1,9 +1,10 @@
-"""The status of a run as its coordinator writes it: one small file, replaced atomically."""
+"""The status of a run: one small file that the coordinator replaces atomically."""
 
 from __future__ import annotations
 
 import json
 import math
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -12,6 +13,7 @@ from pathlib import Path
 from dalsegno.runs.files import read_value
 from dalsegno.runs.folder import repair_hint
 from dalsegno.spec.facts import facts_from_json, facts_to_json
+from dalsegno.system.children import start_ticks
 from dalsegno.system.files import damaged, write_atomic
 
 
@@ -21,8 +23,8 @@ class RunPhase(Enum):
     WAITING = "waiting"  # in Slurm's queue
     STARTING = "starting"  # nodes are granted, but not all agents are ready
     RUNNING = "running"
-    STOPPING = "stopping"  # a worker has failed; whether to restart is decided when its generation has ended
-    RESTARTING = "restarting"  # a generation has ended and the next is being formed
+    STOPPING = "stopping"  # a worker has failed; the next step is decided when its generation has ended
+    RESTARTING = "restarting"  # a generation has ended and the next one is being formed
     ENDING = "ending"  # the run is over, and its nodes are being released
     ENDED = "ended"
     UNKNOWN = "unknown"  # written by another version
@@ -37,7 +39,7 @@ class NodeRole(Enum):
 
     STARTING = "starting"
     READY = "ready"
-    MEMBER = "member"  # of the present generation
+    MEMBER = "member"  # in the current generation
     SPARE = "spare"
     UNKNOWN = "unknown"  # written by another version
 
@@ -47,11 +49,11 @@ class NodeRole(Enum):
 
 
 class RunCause(Enum):
-    """The subject of a status message. Code depends on this, never on the text."""
+    """The cause behind a status message. Code depends on this value, never on the message text."""
 
     OTHER = ""
     HANDED_OVER = "handed-over"  # no coordinator has taken over the run yet
-    REFUSED = "refused"  # Slurm refused the job of the run
+    REFUSED = "refused"  # Slurm refused the run's job
     CANCELLED = "cancelled"
     TAKEN_DOWN = "taken-down"  # cancelled by `dalsegno down`
     CLUSTER_GONE = "cluster-gone"  # the cluster is gone, and the end of the run was never recorded
@@ -74,6 +76,9 @@ _OLD_MESSAGES = {
 }
 
 
+LOST_S = 120.0  # a live coordinator writes its status every ten seconds
+
+
 @dataclass(frozen=True)
 class RunNodeStatus:
     """A node of the run. `group_rank` is None for a spare, and for a node that is not ready."""
@@ -94,29 +99,55 @@ class RunStatus:
     created: float
     updated: float
     generation: int = 0
-    restarts: int = 0  # after failures of the script
+    restarts: int = 0  # restarts after failures of the script
     lost_nodes: int = 0
     wanted_nodes: int = 1
-    world_size: int = 0  # processes of the present generation
+    world_size: int = 0  # number of processes in the current generation
     nproc_per_node: int = 1
     nodes: tuple[RunNodeStatus, ...] = ()
     jobs: tuple[int, ...] = ()  # Slurm jobs, the main one first
-    message: str = ""  # one line: what the run waits for, or why it ended
+    message: str = ""  # one line that says what the run waits for, or why it ended
     started: float | None = None  # when the first generation ran
     ended: float | None = None
     exit_code: int | None = None
     report: str = ""  # traceback of the rank that failed first
     coordinator_host: str = ""
     coordinator_pid: int = 0
-    cause: RunCause = RunCause.OTHER  # subject of `message`
+    cause: RunCause = RunCause.OTHER  # the cause behind `message`
+
+    @property
+    def group_size(self) -> int:
+        """The number of nodes in the present generation."""
+        return self.world_size // max(1, self.nproc_per_node)
 
     @property
     def over(self) -> bool:
         return self.phase is RunPhase.ENDED
 
 
+def is_over(status: RunStatus) -> bool:
+    """Return whether the run has ended and is cleaned up: the coordinator writes the exit code last."""
+    return status.over and status.exit_code is not None
+
+
+def silent_s(status: RunStatus, now: float) -> float | None:
+    """Return how long the coordinator has been silent, or None if that is within limits.
+
+    While the run waits in the queue there may be no coordinator.
+    """
+    silence = now - status.updated
+    speaks = not status.coordinator_pid or status.phase is RunPhase.WAITING or is_over(status) or silence < LOST_S
+    return None if speaks else silence
+
+
+def coordinator_is_dead(status: RunStatus) -> bool:
+    """Return whether the coordinator has died. Only a process on the same host can know."""
+    here = status.coordinator_host == socket.gethostname()
+    return bool(status.coordinator_pid) and here and not is_over(status) and start_ticks(status.coordinator_pid) is None
+
+
 def read_status(path: Path) -> RunStatus | None:
-    """Return the status of a run; None if it was not written yet."""
+    """Return the status of a run; None if none has been written yet."""
     data = read_value(path)
     status = status_from_json(data) if isinstance(data, Mapping) else None
     times = (status.created, status.updated, status.started or 0.0, status.ended or 0.0) if status else ()
@@ -126,7 +157,7 @@ def read_status(path: Path) -> RunStatus | None:
 
 
 def status_from_json(data: Mapping[str, object]) -> RunStatus:
-    """Parse a status. In old files the cause is missing and follows from the message."""
+    """Parse a status. In old files, the cause is missing and is derived from the message."""
     status = facts_from_json(RunStatus, data)
     if "cause" in data:
         return status

@@ -1,4 +1,4 @@
-"""Slurm: render its files, run its commands and parse their output.
+"""Render Slurm's files, run its commands and parse their output.
 
 Nothing is imported here, so that a command pays only for the modules it uses.
 """

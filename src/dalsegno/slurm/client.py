@@ -1,4 +1,4 @@
-"""A client of Slurm's own commands. A query that fails raises an error; it never looks like an empty cluster."""
+"""A client that runs Slurm's commands. A failed query raises an error, so that it never looks like an empty cluster."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from dalsegno.slurm.parse.text import TIME_ENV, Separators
 from dalsegno.slurm.versions import Version
 from dalsegno.system.processes import Completed, Runner
 
-# Ends an allocation as salloc does when its command has ended, so that Slurm records the exit code.
+# A program that ends an allocation as salloc does at the end of its command, so that Slurm records the exit code
 _PROGRAM = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # Slurm's plugins need its symbols
@@ -74,13 +74,13 @@ sys.exit(library.slurm_complete_job(ctypes.c_uint32(int(sys.argv[2])), ctypes.c_
 
 
 def complete_argv(plugins: str, job: int, exit_code: int) -> tuple[str, ...]:
-    """Return the command that completes a job. `plugins` is Slurm's plugin folder, which also has its library."""
-    status = (exit_code & 0xFF) << 8  # as wait() returns it
+    """Return the command that completes a job. `plugins` is Slurm's plugin folder, which also contains its library."""
+    status = (exit_code & 0xFF) << 8  # in the format of wait(2)
     return (sys.executable, "-I", "-S", "-c", _PROGRAM, f"{plugins}/libslurmfull.so", str(job), str(status))
 
 
-# sacctmgr prints these messages, with exit code 1, when there is nothing to change. "Nothing modified" is different: it
-# means that the object to modify does not exist.
+# sacctmgr prints these messages, with exit code 1, when there is nothing to change. "Nothing modified" is not among
+# them, because it means that the object to modify does not exist.
 NOTHING_TO_DO = ("Nothing new added", "Nothing deleted", "already exists.  Not adding")
 
 _DONE = ("Adding", "Associations", "Modified", "Deleting", *NOTHING_TO_DO)
@@ -93,10 +93,10 @@ def script(commands: Sequence[Sequence[str]]) -> str:
 
 
 def failures(commands: Sequence[Sequence[str]], stdout: str, stderr: str) -> list[str]:
-    """Return the commands that failed, and all error output.
+    """Return the commands that failed and, if there are any, the error output.
 
-    The exit code does not help: it is 1 even if only one object existed already. So each command must have been
-    answered, after its echo at the prompt, with one of sacctmgr's success messages.
+    The exit code does not help, because it is 1 even if a single object already existed. A command has succeeded if one
+    of sacctmgr's success messages follows its echo at the prompt.
     """
     answers = {line: answer for line, answer in _answers(stdout)}
     undone = [line for line in map(_line, commands) if not _is_done(answers.get(line, ""))]
@@ -104,8 +104,7 @@ def failures(commands: Sequence[Sequence[str]], stdout: str, stderr: str) -> lis
 
 
 def _is_done(answer: str) -> bool:
-    """Return whether an answer reports success. A remark may come first, for example that this machine does not know
-    the user."""
+    """Return whether an answer reports success. A remark may come first, for example that the user is unknown."""
     return any(line.strip().startswith(_DONE) for line in answer.splitlines())
 
 
@@ -121,19 +120,19 @@ def _line(command: Sequence[str]) -> str:
 
 
 def _word(word: str) -> str:
-    """Quote a word for the prompt: `Description=a b` → `Description="a b"`. A quote character cannot be written."""
+    """Quote a word for the prompt: `Description=a b` → `Description="a b"`. Quote characters cannot be escaped."""
     if any(letter in word for letter in "\"'\n\r"):
         raise DalsegnoError(f"sacctmgr cannot read {word!r}", hint="leave out quotes and line breaks")
     key, equals, value = word.partition("=")
     return f'{key}{equals}"{value}"' if equals and any(letter.isspace() for letter in value) else word
 
 
-# Variables that would change the output of the commands.
+# Environment variables that would change the output of the commands
 _FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SCANCEL_", "SDIAG_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
 
 
 class SlurmClient:
-    """A client of one cluster's Slurm. `env` is the whole environment of its commands, with SLURM_CONF and PATH.
+    """A client of one cluster's Slurm. `env` is the complete environment of its commands, with SLURM_CONF and PATH.
 
     `prefix` comes before every command, for example `nsenter …` to run it on the head node.
     """
@@ -156,7 +155,7 @@ class SlurmClient:
     # Queries
 
     def nodes(self, names: str | Iterable[str] = ()) -> list[NodeInfo]:
-        """Return all nodes, or those named."""
+        """Return all nodes, or only those in `names`."""
         wanted = (node_list(names),) if names else ()
         return parse_nodes(self._ask((*NODES_ARGV, *wanted)))
 
@@ -167,17 +166,17 @@ class SlurmClient:
         return parse_nodes(done.checked(hint=_hint(done)).stdout)[0]
 
     def queue(self, *, ended: bool = False) -> JobList:
-        """Return the queue; with `ended`, also jobs that ended recently and that slurmctld still holds."""
+        """Return the queue. With `ended`, include ended jobs that slurmctld still holds."""
         marks = Separators.fresh()
         done = self._squeue(jobs_env(marks), *(("--states=all",) if ended else ()))
         return parse_jobs(done.checked(hint=_hint(done)).stdout, marks)
 
     def jobs(self, *, ended: bool = False) -> list[JobInfo]:
-        """Return the jobs of the queue that can be parsed."""
+        """Return the jobs in the queue that can be parsed."""
         return list(self.queue(ended=ended).jobs)
 
     def job(self, job: int | str) -> JobInfo:
-        """Return one job: pending, running, or ended a few minutes ago."""
+        """Return one job, which may be pending, running, or have ended a few minutes ago."""
         marks = Separators.fresh()
         done = self._squeue(jobs_env(marks, paths=True), "--states=all", f"--jobs={job_id(job)}")
         if done.exit_code and "Invalid job id" in done.stderr:
@@ -188,7 +187,7 @@ class SlurmClient:
         return next((one for one in found if str(job) in (str(one.id), one.label)), found[0])
 
     def excluded_nodes(self, job: int) -> tuple[str, ...]:
-        """Return the nodes that a job excludes; none if slurmctld does not hold the job any more."""
+        """Return the nodes that a job excludes; empty if slurmctld no longer holds the job."""
         marks = Separators.fresh()
         done = self._squeue(excluded_env(marks), "--states=all", f"--jobs={job_id(job)}")
         return () if done.exit_code else parse_excluded(done.stdout, marks)
@@ -206,7 +205,7 @@ class SlurmClient:
         return parse_partitions(self._ask(PARTITIONS_ARGV))
 
     def history(self, *, since_s: int | None = None, jobs: Iterable[int | str] = ()) -> list[JobInfo]:
-        """Return jobs from the accounting database: since a time (Unix seconds), or those named, or today's."""
+        """Return jobs from the accounting database: today's, or those since a Unix time, or those with these ids."""
         ids = ",".join(job_id(job) for job in jobs)
         since = (f"--starttime=uts{int(since_s)}",) if since_s is not None else ()
         which = (*since, *((f"--jobs={ids}",) if ids else ()))
@@ -214,7 +213,7 @@ class SlurmClient:
         return parse_history(facts.checked(hint=_hint(facts)).stdout, texts.checked(hint=_hint(texts)).raw)
 
     def node_events(self, node: str) -> list[NodeEvent]:
-        """Return when a node was out of service in the last week. Needs the accounting database."""
+        """Return the times in the last week when a node left service. This needs the accounting database."""
         return parse_events(self._ask((*EVENTS_ARGV, f"nodes={node_list(node)}", "start=now-7days")))
 
     def config(self) -> dict[str, str]:
@@ -242,7 +241,7 @@ class SlurmClient:
         return parse_reservations(self._ask(RESERVATIONS_ARGV))
 
     def ping(self) -> list[ControllerPing]:
-        """Return which controllers answer. This is fast even if none does; other queries then take 9 s to fail."""
+        """Return which controllers answer. If none does, this is fast, while other queries take 9 s to fail."""
         done = self._run(PING_ARGV)
         answered = done if "Slurmctld(" in done.stdout else done.checked(hint=_hint(done))
         return parse_ping(answered.stdout)
@@ -254,18 +253,18 @@ class SlurmClient:
     # Jobs
 
     def submit(self, script: str | None = None, args: Sequence[str] = ()) -> int:
-        """Submit a script's text, or a command line for sbatch (`["--nodes=2", "train.sh"]`); return the job id."""
+        """Submit the text of a script, or sbatch arguments such as `["--nodes=2", "train.sh"]`; return the job id."""
         done = self._run(("sbatch", "--parsable", *args), stdin=script, env=self._env)
         return parse_submitted(done.checked(hint=_hint(done)).stdout)
 
     def cancel(self, *jobs: int | str, signal: str = "") -> None:
-        """Cancel or signal jobs. A job that has ended already is no error."""
+        """Cancel or signal jobs. It is not an error if a job has already ended."""
         wanted = [job_id(job) for job in jobs]
         if wanted:
             self._execute(("scancel", *((f"--signal={signal}",) if signal else ()), *wanted), allowed=_GONE)
 
     def complete(self, job: int, exit_code: int) -> None:
-        """End an allocation without a script, with an exit code that Slurm records: COMPLETED or FAILED."""
+        """End an allocation that has no script. Slurm records the exit code, and the state COMPLETED or FAILED."""
         plugins = self.config().get("PluginDir", "").partition(":")[0]
         argv = complete_argv(plugins, job, exit_code)
         self._runner.run((*self._prefix, *argv), env=self._env, timeout_s=self._timeout_s).checked()
@@ -282,19 +281,19 @@ class SlurmClient:
     # Nodes
 
     def drain(self, nodes: str | Iterable[str], reason: str) -> None:
-        """Drain nodes: running jobs continue, and no new jobs start."""
+        """Drain nodes. Running jobs continue, but no new jobs start."""
         self.update(NodeName=node_list(nodes), State="DRAIN", Reason=free_text(reason))
 
     def set_down(self, nodes: str | Iterable[str], reason: str) -> None:
-        """Set nodes DOWN: Slurm ends their jobs at once, without waiting for SlurmdTimeout."""
+        """Set nodes DOWN, so that Slurm ends their jobs at once instead of waiting for SlurmdTimeout."""
         self.update(NodeName=node_list(nodes), State="DOWN", Reason=free_text(reason))
 
     def resume(self, nodes: str | Iterable[str]) -> None:
-        """Return nodes to service. A node that is in service already is no error."""
+        """Return nodes to service. It is not an error if a node is already in service."""
         names = [nodes] if isinstance(nodes, str) else list(nodes)
         done = self._run(("scontrol", "update", f"NodeName={node_list(names)}", "State=RESUME"))
-        # Slurm reports this for nodes in service, and for nodes that have not reported since slurmctld started (it
-        # clears their drain all the same). The state of the nodes shows which case it is.
+        # Slurm reports this error for nodes in service, and for nodes that have not registered since slurmctld started,
+        # although it does undrain the latter. The state of the nodes shows whether anything is left to do.
         if "Invalid node state" in done.stderr:
             out = [node.name for node in self.nodes(names) if node.draining or node.down]
             if not out:
@@ -306,7 +305,7 @@ class SlurmClient:
         self._execute(("scontrol", "update", *(f"{key}={value}" for key, value in settings.items())))
 
     def reconfigure(self) -> None:
-        """Make all daemons read their files again."""
+        """Make all daemons reread their configuration files."""
         self._execute(("scontrol", "reconfigure"))
 
     def scontrol(self, *words: str) -> str:
@@ -316,12 +315,12 @@ class SlurmClient:
     # Accounting
 
     def accounts(self, cluster: str) -> AccountsInfo:
-        """Return the QOS, accounts and users in the accounting database that belong to one cluster."""
+        """Return the QOS and users in the accounting database, and one cluster's accounts and members."""
         mine = f"cluster={word('cluster', cluster)}"
         return parse_accounts(self._ask(QOS_ARGV), self._ask((*ASSOC_ARGV, mine)), self._ask(USER_ARGV))
 
     def sacctmgr(self, words: Sequence[str]) -> str:
-        """Run one sacctmgr command without confirmation. It is no error if there is nothing to change."""
+        """Run one sacctmgr command without confirmation. It is not an error if there is nothing to change."""
         done = self._run(("sacctmgr", "--immediate", *words))
         if done.exit_code == 1 and any(message in done.stdout for message in NOTHING_TO_DO):
             return done.stdout
@@ -332,7 +331,7 @@ class SlurmClient:
         if not commands:
             return
         words = script(commands)
-        wide = {**self._env, "COLUMNS": str(len(words) + 80)}  # sacctmgr's prompt cuts the echo of a longer line
+        wide = {**self._env, "COLUMNS": str(len(words) + 80)}  # sacctmgr's prompt truncates the echo of longer lines
         timeout_s = self._timeout_s + len(commands)
         done = self._run(("sacctmgr", "--immediate"), stdin=words, env=wide, timeout_s=timeout_s)
         faults = failures(commands, done.stdout, done.stderr)

@@ -1,4 +1,4 @@
-"""Nodes and jobs as Slurm reports them. An unknown state is UNKNOWN, never an error: Slurm adds new ones."""
+"""Nodes and jobs as Slurm reports them. New states, which Slurm may add, become UNKNOWN instead of an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class NodeState(Enum):
-    """The base state of a node. Everything else is in its flags."""
+    """The base state of a node. `NodeFlag` has everything else."""
 
     IDLE = "IDLE"
     MIXED = "MIXED"
@@ -16,7 +16,7 @@ class NodeState(Enum):
     DOWN = "DOWN"
     ERROR = "ERROR"
     FUTURE = "FUTURE"
-    UNKNOWN = "UNKNOWN"  # also Slurm's own state of a node that has not reported yet
+    UNKNOWN = "UNKNOWN"  # also Slurm's state for a node that has not registered yet
 
 
 class NodeFlag(Enum):
@@ -101,7 +101,7 @@ _ENDED = frozenset(
     }
 )
 
-# sinfo combines a state and a flag in one word, with a short and a long form for most.
+# sinfo combines a state and a flag in one word. Most words have a short and a long form.
 _FOLDED = {
     "ALLOC": (NodeState.ALLOCATED, ()),
     "MIX": (NodeState.MIXED, ()),
@@ -137,7 +137,7 @@ _SIGNS = {
 
 
 def parse_node_state(text: str) -> tuple[NodeState, frozenset[NodeFlag]]:
-    """Parse `IDLE+DRAIN+NOT_RESPONDING`, as scontrol writes it, or `drained*`, as sinfo does."""
+    """Parse a state from scontrol, such as `IDLE+DRAIN+NOT_RESPONDING`, or from sinfo, such as `drained*`."""
     state = NodeState.UNKNOWN
     flags: set[NodeFlag] = set()
     for word in text.strip().upper().split("+"):
@@ -158,19 +158,19 @@ def _node_word(word: str) -> tuple[NodeState, tuple[NodeFlag, ...]]:
 
 
 def parse_job_state(text: str) -> JobState:
-    """Parse `RUNNING`, `CANCELLED by 1000`, `COMPLETED,REQUEUED`: the first word is the state."""
+    """Return the state in a text such as `RUNNING`, `CANCELLED by 1000` or `COMPLETED,REQUEUED`: its first word."""
     words = text.replace("+", " ").replace(",", " ").split()
     return JobState.__members__.get(words[0].upper(), JobState.UNKNOWN) if words else JobState.UNKNOWN
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node as Slurm sees it. Times are seconds since 1970."""
+    """A node as Slurm reports it. Times are Unix times."""
 
     name: str
     state: NodeState
     flags: frozenset[NodeFlag] = frozenset()
-    state_text: str = ""  # as Slurm wrote it
+    state_text: str = ""  # the state as printed by Slurm
     reason: str = ""
     reason_user: str = ""
     reason_at: int | None = None
@@ -193,12 +193,12 @@ class NodeInfo:
 
     @property
     def drained(self) -> bool:
-        """Whether the node is drained and no job is left on it."""
+        """Whether the node is set to drain and no job is left on it."""
         return self.draining and self.state not in (NodeState.ALLOCATED, NodeState.MIXED) and not self.completing
 
     @property
     def draining(self) -> bool:
-        """Whether the node is drained, with or without jobs on it."""
+        """Whether the node is set to drain, with or without jobs on it."""
         return NodeFlag.DRAIN in self.flags
 
     @property
@@ -219,8 +219,16 @@ class NodeInfo:
         return bool(self.flags & {NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.POWER_DOWN})
 
     @property
+    def word(self) -> str:
+        """The state as sinfo writes it: idle, drained, down*."""
+        word = self.state.value.lower()
+        if self.draining and not self.down:
+            word = "drained" if self.drained else "draining"
+        return word if self.responding else f"{word}*"
+
+    @property
     def in_service(self) -> bool:
-        """Whether Slurm would start a job here, now or when the current ones end."""
+        """Whether Slurm would start a job on this node, now or when the current jobs end."""
         busy_or_free = self.state in (NodeState.IDLE, NodeState.MIXED, NodeState.ALLOCATED)
         return busy_or_free and self.responding and not self.flags & _OUT_OF_SERVICE
 
@@ -238,7 +246,7 @@ _OUT_OF_SERVICE = {
 
 @dataclass(frozen=True)
 class JobInfo:
-    """One job, from any of Slurm's commands. Times are seconds since 1970.
+    """One job, as reported by any of Slurm's commands. Times are Unix times.
 
     For a pending job, `cpus`, `gpus` and `memory_mib` are requested amounts, and `started_at` is Slurm's estimate.
     """
@@ -247,7 +255,7 @@ class JobInfo:
     name: str
     user: str
     state: JobState
-    uid: int | None = None  # None: the command does not report it
+    uid: int | None = None  # None if the command does not report it
     account: str = ""
     qos: str = ""
     partition: str = ""
@@ -264,7 +272,7 @@ class JobInfo:
     het_offset: int | None = None
     submitted_at: int | None = None
     started_at: int | None = None
-    ends_at: int | None = None  # when the job ended, or the latest time at which it will
+    ends_at: int | None = None  # when the job ended, or when it will end at the latest
     preempted_at: int | None = None
     elapsed_s: int = 0
     time_limit_s: int | None = None  # None: no limit
@@ -274,8 +282,8 @@ class JobInfo:
     reservation: str = ""
     batch_host: str = ""
     comment: str = ""
-    batch: bool = False  # the job has a script, which Slurm can requeue
-    # Known only for a single job queried by its id.
+    batch: bool = False  # whether the job has a script, so that Slurm can requeue it
+    # The fields below are known only if a single job was queried by its id.
     work_dir: str = ""
     command: str = ""
     excluded: tuple[str, ...] = ()  # nodes that the job excludes
@@ -284,7 +292,7 @@ class JobInfo:
 
     @property
     def label(self) -> str:
-        """The id as Slurm shows it: `5`, `5_3`, `5+1`."""
+        """The id in Slurm's notation: `5`, `5_3` or `5+1`."""
         if self.array_id is not None:
             return f"{self.array_id}_{self.array_task if self.array_task.isdigit() else f'[{self.array_task}]'}"
         return f"{self.het_id}+{self.het_offset}" if self.het_id is not None else str(self.id)
@@ -296,5 +304,5 @@ class AccountsInfo:
 
     qos: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     accounts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    members: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)  # by (user, account)
+    members: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)  # (user, account) -> settings
     users: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The settings of Slurm that a target decides: paths, addresses, ports, and the machine of each node."""
+"""The Slurm settings that a target decides: paths, addresses, ports, and the machine of each node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Paths:
-    """Files and folders of the daemons. In those of slurmd, Slurm replaces `%n` with the node's name."""
+    """The files and folders of the daemons. In slurmd's paths, Slurm replaces `%n` with the node's name."""
 
     state_save_dir: str
     slurmctld_log: str
@@ -19,7 +19,7 @@ class Paths:
     slurmdbd_log: str
     slurmdbd_pid: str
     munge_socket: str = ""  # "": the system's default
-    tmp_dir: str = ""  # one per node if nodes share /tmp: PMIx does not start in a folder that another node used
+    tmp_dir: str = ""  # one per node if nodes share /tmp, because PMIx does not start in another node's folder
 
     @classmethod
     def under(cls, state_dir: str) -> Paths:
@@ -38,7 +38,7 @@ class Paths:
 
     @classmethod
     def system(cls) -> Paths:
-        """Return the paths of the distributions' packages, for machines that are only cluster nodes."""
+        """Return the paths that distribution packages use, for machines that are dedicated cluster nodes."""
         return cls(
             state_save_dir="/var/lib/slurm/slurmctld",
             slurmctld_log="/var/log/slurm/slurmctld.log",
@@ -61,7 +61,7 @@ class DaemonHost:
 
 @dataclass(frozen=True)
 class DatabaseStorage:
-    """The database behind slurmdbd. With a socket, start slurmdbd with MYSQL_UNIX_PORT set to it."""
+    """The database that slurmdbd uses. If `socket` is set, start slurmdbd with MYSQL_UNIX_PORT set to it."""
 
     user: str
     password: str = ""
@@ -82,7 +82,7 @@ class Dbd:
 
 @dataclass(frozen=True)
 class NodePlace:
-    """The machine of a node. Empty fields mean the node's name, Slurm's port, and /dev/nvidia0 and following."""
+    """The machine of a node. Empty fields mean the node's name, the default port, and /dev/nvidia0, /dev/nvidia1, …"""
 
     address: str = ""
     hostname: str = ""
@@ -95,14 +95,14 @@ class Cgroups:
     """The settings of cgroup.conf. `constrain` lists what Slurm limits for jobs: cores, memory, devices."""
 
     mountpoint: str = ""  # "": /sys/fs/cgroup
-    plugin: str = ""  # "", cgroup/v1, cgroup/v2, or none: Slurm does not use cgroups
+    plugin: str = ""  # "", cgroup/v1, cgroup/v2, or none if Slurm does not use cgroups
     constrain: tuple[str, ...] = ()
-    ignore_systemd: bool = False  # a virtual host has no systemd
+    ignore_systemd: bool = False  # set for virtual hosts, which have no systemd
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Programs that Slurm starts: prolog and epilog (as root on every node of a job), health check, mail."""
+    """Programs that Slurm starts: prolog and epilog (as root on every node of a job), health check, and mail."""
 
     prolog: str = ""
     epilog: str = ""
@@ -122,13 +122,13 @@ class Spank:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Timeouts in seconds. None leaves Slurm's default."""
+    """Timeouts in seconds. None means Slurm's default."""
 
-    slurmctld_s: int | None = None  # until the backup takes over; None means 5 if there is a backup
+    slurmctld_s: int | None = None  # time until the backup takes over; None means 5 if there is a backup
     message_s: int | None = None
     kill_wait_s: int | None = None
     min_job_age_s: int | None = None
-    credential_s: int | None = None  # also the delay of a requeued job; Slurm's default is 120
+    credential_s: int | None = None  # also the delay before a requeued job starts; Slurm's default is 120
 
 
 @dataclass(frozen=True)
@@ -147,13 +147,13 @@ class Layout:
     proctrack: str = "cgroup"  # or linuxproc
     task_plugin: str = "task/none"
     cgroups: Cgroups = field(default_factory=Cgroups)
-    overrides: bool = False  # nodes may claim more than the machine has
-    own_address_only: bool = False  # listen on the address of the machine's host name, not on all addresses
+    overrides: bool = False  # whether nodes may declare more resources than the machine has
+    own_address_only: bool = False  # listen only on the address of the machine's host name
     tree_width: int | None = None
     programs: Programs = field(default_factory=Programs)
     spank: Spank | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
-    submit_hosts: Mapping[str, str] = field(default_factory=dict)  # addresses of hosts with srun but no slurmd
+    submit_hosts: Mapping[str, str] = field(default_factory=dict)  # host with srun but no slurmd -> its address
 
     def place(self, node: str) -> NodePlace:
         return self.places.get(node, NodePlace())

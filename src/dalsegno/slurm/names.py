@@ -1,4 +1,4 @@
-"""Check names and ids before they are used in a command line, so that none is read as an option."""
+"""Check names and ids before they are used in a command line, so that none of them can act as an option."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def node_list(nodes: str | Iterable[str]) -> str:
 
 
 def job_id(job: int | str) -> str:
-    """Return a valid job id: `5`, `5_3` (an array task) or `5+1` (a component of a heterogeneous job)."""
+    """Return the job id if it is valid: `5`, `5_3` (an array task) or `5+1` (a component of a heterogeneous job)."""
     text = str(job)
     if not _JOB.fullmatch(text):
         raise DalsegnoError(f"invalid job id {text!r}", hint="`squeue` lists the jobs")
@@ -33,7 +33,7 @@ def job_id(job: int | str) -> str:
 
 
 def word(kind: str, name: str) -> str:
-    """Return a valid name of a QOS, account, user, partition or reservation."""
+    """Return the name of a QOS, account, user, partition or reservation if it is valid."""
     if not _WORD.fullmatch(name):
         raise DalsegnoError(f"invalid {kind} name {name!r}", hint="use letters, digits, `_`, `-` and `.`")
     return name

@@ -1,7 +1,7 @@
 """Differences between Slurm releases that matter to renderers, parsers and targets.
 
-Taken from Slurm's sources and release notes from 22.05 to 26.05. Parsers accept the output formats of all releases,
-without asking for the version, unless two formats could be confused.
+They are taken from Slurm's sources and release notes from 22.05 to 26.05. Parsers accept the output formats of all
+releases without knowing the version, unless two formats could be confused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 class Version(NamedTuple):
-    """A Slurm release, ordered: `Version(22, 5, 8) < Version(23, 2)`."""
+    """A Slurm version. Versions can be compared: `Version(22, 5, 8) < Version(23, 2)`."""
 
     major: int
     minor: int
@@ -25,7 +25,7 @@ class Version(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Version:
-        """Find the version in the output of a Slurm command: `slurm-wlm 22.05.8`, `24.11.0-0rc1`."""
+        """Return the version in a command's output, such as `slurm-wlm 22.05.8` or `24.11.0-0rc1`."""
         found = _NUMBER.search(text)
         if found is None:
             raise DalsegnoError(f"no Slurm version in {text.strip()[:80]!r}", hint="`sinfo --version` shows it")
@@ -33,7 +33,7 @@ class Version(NamedTuple):
 
     @property
     def release(self) -> str:
-        """Return the release without the patch number: `24.11`."""
+        """The release without the patch number: `24.11`."""
         return f"{self.major}.{self.minor:02d}"
 
     def __str__(self) -> str:
@@ -64,9 +64,8 @@ def _until(major: int, minor: int, instead: str = "") -> Difference:
 
 
 # slurm.conf
-STORE_FLAGS = _since(21, 8)  # AccountingStoreFlags=job_comment; AccountingStoreJobComment before
-# slurmctld looks up the host of an srun only among the nodes; for another host it connects to 0.0.0.0 (fixed in
-# 22.05.9).
+STORE_FLAGS = _since(21, 8)  # AccountingStoreFlags=job_comment; older releases have AccountingStoreJobComment
+# slurmctld looks up srun's host only among the nodes. For any other host it connects to 0.0.0.0.
 CALLS_ONLY_NODES = Difference(Version(22, 5, 7), Version(22, 5, 9))
 
 # cgroup.conf
@@ -78,14 +77,14 @@ ENABLE_CONTROLLERS = _since(23, 2)
 
 # slurmctld
 # slurmctld exits if its state folder has a cluster name but no assoc_usage, which is first written after five minutes
-# or at a clean shutdown. With `-i` it starts all the same.
+# or at a clean shutdown. With `-i`, slurmctld starts nevertheless.
 NEEDS_ASSOC_USAGE = _since(25, 5)
 
-# Since 25.11 the name `nobody` means no user. Older slurmdbds compare names, so the uid cannot be used there.
+# Since 25.11, the name `nobody` means no user. Older releases of slurmdbd compare names, so they need the name.
 NOBODY_IS_NO_USER = _since(25, 11)
 NOBODY_UID = 65534
 
-# slurmrestd: the part of the API that needs no slurmdbd, the newest release first.
+# slurmrestd: the part of its API that needs no slurmdbd, by release, the newest first
 REST_API = (
     (_since(23, 11), "slurmctld"),
     (_since(23, 2), "v0.0.39"),
@@ -93,7 +92,7 @@ REST_API = (
     (Difference(), "v0.0.37"),
 )
 
-# Settings of slurm.conf that some release refuses as unknown. Defunct ones that are merely ignored are not listed.
+# Settings in slurm.conf that some release refuses as unknown. Obsolete settings that are merely ignored are not listed.
 SETTINGS = {
     "AccountingStorageLoc": _until(25, 11, "the database's name is StorageLoc of slurmdbd.conf"),
     "CertgenParameters": _since(25, 5),
@@ -130,7 +129,7 @@ _SETTINGS = {name.lower(): difference for name, difference in SETTINGS.items()}
 
 
 def user_word(name: str, slurm: Version) -> str:
-    """Return a user's name for Slurm's files and options; the uid of `nobody` where this name means no user."""
+    """Return a user's name for Slurm's files and options, or the uid of `nobody` where that name means no user."""
     return str(NOBODY_UID) if name == "nobody" and NOBODY_IS_NO_USER.holds(slurm) else name
 
 
@@ -140,7 +139,7 @@ def rest_api(slurm: Version) -> str:
 
 
 def check_settings(names: Iterable[str], slurm: Version) -> None:
-    """Raise for settings of slurm.conf that this release does not support and on which a daemon would exit."""
+    """Raise for settings in slurm.conf that this release does not support and that would make a daemon exit."""
     for name in names:
         difference = _SETTINGS.get(name.lower())
         if difference is None or difference.holds(slurm):

@@ -33,10 +33,10 @@ class YamlNode:
     kind: YamlKind
     line: int
     text: str = ""
-    plain: bool = True  # written without quotes
+    plain: bool = True  # whether it is written without quotes
     tag: str = ""
     items: list[YamlNode] = field(default_factory=list)
-    size: int = 1  # number of values inside, with aliases expanded
+    size: int = 1  # number of values in it, with aliases expanded
     height: int = 1
 
     def add(self, child: YamlNode) -> None:
@@ -46,7 +46,7 @@ class YamlNode:
 
 
 class _Builder:
-    """Builds the tree from YAML events. Raises for a file that is too deep, too large or not one document."""
+    """Builds the tree from YAML events. Raises SpecError if the file is too deep, too large or not one document."""
 
     def __init__(self, filename: str) -> None:
         self.filename = filename
@@ -108,7 +108,7 @@ class _Builder:
 
 
 def read_tree(text: str, filename: str) -> YamlNode | None:
-    """Return the tree of the one document in `text`; None if it is empty. Raise SpecError if it is not YAML."""
+    """Return the tree of the only document in `text`; None if it is empty. Raise SpecError if it is not valid YAML."""
     builder = _Builder(filename)
     for event in _events(text, filename):
         builder.take(event)
@@ -131,7 +131,7 @@ def _events(text: str, filename: str) -> Iterator[yaml.Event]:
 
 
 def _unreadable(error: yaml.reader.ReaderError, text: str, filename: str) -> Problem:
-    # The C reader counts bytes, the Python one characters.
+    # The position is in bytes, as the C reader counts. The Python reader counts characters.
     line = text.encode("utf-8", "replace")[: error.position].count(b"\n") + 1
     what = "the file has a character that YAML does not allow"
     return Problem(what, f"{filename}:{line}", "check that this is a text file")
@@ -152,7 +152,7 @@ KeyPath = tuple[str | int, ...]
 
 _NULL = {"", "~", "null"}
 _BOOL = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-# Without YAML 1.1's base-60 numbers (`1:30:00` is a time here) and octals (`010` would be 8).
+# YAML 1.1's base-60 numbers and octals are not accepted: `1:30:00` is a time here, and `010` is not 8.
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]{1,3})?")
 _MAX_DIGITS = 18
@@ -161,7 +161,7 @@ _KNOWN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "int", "fl
 
 
 class Table(dict[str, Any]):
-    """A mapping of the file with its path; the section that is built from it keeps the path."""
+    """A mapping in the file with its path, which the section built from it keeps."""
 
     path: KeyPath = ()
 
@@ -176,14 +176,14 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def where(self, path: KeyPath) -> str:
-        """Return `file:line` of the value at `path`, or of the closest value around it."""
+        """Return `file:line` of the value at `path`, or of its closest parent that has a line."""
         while path and path not in self.lines:
             path = path[:-1]
         return f"{self.filename}:{self.lines.get(path, 1)}"
 
 
 def read_document(text: str, filename: str) -> Document:
-    """Return the values in `text`. Raise SpecError if it is not YAML; add other errors to `problems`."""
+    """Return the values in `text`. Raise SpecError if it is not valid YAML; add other errors to `problems`."""
     document = Document(filename)
     root = read_tree(text, filename)
     if root is not None:
@@ -237,7 +237,7 @@ class _Reader:
         table[key.text] = self.value(value, here)
 
     def _merge(self, table: Table, node: YamlNode, path: KeyPath) -> None:
-        """Merge `<<: *defaults`: add the keys that this mapping does not have."""
+        """Merge `<<: *defaults` by adding the keys that this mapping does not have."""
         for source in node.items if node.kind is YamlKind.LIST else [node]:
             if source.kind is not YamlKind.MAPPING:
                 self._note("`<<` must name a mapping, or a list of them", source.line)

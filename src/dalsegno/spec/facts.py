@@ -1,7 +1,7 @@
 """A resolved cluster file as frozen dataclasses: names are looked up and counts are expanded.
 
-Renderers, targets and status commands read these and never the YAML. They use no pydantic, so that reading them back
-from a state folder is fast.
+Renderers, targets and status commands read these dataclasses and never the YAML. The dataclasses do not use pydantic,
+so that reading them back from a state folder is fast.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dalsegno.errors import DalsegnoError
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the cluster. `memory_mib` is the memory that Slurm may allocate.
+    """One machine in the cluster. `memory_mib` is the memory that Slurm may allocate.
 
-    For an ssh host without sizes in the file, cpus and memory are 0: the sizes found on the machine are used.
+    For an ssh host without sizes in the file, cpus and memory are 0, and the sizes found on the machine are used.
     """
 
     name: str
@@ -28,16 +28,16 @@ class Node:
     gpus: int = 0
     gpu_type: str = ""  # Slurm's gres type: "h100"
     gpu_memory_mib: int = 0
-    instance: str = ""  # name in the catalog, if the file gives one
+    instance: str = ""  # instance type in the catalog, if the file has one
     features: tuple[str, ...] = ()
     weight: int = 1
-    spare: bool = False  # out of scheduling until a run needs it
-    gres: str = "gpu"  # gres name that `gpus` counts: gpu, or neuron (Trainium)
+    spare: bool = False  # whether the node is kept out of scheduling until a run needs it
+    gres: str = "gpu"  # Slurm's name for the devices that `gpus` counts: gpu, or neuron (Trainium)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A Slurm partition over named nodes. None means Slurm's own default."""
+    """A Slurm partition and its nodes. None means Slurm's default."""
 
     name: str
     nodes: tuple[str, ...]  # including spares, which start drained
@@ -90,15 +90,15 @@ class User:
     qos: tuple[str, ...] = ()
     default_qos: str = ""
     admin: bool = False
-    groups: tuple[str, ...] = ()  # further Unix groups
+    groups: tuple[str, ...] = ()  # additional Unix groups
     ssh_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Reservation:
     name: str
-    nodes: tuple[str, ...] = ()  # names; empty if `node_count` is set
-    node_count: int | None = None  # reserve this many nodes of `partition`; Slurm chooses them
+    nodes: tuple[str, ...] = ()  # empty if `node_count` is set
+    node_count: int | None = None  # number of nodes in `partition` to reserve, which Slurm chooses
     partition: str = ""
     start: str = "now"  # in Slurm's time format
     duration_min: int | None = None  # None: UNLIMITED
@@ -109,20 +109,20 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Storage:
-    """A file system that all nodes see at `mount`."""
+    """A file system that is mounted at `mount` on all nodes."""
 
     name: str
     mount: str
     type: str = "folder"  # folder, nfs, lustre, openzfs, efs, ebs, fss
-    source: str = ""  # an existing file system; "" creates one (a folder: inside the cluster's state)
+    source: str = ""  # an existing file system; "" creates one (for a folder, in the cluster's state folder)
     size_mib: int | None = None
     options: str = ""
-    home: bool = False  # holds the users' home folders
+    home: bool = False  # whether it holds the users' home folders
 
 
 @dataclass(frozen=True)
 class Switch:
-    """A line of topology.conf: a leaf names nodes, an inner switch names switches."""
+    """A line in topology.conf. A leaf switch names nodes; an inner switch names switches."""
 
     name: str
     nodes: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Priority:
-    """Multifactor priority. Weights are Slurm's PriorityWeight*."""
+    """The multifactor priority. The weights are Slurm's PriorityWeight* settings."""
 
     age: int = 1000
     fair_share: int = 10000
@@ -152,7 +152,7 @@ class Slurm:
 
     accounting: bool = True
     enforce: tuple[str, ...] = ()  # AccountingStorageEnforce
-    rest: bool = False  # slurmrestd
+    rest: bool = False  # whether to run slurmrestd
     backup_controller: bool = False
     priority: Priority = field(default_factory=Priority)
     preempt_by: str = ""  # "", qos, partition
@@ -161,7 +161,7 @@ class Slurm:
     topology: tuple[Switch, ...] = ()
     qos: tuple[Qos, ...] = ()
     slurmd_timeout_s: int = 300
-    extra: Mapping[str, str] = field(default_factory=dict)  # raw slurm.conf settings, set last
+    extra: Mapping[str, str] = field(default_factory=dict)  # raw slurm.conf settings, which override all others
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,12 @@ class Local:
 
     hosts: str = "auto"  # auto, virtual (namespaces, root), loopback (processes on ports)
     gpus: str = "auto"  # auto, simulated, real
-    subnet: str = ""  # of the virtual hosts; "": a free one is chosen
+    subnet: str = ""  # subnet of the virtual hosts; "" chooses a free one
 
 
 @dataclass(frozen=True)
 class CheckSetting:
-    """The settings of one health check in the file."""
+    """The settings for one health check in the file."""
 
     enabled: bool = True
     every_s: int | None = None
@@ -201,8 +201,60 @@ class Containers:
     """Support for container jobs with Pyxis's options."""
 
     enabled: bool | None = None  # None: enabled if the required tools are installed
-    folder: str = ""  # for imported images; "" for the target's default
+    folder: str = ""  # folder for imported images; "" for the target's default
     images: tuple[str, ...] = ()  # images that `up` imports
+
+
+@dataclass(frozen=True)
+class EmailAlerts:
+    """A receiver of alerts by e-mail."""
+
+    to: tuple[str, ...]
+    sender: str
+    smarthost: str
+    user: str = ""
+    password_file: str = ""  # "" if the server asks for no user
+    require_tls: bool = True
+
+
+@dataclass(frozen=True)
+class SlackAlerts:
+    """A Slack channel that receives alerts."""
+
+    url_file: str
+    channel: str = ""  # "": the webhook's own
+
+
+@dataclass(frozen=True)
+class WebhookAlerts:
+    """A program that receives alerts. Its address is `url`, or in `url_file`."""
+
+    url: str = ""
+    url_file: str = ""
+
+
+@dataclass(frozen=True)
+class RemoteWrite:
+    """A workspace of Amazon Managed Service for Prometheus that receives all metrics."""
+
+    url: str
+    region: str
+    role_arn: str = ""
+
+
+@dataclass(frozen=True)
+class Monitoring:
+    """Metrics, the web page, Prometheus and alerts."""
+
+    enabled: bool = True
+    compat: str = "vpenso"  # dialect of Slurm's metric names: vpenso or sckyzo
+    open_metrics: bool = False
+    prometheus: bool = False
+    retention_s: int = 15 * 86400
+    email: tuple[EmailAlerts, ...] = ()
+    slack: tuple[SlackAlerts, ...] = ()
+    webhook: tuple[WebhookAlerts, ...] = ()
+    remote_write: RemoteWrite | None = None
 
 
 @dataclass(frozen=True)
@@ -223,6 +275,7 @@ class Cluster:
     local: Local = field(default_factory=Local)
     health: Health = field(default_factory=Health)
     containers: Containers = field(default_factory=Containers)
+    monitoring: Monitoring = field(default_factory=Monitoring)
 
 
 _T = TypeVar("_T")
@@ -230,7 +283,7 @@ _KNOWN: dict[type[object], dict[str, Any]] = {}
 
 
 def facts_to_json(facts: object) -> dict[str, Any]:
-    """Return a dataclass of plain values as a dict that `json.dumps` accepts."""
+    """Return a dataclass as a dict that `json.dumps` accepts."""
     return {name: _plain(getattr(facts, name)) for name in _hints(type(facts))}
 
 
@@ -290,7 +343,7 @@ def _broken(kind: type, why: str) -> DalsegnoError:
 
 
 def _hints(kind: type[object]) -> dict[str, Any]:
-    """Return the fields and their types, cached: resolving types is slow, and a cluster may have many nodes."""
+    """Return the fields and their types from a cache, because resolving types is slow and a cluster has many nodes."""
     if kind not in _KNOWN:
         found = get_type_hints(kind)
         _KNOWN[kind] = {each.name: found[each.name] for each in fields(cast("Any", kind))}

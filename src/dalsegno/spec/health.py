@@ -1,4 +1,4 @@
-"""Sections of the cluster file: health policy, monitoring, containers, environment modules."""
+"""Sections of the cluster file: health policy, containers, environment modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from dalsegno.spec.values import AbsolutePath, Seconds, Share, matching
 
 _CHECK = r"[a-z][a-z0-9_-]{0,47}"
 _MODULE = r"[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}"
-_URL = r"https?://[^\s\"'`\\\x00-\x1f]{1,500}"
 
 
 def _switch(value: Any) -> Any:
@@ -24,7 +23,7 @@ def _switch(value: Any) -> Any:
 
 
 def _image(value: str) -> str:
-    """Check an image name as `srun --container-image` accepts it, and that it can be imported."""
+    """Check that `srun --container-image` accepts an image name and that the image can be imported."""
     try:
         name = parse_name(value)
     except UsageError as error:
@@ -39,7 +38,6 @@ def _image(value: str) -> str:
 CheckName = Annotated[str, matching(_CHECK, "use lowercase letters, digits, `-` and `_`")]
 ImageName = Annotated[str, AfterValidator(_image)]
 ModuleName = Annotated[str, matching(_MODULE, "write it as for `module load`: `cuda/12.4`")]
-Url = Annotated[str, matching(_URL, "write an address that starts with https://")]
 
 
 class CheckSpec(Section):
@@ -77,21 +75,6 @@ class HealthSpec(Section):
     checks: dict[CheckName, Annotated[CheckSpec, BeforeValidator(_switch, json_schema_input_type=bool | CheckSpec)]] = (
         Field(default={}, description="Checks by name: `zombies: off`, or a mapping.")
     )
-
-
-class Monitoring(Section):
-    """Metrics, dashboards, alerts."""
-
-    enabled: bool = Field(default=True, description="Serve metrics and the web page.")
-    listen: Annotated[str, matching(r"[0-9A-Za-z.:\[\]-]{1,100}", "write `127.0.0.1`")] = Field(
-        default="127.0.0.1", description="Address the web page and metrics listen on."
-    )
-    port: int = Field(default=0, ge=0, le=65535, description="Port; 0 chooses a free one.")
-    open_metrics: bool = Field(default=False, description="/metrics answers without a token.")
-    prometheus: bool = Field(default=False, description="Run Prometheus on the head node.")
-    grafana: bool = Field(default=False, description="Run Grafana on the head node.")
-    retention: Seconds = Field(default=15 * 86400, description="How long metrics are kept.")
-    alerts_to: list[Url] = Field(default=[], description="Webhooks that receive alerts.")
 
 
 class ContainersSpec(Section):

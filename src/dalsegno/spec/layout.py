@@ -1,4 +1,4 @@
-"""The nodes of each partition, and the size of a machine."""
+"""Compute the nodes of each partition, and the sizes of machines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from dalsegno.errors import NotThere
 from dalsegno.hardware import Gpu, Instance, find_gpu, find_instance, gpu_of
 
-if TYPE_CHECKING:  # pydantic takes 0.1 s to import, and the local target needs only the sizes
+if TYPE_CHECKING:  # not imported at run time, because pydantic takes 0.1 s and the local target needs only the sizes
     from dalsegno.spec.model import ClusterSpec, MachineSpec, PartitionSpec
 
 
 def find_cycle(below: dict[str, list[str]]) -> list[str]:
-    """Return one cycle in a graph that is given by each name's neighbours; [] if it has none."""
+    """Return one cycle in a graph, which maps each name to its neighbours; [] if there is none."""
     done: set[str] = set()
     for start in below:
         trail: list[str] = []
@@ -24,7 +24,10 @@ def find_cycle(below: dict[str, list[str]]) -> list[str]:
 
 
 def _walk(start: str, below: dict[str, list[str]], trail: list[str], done: set[str]) -> bool:
-    """Search depth first, without recursion because a chain may be long. The trail ends where a cycle closes."""
+    """Search depth first and return whether there is a cycle, which is then at the end of `trail`.
+
+    The search is not recursive, because a chain may be long.
+    """
     open_at = {start: iter(below.get(start, []))}
     trail.append(start)
     while trail:
@@ -58,7 +61,7 @@ def own_spares(partition: PartitionSpec) -> list[str]:
 def _names(partition: PartitionSpec, wanted: int | Sequence[str], first: int) -> list[str]:
     if not isinstance(wanted, int):
         return list(wanted)
-    # Node names are host names: no upper case, no underscore.
+    # Node names are host names, which have no upper case and no underscore.
     base = partition.name.lower().replace("_", "-")
     return [f"{base}-{number}" for number in range(first, first + wanted)]
 
@@ -69,14 +72,14 @@ def login_nodes(spec: ClusterSpec) -> list[str]:
 
 
 def members(spec: ClusterSpec) -> dict[str, list[str]]:
-    """Return the nodes of each partition, spares last. A shared node is in every partition that shares it."""
+    """Return the nodes of each partition, spares last. A shared node is in all partitions that share it."""
     by_name = {partition.name: partition for partition in spec.partitions}
     spares = {name for partition in spec.partitions for name in own_spares(partition)}
     held: dict[str, list[str]] = {}
     waiting = list(by_name.values())
     while waiting:
         ready = [each for each in waiting if all(name in held or name not in by_name for name in each.nodes_from)]
-        # Partitions in a cycle are never ready. The checks report them; here they share nothing.
+        # Partitions in a cycle are never ready. The checks report them; here, their sources count as empty.
         for partition in ready or waiting:
             held[partition.name] = _gather(partition, held, spares)
         waiting = [each for each in waiting if each.name not in held]
@@ -100,19 +103,19 @@ def find_partition_cycle(spec: ClusterSpec) -> list[str]:
     return find_cycle(sources)
 
 
-# Default size of a local node: enough for a toy job, small enough that many fit on a laptop.
+# Default size of a local node: enough for a toy job, and small enough for many nodes on a laptop
 _LOCAL_CPUS, _LOCAL_MEMORY_MIB = 2, 2048
-# Part of the memory is left for the system: Slurm drains a node that registers with less than slurm.conf says.
+# Some memory is left for the system, because Slurm drains a node that registers with less than slurm.conf says.
 _ALLOCATABLE = 0.95
 UNSIZED_MIB = int(_LOCAL_MEMORY_MIB * _ALLOCATABLE)  # memory of a local node without a size in the file
 
 
 @dataclass(frozen=True)
 class Size:
-    """A machine's resources. Zero cpus or memory means the size found on the machine."""
+    """A machine's resources. If cpus or memory are 0, the size found on the machine is used."""
 
     cpus: int
-    memory_mib: int  # what Slurm may allocate
+    memory_mib: int  # the memory that Slurm may allocate
     gpus: int = 0
     gpu_type: str = ""
     gpu_memory_mib: int = 0
@@ -129,7 +132,7 @@ def catalog_instance(machine: MachineSpec) -> Instance | None:
 
 
 def catalog_gpu(gpu_type: str) -> Gpu | None:
-    """Return the GPU of that Slurm type; None if the catalog does not list it."""
+    """Return the GPU with this Slurm type; None if the catalog does not list it."""
     try:
         return find_gpu(gpu_type)
     except NotThere:
@@ -137,7 +140,7 @@ def catalog_gpu(gpu_type: str) -> Gpu | None:
 
 
 def size_of(partition: PartitionSpec, target: str) -> Size:
-    """Return the resources of each node of the partition."""
+    """Return the resources of each of the partition's own nodes."""
     instance = catalog_instance(partition)
     gpu = gpu_of(instance) if instance else catalog_gpu(partition.gpu_type)
     gpu_memory_gib = (instance and instance.gpu_memory_gib) or (gpu.memory_gib if gpu else 0)

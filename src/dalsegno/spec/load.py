@@ -20,7 +20,7 @@ from dalsegno.spec.document import Document, KeyPath, Table, read_document
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.section import Section, hint_unknown, meant_key, one_line, show
 
-# Lists of named sections, and the noun for one entry.
+# list of named sections -> the noun for one entry
 _NOUNS = {
     "partitions": "partition",
     "reservations": "reservation",
@@ -33,7 +33,7 @@ _NOUNS = {
 
 
 def name_value(path: KeyPath, data: Any) -> str:
-    """Name the value at `path` for a message: "`nodes` of partition `train`", "`slurm.priority.age`"."""
+    """Return a name for the value at `path`: "`nodes` of partition `train`" or "`slurm.priority.age`"."""
     owner, rest = _split(path, data)
     if not rest:
         return owner or "the cluster file"
@@ -41,7 +41,7 @@ def name_value(path: KeyPath, data: Any) -> str:
 
 
 def _split(path: KeyPath, data: Any) -> tuple[str, str]:
-    """Return the innermost named section on the path, and the rest of the path below it, dotted."""
+    """Return the innermost named section on the path, and the rest of the path in dotted notation."""
     owner, start = "", 0
     value = data
     for at, step in enumerate(path):
@@ -90,7 +90,7 @@ _RANGES = {
 
 
 def describe_error(error: ErrorDetails, path: KeyPath, data: Any, root: type[Section]) -> tuple[str, str]:
-    """Return a message and a hint for a pydantic error. `path` is the place in `data`, without pydantic's marks."""
+    """Return a message and a hint for a pydantic error at `path` in `data`."""
     kind = error["type"]
     if kind == "extra_forbidden":
         return f"{name_value(path[:-1], data)} has no setting {show(path[-1])}", _unknown(root, path)
@@ -131,21 +131,21 @@ def _literal(expected: str, given: object) -> tuple[str, str]:
     return f"must be one of {', '.join(words)}, not {show(given)}", did_you_mean(str(given), words)
 
 
-_ROUNDS = 20  # each round removes at least one value; nesting is shallow
+_ROUNDS = 20  # enough, because each round removes all invalid values that pydantic reports
 _PLACEHOLDERS: dict[str, Any] = {"name": "unnamed", "target": "local", "partitions": []}
 _Loc = tuple[int | str, ...]
 
 
 @dataclass
 class ValidPart:
-    """The valid part of a file, and the paths that were removed. One error does not hide others."""
+    """The valid part of a file, and the paths that were removed, so that one error does not hide others."""
 
     spec: ClusterSpec | None = None
     cut: set[KeyPath] = field(default_factory=set)
 
 
 def salvage(document: Document) -> ValidPart:
-    """Read the valid part of the document's data into a spec, and add errors to the document's problems."""
+    """Return the valid part of the document's data as a spec, and add errors to the document's problems."""
     result = ValidPart()
     for _ in range(_ROUNDS):
         try:
@@ -158,7 +158,7 @@ def salvage(document: Document) -> ValidPart:
 
 def _cut_all(errors: list[ErrorDetails], document: Document, cut: set[KeyPath]) -> None:
     doomed: dict[tuple[int, str | int], tuple[Any, str | int, bool]] = {}
-    # Unknown keys first: they show which missing keys are only misspelt.
+    # Unknown keys come first, because they show which missing keys are merely misspelt.
     for error in sorted(errors, key=lambda each: each["type"] != "extra_forbidden"):
         loc = _clean(error["loc"])
         blank = _is_blank(loc, error, document.data)
@@ -166,7 +166,7 @@ def _cut_all(errors: list[ErrorDetails], document: Document, cut: set[KeyPath]) 
             _note(error, loc, document, cut)
         container, key = _cut_point(loc, error["type"] == "missing", document.data)
         doomed[id(container), key] = (container, key, blank)
-    # From the end, so that the indices of earlier entries in the same list stay valid.
+    # Remove values from the end, so that the indices of earlier entries in the same list stay valid.
     for container, key, blank in sorted(doomed.values(), key=lambda each: str(each[1]).zfill(9), reverse=True):
         _remove(container, key, stand_in=not blank)
 
@@ -175,7 +175,7 @@ def _note(error: ErrorDetails, loc: _Loc, document: Document, cut: set[KeyPath])
     path = _place_of(loc, document.data)
     missing = error["type"] == "missing"
     what, hint = describe_error(error, loc, document.data, ClusterSpec)
-    # A required value that was invalid, or under a misspelt key, has been reported already.
+    # If a required value was invalid or its key was misspelt, that has been reported already.
     if not (missing and path in cut):
         document.problems.append(Problem(what, document.where(path), hint))
     cut.add(path)
@@ -191,7 +191,7 @@ def _clean(loc: _Loc) -> _Loc:
 
 
 def _place_of(loc: _Loc, data: Any) -> KeyPath:
-    """Return the path in the file of `loc` in the data, from which values may have been removed."""
+    """Return the path in the file for `loc` in the data. They differ if values were removed from the data."""
     path: KeyPath = ()
     value = data
     for step in loc:
@@ -212,18 +212,18 @@ def _value_at(loc: _Loc, data: Any) -> Any:
 
 
 def _is_blank(loc: _Loc, error: ErrorDetails, data: Any) -> bool:
-    """Return whether `key:` has no value, which counts as not given. An unknown key is an error even if blank."""
+    """Return whether `key:` has no value, which counts as not given. An unknown key is always an error."""
     if error["type"] in ("missing", "extra_forbidden") or error["input"] is not None:
         return False
     return isinstance(_value_at(loc[:-1], data), dict)
 
 
 def _cut_point(loc: _Loc, missing: bool, data: Any) -> tuple[Any, str | int]:
-    """Return the container and key to remove: the value itself, or the section that lacks a value."""
+    """Return the container and key to remove: those of the value itself, or of the section that lacks a value."""
     best: tuple[Any, str | int] = (data, loc[0])
     value = data
     for step in loc[:-1] if missing and len(loc) > 1 else loc:
-        # Remove one entry from a list of sections, but a list of words as a whole.
+        # From a list of sections, remove one entry. Remove a list of words as a whole.
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, Table) for item in value)):
             best = (value, step)
         value = _step(value, step)
@@ -244,13 +244,13 @@ _INIT = "`dalsegno init` writes a starter file"
 
 
 def load_spec(path: str | os.PathLike[str]) -> ClusterSpec:
-    """Load the cluster file at `path`. Raise SpecError with all its problems."""
+    """Load the cluster file at `path`. Raise SpecError with all problems in it."""
     name = os.fspath(path)
     return parse_spec(_read(name), name)
 
 
 def parse_spec(text: str, filename: str = "cluster.yaml") -> ClusterSpec:
-    """Parse the cluster file in `text`; `filename` is for messages. Raise SpecError with all its problems."""
+    """Parse the cluster file in `text`. Raise SpecError with all problems in it. `filename` is used in messages."""
     document = read_document(text, filename)
     if not isinstance(document.data, Table):
         raise SpecError([_not_a_mapping(document)])

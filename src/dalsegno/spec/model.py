@@ -1,6 +1,6 @@
 """The model of the cluster file: machines, partitions, accounts, users, storage, and the file as a whole.
 
-The sections `slurm`, `health` and those of the targets have modules of their own.
+The sections `slurm` and `health` and the targets' sections have modules of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
-from dalsegno.spec.health import ContainersSpec, HealthSpec, Modules, Monitoring
+from dalsegno.spec.health import ContainersSpec, HealthSpec, Modules
+from dalsegno.spec.monitoring import MonitoringSpec
 from dalsegno.spec.section import Section, fault, show
 from dalsegno.spec.slurm import Amount, PreemptMode, RawSettings, ReservationSpec, SlurmSpec, TresName
 from dalsegno.spec.targets import TARGETS, HyperPod, LocalSpec, Oci, ParallelCluster, Ssh, Target
@@ -216,12 +217,12 @@ class ClusterSpec(Section):
     accounts: list[AccountSpec] = Field(default=[], max_length=10000, description="Slurm accounts.")
     users: list[UserSpec] = Field(default=[], max_length=20000, description="Users of the cluster.")
     health: HealthSpec = Field(default_factory=HealthSpec, description="Health checks and the actions allowed.")
-    monitoring: Monitoring = Field(default_factory=Monitoring, description="Metrics, web page, alerts.")
+    monitoring: MonitoringSpec = Field(default_factory=MonitoringSpec, description="Metrics, web page, alerts.")
     modules: Modules = Field(default_factory=Modules, description="Environment modules.")
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the schema, with a description of every key."""
+    """Return the JSON schema of the cluster file, with a description of every key."""
     schema = ClusterSpec.model_json_schema()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -235,7 +236,7 @@ _STARTERS = Path(__file__).parent / "starters"
 
 
 def starter(target: str = "local", name: str = "demo") -> str:
-    """Return the starter cluster file of a target. It passes `dalsegno validate` unchanged."""
+    """Return the starter cluster file for a target, which passes `dalsegno validate` unchanged."""
     if target not in TARGETS:
         raise UsageError(f"there is no target `{target}`", hint=did_you_mean(target, TARGETS, ", ".join(TARGETS)))
     text = (_STARTERS / f"{target}.yaml").read_text(encoding="utf-8")

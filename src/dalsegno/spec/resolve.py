@@ -1,4 +1,4 @@
-"""Resolve a cluster file into facts: look up names, expand counts, fill in defaults. Pure functions."""
+"""Resolve a cluster file into facts: look up names, expand counts, and fill in defaults."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _priority(priority: PrioritySpec, accounting: bool) -> facts.Priority:
         max_age_min=priority.max_age,
         favor_small=priority.favor_small,
     )
-    # Both need the database. Without it, Slurm would log an error for every job.
+    # These two factors need the database. Without it, Slurm would log an error for every job.
     return found if accounting else replace(found, fair_share=0, qos=0)
 
 
@@ -81,7 +81,7 @@ def _topology(topology: Topology | None, partitions: Sequence[PartitionSpec]) ->
 
 
 def _build_topology(partitions: Sequence[PartitionSpec], per_switch: int) -> tuple[facts.Switch, ...]:
-    """Return leaf switches in node order, none with nodes of two partitions, and a spine above them."""
+    """Return leaf switches, each with nodes of a single partition, and a spine switch above them."""
     leaves: list[facts.Switch] = []
     for partition in partitions:
         names = own_nodes(partition) + own_spares(partition)
@@ -92,7 +92,7 @@ def _build_topology(partitions: Sequence[PartitionSpec], per_switch: int) -> tup
 
 
 def resolve(spec: ClusterSpec) -> facts.Cluster:
-    """Return the facts of a valid cluster file."""
+    """Return the facts from a valid cluster file."""
     return facts.Cluster(
         name=spec.name,
         target=spec.target,
@@ -108,6 +108,7 @@ def resolve(spec: ClusterSpec) -> facts.Cluster:
         local=_local(spec),
         health=_health(spec),
         containers=_containers(spec),
+        monitoring=_monitoring(spec),
     )
 
 
@@ -115,6 +116,27 @@ def _containers(spec: ClusterSpec) -> facts.Containers:
     own = spec.containers
     enabled = True if own.enabled is None and own.images else own.enabled  # a list of images turns containers on
     return facts.Containers(enabled, str(own.folder or ""), tuple(dict.fromkeys(own.images)))
+
+
+def _monitoring(spec: ClusterSpec) -> facts.Monitoring:
+    own, alerts = spec.monitoring, spec.monitoring.alerts
+    write = own.remote_write
+    return facts.Monitoring(
+        enabled=own.enabled,
+        compat=own.compat,
+        open_metrics=own.open_metrics,
+        prometheus=own.prometheus,
+        retention_s=own.retention,
+        email=tuple(
+            facts.EmailAlerts(
+                tuple(each.to), each.sender, each.smarthost, each.user, each.password_file or "", each.require_tls
+            )
+            for each in alerts.email
+        ),
+        slack=tuple(facts.SlackAlerts(each.url_file, each.channel) for each in alerts.slack),
+        webhook=tuple(facts.WebhookAlerts(each.url or "", each.url_file or "") for each in alerts.webhook),
+        remote_write=facts.RemoteWrite(write.url, write.region, write.role_arn or "") if write else None,
+    )
 
 
 def _nodes(partition: PartitionSpec, target: str) -> list[facts.Node]:

@@ -1,4 +1,4 @@
-"""The base class of all sections of the cluster file: strict, frozen, and with its place in the file."""
+"""The base class of all sections in the cluster file. They are strict and frozen, and know their path in the file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fault(what: str, hint: str = "") -> PydanticCustomError:
 
 
 def show(value: object) -> str:
-    """Format a value for a message: short, on one line, in backticks."""
+    """Return a value formatted for a message: short, on one line, in backticks."""
     if isinstance(value, bool):
         return "`true`" if value else "`false`"
     if value is None:
@@ -56,11 +56,11 @@ def show(value: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """Make text from a file safe for a terminal: no line breaks, no escape codes."""
+    """Return text from a file without line breaks and escape codes, so that it is safe for a terminal."""
     return "".join(c if c.isprintable() else "\\n" if c == "\n" else "?" for c in text)
 
 
-# Names that Slurm, the clouds and other tools use for keys of the cluster file.
+# name of a setting in Slurm, a cloud or another tool -> its key in the cluster file
 _ALIASES = {
     "maxtime": "time_limit",
     "max_time": "time_limit",
@@ -125,7 +125,7 @@ def _normalized(key: str) -> str:
 
 
 def required_keys(root: type[Section], block: str) -> list[str]:
-    """Return the required keys of a block of the file."""
+    """Return the required keys in a block of the file."""
     model = _section_in(root.model_fields[block].annotation)
     return [name for name, info in model.model_fields.items() if info.is_required()] if model else []
 
@@ -151,7 +151,7 @@ def _children(model: type[Section]) -> Iterator[tuple[str, type[Section]]]:
 
 
 def _model_at(root: type[Section], path: KeyPath) -> type[Section] | None:
-    """Return the model of the mapping at `path`. Indices and keys of a mapping of sections do not change it."""
+    """Return the model of the mapping at `path`. Steps that are list indices or free keys do not change the model."""
     model: type[Section] | None = root
     for step in path:
         if model is not None and isinstance(step, str) and step in model.model_fields:
@@ -160,7 +160,7 @@ def _model_at(root: type[Section], path: KeyPath) -> type[Section] | None:
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    # On Python 3.10, `list[int]` is an instance of `type`, too.
+    # On Python 3.10, `list[int]` is also an instance of `type`.
     if typing.get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     found = (_section_in(part) for part in typing.get_args(annotation))

@@ -27,7 +27,10 @@ from dalsegno.spec.values import (
 
 
 def word(*words: str, yes: str = "", no: str = "") -> Callable[[object], str]:
-    """Return a validator for one of `words` in any case. YAML reads bare `off` and `no` as false; undo that."""
+    """Return a validator for `words` in any case.
+
+    YAML reads a bare `on` or `off` as a boolean. `yes` and `no` are the words to use for true and false.
+    """
 
     def check(value: object) -> str:
         text = (yes if value else no) if isinstance(value, bool) else value
@@ -39,12 +42,12 @@ def word(*words: str, yes: str = "", no: str = "") -> Callable[[object], str]:
 
 
 def one_of(*words: str) -> WithJsonSchema:
-    """Return the JSON schema of the words in either case, for editors."""
+    """Return a JSON schema that accepts the words in lower case and as written, for editors."""
     return WithJsonSchema({"enum": list(dict.fromkeys([*(each.lower() for each in words), *words]))})
 
 
 def _split(value: object) -> object:
-    """Split a comma-separated list, as Slurm writes it."""
+    """Split a comma-separated list in Slurm's notation."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
@@ -64,7 +67,7 @@ UsageReset = Annotated[str, PlainValidator(word(*_RESETS, no="NONE")), one_of(*_
 EnforceWord = Annotated[str, PlainValidator(word(*_ENFORCE)), one_of(*_ENFORCE)]
 ReservationFlag = Annotated[str, PlainValidator(word(*_FLAGS)), one_of(*_FLAGS)]
 
-# As a list, or as Slurm writes it: `associations,limits`.
+# A list, or text in Slurm's notation: `associations,limits`
 Enforce = Annotated[list[EnforceWord], BeforeValidator(_split, json_schema_input_type=str | list[EnforceWord])]
 ReservationFlags = Annotated[
     list[ReservationFlag], BeforeValidator(_split, json_schema_input_type=str | list[ReservationFlag])
@@ -73,7 +76,7 @@ ReservationFlags = Annotated[
 
 # Raw Slurm settings
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-# A space would start another setting, `#` a comment, a line break another line, `\` a continuation.
+# A space would start another setting, `#` a comment, a line break another line, and `\` a continuation.
 _VALUE = re.compile(r"[^\s\"'#\\\x00-\x1f\x7f]{1,1000}")
 
 
@@ -84,7 +87,7 @@ def _key(value: str) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """Return a value as text for slurm.conf: YAML reads YES as true and 30 as a number."""
+    """Return a value as text for slurm.conf, because YAML reads YES as true and 30 as a number."""
     if isinstance(value, bool):
         return "YES" if value else "NO"
     return str(value) if isinstance(value, (int, float)) else value
@@ -101,7 +104,7 @@ RawKey = Annotated[str, AfterValidator(_key)]
 RawValue = Annotated[str, BeforeValidator(_as_text), AfterValidator(_value), _VALUE_SCHEMA]
 RawSettings = dict[RawKey, RawValue]
 
-# Settings that Dal Segno writes to slurm.conf, with the key of the cluster file that controls each ("" for none).
+# setting that Dal Segno writes to slurm.conf -> the key in the cluster file that controls it, or ""
 OWNED: dict[str, str] = {
     "ClusterName": "name",
     "SlurmctldHost": "slurm.backup_controller",
@@ -194,7 +197,7 @@ def _tres(value: str) -> str:
 
 
 def _amount(value: Any) -> Any:
-    """Convert memory written as 64G to MiB, as Slurm counts it."""
+    """Convert memory such as `64G` to MiB, Slurm's unit."""
     try:
         return parse_size_mib(value) if isinstance(value, str) else value
     except ValueError:

@@ -23,12 +23,12 @@ from dalsegno.spec.values import (
     shaped,
 )
 
-# No leading dash: ssh would read it as an option.
+# An address must not start with a dash, because ssh would read it as an option.
 _ADDRESS = r"[A-Za-z0-9_:][A-Za-z0-9_.:-]{0,252}(\[[0-9,-]{1,200}\][A-Za-z0-9_.:-]{0,100})?"
 _HOST_KEY = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}(\[[0-9,-]{1,200}\])?"
 _FILE = r"[A-Za-z0-9_./~][A-Za-z0-9_./@%+=~-]{0,254}"
 _JUMP = r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}(:\d{1,5})?"
-_LARGEST, _SMALLEST = 8, 29  # prefix lengths
+_LARGEST, _SMALLEST = 8, 29  # prefix lengths of the largest and the smallest subnet
 
 
 def _subnet(value: str) -> str:
@@ -264,7 +264,7 @@ def addresses(names: str, address: str) -> dict[str, str]:
     machines = expand(names)
     if not address:
         return {name: name for name in machines}
-    # An IPv6 address is not a host name; expand only an address with brackets.
+    # Expand only an address with brackets, because an IPv6 address is not a valid host list.
     found = _expand_address(address) if _BRACKETS.search(address) else [address]
     if len(found) != len(machines):
         raise ValueError(f"{len(machines)} machines, {len(found)} addresses")
@@ -272,15 +272,15 @@ def addresses(names: str, address: str) -> dict[str, str]:
 
 
 def _expand_address(address: str) -> list[str]:
-    """Expand a host list that may end in a domain, `gpu[1-4].example.com`; Slurm's own host lists may not."""
+    """Expand a host list that, unlike Slurm's, may end with a domain: `gpu[1-4].example.com`."""
     head, bracket, tail = address.rpartition("]")
     return [f"{name}{tail}" for name in expand(head + bracket)]
 
 
 def hosts_of(ssh: Ssh, machines: Iterable[str]) -> dict[str, SshHostSpec]:
-    """Return the SSH settings of each machine: from `hosts`, otherwise the common ones, otherwise its name as address.
+    """Return the SSH settings of each machine: its settings in `hosts`, then the common ones.
 
-    A port that is not given is left to ssh, whose own configuration may set one.
+    The default address is the machine's name. If no port is given, ssh's own configuration decides.
     """
     common = {key: getattr(ssh, key) for key in ("user", "port", "key", "jump")}
     if "port" not in ssh.model_fields_set:

@@ -1,10 +1,10 @@
-"""Parts of the cluster file that no code implements yet. Remove an entry with the change that implements it."""
+"""Parts of the cluster file that no code implements yet. The change that implements an entry removes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-UNBUILT_TARGETS = {  # `validate` checks files for these; `plan` and `up` refuse them
+UNBUILT_TARGETS = {  # `validate` accepts files for these targets; `plan` and `up` refuse them
     "ssh": "only `dalsegno containers check` uses its hosts so far",
     "parallelcluster": "nothing creates clusters on AWS yet",
     "hyperpod": "nothing creates clusters on AWS yet",
@@ -14,16 +14,15 @@ UNBUILT_TARGETS = {  # `validate` checks files for these; `plan` and `up` refuse
 
 @dataclass(frozen=True)
 class UnbuiltField:
-    """A field that is refused, because a user who sets it would expect it to work."""
+    """A field that is refused if it is set, because users would expect it to work."""
 
-    path: str  # `users.ssh_keys` stands for that field of every user
+    path: str  # for example `users.ssh_keys`, which means this field of every user
     reason: str
-    targets: tuple[str, ...] = ()  # refused for these only; () for all
+    targets: tuple[str, ...] = ()  # the targets for which the field is refused; empty for all
 
 
 _NO_SIZE = "head and login nodes of a local cluster have no size of their own"
 UNBUILT_FIELDS = (
-    UnbuiltField("monitoring", "nothing serves metrics, a web page or alerts"),
     UnbuiltField("modules", "nothing sets up environment modules"),
     UnbuiltField("users.ssh_keys", "nothing installs keys on the hosts"),
     UnbuiltField("users.full_name", "nothing stores it"),

@@ -1,5 +1,8 @@
-"""Values of the cluster file: names that Slurm, Unix and the shell accept and that cannot break a config line, and
-times, sizes and shares: `2h`, `1-00:00:00`, `infinite`, `64G`, `25%`."""
+"""Types for values in the cluster file.
+
+They are names that Slurm, Unix and the shell accept and that cannot break a line in a configuration file, and times,
+sizes and shares such as `2h`, `1-00:00:00`, `infinite`, `64G` and `25%`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from dalsegno.spec.section import fault, show
 
 
 def matching(pattern: str, hint: str) -> AfterValidator:
-    """Return a validator for text that matches `pattern`. The pattern's repeats must be bounded, because the text is
-    untrusted."""
+    """Return a validator for text that matches `pattern`.
+
+    Repetitions in the pattern must be bounded, because the text is untrusted.
+    """
     compiled = re.compile(pattern)
 
     def check(value: str) -> str:
@@ -26,11 +31,11 @@ def matching(pattern: str, hint: str) -> AfterValidator:
 
 
 def shaped(pattern: str, example: str) -> AfterValidator:
-    """Return a validator for a cloud's id: the cloud would refuse a malformed one only after minutes."""
+    """Return a validator for a cloud's id, because the cloud would refuse a malformed id only after minutes."""
     return matching(pattern, f"it looks like `{example}`")
 
 
-_RESERVED = {"default", "all", "localhost"} | {"switch", "head-backup", "rest"}  # Slurm's keywords, own hosts
+_RESERVED = {"default", "all", "localhost"} | {"switch", "head-backup", "rest"}  # Slurm's keywords, and our own hosts
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HOSTS_HINT = "write `gpu[1-4]`, or a list of names"
 
@@ -48,7 +53,7 @@ def _host_name(value: str) -> str:
 
 
 def _hostnames(value: object) -> list[str]:
-    """Expand a host list, or a list of them."""
+    """Expand one host list or several."""
     parts = [value] if isinstance(value, str) else value
     if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
         raise fault(f"must be node names, not {show(value)}", _HOSTS_HINT)
@@ -74,7 +79,7 @@ def _count_or_names(value: object, least: int) -> int | list[str]:
 
 
 def _listed(value: Any) -> Any:
-    """Turn text into a list: commas separate entries, as in Slurm."""
+    """Split text at commas into a list, as in Slurm. Return other values unchanged."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
@@ -84,7 +89,7 @@ _LOWER_RULE = "use lowercase letters, digits, `-`, `_` and `.`, starting with a 
 _UNIX_RULE = "use lowercase letters, digits, `-` and `_`, starting with a letter, at most 32"
 _PATH_RULE = "write an absolute path of letters, digits and `_./@%+=~-`"
 
-# The name is the prefix of Slurm's database tables.
+# The name is also the prefix of Slurm's database tables.
 ClusterName = Annotated[
     str,
     matching(r"[a-z][a-z0-9_-]{0,39}", _CLUSTER_RULE),
@@ -92,7 +97,7 @@ ClusterName = Annotated[
 ]
 PlainName = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}", _SLURM_RULE)]
 PartitionName = Annotated[PlainName, AfterValidator(_not_reserved)]
-# Slurm's database stores accounts and QOS in lower case; other spellings would not be found.
+# Slurm's database stores accounts and QOS in lower case, so other spellings would not be found.
 AccountName = Annotated[str, matching(r"[a-z0-9][a-z0-9_.-]{0,47}", _LOWER_RULE)]
 UserName = Annotated[str, matching(r"[a-z_][a-z0-9_-]{0,31}", _UNIX_RULE)]
 Feature = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,47}", "use letters, digits, `-`, `_` and `.`")]
@@ -142,7 +147,7 @@ _SIZE_HINT = "write a number with its unit: `512M`, `64G`, `2T`"
 
 
 def parse_time(value: object, bare_s: int) -> int | None:
-    """Return seconds; None for infinite. A bare number is in units of `bare_s`. Raise ValueError if invalid."""
+    """Return seconds; None for infinite. A bare number is in units of `bare_s`. Raise ValueError if it is invalid."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value * bare_s
     if not isinstance(value, str):
@@ -213,7 +218,7 @@ def _seconds(value: object) -> int:
 
 
 def parse_size_mib(value: object) -> int:
-    """Return the MiB of a size with a unit, always in powers of 1024. Raise ValueError if invalid."""
+    """Return a size with a unit in MiB. Units are powers of 1024. Raise ValueError if the size is invalid."""
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if not found:
         raise ValueError(value)
@@ -233,7 +238,7 @@ def _size_mib(value: object) -> int:
 
 
 def _share(value: object) -> float:
-    """Parse a share, `25%` or 0.25."""
+    """Return a share given as `25%` or 0.25."""
     share = -1.0
     if isinstance(value, str) and re.fullmatch(r"\d{1,3}(\.\d{1,6})?\s*%", value):
         share = float(value.rstrip("% ")) / 100
@@ -249,10 +254,10 @@ _TIME_SCHEMA = WithJsonSchema(
 )
 _SIZE_SCHEMA = WithJsonSchema({"type": "string", "examples": ["512M", "64G", "2T"]})
 
-# A limit in whole minutes, None for `infinite`. A bare number is minutes, as in Slurm.
+# A limit in whole minutes; None for `infinite`. As in Slurm, a bare number is minutes.
 Limit = Annotated["int | None", PlainValidator(_limit), _TIME_SCHEMA]
 Minutes = Annotated[int, PlainValidator(_minutes), _TIME_SCHEMA]
-# A bare number is seconds, as in Slurm's *Timeout settings.
+# As in Slurm's *Timeout settings, a bare number is seconds.
 Seconds = Annotated[int, PlainValidator(_seconds), _TIME_SCHEMA]
 SizeMiB = Annotated[int, PlainValidator(_size_mib), _SIZE_SCHEMA]
 Share = Annotated[

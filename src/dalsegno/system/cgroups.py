@@ -1,6 +1,6 @@
-"""Control groups: the hierarchies of this machine, the folders of a cluster in them, and their removal.
+"""Control groups: find this machine's hierarchies and a cluster's folders in them, and remove these folders.
 
-The hierarchies are read only from the mounts. Virtual hosts use cgroup v1's freezer where it is mounted (also on hybrid
+Only the list of mounts shows the hierarchies. Virtual hosts use cgroup v1's freezer where it is mounted (also on hybrid
 machines), otherwise cgroup v2. If systemd runs, it owns the tree: a cluster is then in a scope that systemd creates
 with `Delegate=yes`, so that neither a daemon-reload nor the end of a login session affects the cluster.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from dalsegno.system.processes import Runner
 
 MOUNTS = Path("/proc/self/mounts")
-SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
+SYSTEMD_RUNS = Path("/run/systemd/system")  # exists if systemd runs, see sd_booted(3)
 REMOVE_TIMEOUT_S = 2.0  # a folder may be busy for a moment after its last process has ended
 
 
@@ -35,7 +35,7 @@ class CgroupTree:
     controllers: frozenset[str] = frozenset()  # v2 controllers that are available below the root
 
     def place(self, cluster_id: str) -> CgroupPlace:
-        """Return the place of a cluster's folders."""
+        """Return where a cluster's folders are."""
         unit = f"dalsegno-{cluster_id}.scope" if self.systemd else ""
         units = tuple(f"{root}/system.slice/{unit}" for root in self.systemd)
         if self.version == 2:
@@ -87,11 +87,11 @@ def read_cgroups() -> CgroupTree:
 def controllers_below(root: Path) -> frozenset[str]:
     """Return the controllers that are available below the root of cgroup v2.
 
-    In a container the root is a folder of the host's tree. While a process is in the root, the kernel does not let it
-    enable more controllers for its children, and Slurm fails every step that needs another controller.
+    In a container, the root is a folder of the host's tree. While processes are in that folder, no more controllers can
+    be enabled for its children, and every Slurm step that needs another controller fails.
     """
     offered = _words(root / "cgroup.controllers")
-    if not (root / "cgroup.type").exists() or not _words(root / "cgroup.procs"):  # the real root has no type
+    if not (root / "cgroup.type").exists() or not _words(root / "cgroup.procs"):  # only the real root has no type
         return offered
     return offered & _words(root / "cgroup.subtree_control")
 

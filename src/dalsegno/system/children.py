@@ -119,13 +119,13 @@ def send(process: Process, number: signal.Signals) -> None:
 
 
 def end(processes: Iterable[Process], timeout_s: float = 10.0) -> list[Process]:
-    """Kill processes and wait for them to end; return those that are still alive."""
+    """Kill processes and wait for them to end. Return the processes that are still alive."""
     return _signal_and_wait(processes, signal.SIGKILL, timeout_s)
 
 
 def stop(processes: Iterable[Process], grace_s: float = 5.0) -> list[Process]:
-    """Terminate processes, and kill those that are alive after the grace period; return those that survive even
-    that."""
+    """Terminate processes, and kill them if they are alive after the grace period. Return the processes that are still
+    alive."""
     return end(_signal_and_wait(processes, signal.SIGTERM, grace_s))
 
 
@@ -203,8 +203,8 @@ def start(
     output: Path | None = None,
     identity: Identity | None = None,
 ) -> Child:
-    """Start a process in its own session. Its output is appended to the file `output`, or goes to this process's
-    own."""
+    """Start a process in its own session. Its output is appended to the file `output`; by default it goes where this
+    process's output goes."""
     source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644) if output else None
     try:

@@ -27,7 +27,8 @@ class CannotStart(DalsegnoError):
 
 
 def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Replace this process with the program, which so gets signals and the terminal, and sets the exit code."""
+    """Replace this process with the program, which then receives its signals, uses its terminal and sets its exit
+    code."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -126,7 +127,7 @@ def _relay(master: int, child: int, woken: int, typing: bool, output: int) -> No
                 return
             if not ended:
                 if not data:
-                    sources.remove(master)  # closed on the other side: only wait for the end
+                    sources.remove(master)  # closed on the other side: only wait for the child to end
                 break
 
 
@@ -212,7 +213,7 @@ def sudo_command(argv: Sequence[str], env: Mapping[str, str], uid: int, gid: int
 
 
 def refusal(runner: Runner) -> str:
-    """Return why this user cannot create virtual hosts with sudo now; "" if possible."""
+    """Return why this user cannot create virtual hosts through sudo; "" if that is possible."""
     sudo, unshare = program("sudo"), program("unshare")
     if sudo is None or unshare is None:
         return "there is no sudo on this machine"
@@ -224,7 +225,8 @@ def refusal(runner: Runner) -> str:
 
 
 def as_caller(body: Callable[[], None], env: Mapping[str, str] = os.environ) -> None:
-    """Run `body` with the caller's rights, so that root creates and follows nothing in the caller's folders."""
+    """Run `body` with the caller's rights, so that root neither creates files nor follows links in the caller's
+    folders."""
     uid = caller(env)
     if uid == os.geteuid():
         body()

@@ -23,7 +23,7 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = True) -> None:
-    """Write a file atomically: a reader, or a crash, finds the old text or the new one, never a part.
+    """Write a file atomically: even after a crash, a reader finds the old text or the new one, never a part.
 
     If not durable, a crash of the machine may lose the text, and the writer does not wait for the disk.
     """
@@ -31,7 +31,7 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = Tr
     try:
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, mode)
         with os.fdopen(handle, "w") as file:
-            if hasattr(os, "fchmod"):  # the umask must not decide who reads a secret, or who cannot read a table
+            if hasattr(os, "fchmod"):  # the umask must not expose a secret or hide a table
                 os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()
@@ -65,7 +65,7 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def nameless(path: Path, *, own: bool = False) -> Iterator[int]:
-    """Yield an open file without a name, and name it when it is complete, so that a kill leaves no partial file.
+    """Yield an open file without a name, and name it when it is complete: a killed process leaves no partial file.
 
     With `own`, nobody else may write to the file, whatever the umask is.
     """
@@ -92,7 +92,7 @@ def _open_nameless(path: Path) -> tuple[int, Path | None]:
     try:
         return os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), None
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):  # not supported by the file system
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):  # no O_TMPFILE on this file system
             raise explain(error, path) from error
     temp = _beside(path)
     try:
@@ -251,7 +251,7 @@ def _open_own(name: str | Path, parent: int | None = None) -> int:
     """Open a folder. If this user owns it but may not enter or change it, as in an unpacked image, change its mode
     first.
 
-    Root does not need the mode, and so never changes a folder that may be a user's.
+    Root does not need the permissions, and so never changes a folder that may belong to a user.
     """
     if os.geteuid() == 0:
         return os.open(name, _FOLDER, dir_fd=parent)

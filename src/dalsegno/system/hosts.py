@@ -63,7 +63,7 @@ class HostPlan:
     unified: bool = False  # the folder is in cgroup v2, with its own namespace and controllers
     unit: str = ""  # systemd's scope for the whole cluster
     unit_folders: tuple[str, ...] = ()  # folders of `unit` in systemd's hierarchies
-    disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB of a disk of its own, empty at each boot
+    disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB of its own disk, empty at each boot
     services: tuple[Service, ...] = ()
 
     @property
@@ -132,7 +132,7 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
 
 
 def boot_limit_s(hosts: int, times_slower: float) -> float:
-    """Return how long hosts that boot together may take. The first host waits for its link all that time."""
+    """Return the time limit for hosts that boot together. The first host may wait for its link all that time."""
     return (60 + hosts) * times_slower
 
 

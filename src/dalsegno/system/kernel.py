@@ -51,7 +51,7 @@ _LISTEN_BIT, _LISTEN = 1 << 10, "0A"
 
 
 def listening_ports() -> set[int]:
-    """Return the ports with listeners, by netlink. Reading /proc/net/tcp, which lists every connection, takes 10 ms."""
+    """Return the ports with listeners. Netlink is used, because /proc/net/tcp lists all connections and takes 10 ms."""
     return _ports(socket.AF_INET) | _ports(socket.AF_INET6)
 
 
@@ -93,7 +93,7 @@ _SIZE = 256
 
 
 def greatest_error_s() -> float:
-    """Return the maximum clock error by adjtimex(2), which NTP daemons update; 16 s or more without such a daemon.
+    """Return the maximum clock error from adjtimex(2). NTP daemons update it; without a daemon it is 16 s or more.
 
     Raise OSError if the kernel does not report the error.
     """

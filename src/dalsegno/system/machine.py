@@ -31,7 +31,7 @@ class MachineFacts:
     is_root: bool
     slurm_version: str  # "slurm-wlm 22.05.8"; "" if Slurm is missing
     namespaces: bool  # whether this user may create virtual hosts
-    gpu_files: tuple[str, ...]  # of real GPUs
+    gpu_files: tuple[str, ...]  # device files of real GPUs
     cgroups: CgroupTree = field(default_factory=CgroupTree)
     cores: int = 1
 

@@ -21,7 +21,7 @@ _HEAD, _SEGMENT = struct.Struct("<32xQ14xHH"), struct.Struct("<IIQQQQQQ")
 
 
 def give_back_freed() -> None:
-    """Return freed memory that malloc keeps for later."""
+    """Return memory to the system that this process has freed but malloc still holds."""
     with contextlib.suppress(AttributeError):  # only glibc has this function
         ctypes.CDLL(None).malloc_trim(0)
 

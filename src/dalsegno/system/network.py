@@ -45,7 +45,7 @@ def link_names(runner: Runner, inside: int | None = None) -> set[str]:
 
 
 def used_networks(runner: Runner) -> list[ipaddress.IPv4Network]:
-    """Return every network that this machine has a route to, except the default route."""
+    """Return every network that this machine has a route to, not counting the default route."""
     routes = json.loads(
         runner.run(["ip", "-j", "-4", "route", "show", "table", "all"], timeout_s=30).checked().stdout or "[]"
     )

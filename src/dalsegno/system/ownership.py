@@ -1,8 +1,8 @@
 """Paths that other users may control: check who can change a path before it is trusted, and read below it safely.
 
 The owner of a folder can replace its content during a read, leave a pipe without a writer, or link to a file that only
-this process may read. So nothing in the folder is opened by its full path. The type and the owner of each opened file
-are checked: it must belong to the owner of the folder.
+this process may read. Therefore nothing in the folder is opened by its full path. The type and the owner of each opened
+file are checked: it must belong to the owner of the folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_LINKS = 40  # the kernel's own limit
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FILE = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-_MAX_NAMES = 1 << 16  # in one folder
+_MAX_NAMES = 1 << 16  # names that are read from one folder
 
 
 def caller(env: Mapping[str, str] = os.environ) -> int:
@@ -145,6 +145,16 @@ def read_beneath(root: Path, inside: str, most_bytes: int) -> bytes | None:
     if len(data) > most_bytes:
         raise NotPlainFile(f"{root / inside} is longer than {most_bytes >> 20} MiB and is not read", hint="")
     return data
+
+
+def open_owned(path: Path, uid: int) -> int:
+    """Open a regular file of one user, wherever the path leads. Raise OSError for anything else."""
+    handle = os.open(path, _FILE)
+    about = os.fstat(handle)
+    if stat.S_ISREG(about.st_mode) and about.st_uid == uid:
+        return handle
+    os.close(handle)
+    raise PermissionError(f"{path} is not a regular file of uid {uid}")
 
 
 def list_beneath(root: Path, inside: str = ".") -> list[str]:

@@ -24,7 +24,7 @@ class Completed:
     exit_code: int
     stdout: str = ""
     stderr: str = ""
-    stdout_bytes: bytes = b""  # unchanged; empty from a fake runner
+    stdout_bytes: bytes = b""  # the output before decoding; empty from a fake runner
 
     @property
     def raw(self) -> bytes:

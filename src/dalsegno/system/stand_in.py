@@ -1,7 +1,7 @@
 """Run a program as a child in place of this process.
 
 The child shares this process's streams, terminal and process group. Signals are forwarded to the child, and this
-process ends as the child does.
+process ends in the same way as the child.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dalsegno.system.hanging_calls import die_with_parent
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-_INTERRUPT_S = 5.0  # an interrupt counts as the cause of an end only if the end follows within this time
+_INTERRUPT_S = 5.0  # SIGINT counts as the cause only if the program ends within this time
 
 
 @dataclass(frozen=True)
 class ProgramEnd:
-    """How the program ended (negative: by that signal), its notes, and whether it was asked to end.
+    """The program's exit code (negative: the signal that ended it), its notes, and whether a signal asked it to end.
 
     `hung_up` is true after a SIGHUP that did not come from the terminal.
     """
@@ -41,7 +41,7 @@ class StandIn:
     def __init__(self, poll_s: float = 5.0) -> None:
         self._poll_s = poll_s
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        ignored = {each for each in _PASSED_ON if signal.getsignal(each) is signal.SIG_IGN}  # `nohup`, `&`
+        ignored = {each for each in _PASSED_ON if signal.getsignal(each) is signal.SIG_IGN}  # as under `nohup` or `&`
         self._ending = set(_ENDING) - ignored
         self._handled = {*_PASSED_ON, signal.SIGCHLD} - ignored
         signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
@@ -49,9 +49,10 @@ class StandIn:
     def run(
         self, program: str, argv: Sequence[str], env: Mapping[str, str], notes: str, over: Callable[[str], bool]
     ) -> ProgramEnd:
-        """Run the program to its end, or until `over`, called with its notes at intervals, is true twice in a row.
+        """Run the program to its end, or kill it when `over` returns true twice in a row.
 
-        The environment variable `notes` tells the program the descriptor to which it may write notes.
+        `over` is called at intervals with the program's notes. The environment variable named `notes` holds the
+        descriptor to which the program may write notes.
         """
         reader, writer = os.pipe()
         os.set_blocking(reader, False)  # a process that the program leaves behind may hold the other end

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from dalsegno.errors import TargetError
+from dalsegno.hostlist import compress
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.spec.facts import Cluster
 
@@ -41,7 +42,7 @@ class Plan(Protocol):
         ...
 
     def sentences(self) -> list[str]:
-        """Return the consequences: "adds 2 nodes", "restarts nothing", "ends no job"."""
+        """Return the consequences, such as "adds 2 nodes", "restarts nothing", "ends no job"."""
         ...
 
     def details(self) -> list[str]:
@@ -57,8 +58,7 @@ class Removal:
     homes: tuple[str, ...] = ()
 
     def sentences(self, runs: Collection[str]) -> list[str]:
-        """Return the consequences of the removal. The jobs of `runs`, which are known to be active, are not listed
-        again."""
+        """Return the consequences of the removal. `runs` are the active runs, whose jobs are not listed again."""
         return list(self._sentences(runs))
 
     def _sentences(self, runs: Collection[str]) -> Iterator[str]:
@@ -72,7 +72,7 @@ class Removal:
 
 
 def named(noun: str, names: Iterable[str]) -> str:
-    """Return `2 nodes (n1, n2)`; of many names only the first four."""
+    """Return a text such as `2 nodes (n1, n2)`, with at most four names."""
     names = list(names)
     shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
     return f"{counted(len(names), noun)} ({shown})"
@@ -112,6 +112,8 @@ class NodeStatus:
     gpu_type: str = ""
     address: str = ""
     spare: bool = False
+    off: bool = False  # its host is off, which Slurm notices only later
+    reason_user: str = ""  # who gave the reason
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,13 @@ class JobStatus:
     gpus: int
     elapsed_s: int
     reason: str = ""
+
+
+def job_status(job: JobInfo) -> JobStatus:
+    return JobStatus(
+        id=job.label, name=job.name, user=job.user, partition=job.partition, state=job.state,
+        nodes=compress(job.nodes), gpus=job.gpus, elapsed_s=job.elapsed_s, reason=job.reason,
+    )  # fmt: skip
 
 
 class ClusterPhase(Enum):
@@ -169,7 +178,7 @@ class ShellEntry:
 
     argv: list[str]
     env: dict[str, str]
-    uid: int | None = None  # of the user of the cluster that the command runs as; None: the caller
+    uid: int | None = None  # the user that the command runs as; None: the caller
     warnings: tuple[str, ...] = ()
 
 
@@ -183,7 +192,7 @@ class RootUse:
 
 @dataclass(frozen=True)
 class NodeTimes:
-    """Times of this target's nodes: `boot_s` to boot, and `gone_s` of silence until a node counts as lost."""
+    """Time limits for this target's nodes: `boot_s` to boot, `gone_s` for a lost node to come back by itself."""
 
     boot_s: float
     gone_s: float
@@ -222,7 +231,7 @@ class Target(Protocol):
         ...
 
     def summary(self) -> ClusterSummary:
-        """Return the state in short, without asking a daemon."""
+        """Return the state in short, without contacting a daemon."""
         ...
 
     def daemon_logs(self) -> Sequence[DaemonLog]:
@@ -230,7 +239,7 @@ class Target(Protocol):
         ...
 
     def owner(self) -> int | None:
-        """Return the uid of the person who made the cluster; None if that cannot be read."""
+        """Return the uid of the user who created the cluster; None if it cannot be read."""
         ...
 
     @property
@@ -261,11 +270,11 @@ class Target(Protocol):
         host: str | None = None,
         user: str | None = None,
     ) -> ShellEntry:
-        """Return how to start a shell, or one command, on the login node, on the head or on `host`."""
+        """Return how to start a shell, or one command, on the login node, the head or `host`."""
         ...
 
     def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
-        """Return how to run one command on a node, as a service of the node would run it."""
+        """Return how to run one command on a node, in the environment of the node's services."""
         ...
 
     def job_images(self) -> str:
@@ -285,7 +294,7 @@ class CanReset(Protocol):
 
 @runtime_checkable
 class CanReboot(Protocol):
-    """A target that can reboot a node that is on, hangs or is off. Set the node down in Slurm first."""
+    """A target that can reboot a node, also one that hangs or is off. Set the node down in Slurm first."""
 
     def reboot(self, node: str) -> None: ...
 
@@ -310,7 +319,7 @@ class CanSeePower(Protocol):
     """A target that knows whether a machine is off, as a BMC or a cloud's API does."""
 
     def is_off(self, node: str) -> bool:
-        """Return whether the machine is certainly off, and so will not come back by itself. Never waits for long."""
+        """Return whether the machine is certainly off and will not come back by itself. Must not block for long."""
         ...
 
 
@@ -320,6 +329,15 @@ class CanReadLogs(Protocol):
 
     def read_logs(self, node: str) -> Mapping[str, str]:
         """Return the logs by file name, without waiting for the machine."""
+        ...
+
+
+@runtime_checkable
+class CanReadMetrics(Protocol):
+    """A target that can read the metrics that node agents write for node_exporter, without asking the nodes."""
+
+    def read_metrics(self, node: str) -> str:
+        """Return the node's metrics in Prometheus' text format; "" if there are none."""
         ...
 
 
@@ -352,12 +370,13 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and wha
     CanResize: ("resize partitions", "change `nodes` in the cluster file, then run `dalsegno up`"),
     CanSeePower: ("see whether machines are off", ""),
     CanReadLogs: ("read the logs of machines that are off", ""),
+    CanReadMetrics: ("read the metrics of nodes", ""),
     CanInject: ("inject faults", "use a cluster with `target: local`: `dalsegno ls` shows them"),
 }
 
 
 def require(target: Target, ability: type[_Ability]) -> _Ability:
-    """Return the target as one with this ability; raise TargetError if it lacks the ability."""
+    """Return the target, typed as one with this ability; raise TargetError if it lacks the ability."""
     if isinstance(target, ability):
         return target
     purpose, instead = _ABILITIES[ability]

@@ -58,7 +58,7 @@ class ClusterFolder:
 
     @property
     def unpacked(self) -> Path:
-        """Unpacked images for users whose kernel cannot mount images: a folder for each user."""
+        """Unpacked images, a folder for each user: not every kernel lets users mount images."""
         return self.root / "unpacked"
 
     @property
@@ -71,8 +71,8 @@ class ClusterFolder:
 
     @property
     def runs(self) -> Path:
-        """The folder with a file for each run that the controller keeps alive: PID and start time of its
-        coordinator."""
+        """The folder with a file for each run that the controller supervises. The file holds the PID and start time of
+        the run's coordinator."""
         return self.root / "controller" / "runs"
 
     @property
@@ -95,8 +95,8 @@ def write_applied(folder: ClusterFolder, cluster: Cluster) -> None:
 
 
 def read_facts(kind: type[T], path: Path) -> T | None:
-    """Read a fact from a JSON file. Return None only if there is no file: a damaged file must not look like a missing
-    cluster."""
+    """Read a value of type `kind` from a JSON file. Return None only if there is no file: a damaged file must not look
+    like a missing cluster."""
     if not path.exists():
         return None
     value = read_json(path)

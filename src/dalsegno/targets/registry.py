@@ -1,4 +1,4 @@
-"""Opens targets. Only this module imports a target from outside it, and only when that target is needed."""
+"""Opens targets. Outside a target's own package, only this module imports it, and only when it is needed."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Checkpointer:
         signals: tuple[int, ...] = (),
         **objects: Any,
     ) -> None:
-        data = objects.pop("sampler", None) if data is None else data  # the former name of `data`
+        data = objects.pop("sampler", None) if data is None else data  # `sampler`: former name of `data`
         check_options(memory_every, disk_every, keep, keep_every, grace_s, signals)
         check_objects(objects, data if data is not None else per_rank)
         check_per_rank(per_rank, objects)
@@ -77,7 +77,7 @@ class Checkpointer:
         self._grace_s, self._signals = grace_s, signals
         self._clock = StepClock(began=time.monotonic())
         self._number = next(_checkpointers)
-        # The agent keeps one state per rank, that of the first Checkpointer. A second one saves to disk only.
+        # The agent stores one state per rank, from the first Checkpointer. Other Checkpointers save to disk only.
         self._agent = find_agent() if self._number == 0 else None
         # Without an agent, no process could find a snapshot after a restart.
         self.memory_every = parse_interval(memory_every, "memory_every") if self._agent else Never()
@@ -91,7 +91,7 @@ class Checkpointer:
         self._save_step = self.resumed.step if self.resumed and self.resumed.source == "disk" else -1
         self._keeping = self._start_keeping(keep, keep_every)
         self._leader = Leader(self.memory_every, self.disk_every, time.monotonic())
-        self._reporter = ProgressReporter(self._agent, self._where.generation, self._where.rank)
+        self._reporter = ProgressReporter(self._agent, self._where.generation, self._where.rank, objects.values())
         self._agreed: dict[str, Any] = {}
         self._read_at = float("-inf")
         self._total: int | None = None

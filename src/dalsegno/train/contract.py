@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-# Environment variables of a worker, in addition to those of torchrun.
+# Environment variables of a worker, in addition to torchrun's.
 RUN = "DALSEGNO_RUN"  # the run's id
 GENERATION = "DALSEGNO_GENERATION"  # counts every start of the run's workers, from 1
 AGENT = "DALSEGNO_AGENT"  # abstract Unix socket of the agent, without its leading zero byte
-WANTED_NODES = "DALSEGNO_WANTED_NODES"  # nodes the user asked for; fewer may be in this generation
+WANTED_NODES = "DALSEGNO_WANTED_NODES"  # number of nodes that the user requested; this generation may have fewer
 FRESH = "DALSEGNO_FRESH"  # "1": start from scratch even if there are checkpoints
 
 # Exit codes of workers and of runs.
 DONE = 0
-SAVED = 75  # saved, resume later
+SAVED = 75  # the state was saved: resume later
 STOP = 93  # do not restart
 TERMINATED = 143  # ended on request, without saving

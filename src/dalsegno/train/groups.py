@@ -1,9 +1,9 @@
-"""Keep process groups from being destroyed, because torch can deadlock when one is.
+"""Keep the objects of process groups alive, because torch can deadlock when it frees one.
 
-When the last reference to a gloo group is dropped, its destructor joins the group's threads while it holds the GIL,
-which one of those threads may be waiting for. This can happen in the middle of a script: a DDP model that goes out of
-scope after `destroy_process_group` held the last reference. One reference that is never released prevents it.
-`destroy_process_group` still shuts the group down and releases its connections and GPU memory.
+When the last reference to a gloo group is dropped, its destructor joins the group's threads while it holds the GIL. One
+of those threads may be waiting for the GIL. This can happen in the middle of a script, for example when a DDP model
+with the last reference goes out of scope after `destroy_process_group`. One reference that is never released prevents
+it. `destroy_process_group` still shuts the group down and releases its connections and GPU memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _kept: set[int] = set()
 
 
 def keep_new_groups() -> None:
-    """Keep every group that this process creates from now on. Do nothing if torch.distributed is not loaded."""
+    """Keep every group alive that this process creates from now on. Do nothing if torch.distributed is not loaded."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     make = getattr(c10d, _MAKE, None)
     if c10d is None or make is None or hasattr(make, "keeps_groups"):

@@ -1,7 +1,7 @@
 """Split nested state dicts into named tensors and a shell, and rebuild them.
 
 The names are those of PyTorch's distributed checkpoint (`model.layers.0.weight`), so that its loader finds them. The
-shell keeps what these names do not: the types of keys, empty dicts, tuples.
+shell records what the names do not: the types of keys, empty dicts, tuples.
 """
 
 from __future__ import annotations

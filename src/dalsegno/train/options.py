@@ -19,7 +19,7 @@ from dalsegno.train.errors import CheckpointError
 
 # Intervals
 
-STALL_SHARE = 0.01  # share of the training time that snapshots may stall with "auto"
+STALL_SHARE = 0.01  # with "auto", snapshots may stall training for this share of the time
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])", re.ASCII)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -73,7 +73,8 @@ def parse_interval(text: object, name: str = "every", auto: bool = True) -> Inte
 
 
 def auto_steps(measured: Measured) -> int:
-    """Return the steps between snapshots that stall training at most 1 % of the time; 1 until the cost is known."""
+    """Return how many steps apart snapshots must be to stall training at most 1 % of the time; 1 until the cost is
+    known."""
     if not measured.step_s or measured.stall_s is None:
         return 1
     return max(1, math.ceil(measured.stall_s / (STALL_SHARE * measured.step_s)))
@@ -82,8 +83,8 @@ def auto_steps(measured: Measured) -> int:
 def suggest_interval_s(stall_s: float, failures: int, over_s: float, save_s: float = 0.0) -> float | None:
     """Return the interval that loses the least time to saving and to failures together, after Young and Daly.
 
-    None without a failure or a cost. `stall_s`: how long a save stalls training. `save_s`: how long a save runs while
-    training continues; the next save cannot begin earlier.
+    Return None if there was no failure or no stall. `stall_s`: how long a save stalls training. `save_s`: how long a
+    save runs while training continues; the interval is at least as long.
     """
     if failures <= 0 or over_s <= 0 or stall_s <= 0:
         return None
@@ -129,7 +130,7 @@ def check_folder(folder: Folder) -> Path:
 
 
 def check_objects(objects: Mapping[str, Any], data: Any) -> None:
-    """Refuse an object without state whose name looks like a misspelled option."""
+    """Raise if there is nothing to save, or if an object without state has a name like a misspelled option."""
     if data is None and all(each is None for each in objects.values()):
         raise CheckpointError("nothing to save", hint="Checkpointer(folder, model=model, optimizer=optimizer)")
     for name, each in objects.items():

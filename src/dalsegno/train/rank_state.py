@@ -1,4 +1,4 @@
-"""The state of one rank alone: its random states, its position in the data, and the script's per-rank objects."""
+"""The state that belongs to one rank: random states, the position in the data, and the script's per-rank objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dalsegno.train.errors import CheckpointError
 
 
 def take_randomness() -> dict[str, Any]:
-    """Return the states of the generators in use: numpy's if it is loaded, the GPU's if one is in use."""
+    """Return the states of the random generators: Python's, torch's, numpy's if it is loaded, a GPU's if it is used."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -42,7 +42,7 @@ def restore_randomness(states: dict[str, Any]) -> None:
 
 
 def digest(states: Mapping[str, Any] | None) -> str:
-    """Return a digest by which ranks compare whether they draw the same numbers."""
+    """Return a digest of torch's random state. Ranks with the same digest draw the same numbers."""
     torchs = bytes(states["torch"].tolist()) if states else b""
     return hashlib.sha256(torchs).hexdigest()
 
@@ -71,7 +71,8 @@ def reseed(seed: int) -> None:
 
 
 def find_place(data: Any) -> DataPlace | None:
-    """Return the position for a sampler, a batch sampler or a loader; None if the object has its own state_dict."""
+    """Return the position for a sampler, a batch sampler or a loader; None for other objects, and for those with a
+    state_dict of their own."""
     if hasattr(data, "state_dict"):
         return None
     if isinstance(data, DataLoader):
@@ -90,7 +91,8 @@ def _place_in_loader(loader: Any) -> DataPlace | None:
 
 
 def _place_in_batches(batches: Any) -> DataPlace:
-    """Return the position for a batch sampler. torch's own class only groups another sampler, which has the epochs."""
+    """Return the position for a batch sampler. torch's own class only groups another sampler, which is tracked
+    instead."""
     if type(batches) is BatchSampler:
         return DataPlace(batches.sampler, batches.batch_size)
     return DataPlace(batches, 1, batches=True)
@@ -128,7 +130,7 @@ class DataPlace:
             self.sampler.set_epoch(epoch)
 
     def finish(self, epoch: int) -> None:
-        """Note that this epoch is over, and with it the script's work at the end of an epoch."""
+        """Note that this epoch is over, including the script's work after its last step."""
         self.epoch, self.samples, self.seed = epoch + 1, 0, None
         self._resume, self._begun = None, False
 
@@ -165,7 +167,7 @@ class DataPlace:
 def _drawn_again(draw: Callable[[], Iterator[Any]], state: dict[str, Any]) -> Iterator[Any]:
     """Draw the interrupted epoch's order again, then restore the random state of the interrupted run.
 
-    A sampler draws its order together with its first index.
+    The first index is read at once, because that is when a sampler draws its order.
     """
     indices = draw()
     if state["seed"] is not None:
@@ -181,7 +183,7 @@ def _owners(sampler: Any) -> list[Any]:
 
 
 def _track(sampler: Any, place: DataPlace) -> None:
-    """Make the sampler track its position. It is changed in place: the script and its loader hold this object."""
+    """Make the sampler track its position. Change it in place, because the script and its loader refer to it."""
     kind = type(sampler)
 
     class Placed(kind):  # type: ignore[misc,valid-type]
@@ -228,7 +230,7 @@ class RankOwnState:
         return taken
 
     def load_per_rank(self, own: Mapping[str, Any], rank: int) -> list[str]:
-        """Restore the per-rank objects. Return the names of those that this rank has not saved."""
+        """Restore the per-rank objects. Return the names of objects without a saved state for this rank."""
         saved = own.get("per_rank", {}) if own.get("rank") == rank else {}
         for name, each in self._per_rank.items():
             if name in saved:
@@ -245,7 +247,7 @@ class RankOwnState:
         self._randomness, self._seed = own.get("random"), seed
 
     def restore_randomness(self) -> None:
-        """Restore the random states when the loop begins: a script also draws numbers while it sets up."""
+        """Restore the random states. Called when the loop begins, because a script draws numbers while it sets up."""
         if self._seed is not None:
             reseed(self._seed)
         elif self._randomness is not None:

@@ -1,4 +1,4 @@
-"""The rank, run and generation of this process, and the store in which ranks agree."""
+"""The rank, run and generation of this process, and the store through which ranks agree."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class RankStore(Protocol):
         ...
 
     def gather(self, subject: str, value: Any) -> list[Any]:
-        """Return the values of all ranks for a subject, by rank. Use each subject once."""
+        """Publish this rank's value for a subject, and return the values of all ranks. Use each subject once."""
         ...
 
 
@@ -113,7 +113,7 @@ class LocalRankStore:
 
 
 class TorchRankStore:
-    """Entries in the rendezvous store, which exists anyway and is used without the GPUs."""
+    """A store inside torch's rendezvous store, which exists anyway and needs no GPU."""
 
     def __init__(self, store: Any, rank: int, world: int, number: int = 0) -> None:
         self._store, self._rank, self._world = store, rank, world
@@ -147,7 +147,7 @@ class TorchRankStore:
         return values
 
     def _wait_for(self, key: str) -> bytes:
-        """Wait longer than the script's timeout for collectives, because a disk may take longer."""
+        """Wait for an entry and return it. The timeout for collectives would be too short for a slow disk."""
         self._store.wait([key], GATHER_TIMEOUT)
         value: bytes = self._store.get(key)
         return value
@@ -157,7 +157,7 @@ _store_numbers = itertools.count()
 
 
 def open_rank_store(rank: int, world: int) -> RankStore:
-    """Return a new store of the process group. All ranks open their stores in the same order."""
+    """Return a new store for the process group. All ranks must open their stores in the same order."""
     if world == 1:
         return LocalRankStore()
     from torch.distributed.distributed_c10d import _get_default_store

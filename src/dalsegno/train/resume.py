@@ -1,4 +1,4 @@
-"""Resume a run from the newest snapshot in memory that all ranks have, else from the newest checkpoint."""
+"""Resume a run from the newest snapshot in memory that all ranks have, otherwise from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def find_together(folder: Path, rank_store: RankStore, rank: int, world: int, wa
 
 
 def _find_newest(folder: Path, damaged: list[str], warn: Warn) -> FoundCheckpoint | CheckpointError | None:
-    """Find the newest checkpoint by file sizes. Return an error instead of raising it, so that all ranks get it."""
+    """Find the newest checkpoint whose files have the right sizes. Return an error instead of raising it, so that all
+    ranks get it."""
     try:
         found = find_newest_except(damaged, folder, warn)
     except CheckpointError as error:
@@ -79,7 +80,7 @@ FETCH_S = 1800.0  # the agent may have to fetch the whole snapshot from another 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What was loaded. `own`: the saved state of this rank, or of rank 0 if fewer ranks had saved."""
+    """The state that was loaded. `own`: the saved state of this rank, or of rank 0 if fewer ranks had saved."""
 
     step: int
     world: int
@@ -102,7 +103,7 @@ def resume_from_memory(
 
 
 def _newest_on_disk(folder: Path) -> int:
-    """Return the last saved step, judged by file sizes; -1 if there is none."""
+    """Return the step of the newest checkpoint whose files have the right sizes; -1 if there is none."""
     whole = (path for path in list_steps(folder) if not check(path, every_byte=False).faults)
     return max((int(path.name.rpartition("-")[2]) for path in whole), default=-1)
 
@@ -165,7 +166,7 @@ def resume_from_disk(
     with found:
         objects.restore(found.shell, _read(found, objects.layouts()), found.unpickle)
         resumed = Resumed(found.step, found.world, _own(found, rank), "disk")
-        rank_store.gather("loaded", True)  # any rank's lock keeps the checkpoint until all have read it
+        rank_store.gather("loaded", True)  # each rank holds its lock on the checkpoint until all have read it
     return resumed
 
 

@@ -1,8 +1,8 @@
 """The saver: a process beside a worker that writes the worker's snapshots to disk while training continues.
 
 It is a separate Python process, so it does not slow down training. It outlives the worker: a save that has begun is
-finished even if the worker is killed. Requests and results are lines of JSON on one socket. A waiting request is
-replaced by a newer one.
+finished even if the worker is killed. Requests and results are lines of JSON on one socket. A newer request replaces a
+waiting one.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class SaverRequests:
 
 
 def main() -> None:
-    """Run `python -m dalsegno.train.saver FD [ALIVE]`, used where there is no warm parent to fork from."""
+    """Serve the socket FD of `python -m dalsegno.train.saver FD [ALIVE]`. Used if no warm parent can fork a saver."""
     serve(socket.socket(fileno=int(sys.argv[1])), *map(int, sys.argv[2:]))
 
 

@@ -1,4 +1,4 @@
-"""A worker's side of its saver: start it, request saves, collect the results."""
+"""The worker's side of a saver: start the saver, request saves, collect the results."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Saver:
     """A saver, started on first use. Its process outlives the worker to finish a save."""
 
     def __init__(self, rank: int, agent: AgentLink | None, inherits: Sequence[int] = ()) -> None:
-        """Create the client. `inherits`: files that a saver started here keeps open."""
+        """Create the client. `inherits`: descriptors that a saver started by this process keeps open."""
         self._rank, self._agent, self._inherits = rank, agent, tuple(inherits)
         self._sock: socket.socket | None = None
         self._buffer = b""
         self.started = False
-        self._step = -1  # of the last request
+        self._step = -1  # the step of the last request
         self.busy: dict[str, int] = {}  # slots of unanswered requests, with their steps
 
     def ask(self, request: Request) -> None:

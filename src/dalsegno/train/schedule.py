@@ -1,8 +1,8 @@
 """Decide at which steps a run takes snapshots, saves and stops. Pure: steps, times and store entries in, decisions out.
 
-All ranks must make the same decision for the same step. What depends on a clock or a measurement is therefore decided
-by the first rank and written to the rank store for a later step. A request to stop is written by the rank that receives
-it first.
+All ranks must make the same decision for the same step. The first rank therefore makes every decision that depends on a
+clock or a measurement, and writes it to the rank store for a later step. The rank that receives a request to stop first
+writes it to the store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dalsegno.train.options import Auto, Interval, Measured, Seconds, Steps, auto_steps
 
 READ_S = 0.5  # how often a rank reads the rank store
-RETRY_S = 30.0  # until a failed save is retried
+RETRY_S = 30.0  # delay before a failed save is retried
 RUN_AHEAD = 1  # steps that a CPU may be ahead of its GPU, and so one rank ahead of another
 
 
@@ -81,7 +81,7 @@ class Leader:
         """Return the entries to write to the rank store now.
 
         `stall_s`: the cost of a snapshot. `failed`: the step of the last failed save. `ahead`: the first step that all
-        ranks can act on. `busy`: the first rank's save is running; it ends after those of all other ranks.
+        ranks can act on. `busy`: the first rank's save is running; it ends after the saves of all other ranks.
         """
         found: dict[str, Any] = {}
         every = self._memory_steps(step_s, stall_s)
@@ -90,7 +90,7 @@ class Leader:
             found["memory"] = [ahead, every]
         if failed != self._failed:  # retry: a full disk may have space by then
             self._failed, self._save_at = failed, min(self._save_at, now + RETRY_S)
-        is_due = now >= self._save_at and step > self._disk_at  # and the last announced save has begun
+        is_due = now >= self._save_at and step > self._disk_at  # the last announced save has begun
         self.behind = self.behind or (is_due and busy)
         if is_due and not busy:
             self._save_at = self._next_save(now)
@@ -117,20 +117,20 @@ _NEW = 0.1  # weight of the newest step in the running mean
 
 @dataclass
 class StepClock:
-    """The time of one worker since its start, in seconds by what it was spent on."""
+    """How one worker has spent its time since its start, in seconds."""
 
     began: float
     mean_s: float = 0.0  # running mean of a step, without snapshots
     stepping_s: float = 0.0
-    starting_s: float = 0.0  # until the first step began
-    saving_s: float = 0.0  # training stalled for snapshots
+    starting_s: float = 0.0  # time until the first step began
+    saving_s: float = 0.0  # time that training stalled for snapshots
     steps: int = 0
-    recent_s: tuple[float, ...] = ()  # the last steps
+    recent_s: tuple[float, ...] = ()  # durations of the last 20 steps
     _mark: float = field(default=0.0, repr=False)
 
     @property
     def fastest_s(self) -> float:
-        """Return the fastest of the last steps: no rank will be much faster in the next ones."""
+        """The duration of the fastest recent step. No rank will be much faster in the next steps."""
         return min(self.recent_s, default=0.0)
 
     def begin(self, now: float) -> None:
@@ -143,7 +143,7 @@ class StepClock:
         self.steps += 1
         self.stepping_s += taken
         self.recent_s = (*self.recent_s[-19:], taken)
-        self.mean_s = taken if self.steps < 3 else (1 - _NEW) * self.mean_s + _NEW * taken  # the first one warms up
+        self.mean_s = taken if self.steps < 3 else (1 - _NEW) * self.mean_s + _NEW * taken  # the first step is slow
 
     def stall(self, now: float) -> None:
         """Note that a snapshot was taken since the step ended."""

@@ -31,7 +31,7 @@ class SaveSignal:
 
     def stop_listening(self) -> None:
         for number, handler in self._before.items():
-            with contextlib.suppress(ValueError, TypeError):  # not in the main thread; a handler not set from Python
+            with contextlib.suppress(ValueError, TypeError):  # not the main thread; or a handler not set from Python
                 signal.signal(number, handler)
         self._before.clear()
 

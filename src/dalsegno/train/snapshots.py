@@ -26,17 +26,17 @@ from dalsegno.train.state import TrainingState
 class Tensor(Protocol):
     @property
     def _version(self) -> int:
-        """Count the changes that torch sees."""
+        """The number of changes that torch has recorded."""
         ...
 
 
 class CopyTrust:
-    """Whether tensors may be copied while training continues: only if every change of them is announced before."""
+    """Decides whether tensors may be copied while training continues: only if every change to them is announced."""
 
     def __init__(self) -> None:
         self.lost = False
-        self._heard = False  # an optimizer's step was announced since the last step was done
-        self._announced = False  # the optimizer's step of the last step was announced
+        self._heard = False  # an optimizer has announced a change in the current training step
+        self._announced = False  # an optimizer announced a change in the last training step
         self._watched: Sequence[tuple[Tensor, int]] = ()
 
     @property
@@ -48,7 +48,7 @@ class CopyTrust:
         self._watched = [(each, each._version) for each in tensors]
 
     def announce_change(self) -> None:
-        """Note that an optimizer is about to change them, after the copy is complete."""
+        """Note that the copy is complete, and that an optimizer is about to change the tensors."""
         self._heard = True
         self.end_copy()
 
@@ -65,7 +65,7 @@ class CopyTrust:
 
 # Copies into a slot
 
-SMALL = 16 << 20  # bytes: copied faster than a thread starts
+SMALL = 16 << 20  # bytes that can be copied faster than a thread starts
 
 
 class PendingCopy(Protocol):
@@ -103,12 +103,12 @@ class ThreadCopy:
     def _copy(self, pairs: Sequence[Pair]) -> None:
         try:
             copy_now(pairs)
-        except BaseException as error:  # raised in `wait`
+        except BaseException as error:  # `wait` raises it
             self._error = error
 
 
 class TensorCopier:
-    """The copies of a process. Every optimizer's step waits for the running copy."""
+    """Copies the tensors of a process into slots. Every optimizer's step waits for the running copy."""
 
     def __init__(self) -> None:
         self._copier: Copier | None = None
@@ -187,7 +187,7 @@ class SaveCounts:
 
     snapshots: int = 0
     skipped: int = 0
-    stall_s: float | None = None  # of the last snapshot
+    stall_s: float | None = None  # how long the last snapshot stalled training
     saves: int = 0
     overtaken: int = 0
     save_s: float = 0.0
@@ -225,7 +225,8 @@ class RankSnapshots:
         self._dropped: list[SaveResult] = []
 
     def keep(self, state: TrainingState, steady: Container[int], save: bool) -> None:
-        """Copy the state into memory and have it saved from there. Without a free slot, save it while training waits.
+        """Copy the state into memory and, with `save`, have it saved from there. Without a free slot, save it while
+        training waits.
 
         `steady`: the addresses of tensors that only an optimizer's step changes.
         """
@@ -250,7 +251,7 @@ class RankSnapshots:
         self.settle(wait=self._mover.trust.lost)
 
     def settle(self, wait: bool) -> None:
-        """Commit the open snapshot if it is complete, or wait until it is."""
+        """Commit the open snapshot if it is complete. With `wait`, wait until it is."""
         if self._open is None or not (wait or self._open.moving.done()):
             return
         opened, self._open = self._open, None
@@ -287,7 +288,7 @@ class RankSnapshots:
     def wait(self, step: int, timeout_s: float) -> bool:
         """Wait for the save of that step. Return whether it is on disk."""
         self.settle(wait=True)
-        if step in self._saver.busy.values():  # else it was saved here, while an earlier one may still be running
+        if step in self._saver.busy.values():  # otherwise this process saved it; the saver may be saving an earlier one
             self._note(self._saver.wait(step, timeout_s))
         return not self.failed
 
@@ -325,7 +326,7 @@ class RankSnapshots:
         self._slots = None
 
     def _prepare(self, state: TrainingState) -> None:
-        """Allocate and pin memory before the first snapshot, which would otherwise be measured ten times too slow."""
+        """Allocate and pin memory before the first snapshot; otherwise its measured cost is ten times too high."""
         if self._slots is None or self._prepared:
             return
         try:
@@ -356,7 +357,7 @@ class RankSnapshots:
             self.counted.save_s = result.seconds
 
     def _note_overtaken(self, step: int) -> None:
-        """Count a dropped save. Warn once, on the first rank, because only the interval is too short."""
+        """Count a dropped save. Warn only once, on the first rank: nothing failed, but the interval is too short."""
         self.counted.overtaken += 1
         if self.counted.overtaken == 1 and self._terms.rank == 0:
             self._warn(f"the save of step {step} was dropped for a newer one: a save takes longer than disk_every")

@@ -75,21 +75,21 @@ Unpickle = Callable[[bytes], Any]
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """What this rank holds of one tensor."""
+    """This rank's part of one tensor."""
 
-    key: str  # as PyTorch's distributed checkpoint names it: "model.layers.0.weight"
+    key: str  # its name in PyTorch's distributed checkpoint: "model.layers.0.weight"
     tensor: torch.Tensor
-    size: tuple[int, ...]  # of the whole tensor
-    offsets: tuple[int, ...]  # of this part in it
-    shared: bool  # every rank holds the same: writers divide it among themselves
-    writes: bool = True  # False: another rank writes this very part (hybrid sharding)
+    size: tuple[int, ...]  # size of the whole tensor
+    offsets: tuple[int, ...]  # where this part begins in the whole tensor
+    shared: bool  # all ranks hold the same part, and divide the writing of it
+    writes: bool = True  # False: another rank writes the same part (hybrid sharding)
 
 
 @dataclass(frozen=True)
 class TrainingState:
     """Everything a run needs to resume from a step with identical results."""
 
-    step: int  # number of steps done, and so the next step
+    step: int  # the number of completed steps, which is also the number of the next step
     rank: int
     world: int
     pieces: tuple[TensorPiece, ...]
@@ -101,7 +101,7 @@ class TrainingState:
 def take(
     nested: Mapping[str, Any], own: object, step: int, rank: int, world: int, apart: Container[str] = ()
 ) -> TrainingState:
-    """Return the current state. Nothing is copied: its tensors are those of the script.
+    """Return the current state. Nothing is copied: the state refers to the script's own tensors.
 
     `apart`: names of tensors that may differ between ranks. Each rank keeps its own in memory; the checkpoint on disk
     has the first rank's.
@@ -128,7 +128,7 @@ def _piece(key: str, tensor: torch.Tensor, rank: int, apart: bool) -> TensorPiec
 
 # Objects of the script
 
-_MAX_STATISTICS = 1 << 16  # elements of a buffer that may hold statistics
+_MAX_STATISTICS = 1 << 16  # elements; an integer buffer with more is a table, not statistics
 RESERVED = ("dalsegno",)
 
 
@@ -144,9 +144,9 @@ class Objects:
         return {name: each.state_dict() for name, each in self._named.items()}
 
     def apart(self) -> set[str]:
-        """Return the names of tensors that differ between ranks, such as batch norm statistics of each rank's batches.
+        """Return the names of buffers that may differ between ranks, such as batch norm statistics of a rank's batches.
 
-        DDP sends the first rank's tensors to all others when the next step begins. Large tables are not statistics.
+        DDP makes them equal, but only when the next step begins. Large integer tables are left out.
         """
         modules = {name: each for name, each in self._named.items() if isinstance(each, torch.nn.Module)}
         buffers = ((f"{name}.{key}", buffer) for name, each in modules.items() for key, buffer in each.named_buffers())
@@ -164,7 +164,7 @@ class Objects:
         return found
 
     def layouts(self) -> dict[str, torch.Tensor]:
-        """Return the sharded tensors that exist or will exist, by name. Saved tensors get their layout."""
+        """Return, by name, the sharded tensors that exist or will exist. Saved tensors get the same layouts."""
         found = {key: tensor for key, tensor in empty_out(self.nested())[1].items() if is_sharded(tensor)}
         for name, each in self._named.items():
             if isinstance(each, torch.optim.Optimizer):
@@ -172,7 +172,7 @@ class Objects:
         return found
 
     def restore(self, shell: bytes, tensors: Mapping[str, torch.Tensor], unpickle: Unpickle = pickle.loads) -> None:
-        """Load a saved state. The tensors may be views of a file; only modules get the views, because they copy."""
+        """Load a saved state. The tensors may be views of a file: modules copy them, and other objects get copies."""
         saved = rebuild_state(shell, _copied(tensors, self._copying()), unpickle)
         for name, each in self._named.items():
             if name not in saved:

@@ -103,7 +103,7 @@ def _of_run(job: JobInfo, run: str) -> str:
 
 
 def _excluded(job: JobInfo, run: str) -> str:
-    """Return a clause on the nodes that a waiting job excludes, because it may wait while these are free."""
+    """Return a clause about the nodes that a pending job excludes: it may wait although they are free."""
     if job.state is not JobState.PENDING or not job.excluded:
         return ""
     text = f"run {run} excludes {{}}: nodes it uses or has left" if run else "nodes are excluded: {}"
@@ -143,7 +143,7 @@ _ENDS = {
 
 
 def aftermath_s(job: JobInfo) -> float:
-    """Return for how long after the job's end node events may explain it: one second if it did not fail."""
+    """Return for how many seconds after a job's end a node event may explain it: 1 if the job did not fail."""
     return 1.0 if job.state in (JobState.COMPLETED, JobState.CANCELLED) else AFTER_S
 
 

@@ -156,7 +156,7 @@ def _fault(fault: NodeFault, controller: ControllerView) -> str:
 
 
 def _does(remedy: Remedy, controller: ControllerView) -> str:
-    """Return a clause on what the controller does with the node now or next."""
+    """Return a clause about what the controller does with the node now or next."""
     if controller.phase is None:
         return "there is no controller to repair it"
     if controller.phase is NodePhase.REPAIRING:
@@ -180,7 +180,7 @@ def _will(ahead: Forecast) -> str:
 
 
 def _next(controller: ControllerView, default: str) -> str:
-    """Return the command that resumes automation if the repair waits for that, else `default`."""
+    """Return the command that resumes automation, if the repair waits for that; otherwise `default`."""
     held = controller.ahead.held if controller.ahead else controller.held
     return "dalsegno automation resume" if held.ends_with_resume else default
 

@@ -66,7 +66,7 @@ def _fault(entry: Entry) -> object:
 
 
 def aftermath_s(status: RunStatus) -> float:
-    """Return for how long after the run's end node events may explain it: 0 if it did not fail."""
+    """Return for how many seconds after a run's end a node event may explain it: 0 if the run did not fail."""
     failed = status.exit_code not in (0, SAVED, TERMINATED) and not status.cause.cancelled
     return AFTER_S if failed else 0.0
 
@@ -78,7 +78,7 @@ def _first_of_last(failed: Sequence[Entry]) -> Entry:
 
 
 def _because(entries: Sequence[Entry]) -> str:
-    """Return a clause on what ended the previous generation; "" if unknown."""
+    """Return a clause about what ended the previous generation; "" if unknown."""
     begins = [at for at, entry in enumerate(entries) if entry.get("event") == RunEvent.GENERATION]
     since = entries[begins[-2] :] if len(begins) > 1 else entries
     texts = [text for entry in since if (text := _left(entry) or _hit(entry))]
@@ -87,7 +87,7 @@ def _because(entries: Sequence[Entry]) -> str:
 
 
 def _left(entry: Entry) -> str:
-    """Return the text for a node that the run left by itself. In the timeline a note already says so."""
+    """Return the text for a node that the run left by itself; "" for other entries. The timeline has a note instead."""
     return f"it left {entry.get('node')} ({entry.get('why')})" if entry.get("event") == RunEvent.LEFT else ""
 
 
@@ -104,7 +104,7 @@ def _failed(entry: Entry) -> str:
 
 
 def _only_noise(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the first failure, which is a complaint about peers, if no entry names another cause."""
+    """Return the first failure if no entry names a cause: it is only a complaint about peers."""
     if any(_left(entry) or _hit(entry) for entry in entries):
         return []
     return [entry for entry in entries if entry.get("event") == RunEvent.FAILED][:1]

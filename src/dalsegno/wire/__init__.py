@@ -1,4 +1,4 @@
-"""Messages between processes: framing, handshake and sealing, the bounded server for unknown peers, and liveness.
+"""Messages between processes: frames, handshake, encryption, a server with limits for unknown peers, and liveness.
 
-This room uses only the standard library of Python 3.9, because agents and keepers run in the users' environments.
+This package uses only Python 3.9 and its standard library, because agents and keepers run in the users' environments.
 """

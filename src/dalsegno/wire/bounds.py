@@ -1,4 +1,4 @@
-"""Limits on the connections, the time and the requests of each peer of a server."""
+"""Per-peer limits on a server's connections, time and requests."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class HeldConnection(Protocol):
 
     @property
     def owner(self) -> Hashable:
-        """The address or user to whose limit the connection counts."""
+        """The address or user whose limit includes the connection."""
 
     @property
     def until(self) -> float:
-        """The deadline of the connection (monotonic)."""
+        """The monotonic time at which the connection is overdue."""
 
 
 H = TypeVar("H", bound=HeldConnection)
 
 
 class WaitingConnections(Generic[H]):
-    """Connections with a deadline, the oldest first.
+    """Connections with a deadline, in the order of arrival.
 
     When the limit is reached, the owner with the most connections loses its oldest one. A flood from one address or
     user displaces its own connections; an owner with a single connection loses it last.
@@ -56,7 +56,7 @@ class WaitingConnections(Generic[H]):
         return next(each for each in self._held if each.owner == largest)
 
     def remove(self, connection: H) -> None:
-        """Remove a connection. It is no error if it was removed already."""
+        """Remove a connection. It is not an error if it was removed already."""
         self._held = [each for each in self._held if each is not connection]
 
     def oldest(self) -> H | None:
@@ -87,19 +87,19 @@ class Allowance:
         self._tokens, self._at = min(self._tokens + (now - self._at) * self.per_s, self.burst), now
 
     def spend(self, amount: float = 1.0) -> bool:
-        """Take tokens, below zero if necessary, and return whether there were enough."""
+        """Take tokens and return whether there were enough. If not, the balance becomes negative."""
         self._fill()
         self._tokens -= amount
         return self._tokens >= 0
 
     def ready_in_s(self) -> float:
-        """Return the time until tokens are available; 0.0 if they are available now."""
+        """Return the seconds until the balance is positive; 0.0 if it is positive now."""
         self._fill()
         return 0.0 if self._tokens > 0 else -self._tokens / self.per_s + 0.001
 
 
 class Allowances:
-    """One allowance per owner. Only the `max_owners` most recently used ones are remembered."""
+    """One allowance per owner. Only those of the `max_owners` most recent owners are remembered."""
 
     def __init__(
         self, burst: float, per_s: float, max_owners: int = 4096, clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""The handshake and frames on a blocking socket. A read never goes past its frame, because bulk data may follow."""
+"""The handshake and frames on a blocking socket. Reads stop at the end of a frame, because bulk data may follow."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from dalsegno.wire.frames import BadFrame, Message, parse, send
 from dalsegno.wire.handshake import ClientHandshake, Session
 
-HANDSHAKE_BYTES = 2 << 10  # maximum length of a message from a server that has not proved itself
+HANDSHAKE_BYTES = 2 << 10  # maximum message length until the server has proved that it knows the secret
 _LENGTH_BYTES = 4
 
 
 def prove_as_client(
     sock: socket.socket, handshake: ClientHandshake, secret: bytes, *names: str, fields: Message, until: float
 ) -> Session:
-    """Run the handshake until both sides have proved themselves. `fields` identify the client to the server."""
+    """Run the handshake; return the session once both sides are authenticated. `fields` identify the client."""
     greeting = parse(read_frame(sock, HANDSHAKE_BYTES, until))
     send(sock, {**fields, **handshake.answer(greeting, secret, *names)})
     return handshake.finish(parse(read_frame(sock, HANDSHAKE_BYTES, until)))
@@ -30,7 +30,7 @@ def read_frame(sock: socket.socket, max_bytes: int, until: float | None = None) 
 
 
 def read_exactly(sock: socket.socket, count: int, until: float | None = None) -> bytes:
-    """Return `count` bytes. Raises TimeoutError after `until` (monotonic), ConnectionError if the peer closes."""
+    """Return `count` bytes. Raise TimeoutError at `until` (monotonic) and ConnectionError if the peer disconnects."""
     data = bytearray()
     while len(data) < count:
         if until is not None:

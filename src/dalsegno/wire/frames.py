@@ -1,4 +1,4 @@
-"""Messages on a socket: a length, then JSON. A Unix socket can also pass open files."""
+"""Messages on a socket: a length, then JSON. On a Unix socket, messages can also carry open files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 Message = dict[str, Any]
 
-MAX_BYTES = 1 << 20  # no valid message is longer; a peer that announces more is disconnected
-MAX_DEPTH = 64  # levels of nested arrays and objects; valid messages have fewer than ten
+MAX_BYTES = 1 << 20  # maximum message length; a peer that announces a longer message is disconnected
+MAX_DEPTH = 64  # maximum levels of nested arrays and objects; valid messages have fewer than ten
 _LENGTH = struct.Struct("!I")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 class BadFrame(Exception):
-    """The peer does not follow the protocol."""
+    """The peer violated the protocol."""
 
 
 def pack(message: Message) -> bytes:
@@ -32,7 +32,7 @@ def encode(message: Message) -> bytes:
 
 
 def frame(body: bytes, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the body with its length in front."""
+    """Return the body preceded by its length; raise BadFrame if it is too long."""
     if len(body) > max_bytes:
         raise BadFrame(f"a message of {len(body)} bytes is longer than {max_bytes}")
     return _LENGTH.pack(len(body)) + body
@@ -41,7 +41,7 @@ def frame(body: bytes, max_bytes: int = MAX_BYTES) -> bytes:
 class Reader:
     """Parses a byte stream that arrives in pieces of any size into messages of at most `max_bytes`.
 
-    The work is linear in the number of bytes for any size of pieces: a `bytearray` drops its front without copying.
+    The time is linear in the number of bytes, however small the pieces: a `bytearray` drops its front without a copy.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -53,7 +53,7 @@ class Reader:
             yield parse(body)
 
     def bodies(self, data: bytes) -> Iterator[bytes]:
-        """Add bytes, then yield the body of each complete frame. Unconsumed frames stay for the next call."""
+        """Add bytes, then yield the body of each complete frame. Frames not consumed stay for the next call."""
         self.add(data)
         while (body := self.take()) is not None:
             yield body
@@ -81,15 +81,15 @@ class Reader:
 
 
 def parse(body: bytes) -> Message:
-    """Return the JSON object in a body; raise BadFrame if the body is anything else.
+    """Return the JSON object in a frame's body; raise BadFrame if the body is anything else.
 
-    Deep nesting is refused before json recurses into it. Garbage collection can run near the recursion limit, and
-    finalizers of unrelated objects would then fail with RecursionError.
+    Deep nesting is rejected before json recurses into it. Otherwise garbage collection could run near the recursion
+    limit, where the finalizers of unrelated objects fail with RecursionError.
     """
     if _depth(body) > MAX_DEPTH:
         raise BadFrame(f"more than {MAX_DEPTH} levels of nesting")
     try:
-        message = json.loads(body.decode())  # from bytes json would accept UTF-16 too, which `_depth` cannot read
+        message = json.loads(body.decode())  # given bytes, json would also accept UTF-16, which `_depth` cannot read
     except ValueError as error:
         raise BadFrame(f"not JSON: {error}") from None
     if not isinstance(message, dict):
@@ -98,7 +98,7 @@ def parse(body: bytes) -> Message:
 
 
 def _depth(body: bytes) -> int:
-    """Return an upper bound of the nesting depth of a JSON text, in linear time."""
+    """Return an upper bound on the nesting depth of a JSON text, in linear time."""
     count = body.count(b"[") + body.count(b"{")
     if count <= MAX_DEPTH:
         return count
@@ -108,7 +108,7 @@ def _depth(body: bytes) -> int:
 
 
 def send(sock: socket.socket, message: Message, files: Sequence[int] = ()) -> None:
-    """Send a complete message. The open `files` are attached to its first byte."""
+    """Send a whole message. The file descriptors in `files` are attached to its first byte."""
     data = pack(message)
     if not files:
         sock.sendall(data)
@@ -119,7 +119,7 @@ def send(sock: socket.socket, message: Message, files: Sequence[int] = ()) -> No
 
 
 class FileReader(Reader):
-    """Reads messages and open files from a Unix socket. Files are kept until `take_files` is called."""
+    """Reads messages and file descriptors from a Unix socket. `take_files` returns the descriptors."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The handshake by which two sides prove that they know a secret, and the sealing of later messages.
+"""The handshake in which two sides prove that they know a secret, and the encryption of all later messages.
 
     server   {"nonce": S, ...}
     client   {"nonce": C, "proof": P, ...}      P covers both nonces and the names of the parties
@@ -6,12 +6,12 @@
     then both sides send sealed messages
 
 A sealed message is encrypted and authenticated (encrypt, then MAC). Its keys come from the secret, both nonces, the
-names and the direction, and the MAC covers its number. So nobody else can read, change, repeat, reorder or omit a
-message, reflect it, or use it in another connection. Only its length is visible. There is no forward secrecy: whoever
-learns the secret later can decrypt recordings of earlier connections.
+names and the direction, and the MAC covers the message number. A third party therefore cannot read, change, repeat,
+reorder, omit or reflect a message, or use it in another connection. It can see only the length. There is no forward
+secrecy: with the secret, recordings of all earlier connections can be decrypted.
 
-Nodes may have only the standard library of Python 3.9. It has no cipher, so the key stream is SHAKE-256
-over the key and the message's number, and the MAC is HMAC-SHA-256.
+Nodes may have only the standard library of Python 3.9, which has no cipher. The key stream is therefore SHAKE-256
+over the key and the message number, and the MAC is HMAC-SHA-256.
 
 `ClientHandshake` and `ServerHandshake` do no input or output: blocking, selector and asyncio code all use them.
 """
@@ -32,7 +32,7 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 class BadProof(BadFrame):
-    """The peer does not know the secret, or meant to reach another party."""
+    """The peer does not know the secret, or the connection was meant for another party."""
 
 
 def nonce() -> str:
@@ -40,7 +40,7 @@ def nonce() -> str:
 
 
 def read_nonce(message: Message) -> str:
-    """Return the nonce in a message of the handshake; raise BadFrame if it is missing or invalid."""
+    """Return the nonce from a handshake message; raise BadFrame if it is missing or invalid."""
     value = message.get("nonce")
     if not isinstance(value, str) or not _NONCE.fullmatch(value):
         raise BadFrame("`nonce` is missing or invalid")
@@ -48,7 +48,7 @@ def read_nonce(message: Message) -> str:
 
 
 def prove(secret: bytes, side: str, *transcript: str) -> str:
-    """Return a proof for one side of one connection. It covers both nonces, so no other connection accepts it."""
+    """Return one side's proof. The transcript contains both nonces, so that no other connection accepts the proof."""
     return _digest(secret, side, *transcript).hex()
 
 
@@ -59,9 +59,9 @@ def holds(proof: object, secret: bytes, side: str, *transcript: str) -> bool:
 
 
 class Seal:
-    """Seals the messages that one side of a connection sends, or opens those that it receives, in order and each once.
+    """Encrypts (closes) or decrypts (opens) the messages that one side of a connection sends, in order, each once.
 
-    `transcript` is what both sides proved: the nonces and the names.
+    `transcript` is the data covered by the proofs of both sides: the nonces and the names.
     """
 
     def __init__(self, secret: bytes, side: str, *transcript: str) -> None:
@@ -70,7 +70,7 @@ class Seal:
         self._count = 0
 
     def close(self, message: Message) -> bytes:
-        """Return the sealed message as a frame; raise BadFrame, without a change of state, if it is too long."""
+        """Return the sealed message as a frame; raise BadFrame, and change nothing, if it is too long."""
         text = encode(message)
         if len(text) > MAX_BYTES:
             raise BadFrame(f"a message of {len(text)} bytes is longer than {MAX_BYTES}")
@@ -96,9 +96,9 @@ class Seal:
 
 
 class Session:
-    """A connection whose two sides have proved themselves: its transcript and the seals of both directions.
+    """The transcript of an authenticated connection, and its seals for both directions.
 
-    The transcript is what the proofs covered: the server's nonce, the client's nonce, and the names.
+    The transcript is the data covered by the proofs: the server's nonce, the client's nonce, and the names.
     """
 
     def __init__(self, secret: bytes, own_side: str, peer_side: str, transcript: tuple[str, ...]) -> None:
@@ -107,7 +107,7 @@ class Session:
 
 
 class ClientHandshake:
-    """The client's side. `own_side` and `peer_side` differ, so that no proof or seal can be reflected."""
+    """The client's part. `own_side` and `peer_side` differ, so that no proof or sealed message can be reflected."""
 
     def __init__(self, own_side: str, peer_side: str) -> None:
         self._own_side, self._peer_side, self._nonce = own_side, peer_side, nonce()
@@ -120,7 +120,7 @@ class ClientHandshake:
         return {"nonce": self._nonce, "proof": prove(secret, self._own_side, *transcript)}
 
     def finish(self, welcome: Message) -> Session:
-        """Return the session if the server has proved itself; raise BadProof if not."""
+        """Return the session if the server's proof is valid; raise BadProof if not."""
         session = self.session
         if not holds(welcome.get("proof"), session.secret, session.peer_side, *session.transcript):
             raise BadProof("the server does not know the secret")
@@ -128,7 +128,7 @@ class ClientHandshake:
 
 
 class ServerHandshake:
-    """The server's side."""
+    """The server's part of the handshake."""
 
     def __init__(self, own_side: str, peer_side: str) -> None:
         self._own_side, self._peer_side, self._nonce = own_side, peer_side, nonce()
@@ -144,12 +144,12 @@ class ServerHandshake:
         return Session(secret, self._own_side, self._peer_side, transcript)
 
     def welcome(self, session: Session) -> Message:
-        """Return the server's own proof. The client proves itself first: a stranger learns nothing."""
+        """Return the server's own proof. It is sent only after the client's, so that a stranger learns nothing."""
         return {"proof": prove(session.secret, self._own_side, *session.transcript)}
 
 
 class Tags:
-    """Authenticates the bulk data that one side of a session sends: unencrypted, in order, each piece once."""
+    """Authenticates the unencrypted bulk data that one side of a session sends, in order, each piece once."""
 
     def __init__(self, session: Session, side: str) -> None:
         self._key, self._count = _digest(session.secret, "tag: authenticate", side, *session.transcript), 0

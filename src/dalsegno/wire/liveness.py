@@ -1,10 +1,10 @@
-"""The liveness detector: silence, then a probe, then the verdict. Pure: monotonic times in, verdicts out.
+"""The liveness detector. It probes a silent peer, then decides whether the peer is gone. It does no I/O.
 
-A watcher uses it: the controller for node agents, a coordinator for the agents of its run. The watcher sends the probes
-and reports their results. A peer is the agent of one host. It is probed when its agent is silent, or when the watcher
-reports a broken connection. (Only the controller does. A coordinator declares an agent lost as soon as its connection
-breaks, because the workers end with their agent.) A peer is gone only if neither the agent nor the host answers during
-a whole probe. Any answer shows that the host is alive, whatever the state of the agent.
+The watcher sends the probes and reports their results. The controller watches the node agents; a coordinator watches
+the agents of its run. A peer is one host and its agent. The peer is probed when the agent is silent or when the watcher
+reports a broken connection. Only the controller reports broken connections: a coordinator declares an agent lost as
+soon as its connection breaks, because the workers end with their agent. A peer is gone only if neither the agent nor
+the host answers during a whole probe. Any answer shows that the host is alive, even if the agent is not.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-LATE_S = 0.3  # if `look` is called later than this, the watcher itself was blocked
+LATE_S = 0.3  # if `look` is called this much later than due, the watcher itself was blocked
 
 
 class Presence(Enum):
-    """Whether a peer is reachable. GONE describes its host; the others describe its agent."""
+    """Whether a peer is reachable. GONE describes the host; the other values describe the agent."""
 
-    NEVER = "never seen"  # the agent was not heard since this watcher started; the host answers, or was not probed yet
+    NEVER = "never seen"  # no message from the agent since this watcher started; the host answers or was not probed yet
     CONNECTED = "connected"
-    SILENT = "silent"  # the agent is silent for too long, or its connection broke; the host is being probed
-    AGENT_DEAD = "agent dead"  # the host, or a service on it, answers
+    SILENT = "silent"  # the agent has been silent for too long, or its connection broke; the host is being probed
+    AGENT_DEAD = "agent dead"  # the host or a service on it answers, but the agent does not
     GONE = "gone"  # neither the agent nor the host answers
 
 
@@ -31,17 +31,17 @@ _SETTLED = (Presence.AGENT_DEAD, Presence.GONE)
 
 @dataclass(frozen=True)
 class LivenessLimits:
-    """The periods of one watcher. A lost host is detected `silent_s + probe_s` after its last sign of life."""
+    """The time limits of one watcher. A lost host is detected `silent_s + probe_s` after its last sign of life."""
 
-    look_s: float  # interval of `look`
+    look_s: float  # interval between calls of `look`
     silent_s: float  # silence until a peer is probed
     probe_s: float  # how long a probe waits for answers
     again_s: float  # interval between the starts of two probes of a silent peer
     stuck_s: float  # an agent that is silent for this long while its host answers is declared dead
-    rest_s: float = 0.0  # minimum time from an answer to the next probe
-    settled_s: float = 0.0  # interval between probes of a peer that was never heard or is gone
-    new_s: float = 0.0  # time that a peer has until it must be heard first
-    known_s: float = 0.0  # the same for a peer that the previous watcher has heard, provided other peers are heard
+    rest_s: float = 0.0  # minimum time between an answer and the next probe
+    settled_s: float = 0.0  # interval between probes of a peer that is NEVER or GONE
+    new_s: float = 0.0  # time limit for the first message from a new peer
+    known_s: float = 0.0  # the same for a peer known to the previous watcher, provided other peers are connected
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class PeerSign:
     presence: Presence
     since: float  # when `presence` last changed
     last_seen: float  # time of the agent's last message, or when silence began to count
-    alive: float  # time of the last message or answer of agent or host, or when silence began to count
+    alive: float  # time of the last message or answer from the agent or host, or when silence began to count
     probe: float  # when the next probe is due
     probing: bool = False
-    known: bool = False  # the previous watcher has heard the peer
-    broken: bool = False  # the connection is broken: do not wait for further messages
-    host: bool | None = None  # whether the host answered the last probe; None: not asked
+    known: bool = False  # whether the previous watcher had this peer in service
+    broken: bool = False  # whether the connection broke, so that no more messages can arrive on it
+    host: bool | None = None  # whether the host answered the last probe; None: not probed
     service: bool | None = None  # the same for a service on the host, such as slurmd
 
 
@@ -92,7 +92,7 @@ class Liveness:
         self.signs.pop(peer, None)
 
     def beat(self, peer: str, now: float) -> None:
-        """Record a message of the peer's agent."""
+        """Record a message from the peer's agent."""
         if sign := self.signs.get(peer):
             since = sign.since if sign.presence is Presence.CONNECTED else now
             due = now + self.limits.silent_s
@@ -112,7 +112,7 @@ class Liveness:
             self.signs[peer] = replace(sign, probe=now, service=None)
 
     def look(self, now: float) -> LivenessLook:
-        """Return the peers to probe. Called every `look_s`; if a call is late, all periods start again."""
+        """Return the peers to probe. To be called every `look_s`; a late call restarts all periods."""
         late = self._looked is not None and now - self._looked > self.limits.look_s + LATE_S
         self._looked = now
         if late:
@@ -137,12 +137,12 @@ class Liveness:
         return replace(sign, probing=True, probe=now + (self.limits.settled_s if slowly else self.limits.again_s))
 
     def probe_ended(self, peer: str, now: float, *, host: bool | None, service: bool | None = None) -> None:
-        """Record the result of a probe. None: not asked, or the probe could not be sent."""
+        """Record whether the host and the service answered a probe. None: not probed, or the probe was not sent."""
         sign = self.signs.get(peer)
         if sign is None or not sign.probing:
             return
         sign = replace(sign, probing=False, service=sign.service if service is None else service)
-        # A peer heard during the probe needs no verdict, and a probe that could not be sent proves nothing.
+        # A reconnected agent needs no verdict, and a probe that could not be sent allows none.
         if sign.presence is not Presence.CONNECTED and (host is not None or service):
             sign = self._judge(replace(sign, host=host), bool(host or service), now)
         self.signs[peer] = sign
@@ -153,7 +153,7 @@ class Liveness:
             return sign
         due = max(sign.probe, now + self.limits.rest_s)
         if sign.presence is Presence.SILENT:
-            due = min(due, sign.last_seen + self.limits.stuck_s)  # an answer at that time shows that the agent is stuck
+            due = min(due, sign.last_seen + self.limits.stuck_s)  # if the host still answers then, the agent is stuck
         return replace(sign, alive=now, probe=due, last_seen=now if sign.presence is Presence.NEVER else sign.last_seen)
 
     def _verdict(self, sign: PeerSign, alive: bool, now: float) -> Presence:
@@ -166,7 +166,7 @@ class Liveness:
         return Presence.AGENT_DEAD if stuck else Presence.SILENT
 
     def _grace_s(self, sign: PeerSign) -> float:
-        """Return how long an unheard peer may stay silent: longer if none is heard, as the watcher may be cut off."""
+        """Return how long a new peer may stay silent: longer if no peer is connected, as the watcher may be cut off."""
         others_connected = sign.known and any(each.presence is Presence.CONNECTED for each in self.signs.values())
         return self.limits.known_s if others_connected else self.limits.new_s
 

@@ -1,4 +1,4 @@
-"""Check which user runs the peer of a Unix socket. Any user can bind an abstract name once its owner has died."""
+"""Check which user runs the peer of a Unix socket, since any user can bind an abstract name that is free again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 
 
 def uid_of(sock: socket.socket) -> int:
-    """Return the user id of the peer process; for a listening peer, of the process that called listen."""
+    """Return the user id of the peer process. If the peer is a server, this is the process that called listen."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(raw)[1])
 
 
 def check_peer(sock: socket.socket) -> None:
-    """Raise unless the peer runs as the same user, because its messages decide which files are loaded."""
+    """Raise PermissionError unless the peer runs as our user, because its messages decide which files are loaded."""
     if uid_of(sock) != os.getuid():
         raise PermissionError("the peer process belongs to another user")

@@ -1,7 +1,7 @@
-"""The request server on a Unix socket that every user of the machine may call. The kernel identifies the caller.
+"""A request server on a Unix socket that is open to every user of the machine. The kernel identifies the caller.
 
-Each turn of the loop answers at most one request per user. The time of an answer is charged to its user. A user who
-exceeds the share waits; other users do not.
+Each turn of the loop answers at most one request per user. The time that an answer takes is charged to the user. A user
+who exceeds the allowed share has to wait; other users do not.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_PER_USER = 48
 CALL_S = 10.0  # a caller that has not finished by then is disconnected
 MAX_BYTES = 1 << 16  # per caller; valid requests are far shorter
 ACCEPT_AT_ONCE = 32
-BURST_S, SHARE = 1.0, 0.1  # time for the requests of one user: at once, and as a share of the loop's time
-TURN_S = 0.05  # maximum time of one turn
+BURST_S, SHARE = 1.0, 0.1  # limits on one user's requests: seconds in a burst, and share of the loop's time
+TURN_S = 0.05  # no new answer is started in a turn after this time
 MIN_CHARGE_S = 0.001  # minimum charge for a request
 
 Answer = Callable[[int, Message], Message]  # uid, request -> answer
@@ -33,15 +33,15 @@ Answer = Callable[[int, Message], Message]  # uid, request -> answer
 
 @dataclass(eq=False)
 class Caller:
-    """A connected process of a user, its request and its unsent answer."""
+    """A connected process, its current request and the unsent part of its answer."""
 
     sock: socket.socket
     uid: int
-    until: float  # monotonic
+    until: float  # monotonic deadline
     reader: Reader = field(default_factory=lambda: Reader(MAX_BYTES))
     received: int = 0
-    request: bytes | None = None  # waiting for its answer
-    broken: str = ""  # why the caller's input cannot be parsed; sent in the last answer
+    request: bytes | None = None  # the request that has no answer yet
+    broken: str = ""  # why the caller's input cannot be parsed; the last answer contains it
     finished: bool = False
     unsent: bytearray = field(default_factory=bytearray)
 
@@ -51,14 +51,14 @@ class Caller:
 
     @property
     def waits(self) -> bool:
-        """Return whether the caller waits for an answer and has received the previous one."""
+        """Whether the caller waits for an answer and has been sent all of the previous one."""
         return not self.unsent and not self.finished and (self.request is not None or bool(self.broken))
 
 
 class RequestServer:
-    """Accepts callers and answers their requests with `answer`. The loop calls `turn` in every turn.
+    """Accepts callers and replies to each request with the result of `answer`. The loop calls `turn` in every turn.
 
-    `complain` receives failures of `answer`, with a traceback. An answer has at most `max_answer_bytes`.
+    If `answer` fails, `complain` is called with a message and the traceback. An answer has at most `max_answer_bytes`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RequestServer:
         self._complain, self._max_answer_bytes = complain, max_answer_bytes
         self.callers: WaitingConnections[Caller] = WaitingConnections(MAX_CALLERS, MAX_PER_USER)
         self._allowances = Allowances(BURST_S, SHARE)
-        self._served_at: dict[int, float] = {}  # by uid, of users who wait
+        self._served_at: dict[int, float] = {}  # uid -> time of the last answer, for users who wait
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, lambda events: self._accept())
 
@@ -84,7 +84,7 @@ class RequestServer:
         self.listener.close()
 
     def turn(self) -> float | None:
-        """Answer one request of each user, disconnect overdue callers, and return when the next turn is due."""
+        """Answer one request from each user, disconnect overdue callers, and return when the next turn is due."""
         now = time.monotonic()
         for caller in self.callers.overdue(now):
             self._drop(caller)
@@ -100,7 +100,7 @@ class RequestServer:
         return min((at for at in (self.callers.next_deadline(), *again) if at is not None), default=None)
 
     def _wait_s(self, uid: int) -> float:
-        """Return how long a user has to wait; 0 for administrators, who may have to stop the others."""
+        """Return how long a user has to wait. Administrators never wait, since they may have to intervene."""
         return 0.0 if uid in (0, os.geteuid()) else self._allowances.of(uid).ready_in_s()
 
     def _accept(self) -> None:
@@ -178,7 +178,7 @@ class RequestServer:
             return pack({"error": f"not a message: {error}", "hint": "is it the same version on both sides?"})
         try:
             return frame(encode(self.answer(caller.uid, message)), self._max_answer_bytes)
-        except Exception:  # no input of one user may stop the controller for the others
+        except Exception:  # no request may stop the controller for other users
             self._complain(f"request of uid {caller.uid} failed", traceback.format_exc())
             return pack({"error": "the controller failed to answer", "hint": "see its log"})
 

@@ -1,8 +1,8 @@
 """A server that authenticates its peers and then exchanges sealed messages with them.
 
-A peer that has not authenticated, a stranger, gets a bounded number of connections, few bytes, a short time and one
-answer. A refused peer has no effect on the others. Among the peers with a valid proof, the program that uses the server
-decides which to admit (`MessageHandler.admit`).
+A peer that has not authenticated is called a stranger. The number of strangers is limited, as are the bytes and the
+time for each one, and each gets one answer. A refused peer has no effect on others. The program that uses the server
+decides which peers with a valid proof are admitted (`MessageHandler.admit`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
 from dalsegno.wire.handshake import MAX_SEALED_BYTES, ServerHandshake, Session
 
 if TYPE_CHECKING:
-    import asyncio  # not at run time: snapshot keepers do not need it
+    import asyncio  # not imported at run time, because snapshot keepers do not need it
 
-ACCEPT_AT_ONCE = 64  # a flood of new connections must not delay admitted peers
-ACCEPT_S = 0.01  # slow greetings must not delay them either
-FULL_PAUSE_S = 0.2  # pause if no file descriptor is left and there is no stranger to disconnect
+ACCEPT_AT_ONCE = 64  # connections per turn, so that a flood of them does not delay admitted peers
+ACCEPT_S = 0.01  # time per turn for new connections, so that slow greetings do not delay admitted peers
+FULL_PAUSE_S = 0.2  # length of the pause if no file descriptor is left and there is no stranger to disconnect
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -38,16 +38,16 @@ class Watcher(Protocol):
     """The event loop that a server runs in."""
 
     def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
-        """Call `ready` for these events of the socket from now on, and for no others."""
+        """Call `ready` for exactly these events of the socket from now on."""
 
     def unwatch(self, sock: socket.socket) -> None: ...
 
     def at(self, when: float, do: Callable[[], object]) -> None:
-        """Call `do` at this time (monotonic), unless the loop itself calls `wake` when it is due."""
+        """Call `do` at this monotonic time. Loops that call `BoundedServer.wake` when it is due may ignore this."""
 
 
 class SelectorWatcher:
-    """A loop around a selector. The loop calls each key's data with the events, and `wake` when it is due."""
+    """A loop around a selector. The loop calls each key's data with its events, and calls `wake` when it is due."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -63,7 +63,7 @@ class SelectorWatcher:
             self._selector.unregister(sock)
 
     def at(self, when: float, do: Callable[[], object]) -> None:
-        """Do nothing: the loop calls `wake`, which returns the next deadline."""
+        """Do nothing, because the loop calls `wake`, which returns the next deadline."""
 
 
 class LoopWatcher:
@@ -94,13 +94,13 @@ class LoopWatcher:
 class ServerLimits:
     """The limits of a server. Byte limits are per message."""
 
-    strangers: int = 256  # simultaneous connections
+    strangers: int = 256  # maximum number of unauthenticated connections
     stranger_s: float = 3.0  # time to complete the handshake, which is one packet each way
     stranger_bytes: int = 2048
     message_bytes: int = MAX_SEALED_BYTES
-    unsent_bytes: int = 16 << 20  # queued for one peer
-    read_bytes: int = 64 << 10  # per read
-    burst: float = float("inf")  # messages
+    unsent_bytes: int = 16 << 20  # maximum queue for one peer
+    read_bytes: int = 64 << 10  # maximum size of one read
+    burst: float = float("inf")  # messages that a peer may send at once
     per_s: float = float("inf")
 
 
@@ -116,13 +116,13 @@ class MessageHandler(Protocol[W]):
     """The program that uses a server."""
 
     def greeting(self) -> Message:
-        """Return what strangers are sent in addition to the nonce."""
+        """Return the fields to send to strangers in addition to the nonce."""
 
     def identify(self, hello: Message, handshake: ServerHandshake) -> Proved[W]:
         """Return the identity that a peer proves in its first message; raise BadFrame if the proof is invalid."""
 
     def admit(self, peer: Connection[W], who: W) -> str:
-        """Return why this peer is refused; "" admits it."""
+        """Return why this peer is refused, or "" to admit it."""
 
     def on_connect(self, peer: Connection[W]) -> None: ...
 
@@ -140,7 +140,7 @@ class Connection(Generic[W]):
 
     sock: socket.socket
     address: str
-    until: float  # monotonic deadline of a stranger
+    until: float  # monotonic deadline for authentication
     reader: Reader
     allowance: Allowance
     handshake: ServerHandshake
@@ -159,7 +159,7 @@ class Connection(Generic[W]):
 
 
 class BoundedServer(Generic[W]):
-    """Listens, authenticates peers, and passes the messages of admitted peers to its handler.
+    """Listens, authenticates peers, and passes messages from admitted peers to its handler.
 
     `peer_side` and `own_side` name the two sides in proofs and seals, so that no message can be reflected.
     """
@@ -174,7 +174,7 @@ class BoundedServer(Generic[W]):
         self._paused_until, self._reminded = 0.0, False
 
     def listen(self, host: str, port: int) -> int:
-        """Listen and return the port; port 0 chooses a free one. Raises OSError if the port is in use."""
+        """Listen and return the port. Port 0 selects a free port. Raise OSError if the port is in use."""
         listener = socket.create_server((host, port), backlog=1024)
         self.listen_on(listener)
         return int(listener.getsockname()[1])
@@ -195,7 +195,7 @@ class BoundedServer(Generic[W]):
             self._listener = None
 
     def wake(self, now: float) -> float | None:
-        """Close the connections of strangers past their deadline; return the next deadline (monotonic)."""
+        """Disconnect strangers that are past their deadline; return the next deadline (monotonic)."""
         for stranger in self.strangers.overdue(now):
             self._host.on_refused("a peer that did not authenticate in time", stranger.address)
             self._refuse(stranger)
@@ -220,9 +220,9 @@ class BoundedServer(Generic[W]):
             peer.sock.close()
 
     def detach(self, peer: Connection[W]) -> socket.socket:
-        """Return an authenticated peer's socket in blocking mode, for use without this server. Its session stays valid.
+        """Stop serving an authenticated peer and return its socket in blocking mode. Its session stays valid.
 
-        Raises BadFrame if the peer has sent more than its proof, which would be lost.
+        Raise BadFrame if the peer has sent anything after its proof, because that data would be lost.
         """
         if not peer.reader.is_empty:
             raise BadFrame("it sent more than its proof")
@@ -248,11 +248,11 @@ class BoundedServer(Generic[W]):
             except OSError as error:
                 if error.errno in _FULL:
                     self._make_room()
-                return  # no connection is waiting, or it was closed already
+                return  # no connection is waiting, or the peer has closed it already
             self._greet(sock, str(address[0]))
 
     def _make_room(self) -> None:
-        """Free a file descriptor or pause: otherwise the listener would stay ready and the loop would spin."""
+        """Free a file descriptor, or pause so that the loop does not spin while the listener is ready."""
         oldest = self.strangers.oldest()
         if oldest is not None:
             self._refuse(oldest)
@@ -262,7 +262,7 @@ class BoundedServer(Generic[W]):
             self._remind(self._paused_until)
 
     def _remind(self, when: float) -> None:
-        """Set a timer, at most one at a time, so that a flood of strangers does not create as many timers."""
+        """Set a timer unless one is set, so that a flood of strangers does not create a flood of timers."""
         if not self._reminded:
             self._reminded = True
             self._watcher.at(when, self._reminder)
@@ -327,7 +327,7 @@ class BoundedServer(Generic[W]):
                 return
 
     def _flush(self, peer: Connection[W]) -> None:
-        """Send what the socket accepts. Raises OSError if the socket is closed or the peer reads too slowly."""
+        """Send as much as the socket accepts. Raise OSError if the socket is closed or the peer reads too slowly."""
         if not peer.open:
             return
         if peer.unsent:
@@ -351,7 +351,7 @@ class BoundedServer(Generic[W]):
             self._refuse(peer)
         except OSError:
             self._refuse(peer)
-        except Exception:  # no message of one peer may end the service for the others
+        except Exception:  # no message from one peer may stop the service for the others
             self._host.on_refused(f"a message of {self._name(peer)}, which failed here", traceback.format_exc())
             self._refuse(peer)
 

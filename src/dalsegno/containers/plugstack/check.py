@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dalsegno.containers.plugstack.facts import HostFacts, PluginKind, StackLine
 
-# Without this argument, root's kernel mounts squashfs files that users wrote, and a malicious file could crash it.
+# Without this argument, the kernel mounts squashfs files that users wrote; a malicious file could crash the kernel.
 AS_USER = "squashfs=user"
 ENABLE = "set `containers: {enabled: true}` in the cluster file, then run `dalsegno up`"
 INSTALL = (
@@ -48,19 +48,20 @@ OVERLAY = ("modprobe overlay", "echo overlay > /etc/modules-load.d/dalsegno-cont
 
 @dataclass(frozen=True)
 class ContainerFinding:
-    """One problem of a host."""
+    """One problem on a host."""
 
     host: str
     what: str
     fix: str
-    commands: tuple[str, ...] = ()  # to run on the host as root; those for plugstack.conf are in `commands.py`
+    commands: tuple[str, ...] = ()  # run as root on the host; `commands.py` adds those for plugstack.conf
 
 
 # The choice of a plugin
 
 
 def choose_plugin(hosts: Sequence[HostFacts]) -> PluginKind | None:
-    """Return the plugin that all hosts should have: the one that works, Pyxis first. None if there is none."""
+    """Return the plugin that all hosts should have: a working Pyxis, otherwise our plugin if it works, otherwise an
+    installed Pyxis. None if there is none of these."""
     works = {host.working.kind for host in hosts if host.working}
     if PluginKind.PYXIS in works or (not works and any(host.installed(PluginKind.PYXIS) for host in hosts)):
         return PluginKind.PYXIS
@@ -68,8 +69,7 @@ def choose_plugin(hosts: Sequence[HostFacts]) -> PluginKind | None:
 
 
 def line_for(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
-    """Return the line that a host's plugstack.conf should have, for a plugin that is installed there; "" if there is
-    none."""
+    """Return the line that a host's plugstack.conf should have; "" if the plugin is not installed there."""
     kind = choose_plugin(hosts)
     if kind is None:
         return ""
@@ -81,15 +81,15 @@ def line_for(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
 
 
 def _model_line(hosts: Sequence[HostFacts], kind: PluginKind) -> StackLine | None:
-    """Return the line of another host to copy: preferably one that works, otherwise any."""
+    """Return a line for this plugin from any host, to be copied: preferably one that works."""
     working = [host.working for host in hosts if host.working]
     written = [line for host in hosts for line in host.registered]
     return next((line for line in (*working, *written) if line.kind is kind), None)
 
 
 def wrong_lines(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> tuple[StackLine, ...]:
-    """Return the lines to remove: those of missing plugins, of plugins that the cluster does not use, and unsafe
-    ones."""
+    """Return the lines to remove: unsafe lines, and lines for plugins that are missing or that the cluster does not
+    use."""
     kind = choose_plugin(hosts)
     missing, unsafe = host.missing, unsafe_line(host, own)
     return tuple(
@@ -98,14 +98,15 @@ def wrong_lines(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> tuple
 
 
 def unsafe_line(host: HostFacts, own: bool) -> StackLine | None:
-    """Return the line that lets root's kernel mount images of users; None in a cluster of Dal Segno, where `up` writes
-    the lines."""
+    """Return the line for our plugin if it lacks AS_USER: the kernel would mount users' images. None with `own`,
+    because `dalsegno up` writes those lines."""
     line = host.working
     return line if line and line.kind is PluginKind.OURS and AS_USER not in line.arguments and not own else None
 
 
 def slurm_version(hosts: Sequence[HostFacts]) -> str:
-    """Return the Slurm version to compile the plugin for: that of the first host that answered, login hosts first."""
+    """Return the Slurm version to compile the plugin for: the version on the first host that answered, login hosts
+    first."""
     return next((host.slurm for host in sorted(hosts, key=lambda host: not host.login) if not host.silent), "")
 
 
@@ -113,7 +114,7 @@ def slurm_version(hosts: Sequence[HostFacts]) -> str:
 
 
 def judge(hosts: Sequence[HostFacts], own: bool = False) -> list[ContainerFinding]:
-    """Return all problems of the hosts. `own`: `dalsegno up` created this cluster."""
+    """Return all problems on the hosts. `own`: `dalsegno up` created this cluster."""
     return [finding for host in hosts for finding in _judge_host(host, hosts, own)]
 
 
@@ -215,7 +216,7 @@ def _fix_plugstack(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> st
 
 
 def _judge_needs(host: HostFacts, kind: PluginKind | None) -> Iterator[ContainerFinding]:
-    """Yield what is missing on a node to start containers."""
+    """Yield what a node lacks to start containers."""
     if kind is PluginKind.PYXIS:
         yield from _judge_enroot(host)
     elif kind is PluginKind.OURS and "overlay" not in host.has:
@@ -243,6 +244,6 @@ def _judge_enroot(host: HostFacts) -> Iterator[ContainerFinding]:
         if "enroot" in each.common:
             command = f"install -d -m 1777 {shlex.quote(each.common)}"
             yield ContainerFinding(host.host, what, f"open {each.common} to users", (command,))
-        else:  # do not open a folder to everyone that is not Enroot's alone
+        else:  # other programs may use this folder too, so do not open it to everyone
             fix = f"set ENROOT_{each.name}_PATH in enroot.conf to a folder that users can write to"
             yield ContainerFinding(host.host, what, fix)

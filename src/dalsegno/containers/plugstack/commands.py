@@ -1,4 +1,4 @@
-"""The shell commands that fix the problems found: which, on which hosts, and in which order. Pure.
+"""Plan the shell commands that fix the problems found: on which hosts they run, and in which order. Pure.
 
 A plugin's files are copied to all hosts before any line requires them: a host whose plugstack.conf requires a missing
 plugin starts no jobs, and hosts may share that file. Every command can be repeated.
@@ -26,7 +26,7 @@ from dalsegno.containers.plugstack.facts import HostFacts, PluginKind, StackLine
 from dalsegno.hostlist import compress
 
 FOLDER = "/var/lib/dalsegno/containers"  # for the plugin and its containers, on clusters that Dal Segno did not create
-HEADERS = '"$(dirname "$(readlink -f "$(command -v scontrol)")")/../include"'  # for a Slurm outside of /usr
+HEADERS = '"$(dirname "$(readlink -f "$(command -v scontrol)")")/../include"'  # the headers of a Slurm outside /usr
 REST_OF_LINE = r"[[:space:]]*\(#.*\)\{0,1\}$"  # blanks and a comment
 CHECK_LOGIN = (
     "srun --help | grep -q -- --container-image || echo 'srun does not load the plugin: remove its line again'"
@@ -35,11 +35,11 @@ CHECK_LOGIN = (
 
 @dataclass(frozen=True)
 class PluginBuild:
-    """The host that can compile Dal Segno's plugin, and the plugin's place."""
+    """The host that compiles Dal Segno's plugin, the folder with its sources, and the folder to install it in."""
 
     host: str
     sources: str
-    key: str  # identifies this source and this Slurm
+    key: str  # changes with the sources and the Slurm version
     folder: str = FOLDER
 
     @property
@@ -49,7 +49,7 @@ class PluginBuild:
 
 @dataclass(frozen=True)
 class CommandStep:
-    """Commands to run as root on each of some hosts before the next step."""
+    """Commands to run as root on each of `hosts`, before the next step."""
 
     hosts: tuple[str, ...]
     purpose: str
@@ -78,12 +78,12 @@ class _OurPlugin:
 
 @dataclass(frozen=True)
 class _Edit:
-    """A change of one host's plugstack.conf."""
+    """A change to one host's plugstack.conf."""
 
     host: HostFacts
     add: str = ""
     drop: tuple[StackLine, ...] = ()
-    restart: bool = False  # Pyxis creates its folders when slurmd starts
+    restart: bool = False  # restart slurmd, because Pyxis creates its folders when slurmd starts
 
 
 def plan_commands(
@@ -93,11 +93,11 @@ def plan_commands(
     asleep: Sequence[str] = (),
     build: PluginBuild | None = None,
 ) -> list[CommandStep]:
-    """Return the steps in their order. `asleep`: nodes that were not asked because they are powered down."""
+    """Return the steps in order. `asleep`: nodes that were not checked because they are powered down."""
     needs = _group([(each.host, each.fix, each.commands, "") for each in findings if each.commands])
     if blocked := [edit for host in hosts if (edit := _unblock(host, hosts, own))]:
-        # With a missing plugin in plugstack.conf, srun shows no plugin at all. Other problems show when the line is
-        # gone.
+        # If plugstack.conf requires a missing plugin, srun loads no plugin at all. Other problems are visible only
+        # after that line is removed.
         purpose = "comment out plugins that do not exist; then check again, as more problems may show"
         return [*_group([(edit.host.host, purpose, tuple(_edit_commands(edit)), "") for edit in blocked]), *needs]
     ours = _our_plugin(hosts, own, build)
@@ -114,7 +114,8 @@ def plan_commands(
 
 
 def _our_plugin(hosts: Sequence[HostFacts], own: bool, build: PluginBuild | None) -> _OurPlugin | None:
-    """Return Dal Segno's plugin if the cluster should use it. If a host uses it already, it is copied from there."""
+    """Return Dal Segno's plugin if the cluster should use it. If a host already uses it, it is copied from that
+    host."""
     if own or choose_plugin(hosts) is PluginKind.PYXIS:
         return None
     for host in hosts:
@@ -129,8 +130,8 @@ def _our_plugin(hosts: Sequence[HostFacts], own: bool, build: PluginBuild | None
 
 
 def _our_arguments(hosts: Sequence[HostFacts], build: PluginBuild) -> list[str]:
-    """Return the arguments of the plugin's line. Hosts may share the file, so it names a `dalsegno` only if all hosts
-    have it."""
+    """Return the arguments of the plugin's line. Hosts may share plugstack.conf, so the line names `dalsegno` only if
+    all hosts have it at the same path."""
     paths = {host.dalsegno for host in hosts if not host.silent}
     path = paths.pop() if len(paths) == 1 else ""
     importing = [f"import={path}"] if basename(path) == "dalsegno" else []
@@ -138,8 +139,8 @@ def _our_arguments(hosts: Sequence[HostFacts], build: PluginBuild) -> list[str]:
 
 
 def _receivers(hosts: Sequence[HostFacts], edits: Sequence[_Edit], ours: _OurPlugin, own: bool) -> list[HostFacts]:
-    """Return the hosts that lack the plugin's files and read, or may read, its line. The plugin loads only in the Slurm
-    version that it was compiled for."""
+    """Return the hosts that need the plugin's files: hosts that lack them, may read a plugstack.conf that names the
+    plugin, and have the Slurm version that it was compiled for."""
     named = any(edit.add == ours.line for edit in edits) or any(
         line.plugin == ours.path for host in hosts for line in host.missing
     )
@@ -193,8 +194,8 @@ def _import_caution(ours: _OurPlugin, hosts: Sequence[HostFacts]) -> str:
 
 
 def _unblock(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> _Edit | None:
-    """Return the removal of lines of other plugins that keep srun from starting, on a host that does not get a new line
-    yet."""
+    """Return the edit that removes lines for unrelated plugins that keep srun from starting. None if there are no such
+    lines, or if the host gets a line for a container plugin now."""
     if not _is_editable(host) or "srun" in host.knows or line_for(host, hosts):
         return None
     foreign = tuple(line for line in wrong_lines(host, hosts, own) if line.kind is None)
@@ -242,7 +243,8 @@ def _escape(text: str) -> str:
 def _register(
     edits: Sequence[_Edit], hosts: Sequence[HostFacts], asleep: Sequence[str], served: set[str]
 ) -> list[CommandStep]:
-    """Return the edits of plugstack.conf. Login hosts come first: a plugin that fails there does not reach a node."""
+    """Return the steps that edit plugstack.conf. Login hosts come first, so that a plugin that fails there is not
+    registered on nodes."""
     return _group(
         [
             (
@@ -279,7 +281,7 @@ def _reconfigure(hosts: Sequence[HostFacts], edits: Sequence[_Edit]) -> list[Com
 
 
 def _group(items: Sequence[tuple[str, str, tuple[str, ...], str]]) -> list[CommandStep]:
-    """Group hosts that need the same commands, ordered by the first host of each group."""
+    """Group hosts that need the same commands. The groups are in the order of their first hosts."""
     groups: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
     for host, purpose, commands, caution in items:
         groups.setdefault((purpose, commands, caution), []).append(host)

@@ -43,7 +43,7 @@ class StackLine:
 
 @dataclass(frozen=True)
 class ClosedFolder:
-    """A folder of Enroot that users cannot write to."""
+    """An Enroot folder that users cannot write to."""
 
     name: str  # RUNTIME, CACHE, DATA, TEMP
     common: str  # the part of its path that all users share
@@ -55,33 +55,33 @@ class HostFacts:
     """The facts that one host reports."""
 
     host: str
-    login: bool = False  # jobs are submitted here; False: a node
+    login: bool = False  # True: a host where users submit jobs; False: a node
     silent: str = ""  # why the host did not answer
     tried: tuple[str, ...] = ()  # routes that failed
     commands: bool = False  # Slurm's commands are installed
-    slurm: str = ""  # version
-    fatal: str = ""  # the fatal error of Slurm's commands
-    conf: str = ""  # slurm.conf
+    slurm: str = ""  # version of Slurm
+    fatal: str = ""  # the fatal error that Slurm's commands print
+    conf: str = ""  # path of slurm.conf
     stack: str = ""  # path that plugstack.conf has or would have
     files: tuple[str, ...] = ()  # plugstack.conf and the files that it includes, if they exist
     lines: tuple[StackLine, ...] = ()
     plugins: tuple[str, ...] = ()  # plugin files that exist
     knows: frozenset[str] = frozenset()  # commands that have --container-image
-    errors: tuple[str, ...] = ()  # messages of srun about plugins
-    enroot: str | None = None  # version
+    errors: tuple[str, ...] = ()  # messages from srun about plugins
+    enroot: str | None = None  # version of Enroot; None if it is not installed
     closed: tuple[ClosedFolder, ...] = ()
-    has: frozenset[str] = frozenset()  # squashfs, overlay, namespaces, unsquashfs, …
+    has: frozenset[str] = frozenset()  # kernel features and tools: squashfs, overlay, namespaces, unsquashfs, …
     dalsegno: str = ""  # path of the command that imports images by name
     open: str = ""  # the part of the path of `dalsegno` that other users can write to
 
     @property
     def registered(self) -> tuple[StackLine, ...]:
-        """The lines of container plugins."""
+        """The lines for container plugins."""
         return tuple(line for line in self.lines if line.kind)
 
     @property
     def missing(self) -> tuple[StackLine, ...]:
-        """The lines of missing plugins: container plugins, and any others that srun fails on."""
+        """The lines for missing plugins: container plugins, and other plugins that srun reports as errors."""
         away = [line for line in self.lines if line.plugin and not self.is_there(line.plugin)]
         return tuple(line for line in away if line.kind or self._fails_on(line))
 

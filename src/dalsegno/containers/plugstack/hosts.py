@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 TIMEOUT_S = 90.0
 AT_ONCE = 16
 Entrance = Callable[[str, Sequence[str]], tuple[Sequence[str], Mapping[str, str]]]
-Progress = Callable[[int, int], None]  # called with the number of finished hosts, and of all
+Progress = Callable[[int, int], None]  # called with the number of finished hosts and the number of all hosts
 One = TypeVar("One")
 Result = TypeVar("Result")
 
-# Never prompt: nobody would answer. If an option is given twice, ssh takes the first.
+# Never prompt: nobody would answer. If an option is given twice, ssh uses the first.
 QUIET = ("-o", "BatchMode=yes")
-# User options that also apply to a jump host. A user, a port or an address belongs to the last host only.
+# Options from the user that also apply to a jump host. A user name, port or address applies only to the last host.
 FOR_ALL = frozenset(
     ("stricthostkeychecking", "userknownhostsfile", "globalknownhostsfile", "identityfile", "identitiesonly",
      "identityagent", "connecttimeout")
@@ -40,7 +40,7 @@ BOUNDED = ("-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "Serv
 
 @dataclass(frozen=True)
 class HostRoute:
-    """A way to run commands on hosts: the command to start here, and its environment."""
+    """A way to run commands on hosts. `enter` turns a host and a command into the local command and its environment."""
 
     name: str  # here, srun, ssh
     enter: Entrance
@@ -56,7 +56,8 @@ def local_route(env: Mapping[str, str]) -> HostRoute:
 
 
 def srun_route(env: Mapping[str, str], partitions: Mapping[str, str], closed: Mapping[str, str]) -> HostRoute:
-    """Return the route through a small job on the node. The job does not wait if the node is full or out of service."""
+    """Return the route through a small job on the node. srun fails if the job cannot start within 15 s, as on a full
+    node."""
     outside = {key: value for key, value in env.items() if not key.startswith(("SLURM_", "PYXIS_"))}
     if "SLURM_CONF" in env:
         outside["SLURM_CONF"] = env["SLURM_CONF"]
@@ -85,7 +86,7 @@ def ssh_route(
 
 
 def _ssh_words(host: SshHostSpec, options: Sequence[str]) -> list[str]:
-    """Return the settings of a machine in the cluster file as options of ssh."""
+    """Return a host's settings in the cluster file as ssh options."""
     values = {"-l": host.user, "-p": host.port, "-i": host.key}
     words = [word for option, value in values.items() if value for word in (option, str(value))]
     return [*words, "-o", f"ProxyCommand={_proxy_command(host, options)}"] if host.jump else words
@@ -131,7 +132,7 @@ def last_line(done: Completed) -> str:
 
 @dataclass(frozen=True)
 class InterruptibleRunner:
-    """A runner that starts nothing more after it was stopped. Commands that run already end by themselves."""
+    """A runner that starts no more commands after it was stopped. Commands that are already running continue."""
 
     runner: Runner
     stopped: Event = field(default_factory=Event)
@@ -156,7 +157,8 @@ def run_on_each(
     items: Sequence[One],
     progress: Progress = lambda *_: None,
 ) -> list[Result]:
-    """Return the result for each item, in order. After Ctrl-C, nothing more is started on any host."""
+    """Run `work` for each item in threads, and return the results in order. After Ctrl-C, no more commands are
+    started."""
     interruptible = InterruptibleRunner(runner)
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
@@ -175,7 +177,8 @@ def run_on_each(
 def ask_all(
     runner: Runner, routes: Routes, logins: Sequence[str], nodes: Sequence[str], progress: Progress = lambda *_: None
 ) -> list[HostFacts]:
-    """Ask the login hosts, then the nodes. A plugin that one host uses is looked for on all hosts."""
+    """Return the facts that all login hosts and all nodes report. Each host also reports whether it has the plugins
+    that other hosts use."""
 
     def ask(names: Sequence[str], plugins: Sequence[str], progress: Progress = lambda *_: None) -> list[HostFacts]:
         return run_on_each(runner, lambda runner, name: ask_host(runner, name, routes[name], plugins), names, progress)
@@ -189,7 +192,7 @@ def ask_all(
 
 
 def ask_host(runner: Runner, name: str, routes: Sequence[HostRoute], plugins: Sequence[str]) -> HostFacts:
-    """Return a host's answer by the first route that works; otherwise why each route failed."""
+    """Return a host's answer by the first route that works. If none works, `silent` says why each route failed."""
     why = []
     for route in routes:
         if name in route.closed:

@@ -40,7 +40,7 @@ from dalsegno.system.hanging_calls import NoAnswer
 
 
 def reporting(gpus: Sequence[GpuFacts], field: str, what: str) -> list[GpuFacts]:
-    """Return the GPUs that report this field. Raises NoAnswer if there are none."""
+    """Return the GPUs that report this field; raise NoAnswer if there are none."""
     found = [gpu for gpu in gpus if getattr(gpu, field) is not None]
     if not found:
         raise NoAnswer(f"no GPU reports {what}")
@@ -48,7 +48,7 @@ def reporting(gpus: Sequence[GpuFacts], field: str, what: str) -> list[GpuFacts]
 
 
 def name_gpus(gpus: Iterable[GpuFacts]) -> str:
-    """Return `GPU 3 (1653724066759)`: the index changes with the machine, the serial number is on the card."""
+    """Return names such as `GPU 3 (1653724066759)`: the index may change, but the serial number is on the card."""
     return ", ".join(f"GPU {gpu.index}" + (f" ({gpu.serial})" if gpu.serial else "") for gpu in gpus)
 
 
@@ -295,7 +295,7 @@ GPU_LINK_CHECKS = (
 )  # fmt: skip
 
 
-# Xids in the kernel log: per GPU the heaviest counts, unless the driver itself names the action
+# Xids in the kernel log: for each GPU the heaviest remedy counts, unless the driver itself names the action
 
 
 @dataclass(frozen=True)

@@ -25,22 +25,22 @@ from dalsegno.health.result import Remedy, Result, failed, passed, unknown, warn
 from dalsegno.system.hanging_calls import NoAnswer
 
 UNSYNCHRONIZED_S = 16.0  # the kernel reports this error if no daemon synchronizes the clock
-# Listed one by one: a dead file server would block a query for all, and mounted images are always full.
+# Only these types are queried: df would hang on a dead file server, and mounted images are always full.
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "bcachefs")
 DF = ("df", "--output=target,fstype,pcent,ipcent", *(word for kind in _LOCAL for word in ("-t", kind)))
 
 
-# Other file systems in memory belong to jobs or users; the system itself needs these.
+# The system itself needs these file systems in memory; others belong to jobs or users.
 _IN_MEMORY = ("/", "/run", "/tmp", "/var", "/var/tmp", "/var/log", "/var/spool")
 
 
 @dataclass(frozen=True)
 class Disks:
     df: str
-    spool: str  # slurmd's
+    spool: str  # slurmd's spool folder
 
     def column(self, number: int) -> list[tuple[str, int]]:
-        """Return the mounts with a share in percent; file systems without that number are skipped."""
+        """Return each mount with the percentage in this column; skip file systems that have none."""
         rows = [line.rsplit(None, 3) for line in self.df.splitlines()[1:] if line.strip()]
         if not rows:
             raise ValueError("df lists no file system")
@@ -51,12 +51,13 @@ class Disks:
 @dataclass(frozen=True)
 class MemoryUse:
     meminfo: str
-    promised_mib: int | None  # to Slurm's jobs
+    promised_mib: int | None  # the memory that Slurm promises to jobs
 
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """The offset from the right time; None if it is only known whether the clock is synchronized."""
+    """The offset from the right time, and whether the clock is synchronized. `skew_s` is None if the offset is
+    unknown."""
 
     skew_s: float | None
     kept: bool = True
@@ -70,7 +71,7 @@ def ask_disks(node: NodeReader) -> Disks:
 
 
 def ask_memory(node: NodeReader) -> MemoryUse:
-    """Return the memory use. On a simulated node the promised memory is that of the simulated machine: not compared."""
+    """Return the memory use. A simulated node's promised memory is left out, because this machine does not have it."""
     simulated = ask_telemetry(node) is not None
     return MemoryUse(node.read("/proc/meminfo"), None if simulated else node.expected.memory_mib)
 
@@ -147,7 +148,7 @@ def judge_zombies(sleepers: BlockedProcesses, *, older_than_s: float = 300) -> R
 
 
 def judge_clock(clock: ClockOffset, *, warn_s: float = 0.5, fail_s: float = 5) -> Result:
-    """Judge the clock. Munge refuses an offset of minutes; logs and leases are wrong long before."""
+    """Judge the clock. Munge fails at an offset of minutes; logs and leases go wrong long before."""
     if clock.skew_s is None:
         return passed("the clock is synchronized") if clock.kept else warned("the clock is not synchronized")
     text = f"the clock is {abs(clock.skew_s):.3g} s off"

@@ -1,4 +1,4 @@
-"""Commands that may hang, and whether the service or this machine is to blame for a delay."""
+"""Run commands that may hang, and decide whether the service or this machine is to blame for a delay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.result import Remedy, Result, Verdict, failed
 from dalsegno.system.hanging_calls import NoAnswer, TooLate, pace_s
 
-TIMEOUT_S, MAX_TIMEOUT_S = 1.25, 2.0  # for one command
+TIMEOUT_S, MAX_TIMEOUT_S = 1.25, 2.0  # usual and longest timeout for one command
 SLOW_S = TIMEOUT_S / 5  # if an empty program takes this long, the machine is slow
 SLOW = "slow"  # code of a result that is unknown because this machine is slow
 

@@ -15,15 +15,16 @@ from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.system.hanging_calls import NoAnswer, TooLate
 
-# slurmd waits for the prolog, so the prolog need not ask it and must not run Slurm's commands.
+# slurmd runs the prolog and waits for it, so the prolog need not check slurmd and must not run Slurm's commands.
 BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
 
-# Messages of munge if munged is too busy to answer in time or to accept another connection.
+# Messages from munge if munged is too busy to answer in time or to accept another connection.
 _TOO_SLOW = re.compile(r"timed[ -]?out|temporarily unavailable", re.IGNORECASE)
 
 
 def ask_slurmd(node: NodeReader) -> tuple[str, bool]:
-    """Return slurmd's address, and whether its port is listened on. Connecting would fill its log with errors."""
+    """Return slurmd's address, and whether slurmd listens there. A connection attempt would fill its log with
+    errors."""
     if node.expected.slurmd is None:
         raise NoAnswer(node.expected.missing_reason or "slurm.conf gives no port for slurmd")
     address, port = node.expected.slurmd
@@ -67,7 +68,7 @@ def needs_munge(node: NodeReader) -> bool:
 
 @dataclass(frozen=True)
 class Names:
-    """The address of each host that the node must resolve, and its own; "" if it cannot be resolved."""
+    """The addresses of the controllers and of the node itself; "" for a name that cannot be resolved."""
 
     controllers: Mapping[str, str]
     own: str
@@ -137,7 +138,7 @@ SHARED = re.compile(
     r"|fuse(?!\.(lxcfs|snapfuse|gvfsd-fuse|portal|squashfuse|fuse-overlayfs)$|ctl|blk)(\..+)?"
 )
 MAX_ASKED = 32
-MAX_HANGING = 2  # then the rest is skipped: a prolog has no more time
+MAX_HANGING = 2  # after this many, the rest is skipped, because a prolog has no more time
 
 
 class FsState(Enum):
@@ -151,7 +152,7 @@ class FsState(Enum):
 
 @dataclass(frozen=True)
 class FsAnswer:
-    """The answer of a shared file system. `text` is for people, and empty if all is well."""
+    """The answer from a shared file system. `text` describes a problem; it is empty if there is none."""
 
     state: FsState
     text: str = ""
@@ -171,7 +172,7 @@ def _mounts(text: str) -> list[Mount]:
 
 
 def _is_shared(mount: Mount) -> bool:
-    """Return whether a mount counts. A user's own mount does not: it must not get the node drained when it hangs."""
+    """Return whether a mount counts. A user's own mount does not: the node must not be drained if it hangs."""
     users = mount.kind.startswith("fuse") and re.search(r"\buser_id=(?!0\b)", mount.options)
     return SHARED.fullmatch(mount.kind) is not None and not users
 
@@ -232,7 +233,8 @@ SHARED_CHECKS = (
 
 @dataclass(frozen=True)
 class ContainerTools:
-    """`enroot` is its version, "" if it does not start, None if not installed; `missing` are required Slurm plugins."""
+    """`enroot`: Enroot's version; "" if it does not start, None if it is not installed. `missing`: required Slurm
+    plugins that do not exist."""
 
     enroot: str | None
     namespaces: int  # user namespaces that are allowed

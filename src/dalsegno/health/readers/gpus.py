@@ -1,4 +1,4 @@
-"""Read GPUs: from the telemetry of a simulated node, else from NVML, else from nvidia-smi."""
+"""Read the state of GPUs: from a simulated node's telemetry, otherwise from NVML, otherwise from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dalsegno.health.facts import GpuFacts, GpuProcess
 from dalsegno.health.node_reader import NodeReader
 from dalsegno.system.hanging_calls import NoAnswer
 
-if TYPE_CHECKING:  # many nodes never run nvidia-smi, and an agent must be small
+if TYPE_CHECKING:  # imported only when needed: many nodes never run nvidia-smi, and an agent must be small
     from xml.etree import ElementTree
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def read_smi(node: NodeReader) -> tuple[GpuFacts, ...]:
 
 
 def parse_smi(xml: str) -> tuple[GpuFacts, ...]:
-    """Parse the output of `nvidia-smi -q -x`. Raises ValueError."""
+    """Parse the output of `nvidia-smi -q -x`; raise ValueError if it is not XML."""
     from xml.etree import ElementTree
 
     try:
@@ -75,11 +75,23 @@ def _gpu(number: int, gpu: ElementTree.Element) -> GpuFacts:
         memory_used_mib=_whole(gpu, "fb_memory_usage/used"),
         processes=tuple(_process(each) for each in gpu.iterfind("processes/process_info")),
         divided={"Enabled": True, "Disabled": False}.get(_text(gpu, "mig_mode/current_mig") or ""),
+        bus_id=gpu.get("id") or "",
+        memory_clock_mhz=_number(gpu, "clocks/mem_clock"),
+        memory_temperature_c=_number(gpu, "temperature/memory_temp"),
+        memory_utilization_percent=_number(gpu, "utilization/memory_util"),
+        encoder_percent=_number(gpu, "utilization/encoder_util"),
+        decoder_percent=_number(gpu, "utilization/decoder_util"),
+        power_w=_power(gpu),
+        pcie_replays=_whole(gpu, "pci/replay_counter"),
+        memory_free_mib=_whole(gpu, "fb_memory_usage/free"),
+        memory_reserved_mib=_whole(gpu, "fb_memory_usage/reserved"),
+        rows_corrected=_whole(gpu, "remapped_rows/remapped_row_corr"),
     )
 
 
 def _heat(gpu: ElementTree.Element) -> tuple[float | None, float | None]:
-    """Return the temperature now and at slowdown. Newer drivers report the distance to a limit instead."""
+    """Return the current temperature and the slowdown temperature. Newer drivers report distances to a limit
+    instead."""
     now = _number(gpu, "temperature/gpu_temp")
     left, slow = _number(gpu, "temperature/gpu_temp_tlimit"), _number(gpu, "temperature/gpu_temp_slow_tlimit_threshold")
     if now is not None and left is not None and slow is not None:
@@ -87,8 +99,16 @@ def _heat(gpu: ElementTree.Element) -> tuple[float | None, float | None]:
     return now, _number(gpu, "temperature/gpu_temp_slow_threshold")
 
 
+def _power(gpu: ElementTree.Element) -> float | None:
+    """Return the power draw in watts, which drivers name differently."""
+    places = ("instant_power_draw", "average_power_draw", "power_draw")
+    paths = [f"{section}/{name}" for section in ("gpu_power_readings", "power_readings") for name in places]
+    found = (_number(gpu, path) for path in paths)
+    return next((watts for watts in found if watts is not None), None)
+
+
 def _throttle(gpu: ElementTree.Element) -> tuple[str, ...] | None:
-    """Return the throttle reasons; drivers before 535 use another name."""
+    """Return the throttle reasons, which drivers before 535 report under another name."""
     for new, one in (("clocks_event_reasons", "clocks_event_reason"), ("clocks_throttle_reasons",) * 2):
         reasons = gpu.find(new)
         if reasons is not None:
@@ -142,7 +162,8 @@ def parse_links(text: str) -> dict[str, int]:
 
 
 def parse_link_errors(text: str) -> dict[str, int]:
-    """Return the recoveries by GPU uuid, from `nvidia-smi nvlink -e`; the link corrects replays and CRC errors."""
+    """Return the errors by GPU uuid, from `nvidia-smi nvlink -e`, without replays and CRC errors, which links
+    correct."""
     found = r"Link \d+: (?:Recovery|Uncorrectable|Effective BER) Errors?: (\d+)"
     return _by_gpu(text, lambda line: int(match[1]) if (match := re.search(found, line)) else 0)
 
@@ -191,7 +212,7 @@ NVIDIA, DISPLAY_OR_3D = "0x10de", "0x03"
 
 @dataclass(frozen=True)
 class GpuCount:
-    """The numbers of GPUs that were found, that slurm.conf promises (None: not specified), and that are on the bus."""
+    """The GPUs that were found, the number in slurm.conf (None: not specified), and the number on the bus."""
 
     gpus: tuple[GpuFacts, ...]
     expected: int | None
@@ -228,11 +249,12 @@ def _is_nvidias(gpu_type: str) -> bool:
         return True
 
 
-def ask_gpus(node: NodeReader) -> tuple[GpuFacts, ...]:
+def ask_gpus(node: NodeReader, detailed: bool = False) -> tuple[GpuFacts, ...]:
+    """Return the GPUs; if `detailed`, with the values that only metrics show."""
     telemetry = ask_telemetry(node)
     if telemetry is not None and (telemetry.gpus or not gpus_on_bus(node)):
         return telemetry.gpus
-    found = node.nvml()
+    found = node.nvml(detailed)
     return read_smi(node) if found is None else found
 
 
@@ -244,7 +266,7 @@ def ask_gpu_count(node: NodeReader) -> GpuCount:
 
 
 def ask_job_gpus(node: NodeReader) -> tuple[GpuFacts, ...]:
-    """Return the GPUs that should be free: before a job only those of the job, as others may be in use."""
+    """Return the GPUs that should be free: before a job, only the job's GPUs, because others may be in use."""
     found = tuple(gpu for gpu in ask_gpus(node) if not _is_used_by_validation(node, gpu))
     if "SLURM_JOB_ID" not in node.env:
         return found
@@ -253,7 +275,8 @@ def ask_job_gpus(node: NodeReader) -> tuple[GpuFacts, ...]:
 
 
 def _is_used_by_validation(node: NodeReader, gpu: GpuFacts) -> bool:
-    """Return whether the GPU is used by our own agent, for seconds, as the partner in another node's validation."""
+    """Return whether only our own agent uses the GPU, for some seconds, as the partner in another node's
+    validation."""
     return bool(gpu.processes) and all(_is_node_agent(node, process.pid) for process in gpu.processes or ())
 
 
@@ -266,7 +289,7 @@ def _is_node_agent(node: NodeReader, pid: int) -> bool:
 
 
 def ask_heat(node: NodeReader) -> tuple[TemperatureHistory, ...]:
-    """Record the current temperatures and return all that are recorded."""
+    """Record the current temperatures, and return all recorded ones by GPU."""
     now, found = node.now(), []
     for gpu in ask_gpus(node):
         if gpu.temperature_c is not None and gpu.slowdown_c is not None:

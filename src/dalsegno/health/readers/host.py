@@ -15,7 +15,7 @@ from dalsegno.health.readers.gpus import ask_telemetry
 from dalsegno.health.xids import repaired_at
 from dalsegno.system.hanging_calls import NoAnswer
 
-TICKS_PER_S = 100  # in /proc/PID/stat, on every architecture
+TICKS_PER_S = 100  # the unit of times in /proc/PID/stat, on every architecture
 XID = re.compile(r"NVRM: Xid \(")
 WARNING = 4  # syslog level; less important lines are not kept, so that they cannot displace others
 _RECORD = re.compile(r"(\d+),\d+,(\d+),[^;]*;(.*)")
@@ -40,7 +40,7 @@ def ask_kernel_log(node: NodeReader) -> KernelLines:
 
 
 def _machines_log(node: NodeReader) -> list[LogLine]:
-    """Return the kept lines of the kernel log, including those that are new."""
+    """Store the new lines of the kernel log, and return all stored lines."""
     lines = parse_records(node.kernel_records(), _machine_booted_at(node))
     node.seen.log.extend(line for line in lines if line.level <= WARNING)
     return list(node.seen.log)
@@ -57,7 +57,7 @@ def _booted_at(node: NodeReader) -> float:
 
 
 def parse_records(records: list[str], booted_at: float) -> list[LogLine]:
-    """Parse records `level,sequence,microseconds,flags;text`. Raises ValueError if none has this form."""
+    """Parse records `level,sequence,microseconds,flags;text`; raise ValueError if none has this form."""
     found = [match for record in records if (match := _RECORD.match(record))]
     if records and not found:
         raise ValueError(f"not a kernel log record: {records[0][:80]!r}")
@@ -101,7 +101,7 @@ def _waiting(node: NodeReader, pid: str) -> tuple[tuple[int, str], WaitingProces
             return None
         switches = ",".join(_SWITCHES.findall(node.read(f"/proc/{pid}/status")))
     except NoAnswer:
-        return None  # it has ended meanwhile
+        return None  # the process has ended meanwhile
     name = head.partition("(")[2]
     return (int(pid), fields[19]), WaitingProcess(int(pid), name, fields[0], node.now(), switches)
 
@@ -122,7 +122,7 @@ def ask_traffic(node: NodeReader) -> TcpTraffic:
     """Return the recent counters, including the current ones."""
     now, seen = node.now(), node.seen.sent
     seen.append(parse_snmp(node.read(_FILE), now))
-    while seen[0].segments > seen[-1].segments:  # from before a reset of the counters
+    while seen[0].segments > seen[-1].segments:  # counted before the counters were reset
         seen.popleft()
     return TcpTraffic(now, tuple(seen))
 
@@ -178,13 +178,13 @@ def ask_ports(node: NodeReader) -> Ports:
     telemetry = ask_telemetry(node)
     if telemetry is not None:
         return Ports(telemetry.ports, len(telemetry.ports), node.now(), telemetry.booted_at)
-    ports = tuple(_port(node, device, number) for device, number in _places(node))
+    ports = tuple(_port(node, device, number) for device, number in port_places(node))
     node.seen.active.update(port.name for port in ports if port.state == "ACTIVE")
     booted_at = node.now() - float(node.read("/proc/uptime").split()[0])
     return Ports(ports, len(node.seen.active), node.now(), booted_at)
 
 
-def _places(node: NodeReader) -> list[tuple[str, str]]:
+def port_places(node: NodeReader) -> list[tuple[str, str]]:
     return [(device, number) for device in node.names(CLASS) for number in node.names(f"{CLASS}/{device}/ports")]
 
 
@@ -195,11 +195,11 @@ def _port(node: NodeReader, device: str, number: str) -> Port:
         raise NoAnswer(f"{folder}/state has unexpected content")
     counters = {name: count for name in (*ERRORS, DOWNED) if (count := _count(node, f"{folder}/counters/{name}"))}
     flaps = _flaps(node, name, counters.pop(DOWNED, 0))
-    return Port(name, found[1], _kind(node, folder), flaps, counters)
+    return Port(name, found[1], port_kind(node, folder), flaps, counters)
 
 
 def _flaps(node: NodeReader, port: str, downed: int) -> tuple[float, ...]:
-    """Return when the port went down. The counter has no times, so they are when an increase was seen."""
+    """Return when the port went down: the times when an increase of its counter was seen."""
     seen = node.seen
     rise = downed - seen.downs.get(port, downed)
     seen.downs[port] = downed
@@ -208,7 +208,7 @@ def _flaps(node: NodeReader, port: str, downed: int) -> tuple[float, ...]:
     return seen.flaps.get(port, ())
 
 
-def _kind(node: NodeReader, folder: str) -> str:
+def port_kind(node: NodeReader, folder: str) -> str:
     try:
         return _KINDS.get(node.read(f"{folder}/link_layer").strip(), "efa")
     except NoAnswer:

@@ -1,7 +1,7 @@
 """The run agent. srun starts one on every node of a run, as the user. It starts workers on the coordinator's orders.
 
-The agent does not import torch; its warm parent does. It knows only its own part of the run. If the coordinator dies,
-the agent keeps its workers running for a while, so that a restarted coordinator finds them.
+The agent knows only its own part of the run. It does not import torch; its warm parent does. If the coordinator dies,
+the agent keeps its workers running for a while, so that a restarted coordinator can continue with them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dalsegno.wire.frames import Message
 
 log = logging.getLogger("run-agent")
 
-# Leftovers of killed agents on this node
+# Leftovers from killed agents on this node
 
 
 STALE_S = 24 * 3600.0
@@ -49,7 +49,7 @@ STALE_S = 24 * 3600.0
 def sweep(run: str, node: str) -> list[int]:
     """Kill leftover processes of this run, found by their environment, and remove its log folders.
 
-    Where Slurm tracks processes by cgroup, none are left. Elsewhere, orphans in their own sessions may be.
+    If Slurm tracks processes by cgroup, it leaves none. Otherwise orphans in their own sessions may survive.
     """
     marks = {f"{RUN}={run}".encode(), f"SLURMD_NODENAME={node}".encode()}
     left = [pid for pid in own_processes() if marks <= environment(pid)]
@@ -64,8 +64,9 @@ def sweep(run: str, node: str) -> list[int]:
 def sweep_stale(now: float | None = None, folder: Path | None = None) -> list[str]:
     """Remove snapshots of this user's dead runs from memory and return the ids of these runs.
 
-    A run counts as dead if its snapshots are a day old and it has no process here. When a run ends, it sweeps its own
-    nodes, but not those that it has lost. A node agent, if there is one, sweeps these within a minute.
+    A run counts as dead if its snapshots are a day old and it has no process here. A run that ends removes its
+    snapshots from its nodes, but not from nodes that it has lost. If a lost node has a node agent, that agent removes
+    them within a minute.
     """
     sweep_abandoned(folder)
     before = (time.time() if now is None else now) - STALE_S
@@ -77,7 +78,7 @@ def sweep_stale(now: float | None = None, folder: Path | None = None) -> list[st
     return gone
 
 
-# Reachability: a live kernel completes a TCP connect even while its processes are stopped or starved
+# Reachability: a live kernel completes a TCP connect even if its processes are stopped or starved
 
 
 Address = tuple[str, int]
@@ -85,7 +86,7 @@ _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 
 def reachable(addresses: Iterable[Address], timeout_s: float) -> set[Address]:
-    """Return the addresses that accept or refuse a connection within the time. A refusal shows a live host too."""
+    """Return the addresses that accept or refuse a connection in time. A refusal also shows that the host is alive."""
     answered: set[Address] = set()
     until = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
@@ -94,9 +95,8 @@ def reachable(addresses: Iterable[Address], timeout_s: float) -> set[Address]:
         left = timeout_s
         while selector.get_map() and left > 0:
             left = until - time.monotonic()
-            for key, _ in selector.select(
-                max(left, 0.0)
-            ):  # also once after the time is over: on a busy machine this process may be late
+            # On a busy machine this process may be late, so check once more after the time is over.
+            for key, _ in selector.select(max(left, 0.0)):
                 _take_answer(selector, key, answered)
         for key in list(selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
@@ -125,17 +125,46 @@ def _take_answer(selector: selectors.BaseSelector, key: selectors.SelectorKey, a
     sock.close()
 
 
+# The busy time of each rank's steps, for the detection of slow ranks
+
+
+BUSY_EVERY_S = 1.0
+MAX_BUSY_S, MAX_WORKERS = 1e6, 1024
+
+
+class BusyTimes:
+    """Collects the times that the workers of this node report, and hands them over once a second."""
+
+    def __init__(self) -> None:
+        self._latest: dict[int, float] = {}
+        self._due = 0.0
+
+    def note(self, message: Message) -> None:
+        """Note a worker's report. It comes from the user's code, and may be anything."""
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+            rank, busy_s = int(message["rank"]), float(message["busy_s"])
+            if 0 <= busy_s < MAX_BUSY_S and len(self._latest) < MAX_WORKERS:
+                self._latest[rank] = busy_s
+
+    def take(self, now: float) -> Message:
+        """Return what to add to the next message to the coordinator."""
+        if not self._latest or now < self._due:
+            return {}
+        latest, self._latest, self._due = self._latest, {}, now + BUSY_EVERY_S
+        return {"busy": {str(rank): seconds for rank, seconds in latest.items()}}
+
+
 # The agent
 
 
 TICK_S = 0.2
-BEAT_MESSAGE_S = 5.0  # interval of beats on the connection, for networks that drop the UDP heartbeats
-# As shares of the coordinator's timeout for a silent host: after which silence the agent checks whether it is isolated,
-# and how long that check takes. It has to end before the coordinator's timeout.
+BEAT_MESSAGE_S = 5.0  # interval of heartbeats on the connection, for networks that drop those over UDP
+# The silence after which the agent checks whether it is isolated, and the duration of that check, as shares of the
+# coordinator's timeout for a silent host. The check has to end before that timeout.
 CHECK_AFTER, CHECK_FOR = 0.45, 0.2
 CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 MAX_FOUND_CHARS = 4096  # a longer value is not a list of devices
-# Variables of the agent's environment on which the variables of its workers depend.
+# Variables in the agent's environment from which those of its workers are derived
 FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 
 
@@ -159,6 +188,7 @@ class RunAgent:
         )
         self.workers.held, self.workers.helper_ended = self.snapshots.held, self._helper_ended
         self.workers.can_fork = self.snapshots.can_fork
+        self.busy_times = BusyTimes()
         self.peers: tuple[tuple[str, int], ...] = ()
         self.watched: socket.socket | None = None
         self.lost_at = time.monotonic()
@@ -170,7 +200,7 @@ class RunAgent:
         self.signals: list[int] = []
         self.terminated = False
         self.replaced = False
-        self.cut_off = False  # cannot reach most of the other nodes, so this agent must not requeue the job
+        self.cut_off = False  # whether most other nodes are unreachable, so that this agent must not requeue the job
         self.final_command: Sequence[str] = ()  # a command to run if no coordinator returns
         self.caught = set(CAUGHT)
         self.orders: dict[str, Callable[..., None]] = {
@@ -189,7 +219,7 @@ class RunAgent:
         }
 
     def serve(self) -> int:
-        """Serve until the run is over or the coordinator is gone for too long; return the exit code."""
+        """Serve until the run is over or the coordinator has been gone for too long; return the exit code."""
         adopt_orphans()
         sweep(self.run, self.node)
         sweep_stale()
@@ -227,7 +257,7 @@ class RunAgent:
         self.link.close()
 
     def _unwatch(self) -> None:
-        """Unregister the socket before it is closed, because the next socket may get the same number."""
+        """Unregister the socket before it is closed, because the next socket may get the same file descriptor."""
         if self.watched is not None:
             self.selector.unregister(self.watched)
             self.watched, self.lost_at = None, time.monotonic()
@@ -297,10 +327,10 @@ class RunAgent:
         if name == "keeper":
             self.snapshots.keeper_gone()
 
-    # Messages of workers
+    # Messages from workers
 
     def _handle_worker(self, message: Message, answer: Callable[[Message], None]) -> None:
-        """Handle a message of a worker. No message of the user's code may end the agent or the coordinator."""
+        """Handle a message from a worker. The user's code must not be able to end the agent or the coordinator."""
         try:
             data = {word: int(message[word]) for word in ("step", "grant", "generation") if word in message}
             self.snapshots.handle(message, answer)
@@ -308,12 +338,14 @@ class RunAgent:
             return
         if "step" in data:
             rest = {word: message.get(word) for word in ("progress", "over")}
-            self.link.send({"step": data["step"], "generation": data.get("generation"), **rest})
+            self.busy_times.note(message)
+            busy = self.busy_times.take(time.monotonic())
+            self.link.send({"step": data["step"], "generation": data.get("generation"), **rest, **busy})
         if "grant" in data:
             self._ask_grant(data["grant"], answer)
 
     def _ask_grant(self, generation: int, answer: Callable[[Message], None]) -> None:
-        """Ask the coordinator for permission to commit. Only it knows which generation is the present one."""
+        """Ask the coordinator for permission to commit. Only the coordinator knows the current generation."""
         if self.link.sock is None:
             answer({"granted": False, "why": "the coordinator is not connected"})
             return
@@ -362,7 +394,7 @@ class RunAgent:
             self._check_isolation(CHECK_FOR * gone_s)
 
     def _tick_s(self) -> float:
-        """Return the interval of the loop: shorter while the coordinator is silent, so that isolation is noticed."""
+        """Return the loop's interval, which is shorter while the coordinator is silent, to detect isolation in time."""
         quiet = time.monotonic() - max(self.heartbeats.last_seen, self.link.last_seen) > 2 * TICK_S
         return TICK_S / 4 if quiet and self.workers.current.running() else TICK_S
 
@@ -371,7 +403,7 @@ class RunAgent:
         coordinator = (self.link.peer, self.link.port)
         everyone = {coordinator, *self.peers}
         answered = reachable(everyone, timeout_s / 2)
-        answered |= reachable(everyone - answered, timeout_s / 2)  # the first packet may be lost
+        answered |= reachable(everyone - answered, timeout_s / 2)  # the first packets may have been lost
         self.looked_at = time.monotonic()
         if coordinator in answered:
             return
@@ -384,7 +416,7 @@ class RunAgent:
         self._disconnect()
 
     def _open_probe(self) -> int:
-        """Open a port that shows whether this host is alive, and return its number."""
+        """Open a port on which others can check whether this host is alive, and return its number."""
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.bind(("", 0))
         sock.listen(512)
@@ -402,9 +434,8 @@ def main(arguments: list[str]) -> int:
     """Run `run-agent RUN`, with the run's secret and the coordinator's addresses on standard input."""
     connect = json.load(sys.stdin)
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    start_logging(
-        f"run-agent@{node}", level=logging.WARNING
-    )  # messages of srun, in the same log, must stay easy to find
+    # The log also contains srun's messages, which must stay easy to find.
+    start_logging(f"run-agent@{node}", level=logging.WARNING)
     agent = RunAgent(connect, node)
     code = agent.serve()
     if agent.final_command:

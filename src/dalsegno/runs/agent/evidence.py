@@ -1,4 +1,4 @@
-"""The evidence of a dead worker: torch's error file, the traceback in its log, the kernel's OOM count."""
+"""Find out why a worker died, from torch's error file, the traceback in its log, and the kernel's OOM count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from dalsegno.runs.agent.script import STACKS_SIGNAL
 
 _TAIL_BYTES = 65536
-# A script that does not parse has no traceback, because no frame exists yet.
+# If a script cannot be parsed, Python prints no "Traceback" line, because there is no frame yet.
 _NOT_PARSED = re.compile(r'^  File ".+", line \d+\n(?:    .*\n)*(?:Syntax|Indentation|Tab)Error: .*$', re.MULTILINE)
 _COMPLAINT = re.compile(r"error|exception|fatal|cannot|can't|not found|no such|denied|invalid|usage:", re.IGNORECASE)
 _START = "Traceback (most recent call last):"
@@ -25,7 +25,7 @@ _LINE_CHARS = 300
 
 
 def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
-    """Return the worker's `traceback` and, if torch's `record` wrote it, the time `at` of the error; {} if unknown."""
+    """Return the worker's `traceback` and, if it comes from torch's error file, its time `at`; {} if there is none."""
     recorded = _read_error_file(error_file)
     tail = "" if recorded.get("traceback") else _tail(log, since)
     traceback = recorded.get("traceback") or last_traceback(tail) or _not_parsed(tail)
@@ -34,7 +34,7 @@ def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
 
 
 def last_error_line(log: str, since: int = 0) -> dict[str, Any]:
-    """Return the last line of a log as `traceback` if it looks like an error, else {}."""
+    """Return the last line of a log as `traceback` if it looks like an error; else {}."""
     line = next((line.strip() for line in reversed(_tail(log, since).splitlines()) if line.strip()), "")
     return {"traceback": line[:_LINE_CHARS]} if _COMPLAINT.search(line) else {}
 
@@ -47,7 +47,7 @@ def _not_parsed(text: str) -> str:
 def last_traceback(text: str) -> str:
     """Return the last traceback in a log, from its first line to the line of the exception; "" if there is none.
 
-    Chained exceptions form one traceback, which starts with the first of the chain.
+    Chained exceptions form one traceback, which starts with the first exception in the chain.
     """
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if _bare(line).startswith(_START)]
@@ -68,7 +68,7 @@ def _bare(line: str) -> str:
 
 
 def _end(lines: list[str], start: int) -> int:
-    """Return the index after the end of a traceback, which is its first unindented line, such as `ValueError: …`."""
+    """Return the index after a traceback's last line, which is the next unindented line, such as `ValueError: …`."""
     for number in range(start + 1, len(lines)):
         line = _bare(lines[number])
         if line and not line[0].isspace():
@@ -98,7 +98,7 @@ def _read_error_file(path: str) -> dict[str, Any]:
 
 
 def oom_kills() -> int:
-    """Return how often the kernel has killed a process for lack of memory since boot."""
+    """Return how many processes the kernel has killed for lack of memory since boot."""
     with contextlib.suppress(OSError, ValueError), open("/proc/vmstat") as file:
         for line in file:
             if line.startswith("oom_kill "):
@@ -106,11 +106,11 @@ def oom_kills() -> int:
     return 0
 
 
-# Facts from /proc, without libraries, for the oldest supported Python
+# Facts from /proc, read without third-party libraries
 
 
 def own_processes() -> list[int]:
-    """Return all processes of the same user except this one."""
+    """Return the PIDs of this user's processes, except this one."""
     found = []
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -138,7 +138,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return all living descendants, without zombies."""
+    """Return the PIDs of all living descendants, without zombies."""
     found, ask = [], children(pid)
     while ask:
         child = ask.pop()
@@ -177,7 +177,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def measure_work(pid: int) -> tuple[float, int]:
-    """Return the CPU seconds, and the bytes read and written, of a process and its descendants, also ended ones."""
+    """Return the CPU seconds and the bytes read and written by a process and its descendants, including ended ones."""
     ticks, moved = 0, 0
     for each in (pid, *descendants(pid)):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -188,16 +188,16 @@ def measure_work(pid: int) -> tuple[float, int]:
     return ticks / os.sysconf("SC_CLK_TCK"), moved
 
 
-# Stacks of a hanging worker: from py-spy if installed, else from its own faulthandler on a signal
+# Stacks of a hanging worker: from py-spy if it is installed, else from the worker's faulthandler, through a signal
 
 
-WAIT_S = 1.0  # timeout for the first line
-QUIET_S = 0.05  # a dump is complete after so long without new lines
+WAIT_S = 1.0  # timeout for the first line of a dump
+QUIET_S = 0.05  # a dump is complete after this time without new lines
 PYSPY_S = 5.0
 
 
 def capture_all(workers: Iterable[tuple[int, str]]) -> None:
-    """Capture the stacks of all these processes in parallel, each into its own file."""
+    """Append the stacks of these processes, given as (pid, path), to their files, in parallel."""
     threads = [threading.Thread(target=capture, args=each) for each in workers]
     for thread in threads:
         thread.start()

@@ -1,11 +1,11 @@
 """The agent's connection to its coordinator: handshake, encryption, reconnection.
 
     coordinator  {"nonce": S, ...}
-    agent        {"run", "agent", "nonce": C, "proof"}, then its hello, sealed
-    coordinator  {"proof"}, then its messages, sealed
+    agent        {"run", "agent", "nonce": C, "proof"}, then its sealed hello
+    coordinator  {"proof"}, then its sealed messages
 
-All other messages are encrypted and authenticated (`wire/handshake.py`): the environment of a run and the output of its
-workers are private.
+All later messages are sealed, that is, encrypted and authenticated (`wire/handshake.py`), because the environment of a
+run and the output of its workers are private.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ CONNECT_S = 1.0
 TALK_S = 5.0
 _MAX_UNPROVED_BYTES = 8 << 10  # a greeting may contain a munge credential
 _FALLBACKS = 4
-_FIRST_PORT, _PORTS = 20_000, 12_000  # below the ports that Linux uses for outgoing connections
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below Linux's default range of ephemeral ports
 
 
 def fallback_ports(secret: bytes) -> tuple[int, ...]:
-    """Return the ports on which a coordinator listens if its own port was taken while it was dead.
+    """Return the ports that a restarted coordinator tries if another process has taken its old port.
 
-    Coordinator and agents derive them from the run's secret, so that they need not be announced. A process that happens
-    to listen there cannot prove itself.
+    The coordinator and its agents derive the ports from the run's secret, so that they need not be announced. Another
+    process that listens on such a port cannot prove that it knows the secret.
     """
     digest = hmac.digest(secret, b"fallback ports", "sha256")
     words = (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 4 * _FALLBACKS, 4))
@@ -43,10 +43,10 @@ def fallback_ports(secret: bytes) -> tuple[int, ...]:
 
 
 class CoordinatorLink:
-    """The connection to the coordinator, opened again when it breaks.
+    """The connection to the coordinator. `connect` opens it, and reopens it after it breaks.
 
-    `send` never raises: the next hello repeats what a broken connection has lost. An agent without the run's secret
-    gets it from the coordinator's greeting through `unlock`.
+    `send` never raises, because the next hello repeats what was lost with the connection. An agent that does not have
+    the run's secret calls `unlock` to decrypt it from the coordinator's greeting.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class CoordinatorLink:
         self._unlock = unlock
         self.secret, self.addresses, self.port, self.name = secret, tuple(addresses), port, name
         self.sock: socket.socket | None = None
-        self.peer = ""  # the address that answered
-        self._silent_host = False  # the last attempt ended before there was a connection
+        self.peer = ""  # the address at which the coordinator was last found
+        self._silent_host = False  # whether the last attempt ended before the host accepted the connection
         self._stalled: list[tuple[str, int]] = []  # addresses and ports that accepted but sent nothing, oldest first
         self.last_seen = time.monotonic()
         self._reader = Reader(MAX_SEALED_BYTES)
-        self.session: Session  # of the present connection, or of the last one
+        self.session: Session  # session of the current connection, or of the last one
         self.on_close: Callable[[], None] = lambda: None
 
     def connect(self, hello: Message) -> bool:
         """Try each address and port once and return whether one of them was the coordinator.
 
-        Another process on that port may accept and never greet. That ends the round. Later rounds try such ports last,
-        and only one of them each, so that the coordinator is found on another port meanwhile.
+        If another process on the port accepts the connection but sends no greeting, the round ends. Later rounds try
+        such ports last, and only one per round, so that they do not delay the search on other ports.
         """
         silent: set[str] = set()
         for address, port in self._places():
@@ -85,7 +85,7 @@ class CoordinatorLink:
                 if not self._silent_host:
                     self._stalled.append((address, port))
                     return False
-                silent.add(address)  # the host does not answer, so its other ports do not either
+                silent.add(address)  # the host does not answer, so do not try its other ports
             except (OSError, BadFrame, KeyError):
                 self.close()
             else:
@@ -132,7 +132,7 @@ class CoordinatorLink:
         return messages
 
     def _opened(self, data: bytes) -> list[Message]:
-        """Return the messages that these bytes complete. Close the connection if a seal is wrong."""
+        """Return the messages that these bytes complete. Close the connection if a message is not authentic."""
         messages: list[Message] = []
         try:
             for body in self._reader.bodies(data):
@@ -142,7 +142,7 @@ class CoordinatorLink:
         return messages
 
     def send(self, message: Message) -> bool:
-        """Send a message, and return False if the connection is broken. A note replaces a message that is too long."""
+        """Send a message; return False if the connection is broken. If the message is too long, send a note instead."""
         if self.sock is None:
             return False
         try:
@@ -166,7 +166,7 @@ class CoordinatorLink:
             self.sock = None
 
 
-# Heartbeats: small signed datagrams from their own thread, so that other work of the agent does not delay them
+# Heartbeats: small signed datagrams, sent by a separate thread so that the agent's other work does not delay them
 
 
 INTERVAL_S = 0.1
@@ -193,13 +193,13 @@ def pack_beat(key: bytes, beat: Heartbeat) -> bytes:
 
 
 def read_beat(key: bytes, data: bytes) -> Heartbeat | None:
-    """Parse a datagram; None if it is not a beat signed with this key."""
+    """Return the heartbeat in a datagram; None if it is not one that is signed with this key."""
     beat = peek_beat(data)
     return beat if beat is not None and is_signed(key, data) else None
 
 
 def peek_beat(data: bytes) -> Heartbeat | None:
-    """Parse a datagram without the costly check of its signature; None if it cannot be a beat."""
+    """Return the heartbeat in a datagram without the costly check of its signature; None if it cannot be one."""
     if not _HEAD.size + _MAC_BYTES <= len(data) <= MAX_BEAT_BYTES:
         return None
     number, length = _HEAD.unpack_from(data)
@@ -212,13 +212,12 @@ def is_signed(key: bytes, data: bytes) -> bool:
 
 
 def _mac(key: bytes, body: bytes) -> bytes:
-    return hmac.digest(key, b"beat\0" + body, "sha256")[
-        :_MAC_BYTES
-    ]  # the prefix keeps it from being used as a proof or a seal
+    # The prefix prevents the use of this MAC as a proof or in a sealed message.
+    return hmac.digest(key, b"beat\0" + body, "sha256")[:_MAC_BYTES]
 
 
 class _Target(NamedTuple):
-    """A coordinator, and the key of the connection to it."""
+    """A coordinator's address, and the heartbeat key of the connection to it."""
 
     host: str
     port: int
@@ -226,19 +225,19 @@ class _Target(NamedTuple):
 
 
 class HeartbeatSender:
-    """Sends beats to the coordinator. `last_seen` is the time of the coordinator's last answer (monotonic)."""
+    """Sends heartbeats to the coordinator. `last_seen` is the monotonic time of the coordinator's last answer."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.last_seen = time.monotonic()
         self._target: _Target | None = None
-        self._number = time.time_ns()  # grows across restarts of the agent, so that a replayed beat has an old number
+        self._number = time.time_ns()  # increases across agent restarts, so that a replayed heartbeat has an old number
         self._answered = self._number
         self._socket: socket.socket | None = None
         threading.Thread(target=self._live, name="heartbeat", daemon=True).start()
 
     def aim(self, host: str, port: int, key: bytes) -> None:
-        """Send beats to this address from now on, signed with this key."""
+        """Send heartbeats to this address from now on, signed with this key."""
         self.last_seen = time.monotonic()
         self._target = _Target(host, port, key)
 
@@ -248,7 +247,7 @@ class HeartbeatSender:
             if target is None:
                 time.sleep(INTERVAL_S)
                 continue
-            with contextlib.suppress(OSError):  # no route at the moment; the next beat may get through
+            with contextlib.suppress(OSError):  # for example, no route; the next heartbeat may get through
                 self._open(target)
                 self._send(target)
                 self._listen(target.key)
@@ -269,7 +268,7 @@ class HeartbeatSender:
             raise
 
     def _listen(self, key: bytes) -> None:
-        """Receive answers until the next beat is due."""
+        """Receive answers until the next heartbeat is due."""
         assert self._socket is not None
         due = time.monotonic() + INTERVAL_S
         while (left := due - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""Logs of a node that cannot access the run folder: written locally and sent to the coordinator, which appends them."""
+"""Send the logs of a node that cannot access the run folder to the coordinator, which appends them to its files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK_BYTES = 65536
 
 
 def left_folders(run: str, node: str) -> list[str]:
-    """Return the folders that killed agents of this run left on this node. The node may share /tmp with other nodes."""
+    """Return the folders that killed agents of this run left for this node. Several nodes may share /tmp."""
     pattern = re.compile(re.escape(_prefix(run, node)) + r"\w+")
     there = tempfile.gettempdir()
     found = [os.path.join(there, name) for name in os.listdir(there) if pattern.fullmatch(name)]
@@ -26,7 +26,7 @@ def _prefix(run: str, node: str) -> str:
 
 
 class LogStream:
-    """A local folder that replaces the run folder, and how many bytes of each file were sent."""
+    """A local folder that takes the place of the run folder, and the number of bytes sent from each of its files."""
 
     def __init__(self, run: str, node: str) -> None:
         self.folder = tempfile.mkdtemp(prefix=_prefix(run, node))

@@ -1,4 +1,4 @@
-"""Orders of the coordinator to an agent, parsed once on arrival."""
+"""The coordinator's orders to an agent, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ABSENCE_S = 60.0  # how long an agent continues without a coordinator, unless th
 
 @dataclass(frozen=True)
 class Setup:
-    """What an agent needs to know before it starts any process."""
+    """The settings that an agent needs before it starts any process."""
 
     python: str = ""
-    modules: tuple[str, ...] = ()  # imported ahead by the warm parent
+    modules: tuple[str, ...] = ()  # modules that the warm parent imports
     script: str = ""
     args: tuple[str, ...] = ()
     module: bool = False  # whether `script` is the name of a module
@@ -27,8 +27,8 @@ class Setup:
     folder: str = ""  # the run folder; "" if there is none
     store: bool = False  # whether the agent runs torch's store for the ranks
     env: Mapping[str, str] = field(default_factory=dict)
-    stdin: bool = False  # whether workers inherit the agent's stdin; otherwise theirs is empty
-    gone_s: float = 0.0  # timeout for a silent host; 0: never
+    stdin: bool = False  # whether workers inherit the agent's stdin; if not, they get /dev/null
+    gone_s: float = 0.0  # timeout for a silent host; 0: no timeout
     absence_s: float = ABSENCE_S
     final_command: tuple[str, ...] = ()  # a command to run if no coordinator returns
 
@@ -39,8 +39,8 @@ class WorkerOrder:
 
     rank: int
     env: Mapping[str, str]
-    args: tuple[str, ...] = ()  # replace the setup's arguments, if not empty
-    files: Mapping[str, str] = field(default_factory=dict)  # the files it writes, if not in the run folder
+    args: tuple[str, ...] = ()  # if not empty, replaces the setup's arguments
+    files: Mapping[str, str] = field(default_factory=dict)  # its log files, if they are not in the run folder
 
 
 Address = tuple[str, int]
@@ -52,23 +52,21 @@ class ResumeOrder:
 
     generation: int
     step: int
-    own: Mapping[int, tuple[KeeperAddress, ...]]  # keepers of each rank's own part
-    shared: tuple[KeeperAddress, ...]  # keepers of the part common to all ranks
-    source_ranks: Mapping[int, int] = field(
-        default_factory=dict
-    )  # by rank: the rank whose own part it takes, if another's
+    own: Mapping[int, tuple[KeeperAddress, ...]]  # rank -> keepers of its own part
+    shared: tuple[KeeperAddress, ...]  # keepers of the part shared by all ranks
+    source_ranks: Mapping[int, int] = field(default_factory=dict)  # rank -> the other rank whose own part it loads
 
 
 @dataclass(frozen=True)
 class StartOrder:
-    """A node's part of a generation; `peers` are addresses that show whether the other hosts are alive."""
+    """A node's part of a generation. `peers` are addresses for checking whether the other hosts are alive."""
 
     generation: int
     workers: tuple[WorkerOrder, ...]
     peers: tuple[Address, ...] = ()
     resume: ResumeOrder | None = None
     buddy: KeeperAddress | None = None  # the keeper that holds copies of this node's snapshots
-    safe: SafeSteps | None = None  # snapshots that must not be overwritten; None: there are no copies
+    safe: SafeSteps | None = None  # the snapshots that must not be overwritten; None if snapshots are not replicated
 
 
 def read_setup(data: Message) -> Setup:

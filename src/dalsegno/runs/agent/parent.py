@@ -1,4 +1,4 @@
-"""The agent's handle on its warm parent: start it, request forks, receive its reports, kill all its descendants."""
+"""The agent's side of the warm parent: start it, request forks, receive its reports, and kill its descendants."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class WarmParent:
         self._reader = FileReader()
         argv = [python, "-u", "-c", _START, _PACKAGES, str(other.fileno()), *modules]
         try:
-            # Without -I, because the user's PYTHONPATH and site folders apply to workers. In a session of its own,
-            # so that Ctrl-C at a terminal reaches only the agent, which signals the workers.
+            # Python runs without -I, because the user's PYTHONPATH and site folders apply to workers. It gets its own
+            # session, so that Ctrl-C at a terminal reaches only the agent, which signals the workers.
             self._process = subprocess.Popen(
                 argv, env=dict(env), cwd=cwd, pass_fds=[other.fileno()], start_new_session=True,
                 stdin=None if keep_stdin else subprocess.DEVNULL,
@@ -47,11 +47,11 @@ class WarmParent:
         return self._process.pid
 
     def fork(self, task: Message, files: Sequence[int] = ()) -> None:
-        with contextlib.suppress(OSError):  # the parent is gone, which `receive` reports
+        with contextlib.suppress(OSError):  # if the parent is gone, `receive` reports that
             send(self.sock, {"fork": task, "files": len(files)}, files)
 
     def receive(self, wait: bool = False) -> list[Message] | None:
-        """Return the messages that the parent has sent; None if the parent is gone."""
+        """Return the messages that the parent has sent; None if it is gone."""
         try:
             return self._reader.receive(self.sock, wait)
         except TimeoutError:
@@ -60,7 +60,7 @@ class WarmParent:
             return None
 
     def end(self) -> None:
-        """Kill the parent. Its workers die with it, and the agent adopts their orphans."""
+        """Kill the parent. Its workers die with it, and the agent adopts the workers' orphans."""
         self._process.kill()
         self._process.wait()
         self.sock.close()
@@ -78,7 +78,7 @@ def kill_groups(pids: Sequence[int]) -> None:
 
 
 def kill_below(keep: Sequence[int], timeout_s: float = 5.0) -> list[int]:
-    """Kill all descendants of this process, in any session, except those in `keep`; return those that remain."""
+    """Kill all descendants of this process, in any session, except those in `keep`. Return the survivors."""
     until = time.monotonic() + timeout_s
     while True:
         _reap(keep)
@@ -92,7 +92,7 @@ def kill_below(keep: Sequence[int], timeout_s: float = 5.0) -> list[int]:
 
 
 def _reap(keep: Sequence[int]) -> None:
-    """Reap adopted orphans. Processes in `keep` are reaped by their owner."""
+    """Reap adopted orphans. The owner of the processes in `keep` reaps them."""
     for pid in children(os.getpid()):
         if pid not in keep:
             with contextlib.suppress(ChildProcessError):

@@ -21,7 +21,7 @@ from dalsegno.train.groups import keep_new_groups
 Task = dict[str, Any]
 
 FLUSH_S = 10.0
-STACKS_SIGNAL = signal.SIGRTMIN + 10  # no other program uses it; NCCL, Slurm and users use USR1 and USR2
+STACKS_SIGNAL = signal.SIGRTMIN + 10  # rarely used, unlike USR1 and USR2, which NCCL, Slurm and users need
 
 
 def run_script(task: Task) -> NoReturn:
@@ -50,12 +50,12 @@ def _exit_code(given: object) -> int:
 
 
 def _print_traceback() -> None:
-    """Print the traceback without the frames above the script."""
+    """Print the traceback without our own frames above the script."""
     kind, error, trace = sys.exc_info()
     assert kind is not None and error is not None
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
         trace = trace.tb_next
-    with contextlib.suppress(Exception):  # an excepthook of the user may fail
+    with contextlib.suppress(Exception):  # the user's excepthook may fail
         sys.excepthook(kind, error.with_traceback(trace), trace)
 
 
@@ -65,11 +65,11 @@ def _leave(code: int) -> NoReturn:
     Non-daemon threads are joined, exit handlers run (multiprocessing joins its children in one), and files that are
     still open are flushed.
     """
-    with contextlib.suppress(BaseException):  # after a Ctrl-C, for example, Python continues to exit too
+    with contextlib.suppress(BaseException):  # if this fails, for example after Ctrl-C, Python also continues to exit
         threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(BaseException):  # before Python 3.10 it raises errors that it has already printed
+    with contextlib.suppress(BaseException):  # before Python 3.10, this raises errors that it has already printed
         atexit._run_exitfuncs()
-    # A file that another thread is writing to may never release its lock.
+    # Flushing may block forever on the lock of a file to which another thread is writing.
     flushing = threading.Thread(target=_flush_files, daemon=True)
     with contextlib.suppress(RuntimeError):
         flushing.start()
@@ -85,9 +85,9 @@ def _flush_files() -> None:
 
 
 def _open_files() -> list[Any]:
-    """Return all open files, text files first: flushing a text file writes to its binary file."""
+    """Return all open files, text files first, because flushing a text file writes to its underlying binary file."""
     kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-    # type() instead of isinstance, which asks an object for its class: some proxies then emit a warning.
+    # isinstance would read each object's `__class__`, and some proxy objects then emit a warning.
     found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
     return sorted(found, key=lambda each: not issubclass(type(each), io.TextIOWrapper))
 
@@ -110,7 +110,7 @@ def _run(task: Task) -> None:
 
 
 def become_program(task: Task) -> None:
-    """Replace this process with a program. As in a shell, exit code 127 means not found, 126 not executable."""
+    """Replace this process with a program. As in a shell, exit code 127 means "not found" and 126 "not executable"."""
     os.chdir(task["cwd"])
     _redirect(task["stdout"], task["stderr"])
     files = task.get("files", ())
@@ -118,7 +118,7 @@ def become_program(task: Task) -> None:
         os.set_inheritable(file, True)
     argv = [task["script"], *(str(files[0]) if each == "{file}" and files else each for each in task["args"])]
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and a program would inherit that
+        signal.signal(number, signal.SIG_DFL)  # Python ignores these signals, and the program would inherit that
     try:
         os.execvpe(argv[0], argv, task["env"])
     except OSError as error:
@@ -127,13 +127,13 @@ def become_program(task: Task) -> None:
 
 
 def _register_stacks(path: str) -> None:
-    """Register a handler that writes the stacks of all threads to a file. The agent signals it if the run hangs."""
-    with contextlib.suppress(OSError):  # no such folder: the script runs without the handler
+    """Register a handler that writes the stacks of all threads to a file when the agent signals that the run hangs."""
+    with contextlib.suppress(OSError):  # if the folder does not exist, the script runs without the handler
         faulthandler.register(STACKS_SIGNAL, open(path, "a"), all_threads=True, chain=False)  # noqa: SIM115
 
 
 def _redirect(stdout: str, stderr: str) -> None:
-    """Redirect output to files, which are appended to, so that a restart keeps them. "" is the agent's own output."""
+    """Append output to these files, so that a restart keeps earlier output. "" leaves it on the agent's own output."""
     sys.stdout.flush()
     sys.stderr.flush()
     for path, target in ((stdout, 1), (stderr, 2)):
@@ -146,7 +146,7 @@ def _redirect(stdout: str, stderr: str) -> None:
 
 
 def _reseed() -> None:
-    """Seed the random generators: unlike new processes, forked ones would share their parent's state."""
+    """Seed the random generators, because all forked processes would otherwise have the parent's state."""
     random = sys.modules.get("random")
     if random is not None:
         random.seed()

@@ -1,8 +1,9 @@
-"""The agent's part in snapshots: it knows which ones this node holds, and finds the one from which a worker resumes.
+"""The agent's part in snapshots. It knows the snapshots on this node and finds the one from which a worker resumes.
 
-Helper processes, which outlive the workers, do the work: a saver for each rank that requests one, and a keeper for the
-node. The keeper computes checksums, sends copies to the buddy node and fetches missing parts from other nodes. The
-agent opens the keeper's port, so that other nodes know it before the keeper starts, and a successor has the same port.
+The work is done by helper processes that outlive the workers: a saver for each rank that requests one, and one keeper
+per node. The keeper computes checksums, sends copies to the buddy node and fetches missing parts from other nodes. The
+agent opens the keeper's port, so that other nodes know the port before the keeper starts, and a new keeper has the same
+port.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files -
 
 
 class Snapshots:
-    """The snapshots of one run on one node. `send` sends to the coordinator."""
+    """The snapshots of one run on one node. `send` sends a message to the coordinator."""
 
     def __init__(
         self, run: str, node: str, secret: bytes, socket_name: str, fork: Fork, send: Callable[[Message], None]
@@ -40,12 +41,12 @@ class Snapshots:
         self._keeper_asked = False
         self._listener = listen()
         self._shares = True  # whether nodes of the run exchange snapshots
-        self._orders: list[Message] = []  # for a keeper that has not connected yet
+        self._orders: list[Message] = []  # orders for a keeper that has not connected yet
         self._fetching: dict[int, Answer] = {}
         self._numbers = itertools.count(1)
 
     def keep_local(self) -> None:
-        """Stop exchanging snapshots with other nodes: other users may know the run's secret."""
+        """Stop exchanging snapshots with other nodes, because other users may know the run's secret."""
         self._shares, self._secret = False, secrets.token_bytes(32)
         self._listener.close()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -57,7 +58,7 @@ class Snapshots:
             if self._keeper is not None:
                 self._configure_keeper()
 
-    # Orders of the coordinator
+    # Orders from the coordinator
 
     def start(self, run: str, order: StartOrder) -> None:
         """Prepare a generation. `run` is the run's name as its workers know it, which differs under torchrun."""
@@ -66,7 +67,7 @@ class Snapshots:
         if self._keeper is not None:
             self._configure_keeper()
         elif order.resume is not None:
-            self._start_keeper()  # other nodes may send their copies at once
+            self._start_keeper()  # other nodes may send copies at once
 
     def pair(self, buddy: KeeperAddress | None) -> None:
         """Set the keeper that holds copies of this node's snapshots."""
@@ -98,7 +99,7 @@ class Snapshots:
         with contextlib.suppress(OSError):
             sweep(self.run)
 
-    # Messages of workers, savers and the keeper
+    # Messages from workers, savers and the keeper
 
     def handle(self, message: Message, answer: Answer) -> None:
         if "saver" in message:
@@ -117,7 +118,7 @@ class Snapshots:
             self._send({"note": f"copies of snapshots: {message['trouble']}"})
 
     def _give_saver(self, rank: int, answer: Answer) -> None:
-        """Start a saver and send its socket name to the worker. The socket listens already."""
+        """Start a saver and send the name of its socket, which is already listening, to the worker."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             name = f"{self._socket_name}.saver.{secrets.token_hex(8)}"  # other users must not guess it
             sock.bind("\0" + name)
@@ -127,7 +128,7 @@ class Snapshots:
         answer({"saver": name} if forked else {"saver": ""})
 
     def _find(self, requesting: int, answer: Answer) -> None:
-        """Tell the worker which snapshot to resume from, fetched if necessary; without one it reads the disk."""
+        """Tell the worker which snapshot to resume from; fetch it if needed. Without one, it reads from disk."""
         resume = self._resume
         if resume is None:
             answer({"own": ""})
@@ -187,7 +188,7 @@ class Snapshots:
         self._send({"kept": self.held()})
 
     def keeper_gone(self) -> None:
-        """Handle the loss of the keeper. The next snapshot starts another one."""
+        """Handle the loss of the keeper. The next snapshot starts a new keeper."""
         self._keeper, self._keeper_asked = None, False
         self._orders.clear()
         self._give_up_fetching()

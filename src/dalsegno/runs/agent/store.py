@@ -1,9 +1,8 @@
-"""The store of one generation, through which its ranks find each other. It runs in its own process, on a socket that
-the agent has opened.
+"""The store of one generation, through which its ranks find each other. It runs in its own process.
 
-The store is not in a training rank, because it would die with that rank. The socket stays open from the choice of the
-port on, so that nobody else can take the port. Without a warm parent, the user's Python runs this file as a program.
-That Python may not find the package, so this file imports nothing from it.
+In a training rank, the store would die with that rank. The agent opens the socket when it chooses the port, so that no
+other process can take the port. Without a warm parent, the user's Python runs this file as a program. That Python may
+not find the package, so this file imports nothing from it.
 """
 
 from __future__ import annotations

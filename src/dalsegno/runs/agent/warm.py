@@ -1,9 +1,9 @@
 """The warm parent: a Python process that has done the slow imports and forks workers that start at once.
 
 The agent sends `{"fork": …}` over a Unix socket to start a worker. The parent reports the end of a worker as
-`{"ended": pid, "code": …}`. It never touches a GPU, since a forked process cannot use a CUDA context of its parent.
-When the agent ends, so do the parent and its workers. The parent adopts the orphans of its workers, so that the agent
-finds every process of the run among its descendants.
+`{"ended": pid, "code": …}`. It never touches a GPU, because a forked process cannot use its parent's CUDA context. When
+the agent ends, so do the parent and its workers. The parent adopts the orphans of its workers, so that every process of
+the run is a descendant of the agent.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dalsegno.train.contract import AGENT
 from dalsegno.wire.frames import FileReader, Message, send
 from dalsegno.wire.peer import uid_of
 
-# Savers and the keeper, which outlive workers
+# Savers and keepers, which outlive workers
 
 
 CONNECT_S = 60.0
 
 
 def become_saver(task: Message) -> None:
-    """Become the saver of one worker: the first process of the same user that connects to the socket."""
+    """Become the saver for one worker, which is the first process of the same user that connects to the socket."""
     os.environ[AGENT] = task["door"]
     with socket.socket(fileno=task["files"][0]) as listener:
         worker = _accept_own_user(listener)
@@ -50,7 +50,7 @@ def become_keeper(task: Message) -> None:
 
 
 def _accept_own_user(listener: socket.socket) -> socket.socket | None:
-    """Return the first connection of the same user; None after a timeout. Other users can connect too."""
+    """Return the first connection from the same user; None after a timeout. Connections from other users are closed."""
     listener.settimeout(CONNECT_S)
     while True:
         try:
@@ -69,12 +69,12 @@ def _accept_own_user(listener: socket.socket) -> socket.socket | None:
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
-_MAX_WHY_CHARS = 2000  # of the text of a user's exception
+_MAX_WHY_CHARS = 2000  # maximum length of a reported import error
 WAKE_S = 0.5  # maximum time between two checks for ended children, in case a signal is missed
 
 
 def main(channel: int, modules: list[str]) -> None:
-    """Import the modules, report the result, then fork processes until the agent ends. A fork runs its task."""
+    """Import the modules, report the result, then fork processes until the agent ends. Each fork runs its task."""
     die_with_parent()
     adopt_orphans()
     sock = socket.socket(fileno=channel)
@@ -130,9 +130,9 @@ def _cuda_is_initialised() -> bool:
 
 
 def other_threads() -> list[str]:
-    """Return the names of the other threads. A forked worker lacks them, and a lock that they hold stays locked there.
+    """Return the names of the other threads. They do not exist in a forked worker, where their locks stay locked.
 
-    OpenMP threads, which have the name of the process, are left out: libgomp starts new ones after a fork.
+    OpenMP threads, which have the name of the process, are omitted, because libgomp starts new ones after a fork.
     """
     named = {thread.native_id: thread.name for thread in threading.enumerate()}
     own = str(threading.get_native_id())
@@ -150,7 +150,7 @@ def _task_name(task: str) -> str:
 
 
 class Parent:
-    """Forks and reaps workers, and reports both to the agent."""
+    """Forks and reaps workers, and reports their starts and ends to the agent."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -158,7 +158,7 @@ class Parent:
         self.children: set[int] = set()
 
     def serve(self) -> Message | None:
-        """Serve until the agent is gone, then return None. In a forked process, return its task."""
+        """Serve until the agent is gone, then return None. In a forked process, return the task of that process."""
         wake_read, wake_write = os.pipe()
         for end in (wake_read, wake_write):
             os.set_blocking(end, False)
@@ -184,7 +184,7 @@ class Parent:
                     return worker
 
     def handle(self) -> Message | None:
-        """Handle messages of the agent. Return the task in a forked process, {} if the agent is gone, else None."""
+        """Handle messages from the agent. Return the task in a forked process, {} if the agent is gone, else None."""
         messages = self.reader.receive(self.sock)
         if messages is None:
             self.end_children()
@@ -201,7 +201,7 @@ class Parent:
         if pid == 0:
             self._leave(parent, task)
             return dict(task, files=files)
-        # The child does the same; whoever is first, nobody sees the child without its group.
+        # The child sets its group too. Both do it, so that the group exists before either of them continues.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         for file in files:
@@ -222,7 +222,7 @@ class Parent:
         self.sock.close()
 
     def reap(self) -> None:
-        """Reap all ended processes, including adopted orphans, and report those that this parent forked."""
+        """Reap all ended processes, including adopted orphans. Report the end of those that this parent forked."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -241,7 +241,7 @@ class Parent:
 
 
 def start(arguments: list[str]) -> NoReturn:
-    """Run the command line: PACKAGES SOCKET MODULE…. Remove the entries that only this program needs from sys.path."""
+    """Run `PACKAGES SOCKET MODULE…`, after removing from sys.path the entries that only this program needs."""
     sys.path[:] = [folder for folder in sys.path if folder not in ("", arguments[0])]
     main(int(arguments[1]), arguments[2:])
     sys.exit(0)

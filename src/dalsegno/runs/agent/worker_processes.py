@@ -1,4 +1,4 @@
-"""The workers of one generation on one node: which ones run, and how the others ended."""
+"""The workers of one generation on one node: those that run, and reports about those that ended."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from dalsegno.wire.frames import Message
 
 Report = dict[str, Any]
 
-_MAX_TRACEBACK_BYTES = 512 << 10  # for all tracebacks in a message, as JSON: half the limit of a message
-_MAX_CHAR_BYTES = 12  # of one character in JSON
+_MAX_TRACEBACK_BYTES = 512 << 10  # for all tracebacks in a message, as JSON; half of a message's limit
+_MAX_CHAR_BYTES = 12  # maximum length of one character in JSON
 
 
 @dataclass
 class WorkerProcess:
-    """One worker process; pid 0 until it is forked."""
+    """One worker process. Its pid is 0 until it is forked."""
 
     rank: int
     log: str
     error_file: str
-    log_start: int  # where the output of this process begins in the log
+    log_start: int  # offset of this process's output in the log
     pid: int = 0
     output: str = ""
     stacks: str = ""
@@ -36,7 +36,7 @@ class WorkerProcess:
 
 @dataclass
 class GenerationWorkers:
-    """The workers of a generation. `reports` are kept, because a restarted coordinator requests them again."""
+    """The workers of a generation. `reports` stay available, because a restarted coordinator needs them again."""
 
     generation: int
     workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by rank
@@ -46,7 +46,7 @@ class GenerationWorkers:
     def add(
         self, rank: int, log: str, output: str | None = None, error_file: str | None = None, stacks: str = ""
     ) -> WorkerProcess:
-        """Add a worker. `log` is the file for its errors and, by default, its output; "" is the agent's own output."""
+        """Add a worker. `log` is the file for its stderr and, by default, its stdout; "" means the agent's output."""
         beside = log[: -len(".log")] + ".error.json" if error_file is None else error_file
         with contextlib.suppress(OSError):
             os.unlink(beside)  # an earlier process may have written it
@@ -58,7 +58,7 @@ class GenerationWorkers:
         return next((worker for worker in self.workers.values() if worker.pid == pid), None)
 
     def ended(self, worker: WorkerProcess, code: int) -> Report:
-        """Record the end of a worker, and return a report with the evidence."""
+        """Record the end of a worker and return a report, which includes evidence of the cause."""
         report: Report = {"generation": self.generation, "rank": worker.rank, "code": code}
         if code != 0:
             evidence = gather(worker.log, worker.error_file, worker.log_start)
@@ -71,7 +71,7 @@ class GenerationWorkers:
         return [worker for worker in self.workers.values() if worker.rank not in self.reports]
 
     def failing(self) -> list[Report]:
-        """Return reports of workers that have written an error but still run and are about to be killed."""
+        """Return reports about workers that have written an error but still run and are about to be killed."""
         found = []
         for worker in self.running():
             evidence = gather(worker.log, worker.error_file, worker.log_start)
@@ -100,7 +100,7 @@ def _size(path: str) -> int:
         return 0
 
 
-# Tasks for the warm parent: a worker or the store, and the files they write
+# Tasks for the warm parent: workers and the store, and the files they write
 
 
 STORE_FILE = str(Path(__file__).with_name("store.py"))
@@ -140,7 +140,7 @@ def store_task(setup: Setup, warm: bool, port: int) -> Message:
 
 
 def run_files(folder: str, generation: int, rank: int) -> dict[str, str]:
-    """Return the files of one worker in the run folder."""
+    """Return the paths of one worker's files in the run folder."""
     run = RunFolder(Path(folder))
     return {"log": _ready(run.log(generation, rank)), "stacks": _ready(run.stacks(generation, rank))}
 

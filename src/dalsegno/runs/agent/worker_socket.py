@@ -1,4 +1,4 @@
-"""The agent's socket for the workers on its node: they report steps there and request permission to commit."""
+"""The agent's socket, on which the workers of its node report steps and request permission to commit."""
 
 from __future__ import annotations
 

@@ -37,12 +37,12 @@ class Workers:
         self.parent: WarmParent | None = None
         self.warm = False  # whether workers are forked; else they are separate programs
         self.ready = False
-        self.current = GenerationWorkers(0)  # of the present generation
+        self.current = GenerationWorkers(0)  # workers of the current generation
         self.stopped = 0  # the last generation whose processes have all ended
         self._waiting: list[Callable[[], None]] = []  # calls to make when the parent is ready
-        self._signalled: dict[int, set[int]] = {}  # by signal: the workers that have received it
-        self._forking: set[str] = set()  # names of forks that were requested and not yet confirmed
-        self._helpers: dict[int, str] = {}  # processes that outlive a generation: savers, the keeper
+        self._signalled: dict[int, set[int]] = {}  # signal -> PIDs of the workers that have received it
+        self._forking: set[str] = set()  # names of forks that are requested but not confirmed
+        self._helpers: dict[int, str] = {}  # PID -> name of a process that outlives a generation: a saver or the keeper
         self.helper_ended: Callable[[str], None] = lambda name: None
         self.can_fork: Callable[[], None] = lambda: None  # called when a warm parent is ready to fork
         self.held: Callable[[], list[dict[str, object]]] = list  # returns the snapshots in this node's memory
@@ -107,7 +107,7 @@ class Workers:
         self.send({"ready": {"warm": self.warm, "seconds": data.get("seconds"), "threads": data.get("threads")}})
 
     def _parent_died(self) -> None:
-        """Start another parent: the workers died with the old one. If it died while importing, import nothing ahead."""
+        """Start another parent, since the workers died with the old one. If it died while importing, import nothing."""
         was_ready = self.ready
         self._drop_parent()
         self.end()
@@ -140,7 +140,7 @@ class Workers:
         self._when_ready(lambda: self._open_store(generation))
 
     def _open_store(self, generation: int) -> None:
-        """Open the store's socket, then report its port: nobody else can take the port, and early peers queue."""
+        """Open the store's socket, then report its port. The port is reserved, and early peers can connect."""
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.bind(("", 0))
             port = int(sock.getsockname()[1])
@@ -155,7 +155,7 @@ class Workers:
     def _start(self, order: StartOrder) -> None:
         generation = order.generation
         if generation <= max(self.stopped, self.current.generation):
-            return  # a repeated order, or one that was stopped while it waited for the parent
+            return  # the order is a repetition, or its generation was stopped before the parent was ready
         self.current = GenerationWorkers(generation)
         self._signalled.clear()
         for each in order.workers:
@@ -193,7 +193,7 @@ class Workers:
             self.send({"ended": report})
 
     def stop(self, generation: int) -> None:
-        """Kill all workers of a generation at once, and report that they are gone."""
+        """Kill all workers of a generation at once, then report that they are gone or cannot be killed."""
         if generation < self.current.generation:
             return
         failing = self.current.failing()
@@ -205,7 +205,7 @@ class Workers:
             self.send({"stopped": generation, "reports": trim_reports(failing), "held": self.held()})
 
     def end(self) -> list[int]:
-        """Kill all processes but the parent and the helpers; return those that could not be killed."""
+        """Kill all processes except the parent and the helpers. Return the PIDs that could not be killed."""
         self._settle()
         running = self.current.running()
         kill_groups([worker.pid for worker in running if worker.pid])
@@ -217,7 +217,7 @@ class Workers:
         return left
 
     def _settle(self) -> None:
-        """Wait until all requested forks are confirmed, so that no process starts after the kill."""
+        """Wait until all requested forks are confirmed, so that none starts after the kill. Replace a silent parent."""
         until = time.monotonic() + SETTLE_S
         while self._forking and self.parent is not None:
             self.parent.sock.settimeout(max(0.01, until - time.monotonic()))
@@ -229,7 +229,7 @@ class Workers:
             self.parent.sock.settimeout(None)
 
     def reset(self) -> None:
-        """End all workers and drop pending orders: the coordinator has lost this agent, or does not know it."""
+        """End all workers, drop pending orders, and report that this node is ready for new ones."""
         self._waiting.clear()
         self.end()
         self.current = GenerationWorkers(0)
@@ -244,7 +244,7 @@ class Workers:
     # Running workers
 
     def signal(self, number: int) -> None:
-        """Send a signal to the workers that handle it. The others would die and lose the work since their last save."""
+        """Send a signal to the workers that handle it. It would kill the others and lose work since the last save."""
         self._signalled[number] = set()
         self.repeat_signals()
 
@@ -263,7 +263,7 @@ class Workers:
         self.send({"stacks": generation})
 
     def report_work(self, generation: int) -> None:
-        """Report how much the running workers have done so far, so that the coordinator can detect idle ones."""
+        """Report the activity of the running workers, so that the coordinator can detect idle ones."""
         if generation == self.current.generation:
             done = {str(worker.rank): measure_work(worker.pid) for worker in self.current.running() if worker.pid}
             self.send({"worked": generation, "ranks": done})

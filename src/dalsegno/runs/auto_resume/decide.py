@@ -1,4 +1,4 @@
-"""Decide whether a failed step is restarted, and where. Pure."""
+"""Decide whether a failed step is restarted, and where."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dalsegno.hostlist import expand
 from dalsegno.runs.coordinator.node_rules import drained_for_repair
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo
 
-DETECTION_S = 5.0  # time to detect a node failure, which takes up to 1.6 s after a task died of it
+DETECTION_S = 5.0  # time to wait for a node failure, which is detected up to 1.6 s after it killed a task
 SETTLE_S = 60.0  # time for Slurm to handle a failed node
-MAX_RESTARTS = 10  # of one srun, and of one batch job
+MAX_RESTARTS = 10  # limit for one srun, and for one batch job
 _INTENDED = {JobState.CANCELLED, JobState.TIMEOUT, JobState.DEADLINE, JobState.PREEMPTED, JobState.OUT_OF_MEMORY}
 _TRANSIENT = {JobState.COMPLETING, JobState.CONFIGURING, JobState.RESIZING, JobState.SIGNALING}
 
@@ -21,12 +21,12 @@ class LeaveStep:
     """Do not restart the step. `why` is shown if it is not empty."""
 
     why: str = ""
-    ends: bool = False  # Slurm is about to end the script that contains the step
+    ends: bool = False  # whether Slurm is about to end the script that contains the step
 
 
 @dataclass(frozen=True)
 class StartAgain:
-    """Restart the step in its job, but not on the nodes `without`; if `alone`, in a new job like the old one."""
+    """Restart the step in its job, without the nodes in `without`; or, if `alone`, in a new job like the old one."""
 
     job: JobInfo
     without: tuple[str, ...] = ()
@@ -49,14 +49,14 @@ class StepFacts:
 
     nodes: tuple[str, ...]
     job: JobInfo | None
-    # nodes of the step that were found failed, and why; they may be back by now
+    # nodes of the step that were found failed at any time since it ended, and why; some may be back by now
     failed: Mapping[str, str] = field(default_factory=dict)
-    bad: Mapping[str, str] = field(default_factory=dict)  # nodes of the step and the job that are bad now, and why
+    bad: Mapping[str, str] = field(default_factory=dict)  # nodes of the step or the job that are bad now, and why
     unsettled: tuple[str, ...] = ()  # failed nodes that Slurm has not handled yet
-    for_s: float = 0.0  # since the step's end
+    for_s: float = 0.0  # seconds since the step ended
     times: int = 0  # how often this srun has restarted the step
     restarts: int = 0  # how often Slurm has restarted the job
-    hung_up: bool = False  # srun got SIGHUP, as from `salloc` when its allocation has ended
+    hung_up: bool = False  # whether srun got SIGHUP, which `salloc` sends when its allocation ends
 
 
 def choose(seen: StepFacts) -> Choice | None:
@@ -92,20 +92,20 @@ def _limit_reached(times: int) -> LeaveStep:
     return LeaveStep(f"it was restarted {times} times, which is the limit")
 
 
-# Failed nodes. Pure.
+# Failed nodes
 
 
 _GONE = {NodeFlag.FAIL, NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.REBOOT_ISSUED, NodeFlag.INVALID_REG}
 
 
 def failures(nodes: Iterable[NodeInfo], silent: Collection[str]) -> dict[str, str]:
-    """Return the failed nodes, with reasons. A node that a user has drained is not failed."""
+    """Return the failed nodes and the reasons. A node that a user has drained is not a failed node."""
     found = {node.name: _why(node, silent) for node in nodes}
     return {name: why for name, why in found.items() if why}
 
 
 def unsettled(nodes: Iterable[NodeInfo], bad: Collection[str]) -> list[str]:
-    """Return the nodes that have failed but that Slurm has not handled yet."""
+    """Return the bad nodes that Slurm has neither marked down nor drained yet."""
     return [node.name for node in nodes if node.name in bad and not node.down and not node.draining]
 
 
@@ -119,7 +119,7 @@ def _why(node: NodeInfo, silent: Collection[str]) -> str:
     return node.state_text if node.flags & _GONE else ""
 
 
-# Notes: srun's plugin writes a line `JOB STEP NODES` for the step that srun starts. Pure.
+# Notes: srun's plugin writes a line `JOB STEP NODES` for the step that srun starts
 
 
 NOTES = "DALSEGNO_RESUME_NOTES"  # the file descriptor for notes; Dal Segno's Slurm plugin hides it from the tasks
@@ -133,21 +133,21 @@ class SrunStep:
 
 
 def read_notes(text: str) -> SrunStep | None:
-    """Return the step; None if srun started none, or one across several jobs (a heterogeneous job)."""
+    """Return the step in srun's notes; None if there is none, or if it spans several jobs (a heterogeneous job)."""
     fields = [line.split(" ") for line in text.splitlines()]
     if len(fields) != 1 or len(fields[0]) != 3 or not all(word.isdigit() for word in fields[0][:2]):
         return None
     return SrunStep(int(fields[0][0]), int(fields[0][1]), tuple(expand(fields[0][2])))
 
 
-# The command that restarts a step. Pure.
+# The command that restarts a step
 
 
 _OLD = ("JOB_ID", "JOBID", "JOB_NODELIST", "NODELIST", "NODE_ALIASES", "TASKS_PER_NODE", "JOB_CPUS_PER_NODE")
 
 
 def arguments(argv: Sequence[str], again: StartAgain) -> list[str]:
-    """Return srun's arguments for a restart. `--exclude` comes first, so that one of the user overrides it."""
+    """Return srun's arguments for a restart. Our `--exclude` comes first, so that the user's own overrides it."""
     return [argv[0], *([f"--exclude={','.join(again.without)}"] if again.without else []), *argv[1:]]
 
 

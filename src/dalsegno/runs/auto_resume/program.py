@@ -10,7 +10,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.runs.auto_resume.decide import NOTES, SrunStep, read_notes
 from dalsegno.system.stand_in import StandIn, end_as
 
-if TYPE_CHECKING:  # imported when needed, so that a short, successful step does not wait for it
+if TYPE_CHECKING:  # functions import them when needed, so as not to delay short, successful steps
     from dalsegno.runs.auto_resume.decide import LeaveStep, StartAgain
     from dalsegno.slurm.client import SlurmClient
 
@@ -45,7 +45,7 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
             return ended.code
         try:
             again = _decide(here, srun, step, times, restarts, ended.hung_up)
-        except Exception as error:  # on any error the script gets srun's code, as it would without auto-resume
+        except Exception as error:  # on any error, the script gets srun's exit code, as without auto-resume
             report(f"could not find out whether a node has failed: {error}")
             return ended.code
         if again is None:
@@ -56,7 +56,7 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
 
 
 def _decide(here: StandIn, srun: str, step: SrunStep, times: int, restarts: int, hung_up: bool) -> StartAgain | None:
-    """Return how to restart the step; None to leave it ended."""
+    """Return how to restart the step; None if it is not restarted."""
     from dalsegno.runs.auto_resume.decide import MAX_RESTARTS, RequeueJob, StartAgain
 
     slurm = _slurm(srun)
@@ -107,7 +107,7 @@ def _is_over(srun: str, notes: str) -> bool:
         if step is None or job is None or job.state is not JobState.RUNNING:
             return job is not None and job.state is JobState.NODE_FAIL
         return bool(set(step.nodes) - set(job.nodes)) and not slurm.has_step(step.job, step.id)
-    except Exception:  # slurmctld does not respond, or no process can be started: on any error the step must continue
+    except Exception:  # on any error, such as a silent slurmctld, the step must continue
         return False
 
 
@@ -125,9 +125,9 @@ SLURM_TIMEOUT_S = 2 * SETTLE_S
 def wait_for_choice(
     observe: Callable[[float], StepFacts], pause: Callable[[float], bool], clock: Callable[[], float]
 ) -> Choice:
-    """Call `observe` with the elapsed seconds until a decision is possible, and return it.
+    """Call `observe` with the elapsed seconds until a decision is possible; return the decision.
 
-    If a signal asks to end during a pause, the step is not restarted.
+    If a signal to end arrives during a pause, the step is not restarted.
     """
     began = clock()
     while True:
@@ -142,7 +142,7 @@ def wait_for_choice(
 
 
 class StepWatch:
-    """Observes an ended step until it is decided whether to restart it."""
+    """Observes the job and the nodes of an ended step until it is decided whether to restart the step."""
 
     def __init__(self, slurm: SlurmClient, pause: Callable[[float], bool], restarts: int, hung_up: bool) -> None:
         self._slurm = slurm

@@ -1,1 +1,1 @@
-"""The coordinator of a run: agents, generations, recovery from lost nodes, and the Slurm jobs behind them."""
+"""The coordinator of a run. It manages agents, generations, recovery from lost nodes, and the run's Slurm jobs."""

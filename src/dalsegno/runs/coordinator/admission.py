@@ -1,4 +1,4 @@
-"""Admission of new agents to a run: together if that saves a restart; after a timeout the run starts without more."""
+"""Admit new agents to a run, several at once if that saves restarts, and limit how long a run waits for nodes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dalsegno.runs.coordinator.events import AgentJoined, GatherTimeout
 from dalsegno.runs.coordinator.generations import GenerationPhase
 from dalsegno.runs.coordinator.node_source import RunControl
 
-TOGETHER_S = 10.0  # how long a newcomer waits for another that is starting
+TOGETHER_S = 10.0  # how long a new agent waits for others that are connected but not ready
 
 
 class NodeAdmission:
-    """Admits newcomers, and starts an elastic run with fewer nodes after `gather_s`."""
+    """Admits new agents, and starts an elastic run with fewer nodes after `gather_s`."""
 
     def __init__(self, control: RunControl, gather_s: float) -> None:
         self._control, self._gather_s = control, gather_s
@@ -20,7 +20,7 @@ class NodeAdmission:
         self._waiting: asyncio.TimerHandle | None = None
 
     def admit(self, event: AgentJoined) -> None:
-        """Admit a newcomer. While a run is too small, newcomers that arrive together are admitted together."""
+        """Admit a new agent. While a run has too few nodes, agents that arrive together are admitted together."""
         run = self._control.run
         self._newcomers.append(event)
         smaller = run.phase is GenerationPhase.RUNNING and run.group and len(run.group.places) < run.shape.max_nodes
@@ -37,7 +37,7 @@ class NodeAdmission:
                 self._control.apply(event)
 
     def watch(self) -> None:
-        """Start the timer after which a run that has enough nodes starts without the rest. Called after every event."""
+        """Start or cancel the timer after which a run starts with fewer nodes. To be called after every event."""
         run = self._control.run
         could = run.phase is GenerationPhase.GATHERING and not run.smaller and len(run.ready) >= run.shape.min_nodes
         if could and self._waiting is None:

@@ -25,14 +25,14 @@ LIMITS = ServerLimits(stranger_s=5.0, read_bytes=256 << 10)
 
 @dataclass(eq=False)
 class Peer:
-    """The connection of one agent."""
+    """The connection to one agent."""
 
     name: str
     hello: AgentHello
     address: str
-    beat_key: bytes  # signs its heartbeats while this connection lasts
+    beat_key: bytes  # authenticates the agent's heartbeats during this connection
     send: Callable[[Message], None]
-    close: Callable[[], None]  # closes the connection at once, without a call of `disconnected`
+    close: Callable[[], None]  # closes the connection at once; `disconnected` is not called
 
     @property
     def host(self) -> str:
@@ -71,7 +71,7 @@ class AgentServer:
         self._server: BoundedServer[str]
 
     async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
-        """Listen on this port, or on any if it is 0. Every peer first receives the greeting."""
+        """Listen on this port, or on a free one if it is 0; return the port. Peers receive the greeting first."""
         self._greeting = greeting or dict
         watcher = LoopWatcher(asyncio.get_running_loop())
         self._server = BoundedServer(watcher, self, AGENT, COORDINATOR, self._limits)
@@ -81,7 +81,7 @@ class AgentServer:
         """Stop listening."""
         self._server.close()
 
-    # Callbacks of the server
+    # Callbacks from the server
 
     def greeting(self) -> Message:
         return self._greeting()
@@ -142,23 +142,23 @@ TRIES = 20
 
 
 class AgentListener(Protocol):
-    """Receives the events of agents."""
+    """The receiver of events from agents."""
 
     def agent_connected(self, peer: Peer) -> None: ...
 
     def agent_message(self, peer: Peer, message: AgentMessage) -> None: ...
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
-        """An agent is gone; `silent` means that its host does not answer either."""
+        """Handle the loss of an agent. `silent` means that its host does not answer either."""
         ...
 
     def message_too_long(self, agent: str, detail: str) -> None:
-        """A message to this agent exceeds the size limit and was not sent."""
+        """Handle a message to this agent that exceeded the size limit and was not sent."""
         ...
 
 
 class RunAgents:
-    """The agents by node name. A node has one agent; a second one of the same name replaces the first."""
+    """The agents of a run by node name. Each node has one agent; a new agent of the same node replaces the old one."""
 
     def __init__(self, run: str, secret: bytes, timing: Timing, listener: AgentListener) -> None:
         self.peers: dict[str, Peer] = {}
@@ -169,20 +169,20 @@ class RunAgents:
         )
 
     async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
-        """Listen for connections and heartbeats on the same port and return it. Raise OSError if it is taken."""
+        """Listen for connections and heartbeats on the same port and return it. Raise OSError if it is in use."""
         for attempt in range(TRIES if port == 0 else 1):
             found = await self._server.open(port, greeting, host)
             try:
                 self._liveness.open(found, host)
                 return found
-            except OSError:  # the UDP port of the same number is taken
+            except OSError:  # the UDP port with this number is in use
                 self._server.close()
                 if port or attempt == TRIES - 1:
                     raise
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """Stop listening; connections stay until the agents end them."""
+        """Stop listening. Connections stay open until the agents close them."""
         self._server.close()
         self._liveness.close()
 
@@ -240,7 +240,7 @@ class RunAgents:
 def start_message(
     site: RunTerms, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None
 ) -> Message | None:
-    """Return the message that starts a node's workers; None if a member was just lost, because a stop follows."""
+    """Return a node's start message; None if a member was just lost, since the generation will be stopped."""
     group = order.group
     if any(agent not in peers for agent in group.agents):
         return None

@@ -1,9 +1,10 @@
 """The state machine of a run's nodes: events in, actions out. Pure, so that every order of events can be tested.
 
-A run holds Slurm jobs: its own (MAIN), the one in which it continues (NEXT), and one-node jobs that replace lost nodes
-(JOIN). Every node of a job that has no agent is probed, then gets one. Nodes that do not answer, or on which no agent
-starts, are lost: they are released, and used again only after Slurm reports that they are back. Each method is an
-event. It gets the run and the time as values, and returns actions, to be executed in this order.
+A run holds Slurm jobs: its own (MAIN), the one in which it will continue (NEXT), and one-node jobs that replace lost
+nodes (JOIN). Every node without an agent is probed; if it answers, an agent is started there. A node that does not
+answer, or on which no agent starts, is lost: it is released, and used again only after Slurm reports that it is back.
+Each method handles one event. It gets the state of the run and the time as arguments, and returns actions to be
+executed in order.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 from dalsegno.slurm.parse.srun import ended_on
 
 ASK_AGAIN_S = 5.0
-SETTLE_S = 0.05  # between the end of a step and the next check
-LAST_MOMENT_S = 10.0  # a run must leave its nodes this long before the end of its job
+SETTLE_S = 0.05  # pause between the end of a step and the next check
+LAST_MOMENT_S = 10.0  # how long before the end of its job a run must leave its nodes
 
 
 class NodeAllocation:
@@ -73,13 +74,13 @@ class NodeAllocation:
         self.terms = terms
         self.jobs = RunJobs()
         self.excluded: list[str] = []
-        self.lost_since: dict[str, float] = {}  # lost nodes, and those left for repair
+        self.lost_since: dict[str, float] = {}  # node that is lost or left for repair -> since when
         self.unhealthy: frozenset[str] = frozenset()
         self._down: frozenset[str] = frozenset()
-        self._vacating: dict[str, str] = {}  # nodes drained for repair, and why
+        self._vacating: dict[str, str] = {}  # node drained for repair -> reason
         self._were_out: set[str] = set()  # lost nodes that have been out of service since their loss
         self._tries = Tries()
-        self.refusals = Refusals()  # of requests for one-node jobs
+        self.refusals = Refusals()  # Slurm's refusals of one-node jobs
         self._some_connected = False  # whether any agent ever connected
         self._probed: set[str] = set()  # nodes that are being probed
         self._reported_slow: set[str] = set()
@@ -99,7 +100,7 @@ class NodeAllocation:
         return self.jobs[-1]
 
     def adopt(self, jobs: Iterable[Job]) -> None:
-        """Continue with the jobs of a previous coordinator."""
+        """Take over the jobs of a previous coordinator."""
         self.jobs += jobs
         self._last_job = max((job.number for job in self.jobs), default=0)
         self._last_step = max((step.number for step in self.jobs.steps), default=0)
@@ -116,7 +117,7 @@ class NodeAllocation:
             job.role = JobRole.MAIN
             actions.append(ApplyEvent(RunMoved()))
         elif job.role is JobRole.JOIN and not job.adopted and self._has_agent(job, view):
-            # where jobs share nodes, Slurm may grant a node that the run already has
+            # Where jobs can share nodes, Slurm may grant a node that the run already has.
             actions += self._release([job])
         return [*actions, CheckAgents()]
 
@@ -160,14 +161,14 @@ class NodeAllocation:
         if job.role is not JobRole.JOIN and state is JobState.CANCELLED:
             actions.append(ApplyEvent(Cancelled()))
         elif self.terms.own_job is not None or view.ending:
-            pass  # the coordinator ends with its own job
+            pass  # request no other job: the coordinator runs inside its job, or the run is ending
         elif job.role is not JobRole.JOIN and not self._promote(view) and not self.jobs.has(JobRole.NEXT):
-            actions += self._release(self.jobs.waiting_joins)  # the next job starts only when no other is left
+            actions += self._release(self.jobs.waiting_joins)  # the next job starts only after all others are gone
             actions += self.begin(JobRole.NEXT)
         return [*actions, SaveState()]
 
     def _promote(self, view: RunView) -> bool:
-        """Make the oldest one-node job the run's own, because the previous one is over. Return whether there is one."""
+        """Replace the run's own job, which has ended, with the oldest one-node job. Return False if there is none."""
         joined = [job for job in self.jobs if job.role is JobRole.JOIN and job.nodes]
         if view.closing or not joined:
             return False
@@ -175,7 +176,7 @@ class NodeAllocation:
         return True
 
     def _ask_for_missing(self, view: RunView) -> list[Action]:
-        """Request a replacement for a missing node, once the run's own allocation is granted."""
+        """Request a one-node job if a node is missing and the run's own job has been granted."""
         there = self.coming(view)
         # A spare that has taken a rank no longer counts as a spare. Nodes are requested one at a time, so that no two
         # requests get the same node.
@@ -198,7 +199,7 @@ class NodeAllocation:
     # Agents
 
     def check_agents(self, view: RunView) -> list[Action]:
-        """Start agents on all nodes of the run that lack one, and request one-node jobs for missing nodes."""
+        """Start agents on the run's nodes that have none, and request one-node jobs for missing nodes."""
         if view.closing:
             return []
         actions = self._leave_drained(view)
@@ -210,7 +211,7 @@ class NodeAllocation:
         return [*actions, *self._ask_for_missing(view)]
 
     def nodes_probed(self, number: int, nodes: Collection[str], result: ProbeResult, view: RunView) -> list[Action]:
-        """Start agents on the nodes that respond, and wait for slow agents that may still connect."""
+        """Start agents on the nodes that answered. Agents that are slow but may still connect get more time."""
         self._probed.difference_update(nodes)
         job = self.jobs.find(number)
         if view.closing or job is None:
@@ -233,10 +234,10 @@ class NodeAllocation:
     def _wait_for_slow(
         self, nodes: Collection[str], result: ProbeResult, view: RunView
     ) -> tuple[list[str], list[Action]]:
-        """Return nodes whose agents are merely slow, and a note on them. They get more time if the node is healthy."""
+        """Return the nodes whose slow agents get more time, and a note about them. Only healthy nodes get more time."""
         ages_s: dict[str, float] = {}
         for step in self.jobs.steps:
-            step.left |= ended_on(result.step_output.get(step.number, "")) & {*nodes}  # their agents have ended
+            step.left |= ended_on(result.step_output.get(step.number, "")) & {*nodes}  # nodes whose agents have ended
             late = [node for node in nodes if step.is_slow(node, view.clock)]
             ages_s.update({node: max(view.clock - step.began, ages_s.get(node, 0.0)) for node in late})
         waits = still_starting(ages_s, result.found, view.now)
@@ -246,7 +247,7 @@ class NodeAllocation:
         return waits, [WriteNote(said)] if said else []
 
     def _count_tries(self, nodes: Iterable[str], result: ProbeResult, view: RunView) -> tuple[list[str], list[Action]]:
-        """Return the nodes to try now, and the actions for nodes that were tried too often."""
+        """Return the nodes on which to start an agent now, and the actions for nodes where that failed too often."""
         start: list[str] = []
         actions: list[Action] = []
         ours = self.jobs.nodes
@@ -260,7 +261,7 @@ class NodeAllocation:
                 return [], [*actions, StopRun(NO_CONTAINER, what)]
             why = startup_failure(result.log, node)
             actions.append(self._lose(node, f"agents on {node} end right after they start{why}", view))
-            if not some_started and {*ours} <= self.lost_since.keys():  # all nodes failed: the cause is not a node
+            if not some_started and {*ours} <= self.lost_since.keys():  # all nodes failed, so the cause is elsewhere
                 what = f"the run's agents end right after they start on every node{why}; see {self.terms.log}"
                 return [], [*actions, StopRun(1, what)]
         return start, actions
@@ -271,7 +272,7 @@ class NodeAllocation:
         return StartAgents(job.number, self._last_step, nodes)
 
     def step_ended(self, number: int, step: int, missed: Mapping[str, str], view: RunView) -> list[Action]:
-        """Start agents again where a step ended. If srun cannot reach one node, the step ends on all its nodes."""
+        """Start agents again after a step ended. If srun cannot reach one node, it ends the step on all nodes."""
         job = self.jobs.find(number)
         ended = next((each for each in job.steps if each.number == step), None) if job else None
         if job is None or ended is None:
@@ -286,7 +287,10 @@ class NodeAllocation:
         return [*lost, ReleaseLostNodes()]
 
     def agent_connected(self, node: str, again: bool, view: RunView) -> tuple[bool, list[Action]]:
-        """Refuse a node that returns while it is down in Slurm: it is under repair, or belongs to another job."""
+        """Return whether the agent is accepted, and the actions that follow.
+
+        A node that returns while it is down in Slurm is refused, because it is under repair or belongs to another job.
+        """
         self._some_connected = True
         if again and node in self._down:
             return False, self.leave_for_repair(node, view)
@@ -300,7 +304,7 @@ class NodeAllocation:
         for step in self.jobs.steps:
             step.left.add(node)
         if silent:
-            self.lost_since[node] = view.now - self.terms.gone_s  # it may have booted before the loss was detected
+            self.lost_since[node] = view.now - self.terms.gone_s  # it may have rebooted before the loss was detected
 
     # Lost nodes, and nodes to leave
 
@@ -314,8 +318,8 @@ class NodeAllocation:
         for name in back:
             del self.lost_since[name]
         self._tries.forget(*back)
-        stays = (before - set(self._vacating)) & view.present  # healthy again before the run had left it
-        # Waiting requests exclude that node, or are no longer needed.
+        stays = (before - set(self._vacating)) & view.present  # nodes that recovered before the run left them
+        # Pending requests still exclude the nodes that are back, or are no longer needed.
         released = self._release(self.jobs.waiting_joins) if back or stays else []
         return [ApplyEvent(NodesOutOfService(self.unhealthy)), *released, ReleaseLostNodes(), ReportLeftNodes()]
 
@@ -328,7 +332,7 @@ class NodeAllocation:
         self._tries.forget(node)
 
     def release_lost(self, view: RunView) -> list[Action]:
-        """Release lost nodes. Nodes of a running step stay, because their release would kill the step."""
+        """Release lost nodes. Keep the nodes of a running step, because releasing them would kill the step."""
         actions: list[Action] = []
         for job in [job for job in self.jobs if job.nodes and job.id != self.terms.own_job and not view.closing]:
             busy = {node for step in job.steps for node in step.nodes}
@@ -368,7 +372,7 @@ class NodeAllocation:
     # Moving to the next job, and the end
 
     def leaving(self, job_id: int, node: str) -> list[Action]:
-        """Start to leave the nodes at once, before Slurm reports why: workers that save quickly may end first.
+        """Start to leave the nodes at once, because workers that save quickly may end before Slurm reports the reason.
 
         Ignore a signal from a one-node job, because the run loses only that node. Ignore a signal from a node that is
         down: when such a node returns, Slurm ends leftover processes of a job that may be over.
@@ -379,7 +383,7 @@ class NodeAllocation:
         return [ApplyEvent(NodesReclaimed()), CheckJobs()]
 
     def jobs_checked(self, view: RunView) -> list[Action]:
-        """Request the next job. In a batch step, requeue the job before its time is over."""
+        """Request the next job. In a batch step, schedule a requeue of the coordinator's job before its time limit."""
         if view.ending or not view.closing:
             return []
         if self.terms.own_job is None:
@@ -388,7 +392,7 @@ class NodeAllocation:
         return [] if ends_at is None else [MoveRun(max(0.0, ends_at - LAST_MOMENT_S - view.now))]
 
     def move(self, view: RunView) -> list[Action]:
-        """Release the jobs, so that the next one starts. If the coordinator runs in a batch step, requeue its job."""
+        """Release the jobs so that the next one starts. In a batch step, requeue the coordinator's own job instead."""
         if view.ending:
             return []
         if self.terms.own_job is not None:
@@ -400,7 +404,7 @@ class NodeAllocation:
         return [SuspendRun("requeued") if done else StopRun(1, "Slurm did not requeue the job")]
 
     def nodes_to_recall(self, nodes: Collection[str], view: RunView) -> dict[int, list[str]]:
-        """Return, by job, which of these nodes have no agent: at the end, agents are started there to clean up."""
+        """Return, by job number, which of the nodes have no agent. Agents are started there at the end to clean up."""
         without_agent = {job.number: self.jobs.nodes_without_agent(job, view, self.excluded) for job in self.jobs}
         return {number: [node for node in each if node in nodes] for number, each in without_agent.items()}
 
@@ -412,7 +416,7 @@ class NodeAllocation:
         return self._release(self.jobs, code)
 
     def _release(self, jobs: Iterable[Job], code: int | None = None) -> list[Action]:
-        """Release these jobs. The job of the coordinator itself ends with the coordinator."""
+        """Release these jobs. In the coordinator's own job, end only the steps: the job ends with the coordinator."""
         actions: list[Action] = []
         for job in list(jobs):
             self.jobs.remove(job)
@@ -423,10 +427,10 @@ class NodeAllocation:
     # Queries
 
     def coming(self, view: RunView) -> set[str]:
-        """Return the nodes whose agents are connected or on their way, except those that the run is leaving."""
+        """Return the nodes whose agents are connected or starting, except nodes that the run is leaving."""
         return {*view.present, *self._probed, *self.jobs.expected(view)} - {*self._suspects}
 
     @property
     def watched(self) -> list[str]:
-        """The nodes whose state in Slurm matters."""
+        """The nodes to query in Slurm: the run's nodes and lost nodes."""
         return sorted({*self.lost_since, *self.jobs.nodes})

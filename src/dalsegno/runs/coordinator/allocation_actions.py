@@ -1,4 +1,4 @@
-"""The nodes of a run as plain values: jobs and steps, and the inputs and actions of the state machine."""
+"""The plain values of the allocation state machine: jobs and steps, inputs, and actions."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from dalsegno.slurm.facts import NodeInfo
 # Jobs and steps
 
 
-ARRIVAL_S = 20.0  # a node that has no agent this long after the start of its srun, or the last check, is checked
-MAX_START_S = 1800.0  # an agent starts only after its image is imported and the prolog has ended
+ARRIVAL_S = 20.0  # a node without an agent is checked this long after its srun started, or after the last check
+MAX_START_S = 1800.0  # time limit for an agent's start, which includes the image import and the prolog
 
 
 @dataclass(eq=False)
 class AgentStep:
-    """A running srun that starts agents. `left`: nodes whose agent has ended; this step starts no other there."""
+    """A running srun that starts agents. It starts no second agent on the nodes in `left`, whose agent has ended."""
 
     number: int
     nodes: tuple[str, ...]
     began: float
     left: set[str] = field(default_factory=set)
     looked: dict[str, float] = field(default_factory=dict)  # when a node with a slow agent was last found healthy
-    adopted: bool = False  # started by a previous coordinator, some time ago
+    adopted: bool = False  # whether a previous coordinator started this step
 
     def will_bring(self, node: str, clock: float) -> bool:
         return self._may_bring(node) and clock - self.looked.get(node, self.began) < ARRIVAL_S
 
     def is_slow(self, node: str, clock: float) -> bool:
-        """Return whether the agent of this node is slow to start but may still come."""
+        """Return whether the agent on this node is slow to start but may still connect."""
         return self._may_bring(node) and not self.adopted and clock - self.began < MAX_START_S
 
     def _may_bring(self, node: str) -> bool:
@@ -42,16 +42,16 @@ class AgentStep:
 
 @dataclass(eq=False)
 class Job:
-    """One job of the run. `number` is the coordinator's own; Slurm's id and the nodes are known once it is granted."""
+    """One job of the run. The coordinator assigns `number`; Slurm assigns `id` and `nodes` when it grants the job."""
 
     role: JobRole
     number: int
     id: int | None = None
     nodes: tuple[str, ...] = ()
     steps: list[AgentStep] = field(default_factory=list)
-    adopted: bool = False  # granted to a previous coordinator
+    adopted: bool = False  # whether the job was granted to a previous coordinator
     ends_at: int | None = None
-    left: frozenset[str] = frozenset()  # nodes of the job that Slurm was told are no longer needed
+    left: frozenset[str] = frozenset()  # nodes that the job's comment lists as no longer needed
 
 
 class RunJobs(list[Job]):
@@ -73,7 +73,7 @@ class RunJobs(list[Job]):
 
     @property
     def waits(self) -> bool:
-        """Whether Slurm was asked for more nodes and has not granted them yet."""
+        """Whether a job has been requested but not granted yet."""
         return any(not job.nodes for job in self)
 
     @property
@@ -85,12 +85,12 @@ class RunJobs(list[Job]):
         return [step for job in self for step in job.steps]
 
     def expected(self, view: RunView) -> set[str]:
-        """Return the nodes whose agents are on their way."""
+        """Return the nodes whose agents are starting and not late."""
         due = {node for step in self.steps for node in step.nodes if step.will_bring(node, view.clock)}
         return (due & {*self.nodes}) - view.present
 
     def nodes_without_agent(self, job: Job, view: RunView, without: Collection[str]) -> list[str]:
-        """Return the nodes of a job that have no agent and will not get one."""
+        """Return the nodes of a job, except those in `without`, that have no agent and on which none is starting."""
         coming = {*view.present, *self.expected(view), *without}
         return [node for node in job.nodes if node not in coming]
 
@@ -100,34 +100,34 @@ class RunJobs(list[Job]):
 
 @dataclass(frozen=True)
 class AllocationTerms:
-    """What stays the same during a run."""
+    """The constants of a run."""
 
     max_nodes: int
     spares: int = 0
     own_job: int | None = None  # the job whose batch step runs the coordinator
     gone_s: float = 0.0  # maximum time until a lost host is detected
-    log: str = ""  # where agents write, for messages
+    log: str = ""  # path of the agents' log, for messages
 
 
 @dataclass(frozen=True)
 class RunView:
-    """The run and the clocks at the moment of an event."""
+    """The state of the run and the time at which an event is handled."""
 
-    now: float  # seconds since 1970, as in Slurm's answers
-    clock: float  # seconds on the monotonic clock
+    now: float  # Unix time, as in Slurm's output
+    clock: float  # monotonic time in seconds
     present: frozenset[str] = frozenset()  # nodes whose agents are connected
     ready: tuple[str, ...] = ()
-    started: bool = False  # a generation was formed
-    closing: bool = False  # no more agents are wanted: the run has ended, or is leaving its nodes
-    ending: bool = False  # the run will not continue, on these nodes or others
+    started: bool = False  # whether a generation was ever formed
+    closing: bool = False  # whether no more agents are needed: the run is ending or leaving its nodes
+    ending: bool = False  # whether the run is ending and will not continue on other nodes
 
 
 @dataclass(frozen=True)
 class ProbeResult:
     """The result of probing nodes before agents are started there."""
 
-    found: tuple[NodeInfo, ...] = ()  # as Slurm sees them; empty if it does not respond
-    dead: tuple[str, ...] = ()  # their hosts do not answer
+    found: tuple[NodeInfo, ...] = ()  # the nodes as Slurm reports them; empty if Slurm does not respond
+    dead: tuple[str, ...] = ()  # nodes whose hosts do not answer
     step_output: Mapping[int, str] = field(default_factory=dict)  # output of each step on these nodes, by step number
     log: str = ""  # output of all steps
 
@@ -137,7 +137,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class RequestJob:
-    """Request a job with salloc, excluding `suspects` and the nodes that the run has (`members`)."""
+    """Request a job with salloc, excluding `suspects` and the nodes that the run already has (`members`)."""
 
     number: int
     role: JobRole
@@ -179,7 +179,7 @@ class ShrinkJob:
 
 @dataclass(frozen=True)
 class ReleaseJob:
-    """End a job or its request. Without a code it is cancelled."""
+    """End a job or withdraw its request. Without `code`, the job is cancelled."""
 
     number: int
     code: int | None = None
@@ -187,14 +187,14 @@ class ReleaseJob:
 
 @dataclass(frozen=True)
 class EndSteps:
-    """End the agents of a job that stays: the one whose batch step runs the coordinator."""
+    """End the agents in the coordinator's own job, but not the job itself."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class CommentJob:
-    """Tell the controller which nodes of a job the run no longer needs."""
+    """Tell the controller, in the job's comment, which nodes of the job the run no longer needs."""
 
     number: int
     id: int
@@ -204,7 +204,7 @@ class CommentJob:
 
 @dataclass(frozen=True)
 class CheckJobs:
-    """Ask Slurm for the state of the jobs whose nodes are reclaimed, then report `jobs_checked`."""
+    """Ask Slurm for the state of the jobs whose nodes are reclaimed, then call `jobs_checked`."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class ApplyEvent:
 
 @dataclass(frozen=True)
 class LeaveNode:
-    """Continue without this node, which is alive."""
+    """Continue without this node, although it is alive."""
 
     node: str
     why: str
@@ -257,10 +257,10 @@ class WriteJournal:
 
 @dataclass(frozen=True)
 class SaveState:
-    """Save the present state for a successor."""
+    """Save the current state for a successor."""
 
 
-# Events that the state machine sends to itself, because their effect depends on the actions before them.
+# Events that the state machine sends to itself, because they depend on the results of the actions before them.
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ class ReleaseLostNodes:
 
 @dataclass(frozen=True)
 class ReportLeftNodes:
-    """Update the comments of the jobs."""
+    """Update the job comments that list the nodes no longer needed."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ class RequestNext:
 
 @dataclass(frozen=True)
 class MoveRun:
-    """Take the run off its nodes."""
+    """Move the run to its next job."""
 
     after_s: float
 

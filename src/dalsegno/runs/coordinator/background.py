@@ -28,7 +28,7 @@ class BackgroundTasks:
             self._failed.set()
 
     async def until(self, over: asyncio.Event, *loops: Awaitable[None]) -> None:
-        """Run the loops until `over` is set. Raise any failure, because a restart is safer than a lost loop."""
+        """Run the loops until `over` is set. Raise any failure: restarting is safer than running without a loop."""
         work = (over.wait(), self._failure(), *loops)
         every: set[asyncio.Future[Any]] = {asyncio.ensure_future(each) for each in work}
         done, others = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)

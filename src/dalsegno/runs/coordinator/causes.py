@@ -1,4 +1,4 @@
-"""Classify failures: a bug in the script, a killed worker, or noise from peers of a rank that died. Pure."""
+"""Classify failures as a bug in the script, a killed worker, or noise (an error caused by another rank's death)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-FRAMES = 3  # the last frames in the user's own files form a traceback's signature
-# Errors of ranks whose peer has died. They are effects, not causes.
+FRAMES = 3  # how many of the last frames in the user's files are part of a traceback's signature
+# Errors in ranks whose peer has died. They are consequences, not causes.
 _NOISE = re.compile(
     r"Connection (closed|reset) by peer|Connection refused|Broken pipe|NCCL|DistBackendError|DistNetworkError"
     r"|DistStoreError|ProcessGroup|gloo|Socket Timeout|recvValue failed|failed to recv|store->get|TCPStore"
@@ -17,12 +17,12 @@ _NOISE = re.compile(
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$')
 _LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "/dalsegno/runs/")
 _NO_PYTHON = re.compile(r"(Syntax|Indentation|Tab)Error: ")
-_USAGE = re.compile(r"^(\S+: error|Error): ")  # argparse and click; both exit with 2
+_USAGE = re.compile(r"^(\S+: error|Error): ")  # errors from argparse and click, which exit with 2
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
-# Signals that end a rank without a traceback after its peer died: NCCL's watchdog, or a write to a closed socket.
+# Signals that end a rank without a traceback after a peer died: SIGABRT from NCCL's watchdog, SIGPIPE from a write.
 _PEER_SIGNALS = (signal.SIGABRT, signal.SIGPIPE)
 
 
@@ -30,26 +30,26 @@ class CauseKind(Enum):
     SCRIPT = "script"  # a Python traceback, or the program's own exit code
     KILLED = "killed"  # ended by a signal from outside
     OOM = "oom"  # killed by the kernel for lack of memory
-    CRASHED = "crashed"  # ended by a signal that it caused itself: SEGV, ABRT, BUS
+    CRASHED = "crashed"  # ended by a signal that the process caused itself, such as SIGSEGV
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of one worker that failed."""
+    """The failure of one worker."""
 
     rank: int
     node: str
-    code: int  # negative: a signal
+    code: int  # exit code; negative for a signal
     kind: CauseKind
-    signature: str = ""  # equal for equal faults; "" if unknown
+    signature: str = ""  # identifies the fault across failures; "" if unknown
     traceback: str = ""
     noise: bool = False
     why: str = ""
-    healthy: bool = True  # whether Slurm has the node neither down nor drained
+    healthy: bool = True  # False if the node is down or drained in Slurm
 
     @property
     def hopeless(self) -> bool:
-        """Whether every start would fail: the script is not valid Python, or its parser rejects its arguments."""
+        """Whether every restart would fail, because the script is not valid Python or rejects its arguments."""
         last = self.traceback.strip().rpartition("\n")[2]
         return self.kind is CauseKind.SCRIPT and bool(
             _NO_PYTHON.match(last) or (self.code == 2 and _USAGE.search(last))
@@ -57,11 +57,11 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """The exit code as a shell reports it: 128 plus the number for a signal."""
+        """The exit code as a shell reports it: for a signal, 128 plus the signal number."""
         return 128 - self.code if self.code < 0 else self.code
 
     def sentence(self) -> str:
-        """Return one line for users."""
+        """Return a one-line description for users."""
         return f"rank {self.rank} on {self.node} {self.what()}"
 
     def what(self) -> str:
@@ -76,7 +76,7 @@ class Failure:
 
 
 def read_failure(rank: int, node: str, code: int, traceback: str = "", oom: bool = False) -> Failure:
-    """Build a `Failure` from an agent's report of a worker's end."""
+    """Return a `Failure` built from an agent's report about a worker's end."""
     clean = "\n".join(_PREFIX.sub("", line) for line in traceback.splitlines())
     last = clean.strip().splitlines()[-1] if clean.strip() else ""
     return Failure(
@@ -111,12 +111,12 @@ def signature(traceback: str) -> str:
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure | None:
-    """Return the first failure that is not noise, else the first one; None if there is none."""
+    """Return the first failure that is not noise, else the first one; None if there are no failures."""
     return next((each for each in failures if not each.noise), failures[0] if failures else None)
 
 
 def is_bug(now: Failure, before: Failure | None) -> bool:
-    """Return whether the same fault happened twice in a row on healthy nodes, so that a restart would hit it again."""
+    """Return whether the script failed twice in a row with the same fault on healthy nodes."""
     same = before is not None and now.signature != "" and now.signature == before.signature
     healthy = before is not None and now.healthy and before.healthy
     return same and healthy and now.kind is CauseKind.SCRIPT and not now.noise
@@ -132,10 +132,10 @@ def suspected_node(now: Failure, before: Failure | None) -> str:
 
 
 def back_off_s(quick_failures: int) -> float:
-    """Return the pause before the next start: none after one failure, longer after each further immediate one."""
+    """Return the pause before the next start: none after one quick failure, then longer after each further one."""
     return 0.0 if quick_failures < 2 else min(2.0 ** (quick_failures - 2), 30.0)
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, "" if the number has none."""
+    """Return the name of a signal, or "" if the number has none."""
     return signal.Signals(number).name if number in set(signal.Signals) else ""

@@ -1,4 +1,4 @@
-"""The connection file: the addresses and the secret by which agents find the coordinator."""
+"""The connection file, which tells agents the coordinator's addresses, port and secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Connect:
 
 
 def read_connect(folder: RunFolder) -> Connect:
-    """Return the previous coordinator's secret and port, so that its agents reconnect, or a new secret."""
+    """Return the previous coordinator's secret and port, so that its agents can reconnect; else a new secret."""
     known: Any = read_json(folder.connect, repair_hint(folder.connect))
     return Connect(bytes.fromhex(known["secret"]), known["port"]) if known else Connect(secrets.token_bytes(32))
 
@@ -31,7 +31,7 @@ def write_connect(folder: RunFolder, connect: Connect) -> None:
 
 
 def own_addresses() -> list[str]:
-    """Return the addresses agents may connect to, those of the host name first."""
+    """Return the addresses that agents may connect to, loopback addresses last."""
     found: list[Any] = []
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""The coordinator of a run: receives events from agents and Slurm and executes the orders of the state machine."""
+"""The coordinator of a run. It receives events from agents and Slurm, and executes the state machine's orders."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from dalsegno.runs.status import RunCause
 from dalsegno.train.contract import SAVED
 from dalsegno.wire.frames import Message
 
-ADOPT_S = 10.0  # agents that do not reconnect to a successor within this time are lost
+ADOPT_S = 10.0  # agents that do not reconnect to a new coordinator within this time are lost
 GATHER_S = 30.0  # how long an elastic run waits for all its nodes before it starts with fewer
 
 
@@ -88,7 +88,7 @@ class Coordinator:
         self.progress_writer = ProgressWriter(site.folder.progress)
         self.granted = 0  # the newest generation that was allowed to commit
         self.end: Finish | None = None
-        self.suspended = False  # the coordinator ends but the run does not
+        self.suspended = False  # whether the coordinator ends but the run does not
         self.is_shut_down = False
         self._left: set[str] = set()  # nodes that the run has left, but whose agents may still be connected
         self._over = asyncio.Event()
@@ -112,7 +112,7 @@ class Coordinator:
         return self.end.code
 
     def _catch_signals(self) -> None:
-        """Handle Slurm's signals in a batch step. On the head node they end the coordinator, and another takes over."""
+        """Handle Slurm's signals in a batch step. On the head node, signals end the coordinator; another takes over."""
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGUSR2):
@@ -137,12 +137,12 @@ class Coordinator:
                 return await self.agents.open(port)
             except OSError as error:
                 self.note(f"cannot listen on port {port}: {error.strerror or error}; trying another one")
-        return await self.agents.open(0)  # agents started from now on read this port
+        return await self.agents.open(0)  # new agents read this port from the connection file
 
     # Takeover
 
     async def _take_over(self, saved: Saved) -> None:
-        """Continue the run from a saved state. Agents reconnect by themselves; those that do not are lost."""
+        """Continue the run from a saved state. Agents reconnect by themselves; an agent that does not is lost."""
         self.run, self.granted = saved.run, saved.granted
         self.lost_nodes, self.started = saved.lost_nodes, saved.started
         self.memory.used.update(saved.used)
@@ -167,7 +167,7 @@ class Coordinator:
             self.agents.lose(agent, "its agent did not reconnect", silent=False)
 
     def _reconcile(self, peer: Peer) -> None:
-        """Update an agent of the previous coordinator to the run's current state, without touching its workers."""
+        """Repeat the current order to a reconnected agent, or reset the agent if its workers are gone."""
         run = self.run
         if run.group is None or peer.name not in run.group.agents:
             return
@@ -176,13 +176,13 @@ class Coordinator:
         elif run.phase is GenerationPhase.STOPPING and peer.name in run.waiting_for:
             peer.send({"stop": run.generation})
         elif run.phase is GenerationPhase.RUNNING and not peer.hello.still_runs(run.generation):
-            self.apply(AgentGone(peer.name))  # its peers wait for workers that no longer exist
+            self.apply(AgentGone(peer.name))  # the other nodes wait for workers that no longer exist
             peer.send({"reset": True})
 
     # Agents
 
     def agent_connected(self, peer: Peer) -> None:
-        if self.end is not None:  # a late agent: the others have finished already
+        if self.end is not None:  # this agent is late: the run has ended
             self.memory.used.discard(peer.name)
             peer.send({"finish": self.end.code})
             return
@@ -200,7 +200,7 @@ class Coordinator:
         self.update_status()
 
     def _readmit(self, peer: Peer) -> None:
-        """Accept an agent of the previous coordinator, and handle its reports of workers that ended in the meantime."""
+        """Accept an agent of the previous coordinator, and handle its reports about workers that have ended since."""
         if peer.hello.generation == self.run.generation:
             for report in peer.hello.reports:
                 self.agent_message(peer, EndedWorker(report))
@@ -214,7 +214,7 @@ class Coordinator:
             if not message.warm:
                 self.memory.forget_keeper(peer.name)
         elif isinstance(message, ParentDied):
-            peer.send({"reset": True})  # drops orders in progress
+            peer.send({"reset": True})  # the agent drops its orders in progress
         elif isinstance(message, Broken):
             self._exclude(peer.name, message.why)
         elif isinstance(message, Signalled):
@@ -250,12 +250,12 @@ class Coordinator:
                 self.agents.send(agent, message)
 
     def _answer_grant(self, peer: Peer, asked: GrantRequested) -> None:
-        """Allow or deny a commit. A saver may finish its generation's work until a later generation has committed."""
+        """Allow or deny a commit. A generation may commit, even after its end, until a later one is allowed to."""
         ok = self.granted <= asked.generation <= self.run.generation and self.end is None
         why = "" if ok else f"generation {asked.generation} is over"
         if ok and asked.generation > self.granted:
             before, self.granted = self.granted, asked.generation
-            if not self._write_state(durable=True):  # else a successor would let an earlier generation commit
+            if not self._write_state(durable=True):  # otherwise a successor could let an earlier generation commit
                 self.granted, ok, why = before, False, "the run's folder cannot be written"
         peer.send({"granted": {"number": asked.number, "ok": ok, "why": why}})
 
@@ -270,7 +270,7 @@ class Coordinator:
         self.apply(AgentGone(agent))
 
     def message_too_long(self, agent: str, detail: str) -> None:
-        """End the run: an agent that misses an order waits forever, and a restart would send the same message."""
+        """End the run. An agent that misses an order waits forever, and a restart would send the same message."""
         self.stop(1, f"a message to {agent} is too long: {detail}")
 
     def continue_without(self, node: str, why: str) -> None:
@@ -328,7 +328,7 @@ class Coordinator:
             self.agents.send(order.agent, message)
 
     def _exclude(self, agent: str, why: str) -> None:
-        """Do not use the node of this agent again."""
+        """Exclude the agent's node from the rest of the run."""
         self.note(f"{agent}: {why}; the run continues without it")
         self.node_source.exclude(agent)
         self.agents.send(agent, {"finish": 0})
@@ -369,7 +369,7 @@ class Coordinator:
     def run_in_background(self, work: Awaitable[None]) -> None:
         self._background.run_in_background(work)
 
-    # Queries by the node source
+    # Queries from the node source
 
     @property
     def closing(self) -> bool:
@@ -386,11 +386,11 @@ class Coordinator:
     # Reports
 
     def save_state(self) -> None:
-        """Write what a successor needs. A full disk must not end the run."""
+        """Save the state for a successor. Errors are ignored, because a full disk must not end the run."""
         self._write_state(durable=False)
 
     def _write_state(self, durable: bool) -> bool:
-        """Write the state and return whether that worked. With `durable` it survives a crash of the machine."""
+        """Write the state and return whether that succeeded. With `durable`, it survives a crash of the machine."""
         if self.is_shut_down:
             return True
         saved = Saved(

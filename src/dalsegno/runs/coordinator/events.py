@@ -1,4 +1,4 @@
-"""Events of a run and orders of its state machine, as plain values."""
+"""The events and orders of a run's state machine, as plain values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True)
 class GenerationStopped:
-    """An agent has killed its workers of this generation. `failures` covers workers that had failed but not ended."""
+    """An agent has killed its workers of this generation. `failures` lists workers that had already failed."""
 
     agent: str
     generation: int
@@ -67,7 +67,7 @@ class PauseOver:
 
 @dataclass(frozen=True)
 class NodesReclaimed:
-    """Slurm is about to take the nodes (time limit, preemption). Workers were told to save and end."""
+    """Slurm is about to reclaim the nodes (time limit or preemption). Workers have been signalled to save and exit."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class GatherTimeout:
-    """The timeout for nodes beyond the minimum is over."""
+    """The time to wait for more nodes than the minimum is over."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Exclude:
 
 @dataclass(frozen=True)
 class ReleaseNodes:
-    """Nothing runs any more: release the nodes and request others."""
+    """Release the nodes, where no workers are left, and request others."""
 
 
 Order = OpenStore | Start | StopGeneration | Finish | Wait | Exclude | ReleaseNodes

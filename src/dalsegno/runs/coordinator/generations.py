@@ -1,9 +1,9 @@
 """The state machine of a run: events in, orders out. Pure, so that every order of events can be tested.
 
 A generation is formed, opens its store, runs, and ends as a whole: when all its workers succeed, when one of them dies,
-or when a node is lost. The next one is formed when every surviving agent has reported that nothing of the old one runs
-any more, so two generations never run at the same time. Messages about another generation than the present one arrive
-late and are ignored.
+or when a node is lost. The next generation is formed only after every surviving agent has reported that all workers of
+the old one have ended, so two generations never run at the same time. Messages about any other generation than the
+current one are late and are ignored.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from dalsegno.runs.status import RunCause
 from dalsegno.train.contract import DONE, SAVED, STOP, TERMINATED
 
 QUICK_S = 10.0  # repeated failures within this time after a start cause a pause
-FORGIVEN_S = 600.0  # a generation that ran so long restores the whole budget of restarts
+FORGIVEN_S = 600.0  # a generation that ran at least this long resets the count of restarts
 
 
 class GenerationPhase(Enum):
     GATHERING = "gathering"  # too few agents are ready
     OPENING = "opening"  # the store is being opened
     RUNNING = "running"
-    STOPPING = "stopping"  # waiting until nothing of this generation runs
+    STOPPING = "stopping"  # waiting until all workers of this generation have ended
     ENDED = "ended"
 
 
@@ -64,35 +64,35 @@ class Run:
 
     shape: Shape
     max_restarts: int = 3
-    literal: bool = False  # torchrun's rules: only 0 is success, and max_restarts failures of any kind are tolerated
+    literal: bool = False  # apply torchrun's rules: only exit code 0 is success, and every failure uses up a restart
     phase: GenerationPhase = GenerationPhase.GATHERING
     generation: int = 0
     ready: tuple[str, ...] = ()  # agents, in order of arrival
-    doubted: frozenset[str] = frozenset()  # agents on nodes that Slurm has out of service
-    group: Members | None = None  # of the present generation, or of the last one
+    doubted: frozenset[str] = frozenset()  # nodes that are out of service in Slurm
+    group: Members | None = None  # members of the current generation, or of the previous one
     done: frozenset[int] = frozenset()  # ranks that ended successfully
-    saved: bool = False  # whether some of `done` asked to be resumed later
-    waiting_for: frozenset[str] = frozenset()  # agents that still have to stop
-    restarts: int = 0  # after failures of workers; a lost node costs none
+    saved: bool = False  # whether a rank in `done` has to be resumed later
+    waiting_for: frozenset[str] = frozenset()  # agents that have not confirmed that they stopped
+    restarts: int = 0  # restarts after worker failures; lost nodes are not counted
     spent: int = 0  # restarts counted against max_restarts
     quick: int = 0  # immediate failures in a row
-    failures: tuple[Failure, ...] = ()  # of the present generation, in order of arrival
-    age_s: float = 0.0  # of the generation when it failed
-    lost_member: bool = False  # the present generation has lost a node, so errors about peers are not failures
+    failures: tuple[Failure, ...] = ()  # failures in the current generation, in order of arrival
+    age_s: float = 0.0  # age of the generation when it failed
+    lost_member: bool = False  # whether the current generation has lost a node, the likely cause of any noise
     last: Failure | None = None  # why the previous generation failed
-    pausing: bool = False  # until the back-off is over
-    leaving: bool = False  # the nodes are needed back
-    exit_code: int | None = None  # set: end the run with this code
+    pausing: bool = False  # whether a back-off is in progress
+    leaving: bool = False  # whether Slurm is reclaiming the nodes
+    exit_code: int | None = None  # if set, the run ends with this code
     why: str = ""  # why the run ends
-    cancelled: bool = False  # by its user
-    smaller: bool = False  # may start with fewer than max_nodes
+    cancelled: bool = False  # whether the user cancelled the run
+    smaller: bool = False  # whether a generation may start with fewer than max_nodes
 
 
 Step = tuple[Run, list[Order]]
 
 
 def advance(run: Run, event: Event) -> Step:
-    """Return the next state of the run and the orders that follow."""
+    """Return the next state of the run and the orders to execute."""
     if run.phase is GenerationPhase.ENDED:
         return run, []
     if isinstance(event, AgentJoined):
@@ -114,7 +114,7 @@ def advance(run: Run, event: Event) -> Step:
 
 def _external_event(run: Run, event: Event) -> Step:
     if isinstance(event, Cancelled):
-        ends = run.exit_code is not None  # a run that already ends keeps its own code
+        ends = run.exit_code is not None  # a run that is already ending keeps its exit code
         return (run, []) if ends else _stop_all(replace(run, exit_code=TERMINATED, why="cancelled", cancelled=True))
     if isinstance(event, NodesReclaimed):
         return _leaving(run)
@@ -126,7 +126,7 @@ def _external_event(run: Run, event: Event) -> Step:
 
 
 def _joined(run: Run, agent: str) -> Step:
-    """Add an agent: it completes the group, lets a smaller one grow, or becomes a spare."""
+    """Add an agent, which completes the group, lets a smaller group grow, or becomes a spare."""
     if agent in run.ready:
         return run, []
     run = replace(run, ready=(*run.ready, agent))
@@ -139,7 +139,7 @@ def _joined(run: Run, agent: str) -> Step:
 
 
 def _left(run: Run, agent: str) -> Step:
-    """Remove an agent. A run that lost all agents at once waits for all to reconnect instead of starting small."""
+    """Remove an agent. A run without agents waits for all of them again instead of starting with fewer."""
     if agent not in run.ready:
         return run, []
     ready = tuple(one for one in run.ready if one != agent)
@@ -168,7 +168,7 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
     failure = event.failure or read_failure(event.rank, event.agent, event.code)
     if run.phase is GenerationPhase.STOPPING:
         if not run.failures and failure.noise:
-            return run, []  # nothing had failed before: this error is only about peers that were stopped
+            return run, []  # nothing failed before the stop, so this error is caused by the stopped peers
         return replace(run, failures=(*run.failures, failure)), []
     if run.phase is not GenerationPhase.RUNNING:
         return run, []
@@ -176,7 +176,7 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
 
 
 def _ended_well(run: Run, event: WorkerEnded) -> Step:
-    """Record a successful end. While leaving, every end counts: unsaved workers resume from their last save."""
+    """Record a successful end. While leaving the nodes, any end counts as one: workers resume from their last save."""
     if run.phase is not GenerationPhase.RUNNING or run.group is None:
         return run, []
     all_ranks = run.group.ranks
@@ -196,7 +196,7 @@ def _hung(run: Run, event: Hung) -> Step:
 
 
 def _leaving(run: Run) -> Step:
-    """Leave the nodes. Running workers may save; a generation that is only forming is not started."""
+    """Leave the nodes. Running workers may save; a generation that is still forming is not started."""
     if run.leaving:
         return run, []
     run = replace(run, leaving=True)
@@ -206,7 +206,7 @@ def _leaving(run: Run) -> Step:
 
 
 def _stop_all(run: Run) -> Step:
-    """Stop the present generation on all nodes. The next step is decided once all agents have confirmed."""
+    """Stop the current generation on all nodes. What follows is decided when all agents have confirmed the stop."""
     if run.phase in (GenerationPhase.GATHERING, GenerationPhase.STOPPING) or run.group is None:
         return _when_all_stopped(run)
     members = [agent for agent in run.group.agents if agent in run.ready]
@@ -241,14 +241,14 @@ def _about(run: Run) -> RunCause:
 
 
 def _after_failure(run: Run, cause: Failure) -> Step:
-    """Restart or end the run: the same fault twice, or too many faults, end it."""
+    """Restart the run, or end it after the same fault twice or after too many faults."""
     spent = 0 if run.age_s >= FORGIVEN_S and not run.literal else run.spent
     why = _reason_to_end(run, cause, spent)
     if why:
         code = cause.exit_code
         return replace(run, phase=GenerationPhase.ENDED, exit_code=code, why=why), [Finish(code, cause, why)]
     quick = run.quick + 1 if run.age_s < QUICK_S else 0
-    # A killed worker does not predict the next failure.
+    # Only the script's own failures cause a pause. A killed worker does not make another failure more likely.
     pause_s = back_off_s(quick) if cause.code > 0 and not run.literal else 0.0
     suspect = "" if run.literal else suspected_node(cause, run.last)
     run = replace(run, restarts=run.restarts + 1, spent=spent + 1, quick=quick, pausing=pause_s > 0)

@@ -1,4 +1,4 @@
-"""The members of a generation and their ranks. Pure."""
+"""Choose the members of a generation and their ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True)
 class Shape:
-    """The requested size of a run: the number of nodes, and of processes on each."""
+    """The requested size of a run: the number of nodes, and of processes per node."""
 
     min_nodes: int
     max_nodes: int
@@ -20,7 +20,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """One node's place in a generation: torchrun's GROUP_RANK, and the first of its RANKs."""
+    """One node's place in a generation: its GROUP_RANK, and the RANK of its first process."""
 
     agent: str
     group_rank: int
@@ -45,7 +45,7 @@ class Members:
 
     @property
     def store_agent(self) -> str:
-        """The agent that holds the store: the first node, which is the others' MASTER_ADDR."""
+        """The agent that holds the store: the one on the first node, which is MASTER_ADDR for all."""
         return self.places[0].agent
 
     @property
@@ -59,10 +59,11 @@ class Members:
 def form_group(
     generation: int, shape: Shape, ready: Sequence[str], before: Sequence[str] = (), doubted: Collection[str] = ()
 ) -> Members | None:
-    """Form the next generation from the agents that are ready; None if there are too few.
+    """Return the members of the next generation, chosen from the agents that are ready; None if there are too few.
 
-    Members of the last generation keep their group rank, and so their rank, data and snapshots. Free ranks go to the
-    others in the order in which Slurm lists nodes, those out of service last. A smaller group drops ranks from the end.
+    Members of the previous generation keep their group rank, and with it their ranks, data and snapshots. Other agents
+    get the free ranks in the order in which Slurm lists nodes, with nodes out of service last. A smaller group drops
+    ranks from the end.
     """
     size = min(len(ready), shape.max_nodes)
     if size < shape.min_nodes:
@@ -76,12 +77,12 @@ def form_group(
 
 
 def in_order(name: str) -> list[str | int]:
-    """Return a key that sorts names as Slurm lists them: numbers in them count as numbers."""
+    """Return a key that sorts names as Slurm lists them, with numbers in numerical order."""
     return [int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(name))]
 
 
 def _keep_seats(size: int, ready: Sequence[str], before: Sequence[str]) -> Mapping[int, str]:
-    """Return the agents that stay, by group rank. Agents beyond the new size move into gaps."""
+    """Return the agents that stay, by group rank. Agents beyond the new size move to free group ranks."""
     alive = set(ready)
     seats = {index: agent for index, agent in enumerate(before[:size]) if agent in alive}
     moved = [agent for agent in before[size:] if agent in alive]

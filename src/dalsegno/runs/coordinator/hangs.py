@@ -1,4 +1,4 @@
-"""Detection of hangs (no step for too long) and of idle ranks (others have returned). Pure: times in, a verdict out."""
+"""Detect hangs (no step for too long) and ranks that stay idle after other ranks have returned."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from dalsegno.runs.journal import RunEvent
 
 TIMES_THE_MEDIAN = 10
 MIN_TIMEOUT_S = 60.0
-ENOUGH_STEPS = 5  # needed for a median: the first steps compile and warm up
-KEPT = 100  # durations of steps that are kept for the median
-IDLE_S = 30.0  # ranks that are idle for this long while others have returned are reported
-BUSY_SHARE = 0.02  # of one CPU; threads that only wait use less
+ENOUGH_STEPS = 5  # steps needed for a useful median, because the first steps compile and warm up
+KEPT = 100  # number of step durations from which the median is computed
+IDLE_S = 30.0  # ranks that stay idle for this long after others have returned are reported
+BUSY_SHARE = 0.02  # share of one CPU; threads that only wait use less
 BUSY_BYTES = 1 << 20
 
 
 class StepMarks:
-    """The steps of one generation. `timeout_s`: time without a step that counts as a hang; 0: never, None: derived."""
+    """The steps of one generation. A hang is `timeout_s` without a step; 0: no limit; None: derived from the median."""
 
     def __init__(self, timeout_s: float | None, now: float) -> None:
         self.timeout_s = timeout_s
@@ -35,16 +35,18 @@ class StepMarks:
         self._newest = -1
         self._over = False
 
-    def step(self, number: int, now: float) -> None:
-        """Record a step. The first rank to reach it counts."""
+    def step(self, number: int, now: float) -> bool:
+        """Record a step when the first rank reaches it; return whether it is the first step."""
+        is_first = self._newest < 0
         if number <= self._newest:
-            return
-        if self._newest >= 0:
+            return False
+        if not is_first:
             self._steps = [*self._steps[-KEPT:], now - self.last]
         self._newest, self.last = number, now
+        return is_first
 
     def stop_timer(self) -> None:
-        """Stop the timer, because no steps follow: only a last save or an evaluation."""
+        """Stop the timer. No more steps follow, only a last save or an evaluation."""
         self._over = True
 
     def record_output(self, at: float) -> None:
@@ -68,10 +70,10 @@ class StepMarks:
 
 
 class Activity:
-    """The activity of the ranks that have not returned, from the work that their nodes report."""
+    """The activity of the ranks that have not returned, as reported by their nodes."""
 
     def __init__(self) -> None:
-        # by rank: its work when it was last active, and the time
+        # rank -> its counters when it was last active, and the time
         self._last: dict[int, tuple[WorkerActivity, float]] = {}
 
     def record(self, rank: int, work: WorkerActivity, now: float) -> None:
@@ -80,7 +82,7 @@ class Activity:
             self._last[rank] = work, now
 
     def idle_s(self, ranks: Collection[int], now: float) -> float:
-        """Return how long all of these ranks have been idle; 0 while one of them is unknown."""
+        """Return how long all of these ranks have been idle; 0 if one of them has not been reported yet."""
         return min((now - self._last[rank][1] if rank in self._last else 0.0 for rank in ranks), default=0.0)
 
 
@@ -88,11 +90,11 @@ def _is_busy(before: WorkerActivity, now: WorkerActivity, passed_s: float) -> bo
     return now.cpu_s - before.cpu_s > BUSY_SHARE * max(1.0, passed_s) or now.moved - before.moved > BUSY_BYTES
 
 
-# Hangs: capture the stacks, then end the generation so that the next can start
+# Hangs: capture the stacks, then end the generation so that the next one can start
 
 
-ASK_S = 5.0  # between two queries for the work of ranks that have not returned
-STACKS_S = 10.0  # timeout for the stacks of a node, which take at most 7 s
+ASK_S = 5.0  # interval between two queries for the activity of ranks that have not returned
+STACKS_S = 10.0  # timeout for a node to capture its stacks, which takes at most 7 s
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,9 @@ class Idle:
 
     generation: int
     returned: int
-    ranks: Mapping[str, str]  # not returned, with their nodes
+    ranks: Mapping[str, str]  # rank that has not returned -> its node
     idle_s: int
-    stacks: str  # the file with the stack of the first of them
+    stacks: str  # the file with the stacks of the first of these ranks
 
     def sentence(self) -> str:
         names = ", ".join(f"{rank} on {node}" for rank, node in list(self.ranks.items())[:4])
@@ -134,15 +136,16 @@ class HangWatch:
 
     @property
     def age_s(self) -> float:
-        """The age of the present generation."""
+        """The age of the current generation."""
         return time.monotonic() - self._began
 
     def stepped(self, generation: int, step: int) -> None:
-        if generation == self._control.run.generation:
-            self._marks.step(step, time.monotonic())
+        """Record a step, and the first one of a generation in the journal: from then on the run trains again."""
+        if generation == self._control.run.generation and self._marks.step(step, time.monotonic()):
+            self._control.journal(RunEvent.FIRST_STEP, generation=generation, step=step)
 
     def stop_timer(self, generation: int) -> None:
-        """Stop the timer: the script has no more steps to do."""
+        """Stop the timer, because the script has no more steps to do."""
         if generation == self._control.run.generation:
             self._marks.stop_timer()
 
@@ -160,7 +163,7 @@ class HangWatch:
             self._control.run_in_background(self._end(run.generation, overdue_s))
 
     def _look_for_idle(self, run: Run) -> None:
-        """Report that some ranks have returned while the others are idle: the run may never end. Do not end it."""
+        """Report that some ranks have returned and the others are idle, since the run may never end. Do not end it."""
         now, left = time.monotonic(), sorted(run.group.ranks - run.done) if run.group and run.done else []
         if not left or self._idle_reported:
             return
@@ -183,7 +186,7 @@ class HangWatch:
         self._control.journal(RunEvent.IDLE, text=idle.sentence(), **dataclasses.asdict(idle))
 
     def worked(self, generation: int, ranks: Mapping[int, WorkerActivity]) -> None:
-        """Record what a node's workers have done so far."""
+        """Record the activity of a node's workers."""
         if generation == self._control.run.generation:
             for rank, work in ranks.items():
                 self._activity.record(rank, work, time.monotonic())
@@ -205,7 +208,7 @@ class HangWatch:
             await asyncio.wait_for(self._all_done.wait(), self._stacks_s)
 
     def stacks_done(self, agent: str) -> None:
-        """Record that an agent has captured the stacks, or is lost and never will."""
+        """Record that an agent has captured the stacks, or is lost."""
         self._asked.discard(agent)
         if not self._asked:
             self._all_done.set()

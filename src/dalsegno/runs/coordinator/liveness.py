@@ -1,7 +1,7 @@
-"""Liveness of agents and nodes, for the coordinator: heartbeats and probes.
+"""How the coordinator detects lost agents and nodes: heartbeats and probes.
 
-A host that answers a connect is alive, however silent its agent is (stopped, starved, its packets lost). Only a host
-that answers nothing for the whole time is lost. An agent that is silent for very long is stuck.
+A host that answers a connect is alive, even if its agent is silent because it is stopped, starved, or its packets are
+lost. Only a host that answers nothing during the whole probe is lost. An agent that is silent for very long is stuck.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dalsegno.wire.liveness import Liveness, LivenessLimits, PeerSign, Presence
 
 DEFAULT_GONE_S = 3.0
 MIN_GONE_S, MAX_GONE_S = 1.0, 600.0
-NODE_TIMEOUT = "DALSEGNO_NODE_TIMEOUT"  # set by the cluster
+NODE_TIMEOUT = "DALSEGNO_NODE_TIMEOUT"  # environment variable that the cluster sets
 
 
 def read_gone_s(environ: Mapping[str, str]) -> float:
-    """Return the value of the cluster's variable, or the default if it is missing or out of range."""
+    """Return the node timeout that the cluster sets, or the default if it is missing, invalid or out of range."""
     try:
         seconds = float(environ.get(NODE_TIMEOUT) or DEFAULT_GONE_S)
     except ValueError:
@@ -38,14 +38,14 @@ class Timing:
 
     gone_s: float = DEFAULT_GONE_S
     stuck_s: float = 30.0
-    look_s: float = 0.1  # interval of `look`
+    look_s: float = 0.1  # interval between calls of `look`
 
     @property
     def limits(self) -> LivenessLimits:
         """The limits of the detector.
 
         Silence and a probe together last slightly less than `gone_s`, because checking and reporting take time too. A
-        silent agent whose host answers gets at least `gone_s`.
+        silent agent whose host answers is not declared dead before `gone_s`.
         """
         half_s = 0.8 * self.gone_s / 2
         stuck_s = max(self.stuck_s, self.gone_s)
@@ -57,13 +57,13 @@ class Timing:
 # Heartbeats and probes
 
 
-BEATS_AT_ONCE = 256  # in addition to two per agent
-_NEVER = 1 << 64  # above any sequence number, so that beats of unknown agents count as old
+BEATS_AT_ONCE = 256  # heartbeats to read per call, in addition to two per agent
+_NEVER = 1 << 64  # above any sequence number, so that heartbeats from unknown agents count as old
 
 
 @dataclass(eq=False)
 class _HostProbe:
-    """A series of connections to one host. One answer is enough."""
+    """A series of connection attempts to one host, which is alive if it answers one of them."""
 
     until: float
     answered: float | None = None
@@ -75,7 +75,7 @@ class _HostProbe:
 
 
 class AgentLiveness:
-    """Watches the agents of a run. It reads beats ten times a second, which is cheaper than a wake-up for each."""
+    """Watches the agents of a run. It reads heartbeats ten times a second, which is cheaper than a wake-up for each."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class AgentLiveness:
         self._socket.close()
 
     def expect(self, agent: str, key: bytes) -> None:
-        """Watch an agent that has connected: its heartbeats are signed with this key from now on."""
+        """Watch an agent that has connected and signs its heartbeats with this key from now on."""
         self._keys[agent], self._last[agent] = key, 0
         self._liveness.expect(agent, self._clock())
         self._liveness.beat(agent, self._clock())
@@ -125,10 +125,10 @@ class AgentLiveness:
                 gone(agent, why)
 
     def _take_beats(self) -> None:
-        """Read pending datagrams, within bounds: anyone may send them, and they must not starve the coordinator.
+        """Read a limited number of datagrams, so that a flood of them cannot starve the coordinator.
 
-        Datagrams other than beats of watched agents are dropped before the signature is computed. Beats lost in a flood
-        do no harm: a silent host is probed, and agents also send messages on their connections.
+        Datagrams that are not heartbeats from watched agents are dropped before the signature is computed. Heartbeats
+        lost in a flood do no harm: a silent host is probed, and agents also send messages on their connections.
         """
         now = self._clock()
         with contextlib.suppress(BlockingIOError):
@@ -143,11 +143,11 @@ class AgentLiveness:
                     self._answer(beat, address)
 
     def _answer(self, beat: Heartbeat, address: tuple[str, int]) -> None:
-        with contextlib.suppress(OSError):  # no route at the moment
+        with contextlib.suppress(OSError):  # for example, there is no route at the moment
             self._socket.sendto(pack_beat(self._keys[beat.sender], Heartbeat("", beat.number)), address)
 
     def look(self) -> list[tuple[str, str]]:
-        """Start, continue and end probes; return the lost agents with the reason, each once."""
+        """Start, continue and end probes; return each lost agent once, with the reason."""
         now = self._clock()
         look = self._liveness.look(now)
         if look.late:
@@ -162,7 +162,7 @@ class AgentLiveness:
         return lost
 
     def _advance(self, agent: str, probe: _HostProbe, now: float) -> str:
-        """Connect once more, or end the probe; return why the agent is lost, if it is."""
+        """Connect once more, or end the probe. Return why the agent is lost; "" if it is not."""
         connected = self._liveness.signs[agent].presence is Presence.CONNECTED
         if not connected and probe.answered is None and now < probe.until:
             self._dial(agent, probe)
@@ -186,7 +186,7 @@ class AgentLiveness:
             task.add_done_callback(probe.dials.discard)
 
     async def _connect(self, probe: _HostProbe, address: tuple[str, int]) -> None:
-        """Connect once. Each attempt is a new connection, because a retransmission comes only after a second."""
+        """Try to connect. Each attempt is a new connection, because TCP retransmits only after a second."""
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection(*address)
             writer.transport.abort()
@@ -205,17 +205,17 @@ def _reason_of_loss(sign: PeerSign, now: float) -> str:
 # Reachability of nodes before srun starts agents there
 
 
-QUIET_PORT = 9  # on a port where nothing listens, a live kernel refuses, and slurmd's log stays clean
+QUIET_PORT = 9  # nothing listens here, so a live kernel refuses, and slurmd's log stays clean
 QUIET_S = 0.3
 RETRANSMIT_S = 2.0  # timeout that allows for the retransmission of a lost first packet
-AT_ONCE = 200  # connections
+AT_ONCE = 200  # simultaneous connections
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT)
 
 
 async def unreachable(nodes: Iterable[NodeInfo], slurmd_port: Callable[[], Awaitable[int]]) -> list[str]:
-    """Return the nodes whose host answers on no port. Nodes without a known address are left out.
+    """Return the nodes whose host does not answer on any port tried. Nodes without a known address are omitted.
 
-    A firewall may drop packets to closed ports. So slurmd's port is tried too: the node's own, or the common one.
+    A firewall may drop packets to closed ports, so slurmd's port is tried too: the node's own, or else the cluster's.
     """
     suspects = await _silent([(node, QUIET_PORT) for node in nodes if node.address], QUIET_S)
     if not suspects:
@@ -237,7 +237,7 @@ async def _silent(asked: list[tuple[NodeInfo, int]], within_s: float) -> list[No
 
 
 async def _answers(host: str, port: int, within_s: float) -> bool:
-    """Return whether the host answers. A refusal is an answer, and a local error tells nothing about the host."""
+    """Return whether the host answers. Refusals count as answers, and so do local errors, which prove nothing."""
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), within_s)
     except asyncio.TimeoutError:

@@ -1,4 +1,4 @@
-"""What the nodes of a run hold in memory, as their agents report it, and the orders that follow from it."""
+"""Track the snapshots in the memory of a run's nodes, and tell agents what to keep and where to resume."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, render_safe_steps
 from dalsegno.wire.frames import Message
 
-# Safe steps: which snapshots the ranks of one generation must not overwrite. Pure: times are arguments.
+# Safe steps: which snapshots the ranks of one generation must not overwrite
 
 
-COPY_TIMEOUT_S = 5.0  # time without a new safe step until a floor is set; doubled each time, for slow copies
+COPY_TIMEOUT_S = 5.0  # after this time without a new safe step, the floor is raised; doubled each time, for slow copies
 MAX_COPY_TIMEOUT_S = 300.0
-AHEAD = 8  # steps from the newest to the floor; doubled each time, in case the floor was set too late
+AHEAD = 8  # how far above the newest step the floor is set; doubled each time, in case it was too low
 MAX_AHEAD = 4096
 _SHARED = -1
 
-_Part = tuple[Place, int]  # of a step: a rank's own part, or the part common to all
+_Part = tuple[Place, int]  # part of a step: a rank's own part, or the part shared by all ranks
 
 _Counted = TypeVar("_Counted")
 
 
 class Safety:
-    """Tracks which steps of one generation are replicated, starting from the announced `SafeSteps`."""
+    """Tracks which steps of one generation are replicated, beginning with the `SafeSteps` already announced."""
 
     def __init__(self, nodes: Sequence[str], world: int, announced: SafeSteps, now: float) -> None:
         self.safe = announced
@@ -36,12 +36,12 @@ class Safety:
         self._enough = min(2, len(nodes))
         self._held: dict[str, frozenset[_Part]] = {}
         self._holders: Counter[_Part] = Counter()
-        self._replicated: Counter[Place] = Counter()  # number of a step's parts that enough nodes hold
+        self._replicated: Counter[Place] = Counter()  # step -> how many of its parts are held by enough nodes
         self._newest = announced.place
         self._since, self._timeout_s, self._ahead = now, COPY_TIMEOUT_S, AHEAD
 
     def update(self, node: str, held: Iterable[HeldSnapshot]) -> None:
-        """Update what a node holds. The cost depends on the change, not on the total."""
+        """Update the snapshots that a node holds. The cost depends on the change, not on the total."""
         if node not in self._nodes:
             return
         parts, before = frozenset(self._parts(held)), self._held.get(node, frozenset())
@@ -55,14 +55,14 @@ class Safety:
             self._newest = max(self._newest, part[0])
 
     def advance(self, now: float) -> SafeSteps:
-        """Return the safe steps at this time. Raise the floor if no step has become safe for too long."""
+        """Return the current safe steps. Raise the floor if no step has become safe for too long."""
         found = [place for place, parts in self._replicated.items() if parts == self._parts_of_a_step]
         place = max(filter(self._may_become_safe, found), default=self.safe.place)
         if place != self.safe.place:
             self.safe = replace(self.safe, place=place)
             self._since = now
         elif self._newest <= max(self.safe.place, self.safe.resumed):
-            self._since = now  # nothing to wait for
+            self._since = now  # there is no newer step that could become safe
         elif now - self._since > self._timeout_s:
             self._raise_floor(now)
         return self.safe
@@ -96,7 +96,7 @@ def _count(counter: Counter[_Counted], key: _Counted, change: int) -> None:
 
 
 Address = tuple[str, int]
-SOURCES = 8  # keepers a node may ask for the common part, in turn
+SOURCES = 8  # maximum number of keepers that a node may ask, in turn, for the shared part
 
 
 class MemoryTable:
@@ -105,12 +105,12 @@ class MemoryTable:
     def __init__(self) -> None:
         self._held: dict[str, tuple[HeldSnapshot, ...]] = {}
         self._keepers: dict[str, Address] = {}
-        self._reported: dict[str, SafeSteps] = {}  # the last `SafeSteps` that each agent has received, as it reports
+        self._reported: dict[str, SafeSteps] = {}  # the last `SafeSteps` that each agent says it has received
         self._sent: dict[str, Message] = {}  # the last message to each agent about its buddy
         self._keepers_changed = False
         self._sent_safe: SafeSteps | None = None
-        self._begun = 0  # the last generation started here
-        self._resume: Resume | None = None  # what that generation resumed from
+        self._begun = 0  # the last generation that was started or taken over
+        self._resume: Resume | None = None  # the snapshot from which that generation resumed
         self._safety: Safety | None = None  # None if nothing is replicated
         self.used: set[str] = set()  # nodes whose memory may hold data of the run
 
@@ -131,7 +131,7 @@ class MemoryTable:
             table.pop(node, None)
 
     def forget_keeper(self, node: str) -> None:
-        """Forget a node's keeper: without a warm parent it has none."""
+        """Forget a node's keeper. A node without a warm parent has none."""
         self._keepers.pop(node, None)
 
     # Start of a generation
@@ -167,7 +167,7 @@ class MemoryTable:
         return max(((each.generation, each.place) for each in self._reported.values()), default=(0, NOWHERE))[1]
 
     def _order(self, found: Resume, ranks: Sequence[int], number: int) -> Message:
-        """Return the resume order for these ranks. Each node gets the common part from a different source."""
+        """Return the resume order for these ranks. Nodes get the shared part from different sources to spread load."""
         shared = self._addresses(found.shared)
         first = number % len(shared) if shared else 0
         return {
@@ -179,7 +179,7 @@ class MemoryTable:
         }
 
     def _within_reach(self, found: Resume, group: Members) -> bool:
-        """Return whether every rank finds each part on its own node, or on a node with a keeper that can send it."""
+        """Return whether every rank finds its parts on its own node, or on a node whose keeper can send them."""
         if not self._addresses(found.shared) and not set(group.agents) <= set(found.shared):
             return False
         for place in group.places:
@@ -200,7 +200,7 @@ class MemoryTable:
     # While a generation runs
 
     def updates(self, group: Members, now: float) -> list[tuple[str, Message]]:
-        """Return the messages to send now, each with its node: new buddies, and new safe steps."""
+        """Return the messages to send now, each with its node. They announce new buddies and new safe steps."""
         messages = self._new_pairs(group) if self._keepers_changed else []
         if self._begun != group.generation:
             self._take_over(group, now)
@@ -218,7 +218,7 @@ class MemoryTable:
         return messages
 
     def _take_over(self, group: Members, now: float) -> None:
-        """Take over a generation: once all nodes have reported, the highest reported `SafeSteps` counts."""
+        """Take over a generation once all nodes have reported, with the highest `SafeSteps` that they have received."""
         if not all(node in self._held for node in group.agents):
             return
         reported = [each for node, each in self._reported.items() if each.generation == group.generation]

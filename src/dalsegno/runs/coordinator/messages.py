@@ -1,6 +1,6 @@
-"""Messages of run agents, parsed once on arrival. Pure.
+"""Parse the messages from run agents.
 
-Senders have proved that they know the run's secret. An unreadable message raises and ends the connection.
+The senders have proved that they know the run's secret. An unreadable message raises an error and ends the connection.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """How a worker ended, and the evidence of the cause."""
+    """How a worker ended, with evidence of the cause."""
 
     generation: int
     rank: int
-    code: int  # negative: a signal
+    code: int  # exit code; negative for a signal
     traceback: str = ""
     oom: bool = False
 
 
 @dataclass(frozen=True)
 class AgentHello:
-    """An agent's first message: its identity, its addresses and what it still runs or holds."""
+    """An agent's first message: its identity and addresses, its workers, and the snapshots it holds."""
 
     agent: str
-    probe: int  # a port on which its host answers
+    probe: int  # a port on which the agent's host answers
     pid: int = 0
     job: int = 0  # the Slurm job that the agent runs in
-    address: str = ""  # where other nodes reach it, if it knows better than the coordinator
-    found: Mapping[str, str] = field(default_factory=dict)  # agent's variables that those of its workers depend on
-    generation: int = 0  # of its workers
-    stopped: int = 0  # the last generation whose processes have all ended there
+    address: str = ""  # address for other nodes, if it differs from that of the connection
+    found: Mapping[str, str] = field(default_factory=dict)  # variables of the agent that determine those of its workers
+    generation: int = 0  # the generation of its workers
+    stopped: int = 0  # the last generation whose processes have all ended on the node
     reports: tuple[WorkerReport, ...] = ()
     held: tuple[HeldSnapshot, ...] = ()
     keeper: int = 0  # the port of its keeper
-    safe: SafeSteps | None = None  # the last `Safe` it received
+    safe: SafeSteps | None = None  # the last `SafeSteps` that the agent received
 
     def still_runs(self, generation: int) -> bool:
-        """Return whether it still runs this generation's workers."""
+        """Return whether the agent still runs this generation's workers."""
         return self.generation == generation > self.stopped
 
 
@@ -56,13 +56,13 @@ class Ready:
     """Workers can be started."""
 
     warm: bool = False
-    seconds: float | None = None  # time spent on importing ahead
-    threads: tuple[str, ...] = ()  # of the warm parent, besides its own
+    seconds: float | None = None  # duration of the warm parent's imports
+    threads: tuple[str, ...] = ()  # extra threads in the warm parent, which do not exist in its workers
 
 
 @dataclass(frozen=True)
 class ParentDied:
-    """The warm parent is gone, and the workers with it."""
+    """The warm parent has died, and its workers with it."""
 
     why: str
 
@@ -89,7 +89,7 @@ class EndedWorker:
 
 @dataclass(frozen=True)
 class AllStopped:
-    """Nothing of a generation runs on this node. `reports` are of workers that had failed but not ended yet."""
+    """All processes of a generation on this node have ended. `reports` describe workers that had already failed."""
 
     generation: int
     reports: tuple[WorkerReport, ...] = ()
@@ -102,18 +102,19 @@ class Stepped:
     step: int
     progress: Mapping[str, float] = field(default_factory=dict)
     over: bool = False  # this was the last step; the rest of the script may take any time
+    busy_s: Mapping[int, float] = field(default_factory=dict)  # by rank of the node: its steps without waiting
 
 
 @dataclass(frozen=True)
 class MemoryHeld:
-    """What the node's memory holds now."""
+    """The snapshots that the node's memory holds now."""
 
     held: tuple[HeldSnapshot, ...]
 
 
 @dataclass(frozen=True)
 class GrantRequested:
-    """A request of a worker of this generation to commit what it wrote."""
+    """A worker of this generation asks whether it may commit what it wrote."""
 
     number: int
     generation: int
@@ -126,7 +127,7 @@ class StacksTaken:
 
 @dataclass(frozen=True)
 class WorkerActivity:
-    """What a worker and its child processes have done since it started."""
+    """The resources that a worker and its child processes have used since it started."""
 
     cpu_s: float
     moved: int  # bytes read and written
@@ -134,7 +135,7 @@ class WorkerActivity:
 
 @dataclass(frozen=True)
 class NodeActivity:
-    """The work of a node's running workers, by rank."""
+    """The activity of a node's running workers, by rank."""
 
     generation: int
     ranks: Mapping[int, WorkerActivity]
@@ -156,7 +157,7 @@ class UserNote:
 
 @dataclass(frozen=True)
 class LogPiece:
-    """Log text from a node that does not see the run folder."""
+    """Log text from a node that has no access to the run folder."""
 
     name: str
     text: str
@@ -187,7 +188,7 @@ def read_hello(message: Message) -> AgentHello:
 
 
 def read_message(message: Message) -> AgentMessage | None:
-    """Parse a message; None if it is only a heartbeat."""
+    """Return the parsed message; None if it is only a heartbeat."""
     return next((read(message) for key, read in _READERS.items() if key in message), None)
 
 
@@ -203,6 +204,7 @@ _READERS: dict[str, Callable[[Message], AgentMessage]] = {
         int(message["step"]),
         _figures(message.get("progress")),
         bool(message.get("over")),
+        _busy_times(message.get("busy")),
     ),
     "kept": lambda message: MemoryHeld(_held(message["kept"])),
     "grant": lambda message: GrantRequested(int(message["grant"]), int(message["generation"])),
@@ -238,9 +240,13 @@ def _works(data: Mapping[str, Sequence[float]]) -> dict[int, WorkerActivity]:
 
 
 def _figures(data: Message | None) -> dict[str, float]:
-    """Return a worker's own figures; values that are not numbers are dropped."""
+    """Return the figures that a worker reports. Values that are not numbers are dropped."""
     found = (data or {}).items()
     return {str(name): float(value) for name, value in found if isinstance(value, (int, float))}
+
+
+def _busy_times(data: Message | None) -> dict[int, float]:
+    return {int(rank): float(seconds) for rank, seconds in (data or {}).items()}
 
 
 def _reports(message: Message) -> tuple[WorkerReport, ...]:
@@ -265,13 +271,13 @@ def _number(message: Message, name: str) -> int:
 
 
 def to_event(agent: str, message: AgentMessage, age_s: float, healthy: bool = True) -> Event | None:
-    """Return the event that a message means for the run, or None.
+    """Return the event for the state machine that a message causes, or None.
 
-    `age_s` is the age of the generation. `healthy` says whether Slurm has the agent's node in service.
+    `age_s` is the age of the generation. `healthy` says whether the agent's node is in service in Slurm.
     """
     if isinstance(message, Ready):
         return AgentJoined(agent)
-    if isinstance(message, ParentDied):  # new workers would take seconds to start: a spare is faster
+    if isinstance(message, ParentDied):  # its next workers would start slowly, so a spare is faster
         return AgentGone(agent)
     if isinstance(message, StoreOpen):
         return StoreOpened(agent, message.generation, message.port)

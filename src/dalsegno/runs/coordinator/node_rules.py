@@ -1,4 +1,4 @@
-"""Rules about nodes: which are lost, left or used again, and when a refused request is repeated. Pure."""
+"""Rules that decide when nodes are lost, left or used again, and when a refused request is repeated."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 from dalsegno.slurm.parse.srun import refused_containers, started_outside, why_not_started
 from dalsegno.slurm.render import SPARE_REASON
 
-# Nodes on which no agent starts.
+# Nodes on which no agent starts, and lost nodes
 
 
-MAX_TRIES = 5  # consecutive attempts to start an agent on one node
+MAX_TRIES = 5  # limit on consecutive attempts to start an agent on one node
 ALONE_FROM = 3  # from this attempt on, a node gets its own srun, because another node may be at fault
-SOON_S, LATELY_S = 1.0, 60.0  # Slurm is polled every SOON_S until LATELY_S after the last loss of a node
-FORGIVEN_S = 600.0  # a node lost longer ago than this is used again if Slurm has it in service
+SOON_S, LATELY_S = 1.0, 60.0  # Slurm is polled every SOON_S for LATELY_S after a node is lost
+FORGIVEN_S = 600.0  # a node lost longer ago than this is used again if it is in service in Slurm
 
 
 @dataclass
 class Tries:
-    """Counts failed starts of agents, by node."""
+    """The number of consecutive attempts to start an agent, by node."""
 
     _count: dict[str, int] = field(default_factory=dict)
 
     def count_try(self, node: str) -> bool:
-        """Count a try; return False if there were too many."""
+        """Count an attempt; return False if there were too many."""
         self._count[node] = self._count.get(node, 0) + 1
         return self._count[node] <= MAX_TRIES
 
@@ -39,14 +39,14 @@ class Tries:
             self._count.pop(node, None)
 
     def group_by_srun(self, nodes: Iterable[str]) -> list[tuple[str, ...]]:
-        """Group nodes by srun: one srun for all nodes, except that nodes with repeated failures get one each."""
+        """Return the nodes of each srun. A node that failed repeatedly gets its own srun; all others share one."""
         alone = [node for node in nodes if self._count.get(node, 0) >= ALONE_FROM]
         others = tuple(node for node in nodes if node not in alone)
         return [*([others] if others else []), *((node,) for node in alone)]
 
 
 def startup_failure(log: str, node: str) -> str:
-    """Return why agents on this node end as soon as they start, from the output of srun; "" if unknown."""
+    """Return why agents on this node end as soon as they start, according to srun's output; "" if unknown."""
     if started_outside(log, node):
         return ": the container does not start there (run `dalsegno containers check` for the reason)"
     why = why_not_started(log, node)
@@ -54,7 +54,7 @@ def startup_failure(log: str, node: str) -> str:
 
 
 def container_faults(log: str, nodes: Collection[str]) -> list[str]:
-    """Return why the container failed on every node; empty if some node has not refused it."""
+    """Return the reasons why the container failed on all nodes; empty if it did not fail on all of them."""
     refused = refused_containers(log)
     return list(dict.fromkeys(refused[node] for node in nodes)) if nodes and {*nodes} <= refused.keys() else []
 
@@ -62,11 +62,11 @@ def container_faults(log: str, nodes: Collection[str]) -> list[str]:
 def usable_again(
     lost_at: Mapping[str, float], nodes: Iterable[NodeInfo], now: float, were_out: Collection[str] = ()
 ) -> list[str]:
-    """Return the lost nodes that may be used again, given when each was lost.
+    """Return the lost nodes that may be used again.
 
-    These are nodes whose slurmd was started since (rebuilt or rebooted), nodes that were out of service and are healthy
-    again (repaired without a restart of slurmd: a cable, a GPU reset), and nodes lost long ago that Slurm has in
-    service.
+    These are nodes whose slurmd has started since the loss (rebuilt or rebooted), nodes that were out of service and
+    are healthy again (repaired without a restart of slurmd, for example a cable or a GPU reset), and nodes in service
+    that were lost long ago.
     """
     known = {node.name: node for node in nodes}
     return [
@@ -82,7 +82,7 @@ def out_of_service(nodes: Iterable[NodeInfo]) -> set[str]:
 
 
 def ask_again_s(lost_at: Iterable[float], now: float) -> float:
-    """Return the seconds until the next query of Slurm: fewer if a node was lost recently and may be back soon."""
+    """Return the seconds until Slurm is polled again: fewer if a node was lost recently and may be back soon."""
     return SOON_S if any(now - at < LATELY_S for at in lost_at) else ASK_SLURM_S
 
 
@@ -95,11 +95,11 @@ def _is_good(node: NodeInfo) -> bool:
     return node.in_service or (node.responding and node.reason == SPARE_REASON)
 
 
-# Nodes that the controller has drained for repair: a run leaves them once it has others.
+# Nodes that the controller has drained for repair, which a run leaves once it has others
 
 
 def drained_for_repair(nodes: Iterable[NodeInfo]) -> dict[str, str]:
-    """Return the nodes that the controller has drained, and why. On other drained nodes work may continue."""
+    """Return the nodes that the controller has drained, and why. Work may continue on nodes drained by others."""
     drained = [node for node in nodes if node.draining and node.reason.startswith(OURS)]
     return {node.name: node.reason.removeprefix(OURS) for node in drained if node.reason != SPARE_REASON}
 
@@ -110,20 +110,20 @@ def nodes_to_leave(vacating: Mapping[str, str], ready: Collection[str], wanted: 
     return here[: max(0, len(ready) - wanted)]
 
 
-# Repeating refused requests.
+# Repetition of refused requests
 
 
 RETRY_S, MAX_RETRY_S = 5.0, 60.0
-# If no node matches the request, each repetition only adds a failed job to Slurm's accounting.
+# If no node matches the request, wait longer, because each repetition adds a failed job to Slurm's accounting.
 NO_NODES_RETRY_S, MAX_NO_NODES_RETRY_S = 60.0, 900.0
 
 
 @dataclass
 class Refusals:
-    """Consecutive refusals of a request. If a node is no longer excluded, the request may be repeated at once."""
+    """Consecutive refusals of a request. It may be repeated at once if an excluded node is allowed again."""
 
     count: int = 0
-    why: str = ""  # "" if there is none
+    why: str = ""  # the last reason; "" if the last request was not refused
     _without: frozenset[str] = frozenset()
     _not_before: float = 0.0
 
@@ -143,7 +143,7 @@ class Refusals:
         self.count, self.why = 0, ""
 
 
-# Agents that are slow to start, because of an image import or a long prolog.
+# Agents that are slow to start because of an image import or a long prolog
 
 
 LONG_S = 60.0  # slower starts are reported
@@ -156,7 +156,7 @@ def still_starting(ages_s: Mapping[str, float], nodes: Iterable[NodeInfo], now: 
 
 
 def describe_slow(ages_s: Mapping[str, float], waits: Collection[str], reported: set[str], log: object) -> str:
-    """Return a note on slow nodes that were not reported before; "" if there are none."""
+    """Return a note about slow nodes that have not been reported yet; "" if there are none."""
     new = sorted(node for node in waits if ages_s[node] >= LONG_S and node not in reported)
     reported.update(new)
     return f"agents are slow to start on {compress(new)} (image import or prolog); see {log}" if new else ""

@@ -1,4 +1,4 @@
-"""The sources of a run's agents: Slurm jobs that the coordinator requests, or none if agents are started elsewhere."""
+"""The interfaces of a node source and its coordinator, and the source for runs whose agents are started elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dalsegno.wire.frames import Message
 
 
 class RunControl(Protocol):
-    """The coordinator as its parts see it: the source of nodes, the watch for hangs and the admission of nodes."""
+    """The coordinator's interface for its parts: the node source, the hang detection and the admission of nodes."""
 
     @property
     def run(self) -> Run: ...
@@ -29,11 +29,11 @@ class RunControl(Protocol):
     def send(self, agent: str, message: Message) -> None: ...
 
     def last_output(self, generation: int) -> float:
-        """Return when any rank last wrote output, on the monotonic clock."""
+        """Return the monotonic time at which any rank last wrote output."""
         ...
 
     def save_state(self) -> None:
-        """Save the present state for a successor."""
+        """Save the current state for a successor."""
         ...
 
     def note(self, text: str) -> None: ...
@@ -54,40 +54,40 @@ class RunControl(Protocol):
 
     @property
     def closing(self) -> bool:
-        """Whether no more agents are wanted: the run has ended, or is leaving its nodes."""
+        """Whether no more agents are needed, because the run is ending or leaving its nodes."""
         ...
 
     @property
     def ending(self) -> bool:
-        """Whether the run will not continue, on these nodes or others."""
+        """Whether the run is ending and will not continue on other nodes."""
         ...
 
     @property
     def present(self) -> frozenset[str]:
-        """Nodes whose agents are connected."""
+        """The nodes whose agents are connected."""
         ...
 
     def continue_without(self, node: str, why: str) -> None:
-        """Continue without this node, which is alive."""
+        """Continue without this node, although it is alive."""
         ...
 
 
 class NodeSource(Protocol):
-    """Obtains nodes, starts agents there and gives nodes back. Every method may be called at any time, in any state."""
+    """Obtains nodes, starts agents on them and releases them. Every method may be called at any time, in any state."""
 
     @property
     def excluded(self) -> Collection[str]:
-        """Nodes not to use (again)."""
+        """The nodes that the run must not use."""
         ...
 
     @property
     def lost_since(self) -> Mapping[str, float]:
-        """Lost nodes and those left for repair, and since when."""
+        """The nodes that are lost or left for repair, and since when."""
         ...
 
     @property
     def unhealthy(self) -> frozenset[str]:
-        """Nodes that Slurm has taken out of service."""
+        """The nodes that are out of service in Slurm."""
         ...
 
     def begin(self) -> None: ...
@@ -105,7 +105,7 @@ class NodeSource(Protocol):
         ...
 
     async def ask_slurm(self) -> None:
-        """Query Slurm for changes that it does not announce. Called every few seconds."""
+        """Query Slurm for changes to jobs and nodes. Called every few seconds."""
         ...
 
     @property
@@ -118,11 +118,11 @@ class NodeSource(Protocol):
         ...
 
     def leave_for_repair(self, node: str) -> None:
-        """Leave a node that Slurm has out of service and the run cannot use, until it is back in service."""
+        """Leave a node that is out of service in Slurm. The run may use it again when it is back in service."""
         ...
 
     def agent_connected(self, node: str, again: bool) -> bool:
-        """Return whether the agent may take part. `again`: it took part before and was lost since."""
+        """Return whether the agent may join the run. `again` means that it was a member before and was lost."""
         ...
 
     def agent_ready(self, node: str) -> None: ...
@@ -130,20 +130,20 @@ class NodeSource(Protocol):
     def agent_lost(self, node: str, silent: bool) -> None: ...
 
     def leaving(self, job: int, node: str = "") -> None:
-        """Prepare to leave the nodes of a job (0: the run's own). `node` is the node whose agent got Slurm's signal."""
+        """Prepare to leave the nodes of a job (0: the run's own). `node` is where the agent received Slurm's signal."""
         ...
 
     async def move(self) -> None:
-        """Release the nodes; nothing runs any more."""
+        """Release the nodes, on which no workers are left."""
         ...
 
     async def recall_agents(self, nodes: Collection[str]) -> set[str]:
-        """Start agents on nodes that have none and are alive, to clean up at the end of the run. Return the nodes whose
-        agents are expected to connect."""
+        """Start agents on live nodes that have none, to clean up at the end of the run. Return the nodes whose agents
+        are expected to connect."""
         ...
 
     async def release_all(self, code: int | None = None) -> None:
-        """Remove everything of the run from Slurm. The jobs end with this exit code; None cancels them."""
+        """Remove all of the run's jobs from Slurm. They end with this exit code; None cancels them."""
         ...
 
     @property
@@ -154,22 +154,22 @@ class NodeSource(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether Slurm was asked for more nodes and has not granted them yet."""
+        """Whether a job has been requested but not granted yet."""
         ...
 
     @property
     def coming(self) -> frozenset[str]:
-        """Nodes whose agents are connected, ready or not, or on their way."""
+        """The nodes whose agents are connected (ready or not) or starting."""
         ...
 
     @property
     def refused(self) -> str:
-        """Why Slurm grants no further node; "" if it was not asked, or grants one."""
+        """Why Slurm refused another node; "" if the last request was not refused."""
         ...
 
 
 class NoNodeSource:
-    """No source of agents: something else starts them, as with torchrun."""
+    """The node source for runs whose agents are started by something else, such as torchrun."""
 
     def __init__(self) -> None:
         self.excluded: list[str] = []

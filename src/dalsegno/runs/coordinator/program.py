@@ -1,4 +1,4 @@
-"""The program `run-coordinator [--kept] FOLDER`: opens a run folder and coordinates the run to its end."""
+"""The program `run-coordinator [--kept] FOLDER`, which coordinates the run in this folder until it ends."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.machine import user_name
 from dalsegno.system.processes import LocalRunner
 
-# Supervision in a batch step, where no controller restarts the coordinator
+# Supervision in a batch step, where there is no controller to restart the coordinator
 
 
 CRASHED = 70  # exit code of a coordinator that crashed and should be restarted
 SHORT_LIFE_S = 10.0
-MAX_SHORT_LIVES = 8  # consecutive crashes within SHORT_LIFE_S after the start
+MAX_SHORT_LIVES = 8  # limit on consecutive crashes within SHORT_LIFE_S after a start
 
 
 def supervise(argv: Sequence[str]) -> int:
     """Run the coordinator, restart it if it crashes, and return the run's exit code.
 
-    Do not restart it once Slurm ends the step. Slurm's signals are forwarded to it, including those that arrive before
-    it is started.
+    It is not restarted once Slurm ends the step. Slurm's signals are forwarded to it, even if they arrive while it is
+    being started.
     """
     caught: list[int] = []
     living: list[Child] = []
@@ -55,7 +55,7 @@ def supervise(argv: Sequence[str]) -> int:
     while True:
         began, known = time.monotonic(), len(caught)
         living[:] = [start(argv, os.environ)]
-        for late in caught[known:]:  # signals that arrived while it was being started
+        for late in caught[known:]:  # signals that arrived while the coordinator was being started
             _send(living, late)
         code = _wait(living[0])
         living.clear()
@@ -80,7 +80,7 @@ KEPT = "--kept"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the coordinator: on the head node under the controller, in a batch step under a parent process of its own."""
+    """Run the coordinator. On the head node, the controller supervises it; in a batch step, a parent process does."""
     folder = RunFolder(Path(arguments[-1]))
     try:
         _write_to(folder.coordinator_log)
@@ -100,7 +100,7 @@ def _serve(folder: RunFolder) -> int:
     if status is not None and status.over:
         return status.exit_code or 0  # a previous coordinator finished the run
     site = open_site(folder)
-    set_level(site.environment)  # the level that the user has set for `run`; before this line the cluster's applies
+    set_level(site.environment)  # the level that the user set for `dalsegno run`; until here, the cluster's applies
     return asyncio.run(_coordinate(site))
 
 
@@ -113,19 +113,19 @@ async def _coordinate(site: RunSite) -> int:
 def open_site(folder: RunFolder) -> RunSite:
     plan, environment = read_plan(folder), read_environment(folder)
     if MARK in os.environ:
-        environment[MARK] = os.environ[MARK]  # marks all descendants, so that they can be found and swept
+        environment[MARK] = os.environ[MARK]  # marks all descendants, so that they can be found and killed
     own = int(os.environ.get("SLURM_JOB_ID") or 0) if not plan.on_head else 0
     client = SlurmClient(LocalRunner(), environment)
     return RunSite(folder, plan, environment, client, own or None, Timing(_node_timeout_s(plan, environment)))
 
 
 def _node_timeout_s(plan: RunPlan, environment: Mapping[str, str]) -> float:
-    """Return what the user asked for, else the cluster's value, scaled for a slow machine."""
+    """Return the timeout that the user requested, else the cluster's value, scaled for a slow machine."""
     return plan.request.node_timeout_s or min(read_gone_s(environment) * slowness(), MAX_GONE_S)
 
 
 def _write_to(log: Path) -> None:
-    """Send all output to the run folder, where the owner finds errors."""
+    """Redirect standard output and standard error to this file in the run folder, where the owner finds errors."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

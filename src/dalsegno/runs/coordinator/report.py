@@ -1,4 +1,4 @@
-"""What a coordinator reports: the status file, the journal, notes for the user."""
+"""Write a coordinator's reports: the status file, the journal, and notes for the user."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, r
 from dalsegno.system.machine import user_name
 from dalsegno.train.contract import SAVED
 
-# Shortage of nodes. Pure.
+# Shortage of nodes
 
 
-MAX_NAMED = 3  # a longer list of nodes is replaced by their number
+MAX_NAMED = 3  # if there are more nodes, only their number is shown
 
 
 def shortage(missing: int, coming: Collection[str], waits: bool, refused: str) -> str:
-    """Return what an incomplete run waits for; "" for nothing. `coming` are nodes whose agents are starting."""
+    """Return what an incomplete run waits for, or "". `coming` are the nodes whose agents are starting."""
     beyond = missing - len(coming)
     more = f"{beyond} more node{'s' if beyond > 1 else ''}"
     if beyond > 0 and refused:
@@ -46,12 +46,12 @@ def shortage(missing: int, coming: Collection[str], waits: bool, refused: str) -
 
 log = logging.getLogger("coordinator")
 
-NOTE_S = 30.0  # how long a note is shown; it stays in the journal
+NOTE_S = 30.0  # how long a note is shown in the status; the journal keeps it
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the status of a run is computed from."""
+    """The facts from which the status of a run is computed."""
 
     run: Run
     started: float | None = None
@@ -60,13 +60,13 @@ class RunFacts:
     present: frozenset[str] = frozenset()  # nodes whose agents are connected
     jobs: tuple[int, ...] = ()
     has_nodes: bool = True
-    coming: frozenset[str] = frozenset()  # nodes whose agents are connected or on their way
-    waits: bool = False  # for nodes from Slurm
-    refused: str = ""  # why Slurm grants no further node
+    coming: frozenset[str] = frozenset()  # nodes whose agents are connected or starting
+    waits: bool = False  # whether the run waits for nodes from Slurm
+    refused: str = ""  # why Slurm refused another node
 
 
 class StatusWriter:
-    """Writes the status file, when the status has changed, and the journal."""
+    """Writes the status file, whenever the status changes, and the journal."""
 
     def __init__(self, site: RunTerms) -> None:
         self.site = site
@@ -90,7 +90,7 @@ class StatusWriter:
         return self._note if time.monotonic() - self._noted < NOTE_S else ""
 
     def generation(self, run: Run) -> None:
-        """Journal the members of a generation: `logs --node` reads them."""
+        """Record the members of a generation in the journal, from which `logs --node` reads them."""
         if run.group is not None:
             self.journal(
                 RunEvent.GENERATION,
@@ -102,11 +102,11 @@ class StatusWriter:
             )
 
     def lost(self, run: Run, node: str, why: str) -> None:
-        """Journal a lost node and its role, because the loss of a spare costs no restart."""
+        """Record a lost node and its role in the journal. The loss of a spare, for example, causes no restart."""
         self.journal(RunEvent.LOST, node=node, why=why, was=_node(run, node, _seats(run)).state.value)
 
     def record_message(self, generation: int, node: str, message: AgentMessage, event: Event | None) -> None:
-        """Journal an agent's message if it matters later."""
+        """Record an agent's message in the journal, or as a note or log, if it is of lasting interest."""
         if isinstance(message, Ready):
             self.journal(
                 RunEvent.READY, node=node, warm=message.warm, seconds=message.seconds, threads=list(message.threads)
@@ -126,7 +126,7 @@ class StatusWriter:
                          what=failure.what(), signature=failure.signature, noise=failure.noise)  # fmt: skip
 
     def _write_log(self, name: str, text: str) -> None:
-        """Append log text from a node that does not see the run folder."""
+        """Append log text from a node that has no access to the run folder."""
         path = self.site.folder.inside(name)
         if path is not None:
             with contextlib.suppress(OSError):
@@ -150,7 +150,7 @@ class StatusWriter:
         self._write(replace(ended, message=why, cause=end.about, report=report, nodes=(), jobs=()))
 
     def run_suspended(self, facts: RunFacts, why: str) -> None:
-        """Report that this coordinator ends but the run does not: another one continues it after the requeue."""
+        """Report that this coordinator ends but the run does not. Another one continues the run after the requeue."""
         self._write(replace(self._status(facts), phase=RunPhase.WAITING, message=why, nodes=()))
         self.journal(RunEvent.RESTS, why=why)
 
@@ -187,7 +187,7 @@ class StatusWriter:
                 write_status(self.site.folder.status, status)
 
     def last_output(self, generation: int) -> float:
-        """Return when any rank last wrote output, on the monotonic clock."""
+        """Return the monotonic time at which any rank last wrote output."""
         newest = 0.0
         with contextlib.suppress(OSError), os.scandir(self.site.folder.generation(generation)) as entries:
             newest = max((entry.stat().st_mtime for entry in entries), default=0.0)
@@ -219,7 +219,7 @@ def _shortage(facts: RunFacts) -> str:
     run = facts.run
     coming = facts.coming - set(run.ready)
     if not run.generation and len(run.ready) + len(coming) >= run.shape.max_nodes:
-        return ""  # agents starting at the beginning are not worth a message
+        return ""  # no message while the first agents are starting
     return shortage(run.shape.max_nodes - len(run.ready), coming, facts.waits, facts.refused)
 
 

@@ -1,4 +1,4 @@
-"""The state that a coordinator saves for a successor: the run between two events, its jobs and steps."""
+"""The state that a coordinator saves for a successor: the state of the run, its jobs and its steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dalsegno.system.files import damaged, read_json, write_atomic
 
 @dataclass(frozen=True)
 class SavedStep:
-    """An srun: its process on the coordinator's host, and the nodes it started agents on."""
+    """An srun process on the coordinator's host, and the nodes on which it started agents."""
 
     process: Process
     nodes: tuple[str, ...]
@@ -30,7 +30,7 @@ class SavedStep:
 
 @dataclass(frozen=True)
 class SavedJob:
-    """A job of the run. `asking` is the salloc that waits for it."""
+    """A job of the run. `asking` is the salloc process that waits for it."""
 
     role: JobRole
     job: int | None
@@ -44,7 +44,7 @@ class Saved:
     run: Run
     jobs: tuple[SavedJob, ...] = ()
     excluded: tuple[str, ...] = ()
-    lost_since: Mapping[str, float] = field(default_factory=dict)  # lost nodes, and since when
+    lost_since: Mapping[str, float] = field(default_factory=dict)  # lost node -> since when
     lost_nodes: int = 0
     started: float | None = None
     granted: int = 0  # the newest generation that was allowed to commit
@@ -66,7 +66,7 @@ def write_saved(path: Path, saved: Saved, durable: bool = False) -> None:
 
 
 def read_saved(path: Path, fresh: Run) -> Saved | None:
-    """Return the saved state, with the shape and the limits of `fresh`; None if there is none. Raise if unreadable."""
+    """Return the saved state with the shape and limits of `fresh`; None if there is none. Raise if it is unreadable."""
     raw: Any = read_json(path, repair_hint(path))
     try:
         return None if raw is None else _from_json(raw, fresh)
@@ -153,9 +153,9 @@ async def find_saved(
 ) -> Saved | None:
     """Return the previous coordinator's state; None if there is none.
 
-    If the state is unreadable, the run starts over: its old jobs are released, so that it does not hold nodes twice.
-    The connection file is removed, so that agents of these jobs do not reconnect. Agents in the coordinator's own job
-    reconnect and start over.
+    If the state is unreadable, the run starts over. Its old jobs are released, so that it does not hold nodes twice. On
+    the head node, the connection file is removed, so that agents in the old jobs do not reconnect. In a batch step, the
+    agents in the coordinator's own job reconnect and start over.
     """
     try:
         return read_saved(site.folder.state, Run(site.shape, site.max_restarts))
@@ -169,7 +169,7 @@ async def find_saved(
 
 
 def unfinished(run: Run) -> list[Order]:
-    """Return orders that the previous coordinator may not have completed: shutdown, or requesting the next job."""
+    """Return orders that the previous coordinator may not have completed: to end the run, or to release its nodes."""
     if run.phase is GenerationPhase.ENDED:
         return [Finish(run.exit_code or 0, first_cause(run.failures), run.why)]
     return [ReleaseNodes()] if run.leaving and run.phase is GenerationPhase.GATHERING else []

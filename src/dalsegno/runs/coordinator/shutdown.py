@@ -1,4 +1,4 @@
-"""The end of a run: agents finish and sweep their nodes, then the nodes are released."""
+"""The end of a run: the agents clean up their nodes and end, then the nodes are released."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SWEEP_START_S = 10.0  # timeout for agents that are started only to clean up the
 async def finish_agents(
     agents: RunAgents, memory: MemoryTable, node_source: NodeSource, end: Finish, *, suspended: bool
 ) -> None:
-    """Finish all agents and release the nodes. A suspended run keeps its nodes: another coordinator continues it."""
+    """End all agents and release the nodes. A suspended run keeps its nodes for the next coordinator."""
     agents.send_all({"end": _end_message(end), "finish": end.code})
     called = set() if suspended else await node_source.recall_agents(memory.used)
     until = time.monotonic() + (SWEEP_START_S if called else SHUTDOWN_S)

@@ -1,4 +1,4 @@
-"""The interface through which a coordinator knows its run and its Slurm. `runs.submit` implements it."""
+"""The interface that gives a coordinator access to its run and to Slurm. `runs.submit` implements it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dalsegno.wire.frames import Message
 
 @dataclass(frozen=True)
 class GenerationLayout:
-    """A generation as its workers' variables describe it: hosts by group rank, and where its store listens."""
+    """Values for the environment of a generation's workers. `hosts` are in group rank order; `port` is the store's."""
 
     generation: int
     hosts: tuple[str, ...]
@@ -26,7 +26,7 @@ class GenerationLayout:
 
 
 class RunTerms(Protocol):
-    """What every coordinator needs to know about its run."""
+    """The properties of a run that every coordinator needs."""
 
     @property
     def folder(self) -> RunFolder: ...
@@ -50,32 +50,32 @@ class RunTerms(Protocol):
 
     @property
     def own_job(self) -> int | None:
-        """The job whose batch step runs the coordinator; None on the head node, where it submits its jobs itself."""
+        """The job whose batch step runs the coordinator; None if the coordinator runs on the head node."""
         ...
 
     def setup(self) -> Message:
-        """Return what an agent needs before anything starts."""
+        """Return the `setup` message, which an agent needs before anything starts."""
         ...
 
     def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of one worker. `found` are variables of its agent's own environment."""
+        """Return one worker's environment variables. `found` are variables from its agent's environment."""
         ...
 
 
 class CoordinatorSite(RunTerms, Protocol):
-    """What a coordinator needs in addition if it requests its nodes from Slurm."""
+    """The additional properties for a coordinator that requests its nodes from Slurm."""
 
     @property
     def slurm(self) -> SlurmClient: ...
 
     @property
     def spares(self) -> int:
-        """Nodes beyond the run's shape that wait to replace a lost one."""
+        """The number of extra nodes that wait to replace a lost one."""
         ...
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The environment of salloc and srun, and so of the agents."""
+        """The environment for salloc and srun, which the agents inherit."""
         ...
 
     def allocation(self, role: JobRole, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
@@ -90,6 +90,6 @@ class CoordinatorSite(RunTerms, Protocol):
 # Intervals
 
 
-CHECK_S = 0.5  # between checks of the run's folder, nodes and steps
-ASK_SLURM_S = 5.0  # between queries for changes that Slurm does not announce
-REFRESH_S = 10.0  # an unchanged status is rewritten after this time, so that readers see that the coordinator is alive
+CHECK_S = 0.5  # interval between checks of the run's folder, nodes and steps
+ASK_SLURM_S = 5.0  # interval between queries to Slurm for changed jobs and nodes
+REFRESH_S = 10.0  # an unchanged status is rewritten this often, to show that the coordinator is alive

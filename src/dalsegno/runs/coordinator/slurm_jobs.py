@@ -1,7 +1,7 @@
 """The Slurm jobs of a run: request them with salloc, start agents with srun, watch and release them.
 
-salloc and srun run in sessions of their own and outlive the coordinator. Its successor finds them by their PIDs. The
-caller decides what to request, start and release, and numbers the jobs and steps.
+salloc and srun run in their own sessions and outlive the coordinator. Its successor finds them by PID. The caller
+decides what to request, start and release, and assigns numbers to jobs and steps.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from dalsegno.slurm.parse.srun import SallocAnswer, launch_failures, parse_sallo
 from dalsegno.system.children import Child, adopt, start
 from dalsegno.system.files import read_text
 
-# Calls of Slurm that do not block the coordinator. Most are retried while Slurm does not respond
+# Slurm calls that do not block the coordinator
 
 
-TRIES = 5  # maximum number of calls while Slurm does not respond
+TRIES = 5  # maximum number of attempts while Slurm does not respond
 RETRY_S = 1.0
 
 
 class PatientSlurm:
-    """Asynchronous calls of Slurm, with retries."""
+    """Asynchronous Slurm calls. Most of them are retried while Slurm does not respond."""
 
     def __init__(self, client: SlurmClient) -> None:
         self._client = client
 
     async def find_job(self, job: int) -> JobInfo | None:
-        """Return the job, None if Slurm no longer knows it. Retry until Slurm responds."""
+        """Return the job, or None if Slurm no longer knows it. Retry until Slurm responds."""
         while True:
             try:
                 return await asyncio.to_thread(self._client.job, job)
@@ -50,7 +50,7 @@ class PatientSlurm:
                 await asyncio.sleep(RETRY_S)
 
     async def named(self, name: str) -> list[int]:
-        """Return this user's jobs of this name; none if Slurm does not respond."""
+        """Return the ids of this user's jobs with this name; empty if Slurm does not respond."""
         try:
             found = await asyncio.to_thread(self._client.jobs)
         except DalsegnoError:
@@ -58,7 +58,7 @@ class PatientSlurm:
         return [job.id for job in found if job.name == name and job.uid == os.geteuid()]
 
     async def slurmd_port(self) -> int:
-        """Return the port of slurmd on nodes without a port of their own; 0 if Slurm does not respond."""
+        """Return the cluster's default port of slurmd; 0 if Slurm does not respond."""
         try:
             port = (await asyncio.to_thread(self._client.config)).get("SlurmdPort", "")
         except DalsegnoError:
@@ -74,7 +74,7 @@ class PatientSlurm:
         return None
 
     async def complete(self, job: int, exit_code: int) -> bool:
-        """End the job with this exit code; return False if this libslurm is unknown, so that only `cancel` works."""
+        """End the job with this exit code; return False if that failed, for example if libslurm is not supported."""
         try:
             await asyncio.to_thread(self._client.complete, job, exit_code)
         except DalsegnoError:
@@ -82,7 +82,7 @@ class PatientSlurm:
         return True
 
     async def shrink(self, job: int, nodes: Sequence[str]) -> bool:
-        """Reduce a job to these nodes, and return whether that worked. Not retried: the caller asks again."""
+        """Reduce a job to these nodes and return whether that succeeded. The caller retries it later."""
         try:
             await asyncio.to_thread(self._client.update, JobId=str(job), NodeList=node_list(nodes))
         except DalsegnoError:
@@ -90,7 +90,7 @@ class PatientSlurm:
         return True
 
     async def comment(self, job: int, text: str) -> bool:
-        """Set the comment of a job, and return whether that worked. Not retried."""
+        """Set a job's comment, without retries, and return whether that succeeded."""
         try:
             await asyncio.to_thread(self._client.update, JobId=str(job), Comment=text)
         except DalsegnoError:
@@ -98,7 +98,7 @@ class PatientSlurm:
         return True
 
     async def requeue(self, job: int) -> bool:
-        """Requeue a batch job unless Slurm does so already, and return whether it will be queued."""
+        """Requeue a batch job, unless Slurm is already doing so; return False if that failed."""
         for _ in range(TRIES):
             try:
                 info = await asyncio.to_thread(self._client.job, job)
@@ -114,10 +114,10 @@ class PatientSlurm:
 
 
 def job_state(info: JobInfo) -> JobState:
-    """Return the state of a job; CANCELLED if it is completing because its user ended it.
+    """Return the state of a job, but CANCELLED if it is COMPLETING because its user ended it.
 
-    Slurm reports CANCELLED only once the job is gone. A job that was preempted or has reached its time limit still
-    has seconds in which to save. A job that is requeued has no end time.
+    Slurm reports CANCELLED only once the job is gone. A job that was preempted or has reached its time limit is also
+    COMPLETING, but still has some seconds to save. A job that is requeued has no end time.
     """
     if info.state is not JobState.COMPLETING or info.preempted_at or info.ends_at is None or info.started_at is None:
         return info.state
@@ -125,7 +125,7 @@ def job_state(info: JobInfo) -> JobState:
     return info.state if out_of_time else JobState.CANCELLED
 
 
-_MAX_OUTPUT_BYTES = 1 << 20  # of a step; agents may have written much more
+_MAX_OUTPUT_BYTES = 1 << 20  # limit on the output read from a step; agents may have written much more
 
 
 @dataclass(eq=False)
@@ -134,23 +134,23 @@ class StepProcess:
 
     child: Child
     nodes: tuple[str, ...]
-    output_from: int = 0  # where its own output begins in the agents' log
+    output_from: int = 0  # offset of this step's output in the agents' log
 
 
 @dataclass(eq=False)
 class JobProcesses:
-    """The salloc and srun processes of one job. `id` is None until salloc has printed it."""
+    """The salloc and srun processes of one job. `id` is None until salloc prints it."""
 
     number: int
     id: int | None = None
-    asking: Child | None = None  # the salloc that waits for it
+    asking: Child | None = None  # the salloc process that waits for the job
     steps: dict[int, StepProcess] = field(default_factory=dict)
     granted: bool = False
     given_back: bool = False
 
 
 class JobListener(Protocol):
-    """Receives the events of jobs."""
+    """The receiver of events about jobs."""
 
     def job_granted(self, number: int, info: JobInfo) -> None: ...
 
@@ -161,7 +161,7 @@ class JobListener(Protocol):
     def job_over(self, number: int, job_id: int | None, state: JobState) -> None: ...
 
     def step_ended(self, number: int, step: int, missed: Mapping[str, str]) -> None:
-        """Handle the end of an srun. `missed` says why it could not start anything, by node."""
+        """Handle the end of an srun. `missed` contains the nodes on which it could not start anything, and why."""
         ...
 
     def run_in_background(self, work: Awaitable[None]) -> None:
@@ -186,12 +186,12 @@ class SlurmJobs:
         self._watch(job.asking, partial(self._salloc_ended, job))
 
     def load(self, number: int, job_id: int) -> Awaitable[None]:
-        """Add a job that exists already, and return an awaitable that reports its nodes."""
+        """Add a job that exists already. The returned awaitable reports the job's nodes to the listener."""
         job = self._jobs[number] = JobProcesses(number, job_id)
         return self._load_nodes(job, job_id)
 
     def _salloc_ended(self, job: JobProcesses) -> None:
-        """Handle the end of salloc: granted or refused."""
+        """Handle the end of salloc, which was granted a job or refused."""
         answer = self._answer(job)
         job.asking, code = None, job.asking.poll() if job.asking else None
         job.id = answer.job or job.id
@@ -240,7 +240,7 @@ class SlurmJobs:
         self.listener.step_ended(job.number, number, launch_failures(step_output, job.id or 0, step.nodes))
 
     def step_output(self, nodes: Collection[str]) -> dict[int, str]:
-        """Return the output of the steps that start agents on these nodes, by number."""
+        """Return the output of the steps that start agents on these nodes, by step number."""
         steps = [item for job in self._jobs.values() for item in job.steps.items()]
         log = self.site.folder.agents_log
         return {number: read_since(log, step.output_from) for number, step in steps if {*step.nodes} & {*nodes}}
@@ -251,7 +251,7 @@ class SlurmJobs:
     # Watching
 
     async def check(self) -> None:
-        """Ask Slurm for the state of the jobs and report those that have changed or are over."""
+        """Ask Slurm for the state of the granted jobs and report it to the listener."""
         for job in [job for job in self._jobs.values() if job.granted]:
             info = await self._find(job)
             if job.given_back or job.number not in self._jobs:
@@ -268,7 +268,7 @@ class SlurmJobs:
         return info is not None and info.state is JobState.RUNNING and not info.preempted_at
 
     async def is_wanted_back(self, number: int) -> bool:
-        """Return whether the job was preempted or requeued, so that the run continues later."""
+        """Return whether the job was preempted or requeued, in which case the run continues later."""
         info = await self._find(self._jobs[number])
         return info is not None and bool(info.preempted_at or info.ends_at is None)
 
@@ -290,7 +290,7 @@ class SlurmJobs:
     # Release
 
     async def release(self, number: int, code: int | None = None) -> None:
-        """End a job that is no longer needed. Without a code it is cancelled."""
+        """End a job that is no longer needed. Without `code`, it is cancelled."""
         job = self._jobs.pop(number, None)
         if job is None:
             return
@@ -301,13 +301,13 @@ class SlurmJobs:
         await self._cancel(job, code)
 
     async def sweep(self) -> None:
-        """Cancel the run's remaining jobs by name, including those whose id was never learned."""
+        """Cancel the run's remaining jobs by name, including jobs whose id is unknown."""
         for each in await self.slurm.named(self.site.folder.run):
             if each != self.site.own_job:
                 await self.slurm.cancel(each)
 
     async def _cancel(self, job: JobProcesses, code: int | None = None) -> None:
-        """End a job, unless it is the coordinator's own, and its steps."""
+        """End a job and its steps. If it is the coordinator's own job, end only the steps."""
         if job.id is not None and job.id != self.site.own_job:
             complete = code is not None and job.granted
             if not (complete and await self.slurm.complete(job.id, code or 0)):
@@ -321,7 +321,7 @@ class SlurmJobs:
     # State for a successor
 
     def saved(self, roles: Mapping[int, JobRole]) -> tuple[SavedJob, ...]:
-        """Return the jobs with these numbers that were requested, each with its role."""
+        """Return the jobs whose numbers are in `roles`, with their processes."""
         return tuple(
             SavedJob(
                 roles[job.number],
@@ -335,9 +335,9 @@ class SlurmJobs:
         )
 
     def adopt(self, saved: Iterable[SavedJob]) -> dict[int, dict[int, tuple[str, ...]]]:
-        """Adopt the previous coordinator's jobs, and return the nodes of their steps, by job and step number.
+        """Adopt the previous coordinator's jobs. Return the nodes of their running steps, by job and step number.
 
-        Call `examine` next. It is separate because the state may be saved meanwhile, and must then contain all jobs.
+        Call `examine` next. It is a separate call because it may trigger a save of the state, which needs all jobs.
         """
         last = 0
         for each in saved:
@@ -353,7 +353,7 @@ class SlurmJobs:
         }
 
     def examine(self, saved: Iterable[SavedJob]) -> None:
-        """Find out the state of adopted jobs and report it to the listener."""
+        """Find out the state of the adopted jobs and report it to the listener."""
         for each in saved:
             job = self._jobs[each.number]
             if job.asking is not None:
@@ -380,7 +380,7 @@ def _size(path: Path) -> int:
 
 
 def read_since(path: Path, offset: int) -> str:
-    """Return the text of a log from this offset on, up to a limit."""
+    """Return the text of a log from this offset on, up to a limit; "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

@@ -1,4 +1,4 @@
-"""The source of nodes on Slurm: executes the actions of `NodeAllocation` and passes events to it."""
+"""The node source for Slurm. It executes the actions of `NodeAllocation` and passes events to it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from dalsegno.system.children import start_ticks
 
 
 class SlurmNodeSource:
-    """Keeps as many agents running as the run wants and Slurm grants nodes for."""
+    """Keeps agents running on as many nodes as the run needs and Slurm grants."""
 
     def __init__(self, site: CoordinatorSite, coordinator: RunControl) -> None:
         self.site, self.coordinator = site, coordinator
@@ -74,14 +74,14 @@ class SlurmNodeSource:
     # Actions
 
     def _execute(self, actions: Iterable[Action]) -> None:
-        """Execute actions; those that take time continue in the background."""
+        """Execute actions. Slow ones continue in the background."""
         for action in actions:
             work = self._start(action)
             if work is not None:
                 self.run_in_background(work)
 
     async def _complete(self, actions: Iterable[Action]) -> None:
-        """Execute actions, each when the one before is complete."""
+        """Execute actions one after another. Wait for each to complete."""
         for action in actions:
             work = self._start(action)
             if work is not None:
@@ -111,7 +111,7 @@ class SlurmNodeSource:
                 self.coordinator.save_state()
 
     def _ask(self, action: SlurmAction) -> Awaitable[None] | None:
-        """Start an action on Slurm. A job may have been released since the action was decided."""
+        """Start an action on Slurm, unless its job has been released in the meantime."""
         jobs, slurm = self._jobs, self._jobs.slurm
         match action:
             case RequestJob(number, role, suspects, members):
@@ -139,7 +139,7 @@ class SlurmNodeSource:
         return None
 
     def _follow(self, event: OwnEvent) -> Awaitable[None] | None:
-        """Pass an event that the state machine sent to itself, now or later."""
+        """Deliver an event that the state machine sent to itself, now or after its delay."""
         match event:
             case CheckAgents(0.0):
                 self.check_agents()
@@ -163,7 +163,7 @@ class SlurmNodeSource:
         self._execute(self.allocation.nodes_probed(number, nodes, result, self._view))
 
     async def _look_at(self, nodes: Sequence[str]) -> list[NodeInfo] | None:
-        """Return these nodes as Slurm sees them; None if it does not respond."""
+        """Return the state of these nodes in Slurm; None if Slurm does not respond."""
         try:
             return await asyncio.to_thread(self.site.slurm.nodes, nodes)
         except DalsegnoError:
@@ -179,7 +179,7 @@ class SlurmNodeSource:
     def run_in_background(self, work: Awaitable[None]) -> None:
         self.coordinator.run_in_background(work)
 
-    # Events of jobs
+    # Events about jobs
 
     def job_granted(self, number: int, info: JobInfo) -> None:
         self._execute(self.allocation.job_granted(number, info, self._view))
@@ -196,7 +196,7 @@ class SlurmNodeSource:
     def step_ended(self, number: int, step: int, missed: Mapping[str, str]) -> None:
         self._execute(self.allocation.step_ended(number, step, missed, self._view))
 
-    # Events of the run
+    # Events from the run
 
     def begin(self) -> None:
         self._execute(self.allocation.begin())
@@ -208,7 +208,7 @@ class SlurmNodeSource:
         await self._jobs.check()
         names = [] if self.coordinator.closing else self.allocation.watched
         nodes = await self._look_at(names) if names else []
-        if nodes is not None:  # if Slurm does not respond, nothing is known about the nodes
+        if nodes is not None:  # None: Slurm does not respond, so nothing is known about the nodes
             await self._complete(self.allocation.nodes_seen(nodes, self._view))
 
     @property
@@ -241,7 +241,7 @@ class SlurmNodeSource:
         await self._complete(self.allocation.move(self._view))
 
     async def recall_agents(self, nodes: Collection[str]) -> set[str]:
-        view = self._view  # taken once: agents that are connected now end meanwhile
+        view = self._view  # taken once, because connected agents end in the meantime
         without_agent = self.allocation.nodes_to_recall(nodes, view)
         asked = sorted({node for each in without_agent.values() for node in each})
         found = await self._look_at(asked) if asked else ()
@@ -261,7 +261,7 @@ class SlurmNodeSource:
     async def adopt(
         self, saved: Sequence[SavedJob], excluded: Collection[str] = (), lost_since: Mapping[str, float] | None = None
     ) -> bool:
-        """Adopt saved jobs; return False if there are none, or if the batch job was requeued and lost its steps."""
+        """Adopt saved jobs. Return False if there are none, or if the batch job was requeued and its steps are gone."""
         self.allocation.excluded, self.allocation.lost_since = list(excluded), dict(lost_since or {})
         own = self.site.own_job
         ours = own is None or any(job.job == own and any(map(_is_alive, job.steps)) for job in saved)

@@ -1,9 +1,9 @@
-"""The choice of the in-memory snapshot from which a generation resumes. Pure.
+"""Choose the in-memory snapshot from which a generation resumes.
 
-A rank's state has two parts: the common part, which is the same for all ranks, and the rank's own part, which its buddy
-node also holds. A step is whole if some node holds the common part and, for every rank, some node holds the rank's own
-part. If the number of ranks has changed, a step can be used if no rank's own part is a shard of the model: then the
-state of any rank is complete.
+A rank's state has two parts: the shared part, which is the same for all ranks, and the rank's own part, which the buddy
+of the rank's node also holds. A step is whole if some node holds the shared part and, for every rank, some node holds
+the rank's own part. If the number of ranks has changed, a step can be used only if no rank's own part is a shard of the
+model, because the state of any rank is then complete.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class HeldSnapshot:
     step: int
     generation: int
     world: int
-    own: bool = True  # holds this rank's own part
-    shared: bool = True  # holds the part common to all ranks
-    sharded: bool = True  # the rank's own part is a shard of the model
+    own: bool = True  # whether it contains this rank's own part
+    shared: bool = True  # whether it contains the part shared by all ranks
+    sharded: bool = True  # whether the rank's own part is a shard of the model
 
     @property
     def place(self) -> Place:
         return self.generation, self.step
 
 
-Holdings = Mapping[str, Sequence[HeldSnapshot]]  # by node
+Holdings = Mapping[str, Sequence[HeldSnapshot]]  # node -> its snapshots
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Resume:
     """The step from which a generation resumes, and the nodes that hold its parts."""
 
     place: Place
-    own: Mapping[int, tuple[str, ...]]  # by rank
+    own: Mapping[int, tuple[str, ...]]  # rank -> nodes with the part that it loads
     shared: tuple[str, ...]
-    source_ranks: Mapping[int, int]  # by rank: the rank whose own part it loads
+    source_ranks: Mapping[int, int]  # rank -> the rank whose own part it loads
 
 
 def whole_steps(holdings: Holdings, world: int) -> Iterator[Resume]:
@@ -62,7 +62,7 @@ def choose(holdings: Holdings, world: int) -> Resume | None:
 
 
 def buddies(nodes: Sequence[str]) -> dict[str, str]:
-    """Return each node's buddy, in a ring: the next node holds its copies."""
+    """Return each node's buddy, which holds copies of its snapshots: the next node in a ring."""
     return dict(zip(nodes, (*nodes[1:], nodes[0]), strict=True)) if len(nodes) > 1 else {}
 
 

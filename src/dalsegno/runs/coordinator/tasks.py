@@ -1,4 +1,4 @@
-"""A run whose processes are srun's own tasks (MPI, plain programs): request nodes, run srun, return its exit code."""
+"""A run whose processes are srun's tasks (MPI, plain programs): request nodes, run srun, return its exit code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dalsegno.slurm.parse.srun import first_exit_code, refused_containers
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import SAVED, TERMINATED
 
-# Ends of a job that are not the program's fault, so that the run continues in another job. The time limit is not one.
+# States in which a job ended through no fault of the program. The run then continues in another job.
 _NOT_ITS_FAULT = (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL)
 
 
@@ -37,8 +37,8 @@ class TaskRun:
         self.site, self.folder = site, site.folder
         self.status = read_status(site.folder.status) or status
         self.jobs = SlurmJobs(site, self)
-        self._roles: dict[int, JobRole] = {}  # of the run's only job, by number; empty if there is none
-        self.suspended = False  # the coordinator ends but the run does not
+        self._roles: dict[int, JobRole] = {}  # number of the run's only job -> its role; empty if there is no job
+        self.suspended = False  # whether the coordinator ends but the run does not
         self._over = asyncio.Event()
         self._background = BackgroundTasks()
 
@@ -57,7 +57,7 @@ class TaskRun:
         return self.status.exit_code or 0
 
     async def _begin(self) -> None:
-        """Adopt the job and the srun of a previous coordinator, or request nodes."""
+        """Adopt the job and the srun of a previous coordinator, load the coordinator's own job, or request a job."""
         saved = await find_saved(self.site, self.jobs.sweep, lambda text: self._journal(RunEvent.NOTE, text=text))
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
@@ -84,7 +84,7 @@ class TaskRun:
         self.jobs.request(number, role)
 
     async def _signalled(self) -> None:
-        """Find out whether the user cancelled the job, or Slurm requeues it."""
+        """Find out whether Slurm ended the job because of a cancellation, a requeue or the time limit."""
         await self.jobs.check()
         if self._over.is_set() or not self._roles:
             return
@@ -95,11 +95,11 @@ class TaskRun:
             self._end(1, "the job reached its time limit")
 
     def job_granted(self, number: int, info: JobInfo) -> None:
-        """Start the tasks; srun writes one log for each."""
+        """Start the tasks, unless they run or have ended already. srun writes one log per task."""
         self._journal(RunEvent.GRANTED, job=info.id, nodes=list(info.nodes))
         runs = self.jobs.has_steps(number)
         if not runs and self.folder.exit_code.exists():
-            self._tasks_ended(number)  # it ended while no coordinator was there
+            self._tasks_ended(number)  # srun ended while no coordinator was running
             return
         if not runs:
             generation = self.status.generation + 1
@@ -123,7 +123,7 @@ class TaskRun:
         self._tasks_ended(number)
 
     def _tasks_ended(self, number: int) -> None:
-        """Read srun's exit code from its file: srun may have ended while no coordinator was there."""
+        """Read srun's exit code from its file, because srun may have ended while no coordinator was running."""
         text = (read_text(self.folder.exit_code) or "").strip()
         if text == "0":
             self._end(0, "done")
@@ -131,7 +131,7 @@ class TaskRun:
             self.run_in_background(self._ask_why(number, int(text) if text.isdigit() else 1))
 
     async def _ask_why(self, number: int, code: int) -> None:
-        """Find out whether the program failed or lost its nodes. If the job still runs, the program failed."""
+        """Find out whether the program failed or lost its nodes. If the job is still running, the program failed."""
         while number in self._roles and not self._over.is_set():
             if await self.jobs.runs_on(number):
                 code = first_exit_code(read_text(self.folder.agents_log) or "") or code
@@ -141,7 +141,7 @@ class TaskRun:
             await asyncio.sleep(CHECK_S)
 
     def _no_container(self, code: int) -> str:
-        """Return why the container did not start, from the first lines of the tasks' logs."""
+        """Return why the container did not start, according to the tasks' logs; "" if it did start."""
         if code != NO_CONTAINER:
             return ""
         said = [read_text(path) or "" for path in sorted(self.folder.generation(1).glob("*"))]

@@ -1,1 +1,1 @@
-"""Submission of runs: requests, job files, plans, Slurm commands, and the variables of frameworks."""
+"""Submit runs: requests, job files, plans, Slurm commands, and the environment variables for frameworks."""

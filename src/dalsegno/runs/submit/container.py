@@ -1,7 +1,7 @@
-"""A run inside a container: srun options that both Pyxis and Dal Segno's plugin accept. Pure.
+"""Build the srun options for a run in a container. Both Pyxis and Dal Segno's plugin accept them.
 
-The run agent, its warm parent and the workers all run in the container, with the image's Python. The
-files of the package and of the run that they need are mounted at the same path as outside.
+The run agent, its warm parent and the workers all run in the container, with the image's Python. The files of the
+package and of the run that they need are mounted at the same paths as outside.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dalsegno.runs.submit.request import RunRequest
 from dalsegno.runs.submit.values import shown
 from dalsegno.slurm.parse.srun import INSIDE
 
-PYTHON = "python3"  # the image's
+PYTHON = "python3"  # the Python in the image
 GUARD = (
     f"[ -e {INSIDE} ] || {{ "
     'echo "$SLURMD_NODENAME: the container did not start; run \\`dalsegno containers check\\` for the reason" >&2; '
@@ -31,7 +31,7 @@ def takes_containers(help_text: str) -> bool:
 
 
 def container_options(request: RunRequest, folder: str, launcher: tuple[str, ...]) -> list[str]:
-    """Return the container options for the srun that starts the agents or processes; none without an image."""
+    """Return the container options for the srun that starts the agents or processes; empty without an image."""
     if not request.container_image:
         return []
     own = [request.chdir or "/", dirname(join(request.chdir, request.script)), folder]
@@ -46,19 +46,19 @@ def container_options(request: RunRequest, folder: str, launcher: tuple[str, ...
 
 
 def launcher_inside(request: RunRequest, launcher: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the launcher inside the container. It needs only a plain Python, so it uses the image's."""
+    """Return the launcher for use in the container. It runs with the image's Python, because it needs no packages."""
     if not request.container_image or not _is_script(launcher):
         return launcher
     return (PYTHON, *launcher[1:-1], join(INSIDE, basename(launcher[-1])))
 
 
 def wrap_guard(request: RunRequest, launcher: tuple[str, ...], command: list[str]) -> list[str]:
-    """Wrap a command so that it runs in its container or not at all."""
+    """Return the command with a guard, so that it runs in its container or not at all."""
     return ["sh", "-c", GUARD, "sh", *command] if request.container_image and _is_script(launcher) else command
 
 
 def _is_script(launcher: tuple[str, ...]) -> bool:
-    """Return whether the launcher is a Python and a file of the package; a bare command may be missing in the image."""
+    """Return whether the launcher is Python and a file of the package. Other commands may be missing in the image."""
     return len(launcher) > 1 and launcher[-1].startswith("/")
 
 
@@ -84,7 +84,7 @@ def check_container(request: RunRequest, folder: str, takes_containers: bool = T
 
 
 def check_mounts(text: str) -> tuple[str, ...]:
-    """Parse one mount `SRC:DST[:FLAGS]`, or several separated by commas."""
+    """Return the mounts `SRC:DST[:FLAGS]`, separated by commas, in a text; raise UsageError if one is invalid."""
     mounts = tuple(text.split(","))
     for each in mounts:
         source, _, rest = each.partition(":")
@@ -102,7 +102,7 @@ def _image(request: RunRequest) -> str:
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    """Return the paths that are not below another of them."""
+    """Return the paths that are not below any of the other paths."""
     plain = list(dict.fromkeys(normpath(path) for path in paths if path))
     return [path for path in plain if not any(path != other and f"{path}/".startswith(f"{other}/") for other in plain)]
 
@@ -115,13 +115,13 @@ _WORD = re.compile(r"\b(none|openmpi|cray_shasta|pmi2|pmix(?:_v\d+)?)\b")
 
 
 def parse_mpi_types(text: str) -> tuple[str, ...]:
-    """Return the types in the output of `srun --mpi=list` of any Slurm version. Older ones print to stderr."""
+    """Return the types in the output of `srun --mpi=list` in any Slurm version. Older versions print it to stderr."""
     listed = (_WORD.findall(line.partition("versions available:")[2] or line) for line in text.splitlines())
     return tuple(dict.fromkeys(name for names in listed for name in names))
 
 
 def choose_mpi(types: Sequence[str]) -> str:
-    """Return the newest PMIx, else PMI-2. Open MPI 5 and most other implementations support nothing else."""
+    """Return the newest PMIx type, else PMI-2; most MPI implementations support no other. Raise if there is none."""
     if "pmix" in types:
         return "pmix"
     versions = sorted((name for name in types if name.startswith("pmix_v")), key=lambda name: int(name[6:]))

@@ -1,4 +1,4 @@
-"""The environment variables of each process, by framework. Pure: a layout and a rank in, variables out."""
+"""Compute the environment variables of each process for its framework."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LAST_PORT = 65_535
 
 @dataclass(frozen=True)
 class ProcessLayout:
-    """The processes of one generation: a fixed number per host, hosts in the order of their group ranks."""
+    """The processes of one generation: a fixed number on each host. The hosts are in the order of their group ranks."""
 
     run: str
-    hosts: tuple[str, ...]  # names or addresses at which other hosts reach them
+    hosts: tuple[str, ...]  # names or addresses at which the hosts reach each other
     nproc_per_node: int
-    port: int  # port of the first process, or of the agent's store; for tensorflow, the first of one port per process
+    port: int  # port of the first process or of the agent's store; for tensorflow, of a host's first process
     restarts: int = 0
     max_restarts: int = 0
     gpus_per_node: int = 0
@@ -41,7 +41,7 @@ class ProcessLayout:
 def framework_env(
     framework: str, world: ProcessLayout, rank: int, found: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the variables of one process. `found` are variables from the environment of its agent."""
+    """Return the variables for one process. `found` are variables from its agent's environment."""
     if framework == "tensorflow":
         return tensorflow_env(world, rank, found or {})
     if framework == "jax":
@@ -50,7 +50,7 @@ def framework_env(
 
 
 def torch_env(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-    """Return torchrun's variables. `USE_AGENT_STORE` says that the agent runs the store, not rank 0."""
+    """Return torchrun's variables. `TORCHELASTIC_USE_AGENT_STORE` means that rank 0 does not run the store."""
     size, local_size = str(world.size), str(world.nproc_per_node)
     return {
         "RANK": str(rank),
@@ -87,10 +87,10 @@ def _local_rank(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> di
 
 
 def torch_threads(nproc_per_node: int, cpus_per_process: int, found: Mapping[str, str]) -> dict[str, str]:
-    """Return OMP_NUM_THREADS: the CPUs of a process if known, else torchrun's default of 1 for several processes.
+    """Return OMP_NUM_THREADS: the CPUs of a process if known, else 1 for several processes per node, as in torchrun.
 
-    torch reads the variable at import, so it is set before the warm parent starts. Without it, torch uses every core of
-    the machine, including those of other jobs.
+    torch reads the variable when it is imported, so it is set before the warm parent starts. Without it, torch uses
+    every core of the machine, including the cores of other jobs.
     """
     if "OMP_NUM_THREADS" in found:
         return {"OMP_NUM_THREADS": found["OMP_NUM_THREADS"]}
@@ -117,9 +117,9 @@ def _worker_address(world: ProcessLayout, rank: int) -> str:
 def jax_env(world: ProcessLayout, rank: int) -> dict[str, str]:
     """Return variables for `jax.distributed.initialize()` without arguments, and for scripts that read them directly.
 
-    JAX reads the coordinator's address and the devices from its own variables, but the number and the id of processes
-    from Slurm's. The step's own values count agents, including spares. So each process gets the values that it would
-    have if srun had started it.
+    JAX reads the coordinator's address and the devices from its own variables, but the number and the ids of processes
+    from Slurm's. Slurm's values for the step count the agents, including spares. Therefore each process gets the values
+    that it would have if srun had started it.
     """
     local = world.local_rank(rank)
     hosts = compress(world.hosts)
@@ -141,12 +141,12 @@ def jax_env(world: ProcessLayout, rank: int) -> dict[str, str]:
 
 
 def share_of_devices(devices: str, processes: int, index: int) -> str:
-    """Return one process's share of a list such as `0,1,2,3`; all of it if there are fewer devices than processes."""
+    """Return one process's share of a list such as `0,1,2,3`; the whole list if there are too few devices."""
     each = [device for device in devices.split(",") if device]
     share = len(each) // processes
     return ",".join(each[index * share : (index + 1) * share]) if share else devices
 
 
 def host_port(host: str, port: int) -> str:
-    """Return an address as URLs and gRPC write it, with an IPv6 address in brackets."""
+    """Return `host:port` for URLs and gRPC, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

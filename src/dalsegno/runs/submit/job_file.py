@@ -1,4 +1,4 @@
-"""The job file, `job.yaml`: the options of `dalsegno run` under the same names, with every error at its line."""
+"""Read a job file, `job.yaml`. It has the same options as `dalsegno run`. Every error names its line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_BYTES = 1024 * 1024
 _EXAMPLE = "a job file is a mapping: `script: train.py`, `nodes: 4`"
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 _FIELDS = {option.word: option.target for option in OPTIONS}
-_SYNONYMS = {  # names in Slurm, torchrun and other tools, and their names here
+_SYNONYMS = {  # name in Slurm, torchrun or another tool -> name here
     "walltime": "time",
     "time_limit": "time",
     "ntasks_per_node": "nproc_per_node",
@@ -51,7 +51,7 @@ _SYNONYMS = {  # names in Slurm, torchrun and other tools, and their names here
 
 
 def load_job(path: str | os.PathLike[str], over: Mapping[str, object] | None = None) -> RunRequest:
-    """Read the request in the file at `path`; fields in `over` take precedence."""
+    """Return the request in the file at `path`. Fields in `over` take precedence."""
     name = os.fspath(path)
     text = _read(name)
     try:
@@ -68,7 +68,7 @@ def _missing_script(text: str, filename: str) -> list[Problem]:
     data = document.data if isinstance(document.data, Table) else {}
     script, folder = data.get("script"), data.get("chdir") or "."
     if not (isinstance(script, str) and isinstance(folder, str)) or not script.endswith(".py"):
-        return []  # a program may be found in the PATH
+        return []  # other programs may be found in the PATH
     if Path(folder, script).exists():
         return []
     hint = f"no such file in {Path(folder).resolve()}"
@@ -76,7 +76,7 @@ def _missing_script(text: str, filename: str) -> list[Problem]:
 
 
 def parse_job(text: str, filename: str = "job.yaml", over: Mapping[str, object] | None = None) -> RunRequest:
-    """Parse the text of a job file. Raise SpecError with all its problems."""
+    """Return the request in the text of a job file. Raise SpecError with all problems in the file."""
     fields = job_fields(text, filename)
     script, args = str(fields.pop("script")), fields.pop("args", ())
     try:
@@ -104,7 +104,7 @@ def job_fields(text: str, filename: str = "job.yaml") -> dict[str, Any]:
 
 
 def _validated(document: Document) -> dict[str, Any]:
-    """Return the fields that the file sets; errors are added to the document's problems."""
+    """Return the fields that the file sets. Add errors to the document's problems."""
     from pydantic import ValidationError
 
     # `x-…` keys are the user's own, for anchors. `key:` without a value is treated as absent.
@@ -154,12 +154,12 @@ def _read(name: str) -> str:
         raise SpecError([Problem("that is not a text file (UTF-8)", name, _EXAMPLE)]) from None
 
 
-# The pydantic model, made from the table of options, with the parsers of the command line
+# The pydantic model, which is generated from the table of options and uses the command line's parsers
 
 
-USAGE = "usage"  # the type under which pydantic reports a UsageError of a parser
+USAGE = "usage"  # the error type under which pydantic reports a parser's UsageError
 _QUOTES = "put it in quotes: YAML converts numbers and yes/no"
-# How the list of an option is joined into one text, if not with commas.
+# Options whose list is not joined with commas -> how it is joined into one text
 _JOIN: dict[str, Callable[[list[str]], str]] = {"sbatch_args": shlex.join}
 
 _WORD: dict[str, Any] = {"type": ["string", "integer"]}
@@ -169,7 +169,7 @@ _SCHEMAS = {ValueKind.WORD: _WORD, ValueKind.LIST: _WORDS, ValueKind.MAPPING: _V
 
 
 def _text(value: object) -> str:
-    """Return a string or whole number as text. YAML would change the spelling of others: `0.10`, `1e-4`, `yes`."""
+    """Return a string or integer as text. Raise UsageError for others, since YAML changes `0.10`, `1e-4` and `yes`."""
     if isinstance(value, str):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -188,7 +188,7 @@ def _variables(value: object) -> tuple[tuple[str, str], ...]:
 
 
 def _reader(option: Option) -> Callable[[object], object]:
-    """Return the function that parses an option's YAML value, with the parser of the command line."""
+    """Return a function that parses an option's YAML value with the command line's parser."""
     if option.kind is ValueKind.MAPPING:
         return _variables
     if option.kind is ValueKind.LIST:

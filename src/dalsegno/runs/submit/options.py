@@ -1,6 +1,6 @@
-"""The options of a run as one table: name, help, parser, and the field of RunRequest that it sets.
+"""The table of a run's options: for each, its name, help, parser, and the field of RunRequest that it sets.
 
-Command line, job file and variables all use this table, so that a name means the same everywhere.
+The command line, the job file and environment variables use this table, so that a name means the same everywhere.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class ValueKind(Enum):
     """The form of an option's value in a job file."""
 
     WORD = "word"
-    FLAG = "flag"  # no value on the command line
+    FLAG = "flag"  # takes no value on the command line
     LIST = "list"  # may be given several times
     MAPPING = "mapping"  # K=V, may be given several times
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option. Its `word` is its name for users; `field` is the field of RunRequest that it sets."""
+    """One option. `word` is its name for users; `field` is the field of RunRequest that it sets."""
 
     word: str
     parse: Callable[[str], object]
@@ -37,7 +37,7 @@ class Option:
     field: str = ""  # "": the same as `word`
     kind: ValueKind = ValueKind.WORD
     examples: tuple[object, ...] = ()
-    also: tuple[str, ...] = ()  # further spellings of the flag, from Slurm and torchrun
+    also: tuple[str, ...] = ()  # other names of the flag, from Slurm and torchrun
     shows: str = ""  # placeholder for the value in `--help`
 
     @property
@@ -72,7 +72,7 @@ def _sbatch_args(text: str) -> tuple[str, ...]:
 
 
 def _image(text: str) -> str:
-    """Parse the name of an image. Refuse "", as srun does: it comes from an unset variable."""
+    """Parse the name of an image. Like srun, refuse an empty name, which usually comes from an unset variable."""
     if not text.strip():
         raise UsageError("the image name is empty", hint="to run without a container, remove the option")
     return _path(text)
@@ -261,7 +261,7 @@ _BY_WORD = {option.word: option for option in OPTIONS}
 
 
 def option(word: str) -> Option:
-    """Return the option of that name, written with `-` or `_`."""
+    """Return the option with this name, written with `-` or `_`."""
     return _BY_WORD[word.replace("-", "_")]
 
 
@@ -284,9 +284,9 @@ def _read(each: Option, text: str, where: str) -> object:
 
 
 def make_request(script: str, args: tuple[str, ...] = (), *layers: Mapping[str, object]) -> RunRequest:
-    """Build a request from layers of fields; later layers override earlier ones.
+    """Return a request built from layers of fields. Later layers override earlier ones.
 
-    The order is that of sbatch: file, variables, command line.
+    Callers use sbatch's order: file, environment variables, command line.
     """
     fields: dict[str, Any] = {}
     for layer in layers:

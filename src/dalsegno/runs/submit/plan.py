@@ -1,4 +1,4 @@
-"""The plan of a run: what it requests from Slurm. `--dry-run` shows exactly what would be executed."""
+"""The plan of a run: what it requests from Slurm. `--dry-run` shows exactly the commands that would be executed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dalsegno.spec.facts import Cluster, Node
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """A partition. CPUs and GPUs are those of its smallest node; 0 and None mean unknown or no limit."""
+    """A partition. `cpus` and `gpus` are the minimum over its nodes; 0 and None mean unknown or no limit."""
 
     name: str
     default: bool = False
@@ -32,26 +32,26 @@ class PartitionFacts:
     cpus: int = 0
     gpus: int = 0
     gpu_type: str = ""
-    gres: str = "gpu"  # Slurm's name of the resource: gpu, neuron
+    gres: str = "gpu"  # Slurm's name for the resource: gpu or neuron
     time_limit_s: int | None = None
     max_nodes: int | None = None
 
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """What a run needs to know about its cluster. `launcher` starts `dalsegno` on any of its nodes."""
+    """The facts about a cluster that a run needs. `launcher` is the command that starts `dalsegno` on any node."""
 
-    id: str = ""  # random, set at creation; "" for a cluster not made by Dal Segno
+    id: str = ""  # random id of the cluster; "" if Dal Segno did not create it
     controller: bool = False  # whether a controller on the head node starts coordinators
-    partitions: tuple[PartitionFacts, ...] = ()  # empty: unknown
+    partitions: tuple[PartitionFacts, ...] = ()  # empty if unknown
     launcher: tuple[str, ...] = ("dalsegno",)
-    python: str = "python3"  # for runs that name no environment
+    python: str = "python3"  # default for runs that name no environment
     runs_folder: str = "runs"
     mpi_types: tuple[str, ...] = ()  # from `srun --mpi=list`
     containers: bool = True  # whether srun has --container-image, from Pyxis or Dal Segno's plugin
 
     def partition(self, name: str) -> PartitionFacts | None:
-        """Return the partition of this name ("": the default); None if undetermined. Raise UsageError if unknown."""
+        """Return the named partition, or the default for ""; None if undetermined. Raise if it does not exist."""
         known = {each.name: each for each in self.partitions}
         if not known or "," in name:
             return None
@@ -64,7 +64,7 @@ class ClusterFacts:
 
 
 def partitions_of(cluster: Cluster) -> tuple[PartitionFacts, ...]:
-    """Return the partitions of a cluster file. Spares do not count, because Slurm does not schedule on them."""
+    """Return the partitions in a cluster file. Spares do not count, because Slurm does not schedule jobs on them."""
     nodes = {node.name: node for node in cluster.nodes if not node.spare}
     return tuple(
         _with_nodes(
@@ -81,7 +81,7 @@ def partitions_of(cluster: Cluster) -> tuple[PartitionFacts, ...]:
 
 
 def partitions_seen(partitions: Iterable[PartitionInfo], nodes: Iterable[NodeInfo]) -> tuple[PartitionFacts, ...]:
-    """Return the partitions that Slurm reports, for a cluster that Dal Segno has not created."""
+    """Return the partitions that Slurm reports, for a cluster that Dal Segno did not create."""
     by_name = {node.name: node for node in nodes}
     return tuple(
         _with_nodes(
@@ -113,13 +113,13 @@ def _with_nodes(facts: PartitionFacts, nodes: list[Node] | list[NodeInfo]) -> Pa
 # Options common to salloc and sbatch
 
 
-# Not USR1, which NCCL has used. Without a `B:` prefix, Slurm signals all steps but not the batch shell.
+# USR1 is avoided because NCCL has used it. Without a `B:` prefix, Slurm signals all steps but not the batch shell.
 SAVE_SIGNAL = "USR2"
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What one job of a run requests from Slurm."""
+    """The resources and options that one job of a run requests from Slurm."""
 
     name: str
     role: JobRole = JobRole.MAIN
@@ -141,7 +141,7 @@ class JobRequest:
 
 
 def slurm_options(job: JobRequest) -> list[str]:
-    """Return options of the form `--name=value`. The user's own come last, so that they take precedence."""
+    """Return options of the form `--name=value`. The user's own options come last, so that they take precedence."""
     asked = {
         "job-name": job.name,
         "comment": left_comment(job.role, ()),
@@ -191,7 +191,7 @@ def _gpu_option(job: JobRequest) -> dict[str, str]:
 
 
 def check_fits(request: RunRequest, partition: PartitionFacts | None) -> None:
-    """Raise UsageError for a request that would wait in the queue forever."""
+    """Raise UsageError if the request would wait in the queue forever."""
     if partition is None:
         return
     _check_nodes(request, partition)
@@ -220,7 +220,7 @@ def _check_gpus(request: RunRequest, partition: PartitionFacts) -> None:
 
 
 def job_cpus(request: RunRequest, partition: PartitionFacts | None) -> int:
-    """Return the CPUs of each process: as requested, else in proportion to the GPUs of a node, else one.
+    """Return the CPUs for each process: as requested, else in proportion to the requested GPUs, else one.
 
     A run that takes all GPUs of a node takes all its CPUs too, because data loaders can use them.
     """
@@ -234,7 +234,7 @@ def job_cpus(request: RunRequest, partition: PartitionFacts | None) -> int:
 
 
 def job_time(request: RunRequest, partition: PartitionFacts | None) -> int | None:
-    """Return the time limit of one job: as requested, at most the partition's. The run continues in further jobs."""
+    """Return the time limit of one job: the requested time or, if that is longer, the partition's limit."""
     return partition.time_limit_s if partition and _outlasts(request, partition) else request.time_limit_s
 
 
@@ -244,7 +244,7 @@ def _outlasts(request: RunRequest, partition: PartitionFacts) -> bool:
 
 
 def notes_on(request: RunRequest, partition: PartitionFacts | None) -> tuple[str, ...]:
-    """Return notes on consequences that a user may not expect."""
+    """Return notes about consequences that a user may not expect."""
     notes = []
     if partition and partition.time_limit_s and _outlasts(request, partition):
         limit = slurm_time(partition.time_limit_s)
@@ -260,17 +260,16 @@ def notes_on(request: RunRequest, partition: PartitionFacts | None) -> tuple[str
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run and the job that it requests. The run may outlive it: `plan_join` and `plan_next` plan further jobs."""
+    """A run and its first job. The run may outlive that job: `plan_join` and `plan_next` plan further jobs."""
 
     run: str  # id of the run, and name of all its Slurm jobs
     request: RunRequest
     shape: Shape
     job: JobRequest
     folder: str
-    cluster: str = ""  # id of the cluster: on another one of the same name the job ids mean nothing
-    on_head: bool = (
-        False  # the coordinator runs on the head node and requests an allocation; else it runs in a batch step
-    )
+    cluster: str = ""  # id of the cluster; job ids mean nothing in another cluster with the same name
+    # whether the coordinator runs on the head node and requests an allocation; if not, it runs in a batch step
+    on_head: bool = False
     launcher: tuple[str, ...] = ("dalsegno",)
     python: str = "python3"
     mpi: str = ""
@@ -278,7 +277,7 @@ class RunPlan:
 
 
 def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
-    """Return the plan of a run with this id. Raise UsageError if the cluster cannot run it."""
+    """Return the plan for a run with this id. Raise UsageError if the cluster cannot run it."""
     check_name(run)
     partition = cluster.partition(request.partition)
     if cluster.controller:
@@ -305,7 +304,7 @@ def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
 
 
 def plan_join(plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[str] = ()) -> RunPlan:
-    """Return the plan of a job for one more node, excluding suspected nodes and members of the run."""
+    """Return the plan for a job with one more node, excluding suspected nodes and members of the run."""
     if not plan.request.has_agents:
         what = f"run {plan.run} cannot take further nodes: its framework is {plan.request.framework}"
         raise DalsegnoError(what, hint="only runs with agents can; use `--framework torch`")
@@ -316,7 +315,7 @@ def plan_join(plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[
 
 
 def plan_next(plan: RunPlan, suspects: Iterable[str] = ()) -> RunPlan:
-    """Return the plan of the job in which a run continues. Slurm starts it once no other job of the run is left."""
+    """Return the plan for the job in which a run continues. Slurm starts it once no other job of the run is left."""
     excluded = tuple(sorted({*plan.job.exclude, *suspects}, key=in_order))
     return replace(plan, job=replace(plan.job, role=JobRole.NEXT, dependency="singleton", exclude=excluded))
 

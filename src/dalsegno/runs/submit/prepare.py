@@ -1,4 +1,4 @@
-"""Preparation of a run: its id, and its folder with everything that its coordinator needs."""
+"""Prepare a run: choose its id, and create its folder with everything that its coordinator needs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read_plan(run: RunFolder) -> RunPlan:
 
 
 def read_environment(run: RunFolder) -> dict[str, str]:
-    """Return the environment of the submission. Raise if it is another user's, as it decides which programs run."""
+    """Return the submission's environment. Raise if another user owns the file, as it decides which programs run."""
     try:
         with _open_own(run) as file:
             data = json.load(file)
@@ -95,7 +95,7 @@ def read_environment(run: RunFolder) -> dict[str, str]:
 
 
 def check_own(run: RunFolder) -> None:
-    """Raise if the run is another user's. Root must not write there either, or start programs from its PATH."""
+    """Raise if another user owns the run. Even root must not write there, or start programs from the run's PATH."""
     with contextlib.suppress(FileNotFoundError):
         _open_own(run).close()
 
@@ -149,7 +149,7 @@ def new_run_id(label: str, taken: Callable[[str], bool], letters: Callable[[], s
 
 
 def list_runs(home: Path) -> list[RunFolder]:
-    """Return all runs in this folder, newest first. Links whose target is gone are skipped."""
+    """Return all runs in this folder, newest first. Links without a target are skipped."""
     try:
         names = [path.name for path in home.iterdir() if not path.name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
@@ -159,9 +159,10 @@ def list_runs(home: Path) -> list[RunFolder]:
 
 
 def find_run(home: Path, name: str = "", prefer: Callable[[RunFolder], bool] = lambda run: True) -> RunFolder:
-    """Return the run with this id, or the only one whose id starts with it; without a name, the newest run.
+    """Return the run with this id, or the only run whose id starts with it. Without a name, return the newest run.
 
-    If several runs match, return the only one that `prefer` accepts. Raise NotThere or UsageError if there is none.
+    If several runs match, return the only one that `prefer` accepts. Raise NotThere if no run matches, and UsageError
+    if several do.
     """
     known = list_runs(home)
     if not known:
@@ -181,7 +182,7 @@ def find_run(home: Path, name: str = "", prefer: Callable[[RunFolder], bool] = l
 
 
 def _made_at(run: RunFolder) -> float | None:
-    """Return when the run was submitted, from the time of its plan file; None if this is not a run folder."""
+    """Return when the run was submitted, which is the time of its plan file; None if this is not a run folder."""
     with contextlib.suppress(OSError):
         about = os.stat(run.plan, follow_symlinks=False)
         return about.st_mtime if stat.S_ISREG(about.st_mode) else None

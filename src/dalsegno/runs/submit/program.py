@@ -1,4 +1,4 @@
-"""Checks of a run's program and Python, made before the run is queued."""
+"""Check a run's program and Python before the run is queued."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from dalsegno.system.processes import LocalRunner
 # Environment of the run's processes
 
 
-# Prefixes of variables that an enclosing job or step sets. They would affect the srun of this run.
+# Prefixes of variables that an enclosing job or step sets, and that would affect this run's srun
 _OF_ANOTHER_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
-_KEPT = ("SLURM_CONF",)  # selects the cluster
+_KEPT = ("SLURM_CONF",)  # variables that are kept, because they select the cluster
 
 
 def prefix_of(request: RunRequest) -> str:
-    """Return the folder of the Python environment, absolute if there is a working folder; "" if none is named."""
+    """Return the folder of the Python environment, resolved from the run's working folder; "" if none is given."""
     given = request.venv or request.conda
     return join(request.chdir, given) if given else ""
 
 
 def python_of(request: RunRequest, otherwise: str) -> str:
-    """Return the Python that the processes run in."""
+    """Return the Python that runs the processes."""
     prefix = prefix_of(request)
     return join(prefix, "bin", "python") if prefix else otherwise
 
@@ -45,7 +45,7 @@ def activation(request: RunRequest) -> dict[str, str]:
 
 
 def run_environment(request: RunRequest, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that srun passes on to the agents; `base` is that of the submission."""
+    """Return the environment that srun passes on to the agents. `base` is the environment of the submission."""
     kept = {name: value for name, value in base.items() if name in _KEPT or not name.startswith(_OF_ANOTHER_JOB)}
     prefix = prefix_of(request)
     if prefix:
@@ -61,7 +61,7 @@ LAUNCHERS = ("torchrun", "python", "python3")
 
 
 def check_program(request: RunRequest, environ: Mapping[str, str]) -> None:
-    """Raise UsageError unless script, working folder and Python environment exist."""
+    """Raise UsageError unless the script, the working folder and the Python environment exist."""
     folder = Path(request.chdir or ".")
     if not folder.is_dir():
         raise UsageError(f"folder `{folder}` does not exist", where="--chdir", hint="name an existing folder")
@@ -91,8 +91,8 @@ def _refuse_launchers(request: RunRequest, file: Path) -> None:
 def find_python(environ: Mapping[str, str], module: str = "") -> str:
     """Return the Python of the active virtual environment, else `python3` in the user's PATH.
 
-    If the latter lacks `module` but the Python of `dalsegno` has it, return that one. This is the case in a clone that
-    was set up with torch.
+    If that `python3` lacks `module` but the Python of `dalsegno` has it, return the latter. This is the case in a clone
+    that was set up with torch.
     """
     active = os.path.join(environ.get("VIRTUAL_ENV", ""), "bin", "python3")
     if environ.get("VIRTUAL_ENV") and os.access(active, os.X_OK):
@@ -105,7 +105,7 @@ def find_python(environ: Mapping[str, str], module: str = "") -> str:
 
 
 def check_torch(request: RunRequest, python: str, *, certain: bool) -> tuple[str, ...]:
-    """Return a note if this Python lacks PyTorch. Raise if it is `certain` that the nodes have the same files."""
+    """Return a note if this Python lacks PyTorch. Raise instead if the nodes are `certain` to have the same files."""
     needs = request.framework == "torch" and not _may_be_any_program(request) and not request.container_image
     if not needs or (find_spec("torch") if python == sys.executable else _has(python, "torch")):
         return ()
@@ -147,7 +147,7 @@ def _check_rights(request: RunRequest, file: Path) -> None:
 
 
 def _may_be_any_program(request: RunRequest) -> bool:
-    """Return whether the script may be any program; else it must be Python, because the warm parent runs it."""
+    """Return whether the script may be any program. If not, it must be Python, because the warm parent runs it."""
     return request.no_preload or not request.has_agents
 
 

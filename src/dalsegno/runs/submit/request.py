@@ -24,13 +24,13 @@ from dalsegno.runs.submit.values import (
 )
 from dalsegno.slurm.names import node_list, word
 
-# Checks of single words, which raise UsageError
+# Checks of single values, all of which raise UsageError
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=:-]{0,79}", re.ASCII)
 _CONSTRAINT = re.compile(r"[A-Za-z0-9\[(!][A-Za-z0-9_.,:&|*!()\[\]=-]{0,199}", re.ASCII)
 _MAX_SIGNAL_LEAD_S = 65_535
-MAX_ARGUMENT_BYTES = 512 << 10  # as JSON; half the limit of a message
+MAX_ARGUMENT_BYTES = 512 << 10  # size as JSON; half the limit of a message
 
 
 def check_name(name: str) -> None:
@@ -41,7 +41,7 @@ def check_name(name: str) -> None:
 
 
 def check_slurm_names(names: Mapping[str, str]) -> None:
-    """Check Slurm names, given by kind, such as `partition`. A value is a comma-separated list; "" is empty."""
+    """Check Slurm names. A key is the kind of name, such as `partition`; a value is a comma-separated list, or ""."""
     try:
         for kind, given in names.items():
             for name in given.split(",") if given else ():
@@ -65,7 +65,7 @@ def check_constraint(text: str) -> None:
 
 
 def check_arguments(words: Iterable[str]) -> None:
-    """Check arguments or variables of a process, which may contain anything but zero bytes."""
+    """Check arguments or environment variables, which may contain anything except zero bytes."""
     for each in words:
         if "\0" in each:
             raise UsageError(f"{shown(each)} contains a zero byte", hint="remove it")
@@ -99,7 +99,7 @@ def check_node_timeout(seconds: float | None) -> None:
 
 
 def check_signal(lead_s: int, limit_s: int | None) -> None:
-    """Check that the signal before the time limit falls inside the job."""
+    """Check that the signal before the time limit is sent after the job starts, and that Slurm allows its lead time."""
     if not 0 < lead_s <= _MAX_SIGNAL_LEAD_S:
         hint = f"use 1 to {_MAX_SIGNAL_LEAD_S} seconds"
         raise UsageError(f"Slurm cannot send a signal {lead_s} s before the end", hint=hint)
@@ -115,7 +115,7 @@ def check_signal(lead_s: int, limit_s: int | None) -> None:
 
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?", re.ASCII)
 
-# Slurm's options that `dalsegno run` sets, and the option to use instead ("" if there is none).
+# Slurm option that `dalsegno run` sets -> our option to use instead, or ""
 _RESERVED = {
     "nodes": "--nodes",
     "ntasks": "--nproc-per-node",
@@ -147,14 +147,14 @@ _RESERVED = {
     "wait": "",
     "input": "",
 }
-# Options of sbatch that salloc lacks (22.05 to 24.11).
+# Options that sbatch has and salloc lacks (22.05 to 24.11)
 _BATCH_ONLY = frozenset(
     {"batch", "export-file", "ignore-pbs", "kill-on-invalid-dep", "no-requeue", "propagate", "requeue"}
 )
 
 
 def check_sbatch_args(words: Iterable[str]) -> None:
-    """Check that each word is one long option. sbatch would take anything else for the script."""
+    """Check that each word is a long option that `dalsegno run` does not set itself."""
     for each in words:
         name = _name(each)
         if name in _RESERVED:
@@ -165,7 +165,7 @@ def check_sbatch_args(words: Iterable[str]) -> None:
 
 
 def check_for_salloc(words: Iterable[str]) -> None:
-    """Check that salloc has these options: on a cluster with a controller, a run has no batch script."""
+    """Check that salloc has these options, because a run has no batch script on a cluster with a controller."""
     for each in words:
         if _name(each) in _BATCH_ONLY:
             hint = "remove it: runs on this cluster hold an allocation, not a batch job"
@@ -186,13 +186,13 @@ def _name(each: str) -> str:
 DEFAULT_SIGNAL_LEAD_S = 120  # Slurm may send the signal up to 60 s early, but never late
 
 
-# Frameworks, and whether run agents start the processes. Otherwise srun starts them as its tasks.
+# framework -> whether run agents start the processes; if not, srun starts them as its tasks
 FRAMEWORKS = {"torch": True, "tensorflow": True, "jax": True, "mpi": False, "plain": False}
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A requested run. "" and None stand for a default. The constructor raises UsageError if a value is invalid."""
+    """A requested run. "" and None mean the default. The constructor raises UsageError if a value is invalid."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ class RunRequest:
     nproc_per_node: int | None = None  # default: one for each GPU, else 1
     gpus_per_node: Gpus = NO_GPUS
     cpus_per_task: int | None = None  # a task is one of the run's processes
-    memory_mib: int | None = None  # of each node; 0: all of it
+    memory_mib: int | None = None  # memory per node; 0: all of it
     spares: int = 0
     partition: str = ""  # one name, or several separated by commas
     time_limit_s: int | None = None  # UNLIMITED_S: no limit
@@ -217,13 +217,13 @@ class RunRequest:
     preload: tuple[str, ...] = ()
     no_preload: bool = False
     fresh: bool = False
-    framework: str = "torch"  # the processes get the environment variables of this framework
+    framework: str = "torch"  # the framework whose environment variables the processes get
     hang_timeout_s: int | None = None  # 0: off; None: derived from the steps that the training library reports
-    node_timeout_s: float | None = None  # until a silent node is declared lost; None: the cluster's value
+    node_timeout_s: float | None = None  # time until a silent node is declared lost; None: the cluster's value
     signal_lead_s: int = DEFAULT_SIGNAL_LEAD_S
     chdir: str = ""
     output: str = ""  # folder that contains the run folder
-    container_image: str = ""  # as Pyxis takes it
+    container_image: str = ""  # in the notation of Pyxis
     container_mounts: tuple[str, ...] = ()  # SRC:DST[:FLAGS]
     sbatch_args: tuple[str, ...] = ()
 
@@ -242,7 +242,7 @@ class RunRequest:
 
     @property
     def label(self) -> str:
-        """The run's name: as given, or the script's name without characters that Slurm does not allow."""
+        """The run's name: the given one, else the script's name without characters that Slurm does not allow."""
         stem = basename(self.script).rpartition(".")[0] or basename(self.script)
         safe = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem)[:40]
         return self.name or safe.strip("-") or "run"

@@ -1,4 +1,4 @@
-"""A planned run as its coordinator sees it: its Slurm commands, and the setup of its agents and workers."""
+"""The coordinator's view of a planned run: its Slurm commands, and the setup of its agents and workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dalsegno.train.contract import FRESH, RUN
 from dalsegno.wire.frames import Message
 
 TORCH_MODULES = ("torch", "torch.distributed", "torch._dynamo")
-COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # whole seconds; without it agents use their own default
+COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # in whole seconds; if it is unset, agents use their default
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,23 @@ class RunSite:
         return {"absence_s": float(value)} if value.isdigit() else {}
 
     def _final_command(self) -> list[str]:
-        """Return the command that agents run if no coordinator returns, because the host of the batch step died."""
+        """Return the command that agents run if the coordinator does not return, because the batch step's host died."""
         return ["scontrol", "requeue", str(self.own_job)] if self.own_job else []
 
     def _modules(self) -> tuple[str, ...]:
-        """Return the modules that the warm parent imports: torch's, if it is the framework, and those in `preload`."""
+        """Return the modules that the warm parent imports: torch, if it is the framework, and those in `preload`."""
         own = TORCH_MODULES if self.plan.request.framework == "torch" else ()
         return (*own, *self.plan.request.preload)
 
     def _setup_env(self) -> dict[str, str]:
-        """Return the variables that torch reads at import, and the run's id, by which leftover processes are found."""
+        """Return the variables needed before torch is imported, and the run's id, which marks its processes."""
         is_torch = self.plan.request.framework == "torch"
         nproc = self.shape.nproc_per_node
         threads = torch_threads(nproc, self._cpus_per_process(nproc), self.environment) if is_torch else {}
         return {RUN: self.folder.run, **threads, **({FRESH: "1"} if self.plan.request.fresh else {})}
 
     def _cpus_per_process(self, nproc: int) -> int:
-        """Return the CPUs of one process; 0 if unknown. An agent's task has the CPUs of all processes of its node."""
+        """Return the CPUs per process; 0 if unknown. An agent's task has the CPUs of all processes on its node."""
         return max(1, self.plan.job.cpus_per_task // nproc) if self.plan.request.has_agents else 0
 
     def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
@@ -115,7 +115,7 @@ class RunSite:
         return salloc_argv(plan_next(self.plan, suspects) if role is JobRole.NEXT else self.plan)
 
     def step(self, job: int, nodes: Sequence[str]) -> list[str]:
-        """Return the srun command. Without agents, its exit code goes to a file, for a restarted coordinator."""
+        """Return the srun command. Without agents, it saves srun's exit code to a file for a restarted coordinator."""
         argv = step_argv(self.plan, job, nodes)
         if self.plan.request.has_agents:
             return argv

@@ -1,4 +1,4 @@
-"""The srun commands of a run, and its batch script."""
+"""Render the srun commands and the batch script of a run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dalsegno.slurm.names import job_id, node_list
 
 
 def step_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str] = ()) -> list[str]:
-    """Return the command that starts the run's processes: the agents, or for mpi and plain the processes themselves.
+    """Return the command that starts the run's agents or, for mpi and plain, its processes.
 
-    `job` is needed outside the job; `nodes` selects nodes, if the job has lost some.
+    `job` is needed outside the job. `nodes` selects the nodes, for example if the job has lost some.
     """
     return agents_argv(plan, job, nodes) if plan.request.has_agents else tasks_argv(plan, job, nodes)
 
@@ -25,14 +25,14 @@ def step_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str] 
 def agents_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str] = ()) -> list[str]:
     """Return the command that starts one run agent on each node.
 
-    The run's secret is sent through srun's stdin, because all users can read arguments. `--cpus-per-task` would imply
-    `--exact`. Without it and without GPU options, a step has all resources of its job.
+    The run's secret is sent through srun's stdin, because all users can read arguments. `--cpus-per-task` is omitted,
+    because it implies `--exact`. Without it and without GPU options, a step has all resources of its job.
     """
     return [
         *_srun(plan, job, nodes, tasks_per_node=1),
-        "--no-kill",  # salloc's option of this name does not apply to steps
+        "--no-kill",  # salloc's own `--no-kill` does not apply to steps
         "--kill-on-bad-exit=0",
-        "--overlap",  # an srun that died leaves a step that holds its resources for some seconds
+        "--overlap",  # the step of an srun that died holds its resources for some seconds
         "--cpu-bind=none",
         "--mpi=none",
         "--export=ALL",  # regardless of the export options of an enclosing sbatch
@@ -42,15 +42,15 @@ def agents_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str
 
 
 def tasks_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str] = ()) -> list[str]:
-    """Return the command that starts the run's processes as srun's own tasks, with MPI support if the run needs it."""
+    """Return the command that starts the run's processes as srun's tasks, with MPI support if the run needs it."""
     return [
         *_srun(plan, job, nodes, tasks_per_node=plan.shape.nproc_per_node),
         f"--cpus-per-task={plan.job.cpus_per_task}",
-        "--kill-on-bad-exit=1",  # the other tasks would wait for a failed one forever
+        "--kill-on-bad-exit=1",  # otherwise the other tasks would wait forever for the failed one
         f"--mpi={plan.mpi or 'none'}",
         "--export=ALL",
         "--input=none",
-        "--open-mode=append",  # a restart after preemption keeps the output so far
+        "--open-mode=append",  # keeps the earlier output after a restart
         f"--output={RunFolder(Path(plan.folder.replace('%', '%%'))).generation(1) / 'rank%t.log'}",
         *wrap_guard(plan.request, plan.launcher, program_argv(plan)),
     ]
@@ -86,7 +86,7 @@ def _srun(plan: RunPlan, job: int | str | None, nodes: Sequence[str], tasks_per_
 
 
 def _where(nodes: Sequence[str], tasks_per_node: int) -> list[str]:
-    """Return the options that name the nodes: outside the job srun does not know them, inside it counts lost ones."""
+    """Return options that name the nodes. srun does not know them outside the job, and counts lost nodes inside it."""
     if not nodes:
         return []
     tasks = len(nodes) * tasks_per_node
@@ -96,10 +96,10 @@ def _where(nodes: Sequence[str], tasks_per_node: int) -> list[str]:
 # Batch script of a run whose coordinator is not on a head node
 
 
-# sbatch reads options from every line with this prefix, so no text of the user may come before them.
+# sbatch reads options from every line with this prefix, so no user text may come before these lines.
 _MARK = "#SBATCH"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+&|*()!~^\[\]-]*", re.ASCII)
-# sbatch blanks out these two words anywhere in a line.
+# sbatch replaces these two words with blanks anywhere in a line.
 _BLANKED = re.compile(r"(het|pack)(job)", re.IGNORECASE)
 
 
@@ -124,15 +124,15 @@ def _batch_options(plan: RunPlan) -> list[str]:
     folder = RunFolder(Path(plan.folder.replace("%", "%%")))
     return [
         "--no-kill",
-        "--requeue",  # after preemption the job is queued again and the run continues
-        "--open-mode=append",  # a requeued job keeps the output so far
+        "--requeue",  # after preemption, Slurm requeues the job and the run continues
+        "--open-mode=append",  # keeps the earlier output after a requeue
         f"--output={folder.job_log}",
         *([f"--chdir={plan.request.chdir}"] if plan.request.chdir else []),
     ]
 
 
 def sbatch_word(word: str) -> str:
-    """Quote one word of a #SBATCH line. In sbatch's parser `\\` escapes even inside quotes."""
+    """Return one word quoted for a #SBATCH line. In sbatch's parser, `\\` is an escape character even in quotes."""
     if _PLAIN.fullmatch(word) and not _BLANKED.search(word):
         return word
     if not word.isprintable():

@@ -1,4 +1,4 @@
-"""Parsers for the values of a run's options, shared by the command line, job files and variables.
+"""Parse the values of a run's options for the command line, job files and environment variables.
 
 Each error is a complete sentence, so that it reads well after a flag's name and after a file's line.
 """
@@ -80,7 +80,7 @@ def parse_positive(text: str) -> int:
 
 
 def parse_gpus(text: str) -> Gpus:
-    """Parse `8`, or `h100:8` with a GPU type of Slurm."""
+    """Parse `8`, or `h100:8` with Slurm's name for the GPU type."""
     found = _GPUS.fullmatch(text.strip())
     if not found:
         raise UsageError(f"{shown(text)} is not a number of GPUs", hint="write `8`, or `h100:8`")
@@ -88,13 +88,13 @@ def parse_gpus(text: str) -> Gpus:
 
 
 def parse_time_limit(text: str) -> int:
-    """Parse a time in Slurm's format (a bare number is minutes) or `2h` to seconds; UNLIMITED_S for no limit."""
+    """Return a time limit in seconds, or UNLIMITED_S. The format is Slurm's (a bare number is minutes) or `2h`."""
     seconds = _seconds(text, 60, _TIME_HINT)
     return UNLIMITED_S if seconds is None else seconds
 
 
 def parse_seconds(text: str) -> int:
-    """Parse a duration to seconds. A bare number is seconds, and `off` is 0."""
+    """Return a duration in seconds. A bare number is seconds, and `off` is 0."""
     if text.strip().lower() == "off":
         return 0
     seconds = _seconds(text, 1, _SECONDS_HINT)
@@ -112,7 +112,7 @@ def parse_node_timeout(text: str) -> float:
 
 
 def _seconds(text: str, bare_s: int, hint: str) -> int | None:
-    from dalsegno.spec.values import parse_time  # here, because it imports pydantic, which is slow
+    from dalsegno.spec.values import parse_time  # imported late, because this imports pydantic, which is slow
 
     try:
         return parse_time(text, bare_s)
@@ -121,7 +121,7 @@ def _seconds(text: str, bare_s: int, hint: str) -> int | None:
 
 
 def parse_memory(text: str) -> int:
-    """Parse a size such as `64G` to MiB. As in Slurm, a bare number is MiB, and 0 is all memory of the node."""
+    """Return a size such as `64G` in MiB. As in Slurm, a bare number is MiB, and 0 is all memory of the node."""
     from dalsegno.spec.values import parse_size_mib
 
     bare = text.strip()
@@ -152,7 +152,7 @@ def parse_env_pairs(pairs: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_env_words(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse several `K=V` in one text, separated and quoted as for a shell."""
+    """Parse several `K=V` in one text, separated and quoted as in a shell."""
     return parse_env_pairs(parse_words(text))
 
 

@@ -1,1 +1,1 @@
-"""`dalsegno torchrun`: the command line of torchrun, executed by a Dal Segno coordinator and its agents."""
+"""Implement `dalsegno torchrun`: torchrun's command line, executed by a Dal Segno coordinator and its agents."""

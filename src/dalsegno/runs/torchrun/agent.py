@@ -1,4 +1,4 @@
-"""The agent of a torchrun. It starts the program of its own command line and exits as torchrun does."""
+"""The agent of a torchrun. It runs the program in its own command line and exits with torchrun's exit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dalsegno.runs.torchrun.logs import Logs
 from dalsegno.runs.torchrun.rendezvous import Keys, host_of
 from dalsegno.wire.frames import Message
 
-# torchrun's failure report, in torchrun's layout, because tools parse it. Pure.
+# The failure report, in torchrun's layout, because tools parse it
 
 
 MAX_WIDTH = 60
@@ -32,14 +32,14 @@ class FailedWorker:
     rank: int
     local_rank: int
     pid: int
-    exit_code: int  # negative: a signal
+    exit_code: int  # negative for a signal
     at: float
-    error_file: str = ""  # "": none was written
+    error_file: str = ""  # "" if none was written
     traceback: str = ""
 
 
 def render_report(name: str, host: str, root: FailedWorker, others: Sequence[FailedWorker] = ()) -> str:
-    """Render torchrun's report of a failure. `root` failed first and is printed last, where a reader looks first.
+    """Render torchrun's failure report. `root` failed first and is printed last, where readers look first.
 
     `others` are later failures on the same node.
     """
@@ -83,16 +83,16 @@ def _signal_name(number: int) -> str:
 
 
 GRACE_S = 30.0
-# Slurm does not signal all nodes at the same instant. An agent stays connected for this long after a signal, so that
+# Slurm does not signal all nodes at the same instant. After a signal, an agent stays connected for this long, so that
 # other nodes get the signal before they lose a peer.
 LINGER_S = 0.5
 FAILED = 1
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # always handled: torchrun would die of them and leave orphans
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # always handled; they would kill torchrun and leave orphans
 
 
 @dataclass
 class ShutdownSignal:
-    """The signal that made the agent leave, and when it came (monotonic)."""
+    """The signal that made the agent leave, and the monotonic time when it arrived."""
 
     number: int
     since: float
@@ -120,7 +120,7 @@ class TorchrunAgent(RunAgent):
         self.orders.update(setup=self._set_up, end=self._handle_end, leave=self._leave_too)
 
     def serve(self) -> int:
-        """Serve until the run ends, and return the exit code. torch is imported while other nodes are missing."""
+        """Serve until the run ends, and return the exit code. Import torch while waiting for other nodes."""
         self.workers.set_up(read_setup(self._setup))
         code = super().serve()
         self.link.close()
@@ -129,7 +129,7 @@ class TorchrunAgent(RunAgent):
             self._talk(f"failed: {self._keys.trouble or self._why}")
         return FAILED if code else 0
 
-    # Orders of the coordinator
+    # Orders from the coordinator
 
     def _set_up(self, data: Message) -> None:
         mine = self._setup["shape"]
@@ -164,7 +164,7 @@ class TorchrunAgent(RunAgent):
         super()._start(order)
 
     def _send(self, message: Message) -> None:
-        """Send a message to the coordinator, except while leaving: workers that end then have not failed."""
+        """Send a message to the coordinator, except while leaving, when the end of a worker is not a failure."""
         if "ended" in message and message["ended"]["code"]:
             self._note_failure(message["ended"])
         if self._leaving is None:
@@ -199,7 +199,7 @@ class TorchrunAgent(RunAgent):
         while self.signals:
             number = self.signals.pop(0)
             if number not in self._handled:
-                self.workers.signal(number)  # these would kill torchrun; here workers that handle them may save
+                self.workers.signal(number)  # they would kill torchrun; here, workers that handle them may save
             elif self._leaving is None:
                 self._leave(number)
             elif number == signal.SIGINT:
@@ -236,7 +236,7 @@ def signals_named(text: str) -> set[signal.Signals]:
 
 
 def _absence_s(args: TorchrunArgs) -> float:
-    """Return how long the agent waits for a lost rendezvous: as long as torchrun would retry."""
+    """Return how long the agent waits for a lost rendezvous, which is as long as torchrun would retry."""
     return seconds(args, "keep_alive_interval", 5.0) * seconds(args, "keep_alive_max_attempt", 3.0)
 
 

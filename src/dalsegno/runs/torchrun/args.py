@@ -1,4 +1,4 @@
-"""torchrun's command line, with the names, the defaults and the parsing of torchrun."""
+"""Parse torchrun's command line, with torchrun's names, defaults and syntax."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TorchrunArgs:
 
     @property
     def endpoint(self) -> str:
-        """The rendezvous endpoint: the master for `static`, any free port for `--standalone`."""
+        """The rendezvous endpoint. The default for `static` is the master; `--standalone` uses any free port."""
         if self.standalone:
             return "localhost:0"
         if self.rdzv_backend == "static" and not self.rdzv_endpoint:
@@ -101,7 +101,7 @@ class TorchrunArgs:
 
 
 def parse_streams(text: str, where: str = "") -> dict[int | None, int]:
-    """Parse `3` or `0:1,1:2` to streams by local rank (None: all): 0 none, 1 stdout, 2 stderr, 3 both."""
+    """Return the streams in `3` or `0:1,1:2` by local rank (None: all). 0 is none, 1 stdout, 2 stderr, 3 both."""
     if not _STREAMS.fullmatch(text):
         hint = "write `3`, or `0:1,1:2` by local rank"
         raise UsageError(f"{shown(text)} is not a valid choice of outputs", where=where, hint=hint)
@@ -121,7 +121,7 @@ def count_processes(nproc_per_node: str, cpus: int, gpus: int) -> int:
     return known[nproc_per_node]
 
 
-# Help texts: the meaning of each flag in one line, and where it differs from torchrun's
+# Help texts: the meaning of each flag in one line, and how it differs from torchrun's
 
 
 ABOUT = """\
@@ -173,7 +173,7 @@ WITHOUT_EFFECT = ("--monitor-interval", "--start-method", "--event-log-handler",
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Shows only the spellings of a flag with dashes and its short form. Those with `_` work too."""
+    """A help formatter that omits the spellings of flags with `_`, which work too."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=100)
@@ -187,7 +187,7 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def flag_help(name: str, default: object) -> str:
-    """Return the help of one flag, with percent signs escaped for argparse."""
+    """Return the help text of one flag, with percent signs escaped for argparse."""
     text = HELP[name][1]
     has_default = default not in (None, "", ()) and default is not False and name not in WITHOUT_EFFECT
     return (f"{text} Default: {default}." if has_default else text).replace("%", "%%")
@@ -200,14 +200,14 @@ def flag_help(name: str, default: object) -> str:
 class Flag:
     """One flag, which may be spelled `--log-dir` or `--log_dir`. A `switch` takes no value."""
 
-    name: str  # its longest spelling, with dashes
+    name: str  # the long spelling with dashes
     default: object = None
     type: Callable[[str], object] = str
     short: str = ""
     switch: bool = False
     choices: tuple[str, ...] = ()
-    pet: bool = True  # whether a variable PET_<NAME> sets it
-    also: str = ""  # a further variable, of lower precedence
+    pet: bool = True  # whether the variable PET_<NAME> sets this flag
+    also: str = ""  # another variable, with lower precedence
 
     @property
     def dest(self) -> str:
@@ -225,7 +225,7 @@ class Flag:
 
 
 def comma_list(text: str) -> list[str]:
-    """Split a text at commas. A doubled comma stands for a comma inside a word."""
+    """Split a text at commas. A doubled comma stands for a literal comma."""
     return [word.replace("\0", ",") for word in text.replace(",,", "\0").split(",")]
 
 
@@ -271,7 +271,7 @@ _SCRIPT = "SCRIPT"
 
 
 def parse_torchrun(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> TorchrunArgs | None:
-    """Parse the arguments of `torchrun`; None if they ask for help. Raise UsageError if torchrun would refuse them.
+    """Return the parsed arguments; None if they ask for help. Raise UsageError if torchrun would refuse them.
 
     Flags end at the script. Everything after it is passed to the script.
     """
@@ -284,7 +284,7 @@ def parse_torchrun(argv: Sequence[str], environ: Mapping[str, str] | None = None
 
 
 def torchrun_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return an argparse parser like torchrun's, so that abbreviations and the split at the script are the same."""
+    """Return an argparse parser like torchrun's, so that it treats abbreviations and the script's arguments alike."""
     usage = "dalsegno torchrun [OPTIONS] SCRIPT [ARGS]..."
     parser = _Parser("dalsegno torchrun", usage, ABOUT, add_help=False, formatter_class=Formatter)
     parser.add_argument("-h", "--help", action=_Help, dest=argparse.SUPPRESS, help="Show this message and exit.")
@@ -317,7 +317,7 @@ class _HelpWanted(Exception):
 
 
 class _Help(argparse.Action):
-    """Stops parsing at once, so that a missing script is no error."""
+    """An action that stops parsing at once, so that a missing script is not an error."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help)

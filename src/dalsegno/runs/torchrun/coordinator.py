@@ -1,4 +1,4 @@
-"""The coordinator of a torchrun. It is a thread of the agent on the rendezvous host, and ends with that agent."""
+"""The coordinator of a torchrun. It is a thread in the agent on the rendezvous host, and ends with that agent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dalsegno.wire.frames import Message
 # The run: its shape, the variables of its workers, the setup of each node
 
 
-# No path can exist below it, so nothing is saved: as with torchrun, nothing survives the agent.
+# No path can exist below a device, so nothing is saved. As with torchrun, nothing survives the agent.
 NOWHERE = Path(os.devnull)
 JOIN_S = 600.0
 LAST_CALL_S = 30.0
@@ -51,7 +51,7 @@ class TorchrunSite:
     id: str  # Dal Segno's own id, which is unique
     nproc_per_node: int
     meeting: Rendezvous
-    store: bool = True  # whether the agent can run the store, with torch; else the first worker runs it
+    store: bool = True  # whether the agent has torch and can run the store; if not, the first worker runs it
     timing: Timing = field(default_factory=Timing)
     hang_timeout_s: float | None = 0.0
     own_job: int | None = None
@@ -74,7 +74,7 @@ class TorchrunSite:
         return self.args.max_restarts
 
     def setup(self) -> Message:
-        """Return the settings that must be the same on all nodes. The rest is on the command line of each node."""
+        """Return the settings that must be the same on all nodes. Each node's command line has the other settings."""
         return {
             "shape": shape_flags(self.args, self.nproc_per_node),
             "store": self.store,
@@ -99,7 +99,7 @@ class TorchrunSite:
         }
 
     def _master(self, hosts: Sequence[str]) -> str:
-        """Return MASTER_ADDR. A loopback address of the first host is replaced if other hosts must reach it."""
+        """Return MASTER_ADDR: the first host or, if only that one has a loopback address, the rendezvous host."""
         if self.args.backend == "static" and not self.args.standalone:
             return parse_endpoint(self.args.endpoint, 0)[0]
         if self.meeting.alone:
@@ -108,7 +108,7 @@ class TorchrunSite:
 
 
 def agent_setup(args: TorchrunArgs, python: str, nproc_per_node: int, join_s: float) -> Message:
-    """Return the setup of this node's workers."""
+    """Return the setup for this node's workers."""
     is_python = args.run_path or not args.no_python
     return {
         "python": python,
@@ -138,12 +138,12 @@ def _is_bundle(args: TorchrunArgs) -> bool:
 
 
 def fill_macros(args: Sequence[str], local_rank: int) -> list[str]:
-    """Substitute as torchrun does: `${local_rank}` in arguments is the local rank, and `$$` is one dollar."""
+    """Substitute as torchrun does: replace `${local_rank}` in arguments with the local rank, and `$$` with `$`."""
     return [Template(each).safe_substitute(local_rank=local_rank) for each in args]
 
 
 def seconds(args: TorchrunArgs, name: str, default: float) -> float:
-    """Return a time from `--rdzv-conf`."""
+    """Return a time from `--rdzv-conf`; raise UsageError if it is not a number."""
     text = args.settings.get(name)
     try:
         return default if text is None else float(text)
@@ -176,7 +176,7 @@ class CoordinatorThread:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # the caller of `open` gets it; after that it ends the thread
+        except BaseException as error:  # raised by `open` if it still waits; later errors end the thread
             if not self._opened.done():
                 self._opened.set_exception(error)
             else:
@@ -188,7 +188,7 @@ class CoordinatorThread:
         await self._coordinator.serve()
 
     def leave(self, signal_name: str) -> None:
-        """Make all agents leave: this host's agent has to end, and the run ends with it. Workers may still save."""
+        """Make all agents leave, because the run ends with this host's agent. Workers may still save."""
         self._call(lambda coordinator: coordinator.leave(signal_name))
 
     def stop(self, why: str) -> None:
@@ -197,7 +197,7 @@ class CoordinatorThread:
     def _call(self, do: Callable[[TorchrunCoordinator], None]) -> None:
         loop, coordinator = self._loop, self._coordinator
         if loop is not None and coordinator is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the coordinator has ended already
+            with contextlib.suppress(RuntimeError):  # if the loop is closed, the coordinator has ended already
                 loop.call_soon_threadsafe(do, coordinator)
 
     def join(self, timeout_s: float) -> None:
@@ -205,7 +205,7 @@ class CoordinatorThread:
 
 
 class TorchrunCoordinator(Coordinator):
-    """Counts restarts as torchrun does, listens where torchrun would, and saves nothing."""
+    """A coordinator that counts restarts as torchrun does, listens where torchrun would, and saves nothing."""
 
     def __init__(self, site: TorchrunSite, keys: Keys, talk: Talk, opened: Callable[[int], None]) -> None:
         join_timeout = JoinTimeout(site.shape.min_nodes, seconds(site.args, "join_timeout", JOIN_S))
@@ -222,16 +222,16 @@ class TorchrunCoordinator(Coordinator):
         self._opened(await self.agents.open(meeting.port, greeting, LOOPBACK if meeting.alone else "0.0.0.0"))
 
     def _write_state(self, durable: bool) -> bool:
-        """Do nothing: there is no successor that could read a state."""
+        """Do nothing, because no successor could read the state."""
         return True
 
     def leave(self, signal_name: str) -> None:
-        """Tell all agents to leave, and do not report them as lost."""
+        """Tell all agents to leave. Do not report them as lost."""
         self._output.quiet = True
         self.agents.send_all({"leave": signal_name})
 
     def agent_message(self, peer: Peer, message: AgentMessage) -> None:
-        """Handle a message. If a node cannot start workers, end the run: no other node can replace it."""
+        """Handle a message. If a node cannot start workers, end the run, because no other node can replace it."""
         if isinstance(message, Broken):
             self.stop(1, f"{host_of(peer.name)}: {message.why}")
         else:
@@ -239,7 +239,7 @@ class TorchrunCoordinator(Coordinator):
 
 
 class JoinTimeout(NoNodeSource):
-    """Ends the run, as torchrun does, if too few agents are connected for `join_s`. It starts no agents itself."""
+    """A node source that starts no agents. Like torchrun, it ends the run after `join_s` with too few agents."""
 
     def __init__(self, least: int, join_s: float) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class JoinTimeout(NoNodeSource):
 
 
 class OutputWriter(StatusWriter):
-    """Prints losses and restarts to the output of torchrun, in place of a status file and a journal."""
+    """Prints losses and restarts to torchrun's output instead of writing a status file and a journal."""
 
     def __init__(self, site: TorchrunSite, talk: Talk) -> None:
         super().__init__(site)
@@ -276,7 +276,7 @@ class OutputWriter(StatusWriter):
             self._talk(f"lost {host_of(str(what['node']))}: {what['why']}")
 
     def note(self, text: str) -> None:
-        """Do nothing: notes are about importing ahead, which torchrun's users have not requested."""
+        """Do nothing, because notes are about the warm parent, which torchrun's users have not requested."""
 
     def generation(self, run: Run) -> None:
         if run.generation > 1 and run.group is not None:
@@ -286,7 +286,7 @@ class OutputWriter(StatusWriter):
             self._talk(f"restarting on {nodes} node{'s' if nodes > 1 else ''} ({budget}){why}")
 
     def status(self, facts: RunFacts) -> None:
-        """Do nothing: there is no status file."""
+        """Do nothing, because there is no status file."""
 
     def ended(self, facts: RunFacts, end: Finish) -> None:
-        """Do nothing: each agent reports the end on its own node."""
+        """Do nothing, because each agent reports the end on its own node."""

@@ -1,4 +1,4 @@
-"""`dalsegno torchrun` on one node: find the rendezvous, open it if it is on this node, and serve as the agent."""
+"""Run `dalsegno torchrun` on one node: find the rendezvous, open it if it is on this node, and run the agent."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class _Launch:
                 hosted.join(SHUTDOWN_S)
 
     def _host(self, python: str) -> tuple[CoordinatorThread | None, int]:
-        """Open the rendezvous; return its coordinator and port. None: another process of this node has opened it."""
+        """Open the rendezvous; return its coordinator and port. None: another process on this node has opened it."""
         self.keys.make()
         site = TorchrunSite(
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
@@ -108,7 +108,7 @@ def _cannot_listen(port: int, error: OSError) -> DalsegnoError:
 
 
 def cpus_per_process(environ: Mapping[str, str], nproc: int) -> int:
-    """Return the CPUs per process of a task that Slurm started with `-c`; 0 otherwise."""
+    """Return the CPUs per process if Slurm started this task with `-c`; else 0."""
     value = environ.get("SLURM_CPUS_PER_TASK", "")
     return max(1, int(value) // nproc) if value.isdigit() else 0
 
@@ -141,7 +141,7 @@ def check_devices(args: TorchrunArgs, nproc: int, environ: Mapping[str, str]) ->
 
 
 def flag_notes(args: TorchrunArgs) -> list[str]:
-    """Return notes on flags of torchrun that work differently here."""
+    """Return notes about torchrun's flags that work differently here."""
     notes = []
     if args.backend.startswith("etcd"):
         notes.append(
@@ -153,7 +153,7 @@ def flag_notes(args: TorchrunArgs) -> list[str]:
 
 
 def choose_python(environ: Mapping[str, str]) -> str:
-    """Return $PYTHON_EXEC if set, else the Python of this process if it has torch, else the user's."""
+    """Return $PYTHON_EXEC if it is set, else this process's Python if it has torch, else the user's Python."""
     named = environ.get("PYTHON_EXEC")
     if named:
         return shutil.which(named, path=environ.get("PATH")) or named
@@ -170,7 +170,7 @@ def has_torch(python: str) -> bool:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
-    """Return the number of visible GPUs, without a call to the driver."""
+    """Return the number of visible GPUs without calling the driver."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if name in environ:
             devices = [device.strip() for device in environ[name].split(",")]
@@ -179,7 +179,7 @@ def count_gpus(environ: Mapping[str, str]) -> int:
 
 
 def _amd_gpus() -> int:
-    """Return the number of AMD GPUs: the nodes of the kernel's driver that have compute units."""
+    """Return the number of AMD GPUs, which are the nodes in the kernel driver's topology that have compute units."""
     nodes, count = "/sys/class/kfd/kfd/topology/nodes", 0
     for node in os.listdir(nodes) if os.path.isdir(nodes) else ():
         with open(f"{nodes}/{node}/properties") as file:

@@ -1,4 +1,4 @@
-"""The output of a torchrun's workers: the terminal, files in torchrun's layout, or both."""
+"""The output of a torchrun's workers, which goes to the terminal, to files in torchrun's layout, or to both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from string import Template
 
 from dalsegno.runs.torchrun.args import TorchrunArgs, parse_streams
 
-# Following files: their lines are copied to the output of this process, with a prefix
+# Following files: their lines are copied to this process's output with a prefix
 
 
 INTERVAL_S = 0.05
@@ -25,7 +25,7 @@ Write = Callable[[int, bytes], None]  # stream (1 or 2), data
 
 @dataclass
 class WorkerTail:
-    """A followed file. Its lines get `prefix` and go to `stream`; those with one of the `words` also go to `kept`."""
+    """A followed file. Its lines, with `prefix`, go to `stream`. Lines with one of `words` also go to `kept`."""
 
     prefix: bytes
     stream: int
@@ -35,7 +35,7 @@ class WorkerTail:
     rest: bytes = b""  # an incomplete line
 
     def take(self, data: bytes, last: bool) -> list[bytes]:
-        """Return whole lines with their prefix; with `last`, also an incomplete one."""
+        """Return the whole lines with their prefix. With `last`, also return an incomplete line."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         if last and self.rest:
             lines, self.rest = [*lines, self.rest], b""
@@ -43,7 +43,7 @@ class WorkerTail:
 
 
 class Tee:
-    """Copies followed files in its own thread, so that a slow reader delays neither workers nor agent."""
+    """Copies followed files in a thread of its own, so that a slow reader delays neither the workers nor the agent."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -59,7 +59,7 @@ class Tee:
             self._thread.start()
 
     def close(self) -> None:
-        """Copy the rest and stop. Called when all writers have ended."""
+        """Copy the rest and stop. To be called when all writers have ended."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
@@ -94,14 +94,14 @@ def _new_data(path: str, tail: WorkerTail) -> Iterator[bytes]:
 
 
 def write_all(stream: int, data: bytes) -> None:
-    """Write all data to stdout (1) or stderr (2); ignore a closed one."""
+    """Write all data to stdout (1) or stderr (2). Errors, such as a closed pipe, are ignored."""
     with contextlib.suppress(OSError):
         view = memoryview(data)
         while view:
             view = view[os.write(stream, view) :]
 
 
-# Temporary log folders, named as by torchrun. Those of killed processes are removed later
+# Temporary log folders, named as torchrun names them. Folders of killed processes are removed later
 
 
 PREFIX, LOCK = "torchelastic_", ".lock"
@@ -116,20 +116,20 @@ class TemporaryLogs:
         new = os.path.join(self.path, f"{LOCK}.new")
         self._lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        os.rename(new, os.path.join(self.path, LOCK))  # locked before anyone can find it
+        os.rename(new, os.path.join(self.path, LOCK))  # locked before other processes can find it
 
     def close(self, *unwanted: str) -> None:
-        """Remove the folder unless it contains output; files with `unwanted` names do not count."""
+        """Remove the folder unless it contains output. Files with `unwanted` names do not count as output."""
         os.close(self._lock)
         _remove_if_bare(self.path, unwanted)
 
 
 def sweep(*unwanted: str) -> None:
-    """Remove folders without output whose owners were killed. Those of torchrun itself have no lock and stay."""
+    """Remove folders without output whose owners were killed. torchrun's own folders have no lock and are kept."""
     there = tempfile.gettempdir()
     for name in os.listdir(there):
         path = os.path.join(there, name)
-        with contextlib.suppress(OSError):  # removed, or in use
+        with contextlib.suppress(OSError):  # no lock file, in use, or removed in the meantime
             if name.startswith(PREFIX) and os.lstat(path).st_uid == os.getuid() and _is_left(path):
                 _remove_if_bare(path, unwanted)
 
@@ -152,13 +152,13 @@ def _remove_if_bare(path: str, unwanted: tuple[str, ...]) -> None:
 # Log files
 
 
-STDOUT, STDERR = 1, 2  # torchrun's bits for them, and their file descriptors
+STDOUT, STDERR = 1, 2  # both torchrun's bits and the file descriptors
 ERROR_FILE = "error.json"
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
 
 class Logs:
-    """The log files of one node. Folders are created when workers start; an empty temporary one is removed."""
+    """The log files of one node. Folders are created when workers start. An empty temporary folder is removed."""
 
     def __init__(self, args: TorchrunArgs, run: str, tee: Tee) -> None:
         self.args, self.run, self._tee = args, run, tee
@@ -167,7 +167,7 @@ class Logs:
         self._temporary: TemporaryLogs | None = None
 
     def files(self, restarts: int, local_rank: int, rank: int) -> dict[str, str]:
-        """Return the files of one worker: `output`, `log` (its errors), `error_file`. "" is this process's output."""
+        """Return one worker's paths: `output`, `log` (stderr) and `error_file`. "" means this process's output."""
         if self.args.log_dir == os.devnull:
             return {"output": "", "log": "", "error_file": ""}
         attempt = self._folder() / f"attempt_{restarts}"
@@ -207,7 +207,7 @@ class Logs:
         return self._base
 
     def close(self, ended_well: bool) -> None:
-        """Remove a temporary folder unless it contains output or, after a failure, error files for the report."""
+        """Remove a temporary folder unless it contains output or, after a failure, error files."""
         self._tee.close()
         if self._temporary:
             self._temporary.close(*([ERROR_FILE] if ended_well else []))

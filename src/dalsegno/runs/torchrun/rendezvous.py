@@ -1,4 +1,4 @@
-"""The rendezvous of a torchrun: where its agents meet, and which of them listens there."""
+"""The rendezvous of a torchrun: the address where its agents meet, and which agent listens there."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The address where agents connect. `ours`: this node may listen there. `alone`: it is the only node."""
+    """The address to which agents connect. `ours`: this node may listen there. `alone`: this is the only node."""
 
     host: str
-    port: int  # 0: any
+    port: int  # 0: any free port
     ours: bool
     alone: bool = False
 
@@ -40,7 +40,7 @@ ALONE = Rendezvous(LOOPBACK, 0, ours=True, alone=True)
 
 
 def find_rendezvous(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Rendezvous:
-    """Find the rendezvous as torchrun does: at the master for `static`, else at the endpoint."""
+    """Return the rendezvous that torchrun would use: the master for `static`, else the endpoint."""
     if args.standalone or args.nodes.max == 1:
         return ALONE
     if args.backend == "static":
@@ -80,7 +80,7 @@ def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
 
 
 def is_own_address(host: str) -> bool:
-    """Return whether a host name means this node, by binding a socket to its addresses."""
+    """Return whether a host name means this node, that is, whether a socket can be bound to its address."""
     with contextlib.suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -104,7 +104,7 @@ _OPT_SOCKET, _OPT_UID_RESTRICTION = 8, 9  # munge.h
 
 
 class NotSealed(OSError):
-    """munge does not confirm that the same user made the credential."""
+    """munge did not confirm that the same user created the credential, or could not create one."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Munge:
     socket: str
 
     def seal(self, data: bytes) -> str:
-        """Return a credential that contains the data. Each is different and can be opened once per node."""
+        """Return a credential that contains the data. Every credential is different, and each node can open it once."""
         library, sealed = _load(), ctypes.c_char_p()
         context = self._context(library)
         try:
@@ -149,7 +149,7 @@ class Munge:
 
 
 def find_munge(environ: Mapping[str, str]) -> Munge | None:
-    """Return the munge daemon of this node's Slurm, or a common one; None if none responds."""
+    """Return the munge daemon that this node's Slurm uses, or one at a default path; None if none responds."""
     for path in (_slurm_socket(environ.get("SLURM_CONF") or _SLURM_CONF), *_SOCKETS):
         if path and os.path.exists(path) and _answers(Munge(path)):
             return Munge(path)
@@ -159,7 +159,7 @@ def find_munge(environ: Mapping[str, str]) -> Munge | None:
 def _answers(munge: Munge) -> bool:
     try:
         return munge.seal(b"") != ""
-    except (OSError, NotSealed):  # no library, or a socket without a daemon
+    except (OSError, NotSealed):  # no library, or no daemon at the socket
         return False
 
 
@@ -183,7 +183,7 @@ def _error_text(library: ctypes.CDLL, code: int) -> str:
     return bytes(library.munge_strerror(code) or b"").decode(errors="replace")
 
 
-# The run's secret. The agent that listens creates it and gives it only to agents of the same user
+# The run's secret. The agent that listens creates it and, with munge, gives it only to agents of the same user
 
 
 class Sealer(Protocol):
@@ -198,15 +198,15 @@ class Sealer(Protocol):
 
 @dataclass
 class Keys:
-    """The run's secret, on the side that creates it and on the side that receives it.
+    """The run's secret, for the agent that creates it and for agents that receive it.
 
-    `trouble` is why the last greeting was refused.
+    `trouble` says why the last greeting was refused.
     """
 
     run: str
     endpoint: str
     munge: Sealer | None
-    alone: bool = False  # the run has a single node
+    alone: bool = False  # whether the run has a single node
     trouble: str = ""
     secret: bytes = field(default=b"", repr=False)
 
@@ -220,7 +220,7 @@ class Keys:
         return self.secret
 
     def greeting(self) -> Message:
-        """Return the first message to a new peer. Each has its own credential, because munge opens none twice."""
+        """Return the first message to a new peer, with a new credential, because munge opens a credential only once."""
         sealed = self.munge.seal(self.mark.encode() + self.secret) if self.munge else ""
         return {"run": self.mark, "sealed": sealed}
 
@@ -261,11 +261,11 @@ class Keys:
         return hashlib.sha256(f"torchrun\0{self.run}\0{self.endpoint}".encode()).digest()
 
 
-# Names of agents. Several may run on one node, and sorting by name gives their order. Pure.
+# Names of agents. Several may run on one node. Their order is the order of their names
 
 
 def agent_name(args: TorchrunArgs, environ: Mapping[str, str], host: str, pid: int) -> str:
-    """Return `ORDER@HOST#PID`. ORDER is `--node-rank` with a static rendezvous, else the number of the Slurm task."""
+    """Return `ORDER@HOST#PID`. ORDER is `--node-rank` with a static rendezvous, else the rank of the Slurm task."""
     order = str(args.node_rank) if args.backend == "static" else environ.get("SLURM_PROCID", "")
     return f"{order if order.isdigit() else 0}@{host}#{pid}"
 

@@ -16,7 +16,7 @@ _SETTING = re.compile(r"^([\w\[\]/]+)\s*= ?(.*)$")
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """Return slurmctld's settings by name. `(null)` is kept as Slurm wrote it."""
+    """Return slurmctld's settings by name. `(null)` is not converted."""
     if not text.startswith("Configuration data as of"):
         raise malformed("scontrol show config", text)
     found = (_SETTING.match(line) for line in text.splitlines()[1:])
@@ -34,7 +34,7 @@ _CONTROLLER = re.compile(r"^Slurmctld\((\w+)\) at (.+?) (?:is|are) (\w+)", re.MU
 
 @dataclass(frozen=True)
 class ControllerPing:
-    role: str  # primary, backup, backup2 ...
+    role: str  # primary, backup, backup2, …
     host: str
     up: bool
 
@@ -68,13 +68,13 @@ class RpcLoad:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """The load of slurmctld, job counts since `since`, and the cycle times of both schedulers."""
+    """The load of slurmctld, its job counts since `since`, and the cycle times of its two schedulers."""
 
     at: int
     since: int
     server_threads: int = 0
     agent_queue: int = 0
-    dbd_queue: int = 0  # messages waiting for slurmdbd: grows while it is down
+    dbd_queue: int = 0  # messages that wait for slurmdbd; grows while slurmdbd is down
     jobs_submitted: int = 0
     jobs_started: int = 0
     jobs_completed: int = 0
@@ -151,7 +151,7 @@ def _rpcs(text: str, heading: str) -> tuple[RpcLoad, ...]:
 
 
 def _counts(text: str) -> dict[str, str]:
-    """Return the `name: value` lines. Names in the two schedulers' sections are prefixed with the section."""
+    """Return the `name: value` lines. In the sections of the two schedulers, names get the section as a prefix."""
     found: dict[str, str] = {}
     section = ""
     for line in text.splitlines():

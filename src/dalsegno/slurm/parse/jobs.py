@@ -27,7 +27,7 @@ from dalsegno.slurm.parse.text import (
 
 
 def node_names(command: str, text: str) -> tuple[str, ...]:
-    """Return the nodes of a job; none while it is pending, when sacct prints `None assigned`."""
+    """Return the nodes of a job; empty while it is pending, when sacct prints `None assigned`."""
     if not known(text) or text.strip() == "None assigned":
         return ()
     try:
@@ -42,7 +42,7 @@ def array_task(text: str) -> str:
 
 
 def unix_status(text: str) -> tuple[int, int]:
-    """Return exit code and signal. squeue 22.05 prints a wait(2) status (768 is code 3); later releases print `3:0`."""
+    """Return the exit code and signal. squeue 22.05 prints a wait(2) status (768 is code 3); newer ones print `3:0`."""
     if ":" in text:
         return colon_status(text)
     status = optional_integer(text) or 0
@@ -50,7 +50,7 @@ def unix_status(text: str) -> tuple[int, int]:
 
 
 def colon_status(text: str) -> tuple[int, int]:
-    """Return exit code and signal from `code:signal`."""
+    """Return the exit code and signal from `code:signal`."""
     code, _, signal = text.partition(":")
     return optional_integer(code) or 0, optional_integer(signal) or 0
 
@@ -88,7 +88,7 @@ _SQUEUE_FIELDS = (
     "Name",
     "Comment",
 )
-# Requested only for a single job: the paths are long.
+# Long fields, which are requested only for a single job
 _PATHS = ("WorkDir", "Command", "StdOut", "StdErr")
 
 JOBS_ARGV = ("squeue", "--all", "--noheader")
@@ -103,17 +103,17 @@ class JobList:
 
 
 def jobs_env(marks: Separators, *, paths: bool = False) -> dict[str, str]:
-    """Return squeue's environment with the output format. As an argument, other users could read it."""
+    """Return squeue's environment with the output format, which other users could read if it were an argument."""
     return {"SQUEUE_FORMAT2": long_format(_names(paths), marks)}
 
 
 def parse_jobs(text: str, marks: Separators, *, paths: bool = False) -> JobList:
-    """Parse the output of JOBS_ARGV under `jobs_env` with the same marks."""
+    """Parse the output of JOBS_ARGV, which was run with `jobs_env` and the same marks."""
     fields = _names(paths)
     found = rows("squeue", text, marks)
     jobs = [job for row in found if (job := _read_queued(fields, row)) is not None]
     if found and not jobs and len(found[0]) != len(fields):
-        raise malformed("squeue", " ".join(found[0]))  # a different format, not a single bad record
+        raise malformed("squeue", " ".join(found[0]))  # the whole format differs, not just one record
     return JobList(tuple(jobs), len(found) - len(jobs))
 
 
@@ -123,7 +123,7 @@ def excluded_env(marks: Separators) -> dict[str, str]:
 
 
 def parse_excluded(text: str, marks: Separators) -> tuple[str, ...]:
-    """Parse the output of JOBS_ARGV with one job under `excluded_env`."""
+    """Parse the output of JOBS_ARGV for one job, which was run with `excluded_env` and the same marks."""
     return next((node_names("squeue", row[0]) for row in rows("squeue", text, marks)), ())
 
 
@@ -223,7 +223,7 @@ _TEXTS = {"JobIDRaw": 24, "Account": 64, "JobName": 1024}
 
 _ALL = ("sacct", "--allusers", "--allocations", "--noheader")
 
-# --parsable also ends each record with the delimiter: delimiter and line break together end a record.
+# --parsable adds the delimiter after the last field too, so the delimiter and a line break end a record.
 HISTORY_ARGV = (*_ALL, "--parsable", f"--delimiter={PLAIN.field}", f"--format={','.join(_SACCT_FIELDS)}")
 TEXTS_ARGV = (*_ALL, "--format=" + ",".join(f"{name}%-{width}" for name, width in _TEXTS.items()))
 
@@ -231,7 +231,7 @@ _LABEL = re.compile(r"(\d+)(?:_(\d+|\[.*\])|\+(\d+))?$")
 
 
 def parse_history(text: str, texts: bytes) -> list[JobInfo]:
-    """Parse the output of HISTORY_ARGV and TEXTS_ARGV. A record that cannot be parsed is left out."""
+    """Parse the output of HISTORY_ARGV and TEXTS_ARGV. Records that cannot be parsed are omitted."""
     if not text.strip():
         return []
     *rows, rest = text.split(f"{PLAIN.field}\n")
@@ -245,7 +245,7 @@ def parse_history(text: str, texts: bytes) -> list[JobInfo]:
 
 
 def _texts(answer: bytes) -> dict[str, dict[str, str]]:
-    """Return the texts of each job by its id. Every column ends with a blank, every record with a line break."""
+    """Return the texts of each job by its id. Every column ends with a blank, and every record with a line break."""
     length = sum(_TEXTS.values()) + len(_TEXTS) + 1
     found = {}
     for start in range(0, len(answer) - length + 1, length):
@@ -254,7 +254,7 @@ def _texts(answer: bytes) -> dict[str, dict[str, str]]:
             texts[name] = row[at : at + width].decode(errors="replace").strip()
             at += width + 1
         if not row.endswith(b" \n") or optional_integer(texts["JobIDRaw"]) is None:
-            break  # other columns: nothing after this can be trusted
+            break  # the columns do not match, so nothing after this can be trusted
         found[texts["JobIDRaw"]] = texts
     return found
 
@@ -308,7 +308,7 @@ def _ended_job(row: str, written: dict[str, dict[str, str]]) -> JobInfo:
 
 
 def _family(label: str) -> tuple[int | None, str, int | None, int | None]:
-    """Return array id and task, heterogeneous id and offset, from `5`, `5_3`, `5_[4-9]`, `5+1`."""
+    """Return the array id and task, and the heterogeneous id and offset, from `5`, `5_3`, `5_[4-9]` or `5+1`."""
     found = _LABEL.match(label)
     if found is None or len(label) > 400:
         return None, "", None, None

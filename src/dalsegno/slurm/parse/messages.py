@@ -1,4 +1,4 @@
-"""Classify the errors of Slurm's commands, the reasons that its daemons set on nodes, and why jobs are pending."""
+"""Classify errors from Slurm's commands, the reasons that its daemons set on nodes, and why jobs are pending."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SlurmRefusal(Enum):
     UNKNOWN = "unknown"
 
 
-# Slurm may print several messages: the more specific ones come first.
+# Slurm may print several messages. The more specific ones come first in this table.
 _REFUSALS = {
     "Memory specification": SlurmRefusal.MEMORY,
     "Invalid feature": SlurmRefusal.FEATURE,
@@ -67,12 +67,12 @@ _TROUBLES = {
 
 
 def parse_troubles(text: str) -> tuple[SlurmTrouble, ...]:
-    """Return all troubles in the output of a Slurm command, the root cause first; () for any other error."""
+    """Return all troubles in the output of a Slurm command, the root cause first; empty for any other error."""
     return tuple(dict.fromkeys(trouble for words, trouble in _TROUBLES.items() if words in text))
 
 
-# Reasons that Slurm's own daemons set, from 20.11 to 25.05
-_PARTS = ", "  # several reasons, the newest first
+# Reasons that Slurm's daemons set, from 20.11 to 25.05
+_PARTS = ", "  # separator between several reasons, of which the newest comes first
 _AWAY = ("not responding", "node unexpectedly rebooted", "none")
 
 
@@ -86,7 +86,7 @@ class SlurmReason(Enum):
     REBOOTED = "rebooted"
     NOT_RESPONDING = "not-responding"
     HARDWARE = "hardware"
-    UNKNOWN = "unknown"  # not exactly Slurm's text: set by a person
+    UNKNOWN = "unknown"  # not exactly Slurm's text, so a person has set it
 
 
 _REASONS = (
@@ -106,13 +106,13 @@ _PATTERNS = tuple((reason, re.compile(words, re.IGNORECASE)) for reason, words i
 
 
 def parse_reason(text: str) -> SlurmReason:
-    """Return the first reason of a node's `Reason=`; UNKNOWN if any part of it is not Slurm's own."""
+    """Return the first of a node's reasons; UNKNOWN if any of them is not Slurm's own."""
     found = [_part(part) for part in text.split(_PARTS)]
     return SlurmReason.UNKNOWN if SlurmReason.UNKNOWN in found else found[0]
 
 
 def is_absence(text: str) -> bool:
-    """Return whether a reason says only that the node was absent. An empty reason counts too."""
+    """Return whether a reason says only that the node was absent. This includes an empty reason."""
     return not text or text.lower().startswith(_AWAY)
 
 
@@ -121,7 +121,7 @@ def _part(text: str) -> SlurmReason:
 
 
 class PendingReason(Enum):
-    """Slurm's reasons, or the common prefix of several."""
+    """Why a job is pending. A value is one of Slurm's reasons, or the common prefix of several."""
 
     RESOURCES = "Resources"
     PRIORITY = "Priority"

@@ -30,7 +30,7 @@ _REASON = re.compile(r"(.*?)\s*\[([^\s\[\]@]+)@([^\[\]]*)\]", re.DOTALL)
 
 
 def parse_nodes(text: str) -> list[NodeInfo]:
-    """Parse the output of NODES_ARGV: one node per line. A node that cannot be parsed is left out."""
+    """Parse the output of NODES_ARGV, which has one record per node. Nodes that cannot be parsed are omitted."""
     if text.startswith("No nodes in the system"):
         return []
     found = paragraphs(_COMMAND, text, "NodeName")
@@ -80,12 +80,12 @@ def _gpus_used(facts: dict[str, str]) -> int:
 
 
 def _reason(short: str, line: str) -> tuple[str, str, int | None]:
-    """Return the reason, its user and its time. A reason may look like `Key=Value`, so parse the whole line."""
+    """Return the reason, its user and its time. The whole line is parsed, because a reason may contain `Key=Value`."""
     if not known(short):
         return "", "", None
     text = line[line.index(" Reason=") + len(" Reason=") :] if " Reason=" in line else short
     found = _REASON.match(text)
-    if found is None:  # set in slurm.conf, without user and time
+    if found is None:  # a reason from slurm.conf has no user and time
         return re.split(r"\s(?:Comment|Extra)=", text)[0].strip(), "", None
     return found[1].strip(), found[2], epoch(found[3])
 
@@ -103,7 +103,7 @@ State = tuple[NodeState, frozenset[NodeFlag]]
 
 @dataclass(frozen=True)
 class PartitionInfo:
-    """A partition and its nodes by state."""
+    """A partition and the states of its nodes."""
 
     name: str
     default: bool = False
@@ -130,25 +130,25 @@ def parse_partitions(text: str) -> list[PartitionInfo]:
     return list(found.values())
 
 
-# Slurm forgets why a node was out of service when the node returns; the accounting database does not.
-# A reason may contain anything, even the field separator, so it is the last field.
+# When a node returns to service, Slurm forgets why it was out of service. The accounting database keeps the reason. A
+# reason may contain anything, even the field separator, so it is the last field.
 _EVENT_FIELDS = ("NodeName", "TimeStart", "State", "User", "Reason")
 EVENTS_ARGV = ("sacctmgr", "--noheader", "--parsable2", "show", "event", f"format={','.join(_EVENT_FIELDS)}")
 
 
 @dataclass(frozen=True)
 class NodeEvent:
-    """A time at which a node left service. `at` is in seconds since 1970."""
+    """One time when a node left service. `at` is a Unix time."""
 
     node: str
     at: int
-    state: str  # DRAIN, DOWN
+    state: str  # for example DRAIN or DOWN
     user: str
     reason: str
 
 
 def parse_events(text: str) -> list[NodeEvent]:
-    """Parse the output of EVENTS_ARGV. Events of the whole cluster are left out."""
+    """Parse the output of EVENTS_ARGV. Events about the whole cluster are omitted."""
     rows = [line.split("|", len(_EVENT_FIELDS) - 1) for line in text.splitlines()]
     return [_event(*row, at=at) for row in rows if len(row) == len(_EVENT_FIELDS) and row[0] and (at := epoch(row[1]))]
 

@@ -10,14 +10,14 @@ from dalsegno.hostlist import HostlistError, expand
 
 _GRANTED = re.compile(r"(Granted|Pending) job allocation (\d+)")
 _SALLOC_NAME = re.compile(r"salloc: (?:error: )?")
-# The path of Dal Segno's package inside a run's container. On a node whose Slurm does not know the container options,
-# srun starts tasks outside the container without an error; this file does not exist there.
+# The path of Dal Segno's package inside a run's container. If a node's Slurm does not know the container options, srun
+# silently starts tasks outside the container, where this path does not exist.
 INSIDE = "/.dalsegno/dalsegno"
 _FAILED = re.compile(r"Task launch for (?:StepId=)?(?P<job>\d+)\S* failed on node (?P<node>[^\s:]+): (?P<why>.+)")
 _OUTSIDE = re.compile(
     rf"can't open file '{INSIDE}[^\n]*\n(?:(?!srun: error: )[^\n]*\n)*srun: error: (?P<nodes>\S+): tasks? \d"
 )
-_REFUSED = re.compile(r"^dalsegno: (?P<node>[^\s:]+): container: (?P<why>.+)$", re.MULTILINE)  # our plugin
+_REFUSED = re.compile(r"^dalsegno: (?P<node>[^\s:]+): container: (?P<why>.+)$", re.MULTILINE)  # from our plugin
 _NO_PROGRAM = re.compile(r"^slurmstepd-(?P<node>[^\s:]+): error: execve\(\): (?P<program>[^:\n]+): (?P<why>.+)$", re.M)
 _ENDED = re.compile(r"^srun: error: (?P<nodes>\S+): tasks? \d", re.MULTILINE)
 _EXITED = re.compile(r"tasks? [\d, -]+: Exited with exit code (\d+)")
@@ -47,18 +47,18 @@ def _last_message(text: str) -> str:
 
 
 def launch_failures(text: str, job: int, nodes: Collection[str]) -> dict[str, str]:
-    """Return the nodes among `nodes` on which a step of this job could not be launched, with the reason.
+    """Return which of `nodes` could not launch a step of this job, with the reason for each.
 
-    If one node fails, srun ends the step on all nodes, so other killed tasks are not failures.
+    If one node fails, srun ends the step on all nodes, so the killed tasks on other nodes are not failures.
     """
     found = [each for each in _FAILED.finditer(text) if int(each["job"]) == job and each["node"] in nodes]
     return {each["node"]: each["why"].strip() for each in found}
 
 
 def first_exit_code(text: str) -> int | None:
-    """Return the exit code of the first task that ended by itself.
+    """Return the exit code of the first task that exited by itself; None if there is none.
 
-    srun exits with the highest code of all tasks, which is often that of a task killed after another had failed.
+    srun exits with the highest exit code of all tasks, which often comes from a task that was killed after the failure.
     """
     found = _EXITED.search(text)
     return int(found[1]) if found else None

@@ -19,9 +19,9 @@ class Separators:
 
     @classmethod
     def fresh(cls) -> Separators:
-        """Return random separators, which no user could have put in a job's name or comment.
+        """Return random separators, which no user could have put into a job's name or comment.
 
-        Pass them in the environment: other users can read a command line while the command runs.
+        Pass them in the environment, because other users can read the command line of a running command.
         """
         nonce = secrets.token_hex(16)
         return cls(f"\x1f{nonce}", f"\x1e{nonce}")
@@ -32,10 +32,10 @@ class Separators:
         return cls(record=f"\x1e{secrets.token_hex(16)}")
 
 
-# The separators for output whose text only administrators can choose.
+# Separators for output that contains only text from administrators
 PLAIN = Separators()
 
-# Set for every call: times are printed as seconds since 1970, whatever the time zone and the user's settings.
+# Set for every command, so that it prints Unix times, whatever the time zone and the user's settings
 TIME_ENV = {"SLURM_TIME_FORMAT": "%s"}
 
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=")
@@ -53,12 +53,12 @@ def malformed(command: str, text: str) -> ParseError:
 
 
 def long_format(fields: Sequence[str], marks: Separators = PLAIN) -> str:
-    """Return the -O argument of squeue and sinfo. A suffix without a width makes Slurm print the whole field."""
+    """Return the -O argument for squeue and sinfo. A suffix without a width makes Slurm print the whole field."""
     return ",".join(f"{field}:{marks.field}" for field in fields[:-1]) + f",{fields[-1]}:{marks.record}"
 
 
 def rows(command: str, text: str, marks: Separators = PLAIN) -> list[list[str]]:
-    """Return the fields of each record, however many it has. Truncated output is an error."""
+    """Return the fields of each record. Their number is not checked. Raise ParseError if the output is truncated."""
     if not text.strip():
         return []
     *found, rest = text.split(marks.record)
@@ -68,7 +68,7 @@ def rows(command: str, text: str, marks: Separators = PLAIN) -> list[list[str]]:
 
 
 def records(command: str, text: str, width: int) -> Iterator[list[str]]:
-    """Yield records of exactly `width` fields, or raise."""
+    """Yield the fields of each record. Raise ParseError if a record does not have `width` fields."""
     for row in rows(command, text):
         if len(row) != width:
             raise malformed(command, " ".join(row))
@@ -83,12 +83,12 @@ def paragraphs(command: str, text: str, first_key: str) -> list[str]:
     """
     starts = [match.start() for match in re.finditer(rf"^{first_key}=", text, re.MULTILINE)]
     if not starts or text[: starts[0]].strip() or not text.endswith("\n"):
-        raise malformed(command, text)  # another format, or truncated output
+        raise malformed(command, text)  # the format differs, or the output is truncated
     return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
 def pairs(text: str) -> dict[str, str]:
-    """Parse `Key=Value Key=Value` with blanks in values. The first value of a key wins: free text comes last."""
+    """Parse `Key=Value Key=Value`. Values may contain blanks. A key's first value counts, as free text comes last."""
     found: dict[str, str] = {}
     keys = list(_KEY.finditer(text))
     for key, following in zip(keys, [*keys[1:], None], strict=True):
@@ -98,12 +98,12 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def known(text: str) -> str:
-    """Return the text; "" if it is one of Slurm's words for no value."""
+    """Return the text, or "" if it is one of Slurm's words for a missing value."""
     return "" if text.strip().lower() in _EMPTY else text.strip()
 
 
 def integer(text: str, default: int = 0) -> int:
-    """Return the leading number of `8`, `8K`, `8.00`, else the default."""
+    """Return the leading number of a text such as `8`, `8K` or `8.00`; else the default."""
     found = re.match(r"\s*(-?\d{1,18})", text, re.ASCII)
     return int(found[1]) if found else default
 
@@ -114,7 +114,7 @@ def optional_integer(text: str) -> int | None:
 
 
 def epoch(text: str) -> int | None:
-    """Return seconds since 1970, as Slurm prints times under TIME_ENV; None for a time that is not set."""
+    """Return the Unix time that Slurm prints with TIME_ENV; None if the time is not set."""
     seconds = optional_integer(text)
     return seconds if seconds else None
 
@@ -126,7 +126,7 @@ def duration_s(text: str) -> int | None:
         return None
     days, *parts = (int(part) if part else None for part in found.groups())
     numbers = [part for part in parts if part is not None]
-    # With days the first number is hours; without, the last one is seconds.
+    # With days, the first number is hours. Without days, the last number is seconds.
     padded = numbers + [0] * (3 - len(numbers)) if days is not None else [0] * (3 - len(numbers)) + numbers
     hours, minutes, seconds = padded
     return (days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds
@@ -156,7 +156,7 @@ def parse_tres(tres: str) -> dict[str, str]:
 
 
 def gpus_in_tres(tres: str) -> int:
-    """Return the number of GPUs. The untyped count includes the typed ones."""
+    """Return the number of GPUs. The count without a type includes all types."""
     counts = parse_tres(tres)
     if "gres/gpu" in counts:
         return _count(counts["gres/gpu"])
@@ -164,7 +164,7 @@ def gpus_in_tres(tres: str) -> int:
 
 
 def memory_mib(text: str) -> int:
-    """Return the MiB of `62.50G`, `16000M`, or a bare number of MiB."""
+    """Return the MiB in `62.50G`, `16000M`, or a bare number of MiB; 0 if the text is not a size."""
     found = _MEMORY.match(text.strip())
     return round(float(found[1]) * _MIB[found[2]]) if found and len(found[1]) < 19 else 0
 

@@ -1,4 +1,4 @@
-"""Pure renderers: from facts and a layout to the text of a file or the arguments of a command."""
+"""Render the text of Slurm's files and the arguments of its commands from a cluster and its layout."""
 
 from dalsegno.slurm.render.commands import accounting_commands, reservation_commands
 from dalsegno.slurm.render.conf_files import (

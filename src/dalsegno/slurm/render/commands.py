@@ -16,9 +16,9 @@ _LIFTED = {"Priority": "0", "Preempt": "", "PreemptMode": "cluster", "QOS": "", 
 
 
 def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> list[Command]:
-    """Return the arguments of the `sacctmgr` commands, in order; none if the database is up to date.
+    """Return the arguments of the `sacctmgr` commands, in order; empty if the database is up to date.
 
-    The commands only add and change: users who are no longer in the file stay in the database with their history.
+    The commands only add and change. Users who are no longer in the file stay in the database with their history.
     """
     there = found or AccountsInfo()
     return [
@@ -31,7 +31,7 @@ def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> 
 
 
 def _qos_commands(wanted: Iterable[Qos], found: AccountsInfo) -> list[Command]:
-    """Return commands for QOS. All names are added first: a QOS may preempt a later one."""
+    """Return commands for QOS. All names are added first, because a QOS may preempt one that follows it."""
     new = [qos.name for qos in wanted if qos.name not in found.qos]
     adds = [["add", "qos", ",".join(new)]] if new else []
     changes = [(qos.name, _changes(_qos(qos), found.qos.get(qos.name, {}))) for qos in wanted]
@@ -83,7 +83,7 @@ def _account(account: Account) -> Wanted:
 
 
 def _user_commands(wanted: Iterable[User], found: AccountsInfo) -> list[Command]:
-    """Return commands for users. New users with the same settings are added by one command."""
+    """Return commands for users. One command adds all new users with the same settings."""
     groups: dict[tuple[str, ...], list[str]] = {}
     changes: list[Command] = []
     for user in wanted:
@@ -137,7 +137,7 @@ def _modify(kind: str, name: str, words: list[str], *where: str) -> list[Command
 
 
 def _changes(wanted: Wanted, found: Mapping[str, str]) -> list[str]:
-    """Return `Key=Value` for each difference. A limit that is no longer in the file is removed."""
+    """Return `Key=Value` for each difference. Limits that are no longer in the file are removed."""
     there = {key: found.get(key, "") for key in wanted}
     differing = [key for key, value in wanted.items() if _plain(key, value) != _plain(key, there[key])]
     return [f"{key}={_value(key, wanted[key], there[key])}" for key in differing]
@@ -151,7 +151,7 @@ def _value(key: str, wanted: str, found: str) -> str:
 
 
 def _plain(key: str, value: str) -> object:
-    """Normalize a value: `00:10:00` and `10` minutes, `b,a` and `a,b`, `1.000000` and `1` are the same."""
+    """Return a normalized value, because `00:10:00` and `10` minutes, `b,a` and `a,b`, `1.0` and `1` are the same."""
     if key == "MaxWall":
         return _minutes(value)
     if key == "UsageFactor":
@@ -182,7 +182,7 @@ def _parents_first(accounts: Iterable[Account]) -> list[Account]:
 
 
 def reservation_commands(cluster: Cluster) -> list[list[str]]:
-    """Return the `scontrol` arguments of each reservation: `create reservation ReservationName=…`."""
+    """Return the `scontrol` arguments that create each reservation: `create reservation ReservationName=…`."""
     return [["create", "reservation", *_words(reservation)] for reservation in cluster.reservations]
 
 
@@ -201,6 +201,6 @@ def _words(reservation: Reservation) -> list[str]:
 
 
 def _who(reservation: Reservation) -> dict[str, str]:
-    """Return users and accounts. Slurm requires one of them; the default is root."""
+    """Return the users and accounts of a reservation. Slurm requires at least one; the default is root."""
     users = reservation.users if reservation.users or reservation.accounts else ("root",)
     return {"Users": ",".join(users), "Accounts": ",".join(reservation.accounts)}

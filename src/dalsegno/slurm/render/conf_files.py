@@ -10,11 +10,11 @@ from dalsegno.slurm.render.lines import Settings, header, line, lines
 from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster, Node, Switch
 
-_DEVICES = {"gpu": "nvidia", "neuron": "neuron"}  # device file names by gres
+_DEVICES = {"gpu": "nvidia", "neuron": "neuron"}  # gres -> prefix of its device files
 
 
 def render_gres_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
-    """Render gres.conf. Every GPU needs a device file: Slurm ignores GPUs without one and drains the node."""
+    """Render gres.conf. Every GPU needs a device file, because Slurm ignores GPUs without one and drains the node."""
     groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for node in cluster.nodes:
         if node.gpus:
@@ -38,7 +38,7 @@ def _files(node: Node, layout: Layout) -> tuple[str, ...]:
 
 
 def _refuse_unreadable(file: str) -> None:
-    """Raise DalsegnoError if slurmd would misread a path: it parses a device path as a host list, even in quotes."""
+    """Raise DalsegnoError if slurmd would misread a device path, which it parses as a host list, even in quotes."""
     if any(letter.isspace() or letter in '[],"#' for letter in file):
         raise DalsegnoError(f"slurmd cannot read the GPU device file {file!r}", hint="use a path without blanks")
 
@@ -63,15 +63,15 @@ def _mounts(layout: Layout, slurm: Version) -> Settings:
     return {
         "CgroupMountpoint": layout.cgroups.mountpoint,
         "CgroupPlugin": _plugin(layout.cgroups.plugin, slurm) if versions.CGROUP_PLUGIN.holds(slurm) else "",
-        # Since 23.11 this key is an error; the system mounts cgroups anyway. With cgroup v2 and IgnoreSystemd, 22.05
-        # enables controllers for children only if it is set; later versions have EnableControllers.
+        # Since 23.11, this key is an error. It is not needed for mounting, because the system mounts cgroups anyway.
+        # But with cgroup v2 and IgnoreSystemd, 22.05 needs it to enable controllers for child cgroups. Later releases
+        # have EnableControllers.
         "CgroupAutomount": _automount(layout, slurm),
     }
 
 
 def _plugin(plugin: str, slurm: Version) -> str:
-    """Return the plugin's name. Releases before 24.05 require a name; cgroup/v1 does not touch cgroup v2 until it is
-    used."""
+    """Return the plugin's name. Before 24.05, cgroup/v1 replaces `disabled`: unused, it does not touch cgroup v2."""
     if plugin != "none":
         return plugin
     return "disabled" if versions.CGROUP_DISABLED.holds(slurm) else "cgroup/v1"
@@ -98,8 +98,8 @@ def _constraints(layout: Layout) -> Settings:
 def render_plugstack_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
     """Render plugstack.conf with Dal Segno's container plugin.
 
-    The plugin is `required`: if it is missing or built for another Slurm, the job fails instead of running without its
-    container.
+    The plugin is `required`, so that if it is missing or built for another Slurm, a job fails instead of running
+    without its container.
     """
     line = f"{_words(layout.spank)}\n" if layout.spank else ""
     return header("plugstack.conf", cluster.name, layout.spec) + line
@@ -141,7 +141,7 @@ def _daemon(layout: Layout, dbd: Dbd) -> Settings:
 
 
 def _storage(storage: DatabaseStorage) -> Settings:
-    """Return the storage settings. No setting names a socket: `localhost` uses the one in MYSQL_UNIX_PORT."""
+    """Return the storage settings. There is no setting for a socket; `localhost` means the one in MYSQL_UNIX_PORT."""
     where = {"StorageHost": "localhost"} if storage.socket else _over_tcp(storage)
     return {
         "StorageType": "accounting_storage/mysql",

@@ -23,8 +23,7 @@ def node_lines(cluster: Cluster, layout: Layout) -> str:
 
 
 def _shape(node: Node, layout: Layout) -> Settings:
-    """Return the settings of a node. Spares are drained when slurmctld starts and at each reconfigure, even lent
-    ones."""
+    """Return the settings of a node. They drain spares at each start and reconfigure, even spares that are in use."""
     return {
         **_cpus(node, layout),
         "RealMemory": str(node.memory_mib),
@@ -37,7 +36,7 @@ def _shape(node: Node, layout: Layout) -> Settings:
 
 
 def _cpus(node: Node, layout: Layout) -> Settings:
-    """Return the CPU settings. Real nodes get only a count: wrong sockets or threads would drain them."""
+    """Return the CPU settings. Real nodes get only a count, because wrong sockets or threads would drain them."""
     if not layout.overrides:
         return {"CPUs": str(node.cpus)}
     sockets = 2 if node.cpus % 2 == 0 and node.cpus >= 16 else 1
@@ -61,7 +60,7 @@ def _where(nodes: Sequence[Node], layout: Layout) -> Settings:
 
 
 def _one_or_each(values: Sequence[str]) -> str:
-    """Return one value for all nodes of a line, or one per node: Slurm accepts only these two forms."""
+    """Return one value for all nodes on a line, or one per node. Slurm accepts only these two forms."""
     return values[0] if len(set(values)) == 1 else compress(values)
 
 
@@ -105,9 +104,9 @@ def _partition(partition: Partition, cluster: Cluster, nodes: dict[str, Node]) -
 
 
 def _shares(members: list[Node], cluster: Cluster) -> Settings:
-    """Return defaults for jobs: memory in proportion to their CPUs, and CPUs in proportion to their GPUs.
+    """Return the defaults for jobs: memory in proportion to CPUs, and CPUs in proportion to GPUs.
 
-    Slurm's own default is the whole node's memory, so that even the smallest job would fill the node.
+    Slurm's own default is all memory of the node, with which even the smallest job would fill the node.
     """
     if not members:
         return {}
@@ -119,7 +118,7 @@ def _shares(members: list[Node], cluster: Cluster) -> Settings:
 
 
 def _sets_memory(extra: Mapping[str, str]) -> bool:
-    """Return whether the user set a memory default: Slurm's three settings exclude each other."""
+    """Return whether the user set one of Slurm's three memory defaults, which exclude each other."""
     return not {key.lower() for key in extra}.isdisjoint(key.lower() for key in _MEMORY_DEFAULTS)
 
 
@@ -143,9 +142,9 @@ def _nodes(cluster: Cluster, layout: Layout) -> Settings:
         "ProctrackType": f"proctrack/{layout.proctrack}",
         "TaskPlugin": layout.task_plugin,
         "MpiDefault": "none",
-        # No node returns to service before it is validated, whatever took it out.
+        # Whatever took a node out of service, it must not return before it is validated.
         "ReturnToService": "0",
-        # GPUDirect and RDMA pin memory: the memlock limit of the submitting shell must not apply on the node.
+        # GPUDirect and RDMA pin memory, so the memlock limit of the submitting shell must not apply on the node.
         "PropagateResourceLimitsExcept": "MEMLOCK",
         "TopologyPlugin": "topology/tree" if cluster.slurm.topology else "",
     }
@@ -161,10 +160,10 @@ def _scheduling(cluster: Cluster) -> Settings:
 
 
 def _scheduler_parameters(nodes: int) -> list[str]:
-    """Return scheduling intervals: short for small clusters, where a pass is cheap, and longer for large ones.
+    """Return scheduling intervals: short for small clusters, where a pass is cheap, and longer for large clusters.
 
-    Backfill is rare enough that the main scheduler starts most jobs: a job started by backfill is not in slurmctld's
-    saved state until the next event, and is lost if slurmctld is killed before that (seen on 22.05).
+    Backfill runs less often, so that the main scheduler starts most jobs. A job started by backfill is not in
+    slurmctld's saved state until the next event, and is lost if slurmctld is killed before that (seen on 22.05).
     """
     if nodes <= 128:
         pace = ["sched_interval=2", "bf_interval=10"]
@@ -202,7 +201,7 @@ def _preemption(cluster: Cluster) -> Settings:
         return {}
     mode = slurm.preempt_mode.upper() or "REQUEUE"
     suspends = "SUSPEND" in {mode, *(partition.preempt_mode.upper() for partition in cluster.partitions)}
-    # The gang scheduler resumes suspended jobs: Slurm refuses SUSPEND in any partition unless GANG is set here.
+    # The gang scheduler resumes suspended jobs, so Slurm refuses SUSPEND in any partition unless GANG is set here.
     gang = ",GANG" if suspends and "GANG" not in mode else ""
     exempt_s = slurm.preempt_exempt_time_s
     return {
@@ -213,7 +212,7 @@ def _preemption(cluster: Cluster) -> Settings:
 
 
 def duration(seconds: int) -> str:
-    """Format `90061` as `1-01:01:01`, the only one of Slurm's formats that cannot be read as minutes."""
+    """Return `90061` as `1-01:01:01`, the only one of Slurm's formats that cannot be mistaken for minutes."""
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours // 24}-{hours % 24:02d}:{minute:02d}:{second:02d}"
@@ -247,8 +246,7 @@ def _store_comments(slurm: Version) -> Settings:
 
 
 def render_slurm_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
-    """Render slurm.conf, the same for every daemon and command. The user's raw settings come last and override the
-    others."""
+    """Render slurm.conf, which is the same for all daemons and commands. The user's raw settings override ours."""
     versions.check_settings(cluster.slurm.extra, slurm)
     settings = merged(_daemons(cluster, layout) | policy(cluster, layout, slurm), cluster.slurm.extra)
     return "".join(
@@ -274,8 +272,8 @@ def _controllers(layout: Layout) -> str:
 def _submit_hosts(layout: Layout, slurm: Version) -> str:
     """Return node lines for hosts that run srun but are not nodes.
 
-    Some releases look up srun's host only among the nodes, and otherwise connect to 0.0.0.0, so that a step that waits
-    for another starts two minutes late. A FUTURE node is not shown and gets no jobs.
+    In some releases, slurmctld looks up srun's host only among the nodes. For any other host it connects to 0.0.0.0,
+    and a step that waits for another one starts two minutes late. A FUTURE node is not shown and gets no jobs.
     """
     if not versions.CALLS_ONLY_NODES.holds(slurm):
         return ""

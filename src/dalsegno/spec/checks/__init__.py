@@ -1,8 +1,9 @@
-"""Checks that pydantic cannot do: values that are valid alone but not together. Every check reports all problems."""
+"""Checks that pydantic cannot do, such as values that are valid alone but not together. They report all problems."""
 
 from __future__ import annotations
 
 from dalsegno.spec.checks.machines import check_machines, check_partitions, check_topology
+from dalsegno.spec.checks.monitoring import check_monitoring
 from dalsegno.spec.checks.policy import check_accounting, check_people, check_policy, check_reservations
 from dalsegno.spec.checks.report import Problems, check_duplicates, check_health, check_raw_settings
 from dalsegno.spec.checks.targets import (
@@ -31,6 +32,7 @@ _CHECKS = (
     check_raw_settings,
     check_health,
     check_containers,
+    check_monitoring,
     check_unbuilt,
 )
 

@@ -1,4 +1,4 @@
-"""Checks of machines, partitions and the network topology."""
+"""Check machines, partitions and the network topology."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROVIDERS = {"parallelcluster": "aws", "hyperpod": "aws", "oci": "oci"}
 
 
 def check_machines(spec: ClusterSpec, report: Problems) -> None:
-    """Check the sizes of the head node, the login nodes and every partition with nodes of its own."""
+    """Check the sizes of the head node, the login nodes, and the nodes of partitions without `nodes_from`."""
     machines: list[tuple[MachineSpec, str]] = [(spec.head, "the head node"), (spec.login, "a login node")]
     own = [partition for partition in spec.partitions if not partition.nodes_from]
     machines += [(partition, f"partition `{partition.name}`") for partition in own]
@@ -137,7 +137,7 @@ def _plain_gpus(partition: PartitionSpec, report: Problems) -> None:
 
 
 def _misspelt_gpu(gpu_type: str) -> str:
-    """Return the known type that this one misspells, or "". Other unknown types are accepted."""
+    """Return the known type of which this is a misspelling, or "". Other unknown types are accepted."""
     bare = gpu_type.removeprefix("nvidia").replace("-", "").replace("_", "").replace("o", "0")
     known = {gpu.slurm_type for gpu in gpus().values()}
     return bare if bare in known and catalog_gpu(gpu_type) is None else ""
@@ -271,7 +271,7 @@ def _total(spec: ClusterSpec, report: Problems) -> None:
 
 
 def nodes_known(spec: ClusterSpec, report: Problems) -> bool:
-    """Return whether the names of all nodes are known: no value that determines them was invalid."""
+    """Return whether the names of all nodes are known, that is, whether all values that determine them are valid."""
     fields = ("name", "nodes", "nodes_from", "spares")
     return report.complete("partitions") and all(
         report.whole(*place(partition), field) for partition in spec.partitions for field in fields

@@ -1,4 +1,4 @@
-"""Checks of QOS, preemption, accounting, accounts, users and reservations."""
+"""Check QOS, preemption, accounting, accounts, users and reservations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUILT_IN_QOS = "normal"  # Slurm creates it, and every user may use it
 
 
 def known_qos(spec: ClusterSpec) -> list[str]:
-    """Return the QOS that may be named: those of the file and Slurm's own."""
+    """Return the QOS that the file may refer to: those that it defines, and Slurm's own."""
     return [*(qos.name for qos in spec.slurm.qos), BUILT_IN_QOS]
 
 
@@ -31,7 +31,7 @@ def check_policy(spec: ClusterSpec, report: Problems) -> None:
 
 
 def preempts(spec: ClusterSpec) -> bool:
-    """Return whether preemption is on: by setting, or because a QOS preempts another."""
+    """Return whether preemption is on, because it is configured or because a QOS preempts another."""
     return spec.slurm.preemption is not None or any(qos.preempts for qos in spec.slurm.qos)
 
 
@@ -57,7 +57,7 @@ _OF_USERS = ("accounts", "default_account", "qos", "default_qos", "fair_share")
 
 
 def check_accounting(spec: ClusterSpec, report: Problems) -> None:
-    """Report settings without effect: those that need accounting, and limits that Slurm does not enforce."""
+    """Report settings that have no effect: settings that need accounting, and limits that Slurm does not enforce."""
     if spec.slurm.accounting:
         _check_limits(spec, report)
         return
@@ -105,17 +105,17 @@ def _needing(spec: ClusterSpec) -> Iterator[tuple[Section, str, str]]:
             yield reservation, "accounts", f"`accounts` of reservation `{reservation.name}`"
 
 
-DEFAULT_ACCOUNT = "users"  # for users without an account in the file
+DEFAULT_ACCOUNT = "users"  # the account of users without one in the file
 
 
 def known_accounts(spec: ClusterSpec) -> list[str]:
-    """Return the accounts that may be named: those of the file and Slurm's own."""
+    """Return the accounts that the file may refer to: those that it defines, Slurm's own, and the default account."""
     extra = [DEFAULT_ACCOUNT] if any(not user.accounts for user in spec.users) else []
     return [*(account.name for account in spec.accounts), "root", *extra]
 
 
 class _KnownNames:
-    """The existing accounts and QOS, collected once."""
+    """The existing accounts and QOS, with checks that names refer to them."""
 
     def __init__(self, spec: ClusterSpec, report: Problems) -> None:
         self.report = report

@@ -17,7 +17,7 @@ from dalsegno.spec.slurm import OWNED, OWNED_IN_PARTITION
 
 
 class Problems:
-    """Collects problems with their lines, except those about values that were removed as invalid."""
+    """Collects problems with their lines. Problems about values that were removed as invalid are dropped."""
 
     def __init__(self, document: Document, cut: set[KeyPath], written: Any = None) -> None:
         self._document = document
@@ -26,22 +26,22 @@ class Problems:
         self._around = {path[:length] for path in cut for length in range(len(path) + 1)}
 
     def add(self, section: Section, field: str, what: str, hint: str = "", reads: tuple[str, ...] = ()) -> None:
-        """Add a problem at `field` of a section, unless this field or one in `reads` was itself invalid."""
+        """Add a problem at `field` of a section, unless this field or a field in `reads` was itself invalid."""
         here = place(section)
         if all(self.whole(*here, name) for name in (field, *reads)):
             self._document.problems.append(Problem(what, self._document.where((*here, *field.split("."))), hint))
 
     def whole(self, *path: str | int) -> bool:
-        """Return whether nothing at, below or around `path` was removed."""
+        """Return whether neither `path`, nor anything below it, nor any of its parents was removed."""
         outside = any(path[:length] in self._cut for length in range(len(path) + 1))
         return not outside and path not in self._around
 
     def complete(self, *path: str | int) -> bool:
-        """Return whether the list at `path` has all its entries, though an entry may lack a value."""
+        """Return whether the list at `path` has all its entries. Values inside the entries may be missing."""
         return not any(cut[: len(path)] == path and len(cut) <= len(path) + 1 for cut in self._cut)
 
     def unnamed(self, name: str, *path: str) -> bool:
-        """Return whether no entry of the list at `path` in the file has this name, not even an invalid entry."""
+        """Return whether no entry of the list at `path` has this name, not even an entry that was removed."""
         entries = self._written
         for key in path:
             entries = entries.get(key) if isinstance(entries, dict) else None
@@ -51,7 +51,7 @@ class Problems:
         return all(isinstance(one, str) and one.lower() != name.lower() for one in names)
 
     def line(self, section: Section, field: str = "name") -> int:
-        """Return the line of a field, for messages that refer to a second place."""
+        """Return the line of a field, for a message that refers to a second line."""
         return int(self._document.where((*place(section), field)).rpartition(":")[2])
 
 
@@ -135,7 +135,7 @@ def _within(partition: PartitionSpec, report: Problems) -> None:
 
 
 def check_health(spec: ClusterSpec, report: Problems) -> None:
-    """Check the names of health checks and thresholds: a misspelt one would silently have no effect."""
+    """Check the names of health checks and thresholds, because a misspelt one would silently have no effect."""
     for name, check in spec.health.checks.items():
         if name not in CHECK_THRESHOLDS:
             hint = did_you_mean(name, CHECK_THRESHOLDS, "`dalsegno health --list` lists the checks")

@@ -1,4 +1,4 @@
-"""Checks of the target, its settings, storage, containers and unimplemented fields."""
+"""Check the target, its settings, storage, containers and unimplemented fields."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dalsegno.spec.targets import TARGETS, HyperPod, Oci, ParallelCluster, Ssh, 
 from dalsegno.spec.unbuilt import UNBUILT_FIELDS
 
 _CLOUDS = ("parallelcluster", "hyperpod", "oci")
-# The platform runs slurmctld itself and does not support a second one.
+# Targets whose platform runs slurmctld itself and does not support a second one
 _OWNS_CONTROLLER = ("parallelcluster", "hyperpod")
 
 
 def check_targets(spec: ClusterSpec, report: Problems) -> None:
-    """Check that only the target's own block is present, and nothing that the platform does not support."""
+    """Check that the file has only the block of its own target, and no settings that the platform does not support."""
     if not report.whole("target"):
         return
     _blocks(spec, report)
@@ -63,7 +63,7 @@ def _logins(spec: ClusterSpec, report: Problems) -> None:
 
 
 def _subnet(spec: ClusterSpec, report: Problems) -> None:
-    """Check that the subnet has room for nodes, login nodes, head, backup and the bridge."""
+    """Check that the subnet has enough addresses for nodes, login nodes, head node, backup and bridge."""
     if spec.local is None or not spec.local.subnet or not report.whole("partitions"):
         return
     nodes = sum(len(own_nodes(each)) + len(own_spares(each)) for each in spec.partitions)
@@ -79,7 +79,7 @@ _HYPHENS_ONLY = ("parallelcluster", "hyperpod", "oci")
 
 
 def check_platforms(spec: ClusterSpec, report: Problems) -> None:
-    """Check names and settings that ParallelCluster, HyperPod or OCI would refuse, often only after minutes."""
+    """Check for names and settings that ParallelCluster, HyperPod or OCI would refuse, often only after minutes."""
     if not report.whole("target"):
         return
     if spec.target in _HYPHENS_ONLY:
@@ -161,7 +161,7 @@ _SHOWN = 4
 
 
 def check_ssh_hosts(spec: ClusterSpec, report: Problems) -> None:
-    """Check that every machine of `target: ssh` has a host, and that every host is a machine."""
+    """Check that every machine of `target: ssh` has a host, and that every host belongs to a machine."""
     if spec.target != "ssh" or not report.whole("target"):
         return
     ssh = spec.ssh
@@ -170,7 +170,7 @@ def check_ssh_hosts(spec: ClusterSpec, report: Problems) -> None:
         return
     if ssh:
         _check_unknown_hosts(ssh, hosts, set(_machines(spec)), report)
-    # A machine whose real name is in the file is reached by that name.
+    # A machine whose real name is in the file needs no host, because it is reached by that name.
     missing = [name for name, named in _machines(spec).items() if not named and name not in hosts]
     if missing and report.whole("ssh"):
         shown = ", ".join(f"`{name}`" for name in missing[:_SHOWN])
@@ -180,7 +180,7 @@ def check_ssh_hosts(spec: ClusterSpec, report: Problems) -> None:
 
 
 def _machines(spec: ClusterSpec) -> dict[str, bool]:
-    """Return all machines, and whether the file gives each its name."""
+    """Return all machines, and for each whether its name comes from the file."""
     machines = {spec.head.name: "name" in spec.head.model_fields_set}
     machines |= dict.fromkeys(login_nodes(spec), bool(spec.login.names))
     for partition in spec.partitions:
@@ -190,7 +190,7 @@ def _machines(spec: ClusterSpec) -> dict[str, bool]:
 
 
 def _hosts(ssh: Ssh, report: Problems) -> dict[str, str]:
-    """Return for each machine the key of `hosts` that names it."""
+    """Return, for each machine, the key in `hosts` that names it. Report keys that do not match their addresses."""
     found: dict[str, str] = {}
     for key, host in ssh.hosts.items():
         try:
@@ -222,10 +222,10 @@ _TYPES = {
     "hyperpod": ("lustre", "openzfs"),
     "oci": ("fss", "nfs", "lustre"),
 }
-# With a file system mounted on one of these folders, a machine would not start or would lose its own files.
+# A machine with a file system mounted on one of these folders would not start, or would lose its own files.
 _SYSTEM = {"/", "/boot", "/dev", "/etc", "/opt", "/proc", "/root", "/run", "/sys", "/tmp", "/usr", "/var"}
 _SYSTEM |= {"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr/bin", "/usr/lib", "/usr/sbin", "/var/lib"}
-# The same holds for all folders below these.
+# The same is true for all folders below these.
 _SYSTEM_TREES = ("/boot/", "/dev/", "/etc/", "/proc/", "/sys/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/run/")
 _LUSTRE_FIRST_GIB, _LUSTRE_STEP_GIB = 1200, 2400
 

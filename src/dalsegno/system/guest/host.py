@@ -24,7 +24,7 @@ STOP_GRACE_S = 5.0
 BINDS_INTERVAL_S = 2.0  # interval for checking mounts if the kernel does not report changes
 SHORT_LIFE_S, PAUSE_S = 5.0, 1.0  # a service that dies early is restarted after a pause
 LOG_CHECK_INTERVAL_S = 30.0
-MAX_LOG_BYTES, OLD_LOGS = 16 << 20, 2  # per log, so that a host's logs stay bounded
+MAX_LOG_BYTES, OLD_LOGS = 16 << 20, 2  # limits per log, so that a host's logs stay bounded
 
 
 class GuestHost:
@@ -63,7 +63,7 @@ class GuestHost:
         return caught.si_signo if caught else 0
 
     def rotate_logs(self) -> None:
-        """Rotate logs that are too long: those of the services and others in the same folders."""
+        """Rotate logs that are too long: the services' logs and others in the same folders."""
         self.look_at_logs = time.monotonic() + LOG_CHECK_INTERVAL_S
         for folder in {
             os.path.dirname(path) for path in (self.plan["log"], *(s["log"] for s in self.plan["services"]))
@@ -82,7 +82,7 @@ class GuestHost:
         `useradd` on the machine writes a new /etc/passwd and renames it over the old one. The kernel then unmounts
         everything from the old file, in this host too: the cluster's users would be gone.
         """
-        import fcntl  # dnotify: inotify allows few instances per user, and there may be hundreds of hosts
+        import fcntl  # for dnotify: inotify allows few instances per user, and there may be hundreds of hosts
 
         changes = fcntl.DN_RENAME | fcntl.DN_CREATE | fcntl.DN_DELETE | fcntl.DN_MULTISHOT
         files = [target for _, target in self.plan["binds"] if not os.path.isdir(target)]

@@ -61,7 +61,7 @@ def boot(plan_path: str) -> str:
     with os.fdopen(ready, "rb") as pipe:
         answer = pipe.read().decode()
     if plan["isolate"]:
-        os.waitpid(pid, 0)  # the intermediate process; the host itself is its child
+        os.waitpid(pid, 0)  # reap the intermediate process; the host itself is its child
     return answer or "no answer"
 
 
@@ -72,7 +72,7 @@ def _read(plan_path: str) -> Plan:
 
 
 def _become_host(plan_path: str, plan: Plan, result: int) -> NoReturn:
-    """Run the host in the child. A failure to boot is reported through the pipe, a later one in the host's log."""
+    """Run the host in the child. A failure to boot is reported through the pipe, a later failure in the host's log."""
     try:
         os.setsid()
         _redirect(plan["log"])
@@ -121,10 +121,10 @@ def _separate(plan: Plan) -> None:
 
 
 def _record_start(plan: Plan) -> int:
-    """Write this process's PID, while /proc still shows the machine's PIDs, and a random boot id to files; return the
-    PID.
+    """Write this process's PID and a random boot id to files, and return the PID. /proc must still show the machine's
+    PIDs.
 
-    The kernel's boot id is the same for all hosts of the machine.
+    The kernel's boot id would be the same for all hosts of the machine.
     """
     pid = int(os.readlink("/proc/self"))
     with open(f"/proc/{pid}/stat") as file:
@@ -178,8 +178,8 @@ def _join_cgroups(plan: Plan) -> None:
 def _join_unified(root: str, folder: str, *, isolate: bool, alone: bool) -> None:
     """Enter a folder of cgroup v2.
 
-    A folder with processes of its own cannot enable controllers for its children. So the host's first process is in
-    `init.scope`, as with systemd, and Slurm expects `system.slice` beside it. `alone` means without systemd: nothing
+    A folder with processes of its own cannot enable controllers for its children. The host's first process is therefore
+    in `init.scope`, as under systemd. Slurm expects `system.slice` beside it. `alone`: there is no systemd, so nothing
     else has enabled controllers for the cluster's folder.
     """
     clear(folder)
@@ -204,7 +204,7 @@ def _join_unified(root: str, folder: str, *, isolate: bool, alone: bool) -> None
 def _enter(folder: str) -> None:
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "cgroup.procs"), "w") as file:
-        file.write("0")  # this process, whatever its PID is in this namespace
+        file.write("0")  # "0" means this process, whatever its PID is in this namespace
 
 
 def clear(folder: str) -> None:

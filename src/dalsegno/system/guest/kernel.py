@@ -107,7 +107,7 @@ def acknowledge_quickly(name: str, address: str, bits: int) -> None:
     own = socket.inet_aton(address)
     network = bytes(a & b for a, b in zip(own, _mask(bits), strict=True))
     try:
-        _replace_route(name, network, bits, own, table=254, scope=253, kind=1)  # to other hosts: main, link, unicast
+        _replace_route(name, network, bits, own, table=254, scope=253, kind=1)  # to others: main, link, unicast
         _replace_route(name, own, 32, own, table=255, scope=254, kind=2)  # to itself: local, host, local
     except OSError as error:
         logging.getLogger("init").warning("quick acknowledgement not set: %s", error)  # slower, but correct

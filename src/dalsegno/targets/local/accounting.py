@@ -93,7 +93,7 @@ def _make_template(runner: Runner, template: Path, user: str) -> None:
     install = program("mariadb-install-db") or "mariadb-install-db"
     # Run in the parent folder: mariadb-install-db fails if an absolute path contains a blank.
     argv = [install, "--no-defaults", f"--datadir=./{part.name}", f"--user={user}", "--skip-test-db"]
-    env = {**os.environ, "TMPDIR": "."}  # in the new folder: the user's TMPDIR may be full or missing
+    env = {**os.environ, "TMPDIR": "."}  # relative to that folder: the user's TMPDIR may be full or missing
     done = runner.run([*argv, "--auth-root-authentication-method=normal"], cwd=str(part.parent), env=env, timeout_s=120)
     if done.exit_code != 0:
         remove_tree(part)

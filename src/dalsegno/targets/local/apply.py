@@ -57,6 +57,8 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
         make_folder(folder.host(host) / "pid")
     for node in plan.cluster.nodes:
         make_folder(folder.spool(node.name))
+        if plan.cluster.monitoring.enabled:
+            make_folder(folder.node_metrics(node.name))
     if plan.cluster.containers.enabled:
         for path in (folder.unpacked, *(folder.host(node.name) / "containers" for node in plan.cluster.nodes)):
             make_folder(path)
@@ -78,8 +80,8 @@ def make_key(folder: Folder) -> None:
 
 
 def make_secrets(folder: Folder, plan: LocalPlan) -> None:
-    """Create the secrets that authenticate node agents and, on loopback ports, boot ids. Virtual hosts create their own
-    boot ids."""
+    """Create the secrets that authenticate node agents. On loopback ports, create boot ids too; virtual hosts create
+    their own."""
     for node in plan.cluster.nodes:
         if not folder.agent_secret(node.name).exists():
             draw_secret(folder, node.name)
@@ -106,7 +108,7 @@ def write_files(folder: Folder, plan: LocalPlan) -> None:
         write_file(folder, name, plan.desired.files[name])
     for node in plan.cluster.nodes:
         if f"hosts/{node.name}/telemetry.json" in plan.write and folder.machine(node.name).exists():
-            write_hardware(folder, node, plan.placement.gpus_simulated)  # a replaced node has other GPUs
+            write_hardware(folder, node, plan.placement.gpus_simulated)  # a replaced machine has other GPUs
 
 
 def write_file(folder: Folder, name: str, file: File) -> None:
@@ -182,7 +184,7 @@ def _put_files(site: ApplySite, plan: LocalPlan) -> None:
 def _mount_again(site: ApplySite, plan: LocalPlan) -> None:
     """Make running hosts mount the new files in place of the old ones, and wait for that.
 
-    A stopped host mounts them when it resumes. Nothing waits for it longer than MOUNT_TIMEOUT_S.
+    Wait at most MOUNT_TIMEOUT_S: a host that is stopped mounts them when it resumes.
     """
     folders = [site.folder.host(name) for name in _running_hosts(site, plan)]
     for folder in folders:
@@ -210,7 +212,8 @@ def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
 
 
 def _connect(site: ApplySite, plan: LocalPlan, booted: Mapping[str, Process]) -> None:
-    """Connect hosts without a link: new hosts, all hosts of a new switch, and hosts of an interrupted `up`."""
+    """Connect the hosts that have no link: new hosts, all hosts if the switch is new, and hosts that an interrupted
+    `up` left without a link."""
     running = _running_hosts(site, plan)
     switch = running.pop(SWITCH, None)
     if switch is None:
@@ -275,8 +278,8 @@ def _start_accounting(site: ApplySite, plan: LocalPlan, state: ClusterState, up:
 
 
 def _start_nodes(site: ApplySite, plan: LocalPlan) -> None:
-    """Start slurmd and the controller of Dal Segno; node agents start later, when the controller answers. slurmctld
-    runs already: without it, slurmd would wait a second before it tries again."""
+    """Start slurmd and Dal Segno's controller; node agents start later, when the controller answers. slurmctld already
+    runs: without it, slurmd would wait a second before it tries again."""
     _say_if_started(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
     for host in _head_and_nodes(plan):
         start_services(host, _first(host))
@@ -315,6 +318,6 @@ def _finish(site: ApplySite, plan: LocalPlan, since: float) -> None:
 
 def _save_partitions(site: ApplySite, plan: LocalPlan) -> None:
     """Make slurmctld save its partitions. A backup that takes over reads the saved partitions, and exits if they name
-    removed nodes. Setting a value that is set already is enough."""
+    removed nodes. Setting a value to what it already is suffices."""
     for partition in plan.cluster.partitions:
         site.slurm.update(PartitionName=partition.name, Hidden="YES" if partition.hidden else "NO")

@@ -24,8 +24,8 @@ from dalsegno.system.processes import Runner
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, ROOM, Placement
 
-BOOT_ID = "DALSEGNO_BOOT_ID"  # holds the path of a file
-# Adds `-i` if slurmctld was killed before it first saved the usage of associations: it would refuse to start.
+BOOT_ID = "DALSEGNO_BOOT_ID"  # variable with the path of a file that holds the boot id
+# Adds `-i` if slurmctld was killed before it first saved the usage of associations: otherwise it refuses to start.
 START = 'test -e "$0/clustername" && ! test -e "$0/assoc_usage" && set -- "$@" -i; exec "$@"'
 NODE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -45,7 +45,7 @@ def node_env(folder: Folder, node: str) -> dict[str, str]:
 
 
 class Services:
-    """Defines the services of each host. `structure` is the text of all settings whose change restarts Slurm's
+    """Defines the services of each host. `structure` is a hash of all settings whose change restarts Slurm's
     daemons."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Services:
         return [self.munged(), *database, self.slurmctld(self.cluster.head), self.controller()]
 
     def compute(self, node: str, host: str) -> list[Service]:
-        """Return the services of a node. There is no node agent if no controller reads its reports."""
+        """Return the services of a node. If health checks are off, there is no node agent."""
         watched = self.cluster.health.mode != "off"
         return [self.slurmd(node, host), *([self.node_agent(node, host)] if watched else [])]
 
@@ -86,7 +86,7 @@ class Services:
         )  # fmt: skip
 
     def mariadbd(self) -> Service:
-        """Return MariaDB. It listens only on a socket in a 0700 folder, not on the network, so it needs no
+        """Return the database service. It listens only on a socket in a 0700 folder, not on the network, so it needs no
         passwords."""
         secret = self.folder.secret
         return self._service(
@@ -128,6 +128,8 @@ class Services:
         them."""
         boot, secret = str(self.folder.boot_id(node)), str(self.folder.agent_secret(node))
         arguments = ["--node", node, "--controller", self.agents_address, "--secret", secret, "--boot-id", boot]
+        if self.cluster.monitoring.enabled:
+            arguments += ["--metrics", str(self.folder.node_metrics(node))]
         env = {**daemon_env(self.folder), **node_env(self.folder, node)}
         service = self._own("node-agent", arguments, env, node)
         return service if node == host else replace(service, name=f"node-agent:{node}")
@@ -179,7 +181,7 @@ class Services:
 
 
 START_TIMEOUT_S = 60.0
-STARTED_TIMEOUT_S = 5.0  # for all services that nothing else waits for
+STARTED_TIMEOUT_S = 5.0  # for all services together, where nothing else waits for them
 LOG_LINES = 12
 
 
@@ -245,7 +247,7 @@ def wait_until_started(hosts: Iterable[HostPlan]) -> None:
 
 
 def _answers(ready: Callable[[], bool]) -> bool:
-    """Return whether the daemon answers. If asking fails, return False: the daemon's log has the better reason."""
+    """Return whether the daemon answers. A failed request is not raised: the daemon's log has the better reason."""
     try:
         return ready()
     except DalsegnoError:
@@ -259,7 +261,7 @@ def _is_current(plan: HostPlan, service: Service) -> bool:
 
 
 def raise_if_dead(plan: HostPlan, service: Service, since: float) -> None:
-    """Raise if the service has died after `since`. An earlier death does not count: this `up` repairs it."""
+    """Raise if the host is gone or the service died after `since`. This `up` restarts a service that died before."""
     if host_process(Path(plan.dir)) is None:
         raise TargetError(
             f"host {plan.name} is gone\n{log_tail(plan.log)}", where=plan.log, hint="run `dalsegno up` again"

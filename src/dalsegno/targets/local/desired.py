@@ -103,7 +103,7 @@ def _lacking(controller: str, tree: CgroupTree) -> str:
 
 
 def limits_sentence(cluster: Cluster, placement: Placement, machine: MachineFacts) -> str:
-    """Return the sentence of `dalsegno plan` about the limits of jobs."""
+    """Return the sentence about limits on jobs that `dalsegno plan` shows."""
     told = limits(cluster, placement, machine)
     held = [name for name, why_not in told.items() if not why_not]
     not_held = [f"not to {name} ({why_not})" for name, why_not in told.items() if why_not]
@@ -179,7 +179,7 @@ def _dbd(head: DaemonHost, folder: Folder, placement: Placement) -> Dbd:
     return Dbd(head, storage, placement.ports.get("slurmdbd", 6819))
 
 
-DISK_MIB = 64  # for a virtual host, which stores only scripts and credentials of jobs
+DISK_MIB = 64  # size of a virtual host's disk, which stores only the scripts and credentials of jobs
 
 
 def host_plans(
@@ -195,8 +195,8 @@ def _with_cgroups(plan: HostPlan, folder: Folder, machine: MachineFacts, nodes: 
     """Return the plan with the control groups of the host.
 
     With cgroup v2 there is one hierarchy, and every host has a folder in it. With v1, compute hosts have a folder in
-    the freezer hierarchy, the only one that Slurm needs to track processes. Only root may create folders, or scopes of
-    the system.
+    the freezer hierarchy, the only one that Slurm needs to track processes. Only root may create these folders, or
+    system scopes of systemd.
     """
     tree = machine.cgroups
     if not machine.is_root:
@@ -291,8 +291,8 @@ def desired(
     people: People,
     log_level: str = "",
 ) -> Desired:
-    """Return the desired state of the cluster. `people` are the machine's users; virtual hosts add those of the
-    cluster."""
+    """Return the desired state of the cluster. `people` are the machine's users. Virtual hosts have the cluster's users
+    too."""
     files = _slurm_files(cluster, folder, placement, machine)
     files |= _host_files(cluster, folder, placement, people, machine)
     structure = revision(machine.slurm_version, *sorted(_structure(files)))

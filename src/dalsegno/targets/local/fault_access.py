@@ -64,7 +64,7 @@ def clear_faults(nodes: LocalNodes, node: str, only: str | None = None) -> Seque
 
 
 def end_faults(nodes: LocalNodes, node: str, remedy: Remedy) -> None:
-    """Delete the records of faults that this remedy ends, and write the telemetry of those that remain."""
+    """Delete the records of faults that this remedy ends, and write telemetry with the remaining faults."""
     if has_records(nodes.folder, node):
         from dalsegno.inject.records import end_by_remedy
 

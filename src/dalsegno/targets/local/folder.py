@@ -1,4 +1,4 @@
-"""The state folder of a local cluster. This class or `ClusterFolder` names every path in it."""
+"""The state folder of a local cluster. `Folder` and its base class name every path in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dalsegno.system.files import write_atomic
 from dalsegno.targets.folder import ClusterFolder, read_facts
 from dalsegno.targets.local.placement import Placement
 
-UNUSABLE = ',#%"\\:=[]'  # each of them breaks munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf
+UNUSABLE = ',#%"\\:=[]'  # each one breaks munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf
 SOCKET_PATH_MAX = 107  # bytes in the path of a unix socket, without the final zero
 
 
@@ -25,7 +25,7 @@ class Folder(ClusterFolder):
 
     @property
     def native(self) -> Path:
-        """The container plugin for Slurm, with a folder for each version that was ever used."""
+        """The folder of Slurm's container plugin, with one build for each Slurm version that was used."""
         return self.root / "native"
 
     @property
@@ -65,8 +65,8 @@ class Folder(ClusterFolder):
 
     @property
     def devices(self) -> Path:
-        """The device files of simulated GPUs. They may be outside the folder, because Slurm accepts no blank in their
-        paths."""
+        """The device files of simulated GPUs. They are outside the state folder if its path contains a blank, which
+        Slurm does not accept."""
         if not any(letter.isspace() for letter in str(self.root)):
             return self.root / "dev"
         uid = os.geteuid()
@@ -80,20 +80,23 @@ class Folder(ClusterFolder):
         return self.root / "hosts" / name
 
     def spool(self, node: str) -> Path:
-        """slurmd's spool folder; on virtual hosts it is on a disk that ends with the host."""
+        """slurmd's spool folder; on virtual hosts, it is on a disk that is lost with the host."""
         return self.host(node) / "spool"
 
     def telemetry(self, node: str) -> Path:
         """The file with the state of a node's simulated hardware."""
         return self.host(node) / "telemetry.json"
 
+    def node_metrics(self, node: str) -> Path:
+        """The folder in which the node's agent writes a file of metrics for node_exporter."""
+        return self.host(node) / "metrics"
+
     def boot_id(self, node: str) -> Path:
         """The file with the node's boot id, which changes at every boot."""
         return self.host(node) / "boot-id"
 
     def agent_secret(self, node: str) -> Path:
-        """The file with the secret by which the controller recognizes the node's agent; a replacement gets a new
-        secret."""
+        """The file with the secret that authenticates the node's agent; a replaced machine gets a new secret."""
         return self.secret / "agents" / node
 
     @property
@@ -102,7 +105,7 @@ class Folder(ClusterFolder):
         return self.secret / "room.sock"
 
     def machine(self, node: str) -> Path:
-        """The file with the id of the machine that has the node's name; a replacement gets a new id."""
+        """The file with the id of the node's present machine; a replacement gets a new id."""
         return self.host(node) / "machine"
 
     def faults(self, node: str) -> Path:
@@ -135,7 +138,7 @@ class Folder(ClusterFolder):
 
 
 class ApplyStage(Enum):
-    """How far the last command got."""
+    """How far the last `up` or `down` got."""
 
     MAKING = "making"
     UP = "up"

@@ -1,4 +1,4 @@
-"""Import the images of the cluster file when the cluster is up. Images that are stored already are kept."""
+"""Import the images that the cluster file lists, when the cluster is up. Images that are already stored are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY_S = 2.0
 
 
 def present(folder: Path, images: Iterable[str]) -> frozenset[str]:
-    """Return the images that are stored already, without asking a registry for newer ones."""
+    """Return the images that are already stored. Registries are not asked for newer versions."""
     importer = _importer(folder, lambda _: None, "")
     return frozenset(
         image
@@ -66,7 +66,7 @@ def _importer(folder: Path, say: Say, image: str) -> Importer:
 
 
 class ImportLines:
-    """Reports the progress of an import as lines of `up`."""
+    """Reports the progress of an import through `say`."""
 
     def __init__(self, say: Say, image: str) -> None:
         self._say, self._image = say, image

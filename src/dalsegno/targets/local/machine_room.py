@@ -1,10 +1,9 @@
 """The machine room: a small service outside the virtual hosts that boots, replaces and resets them, as a BMC or a
-cloud's API does. The controller cannot, because it runs inside the head host. It calls the machine room with
+cloud's API does. The controller runs inside the head host and cannot do that itself, so it sends requests with
 `HostControlClient`, as programs outside the hosts do.
 
-A request is a line of JSON, {"do": "reboot", "node": "gpu-2"}, and so is the answer. Each request does all of its work
-from the start, so the machine room may be killed at any moment: the next request continues from the state that it
-finds.
+A request is a line of JSON, {"do": "reboot", "node": "gpu-2"}, and so is the answer. The machine room may be killed at
+any moment: a repeated request does all of the work again.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def reset_gpus(nodes: LocalNodes, node: str) -> None:
 
 
 def reboot(nodes: LocalNodes, node: str) -> None:
-    """Reboot a node that is on, hangs or is off."""
+    """Reboot a node, also one that hangs or is off."""
     power_off(nodes, node)
     end_faults(nodes, node, Remedy.REBOOT)
     power_on(nodes, node)
@@ -100,14 +99,14 @@ class HostControlServer:
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with sock, contextlib.suppress(OSError):  # the work is done even if the caller hangs up
+        with sock, contextlib.suppress(OSError):  # the work is done even if the caller disconnects
             sock.settimeout(REQUEST_TIMEOUT_S)
             if line := _read_line(sock):  # empty: the caller only checked that this server listens
                 answer = self.answer(uid_of(sock), line)
                 sock.sendall(json.dumps(answer).encode() + b"\n")
 
     def answer(self, uid: int, line: str) -> dict[str, Any]:
-        """Carry out one request of one user."""
+        """Carry out one request from a user and return the answer."""
         try:
             if uid not in (0, os.geteuid()):
                 raise UsageError("only root and the cluster's owner may use the machine room", hint="use sudo")
@@ -173,10 +172,11 @@ POWER_TIMEOUT_S = 1.0  # reading the power state takes milliseconds
 
 
 class HostControlClient:
-    """A local cluster's `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanReadLogs`. Set a node down in
-    Slurm before you reset, reboot or replace it.
+    """Implements `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanReadLogs` for a local cluster. Set a node
+    down in Slurm before you reset, reboot or replace it.
 
-    If the machine room dies during a request, the request is repeated until the host has restarted the machine room.
+    If the machine room dies during a request, the request is repeated for `retry_s`: meanwhile, the machine room is
+    restarted.
     """
 
     def __init__(self, root: Path, retry_s: float = 5.0) -> None:

@@ -63,7 +63,8 @@ def _machine_cable(placement: Placement, switch_pid: int) -> list[str]:
         f"link add {link} type veth peer name {UPLINK} netns {switch_pid}",
         f"addr add {network[1]}/{network.prefixlen} dev {link}",
         f"link set {link} up",
-        f"route replace {network} dev {link} proto kernel scope link src {network[1]} quickack 1",  # as on the hosts
+        # `quickack`, as on the hosts.
+        f"route replace {network} dev {link} proto kernel scope link src {network[1]} quickack 1",
     ]
 
 
@@ -78,7 +79,7 @@ def _host_cable(port: str, pid: int) -> list[str]:
 
 
 def remove_hosts(folder: Folder, names: Sequence[str]) -> None:
-    """End each host's first process, which ends its other processes and its link."""
+    """Remove hosts and their files. The end of a host's first process ends its other processes and its link."""
     living = [process for name in names if (process := host_process(folder.host(name))) is not None]
     end(living)
     for name in names:

@@ -1,5 +1,5 @@
-"""The nodes of a running local cluster, for the machine room and fault injection: their hosts and processes, and their
-power, which is switched from outside, as by a BMC or a cloud's API.
+"""The hosts, processes and power of the nodes of a running local cluster. The machine room and fault injection act on
+them from outside, as a BMC or a cloud's API does.
 
 Callers set a node down in Slurm before they switch its power: if a host comes back while Slurm still has it in a job,
 Slurm ends the job.
@@ -153,7 +153,7 @@ def power_off(nodes: LocalNodes, node: str) -> None:
 
 
 def power_on(nodes: LocalNodes, node: str) -> None:
-    """Boot a node that is off, with all its services. An interrupted boot is finished by booting again."""
+    """Boot a node that is off, with all its services. Call it again to finish an interrupted boot."""
     if nodes.virtual:
         _boot(nodes, node)
     else:
@@ -161,8 +161,8 @@ def power_on(nodes: LocalNodes, node: str) -> None:
 
 
 def _cut_power(nodes: LocalNodes, node: str) -> None:
-    """Kill the node's host. Its link goes down first, so that nobody receives what the kernel sends when the host's
-    connections close."""
+    """Kill the node's host. Its link goes down first, so that peers do not receive the packets with which the kernel
+    closes the host's connections."""
     host = host_process(nodes.folder.host(node))
     if host is None:
         return

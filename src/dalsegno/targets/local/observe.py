@@ -21,8 +21,8 @@ from dalsegno.targets.base import (
     ClusterSummary,
     DaemonLog,
     DaemonStatus,
-    JobStatus,
     NodeStatus,
+    job_status,
 )
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.desired import Desired
@@ -92,7 +92,7 @@ def read_status(folder: Folder, slurm: SlurmClient) -> ClusterStatus:
         _phase(state, problems, applied),
         nodes=_nodes(applied, nodes, state.placement, _off(folder, state.placement)),
         daemons=daemons,
-        jobs=None if jobs is None else tuple(_job(job) for job in jobs),
+        jobs=None if jobs is None else tuple(job_status(job) for job in jobs),
         problems=tuple(problems),
         facts=_facts(state, applied),
     )
@@ -145,7 +145,7 @@ def _facts(state: ClusterState, applied: Cluster | None) -> dict[str, str]:
 
 
 def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, list[str]]:
-    """Return Slurm's nodes and jobs, and sentences about parts that Slurm did not answer."""
+    """Return Slurm's nodes and jobs, and sentences about what Slurm did not answer or what could not be read."""
     try:
         nodes, queue = slurm.nodes(), slurm.queue()
         odd = f"{queue.unreadable} jobs of Slurm's queue could not be read, and are not shown"
@@ -155,7 +155,7 @@ def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, 
 
 
 def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
-    """Return the daemons in the plans of all hosts, the head's first, and whether each runs."""
+    """Return the daemons in the plans of all hosts, and whether each runs. slurmd and node agents come last."""
     found = []
     for path in host_folders(folder):
         services = _services(path)
@@ -212,7 +212,7 @@ def _dead(daemons: tuple[DaemonStatus, ...]) -> list[str]:
 
 
 def _injected(folder: Folder) -> list[str]:
-    """Return sentences about injected faults, so that nobody looks for another cause."""
+    """Return a sentence about injected faults, so that users do not look for another cause."""
     found = [f"{one.fault} on {one.node}" for path in host_folders(folder) for one in faults_of(folder, path.name)]
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     return [f"injected: {', '.join(found[:4])}{more}; `dalsegno inject --clear` undoes it"] if found else []
@@ -227,14 +227,13 @@ def _off(folder: Folder, placement: Placement) -> frozenset[str]:
 def _nodes(
     applied: Cluster | None, seen: list[NodeInfo], placement: Placement, off: frozenset[str]
 ) -> tuple[NodeStatus, ...]:
-    """Return the nodes of the cluster file with their state in Slurm, and nodes that only the file or only Slurm
-    knows."""
+    """Return all nodes that the cluster file or Slurm knows, with their state in Slurm."""
     known = {node.name: node for node in applied.nodes} if applied else {}
     info = {node.name: node for node in seen}
     nodes = [
         _node(name, known.get(name), info.get(name), applied, placement) for name in dict.fromkeys([*known, *info])
     ]
-    return tuple(replace(node, state="off") if node.name in off else node for node in nodes)
+    return tuple(replace(node, state="off", off=True) if node.name in off else node for node in nodes)
 
 
 def _node(
@@ -243,8 +242,9 @@ def _node(
     port = f":{placement.ports[name]}" if placement.hosts == LOOPBACK and name in placement.ports else ""
     return NodeStatus(
         name,
-        state=_state_word(info) if info else "unknown",
+        state=info.word if info else "unknown",
         reason=info.reason if info else "",
+        reason_user=info.reason_user if info else "",
         partitions=tuple(part.name for part in applied.partitions if name in part.nodes) if applied else (),
         gpus=info.gpus if info else fact.gpus if fact else 0,
         gpus_used=info.gpus_used if info else None,
@@ -252,18 +252,3 @@ def _node(
         address=placement.addresses.get(name, "") + port,
         spare=fact.spare if fact else False,
     )
-
-
-def _state_word(info: NodeInfo) -> str:
-    """Return the state as sinfo writes it: idle, drained, down*."""
-    word = info.state.value.lower()
-    if info.draining and not info.down:
-        word = "drained" if info.drained else "draining"
-    return word if info.responding else f"{word}*"
-
-
-def _job(job: JobInfo) -> JobStatus:
-    return JobStatus(
-        id=job.label, name=job.name, user=job.user, partition=job.partition, state=job.state,
-        nodes=compress(job.nodes), gpus=job.gpus, elapsed_s=job.elapsed_s, reason=job.reason,
-    )  # fmt: skip

@@ -9,7 +9,7 @@ from dalsegno.errors import TargetError
 from dalsegno.spec.facts import User
 
 FIRST_UID = 20001  # above the uids that distributions assign, below the range of subordinate ids
-FIRST_PERSON, NOBODY = 1000, 65534  # uids below the first, and the second itself, are accounts of the system
+FIRST_PERSON, NOBODY = 1000, 65534  # uids below the first, and the second itself, are system accounts
 # Members of these groups are as powerful as root on the machine, or may read files that only root should read.
 PRIVILEGED = frozenset({
     "root", "wheel", "sudo", "admin", "docker", "podman", "lxd", "incus", "libvirt", "disk", "shadow", "kmem", "mem",
@@ -80,8 +80,11 @@ def check_people(users: Sequence[User], machine: People, before: Mapping[str, in
 
 
 def _check_account(user: User, account: PasswdEntry, machine: People, before: Mapping[str, int]) -> None:
-    """Raise for an account of the machine that belongs to no person, or that is privileged and whose uid is not in the
-    cluster file."""
+    """Check a user whose name is also an account of the machine.
+
+    Refuse a system account, a name that already has its own uid in the cluster, a uid that differs, and a privileged
+    account unless the cluster file gives its uid.
+    """
     name, other = f"`{user.name}`", "choose another name in the cluster file"
     if account.uid < FIRST_PERSON or account.uid == NOBODY:
         raise TargetError(f"{name} is a system account of this machine (uid {account.uid})", hint=other)
@@ -121,7 +124,7 @@ def _check_groups(user: User, machine: People) -> None:
 
 
 def shared_accounts(users: Sequence[User], machine: People) -> list[str]:
-    """Return a sentence for each user who has an account on this machine, so that this surprises nobody."""
+    """Return a sentence for each user of the cluster who already has an account on this machine."""
     found = [account for user in users if (account := machine.account(user.name))]
     return [f"user {each.name} is this machine's account of that name (uid {each.uid})" for each in found]
 

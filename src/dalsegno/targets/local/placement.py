@@ -18,13 +18,13 @@ VIRTUAL, LOOPBACK = "virtual", "loopback"
 SWITCH = "switch"
 BACKUP = "head-backup"
 REST = "rest"  # the host of slurmrestd, which checks callers by PID and so must see the PIDs of the whole machine
-SHELL = "shell"  # host name of a shell on the head or a login node that keeps the machine's own network
+SHELL = "shell"  # host name of a shell that is on the head or a login node, but in the machine's own network
 ROOM = "machine-room"  # outside all other hosts, because it boots them
 SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, rarely used by offices and clouds
 SUBNET_BITS = 20
 AGENTS, AGENTS_PORT = "agents", 6816  # the controller listens here for node agents; the port is beside slurmctld's
 FIRST_PORT, LAST_PORT = 17000, 32000  # below the range of ports that Linux uses for clients
-HOSTS_MAX = 1000  # ports of one Linux bridge
+HOSTS_MAX = 1000  # a Linux bridge has at most 1023 ports
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _choose_subnet(cluster: Cluster, folder_id: str, free: Free) -> str:
 
 
 def _checked_subnet(subnet: str, free: Free) -> str:
-    """Return the subnet. Raise if this machine uses it: the addresses that it has there would become unreachable."""
+    """Return the subnet. Raise if it overlaps a network of this machine, whose addresses would become unreachable."""
     used = next((network for network in free.networks if ipaddress.IPv4Network(subnet).overlaps(network)), None)
     if used is not None:
         raise TargetError(
@@ -196,7 +196,7 @@ def _place_gpus(cluster: Cluster, machine: MachineFacts, base: Placement, device
     return replace(base, gpu_files=files, gpus_simulated=not real)
 
 
-SIMULATED_MEMORY_MIB = 16384  # of a GPU whose type the file does not name
+SIMULATED_MEMORY_MIB = 16384  # of a GPU whose memory size is unknown
 
 
 def healthy_node(node: Node, simulated: bool, machine: str = "") -> Telemetry:
@@ -212,6 +212,6 @@ def healthy_node(node: Node, simulated: bool, machine: str = "") -> Telemetry:
 
 
 def gpu_stamp(node: Node, simulated: bool) -> str:
-    """Return a text that identifies the GPUs of the telemetry. It ends with a full stop, so that no stamp is a prefix
+    """Return a text that identifies the GPUs in the telemetry. It ends with a full stop, so that no stamp is a prefix
     of another."""
     return f"made for {node.gpus if simulated else 0} x {node.gpu_type or 'gpu'} with {node.gpu_memory_mib} MiB."

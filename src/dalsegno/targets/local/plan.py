@@ -66,7 +66,7 @@ class LocalPlan:
     blocked: tuple[str, ...] = ()  # pending jobs in a partition that will be removed: the user must cancel or move them
     import_images: tuple[str, ...] = ()  # done last, when the cluster is up
     left_out: tuple[str, ...] = ()  # sentences about differences from what the user may expect
-    limits: str = ""  # which limits jobs have; `plan` shows it, `up` does not
+    limits: str = ""  # sentence about limits on jobs; `plan` shows it, `up` does not
     containers: bool | None = None  # switched on or off; None: unchanged
     no_containers: str = ""  # why containers are off, if the cluster file leaves the choice to the machine
     only_user: str = ""  # the account that all jobs run as on loopback ports
@@ -77,7 +77,7 @@ class LocalPlan:
 
     @property
     def changes(self) -> bool:
-        """Whether the cluster itself changes."""
+        """Return whether the cluster itself changes."""
         return bool(
             self.fresh or self.unfinished or self.bind
             or self.remove_hosts or self.remove_partitions or self.boot or self.clear_faults or self.write or self.start

@@ -1,4 +1,4 @@
-"""Shells on a local cluster: the variables that make any shell use it, and entering its hosts as root."""
+"""Shells on a local cluster: the variables that make a shell use it, and how root enters its hosts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dalsegno.targets.local.daemons import slurm_env
 from dalsegno.targets.local.folder import ClusterState, Folder, read_state
 from dalsegno.targets.local.placement import SHELL, VIRTUAL
 
-ON_ONE_MACHINE_S = "1.5"  # its hosts have no real network between them, so a silent peer counts as lost sooner
-RENAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'  # in a UTS namespace of its own
+ON_ONE_MACHINE_S = "1.5"  # node timeout: hosts on one machine share no real network, so it can be short
+RENAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'  # run in a new UTS namespace
 # Entering a mount namespace loses the working folder, so change to it by name before the command.
 CHANGE_FOLDER = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
 
@@ -68,7 +68,7 @@ class _Person(NamedTuple):
 
 
 def _person(folder: Folder, user: str) -> _Person:
-    """Return a user as the cluster's hosts know them."""
+    """Return a user from the passwd file of the cluster's hosts."""
     lines = (read_text(folder.etc / "passwd") or "").splitlines()
     fields = next((fields for line in lines if (fields := line.split(":"))[0] == user), None)
     if fields is None or len(fields) < 7:
@@ -101,7 +101,7 @@ def entry_command(folder: Folder, cwd: str, *, host: str | None = None, user: st
                 f"host {host or 'head'} of {folder.name} is not running",
                 hint="`dalsegno status` shows what is, `dalsegno up` boots it",
             )
-        return []  # the files of an incomplete cluster are there, and Slurm's commands report their own errors
+        return []  # in an incomplete cluster, Slurm's commands report the error
     become: list[str] = []
     if user:
         person = _person(folder, user)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dalsegno.containers import native
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.log import check_level
+from dalsegno.node_agent.textfile import NAME as METRICS_FILE
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.facts import Cluster
@@ -22,6 +23,7 @@ from dalsegno.system.files import closed_to_others
 from dalsegno.system.hosts import PACKAGES
 from dalsegno.system.machine import DAEMONS, MachineFacts, collect_facts, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
+from dalsegno.system.ownership import read_beneath
 from dalsegno.system.processes import LocalRunner, Runner
 from dalsegno.targets.base import (
     ClusterStatus,
@@ -80,13 +82,14 @@ def _homes(folder: Folder) -> tuple[str, ...]:
 
 
 STATUS_S = 5.0
-TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a shorter silence may be a link problem
+MAX_METRICS_BYTES = 4 << 20
+TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node that is back sooner had a link problem
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 
 
 class LocalTarget:
-    """The local target of one cluster, which is in one state folder."""
+    """The local target of the cluster in one state folder."""
 
     def __init__(self, folder: Path, cache: Path, runner: Runner | None = None) -> None:
         self.folder = Folder(folder)
@@ -132,8 +135,10 @@ class LocalTarget:
         return replace(plan, left_out=left_out, limits=limits, no_containers=no_containers, only_user=only_user)
 
     def _resolve_containers(self, cluster: Cluster) -> tuple[Cluster, str]:
-        """Return the cluster with containers switched on or off, and why they are off if the cluster file leaves the
-        choice to the machine."""
+        """Switch containers on or off. If the cluster file does not say, they are on if this machine can run them.
+
+        Return the cluster, and why this machine cannot run containers ("" if they are on, or off in the file).
+        """
         if cluster.containers.enabled is False:
             return cluster, ""
         if cluster.containers.enabled:
@@ -187,7 +192,7 @@ class LocalTarget:
     def _restore(self, site: ApplySite, before: Cluster, state: ClusterState, error: DalsegnoError) -> NoReturn:
         """Undo a change that failed, and raise its error."""
         try:
-            # With the old placement, which has the hosts that the failed change would remove. MAKING makes `plan` check
+            # Use the old placement: it has the hosts that the failed change was to remove. MAKING makes `plan` repeat
             # all steps.
             write_state(self.folder, replace(state, phase=ApplyStage.MAKING))
             apply(site, self.plan(before), state)
@@ -258,7 +263,7 @@ class LocalTarget:
         return ShellEntry(argv, full, person_uid(self.folder, user), tuple(self.closed_to_users()))
 
     def closed_to_users(self) -> list[str]:
-        """Return what prevents the cluster's users from running Dal Segno's programs, such as a clone below /root."""
+        """Return a sentence if the cluster's users cannot read Dal Segno's programs, as in a clone below /root."""
         closed = closed_to_others(Path(PACKAGES) / "dalsegno", Path(sys.executable))
         if closed is None:
             return []
@@ -302,13 +307,19 @@ class LocalTarget:
     def read_logs(self, node: str) -> Mapping[str, str]:
         return self._room.read_logs(node)
 
+    def read_metrics(self, node: str) -> str:
+        with contextlib.suppress(DalsegnoError, OSError):
+            found = read_beneath(self.folder.node_metrics(node), METRICS_FILE, MAX_METRICS_BYTES)
+            return (found or b"").decode(errors="replace")
+        return ""
+
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
         from dalsegno.inject.injection import inject
 
         return inject(LocalAccess(self._nodes()), fault, node, options)
 
     def power_off(self, node: str) -> None:
-        """Cut a node's power without warning to its processes."""
+        """Cut a node's power without warning its processes."""
         from dalsegno.inject.faults import FAULTS, FaultOptions
 
         self.inject(FAULTS["power-off"], node, FaultOptions())
@@ -374,7 +385,7 @@ class LocalTarget:
 
     def _port_run(self, count: int, taken: set[int]) -> int | None:
         """Return the first of `count` consecutive free ports; None if there are none. Each cluster starts its search at
-        another port, so that two do not choose the same."""
+        a different port, so that two clusters do not choose the same ports."""
         start = FIRST_PORT + int(self.folder.id, 16) % ((LAST_PORT - FIRST_PORT) // 2)
         return first_free_run(count, start, LAST_PORT, taken) or first_free_run(count, FIRST_PORT, LAST_PORT, taken)
 

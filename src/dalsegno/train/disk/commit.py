@@ -1,7 +1,7 @@
-"""Commit a checkpoint of the shares of all ranks, on rank 0, so that at any moment it is complete or absent.
+"""Commit a checkpoint from the shares of all ranks, on rank 0. At any moment, the checkpoint is complete or absent.
 
-data files, fsynced by their ranks → .metadata → MANIFEST.json → fsync of the folder → ask for permission → rename to
-the final name → fsync of the parent → `latest`.
+The order is: data files, fsynced by their ranks → .metadata → MANIFEST.json → fsync of the folder → ask for permission
+→ rename to the final name → fsync of the parent → `latest`.
 """
 
 from __future__ import annotations
@@ -150,10 +150,10 @@ def commit(
     abandoned: Abandoned = never,
     warn: Warn = lambda text: None,
 ) -> Path:
-    """Wait for the shares of all ranks, commit, and return the checkpoint's folder. `grant` decides before the rename.
+    """Wait for the shares of all ranks, commit, and return the checkpoint's folder. `grant` may forbid the rename.
 
-    A failure before the rename raises CheckpointError and leaves nothing behind. After it the checkpoint exists, and a
-    failure is only a warning.
+    A failure before the rename raises CheckpointError and leaves nothing behind. After the rename the checkpoint
+    exists, and a failure is only a warning.
     """
     ours = TemporaryName(step, run, generation)
     temporary, final = folder / ours.name, folder / step_name(step)
@@ -252,7 +252,7 @@ def _newest_of_generation(folder: Path, ours: TemporaryName) -> str:
 
 
 def merge(parts: Sequence[RankPart]) -> bytes:
-    """Return the `.metadata` of all parts. Refuse a tensor that is incomplete or differs in size or type."""
+    """Return the `.metadata` of all parts. Refuse a tensor that is incomplete, or whose size or type varies by rank."""
     items: dict[str, Any] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
     for part in sorted(parts, key=lambda part: part.rank):
@@ -260,7 +260,7 @@ def merge(parts: Sequence[RankPart]) -> bytes:
             _add(items, places, entry, part.file)
     _refuse_gaps(items)
     metadata = Metadata(items, planner_data=_paths(parts, items), storage_data=places)
-    metadata.version = "1.0.0"  # of DCP's format; older versions of torch lack the field
+    metadata.version = "1.0.0"  # version of DCP's format; older versions of torch lack the field
     return pickle.dumps(metadata)
 
 

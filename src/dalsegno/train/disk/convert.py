@@ -19,17 +19,17 @@ from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.state import rebuild_state, take
 
-NOTE = "dalsegno"  # the entry of a plain file that keeps the step
+NOTE = "dalsegno"  # the entry in a plain file that holds the step
 _NO_PICKLE = (
     "Unsupported operand",
     "invalid load key",
     "truncated",
-)  # messages of unpicklers for files that are not pickles
+)  # unpicklers' messages for files that are not pickles
 _OWN = "the state of each rank: random states, position in the data"
 
 
 def to_torch_file(found: FoundCheckpoint, target: Path) -> list[str]:
-    """Write a file for torch.load with the nested state dicts. Return what was not kept."""
+    """Write a file for torch.load with the nested state dicts. Return descriptions of what the file lacks."""
     try:
         nested = rebuild_state(found.shell, _tensors(found), found.unpickle)
     except (ImportError, AttributeError, pickle.UnpicklingError) as error:
@@ -46,7 +46,7 @@ def _torch_save(value: object, path: Path) -> None:
 
 
 def to_safetensors(found: FoundCheckpoint, target: Path) -> list[str]:
-    """Write all tensors by name. Return what was not kept."""
+    """Write a safetensors file with all tensors by name. Return descriptions of what the file lacks."""
     save_file = _safetensors().save_file
     from safetensors import SafetensorError
 
@@ -60,7 +60,7 @@ def to_safetensors(found: FoundCheckpoint, target: Path) -> list[str]:
 
 
 def from_torch_file(source: Path, folder: Path, step: int | None, under: str, trust: bool) -> Path:
-    """Create a checkpoint of what torch.load reads from the file."""
+    """Create a checkpoint from what torch.load reads from the file, and return its folder."""
     try:  # an older torch.save wrote files that cannot be mapped
         nested = torch.load(source, map_location="cpu", weights_only=not trust, mmap=zipfile.is_zipfile(source))
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
@@ -76,7 +76,8 @@ def from_torch_file(source: Path, folder: Path, step: int | None, under: str, tr
 
 
 def from_safetensors(source: Path, folder: Path, step: int | None, under: str) -> Path:
-    """Create a checkpoint of these tensors: `model.0.weight` becomes `0.weight` of `model`."""
+    """Create a checkpoint from the tensors in a safetensors file, and return its folder. `model.0.weight` becomes
+    `0.weight` in `model`."""
     with _safetensors_file(source) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is not a mapping
         noted = int((file.metadata() or {}).get("step", 0))
@@ -94,7 +95,7 @@ def _save(folder: Path, nested: Mapping[str, Any], step: int) -> Path:
     with report_disk_errors("cannot write to", folder):
         os.makedirs(folder, exist_ok=True)
     run, generation = f"convert-{os.getpid()}", 1
-    lock = lock_folder(folder, run, lambda warning: None)  # a commit removes partial checkpoints of others
+    lock = lock_folder(folder, run, lambda warning: None)  # commits remove other runs' partial files
     try:
         write_share(folder, take(nested, None, step, 0, 1), run, generation)
         return commit(folder, step, 1, run, generation, grant=lambda: True, keep=10**9)

@@ -58,7 +58,7 @@ def write_all(fd: int, data: memoryview) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable. Some network file systems have no fsync of folders and need none."""
+    """Make the names in a folder durable. Network file systems that refuse fsync on folders do not need it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -92,10 +92,10 @@ def remove_tree(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-# Checksummed file: while one thread writes, others compute the checksum and sync, so that the end is short
+# Checksummed file: while one thread writes, others compute the checksum and sync, which shortens `finish`
 
 _GATHER = 1 << 20  # bytes: smaller writes are gathered, because torch.save makes forty per tensor
-_SLICE = 32 << 20  # bytes that are written and summed in parallel
+_SLICE = 32 << 20  # bytes of a slice, which is written while its checksum is computed
 _AHEAD = 128 << 20  # bytes after which an fsync starts
 
 
@@ -147,12 +147,12 @@ class ChecksummedFile:
     def _put(self, view: memoryview) -> None:
         if self._error:
             return
-        summed = self._beside.submit(zlib.crc32, view, self._crc)  # both release the GIL
+        summed = self._beside.submit(zlib.crc32, view, self._crc)  # crc32 and write release the GIL
         try:
             write_all(self._fd, view)
         except OSError as error:
             self._error = error
-        self._crc = summed.result()  # the caller's memory must not be read after this
+        self._crc = summed.result()  # wait: the caller may reuse the memory after this call
         self._sync_ahead(view.nbytes)
 
     def _sync_ahead(self, written: int) -> None:

@@ -1,4 +1,4 @@
-"""Open a run's checkpoint folder on one rank: create it, lock it, and remove leftovers; and apply retention."""
+"""Open a run's checkpoint folder on one rank (create it, lock it, remove leftovers), and apply retention."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 @dataclass(frozen=True)
 class Holder:
-    """The holder of a folder, as named in the lock file."""
+    """The process that holds a folder's lock, as recorded in the lock file."""
 
     run: str = "an unknown run"
     host: str = "?"
@@ -74,7 +74,8 @@ _held_locks: dict[Path, FolderLock] = {}
 
 
 def lock_folder(folder: Path, run: str, warn: Callable[[str], None], wait_s: float = 10.0) -> FolderLock:
-    """Lock the folder. Wait for an earlier process of the same run that may be exiting; refuse others at once."""
+    """Lock the folder. Wait up to `wait_s` for an earlier process of the same run, which may be exiting; refuse other
+    runs after half a second."""
     path = folder.resolve() / LOCK
     held = _held_locks.get(path)
     if held and held.pid == os.getpid():
@@ -146,7 +147,8 @@ def _read(fd: int) -> Holder:
 
 
 def set_aside(folder: Path, except_run: str = "") -> Path | None:
-    """Move all checkpoints but those of `except_run` into a new folder. Return it; None if there were none."""
+    """Move all checkpoints, except those of `except_run`, into a new folder. Return that folder; None if there was
+    nothing to move."""
     with report_disk_errors("cannot move the checkpoints aside in", folder):
         old = [path for path in list_steps(folder) if not except_run or _is_of_another(path, except_run)]
         if not old:
@@ -162,7 +164,7 @@ def set_aside(folder: Path, except_run: str = "") -> Path | None:
 
 
 def _is_of_another(checkpoint: Path, run: str) -> bool:
-    """Return whether another run wrote the checkpoint. False for a damaged one: the loader warns of it."""
+    """Return whether another run wrote the checkpoint; False if it is damaged, because the loader warns of that."""
     try:
         return not is_of(read_manifest(checkpoint).run, run)
     except ValueError:
@@ -212,7 +214,7 @@ class ReadLock:
 @contextlib.contextmanager
 def lock_for_removal(checkpoint: Path) -> Iterator[bool]:
     """Lock out new readers. Yield True if no process reads the checkpoint."""
-    fd = os.open(checkpoint / MANIFEST, os.O_RDWR | os.O_CLOEXEC)  # NFS needs it open for writing
+    fd = os.open(checkpoint / MANIFEST, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only what is open for writing
     try:
         yield _lock(fd, fcntl.LOCK_EX)
     finally:
@@ -239,7 +241,7 @@ class Retention(NamedTuple):
 
 
 def choose_removals(steps: Collection[int], newest: int, keep: Retention) -> list[int]:
-    """Return the steps to remove, up to the one just written. Later steps belong to another history and stay."""
+    """Return the steps to remove. `newest`: the step just written. Later steps belong to another history and stay."""
     ours = sorted(step for step in steps if step <= newest)
     old = ours[: -max(1, keep.last)]
     return [step for step in old if not (keep.every and step % keep.every == 0)]
@@ -248,7 +250,7 @@ def choose_removals(steps: Collection[int], newest: int, keep: Retention) -> lis
 def find_leftovers(names: Collection[str], ours: TemporaryName) -> list[str]:
     """Return the folders of killed savers and of interrupted removals.
 
-    The caller holds the lock, so all folders of other runs are stale. Of this run's folders, the older ones are.
+    The caller holds the lock, so all folders of other runs are stale, and so are older folders of this run.
     """
     found = {name: temporary for name in names if (temporary := parse_temporary(name))}
     dead = [name for name, each in found.items() if each.run != ours.run or _age(each) < _age(ours)]
@@ -256,7 +258,8 @@ def find_leftovers(names: Collection[str], ours: TemporaryName) -> list[str]:
 
 
 def find_namesakes(names: Collection[str], run: str, generation: int) -> list[str]:
-    """Return the folders of an earlier start that this start would name the same: torchrun counts from 0 each time."""
+    """Return the folders of an earlier start whose names this start will use again: torchrun counts from 0 each
+    time."""
     found = {name: temporary for name in names if (temporary := parse_temporary(name))}
     return sorted(name for name, each in found.items() if each.run == run and each.generation >= generation)
 
@@ -318,13 +321,13 @@ class OpeningRun(NamedTuple):
 
     run: str
     named: bool
-    generation: int  # from 1
-    number: int  # of the checkpointer in its process, from 0
+    generation: int  # counted from 1
+    number: int  # which Checkpointer of its process this is, from 0
     fresh: bool
 
     @property
     def is_first(self) -> bool:
-        """Return whether this run cannot have written anything yet."""
+        """Whether this run cannot have written anything yet."""
         return self.generation <= 1 and self.number == 0
 
 

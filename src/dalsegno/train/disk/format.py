@@ -111,7 +111,7 @@ class CheckpointManifest:
     run: str
     generation: int
     torch: str
-    time: str  # for display only
+    time: str  # when it was written, for display only
     files: Mapping[str, FileMark]
 
     @property
@@ -175,8 +175,8 @@ PathStep = Union[str, int]
 class Chunk:
     """A rectangular slice of a tensor."""
 
-    dtype: str  # torch's name: "bfloat16"
-    size: tuple[int, ...]  # of the whole tensor
+    dtype: str  # torch's name, for example "bfloat16"
+    size: tuple[int, ...]  # size of the whole tensor
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""Find the newest intact checkpoint of a folder and read it."""
+"""Find the newest intact checkpoint in a folder and read it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _get_member(owner: Any, name: str) -> Any:
 
 
 class FoundCheckpoint:
-    """An intact checkpoint. It is not removed before `close`.
+    """An intact checkpoint, locked against removal until `close`.
 
     `trust`: whether to run code that is in it. None: only if no other user can have written it.
     """
@@ -158,7 +158,7 @@ class FoundCheckpoint:
             return torch.load(io.BytesIO(file.read(info.length)), weights_only=not self._trusted)
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Read into these tensors, full ones or shards (DTensor): only the files and chunks they need."""
+        """Fill these tensors, full ones or shards (DTensor). Only the files and chunks that they need are read."""
         with report_disk_errors("cannot read", self.path):
             fill(self.path, self._metadata, tensors)
 
@@ -175,8 +175,8 @@ class FoundCheckpoint:
 def find_newest(folder: Path, warn: Callable[[str], None], trust: bool | None = None) -> FoundCheckpoint | None:
     """Return the newest checkpoint of which every byte is intact. Warn of damaged ones and skip them.
 
-    None if there is no checkpoint. If all are damaged, raise an error: a silent start from scratch would discard what
-    can perhaps be repaired.
+    Return None if there is no checkpoint. If all are damaged, raise an error: a silent start from scratch would discard
+    what can perhaps be repaired.
     """
     damaged: list[str] = []
     found = find_newest_except(damaged, folder, warn, every_byte=True, trust=trust)
@@ -329,5 +329,5 @@ def _mapped_chunk(path: Path, info: Any, dtype: torch.dtype, sizes: torch.Size) 
             return None
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is only read
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # the buffer is only read
         return torch.frombuffer(mapping, dtype=dtype, count=elements, offset=info.offset + start).view(sizes)

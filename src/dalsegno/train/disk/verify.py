@@ -17,7 +17,7 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class Checked:
-    """A checkpoint's folder, its manifest (None: no valid one), and its faults."""
+    """A checkpoint's folder, its manifest (None if it is not valid), and its faults."""
 
     path: Path
     manifest: CheckpointManifest | None
@@ -62,7 +62,7 @@ def read_manifest(path: Path) -> CheckpointManifest:
 
 
 def list_steps(folder: Path) -> list[Path]:
-    """Return the folders with names of checkpoints, newest first; none if the folder does not exist."""
+    """Return the folders that are named like checkpoints, newest first; none if `folder` does not exist."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):

@@ -28,7 +28,7 @@ from dalsegno.train.disk.format import (
 )
 from dalsegno.train.state import TensorPiece, TrainingState
 
-# Division of the work: every rank computes the same result alone
+# Division of the work: every rank computes the same result on its own
 
 MIN_ENTRY_BYTES = 64 * 1024  # a smaller entry costs more than the better balance gains
 
@@ -169,7 +169,7 @@ def _without_torchs_checksums() -> Iterator[None]:
 
 # Fingerprints of tensors, to detect where ranks differ
 
-SAMPLES = 1024  # elements of each tensor that are read
+SAMPLES = 1024  # number of elements that are read from each tensor
 _FACTOR = 0x9E3779B97F4A7C1  # odd and large: swapped neighbours change the sum
 
 
@@ -201,7 +201,7 @@ def describe_difference(parts: Sequence[RankPart]) -> str:
 
 
 def find_paths(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep, ...]]:
-    """Return the path of each key in the nested state, which torch needs to rebuild it without a model."""
+    """Return the path of each key in the nested state. torch needs the paths to rebuild the state without a model."""
     try:
         nested = pickle.loads(shell)
     except Exception:  # classes that only the training script has
@@ -227,7 +227,7 @@ def find_paths(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep,
 
 
 def write_share(folder: Path, state: TrainingState, run: str, generation: int) -> None:
-    """Write this rank's share, in any process; rank 0 then commits. A run must not use a generation twice.
+    """Write this rank's share, from any process. Rank 0 then commits. A run must not use a generation twice.
 
     A failure raises CheckpointError and leaves no data of this rank behind.
     """
@@ -266,7 +266,8 @@ def _remove_files(temporary: Path, rank: int) -> None:
 
 
 def _abandon(temporary: Path, rank: int, error: BaseException) -> None:
-    """Clean up after a failure. Without rank 0 there is no commit; any other rank leaves its error for rank 0."""
+    """Clean up after a failure. Rank 0 removes the folder, because only rank 0 could commit it. Another rank leaves its
+    error for rank 0."""
     if rank == 0:
         remove_tree(temporary)
         return

@@ -17,7 +17,7 @@ class StoredSnapshot:
 
     name: SlotName
     record: SnapshotRecord
-    summed: bool  # it has checksums
+    summed: bool  # the snapshot has checksums
 
     @property
     def rank(self) -> int:
@@ -25,7 +25,7 @@ class StoredSnapshot:
 
     @property
     def copy(self) -> bool:
-        """Return whether a rank of another node wrote it."""
+        """Whether a rank on another node wrote it."""
         return self.name.copy
 
     @property
@@ -41,7 +41,7 @@ class StoredSnapshot:
         return self.record.shared != ABSENT
 
     def to_message(self, sent: bool = False) -> dict[str, object]:
-        """Return the message for the agent. `sent`: a buddy has it too."""
+        """Return the message for the agent. `sent`: the buddy has a copy."""
         return {
             "rank": self.rank, "step": self.record.step, "generation": self.record.generation,
             "world": self.record.world, "copy": self.copy, "own": self.own, "shared": self.shared,
@@ -50,7 +50,7 @@ class StoredSnapshot:
 
 
 def holdings(run: str, folder: Path | None = None) -> list[StoredSnapshot]:
-    """Return all committed snapshots; not those being written, visibly damaged or owned by another user."""
+    """Return all committed snapshots, except visibly damaged ones and files of other users."""
     folder = folder or find_folder()
     if folder is None:
         return []
@@ -75,7 +75,7 @@ def _held(name: SlotName, path: Path) -> StoredSnapshot | None:
 
 
 def listen() -> socket.socket:
-    """Open the port of a keeper, on all addresses. The agent passes it from one keeper to the next."""
+    """Open a keeper's port, on all addresses. The agent passes the socket from one keeper to the next."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256)
     return socket.create_server(("", 0), backlog=256)

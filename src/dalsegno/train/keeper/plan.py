@@ -1,8 +1,8 @@
 """Decide what a keeper does next, from what it holds, what it sent and its orders. Pure.
 
-Like a rank's own snapshot, a copy may be overwritten when a newer step is safe for all ranks. There is a third slot for
-copies, created only if the second holds a step that is not safe yet: without it, nodes that sent different steps first
-would wait for each other for ever.
+A copy, like a rank's own snapshot, may be overwritten when a newer step is safe for all ranks. The third slot for
+copies is created only if the second holds a step that is not safe yet. Without a third slot, nodes that sent different
+steps first would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dalsegno.train.memory.files import check_run
 from dalsegno.train.memory.record import SnapshotRecord, free_slots
 from dalsegno.train.memory.safe_steps import SafeSteps
 
-# Orders of the agent
+# Orders from the agent
 
 
 class KeeperAddress(NamedTuple):
-    """The address of a keeper and its node. A keeper of another node that answers there is refused."""
+    """The address of a keeper and its node. If another node's keeper answers there, it is refused."""
 
     host: str
     port: int
@@ -37,7 +37,7 @@ class KeepOrder:
 
     run: str
     secret: bytes
-    node: str  # of this keeper, as its peers name it
+    node: str  # the name by which peers know this keeper's node
     generation: int
     buddy: KeeperAddress | None = None
     resumed: int | None = UNKNOWN_STEP  # the step from which this generation resumed; None if it started from scratch
@@ -46,12 +46,12 @@ class KeepOrder:
 
 @dataclass(frozen=True)
 class CommittedSnapshot:
-    """A notice that a rank of this node has committed a step. The details are in its slot."""
+    """A notice that a rank on this node has committed a snapshot. The details are in the snapshot's slot."""
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """An order to fetch what a rank needs to resume from a step. Without holders, it is on this node already."""
+    """An order to fetch the parts that a rank needs to resume from a step. A part without holders is already here."""
 
     number: int
     rank: int
@@ -72,7 +72,7 @@ Order = Union[KeepOrder, CommittedSnapshot, Fetch, Drop]
 
 
 def parse_order(message: Mapping[str, Any]) -> Order | None:
-    """Parse an order; None if it is unknown, from a newer agent. Raise if a known order is invalid."""
+    """Parse an order; None if it is unknown, as from a newer agent. Raise if a known order is invalid."""
     if "keep" in message:
         return _keep(message["keep"])
     if "snapshot" in message:
@@ -118,7 +118,7 @@ Sent = tuple[int, int]  # a rank and the `seq` of its snapshot
 
 
 def choose_to_sum(held: Iterable[StoredSnapshot], failed: Collection[Sent] = ()) -> StoredSnapshot | None:
-    """Return the newest snapshot of this node without checksums."""
+    """Return this node's newest snapshot without checksums; None if there is none."""
     without = [one for one in held if not one.copy and not one.summed and key_of(one) not in failed]
     return max(without, key=_place, default=None)
 
@@ -130,7 +130,10 @@ def choose_to_send(
     safe: SafeSteps | None = None,
     skipped: bool = False,
 ) -> StoredSnapshot | None:
-    """Return the newest snapshot to send, of the rank whose turn it is. `skipped`: also consider older ones."""
+    """Return the next snapshot to send: the newest one of the rank whose last sent step is the oldest.
+
+    `skipped`: also consider snapshots that are older than one already sent.
+    """
     mine = [one for one in held if not one.copy and one.summed and _counts(one, keep, safe)]
     waiting = [one for one in mine if key_of(one) not in sent]
     reached = {one.rank: one.place for one in sorted(mine, key=_place) if key_of(one) in sent}
@@ -167,8 +170,9 @@ def find_shared(held: Iterable[StoredSnapshot], generation: int, step: int) -> S
 def find_unneeded(held: Sequence[StoredSnapshot], safe: SafeSteps | None) -> list[StoredSnapshot]:
     """Return the snapshots that are no longer needed.
 
-    These are parts that a rank fetched to resume, once the run has a newer safe step, and all snapshots of a rank that
-    now runs on another node or has its copies there: none of them is of the current generation or needed.
+    These are parts that a rank fetched to resume, once the run has a newer safe step. They are also all snapshots of a
+    rank that now runs elsewhere, or now sends its copies elsewhere. Such a rank has no snapshot here that is of the
+    current generation or still needed.
     """
     if safe is None:
         return []
@@ -180,15 +184,16 @@ def find_unneeded(held: Sequence[StoredSnapshot], safe: SafeSteps | None) -> lis
 
 
 def _counts(one: StoredSnapshot, keep: KeepOrder, safe: SafeSteps | None) -> bool:
-    """Return whether the run may ever resume from this snapshot: not from abandoned steps, nor from before the safe
-    step."""
+    """Return whether the run may still resume from this snapshot: it is neither of an abandoned step nor older than the
+    safe step."""
     if safe is not None and not safe.needs(one.place):
         return False
     return one.record.generation == keep.generation or keep.resumed in (UNKNOWN_STEP, one.record.step)
 
 
 def _resumed(copies: Iterable[SnapshotRecord | None], keep: KeepOrder) -> int | None:
-    """Return the step from which the generation resumed. If the order does not name it, return the newest copy's."""
+    """Return the step from which the generation resumed. If the order does not name it, return the newest step among
+    copies of earlier generations."""
     if keep.resumed != UNKNOWN_STEP:
         return keep.resumed
     return max((copy.step for copy in copies if copy and copy.generation < keep.generation), default=None)

@@ -1,4 +1,4 @@
-"""The server of a keeper for the other keepers of its run."""
+"""A keeper's server, for the other keepers of its run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ MAX_RANKS = 1 << 20
 
 
 class SnapshotReceiver:
-    """Receives copies, one per rank at a time: if its sender reconnects, the old connection ends first."""
+    """Receives copies, one per rank at a time: a sender that reconnects must wait until its old connection has
+    ended."""
 
     def __init__(self, state: KeeperState, read_free_memory: Callable[[Path], FreeMemory] = read_free_memory) -> None:
         self._state, self._read_free_memory = state, read_free_memory
@@ -127,7 +128,7 @@ def check_copy_fits(
     check_free_memory(max(0, capacity_for(record.end) - there), read_free_memory(path.parent), 1)
 
 
-# Connections of other keepers
+# Connections from other keepers
 
 
 _MAX_CALLS = 256
@@ -135,7 +136,8 @@ LIMITS = ServerLimits(strangers=32, stranger_s=PROOF_S, stranger_bytes=1 << 10)
 
 
 class KeeperServer:
-    """Accepts the keepers of the same run. One thread serves unauthenticated callers; each keeper then gets its own."""
+    """Accepts the keepers of the same run. One thread authenticates all callers; each keeper then gets its own
+    thread."""
 
     def __init__(self, state: KeeperState, listener: socket.socket) -> None:
         self._state, self._listener = state, listener
@@ -181,7 +183,7 @@ class KeeperServer:
             sock = self._server.detach(peer)
             assert peer.session is not None
             threading.Thread(target=self._call, args=(Channel(sock, peer.session),), daemon=True, name="call").start()
-        except RuntimeError as error:  # no thread is left
+        except RuntimeError as error:  # the thread could not be started
             self._calls.release()
             peer.sock.close()
             raise OSError(str(error)) from error

@@ -24,7 +24,7 @@ from dalsegno.wire.peer import check_peer
 
 
 def checksum_loop(state: KeeperState) -> None:
-    """Make the checksums of this node's snapshots, newest first. Damaged or overwritten ones are not retried."""
+    """Compute the checksums of this node's snapshots, newest first. Damaged or overwritten ones are not retried."""
     failed: set[Sent] = set()
     while True:
         with state.changed:

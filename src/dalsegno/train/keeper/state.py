@@ -18,7 +18,7 @@ Report = Callable[[Message], None]
 
 
 class KeeperState:
-    """The state of a keeper. What is held is read from the folder each time, because the folder outlives the keeper."""
+    """The state of a keeper. The snapshots are listed from the folder each time, because it outlives the keeper."""
 
     def __init__(self, folder: Path, report: Report) -> None:
         self.folder, self.report = folder, report
@@ -40,7 +40,7 @@ class KeeperState:
             return self.keep
 
     def refresh(self) -> None:
-        """Wake waiting threads after a change, and report the snapshots to the agent."""
+        """After a change, remove unneeded snapshots, wake waiting threads, and report the snapshots to the agent."""
         with self.changed:
             self.remove(one.name for one in find_unneeded(self.held(), self.safe()))
             self.changed.notify_all()
@@ -50,7 +50,7 @@ class KeeperState:
                 self._reported = kept
 
     def report_trouble(self, why: str) -> None:
-        """Report a failure to the agent, once if it repeats."""
+        """Report a failure to the agent, unless it is the same as the last one."""
         with self.changed:
             if why != self._trouble:
                 self.report({"trouble": why})
@@ -75,7 +75,7 @@ class KeeperState:
         return read_safe(self.folder / safe_name(self.keep.run)) if self.keep else None
 
     def path(self, rank: int, slot: int) -> Path:
-        """Return the path of a copy. Its name has only numbers and the agent's run id, nothing from a caller."""
+        """Return the path of a copy. Its name contains only numbers and the run id from the agent, no caller's text."""
         assert self.keep is not None
         return self.folder / str(SlotName(self.keep.run, rank, slot, copy=True))
 
@@ -88,7 +88,7 @@ class KeeperState:
                 (self.folder / str(name)).unlink()
 
     def drop(self, ranks: Collection[int]) -> None:
-        """Remove all copies of these ranks, with partial ones."""
+        """Remove all copies of these ranks, including partial ones."""
         if self.keep is not None:
             with self.changed:
                 self.remove(name for name in list_slots(self.keep.run, self.folder) if name.copy and name.rank in ranks)
@@ -102,7 +102,7 @@ _MIN_CHUNK = 64 << 10
 
 
 class ByteRate:
-    """A token bucket with one token per byte. It holds a quarter of a second's worth."""
+    """A token bucket with one token per byte. It holds the tokens of a quarter of a second."""
 
     def __init__(
         self,
@@ -115,11 +115,11 @@ class ByteRate:
 
     @property
     def chunk(self) -> int:
-        """Return the bytes to send at once, fewer at a low rate so that the receiver does not wait long."""
+        """The number of bytes to send at once: fewer at a low rate, so that the receiver does not wait long."""
         return max(_MIN_CHUNK, min(CHUNK, int(self.rate / 8)))
 
     def take(self, count: int) -> None:
-        """Wait until this many bytes may be sent. More than the bucket holds is sent after a longer wait."""
+        """Wait until this many bytes may be sent, which may be more than the bucket holds."""
         now = self._clock()
         self._tokens = min(self.rate / 4, self._tokens + (now - self._at) * self.rate) - count
         self._at = now
@@ -128,5 +128,5 @@ class ByteRate:
 
 
 def unlimited() -> ByteRate:
-    """Return a rate without a limit, for fetches: no training runs meanwhile."""
+    """Return a rate without a limit, for fetches, during which no training runs."""
     return ByteRate(float(1 << 60))

@@ -52,7 +52,8 @@ class WantedPart:
 
 
 class IncomingPart:
-    """A part being received from one holder after the other, into a new file: an earlier file may still be in use."""
+    """A part that is being received, from one holder after another if they fail. It goes into a new file, because an
+    earlier file may still be in use."""
 
     def __init__(self, path: Path, wanted: WantedPart) -> None:
         self._path, self._wanted = path, wanted
@@ -60,7 +61,7 @@ class IncomingPart:
         self._header, self._at = "", 0
 
     def take_from(self, channel: Channel) -> None:
-        """Receive what is missing from this holder. What has arrived stays if the holder dies."""
+        """Receive the missing bytes from this holder. If the holder dies, the bytes that have arrived remain."""
         channel.send({"fetch": self._wanted.to_request(), "header": self._header, "at": self._at})
         answer = channel.answer()
         if answer.get("gone"):
@@ -106,8 +107,8 @@ class IncomingPart:
 
 # Fetches
 
-_ROUNDS = 2  # a holder whose connection broke may be back
-_SLOW_S = 40.0  # a silent holder may answer soon: its keeper is forked only after torch is imported
+_ROUNDS = 2  # tries per holder: a holder whose connection broke may be back
+_SLOW_S = 40.0  # how long a silent holder is retried: its keeper is forked only after torch is imported
 
 
 class SnapshotFetcher:
@@ -199,7 +200,7 @@ def _describe(wanted: WantedPart) -> str:
 
 # Copies to the buddy
 
-_MAX_RETRY_S = 0.5  # between two connections to a buddy that does not answer
+_MAX_RETRY_S = 0.5  # longest pause between two tries to reach a buddy
 _SKIPPED_S = 1.0  # idle time after which skipped snapshots are sent
 
 
@@ -211,7 +212,7 @@ class TransferOutcome(Enum):
     BROKEN = "no connection"
 
 
-# How long a snapshot waits behind others. A slot becomes free within about a step.
+# How long other snapshots are sent before this one is tried again. A slot becomes free within about a step.
 _REST_S = {TransferOutcome.LATER: 0.05, TransferOutcome.REFUSED: 0.5, TransferOutcome.GONE: 0.5}
 
 
@@ -225,7 +226,7 @@ class SnapshotSender:
         self._pace = ByteRate(1.0)
         self._moved = time.monotonic()
         self._broken = 0  # consecutive failures
-        self._aside: dict[Sent, float] = {}  # until when a snapshot waits behind others
+        self._aside: dict[Sent, float] = {}  # snapshots to skip, and until when
 
     def send_loop(self) -> None:
         while True:
@@ -262,7 +263,7 @@ class SnapshotSender:
         return choose_to_send(held, keep, sent, self._state.safe(), skipped=now - self._moved > _SKIPPED_S)
 
     def _rest(self, seconds: float) -> None:
-        """Wait, but no longer than until a new order or a newer snapshot."""
+        """Wait for this time, or until a new order or a newer snapshot arrives."""
         with self._state.changed:
             self._state.changed.wait(seconds)
 

@@ -1,7 +1,7 @@
 """The protocol between two keepers: both prove that they know the run's secret, then send messages and bulk data.
 
-The proofs cover the name of the node that the caller wants. All keepers of a run share its secret; without the name, an
-attacker who redirects packets could make a node keep the copies of its own snapshots.
+The proofs cover the name of the node that the caller wants to reach. All keepers of a run share its secret. Without the
+name, an attacker who redirects packets could make a node store the copies of its own snapshots.
 
 Messages are sealed: encrypted and authenticated (`wire/handshake.py`). Bulk data, the bytes of a snapshot, is not
 encrypted: it may be many gigabytes, and the standard library has no fast cipher. It is authenticated: each piece has a
@@ -34,7 +34,7 @@ from dalsegno.wire.handshake import TAG_BYTES, ClientHandshake, Session, Tags
 
 CONNECT_S = 2.0
 PROOF_S = 5.0
-STALL_S = 5.0  # without any byte, after which a connection counts as broken
+STALL_S = 5.0  # a connection without any byte for this long counts as broken
 BEAT_S = 1.0
 IDLE_S = 60.0
 CALLER, CALLED = "keeper that calls/3", "keeper that is called/3"
@@ -74,7 +74,7 @@ class Channel:
         return self._opener.open(read_frame(self.sock, _FRAME_BYTES + TAG_BYTES))
 
     def answer(self) -> Message:
-        """Return the answer of a peer that may first send `wait` messages while it works."""
+        """Return the peer's answer. Skip the `wait` messages that the peer may send while it works."""
         while True:
             message = self.receive()
             if "wait" not in message:

@@ -19,7 +19,7 @@ class PendingCopies:
 
     def __init__(self, copied: torch.cuda.Event, sources: Sequence[torch.Tensor], staged: Sequence[Pair]) -> None:
         self._copied = copied
-        self._sources = sources  # so that they are not freed while they are read
+        self._sources = sources  # referenced, so that they are not freed while they are read
         self._stream_waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._host_s = 0.0
         self._error: BaseException | None = None
@@ -53,7 +53,7 @@ class PendingCopies:
         self._host_s += seconds
 
     def stall_s(self) -> float:
-        """Return how long training has stalled for the copies: this process, and the stream as far as it has run."""
+        """Return how long the copies have stalled this process and, so far, the training stream."""
         waits = self._stream_waits
         on_device = (float(before.elapsed_time(after)) / 1000 for before, after in waits if after.query())
         return self._host_s + sum(on_device)
@@ -62,7 +62,7 @@ class PendingCopies:
         try:
             self._copied.synchronize()
             copy_now(staged)
-        except BaseException as error:  # raised in `wait`, so that an incomplete copy is not committed
+        except BaseException as error:  # `wait` raises it, so that an incomplete copy is not committed
             self._error = error
 
 
@@ -72,7 +72,7 @@ class Copier:
     def __init__(self, device: torch.device) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
         self._stream = torch.cuda.Stream(self.device)
-        self._pinned: dict[int, torch.Tensor] = {}  # by address
+        self._pinned: dict[int, torch.Tensor] = {}  # pinned memory by its address
         self._refused = False
         self._staging: torch.Tensor | None = None
         self._last: PendingCopies | None = None
@@ -93,7 +93,7 @@ class Copier:
         return True
 
     def start(self, draft: SnapshotDraft, steady: Container[int] | None = None) -> PendingCopies:
-        """Start to copy a snapshot's tensors into its slot. Commit the draft when they are complete.
+        """Start to copy a snapshot's tensors into its slot. Commit the draft when the copies are complete.
 
         `steady`: the addresses of tensors that do not change before `before_change`; None for all. The others are
         copied first, and the training stream waits for them.
@@ -142,7 +142,7 @@ class Copier:
             return sources
 
     def _staged(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the same copies with pinned memory as their target; none if the targets are pinned themselves."""
+        """Return the pairs with a pinned buffer as their targets; an empty list if all targets are pinned already."""
         if all(self._is_pinned(target) for target, _ in pairs):
             return []
         total = sum(_aligned_bytes(source) for _, source in pairs)

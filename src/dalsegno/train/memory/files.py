@@ -23,8 +23,8 @@ from pathlib import Path
 from dalsegno.train.errors import CheckpointError, NotEnoughMemory
 
 SHM = Path("/dev/shm")
-_NAMES = 64  # candidates per user, in case others have taken the first ones
-_MAX_FILES = 1 << 16  # read per folder: root reads them too, and a user must not be able to keep it busy
+_NAMES = 64  # names to try per user, in case other users have taken the first ones
+_MAX_FILES = 1 << 16  # files that are read per folder: root reads all folders, and a user must not keep it busy
 _FOLDER = re.compile(r"dalsegno\.[0-9]+(\.[0-9]+)?", re.ASCII)
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # another user's FIFO must not block us
 
@@ -53,7 +53,7 @@ def own_folder(shm: Path = SHM) -> Path:
 
 
 def list_user_folders(shm: Path = SHM) -> list[tuple[int, Path]]:
-    """Return the snapshot folders of all users, each with its owner according to the kernel, not to the name."""
+    """Return the snapshot folders of all users, each with its real owner: the uid in the name may be wrong."""
     found = []
     for name in _listed(shm):
         if _FOLDER.fullmatch(name):
@@ -138,7 +138,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _private(folder: Path) -> Iterator[int]:
-    """Open the folder. Raise unless only this user can write in it."""
+    """Open the folder. Raise unless only this user can access it."""
     with _opened(folder) as fd:
         if not _is_own(os.fstat(fd), os.getuid()):
             raise PermissionError(f"{folder} belongs to another user or is accessible to others")
@@ -222,7 +222,7 @@ def parse_alive(name: str) -> tuple[str, int] | None:
 
 
 def list_slots(run: str, folder: Path | None = None) -> list[SlotName]:
-    """Return every slot of the run in this user's folder, with copies, whatever it holds."""
+    """Return every slot of the run in this user's folder, including copies and empty slots."""
     found = (parse_slot(name) for name in _files_of(folder, os.getuid()))
     return sorted(slot for slot in found if slot and slot.run == run)
 
@@ -247,7 +247,7 @@ def sweep_all(runs: Collection[str], folder: Path, uid: int) -> int:
 
 
 def sweep_rank(run: str, rank: int, folder: Path | None = None) -> int:
-    """Remove the files of one rank only, because others may still need theirs. Return their number."""
+    """Remove one rank's files and return their number. Other ranks may still need theirs."""
     folder = folder or find_folder()
     if folder is None:
         return 0
@@ -287,12 +287,13 @@ def _files_of(folder: Path | None, uid: int) -> dict[str, float]:
 
 
 def hold(run: str, rank: int, folder: Path | None = None) -> int:
-    """Return a locked file. While it is open here or in a child process, the rank's snapshots stay."""
+    """Return the descriptor of a locked file. While this process or a child has it open, the rank's snapshots are not
+    removed."""
     path = (folder or own_folder()) / alive_name(run, rank)
     while True:
         try:
             fd = create_own(path)
-        except FileExistsError:  # a sweep, or another process of that name is starting
+        except FileExistsError:  # another process with the same run and rank has just created the file
             continue
         except PermissionError as error:
             raise NotEnoughMemory(str(error), "have its owner or an administrator remove it") from error

@@ -28,7 +28,7 @@ class FreeMemory:
 
 
 def describe_use(needed: int, slots: int, ranks: int) -> str:
-    """Return a sentence on the memory that snapshots take on this machine."""
+    """Return a sentence about the memory that snapshots take on this machine."""
     each = f" for each of {ranks} ranks on this node" if ranks > 1 else ""
     return f"{slots} snapshots{each} take {_gib(needed)} of memory"
 

@@ -29,7 +29,7 @@ def aligned(size: int, to: int = ALIGN) -> int:
 
 @dataclass(frozen=True)
 class PlacedPiece:
-    """A piece without its bytes, and their position after the end of the part's head."""
+    """The description of a piece, and the position of its bytes, counted from the end of the part's head."""
 
     order: int  # its index among all pieces of the state
     key: str
@@ -120,7 +120,7 @@ class _Places:
 
 @lru_cache(maxsize=8)
 def _place(pieces: tuple[tuple[Any, ...], ...]) -> _Places:
-    """Place the pieces. Cached, because most states have the layout of the one before and training waits."""
+    """Place the pieces. Cached, because training waits and most states have the same layout as the state before."""
     at, placed = 0, []
     for *fields, dtype, length in pieces:
         placed.append(_placed(*fields, str(dtype).replace("torch.", ""), at, length))

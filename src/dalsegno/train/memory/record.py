@@ -54,7 +54,7 @@ class SnapshotRecord:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return when it was made, as generation and step."""
+        """The generation and step in which it was made."""
         return self.generation, self.step
 
     @property
@@ -131,8 +131,8 @@ def free_slots(
 ) -> list[int]:
     """Return the slots that may be overwritten, the best first.
 
-    `safe`: from the coordinator; None without replication. Then `resumed` counts: the step from which this generation
-    resumed, if any.
+    `safe`: the value from the coordinator; None without replication. `resumed`: the step from which this generation
+    resumed, if any; used only without `safe`.
     """
     empty = [number for number, record in enumerate(slots) if record is None]
     full = [(record.place, number) for number, record in enumerate(slots) if record is not None]
@@ -141,7 +141,7 @@ def free_slots(
 
 
 def _needs_alone(places: Sequence[Place], generation: int, resumed: int | None) -> Callable[[Place], bool]:
-    """Return the rule without replication: keep the newest, but not steps that an earlier generation abandoned."""
+    """Return the rule for runs without replication: the newest step is needed, and abandoned steps are not."""
     kept = max((step for made_by, step in places if made_by == generation), default=resumed)
 
     def needs(place: Place) -> bool:

@@ -21,7 +21,8 @@ NOWHERE: Place = (0, -1)
 
 @dataclass(frozen=True)
 class SafeSteps:
-    """What to keep in one generation. A later value only releases more, so a stale reader keeps too much."""
+    """The snapshots that a run needs in one generation. A newer value only releases more, so a stale value is
+    harmless."""
 
     generation: int
     place: Place = NOWHERE  # the newest place that survives the loss of any node; may be of an earlier generation
@@ -41,7 +42,7 @@ NOTHING_SAFE = SafeSteps(0)
 
 
 def render_safe_steps(safe: SafeSteps) -> dict[str, Any]:
-    """Return the message between coordinator and agent."""
+    """Return the message from the coordinator to the agent."""
     return {
         "generation": safe.generation, "place": list(safe.place), "resumed": list(safe.resumed), "floor": safe.floor,
     }  # fmt: skip

@@ -39,7 +39,7 @@ _AT_ONCE = 64 << 20  # bytes per call: a signal makes the kernel restart the cal
 
 
 def create(path: Path, size: int) -> int:
-    """Create a file of that size with all its memory, so that missing memory is an error now, not a SIGBUS later."""
+    """Create a file and allocate all its memory, so that missing memory is an error now, not a SIGBUS later."""
     try:
         fd = create_own(path)
     except PermissionError as error:
@@ -63,7 +63,7 @@ def open_existing(path: Path) -> int | None:
 
 
 def map_to_write(fd: int) -> mmap.mmap:
-    """Map the file. Touch every page now, so that copies do not wait for page faults (10 x slower)."""
+    """Map the file. Touch every page now: page faults would make the copies ten times slower."""
     mapping = mmap.mmap(fd, os.fstat(fd).st_size)
     torch.frombuffer(mapping, dtype=torch.uint8)[::_PAGE].sum()
     return mapping
@@ -185,7 +185,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]  # target, source
 
 
 class SnapshotDraft:
-    """A snapshot being written: its slot has all but the tensors. Copy the pairs, then commit."""
+    """A snapshot being written: its slot has everything except the tensors. Copy the pairs, then commit."""
 
     def __init__(self, slot: Slot, pairs: list[Pair], record: SnapshotRecord) -> None:
         self.slot, self.pairs, self.record = slot, pairs, record
@@ -260,7 +260,7 @@ def compute_needed_bytes(state: TrainingState, slots: int = SLOTS) -> int:
 class Slots:
     """The slots of one rank in one generation. `skipped` counts snapshots without a free slot.
 
-    `ranks`: how many ranks of this machine will allocate as much.
+    `ranks`: how many ranks on this machine will each allocate as much.
     """
 
     def __init__(
@@ -330,5 +330,5 @@ class Slots:
                     slot.make_fit(layout.total)
         except NotEnoughMemory:
             for slot in empty:
-                slot.discard()  # some slots without the others are useless
+                slot.discard()  # without the others, these slots are useless
             raise

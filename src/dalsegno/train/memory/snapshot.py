@@ -99,7 +99,8 @@ def read_record(path: Path) -> SnapshotRecord | None:
 
 
 def state_of(shared: Snapshot, own: Snapshot | None = None) -> TrainingState:
-    """Return the state of `own`'s rank with the shared part from `shared`; without `own`, both are from `shared`."""
+    """Return the state of a rank, with its own part from `own` (default: `shared`) and the shared part from
+    `shared`."""
     own = own or shared
     _check_same_state(shared.record, own.record)
     blobs, pieces = _unpack(shared, shared.record.shared)
@@ -142,7 +143,7 @@ def _piece(tensors: torch.Tensor, placed: PlacedPiece) -> TensorPiece:
 
 
 def _check_same_state(shared: SnapshotRecord, own: SnapshotRecord) -> None:
-    """Refuse parts of two states: two generations may have different values at the same step."""
+    """Refuse parts of different states: two generations may have different values at the same step."""
     if shared.shared == ABSENT:
         raise CheckpointError(f"rank {shared.rank}'s snapshot has no shared part")
     if (shared.step, shared.generation, shared.world) != (own.step, own.generation, own.world):
@@ -165,7 +166,7 @@ class SnapshotVerdict(Enum):
 
 
 def checksum(path: Path, threads: int = 2) -> SnapshotSums | None:
-    """Write the slot's checksums; None if it is empty or was overwritten meanwhile."""
+    """Write the slot's checksums and return them; None if the slot is empty or was overwritten meanwhile."""
     snapshot = open_snapshot(path)
     if snapshot is None:
         return None
@@ -176,7 +177,7 @@ def checksum(path: Path, threads: int = 2) -> SnapshotSums | None:
     try:
         if parse_record(os.pread(fd, HEADER, 0)) != snapshot.record:
             return None
-        # If a worker overwrites the slot now, these sums have the number of the old snapshot and are ignored.
+        # If a worker overwrites the slot now, these sums have the `seq` of the old snapshot and are ignored.
         os.pwrite(fd, sums.pack(), SUMS_AT)
         return sums
     finally:
@@ -192,7 +193,7 @@ def verify(path: Path, threads: int = 2) -> SnapshotVerdict:
 
 
 def judge(snapshot: Snapshot, threads: int = 2) -> SnapshotVerdict:
-    """Check a snapshot that is open already, so that it need not be mapped again to be loaded."""
+    """Check every byte of an open snapshot, which can then be loaded without mapping it again."""
     header = read_header(snapshot.path)
     if parse_record(header) != snapshot.record:
         return SnapshotVerdict.NOTHING  # overwritten since
