@@ -53,6 +53,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     },
     "Measure": {
         "bench": "Run benchmarks; `bench ddp` compares ways to average gradients.",
+        "exporter": "Serve the metrics of any Slurm cluster to Prometheus.",
     },
     "Other": {
         "schema": "Print the cluster file's JSON schema for editors.",

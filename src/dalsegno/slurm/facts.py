@@ -77,6 +77,8 @@ class JobState(Enum):
     TIMEOUT = "TIMEOUT"
     UNKNOWN = "UNKNOWN"
 
+    __hash__ = object.__hash__  # Enum's own is ten times slower, and metrics group 100,000 jobs by state
+
     @property
     def ended(self) -> bool:
         """Whether the job has ended for good."""

@@ -26,6 +26,11 @@ class Separators:
         nonce = secrets.token_hex(16)
         return cls(f"\x1f{nonce}", f"\x1e{nonce}")
 
+    @classmethod
+    def fresh_record(cls) -> Separators:
+        """Return a random record separator with the plain field separator, for records whose free text comes last."""
+        return cls(record=f"\x1e{secrets.token_hex(16)}")
+
 
 # Separators for output that contains only text from administrators
 PLAIN = Separators()
