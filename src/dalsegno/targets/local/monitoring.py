@@ -79,14 +79,17 @@ class MonitorServices:
 
     def head(self) -> list[Service]:
         """Return the services of the head."""
-        own = self._exporter(self.cluster.head, [])
+        own = self._exporter(self.cluster.head, ["--collector.processes"])
         return [self._prometheus(), self._alertmanager(), own]
 
     def compute(self, node: str, host: str) -> list[Service]:
         """Return node_exporter for a node. On loopback it only reads the node's own file: the head has the machine's
         metrics, and each of a thousand nodes would repeat them."""
-        alone = ["--collector.disable-defaults", "--collector.textfile"] if self.loopback else []
-        service = self._exporter(node, [*alone, f"--collector.textfile.directory={self.folder.node_metrics(node)}"])
+        few = ["--collector.disable-defaults", "--collector.textfile"]
+        collectors = few if self.loopback else ["--collector.processes"]
+        service = self._exporter(
+            node, [*collectors, f"--collector.textfile.directory={self.folder.node_metrics(node)}"]
+        )
         return [service if node == host else replace(service, name=f"{NODE_EXPORTER}:{node}")]
 
     def _prometheus(self) -> Service:
