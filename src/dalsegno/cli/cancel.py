@@ -11,8 +11,9 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.controller_requests import is_silence
-from dalsegno.cli.watch import cluster_is_gone, is_over, jobs_of
+from dalsegno.cli.watch import cluster_is_gone, jobs_of
 from dalsegno.errors import CommandFailed, DalsegnoError
+from dalsegno.runs.status import is_over
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:

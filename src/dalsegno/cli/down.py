@@ -17,8 +17,9 @@ from dalsegno.cli import out
 from dalsegno.cli.elevation import elevate_to_change
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.out import cluster_option
-from dalsegno.cli.watch import find_status, is_over, is_under_way
+from dalsegno.cli.watch import find_status, is_under_way
 from dalsegno.errors import DalsegnoError
+from dalsegno.runs.status import is_over
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:

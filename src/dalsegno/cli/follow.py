@@ -29,13 +29,13 @@ from dalsegno.cli.statusline import (
     live_text,
     new_generations,
 )
-from dalsegno.cli.watch import RunWatch, is_over
+from dalsegno.cli.watch import RunWatch
 from dalsegno.printable import lines
 from dalsegno.runs import journal
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.logs import Line, Repeats, RunLogs
-from dalsegno.runs.status import RunCause, RunPhase, RunStatus
+from dalsegno.runs.status import RunCause, RunPhase, RunStatus, is_over
 from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import TERMINATED

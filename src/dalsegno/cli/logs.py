@@ -15,9 +15,9 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.follow import Screen, pause_s, ranks_of, watch_of
 from dalsegno.cli.out import cluster_option
-from dalsegno.cli.watch import is_over
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.printable import one_line
+from dalsegno.runs.status import is_over
 from dalsegno.system.ownership import open_beneath
 
 if TYPE_CHECKING:

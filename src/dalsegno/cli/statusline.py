@@ -144,7 +144,7 @@ def members(status: RunStatus) -> list[str]:
 
 
 def is_smaller(status: RunStatus) -> bool:
-    return status.phase is RunPhase.RUNNING and 0 < _group_size(status) < status.wanted_nodes
+    return status.phase is RunPhase.RUNNING and 0 < status.group_size < status.wanted_nodes
 
 
 def elapsed_s(status: RunStatus, now: float) -> float:
@@ -164,7 +164,7 @@ def clock(seconds: float) -> str:
 
 def _generation(after: RunStatus, cause: str) -> str:
     wanted = after.wanted_nodes if is_smaller(after) else 0
-    return _generation_text(after.generation, _group_size(after), after.world_size, wanted, cause)
+    return _generation_text(after.generation, after.group_size, after.world_size, wanted, cause)
 
 
 def _generation_text(number: int, nodes: int, processes: int, wanted: int, cause: str) -> str:
@@ -190,10 +190,6 @@ def _waiting(before: RunStatus | None, after: RunStatus) -> list[str]:
     return [f"run {after.run} waits in the queue{f': {after.message}' if after.message else ''}"]
 
 
-def _group_size(status: RunStatus) -> int:
-    return status.world_size // max(1, status.nproc_per_node)
-
-
 def _lost(before: RunStatus | None, after: RunStatus) -> list[RunNodeStatus]:
     """Return the nodes that were lost between two statuses. A node whose job ended normally is not lost."""
     if before is None or after.lost_nodes <= before.lost_nodes:
@@ -212,20 +208,24 @@ def _count(count: int, noun: str, plural: str = "") -> str:
 
 def state_of(status: RunStatus, now: float) -> str:
     """Return the run's phase, or how it ended, and whether its coordinator has died or is silent."""
-    from dalsegno.cli.watch import coordinator_is_dead, is_over, silent_s
-    from dalsegno.runs.status import RunCause
+    from dalsegno.runs.status import coordinator_is_dead, is_over, silent_s
 
     if is_over(status):
-        if status.exit_code == 0:
-            return "done"
-        if status.cause.cancelled:
-            return "cancelled"
-        return "lost" if status.cause is RunCause.CLUSTER_GONE else "failed"
+        return ended_state(status)
     phase = "ending" if status.over else status.phase.value
     if coordinator_is_dead(status):
         return f"{status.phase.value}, no coordinator"
     silent = silent_s(status, now)
     return phase if silent is None else f"{phase}, silent for {age(silent)}"
+
+
+def ended_state(status: RunStatus) -> str:
+    """Return how a run ended: done, cancelled, lost or failed."""
+    if status.exit_code == 0:
+        return "done"
+    if status.cause.cancelled:
+        return "cancelled"
+    return "lost" if status.cause is RunCause.CLUSTER_GONE else "failed"
 
 
 def age(seconds: float) -> str:

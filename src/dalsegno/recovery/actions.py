@@ -63,6 +63,7 @@ class SetDown(Action):
     jobs: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     runs: tuple[str, ...] = ()
+    heard_at: float = 0.0  # time of the last message of a lost node; 0: unknown
 
     @property
     def summary(self) -> str:

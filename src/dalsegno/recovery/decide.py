@@ -318,7 +318,7 @@ def _take_out(this: DecisionRound, node: NodeFacts, own: NodeRecord, fault: Node
     this.outs.take(node)
     if fault.gone:
         plain = tuple(job.id for job in node.jobs if is_plain(job))
-        return SetDown(node.name, fault, plain, node.held, this.facts.runs_on(node))
+        return SetDown(node.name, fault, plain, node.held, this.facts.runs_on(node), node.agent.last_seen)
     return Drain(node.name, fault, node.held, this.facts.runs_on(node))
 
 

@@ -120,7 +120,7 @@ class Journal:
         try:
             self.db = open_file(path)
             self._version = self._data_version()
-            self.records = self._read_records()
+            self.records = read_records(self.db)
         except (sqlite3.Error, OSError, ValueError) as error:
             hint = "move the file away: the controller then starts a new one from Slurm's drain reasons"
             raise DalsegnoError(f"{path} cannot be read: {error}", hint=hint) from error
@@ -155,7 +155,7 @@ class Journal:
         """Return the records, read again if another connection has written."""
         if self._data_version() != self._version:
             self._version = self._data_version()
-            self.records = self._read_records()
+            self.records = read_records(self.db)
         return self.records
 
     def action(self, id: str) -> tuple[Action, float] | None:
@@ -326,22 +326,6 @@ class Journal:
                 (uuid,),
             )
 
-    def _read_records(self) -> NodeRecords:
-        nodes = [facts_from_json(NodeRecord, json.loads(body)) for (body,) in self.db.execute("SELECT body FROM nodes")]
-        (latest,) = self.db.execute("SELECT COALESCE(MAX(at), 0) FROM marks").fetchone()
-        old = latest - 30 * DAY_S  # older marks no longer count
-        marks = self.db.execute("SELECT body FROM marks WHERE at > ? ORDER BY id", (old,)).fetchall()
-        replaced_gpus = self.db.execute("SELECT uuid FROM passports WHERE sent_away_at IS NOT NULL").fetchall()
-        settings = dict(self.db.execute("SELECT name, value FROM settings").fetchall())
-        return NodeRecords(
-            {node.node: node for node in nodes},
-            tuple(facts_from_json(BudgetMark, json.loads(body)) for (body,) in marks),
-            frozenset(uuid for (uuid,) in replaced_gpus),
-            settings.get("paused") == "1",
-            settings.get("blind") == "1",
-            float(settings.get("saw_at", 0)),
-        )
-
     def _data_version(self) -> int:
         return int(self.db.execute("PRAGMA data_version").fetchone()[0])
 
@@ -350,3 +334,21 @@ def _event(id: int, at: float, node: str, kind: str, text: str, stage: str, jobs
     """Return the event of one row. Older rows do not list their jobs."""
     named = jobs_in_old_text(text) if jobs is None else tuple(json.loads(jobs))
     return Event(id, at, node, EventKind(kind), text, EventStage(stage), named)
+
+
+def read_records(db: sqlite3.Connection) -> NodeRecords:
+    """Return the records of all nodes."""
+    nodes = [facts_from_json(NodeRecord, json.loads(body)) for (body,) in db.execute("SELECT body FROM nodes")]
+    (latest,) = db.execute("SELECT COALESCE(MAX(at), 0) FROM marks").fetchone()
+    old = latest - 30 * DAY_S  # older marks no longer count
+    marks = db.execute("SELECT body FROM marks WHERE at > ? ORDER BY id", (old,)).fetchall()
+    replaced_gpus = db.execute("SELECT uuid FROM passports WHERE sent_away_at IS NOT NULL").fetchall()
+    settings = dict(db.execute("SELECT name, value FROM settings").fetchall())
+    return NodeRecords(
+        {node.node: node for node in nodes},
+        tuple(facts_from_json(BudgetMark, json.loads(body)) for (body,) in marks),
+        frozenset(uuid for (uuid,) in replaced_gpus),
+        settings.get("paused") == "1",
+        settings.get("blind") == "1",
+        float(settings.get("saw_at", 0)),
+    )

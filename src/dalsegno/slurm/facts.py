@@ -217,6 +217,14 @@ class NodeInfo:
         return bool(self.flags & {NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.POWER_DOWN})
 
     @property
+    def word(self) -> str:
+        """The state as sinfo writes it: idle, drained, down*."""
+        word = self.state.value.lower()
+        if self.draining and not self.down:
+            word = "drained" if self.drained else "draining"
+        return word if self.responding else f"{word}*"
+
+    @property
     def in_service(self) -> bool:
         """Whether Slurm would start a job on this node, now or when the current jobs end."""
         busy_or_free = self.state in (NodeState.IDLE, NodeState.MIXED, NodeState.ALLOCATED)

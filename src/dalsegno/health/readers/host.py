@@ -178,13 +178,13 @@ def ask_ports(node: NodeReader) -> Ports:
     telemetry = ask_telemetry(node)
     if telemetry is not None:
         return Ports(telemetry.ports, len(telemetry.ports), node.now(), telemetry.booted_at)
-    ports = tuple(_port(node, device, number) for device, number in _places(node))
+    ports = tuple(_port(node, device, number) for device, number in port_places(node))
     node.seen.active.update(port.name for port in ports if port.state == "ACTIVE")
     booted_at = node.now() - float(node.read("/proc/uptime").split()[0])
     return Ports(ports, len(node.seen.active), node.now(), booted_at)
 
 
-def _places(node: NodeReader) -> list[tuple[str, str]]:
+def port_places(node: NodeReader) -> list[tuple[str, str]]:
     return [(device, number) for device in node.names(CLASS) for number in node.names(f"{CLASS}/{device}/ports")]
 
 
@@ -195,7 +195,7 @@ def _port(node: NodeReader, device: str, number: str) -> Port:
         raise NoAnswer(f"{folder}/state has unexpected content")
     counters = {name: count for name in (*ERRORS, DOWNED) if (count := _count(node, f"{folder}/counters/{name}"))}
     flaps = _flaps(node, name, counters.pop(DOWNED, 0))
-    return Port(name, found[1], _kind(node, folder), flaps, counters)
+    return Port(name, found[1], port_kind(node, folder), flaps, counters)
 
 
 def _flaps(node: NodeReader, port: str, downed: int) -> tuple[float, ...]:
@@ -208,7 +208,7 @@ def _flaps(node: NodeReader, port: str, downed: int) -> tuple[float, ...]:
     return seen.flaps.get(port, ())
 
 
-def _kind(node: NodeReader, folder: str) -> str:
+def port_kind(node: NodeReader, folder: str) -> str:
     try:
         return _KINDS.get(node.read(f"{folder}/link_layer").strip(), "efa")
     except NoAnswer:

@@ -125,6 +125,35 @@ def _take_answer(selector: selectors.BaseSelector, key: selectors.SelectorKey, a
     sock.close()
 
 
+# The busy time of each rank's steps, for the detection of slow ranks
+
+
+BUSY_EVERY_S = 1.0
+MAX_BUSY_S, MAX_WORKERS = 1e6, 1024
+
+
+class BusyTimes:
+    """Collects the times that the workers of this node report, and hands them over once a second."""
+
+    def __init__(self) -> None:
+        self._latest: dict[int, float] = {}
+        self._due = 0.0
+
+    def note(self, message: Message) -> None:
+        """Note a worker's report. It comes from the user's code, and may be anything."""
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+            rank, busy_s = int(message["rank"]), float(message["busy_s"])
+            if 0 <= busy_s < MAX_BUSY_S and len(self._latest) < MAX_WORKERS:
+                self._latest[rank] = busy_s
+
+    def take(self, now: float) -> Message:
+        """Return what to add to the next message to the coordinator."""
+        if not self._latest or now < self._due:
+            return {}
+        latest, self._latest, self._due = self._latest, {}, now + BUSY_EVERY_S
+        return {"busy": {str(rank): seconds for rank, seconds in latest.items()}}
+
+
 # The agent
 
 
@@ -159,6 +188,7 @@ class RunAgent:
         )
         self.workers.held, self.workers.helper_ended = self.snapshots.held, self._helper_ended
         self.workers.can_fork = self.snapshots.can_fork
+        self.busy_times = BusyTimes()
         self.peers: tuple[tuple[str, int], ...] = ()
         self.watched: socket.socket | None = None
         self.lost_at = time.monotonic()
@@ -308,7 +338,9 @@ class RunAgent:
             return
         if "step" in data:
             rest = {word: message.get(word) for word in ("progress", "over")}
-            self.link.send({"step": data["step"], "generation": data.get("generation"), **rest})
+            self.busy_times.note(message)
+            busy = self.busy_times.take(time.monotonic())
+            self.link.send({"step": data["step"], "generation": data.get("generation"), **rest, **busy})
         if "grant" in data:
             self._ask_grant(data["grant"], answer)
 

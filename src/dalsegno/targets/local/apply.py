@@ -58,8 +58,10 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
         make_folder(folder.host(host) / "pid")
     for node in plan.cluster.nodes:
         make_folder(folder.spool(node.name))
+        if plan.cluster.monitoring.enabled:
+            make_folder(folder.node_metrics(node.name))
     if any(name.startswith("monitor/") for name in plan.desired.files):
-        make_monitor_folders(folder, [node.name for node in plan.cluster.nodes])
+        make_monitor_folders(folder)
     if plan.cluster.containers.enabled:
         for path in (folder.unpacked, *(folder.host(node.name) / "containers" for node in plan.cluster.nodes)):
             make_folder(path)

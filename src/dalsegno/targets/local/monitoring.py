@@ -138,12 +138,10 @@ def monitor_services(
     return MonitorServices(cluster, folder, layout, monitor_files(layout), loopback, env)
 
 
-def make_monitor_folders(folder: Folder, nodes: Sequence[str]) -> None:
+def make_monitor_folders(folder: Folder) -> None:
     """Create the folders of Prometheus' programs, and the password that they ask for."""
     for path in (folder.monitor, folder.monitor / "data", folder.monitor / "targets", folder.monitor / "rules"):
         make_folder(path, 0o700)
-    for node in nodes:
-        make_folder(folder.node_metrics(node))
     if not (folder.monitor_password.exists() and folder.monitor_web_config.exists()):
         password = draw_password()
         write_atomic(folder.monitor_password, password, 0o600)
