@@ -67,15 +67,25 @@ class Dashboard:
     variables: tuple[Variable, ...] = ()
 
 
-def graph(title: str, *queries: tuple[str, str], **more: Any) -> GrafanaPanel:
+def graph(
+    title: str,
+    *queries: tuple[str, str],
+    unit: str = "short",
+    about: str = "",
+    stacked: bool = False,
+    largest: float | None = None,
+) -> GrafanaPanel:
     """Return a panel with curves. Each query is an expression and its legend."""
-    return GrafanaPanel(title, tuple(PanelQuery(*each) for each in queries), **more)
+    asked = tuple(PanelQuery(*each) for each in queries)
+    return GrafanaPanel(title, asked, unit=unit, about=about, stacked=stacked, largest=largest)
 
 
-def number(title: str, expr: str, legend: str = "", **more: Any) -> GrafanaPanel:
+def number(
+    title: str, expr: str, legend: str = "", *, unit: str = "short", about: str = "", width: int = 4
+) -> GrafanaPanel:
     """Return a small panel with the present values of one query."""
-    size: dict[str, Any] = {"width": 4, "height": 4, **more}
-    return GrafanaPanel(title, (PanelQuery(expr, legend),), PanelKind.NUMBER, **size)
+    asked = (PanelQuery(expr, legend),)
+    return GrafanaPanel(title, asked, PanelKind.NUMBER, unit, about, width, height=4)
 
 
 def of_cluster(expr: str) -> str:
