@@ -18,6 +18,10 @@ LOCAL_PROGRAMS="slurmctld:slurmctld slurmd:slurmd slurmdbd:slurmdbd slurmrestd:s
 CONTAINER_PROGRAMS="gcc:gcc /usr/include/stdio.h:libc6-dev /usr/include/slurm/spank.h:libslurm-dev
     sqfstar:squashfs-tools squashfuse_ll:squashfuse zstd:zstd"
 
+# Additional programs for `monitoring: {prometheus: true}` and `dalsegno monitor up`.
+MONITOR_PROGRAMS="prometheus:prometheus prometheus-alertmanager:prometheus-alertmanager
+    prometheus-node-exporter:prometheus-node-exporter"
+
 # Only `demo --scene docker` needs these.
 DOCKER_PROGRAMS="dockerd:docker.io"
 
@@ -25,7 +29,8 @@ DOCKER_PROGRAMS="dockerd:docker.io"
 # registry with images of other tools and hosts that are reached over ssh. Headers have no program to look for, so their
 # packages are listed with the compiler.
 SUITE_PROGRAMS="gcc:gcc mpicc:openmpi-bin mpicc:libopenmpi-dev mpicc:libc6-dev busybox:busybox-static
-    docker-registry:docker-registry skopeo:skopeo umoci:umoci openssl:openssl sshd:openssh-server sudo:sudo"
+    docker-registry:docker-registry skopeo:skopeo umoci:umoci openssl:openssl sshd:openssh-server sudo:sudo
+    $MONITOR_PROGRAMS"
 
 say() { printf 'dalsegno: %s\n' "$*" >&2; }
 
@@ -37,8 +42,8 @@ fail() { # fail WHAT [HINT-LINE...]
     exit 1
 }
 
-# set_up core|dev [local [containers|offer] [docker]]: prepare .venv and, with `local`, the system packages. With
-# `containers`, the packages for containers are required; with `offer`, they are installed if possible.
+# set_up core|dev [local [containers|offer] [docker] [monitor]]: prepare .venv and, with `local`, the system packages.
+# With `containers`, the packages for containers are required; with `offer`, they are installed if possible.
 set_up() {
     MISSING='' OFFERED=''
     venv_ready "$1" || need_python
@@ -83,6 +88,7 @@ makes_local_cluster() { # takes the arguments of the command line
     case " $* " in *" -h "* | *" --help "*) return 1 ;; esac
     case ${1-} in
         demo) return 0 ;;
+        monitor) [ "${2-}" = up ] ;;
         up) ! names_remote_target "${@:2}" cluster.yaml ;;
         *) return 1 ;;
     esac
@@ -131,7 +137,25 @@ containers_in_file() { # takes the arguments of the command line; prints yes, no
     echo "$said"
 }
 
-need_local_packages() { # need_local_packages core|dev [containers|offer] [docker]
+asks_for_prometheus() { # takes the arguments of the command line; true for `monitor up`, and as `monitoring:` says
+    local file line inside='' said='' on='prometheus:[[:space:]]*(true|yes|on)'
+    [ "${1-}" != monitor ] || return 0
+    [ "${1-}" = up ] || return 1
+    for file in "${@:2}" cluster.yaml; do
+        [ -f "$file" ] || continue
+        while IFS= read -r line || [ -n "$line" ]; do
+            case $line in
+                monitoring:*) inside=yes ;;
+                [![:space:]#]*) inside= ;;
+            esac
+            [ -n "$inside" ] && [[ $line =~ ^[^#]*$on ]] && said=yes
+        done <"$file"
+        break
+    done
+    [ -n "$said" ]
+}
+
+need_local_packages() { # need_local_packages core|dev [containers|offer] [docker] [monitor]
     [ "${OSTYPE#linux}" != "$OSTYPE" ] || return 0
     local pair more offered='' programs=$LOCAL_PROGRAMS PATH=${DALSEGNO_PROBE_PATH-$PATH:/usr/local/sbin:/usr/sbin:/sbin}
     [ "$1" = core ] || programs="$programs $SUITE_PROGRAMS"
@@ -140,6 +164,7 @@ need_local_packages() { # need_local_packages core|dev [containers|offer] [docke
             containers) programs="$programs $CONTAINER_PROGRAMS" ;;
             offer) offered=$CONTAINER_PROGRAMS ;;
             docker) programs="$programs $DOCKER_PROGRAMS" ;;
+            monitor) programs="$programs $MONITOR_PROGRAMS" ;;
         esac
     done
     for pair in $programs; do has_program "${pair%%:*}" || need "${pair#*:}"; done

@@ -212,8 +212,29 @@ def test_docker_is_installed_only_for_the_scene_with_docker(clone: Path, tmp_pat
         assert ("docker.io" in told.split()) == there
 
 
+@NOT_LINUX
+def test_prometheus_is_installed_only_if_it_is_asked_for(clone: Path, tmp_path: Path):
+    for block, asked in {
+        "monitoring: {prometheus: true}\n": True,
+        "monitoring:\n  retention: 1d\n  prometheus: yes  # with alerts\n": True,
+        "monitoring: {prometheus: false}\n": False,
+        "monitoring:\n  # prometheus: true\n": False,
+        "monitoring: {}\nhealth:\n  prometheus: true\n": False,
+        "": False,
+    }.items():
+        (clone / "cluster.yaml").write_text(LOCAL_FILE + block)
+        done = bash(clone, "asks_for_prometheus up cluster.yaml", cwd=clone)
+        assert (done.returncode == 0) == asked, block
+    assert bash(clone, "asks_for_prometheus monitor up").returncode == 0
+    assert bash(clone, "asks_for_prometheus demo").returncode == 1
+    env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
+    for words, there in {"core monitor": True, "core containers": False, "dev": True}.items():
+        told = bash(clone, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout
+        assert ("prometheus-alertmanager" in told.split()) == there
+
+
 def test_the_packages_match_the_programs_of_the_local_target(clone: Path):
-    pairs = bash(clone, "echo $LOCAL_PROGRAMS").stdout.split()
+    pairs = bash(clone, "echo $LOCAL_PROGRAMS $MONITOR_PROGRAMS").stdout.split()
     assert dict(pair.split(":") for pair in pairs) == DAEMONS
 
 
@@ -256,6 +277,8 @@ LOCAL_FILE = "name: near\ntarget: local\nssh: {}\n"
         (False, "--help", ""),
         (False, "validate", LOCAL_FILE),
         (False, "logs demo", ""),
+        (True, "monitor up", ""),
+        (False, "monitor status", ""),
         (False, "up far.yaml", "target: local\n"),
         (False, "status -c up", ""),
     ],

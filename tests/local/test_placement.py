@@ -34,7 +34,8 @@ def test_root_gets_virtual_hosts_each_with_its_own_address():
 def test_a_plain_user_gets_loopback_ports_in_a_row():
     placed = put(cluster(2), USER)
     assert placed.hosts == "loopback"
-    assert placed.ports == {"slurmctld": 17000, "slurmdbd": 17001, "agents": 17002, "train-1": 17003, "train-2": 17004}
+    names = ("slurmctld", "slurmdbd", "agents", "observer", "train-1", "train-2")
+    assert placed.ports == {name: 17000 + number for number, name in enumerate(names)}
 
 
 def test_root_without_namespaces_uses_loopback():
@@ -105,12 +106,12 @@ def test_new_ports_are_free_and_existing_ones_are_kept():
 
     first = put(cluster(1), USER, free=Free(port_run=port_run))
     second = put(cluster(2), USER, before=first, free=Free(port_run=lambda count, taken: 21000))
-    assert asked == [(4, [])]
+    assert asked == [(5, [])]
     assert second.ports == {**first.ports, "train-2": 21000}
 
 
 def test_missing_free_ports_are_reported():
-    with pytest.raises(TargetError, match="no 4 consecutive free ports"):
+    with pytest.raises(TargetError, match="no 5 consecutive free ports"):
         put(cluster(1), USER, free=Free(port_run=lambda count, taken: None))
 
 

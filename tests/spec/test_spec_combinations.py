@@ -440,7 +440,9 @@ def test_invalid_storage_is_refused(faults, block):
 # Monitoring
 
 MONITORING = {
-    "monitoring: {enabled: false, prometheus: true}": "`prometheus` is on, but the metrics that it reads are turned off",
+    "monitoring: {enabled: false, prometheus: true}": (
+        "`prometheus` is on, but the metrics that it reads are turned off"
+    ),
     "monitoring: {alerts: {webhook: [{}]}}": "a webhook receiver of alerts needs either `url` or `url_file`",
     "monitoring: {alerts: {webhook: [{url: http://a/b, url_file: /a}]}}": (
         "a webhook receiver of alerts needs either `url` or `url_file`"

@@ -54,6 +54,8 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     "Measure": {
         "bench": "Run benchmarks; `bench ddp` compares ways to average gradients.",
         "exporter": "Serve the metrics of any Slurm cluster to Prometheus.",
+        "monitor": "Run Prometheus for the cluster: targets, alerts, panels without data.",
+        "dashboards": "Write dashboards for Grafana.",
     },
     "Other": {
         "schema": "Print the cluster file's JSON schema for editors.",
@@ -63,7 +65,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 SHARED_MODULES = {  # commands that share a module: command -> module, which defines a function of that name
     "init": "cluster_file", "validate": "cluster_file", "schema": "cluster_file", "plan": "up", "ls": "status",
-    "env": "shell", "events": "nodes", "automation": "nodes",
+    "env": "shell", "events": "nodes", "automation": "nodes", "dashboards": "monitor",
 }  # fmt: skip
 
 

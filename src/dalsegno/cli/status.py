@@ -17,7 +17,7 @@ from dalsegno.targets.base import ClusterStatus, DaemonStatus, NodeStatus
 if TYPE_CHECKING:
     from dalsegno.overview.facts import NodeRecovery, Overview, RecoveryView
 
-NODE_DAEMONS = ("slurmd", "node-agent")
+NODE_DAEMONS = ("slurmd", "node-agent", "node-exporter")
 NAME_COLUMNS = 40
 
 

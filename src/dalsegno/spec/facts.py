@@ -249,6 +249,7 @@ class Monitoring:
     enabled: bool = True
     compat: str = "vpenso"  # dialect of Slurm's metric names: vpenso or sckyzo
     open_metrics: bool = False
+    interval_s: int = 15  # of the collection of metrics, and of Prometheus' scrapes
     prometheus: bool = False
     retention_s: int = 15 * 86400
     email: tuple[EmailAlerts, ...] = ()

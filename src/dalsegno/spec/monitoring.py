@@ -77,6 +77,7 @@ class MonitoringSpec(Section):
         description="Names of Slurm's metrics: vpenso (dashboard 4323) or sckyzo (HyperPod's exporter).",
     )
     open_metrics: bool = Field(default=False, description="/metrics answers without a token.")
+    interval: Seconds = Field(default=15, description="How often metrics are collected and read.")
     prometheus: bool = Field(
         default=False, description="Run Prometheus and Alertmanager on the head node, and node_exporter on every node."
     )

@@ -125,6 +125,7 @@ def _monitoring(spec: ClusterSpec) -> facts.Monitoring:
         enabled=own.enabled,
         compat=own.compat,
         open_metrics=own.open_metrics,
+        interval_s=own.interval,
         prometheus=own.prometheus,
         retention_s=own.retention,
         email=tuple(

@@ -20,6 +20,7 @@ from dalsegno.spec.facts import Cluster
 
 if TYPE_CHECKING:  # only for types: an ordinary `up` imports no module of fault injection
     from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
+    from dalsegno.observe.monitor_layout import MonitorLayout
     from dalsegno.slurm.client import SlurmClient
 
 Say = Callable[[str], None]  # reports one line of progress
@@ -362,6 +363,23 @@ class CanInject(Protocol):
         ...
 
 
+@runtime_checkable
+class CanMonitor(Protocol):
+    """A target that can run Prometheus, Alertmanager and node_exporter for a cluster."""
+
+    def switch_monitor(self, on: bool) -> Plan:
+        """Switch them on or off until the cluster file says otherwise; return the plan that does it."""
+        ...
+
+    def has_monitor(self) -> bool:
+        """Return whether they are on."""
+        ...
+
+    def monitor_layout(self) -> MonitorLayout:
+        """Return where they listen, or would listen if they were on."""
+        ...
+
+
 _Ability = TypeVar("_Ability")
 _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and what to do without it
     CanReset: ("reset GPUs", "reboot or replace the node"),
@@ -370,6 +388,7 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and wha
     CanResize: ("resize partitions", "change `nodes` in the cluster file, then run `dalsegno up`"),
     CanSeePower: ("see whether machines are off", ""),
     CanReadLogs: ("read the logs of machines that are off", ""),
+    CanMonitor: ("run Prometheus", "`dalsegno monitor config` writes the configuration for your own Prometheus"),
     CanReadMetrics: ("read the metrics of nodes", ""),
     CanInject: ("inject faults", "use a cluster with `target: local`: `dalsegno ls` shows them"),
 }

@@ -21,4 +21,6 @@ def check_monitoring(spec: ClusterSpec, report: Problems) -> None:
         if (webhook.url is None) == (webhook.url_file is None):
             what = "a webhook receiver of alerts needs either `url` or `url_file`"
             field = "url" if webhook.url else "url_file"
-            report.add(webhook, field, what, "`url_file` keeps an address with a secret in it out of this file", ("url",))
+            report.add(
+                webhook, field, what, "`url_file` keeps an address with a secret in it out of this file", ("url",)
+            )

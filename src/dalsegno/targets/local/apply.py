@@ -37,6 +37,7 @@ from dalsegno.targets.local.drain import drain_and_wait, lost_nodes, set_down_an
 from dalsegno.targets.local.fault_access import clear_faults, write_hardware
 from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, write_state
 from dalsegno.targets.local.machine_room import draw_secret
+from dalsegno.targets.local.monitoring import make_monitor_folders
 from dalsegno.targets.local.network import plug_in, remove_hosts
 from dalsegno.targets.local.nodes import LocalNodes
 from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, ROOM, SWITCH, VIRTUAL
@@ -59,6 +60,8 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
         make_folder(folder.spool(node.name))
         if plan.cluster.monitoring.enabled:
             make_folder(folder.node_metrics(node.name))
+    if any(name.startswith("monitor/") for name in plan.desired.files):
+        make_monitor_folders(folder)
     if plan.cluster.containers.enabled:
         for path in (folder.unpacked, *(folder.host(node.name) / "containers" for node in plan.cluster.nodes)):
             make_folder(path)
@@ -80,8 +83,10 @@ def make_key(folder: Folder) -> None:
 
 
 def make_secrets(folder: Folder, plan: LocalPlan) -> None:
-    """Create the secrets that authenticate node agents. On loopback ports, create boot ids too; virtual hosts create
-    their own."""
+    """Create the secrets that authenticate node agents and readers of metrics. On loopback ports, create boot ids too;
+    virtual hosts create their own."""
+    if not folder.metrics_token.exists():
+        write_atomic(folder.metrics_token, secrets.token_hex(32), 0o600)
     for node in plan.cluster.nodes:
         if not folder.agent_secret(node.name).exists():
             draw_secret(folder, node.name)
@@ -117,6 +122,7 @@ def write_file(folder: Folder, name: str, file: File) -> None:
     write_atomic(path, file.text, file.mode)
 
 
+LAST = ("node-agent", "prometheus", "alertmanager", "node-exporter")  # nothing else waits for these services
 MOUNT_TIMEOUT_S = 10.0  # the time that running hosts have to mount new files
 
 
@@ -279,7 +285,7 @@ def _start_accounting(site: ApplySite, plan: LocalPlan, state: ClusterState, up:
 
 
 def _start_nodes(site: ApplySite, plan: LocalPlan) -> None:
-    """Start slurmd and Dal Segno's controller; node agents start later, when the controller answers. slurmctld already
+    """Start slurmd and Dal Segno's controller; others start later, when the controller answers. slurmctld already
     runs: without it, slurmd would wait a second before it tries again."""
     _say_if_started(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
     for host in _head_and_nodes(plan):
@@ -287,7 +293,7 @@ def _start_nodes(site: ApplySite, plan: LocalPlan) -> None:
 
 
 def _first(host: HostPlan) -> list[str]:
-    return [service.name for service in host.services if service.name.partition(":")[0] != "node-agent"]
+    return [service.name for service in host.services if service.name.partition(":")[0] not in LAST]
 
 
 def _head_and_nodes(plan: LocalPlan) -> Sequence[HostPlan]:

@@ -22,6 +22,7 @@ from dalsegno.system.hosts import HostPlan, Service, host_process, reload, revis
 from dalsegno.system.machine import MachineFacts, program
 from dalsegno.system.processes import Runner
 from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.monitoring import monitor_services
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, ROOM, Placement
 
 BOOT_ID = "DALSEGNO_BOOT_ID"  # variable with the path of a file that holds the boot id
@@ -60,16 +61,19 @@ class Services:
         self.cluster, self.folder, self.machine, self.structure = cluster, folder, machine, structure
         self.log_env = {LEVEL: log_level} if log_level not in ("", "info") else {}
         self.agents_address = f"{placement.addresses[cluster.head]}:{placement.ports.get(AGENTS, AGENTS_PORT)}"
+        self.monitor = monitor_services(cluster, folder, placement, {**daemon_env(folder), "PATH": NODE_PATH})
 
     def head(self) -> list[Service]:
         """Return the services of the head in the order in which they start."""
         database = [self.mariadbd(), self.slurmdbd()] if self.cluster.slurm.accounting else []
-        return [self.munged(), *database, self.slurmctld(self.cluster.head), self.controller()]
+        monitor = self.monitor.head() if self.monitor else []
+        return [self.munged(), *database, self.slurmctld(self.cluster.head), self.controller(), *monitor]
 
     def compute(self, node: str, host: str) -> list[Service]:
         """Return the services of a node. If health checks are off, there is no node agent."""
         watched = self.cluster.health.mode != "off"
-        return [self.slurmd(node, host), *([self.node_agent(node, host)] if watched else [])]
+        monitor = self.monitor.compute(node, host) if self.monitor else []
+        return [self.slurmd(node, host), *([self.node_agent(node, host)] if watched else []), *monitor]
 
     def munged(self) -> Service:
         run, secret = self.folder.run, self.folder.secret

@@ -297,6 +297,8 @@ def desired(
     files |= _host_files(cluster, folder, placement, people, machine)
     structure = revision(machine.slurm_version, *sorted(_structure(files)))
     services = Services(cluster, folder, placement, machine, structure, log_level)
+    if services.monitor:
+        files |= {f"monitor/{name}": File(text, 0o600) for name, text in services.monitor.files.items()}
     plans = host_plans(cluster, folder, placement, machine, services)
     return Desired(files, {plan.name: plan for plan in plans})
 

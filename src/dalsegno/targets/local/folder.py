@@ -100,6 +100,31 @@ class Folder(ClusterFolder):
         return self.secret / "agents" / node
 
     @property
+    def metrics_token(self) -> Path:
+        """The file with the token that readers of the observer's /metrics must send."""
+        return self.secret / "metrics-token"
+
+    @property
+    def monitor(self) -> Path:
+        """A folder of mode 0700 with the settings and data of Prometheus and Alertmanager."""
+        return self.root / "monitor"
+
+    @property
+    def monitor_password(self) -> Path:
+        """The file with the password of Prometheus, Alertmanager and node_exporter."""
+        return self.monitor / "password"
+
+    @property
+    def monitor_web_config(self) -> Path:
+        """The file from which Prometheus' programs read who may use them."""
+        return self.monitor / "web.yml"
+
+    @property
+    def monitor_switch(self) -> Path:
+        """The file that remembers the last `dalsegno monitor up` or `down`."""
+        return self.root / "monitor.json"
+
+    @property
     def room_socket(self) -> Path:
         """The socket of the machine room."""
         return self.secret / "room.sock"

@@ -28,6 +28,7 @@ from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.desired import Desired
 from dalsegno.targets.local.fault_access import faults_of
 from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, read_state
+from dalsegno.targets.local.nodes import NODE_SERVICES
 from dalsegno.targets.local.placement import LOOPBACK, Placement
 from dalsegno.targets.local.plan import Observed, RunningJob
 
@@ -166,7 +167,7 @@ def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
             found.append(_daemon(path.name, name, facts.get(name), alive))
         if not services and services is not None and not alive:
             found.append(DaemonStatus(path.name, "host", running=False, detail="(off)"))
-    return tuple(sorted(found, key=lambda daemon: (daemon.name in ("slurmd", "node-agent"), daemon.host)))
+    return tuple(sorted(found, key=lambda daemon: (daemon.name in NODE_SERVICES, daemon.host)))
 
 
 def _services(host: Path) -> list[dict[str, Any]] | None:

@@ -23,6 +23,8 @@ ROOM = "machine-room"  # outside all other hosts, because it boots them
 SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, rarely used by offices and clouds
 SUBNET_BITS = 20
 AGENTS, AGENTS_PORT = "agents", 6816  # the controller listens here for node agents; the port is beside slurmctld's
+OBSERVER, OBSERVER_PORT = "observer", 6820  # metrics and the web page
+MONITORS = ("prometheus", "alertmanager")
 FIRST_PORT, LAST_PORT = 17000, 32000  # below the range of ports that Linux uses for clients
 HOSTS_MAX = 1000  # a Linux bridge has at most 1023 ports
 
@@ -76,6 +78,11 @@ def submit_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[s
         return {}
     own = {name: placement.addresses[name] for name in [*head_hosts(cluster), *cluster.logins]}
     return {**own, **outside_hosts(cluster, placement, machine)}
+
+
+def exporter_port(host: str) -> str:
+    """Return the name under which the port of a host's node_exporter is kept."""
+    return f"node-exporter:{host}"
 
 
 def choose_hosts(cluster: Cluster, machine: MachineFacts) -> str:
@@ -163,7 +170,9 @@ def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
             "a backup controller needs a host of its own, and there are no virtual hosts here",
             hint="use sudo, or remove `backup_controller`",
         )
-    wanted = ["slurmctld", "slurmdbd", AGENTS, *(node.name for node in cluster.nodes)]
+    wanted = ["slurmctld", "slurmdbd", AGENTS, OBSERVER, *(node.name for node in cluster.nodes)]
+    if cluster.monitoring.prometheus:
+        wanted += [*MONITORS, *(exporter_port(name) for name in [cluster.head, *(n.name for n in cluster.nodes)])]
     ports = {name: port for name, port in base.ports.items() if name in wanted}
     missing = [name for name in wanted if name not in ports]
     if missing:

@@ -58,6 +58,7 @@ class LocalPlan:
     write: tuple[str, ...] = ()
     start: tuple[tuple[str, str], ...] = ()  # (host, service)
     restart: tuple[tuple[str, str], ...] = ()
+    stop: tuple[tuple[str, str], ...] = ()
     reconfigure: bool = False
     accounting: bool = False
     reservations: bool = False
@@ -69,6 +70,7 @@ class LocalPlan:
     limits: str = ""  # sentence about limits on jobs; `plan` shows it, `up` does not
     containers: bool | None = None  # switched on or off; None: unchanged
     no_containers: str = ""  # why containers are off, if the cluster file leaves the choice to the machine
+    monitor_switch: bool | None = None  # `dalsegno monitor up` or `down`; None: neither
     only_user: str = ""  # the account that all jobs run as on loopback ports
 
     @property
@@ -81,7 +83,7 @@ class LocalPlan:
         return bool(
             self.fresh or self.unfinished or self.bind
             or self.remove_hosts or self.remove_partitions or self.boot or self.clear_faults or self.write or self.start
-            or self.restart or self.accounting or self.reservations or self.remove_nodes
+            or self.restart or self.stop or self.accounting or self.reservations or self.remove_nodes
         )  # fmt: skip
 
     def sentences(self) -> list[str]:
@@ -128,6 +130,7 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         write=write,
         start=start,
         restart=restart,
+        stop=_superfluous(desired, seen),
         reconfigure=not fresh
         and ("etc/slurm.conf" in write or unfinished)
         and not any(name == "slurmctld" for _, name in restart),
@@ -192,6 +195,17 @@ def _services(desired: Desired, seen: Observed) -> tuple[tuple[tuple[str, str], 
     return tuple(start), tuple(restart)
 
 
+def _superfluous(desired: Desired, seen: Observed) -> tuple[tuple[str, str], ...]:
+    """Return the services that run on a host but are no longer in its plan."""
+    return tuple(
+        (host.name, name)
+        for host in desired.hosts.values()
+        if host.name in seen.alive
+        for name, fact in seen.services.get(host.name, {}).items()
+        if fact.running and all(service.name != name for service in host.services)
+    )
+
+
 def _refuse_impossible(before: Cluster, wanted: Cluster) -> None:
     if before.slurm.accounting != wanted.slurm.accounting:
         word = "on" if wanted.slurm.accounting else "off"
@@ -225,6 +239,7 @@ def _changes(plan: LocalPlan) -> list[str]:
     back = [name for name in plan.boot if name not in plan.add_nodes]
     other_hosts = [name for name in plan.remove_hosts if name not in plan.remove_nodes]
     dead = [f"{name} on {host}" for host, name in plan.start]
+    ended = [f"{name} on {host}" for host, name in plan.stop]
     people = "etc/passwd" in plan.write or "etc/group" in plan.write
     lines = [
         (plan.unfinished, "finishes what an earlier `up` began"),
@@ -237,10 +252,12 @@ def _changes(plan: LocalPlan) -> list[str]:
         (plan.bind, f"gives {named('host', plan.bind)} their own users back"),
         (people and not plan.accounting, "updates the users and groups that hosts know"),
         (dead, f"starts {', '.join(dead[:4])}{' …' if len(dead) > 4 else ''}"),
+        (ended, f"stops {', '.join(ended[:4])}{' …' if len(ended) > 4 else ''}"),
         (plan.containers, "switches containers on (`srun --container-image`)"),
         (plan.containers is False, "switches containers off"),
         (plan.reconfigure, "changes Slurm's settings in place (scontrol reconfigure)"),
         (f"etc/{HEALTH}" in plan.write, "changes how nodes are looked after (`health:`)"),
+        (any(name.startswith("monitor/") for name in plan.write), "changes what Prometheus reads and reports"),
         (plan.accounting, "updates accounts, users and QOS"),
         (plan.reservations, "updates reservations"),
     ]

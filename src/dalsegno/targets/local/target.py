@@ -15,11 +15,13 @@ from dalsegno.containers import native
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.log import check_level
 from dalsegno.node_agent.textfile import NAME as METRICS_FILE
+from dalsegno.observe.alertmanager import with_webhook_urls
+from dalsegno.observe.monitor_layout import MonitorLayout
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.cgroups import ends_with_session
-from dalsegno.system.files import closed_to_others
+from dalsegno.system.files import closed_to_others, read_text, write_atomic
 from dalsegno.system.hosts import PACKAGES
 from dalsegno.system.machine import DAEMONS, MachineFacts, collect_facts, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
@@ -51,6 +53,13 @@ from dalsegno.targets.local.folder import (
 )
 from dalsegno.targets.local.images import import_all, present
 from dalsegno.targets.local.machine_room import HostControlClient
+from dalsegno.targets.local.monitoring import (
+    PROGRAMS,
+    check_secret_files,
+    has_prometheus,
+    monitor_layout,
+    write_monitor_switch,
+)
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes
 from dalsegno.targets.local.observe import controller_runs, observe, read_daemon_logs, read_status, read_summary
 from dalsegno.targets.local.people import People, shared_accounts
@@ -111,20 +120,25 @@ class LocalTarget:
         return RootUse("virtual hosts", "processes on loopback ports" if cluster.local.hosts == "auto" else "")
 
     def plan(self, cluster: Cluster) -> LocalPlan:
+        return self._plan(cluster, has_prometheus(cluster, self.folder))
+
+    def _plan(self, cluster: Cluster, prometheus: bool) -> LocalPlan:
         log_level = check_level(os.environ)
         self.folder.check([node.name for node in cluster.nodes])
-        self._check_packages(cluster)
+        self._check_packages(cluster, prometheus)
         cluster, no_containers = self._resolve_containers(cluster)
+        monitoring = with_webhook_urls(cluster.monitoring) if prometheus else cluster.monitoring
+        switched = replace(cluster, monitoring=replace(monitoring, prometheus=prometheus))
         state = self._state()
         before = state.placement if state else None
-        placement = place(cluster, self.machine, self.folder.id, before, self._free(), str(self.folder.devices))
+        placement = place(switched, self.machine, self.folder.id, before, self._free(), str(self.folder.devices))
         if placement.hosts == LOOPBACK and not has_address():
             raise TargetError(
                 "this machine has no network address but 127.0.0.1, and Slurm does not start without one",
                 hint="add one: ip link add d0 type veth peer name d1; ip addr add 192.0.2.1/32 dev d0; "
                 "ip link set d0 up; ip link set d1 up",
             )
-        wanted = desired(cluster, self.folder, placement, self.machine, self._people(), log_level)
+        wanted = desired(switched, self.folder, placement, self.machine, self._people(), log_level)
         seen = observe(self.folder, state, wanted, self.slurm)
         listed = cluster.containers.images
         images = present(images_folder(cluster, self.folder), listed) if listed else frozenset()
@@ -177,9 +191,14 @@ class LocalTarget:
             sweep(self.runner, self.folder)  # leftovers of an earlier cluster of this name, or of an interrupted `down`
         site = ApplySite(self.runner, self.folder, self.machine, self.cache, self.slurm, say)
         before = read_applied(self.folder)
+        old_switch = read_text(self.folder.monitor_switch)
+        if plan.monitor_switch is not None:  # first: if this is interrupted, the next `up` continues
+            write_monitor_switch(plan.cluster, self.folder, plan.monitor_switch)
         try:
             apply(site, plan, state)
         except DalsegnoError as error:
+            if plan.monitor_switch is not None:
+                write_atomic(self.folder.monitor_switch, old_switch or "null")
             if state is None or state.phase is not ApplyStage.UP or before is None:
                 raise
             say("that failed: restoring the cluster")
@@ -284,6 +303,20 @@ class LocalTarget:
         applied = read_applied(self.folder)
         return jobs_images(applied, self.folder) if applied else ""
 
+    def switch_monitor(self, on: bool) -> LocalPlan:
+        applied = read_applied(self.folder)
+        if applied is None:
+            raise TargetError(f"there is no complete cluster {self.folder.name}", hint="`dalsegno up` creates it")
+        return replace(self._plan(applied, on), monitor_switch=on)
+
+    def monitor_layout(self) -> MonitorLayout:
+        nodes = open_nodes(self.runner, self.folder, read_only=True)
+        return monitor_layout(nodes.cluster, self.folder, nodes.placement)
+
+    def has_monitor(self) -> bool:
+        applied = read_applied(self.folder)
+        return applied is not None and has_prometheus(applied, self.folder)
+
     @property
     def node_times(self) -> NodeTimes:
         return TIMES
@@ -357,12 +390,15 @@ class LocalTarget:
         state = read_state(self.folder)
         return None if state is not None and state.phase is ApplyStage.REMOVING else state
 
-    def _check_packages(self, cluster: Cluster) -> None:
+    def _check_packages(self, cluster: Cluster, prometheus: bool) -> None:
         programs = [
             *ALWAYS,
             *(ACCOUNTING if cluster.slurm.accounting else ()),
             *(["slurmrestd"] if cluster.slurm.rest else []),
         ]
+        if prometheus:
+            programs += PROGRAMS.values()
+            check_secret_files(cluster)
         if self.machine.is_root:
             programs += ["ip", "nsenter"]
         missing = missing_packages(tuple(programs))

@@ -1,0 +1,290 @@
+"""`dalsegno monitor`: run Prometheus for a cluster, show its targets and alerts, explain panels without data."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.elevation import elevate_to_change
+from dalsegno.cli.interrupts import interruptible
+from dalsegno.cli.out import cluster_option, json_option
+from dalsegno.errors import DalsegnoError
+
+if TYPE_CHECKING:
+    from dalsegno.cluster import ClusterPlace
+    from dalsegno.observe.missing_data import MissingMetric
+    from dalsegno.observe.monitor_layout import MonitorLayout
+    from dalsegno.observe.prometheus_client import FiringAlert, PrometheusClient, ScrapeHealth
+    from dalsegno.targets.base import CanMonitor
+
+READY_S = 60.0
+SHOWN = 3
+
+
+@click.group()
+def command() -> None:
+    """Run Prometheus, Alertmanager and node_exporter for a cluster, and ask them."""
+
+
+@command.command()
+@cluster_option
+def up(name: str | None) -> None:
+    """Start Prometheus, Alertmanager and node_exporter for the cluster.
+
+    They stay on until `monitor down`. To have them from the start, set `prometheus: true` below `monitoring:` in the
+    cluster file.
+    """
+    layout = _switch(name, on=True)
+    out.talk(f"Prometheus is at http://{layout.prometheus}, Alertmanager at http://{layout.alertmanager}")
+    out.talk(f"user `dalsegno`, password in {layout.password_file}; `dalsegno monitor status` shows all targets")
+
+
+@command.command()
+@cluster_option
+def down(name: str | None) -> None:
+    """Stop Prometheus, Alertmanager and node_exporter. Recorded metrics are kept until `dalsegno down`."""
+    _switch(name, on=False)
+
+
+def _switch(name: str | None, *, on: bool) -> MonitorLayout:
+    from dalsegno.cluster import may_change, open_cluster
+    from dalsegno.targets.base import CanMonitor, require
+
+    place = _place(name)
+    may_change(place)
+    target = open_cluster(place)
+    able = require(target, CanMonitor)
+    with place.lock(), interruptible(), out.progress() as say:
+        plan = able.switch_monitor(on)
+        for line in plan.sentences():
+            out.talk(line)
+        if not plan.empty:
+            target.apply(plan, say)
+        layout = able.monitor_layout()
+        if on:
+            say("waiting for Prometheus")
+            _wait_until_ready(_client(layout))
+    return layout
+
+
+def _place(name: str | None) -> ClusterPlace:
+    from dalsegno.cluster import find_place
+
+    place = find_place(name)
+    elevate_to_change(place)
+    return place
+
+
+def _wait_until_ready(client: PrometheusClient) -> None:
+    """Wait until Prometheus has read its old data and knows its targets, which takes it five seconds."""
+    until = time.monotonic() + READY_S
+    while not (client.ready() and client.targets()):
+        if time.monotonic() > until:
+            raise DalsegnoError(
+                f"Prometheus does not answer after {READY_S:.0f} s",
+                hint="`dalsegno logs --daemon prometheus` shows its log",
+            )
+        time.sleep(0.1)
+
+
+def _client(layout: MonitorLayout) -> PrometheusClient:
+    from dalsegno.observe.prometheus_client import PrometheusClient
+
+    return PrometheusClient(layout.prometheus, _secret(layout.password_file))
+
+
+def _secret(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except FileNotFoundError:
+        raise DalsegnoError("Prometheus does not run on this cluster", hint="`dalsegno monitor up` starts it") from None
+    except PermissionError:
+        raise DalsegnoError(f"only the cluster's owner may read {path}", hint="use sudo") from None
+
+
+def _running(name: str | None) -> tuple[CanMonitor, MonitorLayout]:
+    """Return the target and its layout. Raise DalsegnoError if the cluster has no Prometheus."""
+    from dalsegno.cluster import open_cluster
+    from dalsegno.targets.base import CanMonitor, require
+
+    target = require(open_cluster(_place(name)), CanMonitor)
+    if not target.has_monitor():
+        raise DalsegnoError("Prometheus does not run on this cluster", hint="`dalsegno monitor up` starts it")
+    return target, target.monitor_layout()
+
+
+@command.command()
+@cluster_option
+@json_option
+def status(name: str | None, json_: bool) -> None:
+    """Show the health of everything that Prometheus reads, and the alerts that fire.
+
+    Exits 1 if a target does not answer.
+    """
+    from dataclasses import asdict
+
+    _, layout = _running(name)
+    client = _client(layout)
+    targets = sorted(client.targets(), key=lambda each: (each.job, each.host))
+    alerts = sorted(client.alerts(), key=lambda each: (each.severity, each.name))
+    if json_:
+        addresses = {"prometheus": layout.prometheus, "alertmanager": layout.alertmanager}
+        found = {"targets": [asdict(each) for each in targets], "alerts": [asdict(each) for each in alerts]}
+        out.as_json({**addresses, **found})
+    else:
+        _show_status(layout, targets, alerts)
+    raise SystemExit(0 if all(each.up for each in targets) else 1)
+
+
+def _show_status(layout: MonitorLayout, targets: list[ScrapeHealth], alerts: list[FiringAlert]) -> None:
+    out.talk(f"Prometheus http://{layout.prometheus}, Alertmanager http://{layout.alertmanager}")
+    rows = [[each.job, each.host, each.address, "up" if each.up else "down", each.error] for each in targets]
+    out.table(["JOB", "INSTANCE", "ADDRESS", "STATE", "ERROR"], rows)
+    if alerts:
+        out.data("")
+        out.table(["ALERT", "SEVERITY", "SUMMARY"], [[each.name, each.severity, each.summary] for each in alerts])
+    else:
+        out.talk("no alert fires")
+
+
+@command.command()
+@cluster_option
+@json_option
+def check(name: str | None, json_: bool) -> None:
+    """Name the exporter or source behind every dashboard panel without data.
+
+    Exits 1 if an exporter or source fails. A source that has nothing to report, such as EFA on a cluster without it,
+    is not a failure.
+    """
+    from dataclasses import asdict
+
+    from dalsegno.observe.missing_data import OriginState
+
+    _, layout = _running(name)
+    found = find_missing(_client(layout))
+    failing = [each for each in found if each.state is OriginState.FAILING]
+    if json_:
+        out.as_json([{**asdict(each), "origin": each.origin.value, "state": each.state.value} for each in found])
+    elif not found:
+        out.talk("every panel has data")
+    else:
+        groups = dict.fromkeys((each.origin, each.state, each.why) for each in found)
+        rows = [_row([each for each in found if (each.origin, each.state, each.why) == group]) for group in groups]
+        out.table(["FROM", "STATE", "WHY", "METRICS", "PANELS"], rows)
+    raise SystemExit(1 if failing else 0)
+
+
+def find_missing(client: PrometheusClient) -> list[MissingMetric]:
+    """Return the metrics of our dashboards that Prometheus does not have, and why."""
+    from dalsegno.observe.dashboards import DASHBOARDS
+    from dalsegno.observe.missing_data import explain_missing, panels_by_metric
+
+    names = "|".join(panels_by_metric(DASHBOARDS))
+    counted = client.query(f'count by (__name__) ({{__name__=~"{names}"}})')
+    present = {sample.labels.get("__name__", "") for sample in counted}
+    success = client.query("dalsegno_collector_success")
+    collected = {sample.labels.get("source", ""): sample.value == 1 for sample in success}
+    agents = {sample.labels.get("instance", "") for sample in client.query("dalsegno_node_metrics_timestamp_seconds")}
+    return explain_missing(DASHBOARDS, present, client.targets(), collected, agents)
+
+
+def _row(missing: list[MissingMetric]) -> list[str]:
+    """Return the row of metrics that are missing for the same reason."""
+    first = missing[0]
+    panels = list(dict.fromkeys(panel for each in missing for panel in each.panels))
+    return [first.origin.value, first.state.value, first.why, _few([each.name for each in missing]), _few(panels)]
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+@command.command()
+@click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
+@cluster_option
+def config(folder: str, name: str | None) -> None:
+    """Write the configuration for a Prometheus and an Alertmanager of your own to DIR.
+
+    DIR gets the scrapes, rules, alerts and receivers of the cluster, and the secrets that the scrapes need, with mode
+    0600. With `remote_write` in the cluster file, it also gets the IAM policy.
+    """
+    from dataclasses import replace
+
+    from dalsegno.cluster import open_cluster
+    from dalsegno.observe.alertmanager import with_webhook_urls
+    from dalsegno.observe.prometheus import monitor_files
+    from dalsegno.targets.base import CanMonitor, require
+
+    able = require(open_cluster(_place(name)), CanMonitor)
+    layout = able.monitor_layout()
+    settings = with_webhook_urls(layout.settings)
+    own = replace(layout, token_file="secrets/metrics-token", password_file="secrets/password", settings=settings)
+    write_private(Path(folder), monitor_files(own))
+    for source, copy in ((layout.token_file, own.token_file), (layout.password_file, own.password_file)):
+        if Path(source).exists():
+            copy_secret(source, Path(folder) / copy)
+    if not able.has_monitor():
+        out.warn("node_exporter does not run on the nodes: `dalsegno monitor up` starts it, with a Prometheus")
+    out.talk(f"{folder}/prometheus.yml is ready: `prometheus --config.file={folder}/prometheus.yml`")
+
+
+def write_private(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files that only their owner can read: they may hold addresses with secrets."""
+    from dalsegno.system.files import make_folder, write_atomic
+
+    for path, text in files.items():
+        make_folder((folder / path).parent, 0o700)
+        write_atomic(folder / path, text, 0o600)
+
+
+def copy_secret(source: str, copy: Path) -> None:
+    """Copy a file with a secret to a file of mode 0600."""
+    from dalsegno.system.files import make_folder, write_atomic
+
+    make_folder(copy.parent, 0o700)
+    write_atomic(copy, _secret(source) + "\n", 0o600)
+
+
+@click.group()
+def dashboards() -> None:
+    """Write dashboards for Grafana."""
+
+
+@dashboards.command()
+@click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
+@click.option("--prometheus", metavar="HOST:PORT", help="Prometheus to query. Default: the cluster's own.")
+@cluster_option
+def export(folder: str, prometheus: str | None, name: str | None) -> None:
+    """Write the dashboards to DIR, with files that start Grafana with them.
+
+    \b
+    dalsegno dashboards export grafana && docker compose -f grafana/compose.yml up
+    """
+    from dalsegno.observe.grafana import PASSWORD, grafana_files
+
+    if prometheus:
+        files = grafana_files("any", prometheus, login=False)
+    else:
+        _, layout = _running(name)
+        files = grafana_files(layout.cluster, layout.prometheus, login=True)
+        copy_secret(layout.password_file, Path(folder) / PASSWORD)
+    _write_public(Path(folder), files)
+    out.talk(f"{sum(path.startswith('dashboards/') for path in files)} dashboards are in {folder}/dashboards")
+    if shutil.which("docker"):
+        out.advise(f"`docker compose -f {folder}/compose.yml up` starts Grafana with them, at http://127.0.0.1:3000")
+
+
+def _write_public(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files without secrets, which Grafana's own user must be able to read."""
+    from dalsegno.system.files import make_folder, write_atomic
+
+    for path, text in files.items():
+        make_folder((folder / path).parent)
+        write_atomic(folder / path, text)

@@ -1,0 +1,51 @@
+"""Where the parts of a cluster's monitoring are: addresses, labels, and the files with secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dalsegno.spec.facts import Cluster, Monitoring
+
+USER = "dalsegno"  # the user name for Prometheus, Alertmanager and node_exporter; the password is in a file
+PROMETHEUS_PORT, ALERTMANAGER_PORT, NODE_EXPORTER_PORT = 9090, 9093, 9100
+
+
+@dataclass(frozen=True)
+class NodeTarget:
+    """The node_exporter of one host. The head has neither partition nor rack."""
+
+    node: str
+    address: str  # host:port
+    partition: str = ""
+    rack: str = ""
+    spare: bool = False
+
+
+@dataclass(frozen=True)
+class MonitorLayout:
+    """Everything that the configuration of Prometheus and Alertmanager is rendered from."""
+
+    cluster: str
+    head: str
+    nodes: tuple[NodeTarget, ...]
+    observer: str  # host:port of the observer, which serves /metrics
+    prometheus: str  # host:port
+    alertmanager: str  # host:port
+    token_file: str  # with the bearer token for the observer
+    password_file: str  # with the password of `USER`
+    settings: Monitoring = field(default_factory=Monitoring)
+
+
+def partition_of(cluster: Cluster) -> Mapping[str, str]:
+    """Return the partition of each node: the first of the file that has it."""
+    found: dict[str, str] = {}
+    for partition in cluster.partitions:
+        for node in partition.nodes:
+            found.setdefault(node, partition.name)
+    return found
+
+
+def rack_of(cluster: Cluster) -> Mapping[str, str]:
+    """Return the leaf switch of each node, which stands for its rack."""
+    return {node: switch.name for switch in cluster.slurm.topology for node in switch.nodes}

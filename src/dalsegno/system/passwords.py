@@ -1,0 +1,39 @@
+"""Passwords for web servers: drawn at random, and stored as bcrypt hashes, as Prometheus' programs expect them."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import secrets
+
+from dalsegno.errors import DalsegnoError
+
+_LIBRARIES = ("libcrypt.so.1", "libcrypt.so.2")
+_LEAST_COST = "04"  # the passwords are random and long: there is nothing to slow down
+_FROM = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_TO = b"./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def draw_password() -> str:
+    """Return a new random password."""
+    return secrets.token_urlsafe(32)
+
+
+def bcrypt_hash(password: str) -> str:
+    """Return the bcrypt hash of a password. The C library computes it: Python has no bcrypt of its own."""
+    crypt = _library().crypt
+    crypt.restype, crypt.argtypes = ctypes.c_char_p, (ctypes.c_char_p, ctypes.c_char_p)
+    salt = base64.b64encode(secrets.token_bytes(16)).rstrip(b"=").translate(bytes.maketrans(_FROM, _TO))
+    found: bytes | None = crypt(password.encode(), b"$2b$" + _LEAST_COST.encode() + b"$" + salt)
+    if found is None or not found.startswith(b"$2b$"):
+        raise DalsegnoError("libcrypt cannot compute bcrypt hashes", hint="install libxcrypt (Debian: libcrypt1)")
+    return found.decode()
+
+
+def _library() -> ctypes.CDLL:
+    for name in _LIBRARIES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise DalsegnoError("libcrypt is missing", hint="install libxcrypt (Debian: libcrypt1)")

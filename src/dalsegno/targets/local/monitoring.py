@@ -1,0 +1,187 @@
+"""Monitoring of a local cluster: where Prometheus, Alertmanager and node_exporter listen, their files and services.
+
+They come from packages of the distribution, and run in the cluster's hosts. All of them ask for a password, which is in
+a file that only the cluster's owner can read: a cluster's users can reach their ports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dalsegno.errors import TargetError
+from dalsegno.observe.alertmanager import secret_files
+from dalsegno.observe.monitor_layout import (
+    ALERTMANAGER_PORT,
+    NODE_EXPORTER_PORT,
+    PROMETHEUS_PORT,
+    USER,
+    MonitorLayout,
+    NodeTarget,
+    partition_of,
+    rack_of,
+)
+from dalsegno.observe.prometheus import ALERTMANAGER, CONFIG, TARGETS, monitor_files
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.files import make_folder, read_json, write_atomic
+from dalsegno.system.hosts import Service, revision
+from dalsegno.system.machine import program
+from dalsegno.system.ownership import trusted_owners
+from dalsegno.system.passwords import bcrypt_hash, draw_password
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.placement import LOOPBACK, OBSERVER, OBSERVER_PORT, Placement, exporter_port
+
+PROGRAMS = {  # service -> program of the distribution's packages
+    "prometheus": "prometheus",
+    "alertmanager": "prometheus-alertmanager",
+    "node-exporter": "prometheus-node-exporter",
+}
+NODE_EXPORTER = "node-exporter"
+
+
+def monitor_layout(cluster: Cluster, folder: Folder, placement: Placement) -> MonitorLayout:
+    """Return where the parts of the cluster's monitoring are, whether they run or not."""
+    head, ports = cluster.head, placement.ports
+    address = placement.addresses[head]
+    partitions, racks = partition_of(cluster), rack_of(cluster)
+    spares = {node.name for node in cluster.nodes if node.spare}
+    exporters = [NodeTarget(head, f"{address}:{ports.get(exporter_port(head), NODE_EXPORTER_PORT)}")]
+    for node in cluster.nodes:
+        at = f"{placement.addresses[node.name]}:{ports.get(exporter_port(node.name), NODE_EXPORTER_PORT)}"
+        rack = racks.get(node.name, "")
+        exporters.append(NodeTarget(node.name, at, partitions.get(node.name, ""), rack, node.name in spares))
+    return MonitorLayout(
+        cluster=cluster.name,
+        head=head,
+        nodes=tuple(exporters),
+        observer=f"{address}:{ports.get(OBSERVER, OBSERVER_PORT)}" if cluster.monitoring.enabled else "",
+        prometheus=f"{address}:{ports.get('prometheus', PROMETHEUS_PORT)}",
+        alertmanager=f"{address}:{ports.get('alertmanager', ALERTMANAGER_PORT)}",
+        token_file=str(folder.metrics_token),
+        password_file=str(folder.monitor_password),
+        settings=cluster.monitoring,
+    )
+
+
+@dataclass(frozen=True)
+class MonitorServices:
+    """The services of Prometheus' programs on each host."""
+
+    cluster: Cluster
+    folder: Folder
+    layout: MonitorLayout
+    files: Mapping[str, str]
+    loopback: bool
+    env: Mapping[str, str]
+
+    def head(self) -> list[Service]:
+        """Return the services of the head."""
+        own = self._exporter(self.cluster.head, ["--collector.processes"])
+        return [self._prometheus(), self._alertmanager(), own]
+
+    def compute(self, node: str, host: str) -> list[Service]:
+        """Return node_exporter for a node. On loopback it only reads the node's own file: the head has the machine's
+        metrics, and each of a thousand nodes would repeat them."""
+        few = ["--collector.disable-defaults", "--collector.textfile"]
+        collectors = few if self.loopback else ["--collector.processes"]
+        service = self._exporter(
+            node, [*collectors, f"--collector.textfile.directory={self.folder.node_metrics(node)}"]
+        )
+        return [service if node == host else replace(service, name=f"{NODE_EXPORTER}:{node}")]
+
+    def _prometheus(self) -> Service:
+        settings = [text for name, text in sorted(self.files.items()) if name != TARGETS]  # targets are reread
+        at, data = self.layout.prometheus, self.folder.monitor / "data/prometheus"
+        arguments = [
+            f"--config.file={self.folder.monitor / CONFIG}", f"--storage.tsdb.path={data}",
+            f"--storage.tsdb.retention.time={self.layout.settings.retention_s}s", f"--web.listen-address={at}",
+            f"--web.external-url=http://{at}/", "--log.level=warn", self._web_config,
+        ]  # fmt: skip
+        return self._service("prometheus", arguments, self.cluster.head, settings)
+
+    def _alertmanager(self) -> Service:
+        at, data = self.layout.alertmanager, self.folder.monitor / "data/alertmanager"
+        arguments = [
+            f"--config.file={self.folder.monitor / ALERTMANAGER}", f"--storage.path={data}",
+            f"--web.listen-address={at}", f"--web.external-url=http://{at}/", "--cluster.listen-address=",
+            "--log.level=warn", self._web_config,
+        ]  # fmt: skip
+        return self._service("alertmanager", arguments, self.cluster.head, [self.files[ALERTMANAGER]])
+
+    def _exporter(self, host: str, arguments: Sequence[str]) -> Service:
+        at = next(node.address for node in self.layout.nodes if node.node == host)
+        common = [f"--web.listen-address={at}", "--log.level=warn", self._web_config]
+        return self._service(NODE_EXPORTER, [*common, *arguments], host, [])
+
+    @property
+    def _web_config(self) -> str:
+        return f"--web.config.file={self.folder.monitor_web_config}"
+
+    def _service(self, name: str, arguments: Sequence[str], host: str, depends: Sequence[str]) -> Service:
+        binary = PROGRAMS[name]
+        argv = (program(binary) or binary, *arguments)
+        log = str(self.folder.log(host, name))
+        return Service(name, argv, self.env, log, revision(argv, sorted(self.env.items()), *depends), keep=True)
+
+
+def monitor_services(
+    cluster: Cluster, folder: Folder, placement: Placement, env: Mapping[str, str]
+) -> MonitorServices | None:
+    """Return the services of Prometheus' programs; None if the cluster has none."""
+    if not cluster.monitoring.prometheus:
+        return None
+    layout = monitor_layout(cluster, folder, placement)
+    loopback = placement.hosts == LOOPBACK
+    return MonitorServices(cluster, folder, layout, monitor_files(layout), loopback, env)
+
+
+def make_monitor_folders(folder: Folder) -> None:
+    """Create the folders of Prometheus' programs, and the password that they ask for."""
+    for path in (folder.monitor, folder.monitor / "data", folder.monitor / "targets", folder.monitor / "rules"):
+        make_folder(path, 0o700)
+    if not (folder.monitor_password.exists() and folder.monitor_web_config.exists()):
+        password = draw_password()
+        write_atomic(folder.monitor_password, password, 0o600)
+        users = json.dumps({"basic_auth_users": {USER: bcrypt_hash(password)}})  # JSON is YAML, too
+        write_atomic(folder.monitor_web_config, users + "\n", 0o600)
+
+
+def check_secret_files(cluster: Cluster) -> None:
+    """Raise TargetError unless only their owner can read the files with secrets that the cluster file names."""
+    for name in secret_files(cluster.monitoring):
+        try:
+            about = os.stat(name)
+        except OSError as error:
+            raise TargetError(
+                f"`monitoring.alerts` names {name}, which cannot be read: {error.strerror}",
+                hint=f"write the secret to it, then `chmod 600 {name}`",
+            ) from error
+        if not stat.S_ISREG(about.st_mode) or about.st_uid not in trusted_owners() or about.st_mode & 0o077:
+            raise TargetError(
+                f"other users may read or own {name}, which holds a secret of `monitoring.alerts`",
+                hint=f"make it your own: `chown $(id -un) {name} && chmod 600 {name}`",
+            )
+
+
+# The switch of `dalsegno monitor up|down`
+
+
+def has_prometheus(cluster: Cluster, folder: Folder) -> bool:
+    """Return whether Prometheus should run, as `dalsegno monitor up|down` last switched it.
+
+    The switch counts until `prometheus` changes in the cluster file.
+    """
+    wanted = cluster.monitoring.prometheus
+    found = read_json(folder.monitor_switch)
+    if not isinstance(found, dict) or found.get("file") is not wanted:
+        return wanted
+    return found.get("prometheus") is True
+
+
+def write_monitor_switch(cluster: Cluster, folder: Folder, on: bool) -> None:
+    """Switch Prometheus on or off, whatever the cluster file says now."""
+    value = {"prometheus": on, "file": cluster.monitoring.prometheus}
+    write_atomic(folder.monitor_switch, json.dumps(value))

@@ -1,0 +1,79 @@
+"""Alert and recording rules: promtool accepts them, alerts fire on bad data only, names are those of the dialects."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dalsegno.observe.alert_rules import ALERTS, AlertRule
+from dalsegno.observe.prometheus import alert_groups, yaml_text
+from tests.observe.alert_cases import CASES, Series
+
+NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is in the package prometheus")
+
+
+def promtool(*arguments: str, cwd: Path) -> str:
+    done = subprocess.run(["promtool", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def case_file(rule: AlertRule) -> dict[str, object]:
+    """Return the input of `promtool test rules` for one alert."""
+    case = CASES[rule.name]
+    return {
+        "rule_files": [f"{rule.name}.rules.yml"],
+        "evaluation_interval": "1m",
+        "tests": [_test("fires", case.bad, rule, case.at), _test("is quiet", case.good, rule, case.at)],
+    }
+
+
+def _test(name: str, series: Series, rule: AlertRule, at: str) -> dict[str, object]:
+    # An expression that counts the alert: promtool would otherwise compare the text of all annotations.
+    count = f'count(ALERTS{{alertname="{rule.name}", alertstate="firing"}})'
+    expected = [{"labels": "{}", "value": 1}] if name == "fires" else []
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": each, "values": values} for each, values in series.items()],
+        "promql_expr_test": [{"expr": count, "eval_time": at, "exp_samples": expected}],
+    }
+
+
+def test_every_alert_has_a_case():
+    assert {rule.name for rule in ALERTS} == set(CASES)
+
+
+@NEEDS_PROMTOOL
+def test_every_alert_fires_on_bad_data_and_is_quiet_on_good_data(tmp_path):
+    for rule in ALERTS:
+        (tmp_path / f"{rule.name}.rules.yml").write_text(yaml_text(alert_groups([rule], "demo"), "demo"))
+        (tmp_path / f"{rule.name}.yml").write_text(yaml.safe_dump(case_file(rule)))
+    promtool("test", "rules", *(f"{rule.name}.yml" for rule in ALERTS), cwd=tmp_path)
+
+
+@NEEDS_PROMTOOL
+def test_an_alert_that_does_not_fire_fails_its_case(tmp_path):
+    rule = AlertRule("GpuHot", "gpus", "DCGM_FI_DEV_GPU_TEMP > 1000", "", "")
+    (tmp_path / "GpuHot.rules.yml").write_text(yaml_text(alert_groups([rule], "demo"), "demo"))
+    (tmp_path / "GpuHot.yml").write_text(yaml.safe_dump(case_file(rule)))
+    with pytest.raises(AssertionError, match="FAILED"):
+        promtool("test", "rules", "GpuHot.yml", cwd=tmp_path)
+
+
+def test_alerts_tell_what_to_do_and_name_only_labels_that_remain():
+    for rule in ALERTS:
+        assert rule.summary and rule.action
+        for label in re.findall(r"\$labels\.(\w+)", rule.summary + rule.action):
+            assert label in "".join(CASES[rule.name].bad), (rule.name, label)
+
+
+def test_the_page_lists_every_alert():
+    page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \| .+ \| (?:\d+ (?:min|h)|at once) \|$", page, re.MULTILINE)
+    assert listed == [rule.name for rule in ALERTS]

@@ -1,0 +1,140 @@
+"""Dashboards: their JSON, the files that start Grafana, and the explanation of panels without data."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+
+from dalsegno.observe.dashboards import DASHBOARDS
+from dalsegno.observe.grafana import PASSWORD, grafana_files
+from dalsegno.observe.missing_data import (
+    MetricOrigin,
+    OriginState,
+    explain_missing,
+    metrics_in,
+    origin_of,
+    panels_by_metric,
+)
+from dalsegno.observe.panels import DATASOURCE_UID, dashboard_json, of_cluster
+from dalsegno.observe.prometheus_client import ScrapeHealth
+from tests.observe.metric_names import SERVED
+from tests.observe.test_alert_rules import NEEDS_PROMTOOL, promtool
+
+UP = (ScrapeHealth("dalsegno", "head", "a:1", True), ScrapeHealth("node", "n1", "b:1", True))
+
+
+def test_dashboards_query_only_metrics_that_are_served():
+    asked = set(panels_by_metric(DASHBOARDS))
+    own = {name for name in asked if not name.startswith("node_") or name.startswith("node_amazonefa_")}
+    assert own - SERVED == set()
+    assert len(own) > 60
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda each: each.uid)
+def test_dashboard_has_a_fixed_datasource_and_panels_that_do_not_overlap(dashboard):
+    made = dashboard_json(dashboard)
+    taken = set()
+    for panel in made["panels"]:
+        assert panel["datasource"]["uid"] == DATASOURCE_UID
+        assert {target["datasource"]["uid"] for target in panel["targets"]} == {DATASOURCE_UID}
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken and place["x"] + place["w"] <= 24
+        taken |= cells
+    assert len({panel["id"] for panel in made["panels"]}) == len(made["panels"])
+    assert made["templating"]["list"][0]["name"] == "cluster"
+
+
+def test_every_metric_of_a_query_is_of_the_chosen_cluster():
+    assert of_cluster('up{job="node"} + on (node) sum(slurm_x) / dalsegno_y') == (
+        'up{cluster=~"$cluster",job="node"} + on (node) sum(slurm_x{cluster=~"$cluster"})'
+        ' / dalsegno_y{cluster=~"$cluster"}'
+    )
+    assert (
+        of_cluster('label_replace(DCGM_A, "node_x", "up")')
+        == 'label_replace(DCGM_A{cluster=~"$cluster"}, "node_x", "up")'
+    )
+
+
+@NEEDS_PROMTOOL
+def test_promtool_accepts_every_query(tmp_path):
+    exprs = [t["expr"] for each in DASHBOARDS for panel in dashboard_json(each)["panels"] for t in panel["targets"]]
+    plain = [re.sub(r"\$__\w+", "5m", expr) for expr in exprs]
+    rules = [{"record": f"q{number}", "expr": expr} for number, expr in enumerate(plain)]
+    (tmp_path / "q.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    assert f"{len(exprs)} rules found" in promtool("check", "rules", "q.yml", cwd=tmp_path)
+
+
+def test_grafana_gets_the_password_from_a_secret():
+    files = grafana_files("demo", "10.0.0.2:9090", login=True)
+    source = yaml.safe_load(files["provisioning/datasources/prometheus.yml"])["datasources"][0]
+    assert (source["uid"], source["url"], source["basicAuthUser"]) == (
+        DATASOURCE_UID,
+        "http://10.0.0.2:9090",
+        "dalsegno",
+    )
+    assert source["secureJsonData"] == {"basicAuthPassword": f"$__file{{/run/secrets/{PASSWORD}}}"}
+    compose = yaml.safe_load(files["compose.yml"])
+    assert compose["services"]["grafana"]["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+    assert compose["secrets"] == {PASSWORD: {"file": f"./{PASSWORD}"}}
+    assert sum(path.startswith("dashboards/") for path in files) == 6
+    assert all(json.loads(text) for path, text in files.items() if path.endswith(".json"))
+
+
+def test_other_prometheus_needs_no_password():
+    files = grafana_files("any", "prom:9090", login=False)
+    assert "basicAuth" not in files["provisioning/datasources/prometheus.yml"] and "secrets" not in files["compose.yml"]
+
+
+def test_metrics_of_an_expression_are_found_without_label_values():
+    assert metrics_in('sum(slurm_a{x="dalsegno_b"}) / node_c') == ["slurm_a", "node_c"]
+
+
+def test_every_panel_metric_has_an_origin():
+    origins = {origin_of(metric) for metric in panels_by_metric(DASHBOARDS)}
+    assert origins == set(MetricOrigin)
+
+
+def missing(present=(), targets=UP, collected=None, agents=("n1",)):
+    found = explain_missing(DASHBOARDS, present, targets, {"squeue": True} if collected is None else collected, agents)
+    return {each.name: each for each in found}
+
+
+def test_absent_metrics_of_working_exporters_are_not_failures():
+    found = missing()
+    assert {each.state for each in found.values()} == {OriginState.QUIET}
+    assert found["training_loss"].panels == ("Runs and goodput: Loss",)
+    assert missing(present=set(panels_by_metric(DASHBOARDS))) == {}
+
+
+def test_exporter_that_does_not_answer_is_named_with_its_error():
+    down = (UP[0], ScrapeHealth("node", "n1", "b:1", False, "connection refused"))
+    found = missing(targets=down)
+    assert found["node_load1"].state is OriginState.FAILING
+    assert "connection refused" in found["DCGM_FI_DEV_GPU_TEMP"].why
+    assert found["slurm_queue_running"].state is OriginState.QUIET
+
+
+def test_one_node_that_is_off_is_not_the_reason():
+    some = (*UP, ScrapeHealth("node", "n2", "c:1", False, "no route to host"))
+    assert missing(targets=some)["node_load1"].state is OriginState.QUIET
+
+
+def test_failed_source_of_the_observer_is_named():
+    found = missing(collected={"squeue": False, "runs": True})
+    assert found["slurm_queue_running"].state is OriginState.FAILING
+    assert found["training_loss"].state is OriginState.QUIET
+
+
+def test_node_agents_without_metrics_are_named():
+    found = missing(agents=())
+    assert found["DCGM_FI_DEV_GPU_TEMP"].state is OriginState.FAILING
+    assert found["node_load1"].state is OriginState.QUIET
