@@ -125,10 +125,9 @@ def _refuse_inside_a_host() -> None:
 
 def inside_a_host() -> bool:
     """Return whether this process runs inside a host of a cluster, where PIDs differ from those of the machine."""
-    try:
-        return Path("/proc/1/comm").read_text(errors="replace").startswith("ds:")
-    except OSError:
-        return False
+    from dalsegno.system.hosts import runs_inside_host
+
+    return runs_inside_host()
 
 
 def owner_of(place: ClusterPlace) -> int | None:

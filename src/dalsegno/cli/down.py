@@ -128,7 +128,7 @@ def runs_on(place: ClusterPlace) -> list[RunOnCluster]:
 
 
 def _kept(place: ClusterPlace) -> Iterator[RunOnCluster]:
-    from dalsegno.recovery.coordinators import RunRecords
+    from dalsegno.recovery.run_records import RunRecords
     from dalsegno.runs.folder import RunFolder
     from dalsegno.targets.folder import ClusterFolder
 

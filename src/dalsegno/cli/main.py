@@ -24,6 +24,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "up": "Create the cluster, or apply changes to a running one.",
         "status": "Show whether the cluster is healthy, its nodes, daemons and queue.",
         "top": "Watch nodes, GPUs, runs and events in a full-screen view.",
+        "web": "Open the web page of the cluster.",
         "ls": "List the clusters on this machine.",
         "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
         "env": "Print shell commands that put the cluster's Slurm on your PATH.",

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Finding, Verdict
-from dalsegno.recovery.coordinators import RunRecord
 from dalsegno.recovery.facts import is_active
+from dalsegno.recovery.run_records import RunRecord
 from dalsegno.runs.comment import left_comment, read_comment
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, RunStatus, status_from_json

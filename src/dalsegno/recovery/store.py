@@ -272,6 +272,14 @@ class Journal:
                 )
         return found
 
+    def record_request(
+        self, node: str, text: str, now: float, stage: EventStage, jobs: tuple[int, ...] = ()
+    ) -> None:
+        """Record what a person did in the web page."""
+        self.refresh()
+        with self._changing(self.records):
+            self._event(now, node, EventKind.REQUEST, text, stage, jobs)
+
     def pause(self, paused: bool, who: str, now: float) -> None:
         """Pause or resume recovery. Resuming resets the limits."""
         self.refresh()

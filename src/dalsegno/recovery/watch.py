@@ -16,13 +16,13 @@ from dalsegno.health import Finding, GpuIdentity
 from dalsegno.recovery.act import ActionContext, NodeAgents, do
 from dalsegno.recovery.actions import Action, ChangePhase, ContactChange, Note, RecordDone, Repeat
 from dalsegno.recovery.change import record_seen
-from dalsegno.recovery.coordinators import RunRecord
 from dalsegno.recovery.decide import decide
 from dalsegno.recovery.facts import NOTHING, Facts, gather
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import OFF, ControllerSite, Policy
 from dalsegno.recovery.records import NodeRecords
 from dalsegno.recovery.run_hints import CheckChanges, with_hint
+from dalsegno.recovery.run_records import RunRecord
 from dalsegno.recovery.spares import is_owed
 from dalsegno.recovery.store import Journal
 from dalsegno.runs.coordinator.node_rules import drained_for_repair

@@ -190,6 +190,7 @@ class NodeInfo:
     version: str = ""
     booted_at: int | None = None
     slurmd_started_at: int | None = None
+    gpu_indexes: tuple[int, ...] = ()  # of GPUs in use; () if Slurm does not list them
 
     @property
     def drained(self) -> bool:

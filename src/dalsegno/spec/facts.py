@@ -256,6 +256,7 @@ class Monitoring:
     slack: tuple[SlackAlerts, ...] = ()
     webhook: tuple[WebhookAlerts, ...] = ()
     remote_write: RemoteWrite | None = None
+    gpu_hour_price: float = 0.0  # 0: unknown
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,14 @@ class Service:
     keep: bool = False
 
 
+def runs_inside_host() -> bool:
+    """Return whether this process runs inside a virtual host, where PIDs differ from those of the machine."""
+    try:
+        return Path("/proc/1/comm").read_text(errors="replace").startswith("ds:")
+    except OSError:
+        return False
+
+
 def revision(*parts: object) -> str:
     """Return a short hash of everything that a service depends on."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()

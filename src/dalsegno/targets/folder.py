@@ -76,6 +76,26 @@ class ClusterFolder:
         return self.root / "controller" / "runs"
 
     @property
+    def ended_runs(self) -> Path:
+        """The folder with the records of runs that are over."""
+        return self.root / "controller" / "ended"
+
+    @property
+    def journal(self) -> Path:
+        """The controller's journal."""
+        return self.root / "controller" / "recovery.sqlite"
+
+    @property
+    def evidence(self) -> Path:
+        """The folder with evidence of nodes that were repaired."""
+        return self.root / "controller" / "evidence"
+
+    @property
+    def drills(self) -> Path:
+        """The folder with the reports of drills."""
+        return self.root / "drills"
+
+    @property
     def lock(self) -> Path:
         """The lock that `up` and `down` hold. It is outside the folder, because it outlives the cluster."""
         return self.root.parents[1] / "locks" / f"{self.name}.lock"

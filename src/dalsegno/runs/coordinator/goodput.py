@@ -17,8 +17,10 @@ from statistics import median
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
+from dalsegno.runs.coordinator.history import HistoryWriter
 from dalsegno.runs.coordinator.messages import Stepped
 from dalsegno.runs.files import read_value
+from dalsegno.runs.folder import RunFolder
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 from dalsegno.system.files import write_atomic
 
@@ -167,6 +169,7 @@ class ProgressWriter:
         self._path = path
         self.progress = self._previous() or TrainingProgress(Goodput(at=time.time()))
         self._busy_s: dict[int, float] = {}  # step time by rank, without waiting for others, in the current generation
+        self.history = HistoryWriter(RunFolder(path.parent).history)
         self._written = 0.0
 
     def _previous(self) -> TrainingProgress | None:
@@ -190,9 +193,11 @@ class ProgressWriter:
             saving_s, now = message.progress.get("saving_s", 0.0), time.time()
             account = record_step(self.progress.account, now, message.step, saving_s)
             self.progress = TrainingProgress(account, dict(message.progress), now, self.progress.ranks)
+            self.history.record(account.at, message.step, message.generation, message.progress)
 
     def write(self, last: bool = False) -> None:
         """Write the progress file if the run reports steps and the last write is at least WRITE_S ago, or if `last`."""
+        self.history.write(last)
         if not self.progress.figures or (time.monotonic() - self._written < WRITE_S and not last):
             return
         self._written = time.monotonic()
