@@ -34,7 +34,8 @@ TRAIN_TALK = (
     "train.contract", "train.errors", "train.groups", "train.keeper", "train.memory", "train.saver",
 )  # fmt: skip
 TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
-UP_TO_7 = (*UP_TO_5, "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why")
+UP_TO_7 = (*UP_TO_5, "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview")
+EXPOSITION = "observe.exposition"  # the text format of metrics: values in, text out; it imports nothing
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
@@ -51,9 +52,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "slurm": UP_TO_2,
     "containers": UP_TO_2,
     "health": (*UP_TO_2, *TRAIN_LEFT),
-    "node_agent": (*UP_TO_3, *TRAIN_LEFT),
+    "node_agent": (*UP_TO_3, *TRAIN_LEFT, EXPOSITION),
     "users": UP_TO_3,
-    "runs": (*UP_TO_3, *TRAIN_TALK),
+    "runs": (*UP_TO_3, *TRAIN_TALK, EXPOSITION),
     "bench": ("errors", "hardware", "spec", "runs"),
     "setup": UP_TO_4,
     "inject": UP_TO_5,  # through the access that a target gives; it names no target
@@ -61,6 +62,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "observe": UP_TO_5,  # metrics, Prometheus, dashboards; it names no target
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base", "observe"),
     "why": (*UP_TO_4, "train.contract", "recovery"),  # what was noted by whom, and what it comes to
+    "overview": (*UP_TO_4, "targets.base", "recovery"),  # the whole cluster at one moment, and the verdict on it
     "drill": (
         *UP_TO_4,
         "train",

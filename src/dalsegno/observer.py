@@ -7,6 +7,7 @@ it waits for a controller and for a slurmctld that do not answer.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -24,6 +25,9 @@ from dalsegno.observe.http_server import HttpServer
 from dalsegno.observe.metrics_endpoint import ListenAddress, MetricsEndpoint, read_token
 from dalsegno.observe.slurm_compat import SlurmDialect
 from dalsegno.observe.slurm_source import slurm_sources, slurm_status
+from dalsegno.recovery.metrics import RecoveryMetrics, RecoveryScope, list_runs
+from dalsegno.recovery.policy import Policy
+from dalsegno.runs.metrics import RunMetrics
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, Slurm
 from dalsegno.system.files import locked, make_folder
@@ -72,6 +76,7 @@ def parse_options(arguments: Sequence[str]) -> ObserverOptions:
 def main(arguments: list[str]) -> int:
     """Run the observer until it is told to stop; return the exit code."""
     start_logging("observer")
+    gc.set_threshold(200_000)  # parsing a long queue makes many objects and no garbage
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
     try:
@@ -100,6 +105,13 @@ class AppliedCluster:
         return self._cluster
 
 
+def recovery_scope(cluster: Cluster) -> RecoveryScope:
+    """Return the limits of recovery, and the nodes of each partition."""
+    spares = frozenset(node.name for node in cluster.nodes if node.spare)
+    policy = Policy.of(cluster.health, frozenset(), spares)  # what the target can do does not change the limits
+    return RecoveryScope(policy, {partition.name: partition.nodes for partition in cluster.partitions})
+
+
 def serve(options: ObserverOptions, stopped: threading.Event) -> None:
     """Serve until `stopped` is set."""
     folder, address = options.folder, options.listen
@@ -107,9 +119,17 @@ def serve(options: ObserverOptions, stopped: threading.Event) -> None:
     target = cache(lambda: _open(folder))  # most pages need none, and its import takes long
     sessions = Sessions(folder.root / SESSIONS)
     live = LivePicture(LiveSources(folder, slurm), folder.name)
-    data = ClusterData(folder, slurm, target, AppliedCluster(folder))
+    cluster = AppliedCluster(folder)
+    data = ClusterData(folder, slurm, target, cluster)
     actions = ActionRunner(folder, slurm, target, os.environ)
-    collector = Collector([slurm_sources(slurm, options.dialect)], status=slurm_status(options.dialect))
+    collector = Collector(
+        [
+            slurm_sources(slurm, options.dialect),
+            RecoveryMetrics(folder.journal, lambda: recovery_scope(cluster())),
+            RunMetrics(lambda: list_runs(folder.runs)),
+        ],
+        status=slurm_status(options.dialect),
+    )
     token = None if options.open_metrics else read_token(folder.root / TOKEN)
     app = WebApp(_site(folder, address), live, sessions, data, actions, MetricsEndpoint(collector, token))
     server = HttpServer(address.open(), app.handle)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.watch import RunLost, RunWatch, coordinator_is_dead, is_over, job_ids, jobs_of
+from dalsegno.cli.watch import RunLost, RunWatch, job_ids, jobs_of
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
-from dalsegno.runs.status import RunPhase
+from dalsegno.runs.status import RunPhase, coordinator_is_dead, is_over
 from dalsegno.slurm.facts import JobInfo, JobState
 from tests.cli.runs import end, make_run, status, tell
 

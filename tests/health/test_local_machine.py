@@ -167,6 +167,8 @@ def test_slow_gpu_queries_are_repeated_less_often() -> None:
     assert machine.nvml() == machine.nvml() == (GpuFacts(1),)
     machine.close()
     assert machine.nvml() == (GpuFacts(2),), "after a release they are queried again"
+    assert machine.nvml(detailed=True) == machine.nvml(detailed=True) == (GpuFacts(3),)
+    assert machine.nvml() == (GpuFacts(2),), "details do not replace the values of the checks"
 
 
 def test_the_deadline_holds_for_all_questions_together(tmp_path: Path) -> None:

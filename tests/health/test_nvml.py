@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from dalsegno.health.facts import HW_THERMAL
@@ -16,6 +17,12 @@ TOLD = {
     "nvmlDeviceGetMaxClockInfo": 1980,
     "nvmlDeviceGetRemappedRows": (0, 2, 0, 1),
     "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40 | 0x1,
+    "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:41:00.0"),
+    "nvmlDeviceGetPowerUsage": 78_740,
+    "nvmlDeviceGetTotalEnergyConsumption": 123_456,
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=90, memory=40),
+    "nvmlDeviceGetViolationStatus": SimpleNamespace(referenceTime=1, violationTime=5_000_000_000),
+    "nvmlDeviceGetFieldValues": [SimpleNamespace(nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=33))],
 }
 
 
@@ -61,3 +68,25 @@ def test_the_maximum_clock_is_queried_once() -> None:
     assert read_gpu(nvml, 0, known) == read_gpu(nvml, 0, known)
     assert nvml.asked.count("nvmlDeviceGetMaxClockInfo") == 1
     assert nvml.asked.count("nvmlDeviceGetClockInfo") == 2
+
+
+def test_values_for_metrics_are_queried_only_when_asked_for() -> None:
+    nvml = PlayedNvml()
+    assert read_gpu(nvml, 0, {}).power_w is None and "nvmlDeviceGetPowerUsage" not in nvml.asked
+    gpu = read_gpu(nvml, 0, {}, detailed=True)
+    assert (gpu.power_w, gpu.energy_mj, gpu.memory_temperature_c, gpu.bus_id) == (
+        78.74,
+        123_456,
+        33,
+        "00000000:41:00.0",
+    )
+    assert (gpu.utilization_percent, gpu.memory_utilization_percent) == (90, 40)
+    assert gpu.thermal_violation_ns == 5_000_000_000
+    assert (gpu.pcie_replays, gpu.encoder_percent, gpu.memory_free_mib, gpu.memory_reserved_mib) == (None,) * 4
+
+
+def test_a_field_that_the_gpu_does_not_support_is_not_available() -> None:
+    nvml = PlayedNvml()
+    unsupported = SimpleNamespace(nvmlReturn=3, valueType=0, value=SimpleNamespace(uiVal=0))
+    nvml.nvmlDeviceGetFieldValues = lambda handle, fields: [unsupported]
+    assert read_gpu(nvml, 0, {}, detailed=True).memory_temperature_c is None

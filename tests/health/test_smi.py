@@ -25,6 +25,9 @@ H200 = GpuFacts(
     temperature_c=36, slowdown_c=89, clock_mhz=345, max_clock_mhz=1980, throttle=(), utilization_percent=0,
     ecc_corrected=0, ecc_uncorrected=0, remap_pending=False, remap_failed=False, remapped_rows=0,
     pcie_width=16, pcie_max_width=16, memory_total_mib=143771, memory_used_mib=0, processes=(), divided=False,
+    bus_id="00000000:00:06.0", memory_clock_mhz=3201, memory_temperature_c=35, memory_utilization_percent=0,
+    encoder_percent=0, decoder_percent=0, power_w=77.64, pcie_replays=2, memory_free_mib=143156,
+    memory_reserved_mib=616, rows_corrected=0,
 )  # fmt: skip
 
 

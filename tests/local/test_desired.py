@@ -15,6 +15,7 @@ from dalsegno.spec.facts import (
     Cluster,
     Containers,
     Local,
+    Monitoring,
     Node,
     Partition,
     Priority,
@@ -692,13 +693,19 @@ def test_node_services_get_telemetry_boot_id_and_controller_address():
         assert {name: service.env[name] for name in files} == {
             name: str(FOLDER.host("train-2") / file) for name, file in files.items()
         }
-    said = dict(zip(agent.argv[-8::2], agent.argv[-7::2], strict=True))
+    said = dict(zip(agent.argv[-10::2], agent.argv[-9::2], strict=True))
     assert said == {
         "--node": "train-2",
         "--controller": f"{put(there).addresses['head']}:6816",
         "--secret": str(FOLDER.agent_secret("train-2")),
         "--boot-id": str(FOLDER.boot_id("train-2")),
+        "--metrics": str(FOLDER.node_metrics("train-2")),
     }
+
+
+def test_without_monitoring_the_agents_write_no_metrics():
+    _, agent = want(cluster(1, monitoring=Monitoring(enabled=False))).hosts["train-1"].services
+    assert "--metrics" not in agent.argv
 
 
 def test_shell_environment_has_the_controller_socket():

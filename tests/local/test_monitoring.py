@@ -69,7 +69,7 @@ def test_added_node_changes_the_targets_and_restarts_nothing_of_prometheus():
 
 
 def test_changed_settings_restart_prometheus():
-    changed = cluster(2, monitoring=replace(ON, interval_s=30))
+    changed = cluster(2, monitoring=replace(ON, retention_s=3600))
     plan = make_plan(changed, put(changed), want(changed), running(WATCHED))
     assert plan.restart == (("head", "prometheus"),)
 
@@ -115,12 +115,12 @@ def test_switch_counts_until_the_file_changes(tmp_path: Path, in_file: bool, on:
 
 def test_password_is_private_and_kept(tmp_path: Path):
     folder = Folder(tmp_path / "clusters/demo")
-    make_monitor_folders(folder, ["train-1"])
+    make_monitor_folders(folder)
     password, users = folder.monitor_password.read_text(), folder.monitor_web_config.read_text()
     assert {path.stat().st_mode & 0o777 for path in (folder.monitor_password, folder.monitor_web_config)} == {0o600}
     assert folder.monitor.stat().st_mode & 0o777 == 0o700
     assert json.loads(users)["basic_auth_users"]["dalsegno"].startswith("$2b$")
-    make_monitor_folders(folder, ["train-1"])
+    make_monitor_folders(folder)
     assert folder.monitor_password.read_text() == password
 
 

@@ -16,6 +16,7 @@ from dalsegno.health.messages import Finding
 from dalsegno.health.result import Remedy, Verdict
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
 from dalsegno.node_agent.agent import NodeAgentOptions, main, parse_options
+from dalsegno.node_agent.textfile import NAME
 from dalsegno.programs import launcher
 from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.agents import OrderAnswer, OrderEnd
@@ -45,12 +46,13 @@ class Nodes(Scene):
     def telemetry(self, node: str) -> Path:
         return self.folder / f"{node}.json"
 
-    def start(self, node: str) -> subprocess.Popen[bytes]:
+    def start(self, node: str, *more: str) -> subprocess.Popen[bytes]:
         write_telemetry(self.telemetry(node), healthy(node, 2, "h100"))
         (self.folder / f"{node}.boot").write_text(f"boot-of-{node}\n")
         (self.folder / f"{node}.secret").write_bytes(secret_of(node) or b"")
         argv = [*launcher(), "node-agent", "--node", node, "--controller", f"127.0.0.1:{self.port}"]
         argv += ["--secret", str(self.folder / f"{node}.secret"), "--boot-id", str(self.folder / f"{node}.boot")]
+        argv += more
         env = {"PATH": os.defpath, MARK: str(self.folder), "SLURM_CONF": str(self.folder / "slurm.conf")}
         with open(self.folder / "log", "ab") as log:
             process = subprocess.Popen(
@@ -112,6 +114,21 @@ def test_the_agent_is_small_and_reports_a_broken_gpu(nodes: Nodes):
     assert found.remedy is Remedy.RESET and nodes.log == []
 
 
+@pytest.mark.waits
+def test_the_metrics_of_the_node_are_in_a_file_until_the_agent_stops(nodes: Nodes, tmp_path: Path):
+    file = tmp_path / "metrics" / NAME
+    file.parent.mkdir()
+    file.write_text("left 1\n")
+    agent = nodes.start("gpu-1", "--metrics", str(file.parent))
+    nodes.until(lambda: file.exists() and 'DCGM_FI_DEV_GPU_TEMP{gpu="1"' in file.read_text())
+    assert "left" not in file.read_text()
+    write_telemetry(nodes.telemetry("gpu-1"), with_gpu(healthy("gpu-1", 2, "h100"), 1, temperature_c=91.5))
+    nodes.until(lambda: " 91.5\n" in file.read_text())
+    agent.terminate()
+    assert agent.wait(timeout=20) == 0
+    assert os.listdir(file.parent) == []
+
+
 def test_orders_are_carried_out(nodes: Nodes):
     nodes.only_gpu_checks()
     nodes.start("gpu-1")
@@ -156,8 +173,10 @@ def test_validation_with_a_partner_leaves_no_process(nodes: Nodes):
 
 def test_neither_agent_nor_checks_load_heavy_libraries():
     code = (
-        "import sys; from dalsegno.node_agent.agent import main; from dalsegno.node_agent.orders import OrderHandlers;"
-        "checks = OrderHandlers('gpu-1', 'b').continuous_checks({}); list(checks.run_due(frozenset())); checks.gpus();"
+        "import pathlib, sys; from dalsegno.node_agent.agent import main;"
+        "from dalsegno.node_agent.orders import OrderHandlers;"
+        "checks = OrderHandlers('gpu-1', 'b', pathlib.Path('/dev/null')).continuous_checks({});"
+        "list(checks.run_due(frozenset())); checks.gpus();"
         "print(*{name.split('.')[0] for name in sys.modules})"
     )
     env = {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "PATH": os.defpath, "SLURM_CONF": "/dev/null"}
@@ -171,10 +190,12 @@ def test_options_are_parsed_or_refused(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "boot").write_text("b2\n")
     assert parse_options([*good[:-1], str(tmp_path / "boot")]).boot == "b2"
     assert parse_options([*good[:3], "[::1]:6816", *good[4:]]).host == "::1"
+    assert parse_options([*good, "--metrics", "/m"]).metrics == Path("/m")
     for bad in (
         [],
         good[:-2],
         [*good, "--more", "1"],
+        [*good, "--metrics", "relative"],
         [*good[:3], "head", *good[4:]],
         [*good[:3], "head:99999", *good[4:]],
         ["--node", "../x", *good[2:]],

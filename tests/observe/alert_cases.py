@@ -123,7 +123,7 @@ CASES: Mapping[str, AlertCase] = {
         {'up{job="node", instance="n1"}': "1x80", 'up{job="other", instance="n1"}': "0x80"},
     ),
     "CollectorFailing": AlertCase(
-        {'dalsegno_collector_success{source="slurm"}': "0x80"}, {'dalsegno_collector_success{source="slurm"}': "1x80"}
+        {'dalsegno_collector_success{source="squeue"}': "0x80"}, {'dalsegno_collector_success{source="squeue"}': "1x80"}
     ),
     "NodeMetricsMissing": AlertCase(
         {

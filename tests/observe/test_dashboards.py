@@ -104,7 +104,7 @@ def test_every_panel_metric_has_an_origin():
 
 
 def missing(present=(), targets=UP, collected=None, agents=("n1",)):
-    found = explain_missing(DASHBOARDS, present, targets, {"slurm": True} if collected is None else collected, agents)
+    found = explain_missing(DASHBOARDS, present, targets, {"squeue": True} if collected is None else collected, agents)
     return {each.name: each for each in found}
 
 
@@ -129,7 +129,7 @@ def test_one_node_that_is_off_is_not_the_reason():
 
 
 def test_failed_source_of_the_observer_is_named():
-    found = missing(collected={"slurm": False, "runs": True})
+    found = missing(collected={"squeue": False, "runs": True})
     assert found["slurm_queue_running"].state is OriginState.FAILING
     assert found["training_loss"].state is OriginState.QUIET
 

@@ -39,6 +39,11 @@ def test_limit_of_zero_disables_hang_detection():
     assert stepping(StepMarks(0, 0.0), *range(50)).overdue_s(1e9) is None
 
 
+def test_the_first_step_of_a_generation_is_known():
+    marks = StepMarks(None, 0.0)
+    assert [marks.step(number, 1.0) for number in (40, 40, 41)] == [True, False, False]
+
+
 def test_first_rank_to_reach_a_step_counts():
     marks = StepMarks(30.0, 0.0)
     stepping(marks, 10.0, 20.0)

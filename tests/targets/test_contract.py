@@ -27,6 +27,7 @@ from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.base import (
     CanInject,
     CanReadLogs,
+    CanReadMetrics,
     CanReboot,
     CanReplace,
     CanReset,
@@ -54,8 +55,8 @@ containers: {{enabled: false}}
 health: {{mode: observe}}  # nobody but the tests touches a node
 local: {{hosts: {hosts}}}
 """
-ABILITIES = (CanReset, CanReboot, CanReplace, CanResize, CanSeePower, CanReadLogs, CanInject)
-LOCAL = {CanReset, CanReboot, CanReplace, CanSeePower, CanReadLogs, CanInject}
+ABILITIES = (CanReset, CanReboot, CanReplace, CanResize, CanSeePower, CanReadLogs, CanReadMetrics, CanInject)
+LOCAL = {CanReset, CanReboot, CanReplace, CanSeePower, CanReadLogs, CanReadMetrics, CanInject}
 HAS = {"recorded": {CanReboot, CanResize, CanSeePower}, "loopback": LOCAL, "virtual": LOCAL}
 NODE = "train-1"
 

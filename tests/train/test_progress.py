@@ -49,4 +49,59 @@ def test_other_ranks_report_only_their_step() -> None:
     reporter = ProgressReporter(agent, 1, 5)  # type: ignore[arg-type]
     reporter.report(1, StepClock(0.0), 0.5, {}, SaveCounts())
     reporter.report_end(1)
-    assert agent.received == [{"step": 1, "generation": 1}, {"step": 1, "generation": 1, "over": True}]
+    own = {"step": 1, "generation": 1, "rank": 5, "busy_s": 0.0}
+    assert agent.received == [own, {**own, "over": True}]
+
+
+class Ddp:
+    """DDP as far as its measurements go, in nanoseconds."""
+
+    def __init__(self, waited_ns: int | None) -> None:
+        self.waited_ns = waited_ns
+
+    def _get_ddp_logging_data(self) -> dict[str, object]:
+        if self.waited_ns is None:
+            raise RuntimeError("no measurement yet")
+        return {"backward_comm_time": self.waited_ns + 5, "backward_compute_comm_overlap_time": 5}
+
+
+class Compiled:
+    def __init__(self, module: object) -> None:
+        self._orig_mod = module
+
+
+@pytest.mark.parametrize(
+    ("objects", "figures", "busy_s"),
+    [
+        ([], {}, 0.5),
+        ([Ddp(None)], {}, 0.5),
+        ([Ddp(200_000_000)], {}, 0.3),
+        ([object(), Compiled(Ddp(200_000_000))], {}, 0.3),
+        ([Ddp(900_000_000)], {}, 0.005),
+        ([Ddp(200_000_000)], {"busy_s": 0.1}, 0.1),
+        ([Ddp(200_000_000)], {"busy_s": float("nan")}, 0.3),
+        ([], {"busy_s": 7.0}, 0.5),
+    ],
+)
+def test_time_that_a_rank_waits_for_others_is_not_its_own(
+    objects: list[object], figures: dict[str, float], busy_s: float
+) -> None:
+    agent = Agent()
+    reporter = ProgressReporter(agent, 1, 3, objects)  # type: ignore[arg-type]
+    reporter.report(1, StepClock(0.0, mean_s=0.5), None, figures, SaveCounts())
+    assert agent.received[0]["busy_s"] == pytest.approx(busy_s)
+
+
+def test_tokens_and_samples_become_rates() -> None:
+    agent = Agent()
+    reporter = ProgressReporter(agent, 1, 0)  # type: ignore[arg-type]
+    reporter.report(1, StepClock(0.0), None, {"samples": 4, "tokens": 4096}, SaveCounts())
+    reporter._sent_at -= 2.0  # as if two seconds had passed
+    reporter.report(2, StepClock(0.0), None, {"samples": 8, "tokens": 8192}, SaveCounts())
+    assert "samples_per_s" not in agent.received[0]["progress"]
+    found = agent.received[1]["progress"]
+    assert (found["samples_per_s"], found["tokens_per_s"]) == (
+        pytest.approx(4.0, rel=0.1),
+        pytest.approx(4096, rel=0.1),
+    )
+    assert "tokens" not in found

@@ -11,8 +11,9 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.controller_requests import is_silence
-from dalsegno.cli.watch import cluster_is_gone, is_over, jobs_of
+from dalsegno.cli.watch import cluster_is_gone, jobs_of
 from dalsegno.errors import CommandFailed, DalsegnoError
+from dalsegno.runs.status import is_over
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _ends_by_itself(run: RunFolder) -> bool:
 
 
 def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
-    """Wait for the coordinator to record the end, and return whether it did. Do not wait if none can be running."""
+    """Wait for the coordinator to record the end, and return whether it did. Return early if no coordinator can run."""
     from dalsegno.runs.submit.prepare import read_plan
 
     on_head = read_plan(run).on_head and slurm is not None

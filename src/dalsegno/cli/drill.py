@@ -96,7 +96,7 @@ def command(
 
 
 def _remove_or_keep_runs(traces: Traces, survived: bool) -> None:
-    """Remove the runs of a drill that succeeded; otherwise keep them."""
+    """Remove the drill's runs if it succeeded; otherwise keep them for `dalsegno why`."""
     from dalsegno.cluster import runs_home
 
     if survived:

@@ -96,9 +96,9 @@ def _print_once(collector: Collector) -> None:
     failed = [one for one in collector.statuses() if one.fault]
     if len(failed) < len(collector.statuses()):
         click.echo(collector.text(), nl=False)
-    for one in failed:
-        assert one.fault
-        raise meaning_of(one.fault) if isinstance(one.fault, CommandFailed) else one.fault
+    fault = next((one.fault for one in failed), None)
+    if fault:
+        raise meaning_of(fault) if isinstance(fault, CommandFailed) else fault
 
 
 def _serve(collector: Collector, listen: str, token_file: Path | None) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.cluster_sources import ClusterSources
 from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError
 from dalsegno.targets.base import ClusterStatus, DaemonStatus, NodeStatus
 
+if TYPE_CHECKING:
+    from dalsegno.overview.facts import NodeRecovery, Overview, RecoveryView
+
 NODE_DAEMONS = ("slurmd", "node-agent", "node-exporter")
-CONTROLLER_S = 3.0
 NAME_COLUMNS = 40
 
 
@@ -23,43 +25,53 @@ NAME_COLUMNS = 40
 @cluster_option
 @json_option
 def command(name: str | None, json_: bool) -> None:
-    """Show the cluster's nodes, daemons and queue, and any problems."""
+    """Show whether the cluster is healthy, its nodes, daemons and queue, and any problems.
+
+    The first line is the verdict: what is wrong, what is done about it, and whether training is affected.
+    """
     from dalsegno.cluster import find_place, open_cluster
+    from dalsegno.overview.verdict import assess, describe, verdict_message
     from dalsegno.spec.facts import facts_to_json
 
-    target = open_cluster(find_place(name))
-    status = target.status()
-    status = replace(status, problems=(*status.problems, *_problems(target.controller_socket)))
+    place = find_place(name)
+    target = open_cluster(place)
+    overview = _look(ClusterSources(place.name, target, None, target.controller_socket))
+    verdict = assess(overview)
     if json_:
-        out.as_json(facts_to_json(status))
-    else:
-        _show(status)
+        out.as_json({**facts_to_json(overview.status), "verdict": verdict_message(verdict)})
+        return
+    out.data(describe(verdict))
+    _show(overview.status)
 
 
-def _problems(controller: Path | None) -> list[str]:
+def _look(sources: ClusterSources) -> Overview:
+    """Return the present state. A controller that does not answer is part of it."""
+    from dalsegno.overview.facts import Overview
+
+    status, view = sources.status(), None
+    with contextlib.suppress(DalsegnoError):
+        view = sources.recovery_view()
+    status = replace(status, problems=(*status.problems, *_problems(view)))
+    return Overview(status, view, runs=tuple(sources.runs()), all_runs=sources.sees_all_runs)
+
+
+def _problems(view: RecoveryView | None) -> list[str]:
     """Return the problems that the controller reports; [] if it does not answer, which the table of daemons shows."""
-    from dalsegno.recovery.client import ask
-
-    if controller is None:
-        return []
-    try:
-        automation = ask(controller, {"automation": "status"}, CONTROLLER_S)["automation"]
-        nodes = ask(controller, {"nodes": True}, CONTROLLER_S)["nodes"]
-    except (DalsegnoError, KeyError):
+    if view is None:
         return []
     paused = "automation is paused: nodes are not repaired; to resume: `dalsegno automation resume`"
-    found = [node for node in nodes if _needs_attention(node)]
+    found = [node for node in view.nodes.values() if _needs_attention(node)]
     return [
-        *([paused] if automation == "paused" else []),
-        *(f"{node['node']} is {node['phase']}: {node['note'] or node['reason']}" for node in found),
+        *([paused] if view.paused else []),
+        *(f"{node.node} is {node.phase.value}: {node.note or node.reason}" for node in found),
     ]
 
 
-def _needs_attention(node: Mapping[str, Any]) -> bool:
+def _needs_attention(node: NodeRecovery) -> bool:
     """Return whether a node is in a phase that Slurm's states do not show or that needs an administrator."""
     from dalsegno.recovery.phase import NodePhase
 
-    return NodePhase.parse(node["phase"]) in (NodePhase.SUSPECTED, NodePhase.GIVEN_UP)
+    return node.phase in (NodePhase.SUSPECTED, NodePhase.GIVEN_UP)
 
 
 def _show(status: ClusterStatus) -> None:

@@ -94,10 +94,8 @@ def _formed(entry: Entry, cause: str) -> str:
 
 
 def last_cause(entries: Iterable[Entry]) -> Cause:
-    """Return the event that ended the last generation: the first failed rank in the journal, otherwise the first lost
-    node.
-
-    A lost spare does not end a generation.
+    """Return the event that ended the last generation: the first failed rank in the journal, otherwise the first node
+    that was lost or whose warm parent died. A lost spare does not end a generation.
     """
     now: list[Entry] = []
     before: list[Entry] = []
@@ -133,7 +131,7 @@ def describe_end(status: RunStatus) -> str:
 
 
 def nodes_text(status: RunStatus) -> str:
-    """Return a text such as `3/4 nodes`: nodes in training, of the number requested."""
+    """Return, for example, `3/4 nodes`: the nodes in training, and the number requested."""
     spares = sum(node.state is NodeRole.SPARE for node in status.nodes)
     extra = f" and {_count(spares, 'spare')}" if spares else ""
     return f"{len(members(status))}/{_count(status.wanted_nodes, 'node')}{extra}"
@@ -144,7 +142,7 @@ def members(status: RunStatus) -> list[str]:
 
 
 def is_smaller(status: RunStatus) -> bool:
-    return status.phase is RunPhase.RUNNING and 0 < _group_size(status) < status.wanted_nodes
+    return status.phase is RunPhase.RUNNING and 0 < status.group_size < status.wanted_nodes
 
 
 def elapsed_s(status: RunStatus, now: float) -> float:
@@ -164,7 +162,7 @@ def clock(seconds: float) -> str:
 
 def _generation(after: RunStatus, cause: str) -> str:
     wanted = after.wanted_nodes if is_smaller(after) else 0
-    return _generation_text(after.generation, _group_size(after), after.world_size, wanted, cause)
+    return _generation_text(after.generation, after.group_size, after.world_size, wanted, cause)
 
 
 def _generation_text(number: int, nodes: int, processes: int, wanted: int, cause: str) -> str:
@@ -190,10 +188,6 @@ def _waiting(before: RunStatus | None, after: RunStatus) -> list[str]:
     return [f"run {after.run} waits in the queue{f': {after.message}' if after.message else ''}"]
 
 
-def _group_size(status: RunStatus) -> int:
-    return status.world_size // max(1, status.nproc_per_node)
-
-
 def _lost(before: RunStatus | None, after: RunStatus) -> list[RunNodeStatus]:
     """Return the nodes that were lost between two statuses. A node whose job ended normally is not lost."""
     if before is None or after.lost_nodes <= before.lost_nodes:
@@ -212,20 +206,24 @@ def _count(count: int, noun: str, plural: str = "") -> str:
 
 def state_of(status: RunStatus, now: float) -> str:
     """Return the run's phase, or how it ended, and whether its coordinator has died or is silent."""
-    from dalsegno.cli.watch import coordinator_is_dead, is_over, silent_s
-    from dalsegno.runs.status import RunCause
+    from dalsegno.runs.status import coordinator_is_dead, is_over, silent_s
 
     if is_over(status):
-        if status.exit_code == 0:
-            return "done"
-        if status.cause.cancelled:
-            return "cancelled"
-        return "lost" if status.cause is RunCause.CLUSTER_GONE else "failed"
+        return ended_state(status)
     phase = "ending" if status.over else status.phase.value
     if coordinator_is_dead(status):
         return f"{status.phase.value}, no coordinator"
     silent = silent_s(status, now)
     return phase if silent is None else f"{phase}, silent for {age(silent)}"
+
+
+def ended_state(status: RunStatus) -> str:
+    """Return how a run ended: done, cancelled, lost or failed."""
+    if status.exit_code == 0:
+        return "done"
+    if status.cause.cancelled:
+        return "cancelled"
+    return "lost" if status.cause is RunCause.CLUSTER_GONE else "failed"
 
 
 def age(seconds: float) -> str:
@@ -245,7 +243,7 @@ def facts_of(run: RunFolder, status: RunStatus) -> dict[str, Any]:
 
 
 def status_of(run: RunFolder) -> RunStatus | None:
-    """Return a run's status; None with a warning if it cannot be read, and `lost` if its cluster is gone."""
+    """Return a run's status, marked as lost if its cluster is gone. If it cannot be read, warn and return None."""
     from dalsegno.cli.watch import cluster_is_gone, mark_lost
     from dalsegno.errors import DalsegnoError
     from dalsegno.runs.status import read_status

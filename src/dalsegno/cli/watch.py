@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +11,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
-from dalsegno.runs.status import RunCause, RunPhase, RunStatus, read_status
+from dalsegno.runs.status import RunCause, RunPhase, RunStatus, is_over, read_status, silent_s
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 GONE = "lost: its cluster is gone"
 SILENT_S = 30.0  # after this long without a new status, ask Slurm whether the coordinator's job exists
-LOST_S = 120.0  # a live coordinator writes its status every ten seconds
 GONE_S = 5.0  # a coordinator's last status may arrive just after its job has left the queue
 DOWN_GRACE_S = 2.0  # a `down` in progress writes the last status of each run itself
 NOT_STARTED_S = 60.0  # the controller normally starts a coordinator at once
@@ -126,11 +124,6 @@ class RunWatch:
             )
 
 
-def is_over(status: RunStatus) -> bool:
-    """Return whether the run has ended and is cleaned up: the coordinator writes the exit code last."""
-    return status.over and status.exit_code is not None
-
-
 def find_status(run: RunFolder) -> RunStatus | None:
     """Return the status of a run; None if there is none or it cannot be read."""
     with contextlib.suppress(DalsegnoError, OSError):
@@ -162,16 +155,6 @@ def cluster_is_gone(run: RunFolder) -> bool:
     return False
 
 
-def silent_s(status: RunStatus, now: float) -> float | None:
-    """Return how long the coordinator has been silent, or None if that is within limits.
-
-    While the run waits in the queue there may be no coordinator.
-    """
-    silence = now - status.updated
-    speaks = not status.coordinator_pid or status.phase is RunPhase.WAITING or is_over(status) or silence < LOST_S
-    return None if speaks else silence
-
-
 def jobs_of(run: RunFolder, jobs: Sequence[JobInfo]) -> list[JobInfo]:
     """Return the run's active jobs: they have the run's id as their name, and belong to its owner.
 
@@ -199,11 +182,3 @@ def job_ids(run: RunFolder, status: RunStatus) -> list[int]:
         return list(status.jobs)
     had = [entry for entry in journal.read(run.journal) if entry.get("event") in (RunEvent.SUBMITTED, RunEvent.GRANTED)]
     return list(dict.fromkeys(job for entry in had if isinstance(job := entry.get("job"), int)))
-
-
-def coordinator_is_dead(status: RunStatus) -> bool:
-    """Return whether the coordinator has died. Only a process on the same host can know."""
-    from dalsegno.system.children import start_ticks
-
-    here = status.coordinator_host == socket.gethostname()
-    return bool(status.coordinator_pid) and here and not is_over(status) and start_ticks(status.coordinator_pid) is None

@@ -1,6 +1,6 @@
 """Facts about the parts of a node, from NVML, nvidia-smi, sysfs, or the telemetry of a simulated node.
 
-None means that the value is not available; checks report that, and neither pass nor fail for it.
+None means that the value is not available. A check reports that, and neither passes nor fails because of it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,21 @@ class GpuFacts:
     memory_used_mib: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
     divided: bool | None = None  # divided into parts (MIG), which reserve some memory
+    # The values below are only for metrics; no check judges them.
+    bus_id: str = ""  # PCI address, as NVML writes it: 00000000:41:00.0
+    memory_clock_mhz: float | None = None
+    memory_temperature_c: float | None = None
+    memory_utilization_percent: float | None = None
+    encoder_percent: float | None = None
+    decoder_percent: float | None = None
+    power_w: float | None = None
+    energy_mj: int | None = None  # millijoules since the driver was loaded
+    pcie_replays: int | None = None
+    memory_free_mib: int | None = None
+    memory_reserved_mib: int | None = None
+    rows_corrected: int | None = None  # rows remapped for correctable errors
+    power_violation_ns: int | None = None  # time with clocks reduced by the power limit
+    thermal_violation_ns: int | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dalsegno.wire.frames import Message
 
 MAX_FINDINGS = 256
 MAX_GPUS = 64
-MAX_TEXT = 500  # characters of one text; the sender cuts longer ones off, the reader refuses them
+MAX_TEXT = 500  # longest string, in characters; the sender truncates longer ones, the reader refuses them
 
 _E = TypeVar("_E", Verdict, Remedy)
 

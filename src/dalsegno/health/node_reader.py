@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,7 @@ NVML_TIMEOUT_S = 6.0
 MAX_PACE_S = 1.0
 SAME_ROUND_S = 0.3
 NVML_SHARE, NVML_MAX_AGE_S = 0.005, 10.0  # share of the time that queries may take; longest reuse of an answer
+DETAILS_MAX_AGE_S = 20.0  # DCGM's own exporter queries every 30 s
 OPENED_S = 2.0  # longest reuse of the first answer, which is slow because the library is opened
 Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
 
@@ -68,13 +70,14 @@ class NodeReader(Protocol):
         """Return the largest possible error of the kernel's clock."""
         ...
 
-    def nvml(self) -> Gpus:
-        """Return the GPUs as NVML reports them; None without the library or driver."""
+    def nvml(self, detailed: bool = False) -> Gpus:
+        """Return the GPUs as NVML reports them; None without the library or driver. If `detailed`, with the values that
+        only metrics show, which may be older."""
         ...
 
 
 class LocalNode:
-    """The local node. `gpus` queries NVML; by default within this process.
+    """The local node. `gpus` queries NVML, by default within this process.
 
     `until` (monotonic) is a deadline for all reads and commands together.
     """
@@ -84,8 +87,11 @@ class LocalNode:
     ) -> None:
         self.expected, self.env, self.seen = expected, env, SeenBefore()
         self._log, self._nvml = KernelLog(), Nvml()
-        self._patient = AbandonableCall("NVML", gpus or self._nvml.read)
-        self._gpus: tuple[float, Gpus] = (-math.inf, None)
+        # Apart from each other: details take twice as long, and must not make the checks' values older.
+        self._patient = {
+            detailed: AbandonableCall("NVML", gpus or partial(self._nvml.read, detailed)) for detailed in (False, True)
+        }
+        self._gpus: dict[bool, tuple[float, Gpus]] = {}
         self.until = math.inf
 
     def now(self) -> float:
@@ -144,28 +150,29 @@ class LocalNode:
         except (OSError, AttributeError) as error:
             raise NoAnswer(f"adjtimex: {error}") from error
 
-    def nvml(self) -> Gpus:
+    def nvml(self, detailed: bool = False) -> Gpus:
         """Return the GPUs. All checks of one round share the answer.
 
         A slow answer is reused for longer: querying eight GPUs every second would cost more than all other checks.
         """
         began = time.monotonic()
-        if began >= self._gpus[0]:
-            oldest_s = OPENED_S if self._gpus[0] == -math.inf else NVML_MAX_AGE_S
-            found = self._patient.within(self._left(NVML_TIMEOUT_S))
-            self._gpus = (began + min(good_for_s(time.monotonic() - began), oldest_s), found)
-        return self._gpus[1]
+        until, found = self._gpus.get(detailed, (-math.inf, None))
+        if began >= until:
+            oldest_s = OPENED_S if not self._gpus else DETAILS_MAX_AGE_S if detailed else NVML_MAX_AGE_S
+            found = self._patient[detailed].within(self._left(NVML_TIMEOUT_S))
+            self._gpus[detailed] = began + good_for_s(time.monotonic() - began, oldest_s), found
+        return found
 
     def close(self) -> None:
         """Release the log, and the GPUs so that they can be reset. The next round opens them again."""
-        self._gpus = (-math.inf, None)
+        self._gpus = {}
         self._nvml.close()
         self._log.close()
 
 
-def good_for_s(took_s: float) -> float:
+def good_for_s(took_s: float, oldest_s: float = NVML_MAX_AGE_S) -> float:
     """Return how long an answer from NVML is reused, so that queries take a small share of the time."""
-    return min(max(took_s / NVML_SHARE, SAME_ROUND_S), NVML_MAX_AGE_S)
+    return min(max(took_s / NVML_SHARE, SAME_ROUND_S), oldest_s)
 
 
 class RecordedNode:
@@ -216,7 +223,7 @@ class RecordedNode:
     def clock_error_s(self) -> float:
         return float(self.read("/clock_error_s"))
 
-    def nvml(self) -> Gpus:
+    def nvml(self, detailed: bool = False) -> Gpus:
         return None
 
     def _lines(self, name: str) -> list[str]:

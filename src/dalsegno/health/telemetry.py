@@ -24,7 +24,7 @@ from dalsegno.system.files import write_atomic
 
 
 _T = TypeVar("_T")
-_KEYS = {"model": "name"}  # nvidia-smi's word, which the nvidia-smi of simulated nodes reads
+_KEYS = {"model": "name"}  # nvidia-smi's term, which the nvidia-smi of simulated nodes expects
 
 
 def plain(value: object) -> Any:
@@ -104,6 +104,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 VARIABLE = "DALSEGNO_TELEMETRY"  # path of the node's file; set for everything that runs on a simulated node
 XID = "NVRM: Xid (PCI:{bus}): {code}, pid={pid}, {text}"
+FIRST_BUS = 0x41  # PCI bus of the first simulated GPU
 
 
 class BadTelemetry(Exception):
@@ -112,7 +113,7 @@ class BadTelemetry(Exception):
 
 @dataclass(frozen=True)
 class Telemetry:
-    """The state of a simulated node. `stamp` identifies the GPUs it was made for and is never changed."""
+    """The state of a simulated node. `stamp` identifies the GPUs that the state was made for, and never changes."""
 
     node: str
     gpus: tuple[GpuFacts, ...] = ()
@@ -184,7 +185,7 @@ def with_line(telemetry: Telemetry, at: float, text: str, level: int = 3) -> Tel
 
 def xid_line(code: int, text: str, *, gpu: int = 0, pid: int = 4242) -> str:
     """Return the line that the driver logs: `NVRM: Xid (PCI:0000:41:00): 79, pid=4242, GPU has fallen off the bus.`"""
-    return XID.format(bus=f"0000:{0x41 + gpu:02x}:00", code=code, pid=pid, text=text)
+    return XID.format(bus=f"0000:{FIRST_BUS + gpu:02x}:00", code=code, pid=pid, text=text)
 
 
 def _healthy_gpu(body: str, index: int, model: str, links: int, memory_mib: int) -> GpuFacts:
@@ -215,6 +216,20 @@ def _healthy_gpu(body: str, index: int, model: str, links: int, memory_mib: int)
         memory_used_mib=0,
         processes=(),
         divided=False,
+        bus_id=f"00000000:{FIRST_BUS + index:02X}:00.0",
+        memory_clock_mhz=2619,
+        memory_temperature_c=38,
+        memory_utilization_percent=0,
+        encoder_percent=0,
+        decoder_percent=0,
+        power_w=72,
+        energy_mj=0,
+        pcie_replays=0,
+        memory_free_mib=memory_mib,
+        memory_reserved_mib=0,
+        rows_corrected=0,
+        power_violation_ns=0,
+        thermal_violation_ns=0,
     )
 
 

@@ -1,5 +1,7 @@
 """The node agent: `node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE`.
 
+With `--metrics FOLDER`, it also writes the metrics of the node to a file in that folder, for node_exporter.
+
 One thread serves all sockets. Checks and orders run in separate processes, which the agent can kill. The agent also
 runs without a controller, and reports its last findings when it has reconnected.
 """
@@ -11,6 +13,7 @@ import errno
 import logging
 import random
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +47,7 @@ from dalsegno.health.wire import (
 from dalsegno.log import start_logging
 from dalsegno.node_agent.findings import Findings
 from dalsegno.node_agent.orders import Do, OrderHandlers, OrderProcesses
+from dalsegno.node_agent.textfile import STALE_S, Textfile
 from dalsegno.node_agent.worker import CHECK_S, CheckWatch, Make
 from dalsegno.system.files import read_text
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
@@ -241,11 +245,24 @@ def main(arguments: Sequence[str]) -> int:
     except DalsegnoError as error:
         log.error("cannot start: %s; %s", error.what, error.hint)
         return error.exit_code
-    duties = OrderHandlers(options.node, options.boot)
+    duties = OrderHandlers(options.node, options.boot, options.metrics)
     agent = NodeAgent(options, secret, duties.continuous_checks, duties.do)
     duties.findings, duties.address, duties.settings = agent.findings.all, agent.link_address, agent.watch.settings
-    agent.serve()
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        agent.serve()
+    except AgentStopped:
+        agent.close()
     return 0
+
+
+class AgentStopped(Exception):
+    """The agent received SIGTERM."""
+
+
+def _stop(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise AgentStopped
 
 
 @dataclass(frozen=True)
@@ -255,23 +272,26 @@ class NodeAgentOptions:
     port: int
     secret: Path
     boot: str
+    metrics: Path | None = None  # folder for the file with the node's metrics
 
 
 def parse_options(arguments: Sequence[str]) -> NodeAgentOptions:
     """Parse the command line by hand: argparse takes as much memory as everything else here."""
-    hint = "node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE"
+    hint = "node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE [--metrics FOLDER]"
     names = {"--node", "--controller", "--secret", "--boot-id"}
     given = dict(zip(arguments[::2], arguments[1::2], strict=False))
-    if len(arguments) != 8 or set(given) != names:
-        raise UsageError("the node agent needs exactly four options", hint=hint)
+    if len(arguments) != 2 * len(given) or set(given) - {"--metrics"} != names:
+        raise UsageError("the node agent needs four options, and takes `--metrics`", hint=hint)
     host, _, port = given["--controller"].rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(f"`{given['--controller']}` is not HOST:PORT", hint=hint)
     if not is_node_name(given["--node"]):
         raise UsageError(f"invalid node name `{given['--node']}`", hint=hint)
-    return NodeAgentOptions(
-        given["--node"], host.strip("[]"), int(port), Path(given["--secret"]), _boot(given["--boot-id"], hint)
-    )
+    metrics = Path(given["--metrics"]) if "--metrics" in given else None
+    if metrics and not metrics.is_absolute():
+        raise UsageError(f"`{metrics}` is not an absolute path", hint=hint)
+    boot = _boot(given["--boot-id"], hint)
+    return NodeAgentOptions(given["--node"], host.strip("[]"), int(port), Path(given["--secret"]), boot, metrics)
 
 
 def _boot(value: str, hint: str) -> str:
@@ -300,6 +320,10 @@ class NodeAgent:
         self.orders = OrderProcesses(do, self.selector, self._send, self.link.can_send)
         self._beat_at = 0.0
         self._has_settings, self._checked_with_settings = False, False
+        self._textfile = Textfile(options.metrics) if options.metrics else None
+        self._textfile_at = 0.0
+        if self._textfile:
+            self._textfile.remove()  # an agent that was killed may have left it
 
     def serve(self) -> None:
         while True:
@@ -308,6 +332,9 @@ class NodeAgent:
     def turn(self, most_s: float = 60.0) -> None:
         """Wait for the next event and handle it."""
         now = time.monotonic()
+        if self._textfile and now >= self._textfile_at:
+            self._textfile_at = now + STALE_S / 3
+            self._textfile.remove_stale(time.time())
         due = [self.link.wake(now), self.watch.wake(now), self.orders.wake(now), self._send_news(now)]
         wait = min((at - now for at in due if at is not None), default=most_s)
         for key, events in self.selector.select(min(max(wait, 0.0), most_s)):
@@ -319,6 +346,8 @@ class NodeAgent:
     def close(self) -> None:
         self.orders.drop_all()
         self.watch.close()
+        if self._textfile:
+            self._textfile.remove()
         self.link.close()
         self.selector.close()
 

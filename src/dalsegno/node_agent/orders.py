@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket
+from typing import Protocol
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.check import Context
@@ -51,8 +52,8 @@ class _RunningOrder:
 
 
 class OrderProcesses:
-    """The processes of orders. `send` sends an answer to the controller; `can_send` returns whether there is room for
-    one."""
+    """The processes that carry out orders. `send` sends an answer to the controller; `can_send` returns whether there
+    is room for one."""
 
     def __init__(
         self, do: Do, selector: selectors.BaseSelector, send: Callable[[Message], None], can_send: Callable[[], bool]
@@ -149,14 +150,21 @@ def _carry_out(do: Do, order: Order, sock: socket) -> None:
 
 GPUS_EVERY_S = 30.0
 READINGS_EVERY_S = 2.0
-MEMORY = "memory-of-runs"
+MEMORY, METRICS = "memory-of-runs", "node-metrics"
+
+
+class MetricsWriter(Protocol):
+    """Writes the node's metrics when they are due (`NodeMetrics`)."""
+
+    def write_due(self) -> None: ...
 
 
 class ContinuousChecks:
-    """The continuous checks of this node."""
+    """The continuous checks of this node, and its metrics."""
 
-    def __init__(self, checkup: Checkup) -> None:
+    def __init__(self, checkup: Checkup, metrics: MetricsWriter | None = None) -> None:
         self._checkup, self._gpus_at, self._memory = checkup, float("-inf"), SharedMemorySweeper()
+        self._metrics = metrics
         self._readings_at, self._readings = float("-inf"), tuple[GpuReading, ...]()
 
     def names(self) -> Iterable[str]:
@@ -167,9 +175,13 @@ class ContinuousChecks:
         if MEMORY not in without:
             yield MEMORY  # if the sweep hangs, this name is reported instead of the last check's
             self._memory.tidy(time.monotonic())
+        if self._metrics and METRICS not in without:
+            yield METRICS
+            self._metrics.write_due()
 
     def gpus(self) -> Iterable[GpuIdentity] | None:
-        """Return the GPUs, except lost ones; None if the last answer is recent, because GPUs rarely change."""
+        """Return the GPUs, except lost ones; None if the last query was recent (GPUs rarely change) or got no
+        answer."""
         if time.monotonic() - self._gpus_at < GPUS_EVERY_S:
             return None
         self._gpus_at = time.monotonic()
@@ -207,16 +219,24 @@ def read_gpu(gpu: GpuFacts) -> GpuReading:
 
 @dataclass
 class OrderHandlers:
-    """Carries out the orders of one agent. `findings` returns the agent's last findings, `address` its own address."""
+    """Carries out the orders of one agent. `findings` returns the agent's last findings, `address` its own address.
+    The metrics of the node are written to a file in the folder `metrics`, if there is one."""
 
     node: str
     boot: str
+    metrics: Path | None = None
     findings: Callable[[], tuple[Finding, ...]] = field(default=tuple)
     address: Callable[[], str] = field(default=str)
     settings: Callable[[], Message] = field(default=dict)
 
     def continuous_checks(self, settings: Message) -> ContinuousChecks:
-        return ContinuousChecks(self.checkup(settings))
+        if self.metrics is None:
+            return ContinuousChecks(self.checkup(settings))
+        from dalsegno.node_agent.metrics_writer import NodeMetrics  # an agent without metrics stays small
+        from dalsegno.node_agent.textfile import Textfile
+
+        checkup = self.checkup(settings)
+        return ContinuousChecks(checkup, NodeMetrics(checkup.node, self.node, Textfile(self.metrics)))
 
     def checkup(self, settings: Message) -> Checkup:
         return Checkup(CHECKS, machine_here(os.environ, self.node), check_settings(settings))

@@ -33,6 +33,7 @@ ROUND_S = 1.0  # pause between two rounds; each check also has its own interval
 CHECK_S = 8.0  # how long one check may take; its own timeouts are shorter
 FIRST_LEAVE_S, MAX_LEAVE_S = 60.0, 900.0  # how long a check that hung is skipped
 GPUS = "gpu-list"  # name of the query for GPUs, in case it hangs
+CLOSE_S = 1.0  # longest wait for a killed process, which may hang in the kernel
 MAX_STUCK = 8  # if this many killed processes hang in the kernel, no new ones are started
 
 
@@ -127,9 +128,10 @@ class CheckWatch:
         return self._since + self._check_s if self._busy else max(self._due, self._rests_until, now + 0.01)
 
     def close(self) -> None:
+        """End the process, and wait a moment for it: it writes the node's metrics, which are removed afterwards."""
         self._end()
         for forked in self._stuck:
-            forked.ended()
+            forked.wait(CLOSE_S)
 
     def _begin(self, now: float) -> None:
         self._due = now + ROUND_S

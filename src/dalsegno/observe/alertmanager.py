@@ -34,7 +34,7 @@ def render_alertmanager(settings: Monitoring) -> dict[str, Any]:
         "route": {
             "receiver": RECEIVER,
             "group_by": ["cluster", "alertname"],
-            "group_wait": "15s",
+            "group_wait": f"{2 * settings.interval_s}s",  # for the other alerts of the same fault
             "group_interval": "5m",
             "repeat_interval": "4h",
         },

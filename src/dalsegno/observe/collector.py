@@ -4,7 +4,7 @@ Each source has a thread of its own: a slurmctld that does not answer must not d
 matter most at that time. Sources in a `SourceGroup` share a thread and are asked in order.
 
 A source that fails loses its series until it succeeds again. Its success gauge is 0. The same holds for a source
-that has not answered for `late_after_s`: old values are never served as fresh ones.
+that has not answered for two cycles and 30 s: old values are never served as fresh ones.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dalsegno.observe.exposition import Family, labelled, render
 log = logging.getLogger("collector")
 
 INTERVAL_S = 15.0
+_GRACE_S = 30.0  # a command of Slurm may take as long
 _CLOSE_S = 2.0  # how long to wait for a source that is being asked; its thread is a daemon
 
 
@@ -58,11 +59,11 @@ class SourceStatus:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """The text of a source's families, and when its collection ended on the monotonic clock."""
+    """The text of a source's families. `late_s` is on the monotonic clock."""
 
     status: SourceStatus
     text: bytes = b""
-    ended_s: float = 0.0
+    late_s: float = 0.0  # when the next one is late
 
 
 StatusFamilies = Callable[[Sequence[SourceStatus]], Sequence[Family]]
@@ -100,7 +101,6 @@ class Collector:
     ) -> None:
         self._groups = [one.sources if isinstance(one, SourceGroup) else (one,) for one in sources]
         self._interval_s, self._status, self._clock = interval_s, status, clock
-        self._late_after_s = 30 + 2 * interval_s  # a command of Slurm may take 30 s
         self._last = {one.name: _Snapshot(SourceStatus(one.name)) for group in self._groups for one in group}
         self._owners: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -129,10 +129,10 @@ class Collector:
 
     def text(self) -> bytes:
         """Return the last text of each source that is not late, and the collector's own metrics."""
-        oldest_s = self._clock() - self._late_after_s
+        now_s = self._clock()
         with self._lock:
             last = list(self._last.values())
-        fresh = [one if one.ended_s >= oldest_s else _Snapshot(replace(one.status, success=False)) for one in last]
+        fresh = [one if now_s <= one.late_s else _Snapshot(replace(one.status, success=False)) for one in last]
         return b"".join([*(one.text for one in fresh), render(self._status([one.status for one in fresh]))])
 
     def statuses(self) -> list[SourceStatus]:
@@ -141,24 +141,26 @@ class Collector:
             return [one.status for one in self._last.values()]
 
     def _repeat(self, group: Sequence[MetricSource]) -> None:
+        took_s = 0.0
         while not self._closed.is_set():
             began_s = self._clock()
-            self._collect_group(group)
+            self._collect_group(group, took_s)
             took_s = self._clock() - began_s
             self._closed.wait(max(self._interval_s - took_s, took_s))  # ask a slow controller less often
 
-    def _collect_group(self, group: Sequence[MetricSource]) -> None:
+    def _collect_group(self, group: Sequence[MetricSource], last_took_s: float = 0.0) -> None:
+        late_after_s = _GRACE_S + 2 * max(self._interval_s, 2 * last_took_s)
         for source in group:
             if self._closed.is_set():
                 return
             before = self._last[source.name].status
-            snapshot = self._collect_one(source, before)
-            if snapshot.status.success and not before.success:
-                log.info("%s: collected in %.2f s", source.name, snapshot.status.duration_s)
+            status, text = self._collect_one(source, before)
+            if status.success and not before.success:
+                log.info("%s: collected in %.2f s", source.name, status.duration_s)
             with self._lock:
-                self._last[source.name] = snapshot
+                self._last[source.name] = _Snapshot(status, text, self._clock() + late_after_s)
 
-    def _collect_one(self, source: MetricSource, before: SourceStatus) -> _Snapshot:
+    def _collect_one(self, source: MetricSource, before: SourceStatus) -> tuple[SourceStatus, bytes]:
         began_s, text, success = self._clock(), b"", False
         fault: DalsegnoError | None = None
         try:
@@ -171,16 +173,15 @@ class Collector:
         except Exception as bug:  # a bug in one source must not end the others
             fault = DalsegnoError(f"internal error: {bug!r}")
             log.exception("%s failed", source.name)
-        ended_s = self._clock()
         status = SourceStatus(
             source.name,
             success=success,
-            duration_s=ended_s - began_s,
+            duration_s=self._clock() - began_s,
             last_success_at=time.time() if success else before.last_success_at,
             skipped_rows=getattr(source, "skipped_rows", 0) if success else 0,
             fault=fault,
         )
-        return _Snapshot(status, text, ended_s)
+        return status, text
 
     def _claim(self, source: str, families: Sequence[Family]) -> None:
         """Note which source a name belongs to. Prometheus refuses a scrape in which a name occurs twice."""

@@ -5,7 +5,7 @@ A test runs every query against a Prometheus that scrapes a local cluster, and a
 
 from __future__ import annotations
 
-from dalsegno.observe.panels import Dashboard, Panel, PanelKind, PanelQuery, Variable, graph, number
+from dalsegno.observe.panels import Dashboard, GrafanaPanel, PanelKind, PanelQuery, Variable, graph, number
 
 RATE = "$__rate_interval"
 NODE = 'instance=~"$node"'
@@ -49,8 +49,8 @@ CLUSTER = Dashboard(
             ("sum by (source) (dalsegno_collector_success)", "{{source}} collected"),
             about="A failing exporter leaves panels without data. `dalsegno monitor check` names it.",
         ),
-        Panel("State of each node", (PanelQuery("dalsegno_node_state == 1"),), PanelKind.TABLE),
-        Panel(
+        GrafanaPanel("State of each node", (PanelQuery("dalsegno_node_state == 1"),), PanelKind.TABLE),
+        GrafanaPanel(
             "Free space",
             (
                 PanelQuery(
@@ -189,13 +189,13 @@ QUEUE = Dashboard(
         ),
         graph("GPUs by user", ("sum by (user) (dalsegno_user_gpus)", "{{user}}"), stacked=True),
         graph("GPUs by account", ("sum by (account) (dalsegno_account_gpus)", "{{account}}"), stacked=True),
-        Panel(
+        GrafanaPanel(
             "GPU hours by user",
             (PanelQuery("sum by (user) (increase(dalsegno_gpu_seconds_total[$__range])) / 3600", "{{user}}"),),
             PanelKind.BARS,
             unit="h",
         ),
-        Panel(
+        GrafanaPanel(
             "GPU hours by account",
             (PanelQuery("sum by (account) (increase(dalsegno_gpu_seconds_total[$__range])) / 3600", "{{account}}"),),
             PanelKind.BARS,
@@ -225,7 +225,7 @@ QUEUE = Dashboard(
 _PORT = "{{instance}} {{device}}"
 
 
-def _efa(title: str, *names: str, unit: str = "Bps") -> Panel:
+def _efa(title: str, *names: str, unit: str = "Bps") -> GrafanaPanel:
     queries = [
         (f"sum by (instance) (rate(node_amazonefa_{name}{{{NODE}}}[{RATE}]))", f"{{{{instance}}}} {name}")
         for name in names
@@ -233,7 +233,7 @@ def _efa(title: str, *names: str, unit: str = "Bps") -> Panel:
     return graph(title, *queries, unit=unit, about="Only on nodes with EFA.")
 
 
-def _port(title: str, counter: str, factor: str = "", unit: str = "short") -> Panel:
+def _port(title: str, counter: str, factor: str = "", unit: str = "short") -> GrafanaPanel:
     rate = f'rate(dalsegno_fabric_counter{{{NODE}, counter="{counter}"}}[{RATE}])'
     return graph(title, (f"{rate}{factor}", _PORT), unit=unit)
 
@@ -273,7 +273,7 @@ FABRIC = Dashboard(
 )
 
 
-def _quantiles(title: str, name: str) -> Panel:
+def _quantiles(title: str, name: str) -> GrafanaPanel:
     buckets = f"sum by (le) (rate(dalsegno_recovery_{name}_seconds_bucket[$__range]))"
     return graph(
         title,

@@ -39,16 +39,17 @@ _ORIGINS = (  # the first prefix that fits
     ("dalsegno_node_metrics_", MetricOrigin.NODE_AGENT),
     ("node_", MetricOrigin.NODE_EXPORTER),
     ("training_", MetricOrigin.RUNS),
+    ("dalsegno_recovery_resume_", MetricOrigin.RUNS),
     ("dalsegno_recovery_", MetricOrigin.RECOVERY),
     ("dalsegno_collector_", MetricOrigin.OBSERVER),
     ("dalsegno_build_", MetricOrigin.OBSERVER),
     ("slurm_", MetricOrigin.SLURM),
     ("dalsegno_", MetricOrigin.SLURM),
 )
-_SOURCES = {  # the observer's own name for the source, in dalsegno_collector_success
-    MetricOrigin.SLURM: "slurm",
-    MetricOrigin.RUNS: "runs",
-    MetricOrigin.RECOVERY: "recovery",
+_SOURCES = {  # the observer's names for its sources, in dalsegno_collector_success
+    MetricOrigin.SLURM: ("sinfo", "squeue", "sdiag", "sshare"),
+    MetricOrigin.RUNS: ("runs",),
+    MetricOrigin.RECOVERY: ("recovery",),
 }
 _QUIET = {
     MetricOrigin.NODE_EXPORTER: "node_exporter answers; this kernel has no such data",
@@ -128,9 +129,9 @@ def _fault(
         )
     if fault := _job_fault("dalsegno", "the observer", targets):
         return fault
-    source = _SOURCES.get(origin)
-    if source is not None and collected.get(source) is False:
-        return f"the observer could not collect `{source}`: `dalsegno logs --daemon observer` shows why"
+    failed = [source for source in _SOURCES.get(origin, ()) if collected.get(source) is False]
+    if failed:
+        return f"the observer could not collect {', '.join(failed)}: `dalsegno logs --daemon observer` shows why"
     return ""
 
 

@@ -35,8 +35,8 @@ class PanelQuery:
 
 
 @dataclass(frozen=True)
-class Panel:
-    """A panel. `unit` is one of Grafana's ids; `stacked` graphs show shares of a whole."""
+class GrafanaPanel:
+    """A panel of a dashboard. `unit` is one of Grafana's ids; `stacked` graphs show shares of a whole."""
 
     title: str
     queries: tuple[PanelQuery, ...]
@@ -63,19 +63,29 @@ class Dashboard:
 
     uid: str
     title: str
-    panels: tuple[Panel, ...]
+    panels: tuple[GrafanaPanel, ...]
     variables: tuple[Variable, ...] = ()
 
 
-def graph(title: str, *queries: tuple[str, str], **more: Any) -> Panel:
+def graph(
+    title: str,
+    *queries: tuple[str, str],
+    unit: str = "short",
+    about: str = "",
+    stacked: bool = False,
+    largest: float | None = None,
+) -> GrafanaPanel:
     """Return a panel with curves. Each query is an expression and its legend."""
-    return Panel(title, tuple(PanelQuery(*each) for each in queries), **more)
+    asked = tuple(PanelQuery(*each) for each in queries)
+    return GrafanaPanel(title, asked, unit=unit, about=about, stacked=stacked, largest=largest)
 
 
-def number(title: str, expr: str, legend: str = "", **more: Any) -> Panel:
+def number(
+    title: str, expr: str, legend: str = "", *, unit: str = "short", about: str = "", width: int = 4
+) -> GrafanaPanel:
     """Return a small panel with the present values of one query."""
-    size: dict[str, Any] = {"width": 4, "height": 4, **more}
-    return Panel(title, (PanelQuery(expr, legend),), PanelKind.NUMBER, **size)
+    asked = (PanelQuery(expr, legend),)
+    return GrafanaPanel(title, asked, PanelKind.NUMBER, unit, about, width, height=4)
 
 
 def of_cluster(expr: str) -> str:
@@ -131,7 +141,7 @@ def _variable(variable: Variable) -> dict[str, Any]:
     }
 
 
-def _panels(panels: Sequence[Panel]) -> Iterator[dict[str, Any]]:
+def _panels(panels: Sequence[GrafanaPanel]) -> Iterator[dict[str, Any]]:
     x = y = tallest = 0
     for index, panel in enumerate(panels, 1):
         if x + panel.width > COLUMNS:
@@ -140,7 +150,7 @@ def _panels(panels: Sequence[Panel]) -> Iterator[dict[str, Any]]:
         x, tallest = x + panel.width, max(tallest, panel.height)
 
 
-def _panel(index: int, panel: Panel, x: int, y: int) -> dict[str, Any]:
+def _panel(index: int, panel: GrafanaPanel, x: int, y: int) -> dict[str, Any]:
     instant = panel.kind is not PanelKind.GRAPH
     targets = [
         {
@@ -167,7 +177,7 @@ def _panel(index: int, panel: Panel, x: int, y: int) -> dict[str, Any]:
     }
 
 
-def _field_defaults(panel: Panel) -> dict[str, Any]:
+def _field_defaults(panel: GrafanaPanel) -> dict[str, Any]:
     found: dict[str, Any] = {"unit": panel.unit, "min": 0, "noValue": "no data: dalsegno monitor check"}
     if panel.largest is not None:
         found["max"] = panel.largest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dalsegno.observe.collector import SourceStatus, status_families
 from dalsegno.observe.exposition import Family, gauge, labelled
@@ -58,18 +58,20 @@ def _nodes_by_features(rows: Sequence[NodeLoad]) -> list[Family]:
 
 
 def _node_families(rows: Sequence[NodeLoad]) -> list[Family]:
-    def family(name: str, help: str, value: Callable[[NodeLoad], int]) -> Family:
-        values: Values = {(row.name, row.word, row.partition): value(row) for row in rows}
-        return labelled(f"slurm_node_{name}", help, ["node", "status", "partition"], values)
+    keys = [(row.name, row.word, row.partition) for row in rows]
+
+    def family(name: str, help: str, values: Iterable[int]) -> Family:
+        found: Values = dict(zip(keys, values, strict=True))
+        return labelled(f"slurm_node_{name}", help, ["node", "status", "partition"], found)
 
     return [
-        family("cpu_alloc", "Allocated CPUs of a node.", lambda row: row.cpus_alloc),
-        family("cpu_idle", "Idle CPUs of a node.", lambda row: row.cpus_idle),
-        family("cpu_other", "Unavailable CPUs of a node.", lambda row: row.cpus_other),
-        family("cpu_total", "All CPUs of a node.", lambda row: row.cpus),
-        family("mem_alloc", "Allocated memory of a node in MiB.", lambda row: row.memory_used_mib),
-        family("mem_total", "All memory of a node in MiB.", lambda row: row.memory_mib),
-        family("status", "The state of a node in each of its partitions; always 1.", lambda _: 1),
+        family("cpu_alloc", "Allocated CPUs of a node.", [row.cpus_alloc for row in rows]),
+        family("cpu_idle", "Idle CPUs of a node.", [row.cpus_idle for row in rows]),
+        family("cpu_other", "Unavailable CPUs of a node.", [row.cpus_other for row in rows]),
+        family("cpu_total", "All CPUs of a node.", [row.cpus for row in rows]),
+        family("mem_alloc", "Allocated memory of a node in MiB.", [row.memory_used_mib for row in rows]),
+        family("mem_total", "All memory of a node in MiB.", [row.memory_mib for row in rows]),
+        family("status", "The state of a node in each of its partitions; always 1.", [1] * len(rows)),
     ]
 
 

@@ -43,8 +43,10 @@ def vpenso_node_families(rows: Sequence[NodeLoad]) -> list[Family]:
 
 
 def _each_node(nodes: Sequence[NodeLoad]) -> list[Family]:
+    keys = [(row.name, row.word) for row in nodes]
+
     def family(name: str, help: str, values: Sequence[int]) -> Family:
-        found: Values = {(row.name, row.word): value for row, value in zip(nodes, values, strict=True)}
+        found: Values = dict(zip(keys, values, strict=True))
         return labelled(f"slurm_node_{name}", help, ["node", "status"], found)
 
     return [

@@ -1,7 +1,7 @@
 """The controller's table of node agents: their presence, their last reports, and the orders sent to them.
 
-It is part of the controller's event loop: everything is registered with its selector, nothing blocks, and `wake`
-returns when to call it again.
+It is part of the controller's event loop: everything is registered with the loop's selector, nothing blocks, and
+`wake` returns when to call it again.
 """
 
 from __future__ import annotations

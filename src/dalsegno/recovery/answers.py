@@ -26,7 +26,7 @@ _HINT = "use `events`, `automation`, `nodes` or `forgive`"
 
 
 class Answers:
-    """Answers the requests `{"events": SINCE}`, `{"automation": WORD}`, `{"nodes": true}`, `{"node": NAME}` and
+    """Serves the requests `{"events": SINCE}`, `{"automation": WORD}`, `{"nodes": true}`, `{"node": NAME}` and
     `{"forgive": NODE-OR-GPU}`.
 
     `changed` is called after a user has changed something; `partitions` returns a node's partitions. The journal is

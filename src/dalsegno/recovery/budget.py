@@ -44,8 +44,7 @@ class OutOfService:
                 self.out[partition] = self.out.get(partition, 0) + out
 
     def limit(self, partition: str) -> int:
-        """Return how many nodes of a partition may be out: at least one, so that small partitions are repaired too."""
-        return max(1, int(self.policy.max_out * self.size.get(partition, 0) + 1e-9))
+        return max_out(self.policy, self.size.get(partition, 0))
 
     def refusal(self, node: NodeFacts) -> Refusal | None:
         """Return why this node may not be taken out; None if it may."""
@@ -70,6 +69,18 @@ class OutOfService:
         for partition in node.slurm.partitions:
             self.out[partition] = self.out.get(partition, 0) + (node.name not in self.policy.spares)
             self.taken[partition] = self.taken.get(partition, 0) + 1
+
+
+def budget_left(records: NodeRecords, policy: Policy, partition: str, nodes: Collection[str], now: float) -> int:
+    """Return how many more nodes of a partition could be taken out of service now. `nodes` are all of its nodes."""
+    counted = [name for name in nodes if name not in policy.spares]
+    limit = max_out(policy, len(counted)) - sum(records.get(name).out for name in counted)
+    return max(0, min(limit, policy.per_hour - count_taken_last_hour(records, partition, now)))
+
+
+def max_out(policy: Policy, size: int) -> int:
+    """Return how many nodes of a partition may be out: at least one, so that small partitions are repaired too."""
+    return max(1, int(policy.max_out * size + 1e-9))
 
 
 def count_taken_last_hour(records: NodeRecords, partition: str, now: float) -> int:

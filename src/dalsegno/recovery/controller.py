@@ -54,7 +54,7 @@ def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
 
 
 class Controller:
-    """Answers requests and supervises coordinators. `launcher` is the start of a command line that runs a program."""
+    """Serves requests and supervises coordinators. `launcher` is the command before a program's name."""
 
     def __init__(self, folder: Path, launcher: Sequence[str], env: Mapping[str, str]) -> None:
         self.selector = selectors.DefaultSelector()
@@ -76,7 +76,7 @@ class Controller:
         log.info("controller %d started with %d runs", os.getpid(), len(self.keeper.known))
 
     def watch_nodes(self, site: ControllerSite) -> None:
-        """Start to watch and repair the nodes, in a separate thread."""
+        """Start the thread that watches and repairs the nodes."""
         self.watch = NodeWatch(self.folder, site, self.nodes, lambda: dict(self.keeper.known))
         self.watch.start()
 

@@ -133,7 +133,8 @@ def check_run_limit(uid: int, kept: Sequence[int]) -> None:
 def check_folder(folder: object, uid: int) -> str:
     """Return the path of a run folder if it belongs to the caller.
 
-    The error is the same for every cause: the caller must not learn what exists in folders they cannot read.
+    The error does not say what is wrong with the folder: the caller must not learn what exists in folders that the
+    caller cannot read.
     """
     if not (isinstance(folder, str) and folder == os.path.normpath(folder) and folder.startswith("/")):
         raise DalsegnoError("the run folder must be an absolute path", hint="such as /home/ada/runs/ID")
@@ -179,7 +180,7 @@ class WatchedCoordinator:
 
 
 class CoordinatorKeeper:
-    """Starts coordinators and restarts them. `launcher` is the start of a command line that runs a program.
+    """Starts coordinators and restarts them. `launcher` is the command before a program's name.
 
     `env` is the controller's own environment.
     """
@@ -256,7 +257,7 @@ class CoordinatorKeeper:
         self.records.remove(record)
 
     def _start(self, record: RunRecord) -> None:
-        """Start a coordinator. The record is written before, in case of a crash, and again afterwards, with the PID."""
+        """Start a coordinator. Write its record before the start, in case of a crash, and again with the PID."""
         self.records.write(record)
         identity, env = find_identity(record.uid, self.env)
         # The coordinator logs to its run folder. If it had the controller's log open, its user could modify that log.

@@ -7,8 +7,6 @@ run's status file holds the same information. It belongs to a user, so it counts
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from dalsegno.runs.comment import left_comment, read_comment
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, RunStatus, status_from_json
 from dalsegno.slurm.facts import JobInfo
+from dalsegno.system.ownership import open_owned
 
 MAX_BYTES = 1 << 20
 
@@ -44,25 +43,17 @@ def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, RunRecor
 def read_hint(path: Path, uid: int) -> RunStatus | None:
     """Read a user's status file as root. Return None if it is not a valid regular file that the user owns."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != uid:
-            return None
-        value = json.loads(os.read(handle, MAX_BYTES))
+        with open(open_owned(path, uid), "rb") as file:
+            value = json.loads(file.read(MAX_BYTES))
         return status_from_json(value) if isinstance(value, dict) else None
     except (OSError, ValueError, RecursionError, TypeError, DalsegnoError):
         return None
-    finally:
-        os.close(handle)
 
 
 # Recorded changes of check results
 
 
-MAX_RECORDS, CALM_S = 4, 120.0  # at most this many records of one check within this time: some checks alternate
+MAX_RECORDS, CALM_S = 4, 120.0  # at most 4 records of one check in 120 s: some checks alternate
 _RECORDED = (Verdict.PASSED, Verdict.WARNED, Verdict.FAILED)  # unknown says nothing about the node
 
 State = tuple[Verdict, "str | None"]  # the verdict, and the code of the failure; None: not recorded
@@ -84,7 +75,7 @@ class CheckChanges:
 
     @classmethod
     def after(cls, recorded: Iterable[tuple[str, str, Verdict]]) -> CheckChanges:
-        """Start from the node, check and verdict of each result that the last controller recorded."""
+        """Return an instance that starts from the verdicts that the last controller recorded, by node and check."""
         return cls({(node, check): ((verdict, None), ()) for node, check, verdict in recorded})
 
     def update(self, node: str, findings: Iterable[Finding], now: float) -> list[CheckChange]:

@@ -60,7 +60,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         try:
             os.chmod(path, 0o600)
-            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # takes effect in a new file: space of deleted rows is freed
+            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # only for new files: frees the space of deleted rows
             db.execute("PRAGMA journal_mode=WAL")
             db.execute(f"PRAGMA journal_size_limit={MAX_WAL_BYTES}")
             db.execute("PRAGMA synchronous=FULL")
@@ -86,7 +86,7 @@ def _add_columns(db: sqlite3.Connection) -> None:
 MAX_EVENTS = 1000  # per answer
 MAX_KEPT = 100_000  # events, actions and check results; the oldest are deleted once a day
 _EVENT = "id, at, node, kind, text, stage, jobs"
-MARKS_KEPT_S = 60 * DAY_S  # only marks of the last 30 days count
+MARKS_KEPT_S = 60 * DAY_S  # twice the 30 days that `read_records` looks back
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Journal:
         try:
             self.db = open_file(path)
             self._version = self._data_version()
-            self.records = self._read_records()
+            self.records = read_records(self.db)
         except (sqlite3.Error, OSError, ValueError) as error:
             hint = "move the file away: the controller then starts a new one from Slurm's drain reasons"
             raise DalsegnoError(f"{path} cannot be read: {error}", hint=hint) from error
@@ -155,7 +155,7 @@ class Journal:
         """Return the records, read again if another connection has written."""
         if self._data_version() != self._version:
             self._version = self._data_version()
-            self.records = self._read_records()
+            self.records = read_records(self.db)
         return self.records
 
     def action(self, id: str) -> tuple[Action, float] | None:
@@ -334,22 +334,6 @@ class Journal:
                 (uuid,),
             )
 
-    def _read_records(self) -> NodeRecords:
-        nodes = [facts_from_json(NodeRecord, json.loads(body)) for (body,) in self.db.execute("SELECT body FROM nodes")]
-        (latest,) = self.db.execute("SELECT COALESCE(MAX(at), 0) FROM marks").fetchone()
-        old = latest - 30 * DAY_S  # older marks no longer count
-        marks = self.db.execute("SELECT body FROM marks WHERE at > ? ORDER BY id", (old,)).fetchall()
-        replaced_gpus = self.db.execute("SELECT uuid FROM passports WHERE sent_away_at IS NOT NULL").fetchall()
-        settings = dict(self.db.execute("SELECT name, value FROM settings").fetchall())
-        return NodeRecords(
-            {node.node: node for node in nodes},
-            tuple(facts_from_json(BudgetMark, json.loads(body)) for (body,) in marks),
-            frozenset(uuid for (uuid,) in replaced_gpus),
-            settings.get("paused") == "1",
-            settings.get("blind") == "1",
-            float(settings.get("saw_at", 0)),
-        )
-
     def _data_version(self) -> int:
         return int(self.db.execute("PRAGMA data_version").fetchone()[0])
 
@@ -358,3 +342,21 @@ def _event(id: int, at: float, node: str, kind: str, text: str, stage: str, jobs
     """Return the event of one row. Older rows do not list their jobs."""
     named = jobs_in_old_text(text) if jobs is None else tuple(json.loads(jobs))
     return Event(id, at, node, EventKind(kind), text, EventStage(stage), named)
+
+
+def read_records(db: sqlite3.Connection) -> NodeRecords:
+    """Return the records of all nodes."""
+    nodes = [facts_from_json(NodeRecord, json.loads(body)) for (body,) in db.execute("SELECT body FROM nodes")]
+    (latest,) = db.execute("SELECT COALESCE(MAX(at), 0) FROM marks").fetchone()
+    old = latest - 30 * DAY_S  # older marks no longer count
+    marks = db.execute("SELECT body FROM marks WHERE at > ? ORDER BY id", (old,)).fetchall()
+    replaced_gpus = db.execute("SELECT uuid FROM passports WHERE sent_away_at IS NOT NULL").fetchall()
+    settings = dict(db.execute("SELECT name, value FROM settings").fetchall())
+    return NodeRecords(
+        {node.node: node for node in nodes},
+        tuple(facts_from_json(BudgetMark, json.loads(body)) for (body,) in marks),
+        frozenset(uuid for (uuid,) in replaced_gpus),
+        settings.get("paused") == "1",
+        settings.get("blind") == "1",
+        float(settings.get("saw_at", 0)),
+    )

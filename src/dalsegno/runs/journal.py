@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from enum import Enum
@@ -13,6 +12,7 @@ from typing import Any
 from dalsegno.system.ownership import open_beneath
 
 MAX_BYTES = 256 << 20
+MAX_TIME = 1e11
 MAX_FOREIGN_BYTES = 16 << 20  # another user's journal must not exhaust this process's memory
 
 
@@ -31,6 +31,7 @@ class RunEvent(str, Enum):
     LOST = "lost"
     LEFT = "left"
     GENERATION = "generation"
+    FIRST_STEP = "first step"  # the first step of a generation
     FAILED = "failed"
     IDLE = "idle"
     PAUSE = "pause"
@@ -66,12 +67,13 @@ def read(path: Path) -> Iterator[Entry]:
         file.seek(max(0, about.st_size - (MAX_BYTES if own else MAX_FOREIGN_BYTES)))
         data = file.read(MAX_BYTES)
     for line in data.decode(errors="replace").splitlines():
-        entry = _parse(line)
+        entry = parse_entry(line)
         if entry is not None:
             yield entry
 
 
-def _parse(line: str) -> Entry | None:
+def parse_entry(line: str) -> Entry | None:
+    """Return the entry in a line; None if the line is not an entry."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -80,4 +82,4 @@ def _parse(line: str) -> Entry | None:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and abs(value) < MAX_TIME  # False for NaN; isfinite raises for huge ints

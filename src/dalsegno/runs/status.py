@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -12,6 +13,7 @@ from pathlib import Path
 from dalsegno.runs.files import read_value
 from dalsegno.runs.folder import repair_hint
 from dalsegno.spec.facts import facts_from_json, facts_to_json
+from dalsegno.system.children import start_ticks
 from dalsegno.system.files import damaged, write_atomic
 
 
@@ -21,7 +23,7 @@ class RunPhase(Enum):
     WAITING = "waiting"  # in Slurm's queue
     STARTING = "starting"  # nodes are granted, but not all agents are ready
     RUNNING = "running"
-    STOPPING = "stopping"  # a worker has failed; the next step is decided when its generation has ended
+    STOPPING = "stopping"  # a worker has failed; whether to restart is decided when its generation has ended
     RESTARTING = "restarting"  # a generation has ended and the next one is being formed
     ENDING = "ending"  # the run is over, and its nodes are being released
     ENDED = "ended"
@@ -74,6 +76,9 @@ _OLD_MESSAGES = {
 }
 
 
+LOST_S = 120.0  # silence after which the coordinator counts as lost; a live one writes its status every ten seconds
+
+
 @dataclass(frozen=True)
 class RunNodeStatus:
     """A node of the run. `group_rank` is None for a spare, and for a node that is not ready."""
@@ -111,8 +116,34 @@ class RunStatus:
     cause: RunCause = RunCause.OTHER  # the cause behind `message`
 
     @property
+    def group_size(self) -> int:
+        """The number of nodes in the present generation."""
+        return self.world_size // max(1, self.nproc_per_node)
+
+    @property
     def over(self) -> bool:
         return self.phase is RunPhase.ENDED
+
+
+def is_over(status: RunStatus) -> bool:
+    """Return whether the run has ended and is cleaned up: the coordinator writes the exit code last."""
+    return status.over and status.exit_code is not None
+
+
+def silent_s(status: RunStatus, now: float) -> float | None:
+    """Return how long the coordinator has been silent, or None if that is within limits.
+
+    While the run waits in the queue there may be no coordinator.
+    """
+    silence = now - status.updated
+    speaks = not status.coordinator_pid or status.phase is RunPhase.WAITING or is_over(status) or silence < LOST_S
+    return None if speaks else silence
+
+
+def coordinator_is_dead(status: RunStatus) -> bool:
+    """Return whether the coordinator has died. Only a process on the same host can know."""
+    here = status.coordinator_host == socket.gethostname()
+    return bool(status.coordinator_pid) and here and not is_over(status) and start_ticks(status.coordinator_pid) is None
 
 
 def read_status(path: Path) -> RunStatus | None:

@@ -127,7 +127,7 @@ def _word(word: str) -> str:
     return f'{key}{equals}"{value}"' if equals and any(letter.isspace() for letter in value) else word
 
 
-# Environment variables that would change the output of the commands
+# Prefixes of environment variables that would change the output of the commands
 _FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SCANCEL_", "SDIAG_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
 
 

@@ -158,7 +158,7 @@ def _node_word(word: str) -> tuple[NodeState, tuple[NodeFlag, ...]]:
 
 
 def parse_job_state(text: str) -> JobState:
-    """Return the state in a text such as `RUNNING`, `CANCELLED by 1000` or `COMPLETED,REQUEUED`: its first word."""
+    """Parse a state such as `RUNNING`, `CANCELLED by 1000` or `COMPLETED,REQUEUED`. Only its first word counts."""
     words = text.replace("+", " ").replace(",", " ").split()
     return JobState.__members__.get(words[0].upper(), JobState.UNKNOWN) if words else JobState.UNKNOWN
 
@@ -218,6 +218,14 @@ class NodeInfo:
     def powered_down(self) -> bool:
         """Whether the node is powered down until a job needs it."""
         return bool(self.flags & {NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.POWER_DOWN})
+
+    @property
+    def word(self) -> str:
+        """The state as sinfo writes it: idle, drained, down*."""
+        word = self.state.value.lower()
+        if self.draining and not self.down:
+            word = "drained" if self.drained else "draining"
+        return word if self.responding else f"{word}*"
 
     @property
     def in_service(self) -> bool:

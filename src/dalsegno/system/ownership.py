@@ -147,6 +147,16 @@ def read_beneath(root: Path, inside: str, most_bytes: int) -> bytes | None:
     return data
 
 
+def open_owned(path: Path, uid: int) -> int:
+    """Open a regular file of one user, wherever the path leads. Raise OSError for anything else."""
+    handle = os.open(path, _FILE)
+    about = os.fstat(handle)
+    if stat.S_ISREG(about.st_mode) and about.st_uid == uid:
+        return handle
+    os.close(handle)
+    raise PermissionError(f"{path} is not a regular file of uid {uid}")
+
+
 def list_beneath(root: Path, inside: str = ".") -> list[str]:
     """Return the names in a folder below another one, up to a limit; an empty list if there is no such folder."""
     if not hasattr(os, "geteuid"):

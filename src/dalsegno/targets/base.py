@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from dalsegno.errors import TargetError
+from dalsegno.hostlist import compress
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.spec.facts import Cluster
 
@@ -72,7 +73,7 @@ class Removal:
 
 
 def named(noun: str, names: Iterable[str]) -> str:
-    """Return a text such as `2 nodes (n1, n2)`, with at most four names."""
+    """Return a phrase such as `2 nodes (n1, n2)`, with at most four names."""
     names = list(names)
     shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
     return f"{counted(len(names), noun)} ({shown})"
@@ -112,6 +113,8 @@ class NodeStatus:
     gpu_type: str = ""
     address: str = ""
     spare: bool = False
+    off: bool = False  # its host is off, which Slurm notices only later
+    reason_user: str = ""  # who gave the reason
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,13 @@ class JobStatus:
     gpus: int
     elapsed_s: int
     reason: str = ""
+
+
+def job_status(job: JobInfo) -> JobStatus:
+    return JobStatus(
+        id=job.label, name=job.name, user=job.user, partition=job.partition, state=job.state,
+        nodes=compress(job.nodes), gpus=job.gpus, elapsed_s=job.elapsed_s, reason=job.reason,
+    )  # fmt: skip
 
 
 class ClusterPhase(Enum):
@@ -324,6 +334,15 @@ class CanReadLogs(Protocol):
 
 
 @runtime_checkable
+class CanReadMetrics(Protocol):
+    """A target that can read the metrics that node agents write for node_exporter, without contacting them."""
+
+    def read_metrics(self, node: str) -> str:
+        """Return the node's metrics in Prometheus' text format; "" if there are none."""
+        ...
+
+
+@runtime_checkable
 class CanInject(Protocol):
     """A target that can inject faults into its nodes."""
 
@@ -370,6 +389,7 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and wha
     CanSeePower: ("see whether machines are off", ""),
     CanReadLogs: ("read the logs of machines that are off", ""),
     CanMonitor: ("run Prometheus", "`dalsegno monitor config` writes the configuration for your own Prometheus"),
+    CanReadMetrics: ("read the metrics of nodes", ""),
     CanInject: ("inject faults", "use a cluster with `target: local`: `dalsegno ls` shows them"),
 }
 

@@ -29,7 +29,7 @@ class ClusterFolder:
 
     @property
     def id(self) -> str:
-        """A short id for the names of links and cgroups; two clusters never share one."""
+        """A short id for the names of links and cgroups, derived from the path of the folder."""
         return hashlib.blake2b(str(self.root).encode(), digest_size=4).hexdigest()
 
     @property

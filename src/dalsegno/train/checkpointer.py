@@ -91,7 +91,7 @@ class Checkpointer:
         self._save_step = self.resumed.step if self.resumed and self.resumed.source == "disk" else -1
         self._keeping = self._start_keeping(keep, keep_every)
         self._leader = Leader(self.memory_every, self.disk_every, time.monotonic())
-        self._reporter = ProgressReporter(self._agent, self._where.generation, self._where.rank)
+        self._reporter = ProgressReporter(self._agent, self._where.generation, self._where.rank, objects.values())
         self._agreed: dict[str, Any] = {}
         self._read_at = float("-inf")
         self._total: int | None = None
@@ -156,7 +156,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Finish. After an error, end without saving, because the state is in the middle of a step."""
+        """Call `finish`. After an error, call `end` instead, without saving: the state is in the middle of a step."""
         if kind is None:
             self.finish()
         else:

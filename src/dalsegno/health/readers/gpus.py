@@ -75,6 +75,17 @@ def _gpu(number: int, gpu: ElementTree.Element) -> GpuFacts:
         memory_used_mib=_whole(gpu, "fb_memory_usage/used"),
         processes=tuple(_process(each) for each in gpu.iterfind("processes/process_info")),
         divided={"Enabled": True, "Disabled": False}.get(_text(gpu, "mig_mode/current_mig") or ""),
+        bus_id=gpu.get("id") or "",
+        memory_clock_mhz=_number(gpu, "clocks/mem_clock"),
+        memory_temperature_c=_number(gpu, "temperature/memory_temp"),
+        memory_utilization_percent=_number(gpu, "utilization/memory_util"),
+        encoder_percent=_number(gpu, "utilization/encoder_util"),
+        decoder_percent=_number(gpu, "utilization/decoder_util"),
+        power_w=_power(gpu),
+        pcie_replays=_whole(gpu, "pci/replay_counter"),
+        memory_free_mib=_whole(gpu, "fb_memory_usage/free"),
+        memory_reserved_mib=_whole(gpu, "fb_memory_usage/reserved"),
+        rows_corrected=_whole(gpu, "remapped_rows/remapped_row_corr"),
     )
 
 
@@ -86,6 +97,14 @@ def _heat(gpu: ElementTree.Element) -> tuple[float | None, float | None]:
     if now is not None and left is not None and slow is not None:
         return now, now + left - slow
     return now, _number(gpu, "temperature/gpu_temp_slow_threshold")
+
+
+def _power(gpu: ElementTree.Element) -> float | None:
+    """Return the power draw in watts. Drivers report it under different names."""
+    places = ("instant_power_draw", "average_power_draw", "power_draw")
+    paths = [f"{section}/{name}" for section in ("gpu_power_readings", "power_readings") for name in places]
+    found = (_number(gpu, path) for path in paths)
+    return next((watts for watts in found if watts is not None), None)
 
 
 def _throttle(gpu: ElementTree.Element) -> tuple[str, ...] | None:
@@ -230,11 +249,12 @@ def _is_nvidias(gpu_type: str) -> bool:
         return True
 
 
-def ask_gpus(node: NodeReader) -> tuple[GpuFacts, ...]:
+def ask_gpus(node: NodeReader, detailed: bool = False) -> tuple[GpuFacts, ...]:
+    """Return the GPUs; if `detailed`, with the values that only metrics show."""
     telemetry = ask_telemetry(node)
     if telemetry is not None and (telemetry.gpus or not gpus_on_bus(node)):
         return telemetry.gpus
-    found = node.nvml()
+    found = node.nvml(detailed)
     return read_smi(node) if found is None else found
 
 

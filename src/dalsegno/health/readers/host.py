@@ -68,7 +68,7 @@ def _parts(match: re.Match[str]) -> tuple[str, str, str]:
     return match[1], match[2], match[3]
 
 
-# Processes that wait in the kernel (D) or for their parent (Z). Earlier rounds show since when.
+# Processes in uninterruptible sleep (D) and zombies (Z). Earlier rounds show how long each has waited.
 
 
 STATES = "RSDZTtXxKWPI"  # all states of proc(5)
@@ -122,7 +122,7 @@ def ask_traffic(node: NodeReader) -> TcpTraffic:
     """Return the recent counters, including the current ones."""
     now, seen = node.now(), node.seen.sent
     seen.append(parse_snmp(node.read(_FILE), now))
-    while seen[0].segments > seen[-1].segments:  # counted before the counters were reset
+    while seen[0].segments > seen[-1].segments:  # this sample is from before the counters were reset
         seen.popleft()
     return TcpTraffic(now, tuple(seen))
 
@@ -178,13 +178,13 @@ def ask_ports(node: NodeReader) -> Ports:
     telemetry = ask_telemetry(node)
     if telemetry is not None:
         return Ports(telemetry.ports, len(telemetry.ports), node.now(), telemetry.booted_at)
-    ports = tuple(_port(node, device, number) for device, number in _places(node))
+    ports = tuple(_port(node, device, number) for device, number in port_places(node))
     node.seen.active.update(port.name for port in ports if port.state == "ACTIVE")
     booted_at = node.now() - float(node.read("/proc/uptime").split()[0])
     return Ports(ports, len(node.seen.active), node.now(), booted_at)
 
 
-def _places(node: NodeReader) -> list[tuple[str, str]]:
+def port_places(node: NodeReader) -> list[tuple[str, str]]:
     return [(device, number) for device in node.names(CLASS) for number in node.names(f"{CLASS}/{device}/ports")]
 
 
@@ -195,7 +195,7 @@ def _port(node: NodeReader, device: str, number: str) -> Port:
         raise NoAnswer(f"{folder}/state has unexpected content")
     counters = {name: count for name in (*ERRORS, DOWNED) if (count := _count(node, f"{folder}/counters/{name}"))}
     flaps = _flaps(node, name, counters.pop(DOWNED, 0))
-    return Port(name, found[1], _kind(node, folder), flaps, counters)
+    return Port(name, found[1], port_kind(node, folder), flaps, counters)
 
 
 def _flaps(node: NodeReader, port: str, downed: int) -> tuple[float, ...]:
@@ -208,7 +208,7 @@ def _flaps(node: NodeReader, port: str, downed: int) -> tuple[float, ...]:
     return seen.flaps.get(port, ())
 
 
-def _kind(node: NodeReader, folder: str) -> str:
+def port_kind(node: NodeReader, folder: str) -> str:
     try:
         return _KINDS.get(node.read(f"{folder}/link_layer").strip(), "efa")
     except NoAnswer:

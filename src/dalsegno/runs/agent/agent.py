@@ -125,11 +125,40 @@ def _take_answer(selector: selectors.BaseSelector, key: selectors.SelectorKey, a
     sock.close()
 
 
+# The busy time of each rank's steps, for the detection of slow ranks
+
+
+BUSY_EVERY_S = 1.0
+MAX_BUSY_S, MAX_WORKERS = 1e6, 1024
+
+
+class BusyTimes:
+    """Collects the busy times that this node's workers report. `take` returns them at most once a second."""
+
+    def __init__(self) -> None:
+        self._latest: dict[int, float] = {}
+        self._due = 0.0
+
+    def note(self, message: Message) -> None:
+        """Record a worker's report. Invalid values are ignored, because they come from the user's code."""
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+            rank, busy_s = int(message["rank"]), float(message["busy_s"])
+            if 0 <= busy_s < MAX_BUSY_S and len(self._latest) < MAX_WORKERS:
+                self._latest[rank] = busy_s
+
+    def take(self, now: float) -> Message:
+        """Return fields to add to the next message to the coordinator; empty if none are due."""
+        if not self._latest or now < self._due:
+            return {}
+        latest, self._latest, self._due = self._latest, {}, now + BUSY_EVERY_S
+        return {"busy": {str(rank): seconds for rank, seconds in latest.items()}}
+
+
 # The agent
 
 
 TICK_S = 0.2
-BEAT_MESSAGE_S = 5.0  # interval of heartbeats on the connection, for networks that drop those over UDP
+BEAT_MESSAGE_S = 5.0  # interval of heartbeats over TCP, for networks that drop the UDP heartbeats
 # The silence after which the agent checks whether it is isolated, and the duration of that check, as shares of the
 # coordinator's timeout for a silent host. The check has to end before that timeout.
 CHECK_AFTER, CHECK_FOR = 0.45, 0.2
@@ -159,6 +188,7 @@ class RunAgent:
         )
         self.workers.held, self.workers.helper_ended = self.snapshots.held, self._helper_ended
         self.workers.can_fork = self.snapshots.can_fork
+        self.busy_times = BusyTimes()
         self.peers: tuple[tuple[str, int], ...] = ()
         self.watched: socket.socket | None = None
         self.lost_at = time.monotonic()
@@ -308,7 +338,9 @@ class RunAgent:
             return
         if "step" in data:
             rest = {word: message.get(word) for word in ("progress", "over")}
-            self.link.send({"step": data["step"], "generation": data.get("generation"), **rest})
+            self.busy_times.note(message)
+            busy = self.busy_times.take(time.monotonic())
+            self.link.send({"step": data["step"], "generation": data.get("generation"), **rest, **busy})
         if "grant" in data:
             self._ask_grant(data["grant"], answer)
 
@@ -402,7 +434,7 @@ def main(arguments: list[str]) -> int:
     """Run `run-agent RUN`, with the run's secret and the coordinator's addresses on standard input."""
     connect = json.load(sys.stdin)
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    # The log also contains srun's messages, which must stay easy to find.
+    # Only warnings are logged, because the same log contains srun's messages, which must stay easy to find.
     start_logging(f"run-agent@{node}", level=logging.WARNING)
     agent = RunAgent(connect, node)
     code = agent.serve()

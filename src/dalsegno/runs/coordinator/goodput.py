@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from statistics import median
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
@@ -131,17 +132,34 @@ def record_change(account: Goodput, before: Run, after: Run, now: float) -> Good
 WRITE_S = 1.0
 
 
+MAX_RANKS = 256  # in a larger run, only the slowest ranks are written
+
+
 @dataclass(frozen=True)
 class TrainingProgress:
-    """The progress that rank 0 reports. `figures` are its latest values: loss, step time, samples per second, …"""
+    """The progress that rank 0 reports. `figures` are its latest values: loss, step time, samples per second, …
+
+    `ranks` maps each rank to its step time, without waiting for others, divided by the median of all ranks.
+    """
 
     account: Goodput
     figures: Mapping[str, float] = field(default_factory=dict)
+    stepped_at: float = 0.0  # when a step was last reported
+    ranks: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
         """The number of completed steps."""
         return self.account.step
+
+
+def compare_ranks(busy_s: Mapping[int, float]) -> dict[str, float]:
+    """Return each rank's time divided by the median of all ranks. If there are many ranks, only return the slowest."""
+    middle = median(busy_s.values()) if busy_s else 0.0
+    if not middle:
+        return {}
+    slowest = sorted(busy_s, key=lambda rank: -busy_s[rank])[:MAX_RANKS]
+    return {str(rank): round(busy_s[rank] / middle, 3) for rank in sorted(slowest)}
 
 
 class ProgressWriter:
@@ -150,6 +168,7 @@ class ProgressWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.progress = self._previous() or TrainingProgress(Goodput(at=time.time()))
+        self._busy_s: dict[int, float] = {}  # step time by rank, without waiting for others, in the current generation
         self.history = HistoryWriter(RunFolder(path.parent).history)
         self._written = 0.0
 
@@ -161,16 +180,19 @@ class ProgressWriter:
     def changed(self, before: Run, after: Run) -> None:
         account = record_change(self.progress.account, before, after, time.time())
         self.progress = replace(self.progress, account=account)
+        if before.generation != after.generation:
+            self._busy_s = {}
 
     def record_grant(self) -> None:
         """Record that the run has its first nodes."""
         self.progress = replace(self.progress, account=record_grant(self.progress.account, time.time()))
 
     def record_step(self, message: Stepped) -> None:
+        self._busy_s.update(message.busy_s)
         if message.progress:
-            saving_s = message.progress.get("saving_s", 0.0)
-            account = record_step(self.progress.account, time.time(), message.step, saving_s)
-            self.progress = TrainingProgress(account, dict(message.progress))
+            saving_s, now = message.progress.get("saving_s", 0.0), time.time()
+            account = record_step(self.progress.account, now, message.step, saving_s)
+            self.progress = TrainingProgress(account, dict(message.progress), now, self.progress.ranks)
             self.history.record(account.at, message.step, message.generation, message.progress)
 
     def write(self, last: bool = False) -> None:
@@ -179,7 +201,8 @@ class ProgressWriter:
         if not self.progress.figures or (time.monotonic() - self._written < WRITE_S and not last):
             return
         self._written = time.monotonic()
-        self.progress = replace(self.progress, account=add_time(self.progress.account, time.time()))
+        account = add_time(self.progress.account, time.time())
+        self.progress = replace(self.progress, account=account, ranks=compare_ranks(self._busy_s))
         with contextlib.suppress(DalsegnoError, OSError):  # a full disk must not end the run
             text = json.dumps(facts_to_json(self.progress), indent=1)
             write_atomic(self._path, text, mode=0o644, durable=False)

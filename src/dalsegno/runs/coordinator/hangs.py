@@ -35,13 +35,15 @@ class StepMarks:
         self._newest = -1
         self._over = False
 
-    def step(self, number: int, now: float) -> None:
-        """Record a step when the first rank reaches it."""
+    def step(self, number: int, now: float) -> bool:
+        """Record a step when the first rank reaches it; return whether it is the first step."""
+        is_first = self._newest < 0
         if number <= self._newest:
-            return
-        if self._newest >= 0:
+            return False
+        if not is_first:
             self._steps = [*self._steps[-KEPT:], now - self.last]
         self._newest, self.last = number, now
+        return is_first
 
     def stop_timer(self) -> None:
         """Stop the timer. No more steps follow, only a last save or an evaluation."""
@@ -138,8 +140,9 @@ class HangWatch:
         return time.monotonic() - self._began
 
     def stepped(self, generation: int, step: int) -> None:
-        if generation == self._control.run.generation:
-            self._marks.step(step, time.monotonic())
+        """Record a step. Write the first step of a generation to the journal, because the run trains from then on."""
+        if generation == self._control.run.generation and self._marks.step(step, time.monotonic()):
+            self._control.journal(RunEvent.FIRST_STEP, generation=generation, step=step)
 
     def stop_timer(self, generation: int) -> None:
         """Stop the timer, because the script has no more steps to do."""

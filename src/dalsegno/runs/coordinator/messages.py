@@ -101,7 +101,8 @@ class Stepped:
     generation: int
     step: int
     progress: Mapping[str, float] = field(default_factory=dict)
-    over: bool = False  # this was the last step; the rest of the script may take any time
+    over: bool = False  # whether this was the last step; the rest of the script may take any time
+    busy_s: Mapping[int, float] = field(default_factory=dict)  # rank -> its step time without waiting for others
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,7 @@ _READERS: dict[str, Callable[[Message], AgentMessage]] = {
         int(message["step"]),
         _figures(message.get("progress")),
         bool(message.get("over")),
+        _busy_times(message.get("busy")),
     ),
     "kept": lambda message: MemoryHeld(_held(message["kept"])),
     "grant": lambda message: GrantRequested(int(message["grant"]), int(message["generation"])),
@@ -241,6 +243,10 @@ def _figures(data: Message | None) -> dict[str, float]:
     """Return the figures that a worker reports. Values that are not numbers are dropped."""
     found = (data or {}).items()
     return {str(name): float(value) for name, value in found if isinstance(value, (int, float))}
+
+
+def _busy_times(data: Message | None) -> dict[int, float]:
+    return {int(rank): float(seconds) for rank, seconds in (data or {}).items()}
 
 
 def _reports(message: Message) -> tuple[WorkerReport, ...]:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple
 
 from dalsegno.slurm.facts import AccountsInfo
 from dalsegno.slurm.parse.text import integer, malformed
@@ -57,7 +56,8 @@ _RPCS_BY_USER = "Remote Procedure Call statistics by user"
 _RPC = re.compile(r"\s+(\S+)\s+\(\s*\d+\)\s+count:(\d{1,18})\s+ave_time:(\d{1,18})\s+total_time:(\d{1,18})", re.ASCII)
 
 
-class RpcLoad(NamedTuple):
+@dataclass(frozen=True)
+class RpcLoad:
     """How often slurmctld was asked, by message type or by user, and how long its answers took."""
 
     name: str

@@ -27,6 +27,7 @@ from dalsegno.slurm.parse.text import (
 )
 
 MAX_NAME = 100  # characters of users and accounts
+_CHUNK = 1 << 13  # rows whose fields are in memory at a time
 _CACHED = 1 << 16  # values of a field that are parsed once: states, TRES, accounts
 
 # squeue. Users choose their account where nothing enforces it, and a plugin may quote them in a reason. These come
@@ -82,11 +83,13 @@ def parse_queue_load(text: str, marks: Separators) -> QueueLoad:
     """Parse the output of QUEUE_LOAD_ARGV under `queue_load_env` with the same marks."""
     found = _records("squeue", text, marks)
     width, field = len(_JOB_FIELDS), marks.field
-    split = [row.split(field, width - 1) for row in found]
-    rows = [row for row in split if len(row) == width and row[0].isdecimal() and len(row[0]) < 19]
-    if found and not rows:
+    jobs: list[QueuedJob] = []
+    for start in range(0, len(found), _CHUNK):
+        split = [row.split(field, width - 1) for row in found[start : start + _CHUNK]]
+        jobs += _queued_jobs([row for row in split if len(row) == width and row[0].isdecimal() and len(row[0]) < 19])
+    if found and not jobs:
         raise malformed("squeue", found[0])
-    return QueueLoad(_queued_jobs(rows), len(found) - len(rows))
+    return QueueLoad(jobs, len(found) - len(jobs))
 
 
 def _queued_jobs(rows: list[list[str]]) -> list[QueuedJob]:
@@ -209,21 +212,30 @@ def parse_node_loads(text: str) -> NodeLoads:
 
 def _node(row: list[str]) -> NodeLoad | None:
     name, partition, word, complete, cpus, memory_used, memory, gres, gres_used, features = row
-    aiot = [int(part) for part in cpus.split("/") if part.isdecimal() and len(part) < 10]
-    if len(aiot) != 4 or not name:
+    counts = _cpu_counts(cpus)
+    if counts is None or not name:
         return None
     return NodeLoad(
         name,
         partition.rstrip("*"),
         _bare_word(word),
         _in_service(complete),
-        *aiot,
+        *counts,
         _integer(memory_used),
         _integer(memory),
         _gpus_in_gres(_known(gres)),
         _gpus_in_gres(_known(gres_used)),
         _known(features),
     )
+
+
+@lru_cache(_CACHED)
+def _cpu_counts(text: str) -> tuple[int, int, int, int] | None:
+    """Return allocated, idle, other and all CPUs of `8/24/0/32`."""
+    parts = text.split("/")
+    if len(parts) != 4 or not all(part.isdecimal() and len(part) < 10 for part in parts):
+        return None
+    return int(parts[0]), int(parts[1]), int(parts[2]), int(parts[3])
 
 
 @lru_cache(_CACHED)

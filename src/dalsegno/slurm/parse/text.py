@@ -103,7 +103,7 @@ def known(text: str) -> str:
 
 
 def integer(text: str, default: int = 0) -> int:
-    """Return the leading number of a text such as `8`, `8K` or `8.00`; else the default."""
+    """Return the leading number of a value such as `8`, `8K` or `8.00`; else the default."""
     found = re.match(r"\s*(-?\d{1,18})", text, re.ASCII)
     return int(found[1]) if found else default
 

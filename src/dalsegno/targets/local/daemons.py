@@ -142,6 +142,8 @@ class Services:
         them."""
         boot, secret = str(self.folder.boot_id(node)), str(self.folder.agent_secret(node))
         arguments = ["--node", node, "--controller", self.agents_address, "--secret", secret, "--boot-id", boot]
+        if self.cluster.monitoring.enabled:
+            arguments += ["--metrics", str(self.folder.node_metrics(node))]
         env = {**daemon_env(self.folder), **node_env(self.folder, node)}
         service = self._own("node-agent", arguments, env, node)
         return service if node == host else replace(service, name=f"node-agent:{node}")

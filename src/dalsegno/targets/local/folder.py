@@ -87,6 +87,10 @@ class Folder(ClusterFolder):
         """The file with the state of a node's simulated hardware."""
         return self.host(node) / "telemetry.json"
 
+    def node_metrics(self, node: str) -> Path:
+        """The folder in which the node's agent writes a file of metrics for node_exporter."""
+        return self.host(node) / "metrics"
+
     def boot_id(self, node: str) -> Path:
         """The file with the node's boot id, which changes at every boot."""
         return self.host(node) / "boot-id"
@@ -99,10 +103,6 @@ class Folder(ClusterFolder):
     def metrics_token(self) -> Path:
         """The file with the token that readers of the observer's /metrics must send."""
         return self.secret / "metrics-token"
-
-    def node_metrics(self, node: str) -> Path:
-        """The folder with the node's metrics, as files for node_exporter."""
-        return self.host(node) / "metrics"
 
     @property
     def monitor(self) -> Path:

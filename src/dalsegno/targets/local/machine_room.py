@@ -208,8 +208,8 @@ class HostControlClient:
     """Implements `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanReadLogs` for a local cluster. Set a node
     down in Slurm before you reset, reboot or replace it.
 
-    If the machine room dies during a request, the request is repeated for `retry_s`: meanwhile, the machine room is
-    restarted.
+    If the machine room dies during a request, the request is repeated for `retry_s` seconds, which is enough to restart
+    the machine room.
     """
 
     def __init__(self, root: Path, retry_s: float = 5.0) -> None:

@@ -79,14 +79,17 @@ class MonitorServices:
 
     def head(self) -> list[Service]:
         """Return the services of the head."""
-        own = self._exporter(self.cluster.head, [])
+        own = self._exporter(self.cluster.head, ["--collector.processes"])
         return [self._prometheus(), self._alertmanager(), own]
 
     def compute(self, node: str, host: str) -> list[Service]:
         """Return node_exporter for a node. On loopback it only reads the node's own file: the head has the machine's
         metrics, and each of a thousand nodes would repeat them."""
-        alone = ["--collector.disable-defaults", "--collector.textfile"] if self.loopback else []
-        service = self._exporter(node, [*alone, f"--collector.textfile.directory={self.folder.node_metrics(node)}"])
+        few = ["--collector.disable-defaults", "--collector.textfile"]
+        collectors = few if self.loopback else ["--collector.processes"]
+        service = self._exporter(
+            node, [*collectors, f"--collector.textfile.directory={self.folder.node_metrics(node)}"]
+        )
         return [service if node == host else replace(service, name=f"{NODE_EXPORTER}:{node}")]
 
     def _prometheus(self) -> Service:
@@ -135,12 +138,10 @@ def monitor_services(
     return MonitorServices(cluster, folder, layout, monitor_files(layout), loopback, env)
 
 
-def make_monitor_folders(folder: Folder, nodes: Sequence[str]) -> None:
+def make_monitor_folders(folder: Folder) -> None:
     """Create the folders of Prometheus' programs, and the password that they ask for."""
     for path in (folder.monitor, folder.monitor / "data", folder.monitor / "targets", folder.monitor / "rules"):
         make_folder(path, 0o700)
-    for node in nodes:
-        make_folder(folder.node_metrics(node))
     if not (folder.monitor_password.exists() and folder.monitor_web_config.exists()):
         password = draw_password()
         write_atomic(folder.monitor_password, password, 0o600)

@@ -21,8 +21,8 @@ from dalsegno.targets.base import (
     ClusterSummary,
     DaemonLog,
     DaemonStatus,
-    JobStatus,
     NodeStatus,
+    job_status,
 )
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.desired import Desired
@@ -93,7 +93,7 @@ def read_status(folder: Folder, slurm: SlurmClient) -> ClusterStatus:
         _phase(state, problems, applied),
         nodes=_nodes(applied, nodes, state.placement, _off(folder, state.placement)),
         daemons=daemons,
-        jobs=None if jobs is None else tuple(_job(job) for job in jobs),
+        jobs=None if jobs is None else tuple(job_status(job) for job in jobs),
         problems=tuple(problems),
         facts=_facts(state, applied),
     )
@@ -234,7 +234,7 @@ def _nodes(
     nodes = [
         _node(name, known.get(name), info.get(name), applied, placement) for name in dict.fromkeys([*known, *info])
     ]
-    return tuple(replace(node, state="off") if node.name in off else node for node in nodes)
+    return tuple(replace(node, state="off", off=True) if node.name in off else node for node in nodes)
 
 
 def _node(
@@ -243,8 +243,9 @@ def _node(
     port = f":{placement.ports[name]}" if placement.hosts == LOOPBACK and name in placement.ports else ""
     return NodeStatus(
         name,
-        state=_state_word(info) if info else "unknown",
+        state=info.word if info else "unknown",
         reason=info.reason if info else "",
+        reason_user=info.reason_user if info else "",
         partitions=tuple(part.name for part in applied.partitions if name in part.nodes) if applied else (),
         gpus=info.gpus if info else fact.gpus if fact else 0,
         gpus_used=info.gpus_used if info else None,
@@ -252,18 +253,3 @@ def _node(
         address=placement.addresses.get(name, "") + port,
         spare=fact.spare if fact else False,
     )
-
-
-def _state_word(info: NodeInfo) -> str:
-    """Return the state as sinfo writes it: idle, drained, down*."""
-    word = info.state.value.lower()
-    if info.draining and not info.down:
-        word = "drained" if info.drained else "draining"
-    return word if info.responding else f"{word}*"
-
-
-def _job(job: JobInfo) -> JobStatus:
-    return JobStatus(
-        id=job.label, name=job.name, user=job.user, partition=job.partition, state=job.state,
-        nodes=compress(job.nodes), gpus=job.gpus, elapsed_s=job.elapsed_s, reason=job.reason,
-    )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dalsegno.containers import native
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.log import check_level
+from dalsegno.node_agent.textfile import NAME as METRICS_FILE
 from dalsegno.observe.alertmanager import with_webhook_urls
 from dalsegno.observe.monitor_layout import MonitorLayout
 from dalsegno.slurm.client import SlurmClient
@@ -24,6 +25,7 @@ from dalsegno.system.files import closed_to_others, read_text, write_atomic
 from dalsegno.system.hosts import PACKAGES, runs_inside_host
 from dalsegno.system.machine import DAEMONS, MachineFacts, collect_facts, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
+from dalsegno.system.ownership import read_beneath
 from dalsegno.system.processes import LocalRunner, Runner
 from dalsegno.targets.base import (
     ClusterStatus,
@@ -89,7 +91,8 @@ def _homes(folder: Folder) -> tuple[str, ...]:
 
 
 STATUS_S = 5.0
-TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node that is back sooner had a link problem
+MAX_METRICS_BYTES = 4 << 20
+TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node back within 3 s had a link problem
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 
@@ -336,6 +339,12 @@ class LocalTarget:
 
     def read_logs(self, node: str) -> Mapping[str, str]:
         return self._room.read_logs(node)
+
+    def read_metrics(self, node: str) -> str:
+        with contextlib.suppress(DalsegnoError, OSError):
+            found = read_beneath(self.folder.node_metrics(node), METRICS_FILE, MAX_METRICS_BYTES)
+            return (found or b"").decode(errors="replace")
+        return ""
 
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
         """Inject a fault. From inside a host, where other hosts cannot be reached, the machine room does it."""

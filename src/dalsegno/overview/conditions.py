@@ -1,0 +1,130 @@
+"""The condition of each node, from Slurm's state and the controller's phase, and of each run. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from dalsegno.health.result import Remedy
+from dalsegno.overview.facts import NodeRecovery, ObservedRun, Overview, RecoveryView, info_of
+from dalsegno.recovery.phase import HeldAction, NodePhase
+from dalsegno.recovery.reason import Owner, find_owner
+from dalsegno.runs.status import RunPhase
+from dalsegno.slurm.facts import NodeState
+from dalsegno.targets.base import NodeStatus
+
+
+class NodeCondition(Enum):
+    """What a user needs to know about a node, the most urgent first."""
+
+    GIVEN_UP = "given-up"  # an administrator must repair it
+    HELD_BACK = "held-back"  # it has a fault, but recovery is paused, only observing, or at a limit
+    OFF = "off"  # its host is off, and the controller has not acted yet
+    OUT = "out"  # down or drained in Slurm, and the controller has not acted yet
+    NOT_RESPONDING = "not-responding"  # slurmctld gets no answer from its slurmd
+    UNKNOWN = "unknown"  # slurmctld does not know it
+    DOWN = "down"
+    DRAINED = "drained"
+    REPAIRING = "repairing"
+    RESETTING = "resetting"
+    REBOOTING = "rebooting"
+    REPLACING = "replacing"
+    VALIDATING = "validating"
+    LEFT_ALONE = "left-alone"  # an administrator took it out of service
+    SUSPECTED = "suspected"  # it may have a fault, but is still in service
+    IN_SERVICE = "in-service"
+    LENT = "lent"
+    SPARE = "spare"
+
+    @property
+    def healthy(self) -> bool:
+        return self in (NodeCondition.IN_SERVICE, NodeCondition.LENT, NodeCondition.SPARE)
+
+
+class RunImpact(Enum):
+    """How a run is doing, the most urgent first."""
+
+    NO_COORDINATOR = "no-coordinator"  # the coordinator is dead, or has been silent for too long
+    RESTARTING = "restarting"
+    WAITING = "waiting"  # it has trained, and waits for nodes
+    SMALLER = "smaller"  # it trains on fewer nodes than requested
+    QUEUED = "queued"  # it has not started yet
+    UNAFFECTED = "unaffected"
+
+
+_REPAIRS = {
+    Remedy.RESET: NodeCondition.RESETTING,
+    Remedy.REBOOT: NodeCondition.REBOOTING,
+    Remedy.REPLACE: NodeCondition.REPLACING,
+}
+_OUT_PHASES = {
+    NodePhase.DRAINED: NodeCondition.DRAINED,
+    NodePhase.DOWN: NodeCondition.DOWN,
+    NodePhase.VALIDATING: NodeCondition.VALIDATING,
+}
+_SPARES = {NodePhase.SPARE: NodeCondition.SPARE, NodePhase.LENT: NodeCondition.LENT}
+
+
+def node_conditions(overview: Overview) -> dict[str, NodeCondition]:
+    """Return the condition of every node. While Slurm does not answer, only the controller's view counts."""
+    view = overview.controller or RecoveryView()
+    return {
+        node.name: node_condition(node, view.nodes.get(node.name), view.slurm_users, overview.slurm_answers)
+        for node in overview.status.nodes
+    }
+
+
+def node_condition(
+    node: NodeStatus, record: NodeRecovery | None, slurm_users: frozenset[str], slurm_answers: bool = True
+) -> NodeCondition:
+    if record and (out := _out_condition(record)):
+        return out
+    if node.off:
+        return NodeCondition.OFF
+    if record and record.phase in _SPARES:
+        return _SPARES[record.phase]
+    if node.spare and record and record.phase is NodePhase.VALIDATING:
+        return NodeCondition.SPARE  # it has no fault: spares are validated at intervals
+    found = _slurm_condition(node, slurm_users) if slurm_answers else NodeCondition.IN_SERVICE
+    suspected = record is not None and record.phase is NodePhase.SUSPECTED
+    return NodeCondition.SUSPECTED if suspected and found is NodeCondition.IN_SERVICE else found
+
+
+def _out_condition(record: NodeRecovery) -> NodeCondition | None:
+    """Return the condition of a node that the controller keeps out of service, or would if it were allowed to."""
+    if record.phase is NodePhase.GIVEN_UP:
+        return NodeCondition.GIVEN_UP
+    faulty = record.phase is NodePhase.SUSPECTED or (record.phase.out and bool(record.reason))
+    if faulty and record.held_back is not HeldAction.NO:
+        return NodeCondition.HELD_BACK
+    if record.phase is NodePhase.REPAIRING:
+        return _REPAIRS.get(record.tried[-1], NodeCondition.REPAIRING) if record.tried else NodeCondition.REPAIRING
+    return _OUT_PHASES.get(record.phase) if record.reason else None
+
+
+def _slurm_condition(node: NodeStatus, slurm_users: frozenset[str]) -> NodeCondition:
+    info = info_of(node)
+    owner = find_owner(info, slurm_users)
+    if owner is Owner.SPARE:
+        return NodeCondition.SPARE
+    if owner is Owner.SOMEONE:
+        return NodeCondition.LEFT_ALONE
+    if info.draining or info.down:
+        return NodeCondition.OUT
+    if not info.responding:
+        return NodeCondition.NOT_RESPONDING
+    return NodeCondition.UNKNOWN if info.state is NodeState.UNKNOWN else NodeCondition.IN_SERVICE
+
+
+def run_impact(run: ObservedRun) -> RunImpact | None:
+    """Return how a run is doing; None if it is over."""
+    status = run.status
+    if status.phase in (RunPhase.ENDING, RunPhase.ENDED):
+        return None
+    if run.silent:
+        return RunImpact.NO_COORDINATOR
+    if status.phase is RunPhase.WAITING:
+        return RunImpact.WAITING if status.started else RunImpact.QUEUED
+    if status.phase in (RunPhase.STOPPING, RunPhase.RESTARTING) and status.started:
+        return RunImpact.RESTARTING
+    smaller = status.phase is RunPhase.RUNNING and 0 < status.group_size < status.wanted_nodes
+    return RunImpact.SMALLER if smaller else RunImpact.UNAFFECTED

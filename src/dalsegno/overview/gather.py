@@ -1,0 +1,94 @@
+"""Gather the facts of an overview: from the target, from Slurm, from the controller's socket and from run folders."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.overview.facts import ObservedRun, RecoveryView, read_controller
+from dalsegno.recovery.client import ask
+from dalsegno.recovery.event import Event, read_event
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.status import RunStatus, coordinator_is_dead, is_over, read_status, silent_s
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.facts import NodeInfo
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, NodeStatus, job_status
+
+CONTROLLER_S = 3.0
+
+
+def ask_recovery_view(controller: Path) -> RecoveryView:
+    """Ask the controller about its nodes and whether recovery is paused. Raise DalsegnoError if it does not answer."""
+    automation = ask(controller, {"automation": "status"}, CONTROLLER_S)
+    nodes = ask(controller, {"nodes": True}, CONTROLLER_S)
+    if "nodes" not in nodes or "automation" not in automation:
+        raise DalsegnoError(str(nodes.get("error") or "the controller's answer cannot be read"))
+    return read_controller(nodes, automation)
+
+
+def ask_events(controller: Path, since: int) -> list[Event]:
+    """Return the events after this id; a negative number asks for that many of the last events."""
+    answer = ask(controller, {"events": since}, CONTROLLER_S)
+    return [read_event(message) for message in answer.get("events", ())]
+
+
+def ask_run_folders(controller: Path) -> list[RunFolder]:
+    """Return the folders of the runs that the controller supervises: all users' runs for root, else this user's."""
+    answer = ask(controller, {"runs": True}, CONTROLLER_S)
+    folders = [each.get("folder") for each in answer.get("runs", ()) if isinstance(each, dict)]
+    return [RunFolder(Path(folder)) for folder in folders if isinstance(folder, str) and folder.startswith("/")]
+
+
+def read_runs(folders: Iterable[RunFolder], *, progress: bool = False) -> list[ObservedRun]:
+    """Read the runs in these folders, newest first. Runs that cannot be read are left out: the user may have
+    removed the folder, or root may lack permission to read it from this host."""
+    found = {}
+    for folder in folders:
+        with contextlib.suppress(DalsegnoError, OSError):
+            status = read_status(folder.status)
+            if status is not None:
+                found[status.run] = _view(folder, status, progress)
+    return sorted(found.values(), key=lambda run: -run.status.created)
+
+
+def _view(folder: RunFolder, status: RunStatus, progress: bool) -> ObservedRun:
+    silent = not is_over(status) and (silent_s(status, time.time()) is not None or coordinator_is_dead(status))
+    steps = None
+    if progress:
+        from dalsegno.runs.coordinator.goodput import read_progress  # imported late: `status` must be fast
+
+        with contextlib.suppress(DalsegnoError, OSError):  # if the file is damaged, the run itself is still shown
+            steps = read_progress(folder.progress)
+    return ObservedRun(status, steps, silent)
+
+
+def status_from_slurm(name: str, slurm: SlurmClient) -> ClusterStatus:
+    """Return a cluster's status from Slurm alone: on a login node, or for a cluster that Dal Segno did not create."""
+    try:
+        nodes, queue = slurm.nodes(), slurm.queue()
+    except DalsegnoError as error:
+        problem = f"slurmctld does not answer: {error.what.splitlines()[-1].strip()}"
+        return ClusterStatus(name, "slurm", ClusterPhase.DEGRADED, jobs=None, problems=(problem,))
+    return ClusterStatus(
+        name,
+        "slurm",
+        ClusterPhase.UP,
+        nodes=tuple(_node_status(node) for node in nodes),
+        jobs=tuple(job_status(job) for job in queue.jobs),
+    )
+
+
+def _node_status(node: NodeInfo) -> NodeStatus:
+    return NodeStatus(
+        node.name, node.word, reason=node.reason, partitions=node.partitions, gpus=node.gpus, gpus_used=node.gpus_used,
+        gpu_type=node.gpu_type, address=node.address, reason_user=node.reason_user,
+    )  # fmt: skip
+
+
+def merge_runs(kept: Sequence[RunFolder], own: Sequence[RunFolder]) -> list[RunFolder]:
+    """Return the runs that the controller lists, then this user's own runs that it does not list."""
+    known = {folder.run for folder in kept}
+    return [*kept, *(folder for folder in own if folder.run not in known)]

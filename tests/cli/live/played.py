@@ -1,0 +1,70 @@
+"""A cluster for the view: `python -m tests.cli.live.played [fail|hang]` shows it live, as `dalsegno top` would."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.overview.facts import GpuFigures, ObservedRun, Overview, RecoveryView
+from dalsegno.recovery.event import Event
+from dalsegno.targets.base import ClusterStatus
+from tests.overview.clusters import healthy, replacing, run, with_runs
+
+
+class PlayedSources:
+    """Answers from an overview. While `slurm` or `controller_answers` is False, that one does not answer."""
+
+    controller: Path | None = Path("/controller.sock")
+    sees_all_runs = True
+
+    def __init__(self, overview: Overview) -> None:
+        self.overview, self.slurm, self.controller_answers = overview, True, True
+
+    def status(self) -> ClusterStatus:
+        return self.overview.status if self.slurm else replace(self.overview.status, jobs=None, nodes=())
+
+    def recovery_view(self) -> RecoveryView | None:
+        if not self.controller_answers:
+            raise DalsegnoError("the cluster's controller does not answer")
+        return self.overview.controller
+
+    def events(self, since: int) -> Sequence[Event]:
+        return [event for event in self.overview.events if event.id > since]
+
+    def runs(self, *, progress: bool = False, ended: bool = False) -> Sequence[ObservedRun]:
+        return self.overview.runs
+
+    def gpus(self, nodes: Iterable[str]) -> Mapping[str, tuple[GpuFigures, ...]]:
+        return {name: figures for name, figures in self.overview.gpus.items() if name in set(nodes)}
+
+
+class FailingSources(PlayedSources):
+    """Fails with an error of its own at the first question, as a damaged cluster does."""
+
+    def status(self) -> ClusterStatus:
+        raise DalsegnoError("the cluster is damaged")
+
+
+class HangingSources(PlayedSources):
+    """Never answers, as a Slurm whose network is gone."""
+
+    def status(self) -> ClusterStatus:
+        threading.Event().wait()
+        return super().status()
+
+
+def main() -> None:
+    from dalsegno.cli.live.readings import LiveReadings
+    from dalsegno.cli.top import watch
+
+    overview = with_runs(replacing(healthy()), run("gpt-k3f9x"))
+    kind = {"fail": FailingSources, "hang": HangingSources}.get(sys.argv[-1], PlayedSources)
+    watch(LiveReadings(kind(overview)), 0.2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Tests of the metrics of nodes, runs and recovery on a real cluster: what happens there is what they show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.observe.exposition import Family, render
+from dalsegno.recovery.metrics import RecoveryMetrics, RecoveryScope, list_runs
+from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.watch import JOURNAL
+from dalsegno.runs.metrics import RunMetrics
+from dalsegno.targets.local.folder import Folder
+from tests.cluster.conftest import Cli, at_home, taken_down
+from tests.cluster.runs import LONG_S, Run
+from tests.waiting import eventually
+
+FILE = """
+name: one
+target: local
+partitions:
+  - {name: train, nodes: 3, spares: 1, gpus: 2, gpu_type: h100, cpus: 4, memory: 1G, default: true}
+slurm: {accounting: false}
+health: {per_hour: 100, max_out: 50%, checks: {gpu-temperature: off}}
+"""
+# Rank 1 is slower than the others, which wait for it in every step.
+SLOW = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from dalsegno.train import Checkpointer
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+ckpt = Checkpointer(sys.argv[2], model=model, optimizer=optimizer)
+for step in ckpt.steps(100000):
+    time.sleep(0.12 if dist.get_rank() == 1 else 0.03)
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4)).square().mean()
+    loss.backward()
+    optimizer.step()
+    stop = torch.tensor([float(os.path.exists(sys.argv[1]))])
+    dist.broadcast(stop, 0)
+    ckpt.done(step, loss=loss, samples=2, tokens=512)
+    if stop:
+        break
+dist.destroy_process_group()
+"""
+pytestmark = [pytest.mark.timeout(600), pytest.mark.waits]
+
+
+@pytest.fixture(scope="module")
+def cluster(cache: Path) -> Iterator[Cli]:
+    with taken_down(at_home(cache)) as cli:
+        cli.ok("up", cli.file(FILE))
+        yield cli
+
+
+def folder_of(cli: Cli) -> Folder:
+    return Folder(cli.home / "clusters/one")
+
+
+def samples(families: Iterable[Family]) -> dict[str, float]:
+    return parsed(render(families).decode())
+
+
+def parsed(text: str) -> dict[str, float]:
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def node_samples(cli: Cli, node: str) -> dict[str, float]:
+    return parsed((folder_of(cli).node_metrics(node) / "dalsegno.prom").read_text())
+
+
+def find(values: dict[str, float], start: str, *parts: str) -> float:
+    (found,) = [value for name, value in values.items() if name.startswith(start) and all(p in name for p in parts)]
+    return found
+
+
+def test_a_hot_gpu_is_in_the_file_of_its_node(cluster: Cli):
+    eventually(lambda: find(node_samples(cluster, "train-1"), "DCGM_FI_DEV_GPU_TEMP{", 'gpu="0"') == 34)
+    file = folder_of(cluster).node_metrics("train-1") / "dalsegno.prom"
+    assert (file.stat().st_uid, file.stat().st_mode & 0o777) == (os.geteuid(), 0o644)
+    assert file.parent.stat().st_mode & 0o777 == 0o755
+    cluster.ok("inject", "gpu-hot", "train-1", "--gpu", "1")
+    try:
+        eventually(lambda: find(node_samples(cluster, "train-1"), "DCGM_FI_DEV_GPU_TEMP{", 'gpu="1"') == 96)
+        found = node_samples(cluster, "train-1")
+        assert find(found, "DCGM_FI_DEV_GPU_TEMP{", 'gpu="0"', 'Hostname="train-1"') == 34
+        assert find(found, "dalsegno_fabric_port_up{", 'device="sim0"') == 1
+    finally:
+        cluster.ok("inject", "--clear", "train-1")
+
+
+def test_a_run_shows_its_slow_rank_and_recovers_from_a_power_cut(cluster: Cli, tmp_path: Path):
+    pytest.importorskip("torch")
+    runs = RunMetrics(lambda: list_runs(folder_of(cluster).runs))
+    policy = Policy(spares=frozenset({"train-4"}))
+    nodes = ("train-1", "train-2", "train-3", "train-4")
+    recovery = RecoveryMetrics(folder_of(cluster).root / JOURNAL, lambda: RecoveryScope(policy, {"train": nodes}))
+    work = cluster.home / "work"
+    work.mkdir()
+    args = (str(work / "stop"), str(work / "ckpt"))
+    run = Run.start(cluster, work, "-N", "3", "--nproc-per-node", "1", script=SLOW, args=args)
+
+    def seen() -> dict[str, float]:
+        return samples(runs.collect())
+
+    run.wait_for(lambda: find(seen(), "training_rank_step_ratio{", 'rank="1"') > 1.5, LONG_S)
+    found = seen()
+    assert find(found, "training_rank_step_ratio{", 'rank="0"') <= 1.1
+    assert find(found, "training_run_info{", f'run="{run.id}"', 'phase="running"') == 1
+    assert 0.08 < find(found, "training_step_seconds{") < 2
+    assert find(found, "training_tokens_per_second{") == pytest.approx(
+        256 * find(found, "training_samples_per_second{")
+    )
+    before = find(found, "training_step{")
+    cluster.ok("inject", "power-off", "train-3")
+    run.wait_for(lambda: find(seen(), "dalsegno_recovery_resume_seconds_count") == 1, LONG_S)
+    run.wait_for(lambda: find(seen(), "training_step{") > before and find(seen(), "training_generation{") >= 2, LONG_S)
+    assert find(seen(), "training_lost_nodes_total{") == 1
+    assert 0 < find(seen(), "dalsegno_recovery_resume_seconds_sum") < 60
+    eventually(lambda: find(samples(recovery.collect()), "dalsegno_recovery_replace_seconds_count") >= 1, LONG_S)
+    found = samples(recovery.collect())
+    assert find(found, "dalsegno_recovery_detect_seconds_count") == 1
+    assert 0.4 < find(found, "dalsegno_recovery_detect_seconds_sum") < 60
+    assert find(found, "dalsegno_recovery_drain_seconds_count") >= 1
+    assert find(found, "dalsegno_recovery_events_total{", 'kind="setdown"', 'stage="done"') >= 1
+    assert run.finish() == 0
+    assert find(seen(), "training_run_info{", 'phase="ended"') == 1
