@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from dalsegno.web.pages.runs import marks_of, spans_of
 from dalsegno.web.run_files import read_entries, read_owned, read_points, read_run
 from dalsegno.web.snapshot import (
     AgentReport,
+    ClusterPicture,
     ControllerPart,
     NodeCare,
     NodeTone,
@@ -62,9 +62,9 @@ def test_nothing_is_asked_while_nobody_watches():
     live = LivePicture(Counted(SlurmPart(), ControllerPart()), "played")
     live.start()
     try:
-        assert asked == [] and live.current().number == 0
-        live.fresh()
-        assert asked
+        first = live.current().number
+        assert asked == []
+        assert live.fresh().number == first and asked
     finally:
         live.close()
 
@@ -97,28 +97,36 @@ def test_silent_source_keeps_its_last_part_and_is_named(live: LivePicture, sourc
 
 
 def test_stream_sends_only_what_has_changed(live: LivePicture, sources: PlayedSources):
-    def render(picture):
+    assert isinstance(sources.slurm_part, SlurmPart)
+    states = {"gpu-1": NodeState.DOWN}
+    after = [replace(each, state=states.get(each.name, each.state)) for each in sources.slurm_part.nodes]
+
+    def render(picture: ClusterPicture) -> list[PagePart]:
+        """Render the picture. Once the first one is rendered, a node goes down."""
+        sources.slurm_part = SlurmPart(tuple(after), picture.jobs)
+        live.ask_soon()
         items = tuple((f"node-{name}", f"<i id=node-{name}>{each.label}</i>") for name, each in picture.nodes.items())
         return [PagePart("map", "<b id=map>", items, "</b>"), PagePart("other", "<p id=other></p>")]
 
     slots = StreamSlots(1)
-    assert slots.take() and not slots.take()
     with live.watching():
         first = live.fresh()
-    stream = follow(live, render, first.number, slots)
+    stream = follow(live, render, first.number, slots, 0)
     assert next(stream).startswith(b"event: ping")
-    assert isinstance(sources.slurm_part, SlurmPart)
-    nodes = [replace(each, state=NodeState.DOWN) if each.name == "gpu-1" else each for each in sources.slurm_part.nodes]
-    changer = threading.Timer(
-        0.0, lambda: (setattr(sources, "slurm_part", replace(sources.slurm_part, nodes=tuple(nodes))), live.ask_soon())
-    )
-    changer.start()
+    assert list(follow(live, render, first.number, slots, 1)) == [b"event: busy\ndata: {}\n\n"]
     found = next(text for text in stream if text.startswith(b"event: update"))
-    data = json.loads(found.partition(b"data: ")[2])
-    assert list(data["parts"]) == ["node-gpu-1"]
+    assert list(json.loads(found.partition(b"data: ")[2])["parts"]) == ["node-gpu-1"]
     stream.close()
-    changer.join()
-    assert slots.take(), "a closed stream gives its slot back"
+    assert slots.free(0), "a closed stream gives its slot back"
+
+
+def test_stream_that_is_never_read_takes_no_slot_and_one_user_cannot_take_all():
+    slots = StreamSlots(most=3, most_per_user=2)
+    follow(LivePicture(small_cluster(), "played"), lambda picture: None, 0, slots, 1001).close()
+    with slots.taken(1001) as first, slots.taken(1001) as second, slots.taken(1001) as third:
+        assert (first, second, third) == (True, True, False)
+        assert slots.free(1002) and not slots.free(1001)
+    assert slots.free(1001)
 
 
 def test_page_with_other_parts_is_loaded_again():

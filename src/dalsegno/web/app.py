@@ -185,16 +185,19 @@ class WebApp:
         query = {key: value for key, value in request.query.items() if key not in ("n", "path")}
         query |= dict(parse_qsl(url.query))
         number = request.query.get("n", "")
-        if not self._slots.take():
+        if not self._slots.free(visitor.uid):
             return HttpResponse(503, b"too many pages are open\n")
 
         def render(snapshot: ClusterPicture) -> Sequence[PagePart] | None:
             present = self._sessions.visitor(cookie)
-            page = find_page(url.path, PageContext(snapshot, present, self._data, query)) if present else None
+            try:
+                page = find_page(url.path, PageContext(snapshot, present, self._data, query)) if present else None
+            except DalsegnoError:  # the page itself shows the error
+                return None
             return page.parts if page else None
 
         known = int(number) if number.isdecimal() and len(number) < 10 else -1
-        body: Iterator[bytes] = follow(self._live, render, known, self._slots)
+        body: Iterator[bytes] = follow(self._live, render, known, self._slots, visitor.uid)
         return HttpResponse(200, body, "text/event-stream", (("X-Accel-Buffering", "no"),))
 
     def _drill(self, name: str) -> HttpResponse:

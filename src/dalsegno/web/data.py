@@ -28,6 +28,7 @@ from dalsegno.web.view import CheckRecord, DrillSummary, EvidenceBundle, GpuReco
 
 MAX_DRILLS = 50
 MAX_BUNDLES = 10
+MAX_KNOWN = 1000
 MAX_EVIDENCE_BYTES = 1 << 20
 HOURS_KEPT_S = 60.0  # sacct is asked at most this often
 
@@ -40,6 +41,7 @@ class ClusterData:
     ) -> None:
         self._folder, self._slurm, self._target = folder, slurm, target
         self._cluster, self._lock = cluster, threading.Lock()
+        self._gpus: dict[tuple[str, int], int] = {}  # of a run and its generation: reading a journal takes long
         self._hours: dict[int, tuple[float, Sequence[UserHours] | None]] = {}
 
     @property
@@ -67,8 +69,14 @@ class ClusterData:
         return RunDetails(read_points(record), tuple(read_entries(record)))
 
     def gpus_of(self, view: RunPicture) -> int:
-        gpus = {node.name: node.gpus for node in self._cluster().nodes}
-        return most_gpus(read_entries(record_of(view)), gpus)
+        key = (view.folder, view.status.generation)
+        if key not in self._gpus:
+            gpus = {node.name: node.gpus for node in self._cluster().nodes}
+            self._gpus = {
+                **dict(list(self._gpus.items())[-MAX_KNOWN:]),
+                key: most_gpus(read_entries(record_of(view)), gpus),
+            }
+        return self._gpus[key]
 
     def user_hours(self, days: int) -> Sequence[UserHours] | None:
         if not self._cluster().slurm.accounting:

@@ -26,6 +26,7 @@ CONTROLLER_S = (0.5, 0.8, 2.0)
 SLURM_S = (0.8, 0.8, 4.0)
 RUNS_S = (0.8, 0.8, 2.0)
 FRESH_S = 10.0  # a picture that is not older is shown at once
+SLOW_S = 2.0  # Slurm's commands take 9 s to report that slurmctld does not answer
 FIRST_S = 3.0  # how long the first page waits for the first picture
 
 
@@ -43,12 +44,14 @@ class LivePicture:
     def __init__(self, sources: PictureSources, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources, self._clock = sources, clock
         self._changed = threading.Condition()
-        self._snapshot = ClusterPicture(cluster=cluster)
+        # Numbers do not start over with the observer: a browser would take another picture for the one it shows.
+        self._snapshot = ClusterPicture(int(time.time() * 10) % 10**9, cluster=cluster)
         self._slurm, self._controller, self._runs = SlurmPart(), ControllerPart(), tuple[RunPicture, ...]()
         self._joined: tuple[SlurmPart, ControllerPart] | None = None
         self._nodes: Mapping[str, NodeView] = {}
         self._troubles: dict[str, _Trouble] = {}
         self._answered: dict[str, float] = {}  # when each source was last asked, with or without success
+        self._slow: set[str] = set()
         self._watchers, self._wanted_until = 0, 0.0
         self._closed = False
         self._soon = {name: threading.Event() for name in ("slurm", "controller", "runs")}
@@ -113,9 +116,9 @@ class LivePicture:
             return self._snapshot
 
     def is_fresh(self) -> bool:
-        """Return whether every source was asked a short while ago."""
+        """Return whether every source answered a short while ago. No page waits for one that is known to be slow."""
         oldest = self._clock() - FRESH_S
-        return all(self._answered.get(name, float("-inf")) >= oldest for name in self._soon)
+        return all(self._answered.get(name, float("-inf")) >= oldest for name in set(self._soon) - self._slow)
 
     def _is_wanted(self) -> bool:
         return self._watchers > 0 or self._clock() < self._wanted_until
@@ -133,6 +136,7 @@ class LivePicture:
                 log.exception("%s failed", name)
                 self._note(name, _Trouble(name, f"reading {name} failed; see the log of the observer"))
             took = self._clock() - began
+            (self._slow.add if took > SLOW_S else self._slow.discard)(name)
             self._soon[name].wait(max(self._interval(intervals) - took, took))  # a slow source is asked less often
 
     def _interval(self, intervals: tuple[float, float, float]) -> float:

@@ -18,6 +18,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.refusal_log import RefusalLog
 from dalsegno.system.files import user_of
+from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.network import listen_at
 from dalsegno.web.sessions import LINK_S, TOKEN_S, Sessions, WebRole
 from dalsegno.wire.frames import Message
@@ -28,6 +29,7 @@ log = logging.getLogger("web.login")
 SOCKET = "run/observer.sock"  # below the cluster's state folder
 MAX_ANSWER = 1 << 16
 ANSWER_S = 5.0
+START_S = 2.0
 
 
 def role_of(uid: int, owners: Collection[int]) -> WebRole:
@@ -119,6 +121,10 @@ def revoke_logins(folder: Path) -> int:
 
 
 def _asked(folder: Path, request: Message) -> Message:
+    """Return the observer's answer. Right after `up` it may still be starting."""
+    until = time.monotonic() + START_S * slowness()
+    while not (folder / SOCKET).exists() and (folder / "run").exists() and time.monotonic() < until:
+        time.sleep(0.05)
     try:
         answer = ask(folder / SOCKET, request, ANSWER_S)
     except DalsegnoError as error:

@@ -42,6 +42,8 @@ class ClusterReader:
     def __init__(self, folder: ClusterFolder, client: SlurmClient) -> None:
         self._folder, self._client = folder, client
         self._events: tuple[Event, ...] = ()
+        self._ended: tuple[RunPicture, ...] = ()
+        self._ended_at = 0
 
     def slurm(self) -> SlurmPart:
         return SlurmPart(tuple(self._client.nodes()), tuple(self._client.jobs()))
@@ -73,11 +75,22 @@ class ClusterReader:
 
     def runs(self) -> tuple[RunPicture, ...]:
         kept, _ = RunRecords(self._folder.runs).read()
-        ended, _ = RunRecords(self._folder.ended_runs).read()
         found = [view for each in kept.values() if (view := read_run(each, kept=True))]
         names = {view.run for view in found}
-        found += [view for each in ended.values() if each.run not in names and (view := read_run(each, kept=False))]
+        found += [view for view in self._ended_runs() if view.run not in names]
         return tuple(sorted(found, key=lambda view: (view.status.over, -view.status.created))[:MAX_RUNS])
+
+    def _ended_runs(self) -> Sequence[RunPicture]:
+        """Return the runs that are over. They are read again only when there is one more."""
+        try:
+            stamp = self._folder.ended_runs.stat().st_mtime_ns
+        except OSError:
+            return ()
+        if stamp != self._ended_at or any(not view.status.over for view in self._ended):
+            records, _ = RunRecords(self._folder.ended_runs).read()
+            self._ended = tuple(view for each in records.values() if (view := read_run(each, kept=False)))
+            self._ended_at = stamp
+        return self._ended
 
 
 def parse_care(message: Mapping[str, Any]) -> NodeCare:
