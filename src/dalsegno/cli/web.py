@@ -14,6 +14,7 @@ from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError, UsageError
 
 if TYPE_CHECKING:
+    from dalsegno.targets.folder import ClusterFolder
     from dalsegno.web.login import LoginAddress
 
 
@@ -35,23 +36,22 @@ def command(name: str | None, no_open: bool, tunnel: bool, read_only: bool, revo
     dalsegno web --tunnel
     dalsegno web --read-only --no-open
     """
-    from dalsegno.cluster import find_place
-    from dalsegno.targets.folder import ClusterFolder, read_applied
+    from dalsegno.targets.folder import read_applied
     from dalsegno.web.login import request_login, revoke_logins
 
     if revoke and (tunnel or read_only):
         raise UsageError("`--revoke` cannot be combined with other options", hint="leave one out")
-    place = find_place(name)
-    applied = read_applied(ClusterFolder(place.folder))
+    folder = _find_folder(name)
+    applied = read_applied(folder)
     if applied is not None and not applied.monitoring.enabled:
         raise DalsegnoError(
-            f"the web page of {place.name} is turned off",
+            f"the web page of {folder.name} is turned off",
             hint="remove `monitoring: {enabled: false}` from the cluster file, then run `dalsegno up`",
         )
     if revoke:
-        _report_revoked(revoke_logins(place.folder), json_)
+        _report_revoked(revoke_logins(folder.root), json_)
         return
-    login = request_login(place.folder, read_only=read_only)
+    login = request_login(folder.root, read_only=read_only)
     if json_:
         facts = {"url": login.url("localhost" if tunnel else ""), "role": login.role.value, "valid_s": login.valid_s}
         out.as_json({**facts, **({"tunnel": tunnel_command(login)} if tunnel else {})})
@@ -63,6 +63,15 @@ def command(name: str | None, no_open: bool, tunnel: bool, read_only: bool, revo
         out.data(login.url())
         if not no_open and not read_only:
             _open(login)
+
+
+def _find_folder(name: str | None) -> ClusterFolder:
+    """Return the state folder of the named cluster, else of the one this shell uses, else of the only one."""
+    from dalsegno.cluster import find_place, folder_of
+    from dalsegno.targets.folder import ClusterFolder
+
+    here = None if name else folder_of(os.environ)
+    return here or ClusterFolder(find_place(name).folder)
 
 
 def tunnel_command(login: LoginAddress) -> str:

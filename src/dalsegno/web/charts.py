@@ -100,7 +100,7 @@ def _panel(name: str, unit: str, own: Sequence[tuple[float, float, int]], x: _Ax
     last = own[-1][1]
     texts = [
         tag("text", name, x="0", y=f"{top + 4:g}", class_="name"),
-        tag("text", f"{last:.4g}{unit}", x="0", y=f"{top + 22:g}", class_="value"),
+        tag("text", f"{last:.3g}{unit}", x="0", y=f"{top + 22:g}", class_="value"),
         *(
             tag("text", f"{value:.3g}", x=f"{LEFT - 6:g}", y=f"{y.at(value) + 4:g}", text_anchor="end")
             for value in _ticks(low, high)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dalsegno.runs.coordinator.goodput import Goodput, TimeKind
+from dalsegno.runs.coordinator.history import StepPoint
 from dalsegno.runs.journal import Entry, RunEvent
 from dalsegno.runs.status import NodeRole, RunStatus
 from dalsegno.web.charts import Span, TimelineKind, TimelineMark, run_chart, shares_bar
@@ -93,13 +94,23 @@ def _parts(context: PageContext, view: RunPicture, details: RunDetails) -> Itera
         tag("span", class_="key event"), "other",
         class_="legend",
     )  # fmt: skip
-    yield section("run-chart", "Training", run_chart(details.points, spans, marks, now), legend)
+    points = with_latest(details.points, view)
+    yield section("run-chart", "Training", run_chart(points, spans, marks, now), legend)
     if progress:
         yield section("run-time", "How its time was spent", *_times(progress.account))
     yield section("run-nodes", "Nodes", _nodes(status))
     if status.report:
         yield section("run-report", "Traceback of the rank that failed first", tag("pre", _lines(status.report)))
     yield section("run-journal", "Journal", _journal(details.entries))
+
+
+def with_latest(points: Sequence[StepPoint], view: RunPicture) -> Sequence[StepPoint]:
+    """Return the history with the latest figures: the history is written every 5 s only."""
+    if view.progress is None or not points or view.progress.account.at <= points[-1].at or view.status.over:
+        return points
+    account, figures = view.progress.account, view.progress.figures
+    last = StepPoint(account.at, account.step, view.status.generation, figures.get("loss"), figures.get("step_s"))
+    return [*points, last] if account.step > points[-1].step else points
 
 
 def _lines(text: str) -> list[object]:
