@@ -26,7 +26,13 @@ CONTROLLER_S = (0.5, 0.8, 2.0)
 SLURM_S = (0.8, 0.8, 4.0)
 RUNS_S = (0.8, 0.8, 2.0)
 FRESH_S = 10.0  # a picture that is not older is shown at once
-SLOW_S = 2.0  # Slurm's commands take 9 s to report that slurmctld does not answer
+SLOW_S = 1.0  # Slurm's commands take 9 s to report that slurmctld does not answer
+LATE_S = 3.0  # a source that takes longer is reported as silent
+SILENT_TEXT = {
+    "slurm": "slurmctld does not answer",
+    "controller": "the controller does not answer",
+    "runs": "the files of runs cannot be read",
+}
 FIRST_S = 3.0  # how long the first page waits for the first picture
 
 
@@ -51,10 +57,11 @@ class LivePicture:
         self._nodes: Mapping[str, NodeView] = {}
         self._troubles: dict[str, _Trouble] = {}
         self._answered: dict[str, float] = {}  # when each source was last asked, with or without success
+        self._began: dict[str, float] = {}  # when the sources were asked that have not answered yet
         self._slow: set[str] = set()
         self._watchers, self._wanted_until = 0, 0.0
         self._closed = False
-        self._soon = {name: threading.Event() for name in ("slurm", "controller", "runs")}
+        self._soon = {name: threading.Event() for name in SILENT_TEXT}
 
     def start(self) -> None:
         for name, ask, intervals in (
@@ -117,8 +124,9 @@ class LivePicture:
 
     def is_fresh(self) -> bool:
         """Return whether every source answered a short while ago. No page waits for one that is known to be slow."""
-        oldest = self._clock() - FRESH_S
-        return all(self._answered.get(name, float("-inf")) >= oldest for name in set(self._soon) - self._slow)
+        now = self._clock()
+        slow = {*self._slow, *(name for name, began in list(self._began.items()) if now - began > SLOW_S)}
+        return all(self._answered.get(name, float("-inf")) >= now - FRESH_S for name in set(self._soon) - slow)
 
     def _is_wanted(self) -> bool:
         return self._watchers > 0 or self._clock() < self._wanted_until
@@ -126,16 +134,17 @@ class LivePicture:
     def _repeat(self, name: str, ask: Callable[[], None], intervals: tuple[float, float, float]) -> None:
         while self._wait_until_wanted():
             self._soon[name].clear()
-            began = self._clock()
+            began = self._began[name] = self._clock()
             try:
                 ask()
                 self._note(name, None)
             except DalsegnoError as error:
-                self._note(name, _Trouble(name, error.what))
+                self._note(name, _Trouble(name, error.what.partition("\n")[0]))
             except Exception:  # a bug in one source must not end the picture
                 log.exception("%s failed", name)
                 self._note(name, _Trouble(name, f"reading {name} failed; see the log of the observer"))
             took = self._clock() - began
+            del self._began[name]
             (self._slow.add if took > SLOW_S else self._slow.discard)(name)
             self._soon[name].wait(max(self._interval(intervals) - took, took))  # a slow source is asked less often
 
@@ -176,6 +185,13 @@ class LivePicture:
                 self._snapshot = replace(self._snapshot, at=made.at)
             self._changed.notify_all()
 
+    def _trouble_texts(self) -> tuple[str, ...]:
+        """Return what does not answer: sources that failed, and those that take long right now."""
+        now = self._clock()
+        late = {name: SILENT_TEXT[name] for name, began in list(self._began.items()) if now - began > LATE_S}
+        known = {name: trouble.text for name, trouble in self._troubles.items()}
+        return tuple({**late, **known}.values())
+
     def _made(self) -> ClusterPicture:
         parts = (self._slurm, self._controller)
         if self._joined is None or self._joined[0] is not parts[0] or self._joined[1] is not parts[1]:
@@ -189,5 +205,5 @@ class LivePicture:
             self._runs,
             self._controller.events,
             self._controller.automation,
-            tuple(trouble.text for trouble in self._troubles.values()),
+            self._trouble_texts(),
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError
 from dalsegno.health.messages import BadReport, GpuReading, parse_readings
 from dalsegno.health.result import Verdict
 from dalsegno.recovery.client import ask
@@ -15,6 +15,7 @@ from dalsegno.recovery.event import Event, read_event
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.run_records import RunRecord, RunRecords
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
 from dalsegno.targets.folder import ClusterFolder
 from dalsegno.web.run_files import read_run
 from dalsegno.web.snapshot import AgentReport, Automation, ControllerPart, NodeCare, RunPicture, SlurmPart
@@ -23,6 +24,7 @@ from dalsegno.wire.liveness import Presence
 
 ANSWER_S = 2.0
 MAX_EVENTS = 300  # kept for the page of events
+_SILENT = frozenset({SlurmTrouble.NO_CONTROLLER, SlurmTrouble.DISCONNECTED, SlurmTrouble.NO_CONNECTION})
 MAX_RUNS = 200  # shown: active ones first, then the newest
 
 
@@ -46,7 +48,11 @@ class ClusterReader:
         self._ended_at = 0
 
     def slurm(self) -> SlurmPart:
-        return SlurmPart(tuple(self._client.nodes()), tuple(self._client.jobs()))
+        try:
+            return SlurmPart(tuple(self._client.nodes()), tuple(self._client.jobs()))
+        except CommandFailed as fault:
+            silent = isinstance(fault, CommandTimedOut) or not _SILENT.isdisjoint(parse_troubles(fault.stderr))
+            raise (DalsegnoError("slurmctld does not answer") if silent else fault) from None
 
     def controller(self) -> ControllerPart:
         care, agents = self._ask({"nodes": True})["nodes"], self._ask({"agents": True})["agents"]
@@ -68,7 +74,10 @@ class ClusterReader:
         return ()
 
     def _ask(self, request: Message) -> Message:
-        answer = ask(self._folder.controller_socket, request, ANSWER_S)
+        try:
+            answer = ask(self._folder.controller_socket, request, ANSWER_S)
+        except DalsegnoError:
+            raise DalsegnoError("the controller does not answer") from None
         if "error" in answer:
             raise DalsegnoError(f"the controller refused: {answer['error']}")
         return answer
