@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from dalsegno.cli.drill import check_page, write_page
+from dalsegno.cli.drill import KEPT_REPORTS, check_page, keep_report, write_page
 from dalsegno.errors import DalsegnoError, UsageError
 
 
@@ -57,3 +57,14 @@ def test_a_place_that_is_gone_at_the_end_is_told_with_what_helps(tmp_path: Path)
     with pytest.raises(DalsegnoError, match="the report cannot be written to") as refused:
         write_page(tmp_path / "gone" / "page.html", "told")
     assert "--report" in refused.value.hint
+
+
+def test_reports_are_kept_with_the_cluster_up_to_a_limit(tmp_path: Path):
+    for number in range(KEPT_REPORTS + 2):
+        keep_report(tmp_path / "drills", f"page {number}", {"started": 1e9 + number, "seed": 7, "survived": True})
+    pages = sorted((tmp_path / "drills").glob("*.html"))
+    assert len(pages) == KEPT_REPORTS and len(list((tmp_path / "drills").glob("*.json"))) == KEPT_REPORTS
+    assert pages[-1].read_text() == f"page {KEPT_REPORTS + 1}"
+    assert pages[-1].stat().st_mode & 0o777 == 0o600
+    (tmp_path / "file").write_text("")
+    keep_report(tmp_path / "file", "page", {"started": 0.0, "seed": 7})  # a folder that cannot be made is no failure

@@ -76,6 +76,14 @@ def test_only_nodes_are_rebuilt(room: HostControlServer, node: str):
         assert "there is no node" in str(ask(room, do=word, node=node)["error"])
 
 
+def test_fault_for_the_web_page_is_checked(room: HostControlServer):
+    assert "invalid request" in ask(room, do="inject", node="train-1")["error"]
+    assert "invalid request" in ask(room, do="reboot", node="train-1", fault="xid")["error"]
+    assert "no fault `none`" in ask(room, do="inject", node="train-1", fault="none")["error"]
+    assert "needs a code" in ask(room, do="inject", node="train-1", fault="xid")["error"]
+    assert "only root" in ask(room, STRANGER, do="inject", node="train-1", fault="power-off")["error"]
+
+
 def test_request_during_up_or_down_is_refused(room: HostControlServer, folder: Folder):
     with locked(folder.lock, "the cluster"):
         answer = ask(room, do="reboot", node="train-1")

@@ -111,6 +111,15 @@ def test_a_node_is_shown_with_its_gpus_and_history(store: Journal, answers: Answ
         answers.answer(STRANGER, {"node": "n9"})
 
 
+def test_web_page_names_the_person_for_whom_it_pauses(answers: Answers):
+    answers.answer(0, {"automation": "pause", "by": "ada in the web page"})
+    assert answers.store.events()[-1].text == "paused by ada in the web page"
+    with pytest.raises(DalsegnoError):
+        answers.answer(STRANGER, {"automation": "resume", "by": "root"})
+    answers.answer(0, {"automation": "resume", "by": "a\nb"})
+    assert answers.store.events()[-1].text == "resumed by root"
+
+
 def test_only_root_and_the_owner_may_pause(store: Journal, answers: Answers):
     with pytest.raises(DalsegnoError, match="only root and the cluster's owner may pause"):
         answers.answer(STRANGER, {"automation": "pause"})

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from dalsegno.recovery.run_records import RunRecord, RunRecords
+from dalsegno.recovery.run_records import MAX_ENDED, RunRecord, RunRecords
 from dalsegno.system.children import start_ticks
 
 ONE = RunRecord("/home/ada/runs/r1", 1001, pid=7, start=99, short_lives=2)
@@ -19,6 +19,17 @@ def test_a_record_survives_writing_and_is_private(tmp_path: Path):
     records.remove(ONE)
     records.remove(ONE)
     assert records.read() == ({}, [])
+
+
+def test_records_of_ended_runs_are_kept_up_to_a_limit(tmp_path: Path):
+    records = RunRecords(tmp_path / "runs")
+    for number in range(MAX_ENDED + 3):
+        one = RunRecord(f"/home/ada/runs/r{number}", 1001)
+        records.write(one)
+        os.utime(tmp_path / f"runs/r{number}.json", (number, number))
+        records.remove(one)
+    ended, _ = RunRecords(tmp_path / "ended").read()
+    assert len(ended) == MAX_ENDED and records.read() == ({}, [])
 
 
 def test_damaged_records_are_reported_and_the_others_read(tmp_path: Path):
