@@ -66,7 +66,8 @@ def parse_options(arguments: Sequence[str]) -> ObserverOptions:
     given = dict(zip(plain[::2], plain[1::2], strict=False))
     names = [each.value for each in SlurmDialect]
     if not folder or len(plain) != 2 * len(given) or "--listen" not in given or set(given) - {"--listen", "--compat"}:
-        raise UsageError("observer STATE-FOLDER --listen HOST:PORT [--compat NAME] [--open-metrics]")
+        usage = "observer STATE-FOLDER --listen HOST:PORT [--compat NAME] [--open-metrics]"
+        raise UsageError("invalid arguments", hint=usage)
     if given.get("--compat", names[0]) not in names:
         raise UsageError(f"unknown names of metrics `{given['--compat']}`", hint=f"use one of {', '.join(names)}")
     dialect = SlurmDialect(given.get("--compat", names[0]))

@@ -104,7 +104,8 @@ class PrometheusClient:
             connection.close()
         if parsed.get("status") != "success":
             why = parsed.get("error") or f"HTTP status {answer.status}"
-            raise DalsegnoError(f"Prometheus at {self.address} refused a request: {why}")
+            hint = "`dalsegno logs --daemon prometheus` shows its log"
+            raise DalsegnoError(f"Prometheus at {self.address} refused a request: {why}", hint=hint)
         return parsed["data"]
 
 
