@@ -127,7 +127,8 @@ def status(name: str | None, json_: bool) -> None:
 
     Exits 1 if a target does not answer.
     """
-    from dataclasses import asdict
+    from dalsegno.observe.prometheus_client import ScrapeState
+    from dalsegno.spec.facts import facts_to_json
 
     _, layout = _running(name)
     client = _client(layout)
@@ -135,16 +136,19 @@ def status(name: str | None, json_: bool) -> None:
     alerts = sorted(client.alerts(), key=lambda each: (each.severity, each.name))
     if json_:
         addresses = {"prometheus": layout.prometheus, "alertmanager": layout.alertmanager}
-        found = {"targets": [asdict(each) for each in targets], "alerts": [asdict(each) for each in alerts]}
+        found = {
+            "targets": [facts_to_json(each) for each in targets],
+            "alerts": [facts_to_json(each) for each in alerts],
+        }
         out.as_json({**addresses, **found})
     else:
         _show_status(layout, targets, alerts)
-    raise SystemExit(0 if all(each.up for each in targets) else 1)
+    raise SystemExit(1 if any(each.state is ScrapeState.DOWN for each in targets) else 0)
 
 
 def _show_status(layout: MonitorLayout, targets: list[ScrapeHealth], alerts: list[FiringAlert]) -> None:
     out.talk(f"Prometheus http://{layout.prometheus}, Alertmanager http://{layout.alertmanager}")
-    rows = [[each.job, each.host, each.address, "up" if each.up else "down", each.error] for each in targets]
+    rows = [[each.job, each.host, each.address, each.state.value, each.error] for each in targets]
     out.table(["JOB", "INSTANCE", "ADDRESS", "STATE", "ERROR"], rows)
     if alerts:
         out.data("")
@@ -162,15 +166,14 @@ def check(name: str | None, json_: bool) -> None:
     Exits 1 if an exporter or source fails. A source that has nothing to report, such as EFA on a cluster without it,
     is not a failure.
     """
-    from dataclasses import asdict
-
     from dalsegno.observe.missing_data import OriginState
+    from dalsegno.spec.facts import facts_to_json
 
     _, layout = _running(name)
     found = find_missing(_client(layout))
     failing = [each for each in found if each.state is OriginState.FAILING]
     if json_:
-        out.as_json([{**asdict(each), "origin": each.origin.value, "state": each.state.value} for each in found])
+        out.as_json([facts_to_json(each) for each in found])
     elif not found:
         out.talk("every panel has data")
     else:
